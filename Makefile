@@ -1,0 +1,36 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install demo test test-gpu check bench report clean
+
+# Set-up: one environment in .venv, remade when its inputs change.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+install: .venv/ready
+
+demo: .venv/ready         ## the op at work: agreement, speed against softmax, a picture
+	$(BIN)/cosformer demo
+
+test: .venv/ready         ## every test that needs no GPU
+	$(BIN)/pytest
+
+test-gpu:                 ## the tests that need one, with whatever Python has torch there
+	python3 -m pytest -m gpu
+
+check: .venv/ready        ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready        ## measure the op on this machine: rows in results/
+	$(BIN)/cosformer bench ops
+
+report: .venv/ready       ## rows -> tables in README.md, figures in docs/
+	$(BIN)/cosformer report
+
+clean:
+	rm -rf .venv build dist out
