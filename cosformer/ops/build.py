@@ -1,0 +1,155 @@
+"""From a caller's arguments to a `Problem`: positions, angles, decays, packing."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.check import check_choice, check_eps, check_key_mask, check_packing
+from cosformer.ops.features import FEATURE_MAPS
+from cosformer.ops.problem import Problem
+from cosformer.ops.state import Horizon, check_horizon, check_length
+
+CONVENTIONS = ("index", "stretch")
+
+
+def build(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool,
+    theta: Tensor,
+    weight: str,
+    feature_map: str,
+    rule: str,
+    eps: float,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    query_start: int | None = None,
+    positions: str = "index",
+    position: Tensor | None = None,
+    log_decay: Tensor | None = None,
+) -> Problem:
+    """`theta` is `[h, 1]` or, packed, `[1, T]`; `position` is where a stream stands, `[]` or `[B]`."""
+    queries, keys = q.shape[2], k.shape[2]
+    check_choice("feature_map", feature_map, FEATURE_MAPS)
+    check_choice("positions", positions, CONVENTIONS)
+    check_eps(eps)
+    check_key_mask(key_mask, k)
+    if query_start is None:
+        query_start = keys - queries if causal else 0
+    index = torch.arange(queries, dtype=torch.float64, device=q.device)
+    query_position = (index + query_start)[None]
+    key_position = torch.arange(keys, dtype=torch.float64, device=q.device)[None]
+    sequence = None
+    if positions == "stretch":
+        longest = max(queries, keys)
+        query_position = query_position * (longest / max(queries, 1))
+        key_position = key_position * (longest / max(keys, 1))
+    if cu_seqlens is not None:
+        sequence = sequence_of(cu_seqlens, queries)
+        query_position = key_position = (index - cu_seqlens[sequence])[None]
+    if position is not None:
+        before = position.to(torch.float64).reshape(-1, 1)
+        query_position, key_position = query_position + before, key_position + before
+    query_decay = key_decay = None
+    if log_decay is not None:
+        if queries == keys:
+            query_decay = key_decay = log_decay.double().cumsum(-1)
+        else:  # one number per head, so L is a line
+            query_decay = log_decay.double() * (query_position[:, None] + 1)
+            key_decay = log_decay.double() * (key_position[:, None] + 1)
+    return Problem(
+        query_position,
+        key_position,
+        theta,
+        weight,
+        causal,
+        query_start,
+        feature_map,
+        rule,
+        eps,
+        query_decay,
+        key_decay,
+        key_mask,
+        sequence,
+    )
+
+
+def check_placement(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool,
+    cu_seqlens: Tensor | None,
+    query_start: int | None,
+    positions: str = "index",
+) -> None:
+    """Arguments that say where tokens stand, and which of them exclude each other."""
+    if query_start is not None and (not isinstance(query_start, int) or query_start is True):
+        raise TypeError(f"query_start must be an int, got {type(query_start).__name__}")
+    if positions == "stretch":
+        for name, given in (
+            ("causal=True", causal),
+            ("query_start", query_start is not None),
+            ("cu_seqlens", cu_seqlens is not None),
+        ):
+            if given:
+                raise ValueError(
+                    f"positions='stretch' scales by the lengths: {name} has no meaning"
+                )
+    if cu_seqlens is not None:
+        if query_start is not None:
+            raise ValueError("query_start has no meaning with cu_seqlens: sequences start at 0")
+        check_packing(cu_seqlens, q, k)
+
+
+def cosine_angle(
+    q: Tensor,
+    k: Tensor,
+    horizon: Horizon | None,
+    *,
+    weight: str,
+    causal: bool,
+    cu_seqlens: Tensor | None = None,
+    query_start: int | None = None,
+) -> Tensor:
+    """θ = π / (2 · horizon) for a call without a state, refused where the length passes the horizon."""
+    queries, keys = q.shape[2], k.shape[2]
+    if cu_seqlens is not None:
+        lengths = cu_seqlens.diff()
+        if horizon is None:
+            own = lengths[sequence_of(cu_seqlens, queries)]
+            return (math.pi / 2) / own.to(torch.float64)[None]
+        horizon = check_horizon(horizon, q.shape[1], k.shape[1])
+        if weight == "cosine" and not torch.compiler.is_compiling():
+            check_length(int(lengths.max()), horizon)
+        return angle_of(horizon, q)
+    if horizon is None:
+        horizon = max(queries, keys, 1)
+    else:
+        horizon = check_horizon(horizon, q.shape[1], k.shape[1])
+    if weight == "cosine":
+        start = query_start if query_start is not None else (keys - queries if causal else 0)
+        check_length(max(keys, start + queries) - min(start, 0), horizon)
+    return angle_of(horizon, q)
+
+
+def angle_of(horizon: Horizon, q: Tensor) -> Tensor:
+    """θ as `[1, 1]` or, one per query head, `[H, 1]`."""
+    if isinstance(horizon, Tensor) and horizon.dim():
+        return (math.pi / 2) / per_head(horizon, q)
+    number = math.pi / (2 * horizon)
+    return torch.full((1, 1), number, dtype=torch.float64, device=q.device)
+
+
+def per_head(values: Tensor, q: Tensor) -> Tensor:
+    """One value per head, or per key head, as float64 `[H, 1]` for the heads of q."""
+    values = values.to(device=q.device, dtype=torch.float64)
+    return values.repeat_interleave(q.shape[1] // values.shape[0])[:, None]
+
+
+def sequence_of(cu_seqlens: Tensor, length: int) -> Tensor:
+    """The number of the packed sequence that each token belongs to."""
+    index = torch.arange(length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.bucketize(index, cu_seqlens[1:], right=True)

@@ -1,0 +1,292 @@
+"""Attention in linear time and memory on any device, in plain torch, with its own backward.
+
+The backward is three more sweeps (D is the denominator, total the sum of a row's weights):
+
+    g_i = dout_i / D_i        δ_i = −(dout_i · out_i) / D_i · dD_i/dtotal_i
+    dφ(q) = sweep([g δ], [v 1], φ(k))     dφ(k) = reverse([v 1], [g δ], φ(q))     dv = reverse(φ(k), φ(q), g)
+
+It keeps q, k, v, out and total, and nothing larger. A sweep's gradients are sweeps, so under
+`create_graph` the same lines run on differentiable sweeps, to any order.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from cosformer.ops.features import FEATURE_MAPS
+from cosformer.ops.normaliser import denominator, slope
+from cosformer.ops.problem import Problem, basis, compute_dtype
+from cosformer.ops.sweep import Span
+from cosformer.ops.trilinear import Pattern, decay_gradient, fold_vmapped, run, trilinear
+
+
+def chunked(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output `[B, H, T, V]` and the state `[B, H, R, D, V(+1)]` after the last key."""
+    if not problem.causal or (problem.query_start == 0 and q.shape[2] == k.shape[2]):
+        return _attend(q, k, v, problem, state)
+    return _attend_unequal(q, k, v, problem)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    dtype = compute_dtype(q.dtype)
+    out, _, state = _Attention.apply(
+        q,
+        k,
+        v,
+        problem.query_decay if q.shape[2] else problem.key_decay,
+        state,
+        problem.key_mask,
+        basis(problem.query_position, problem.theta, problem.weight, dtype),
+        basis(problem.key_position, problem.theta, problem.weight, dtype),
+        problem.sequence,
+        problem.causal,
+        problem.feature_map,
+        problem.rule,
+        problem.eps,
+    )
+    return out, state
+
+
+def _attend_unequal(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Causal with T ≠ S: keys before the first query become a state, queries after the last key read it.
+
+    keys       ┌── before ──┬── shared ──┐ (later keys are never seen)
+    queries    (no key yet) ├── shared ──┼── after ──┐
+    """
+    start, queries, keys = problem.query_start, q.shape[2], k.shape[2]
+    weights_per_head = problem.theta.shape[0] > 1 or problem.query_decay is not None
+    if q.shape[1] > k.shape[1] and weights_per_head:  # heads of a group cannot share the state
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    before = min(max(start, 0), keys)
+    shared_stop = max(before, min(keys, start + queries))
+    pieces = []
+    nothing = min(max(-start, 0), queries)  # queries that stand before the first key
+    if nothing:
+        pieces.append(q.new_zeros(*q.shape[:2], nothing, v.shape[-1]))
+    _, state = _piece(q, k, v, problem, slice(0, 0), slice(0, before), None, causal=False)
+    shared = slice(nothing, nothing + shared_stop - before)
+    out, state = _piece(q, k, v, problem, shared, slice(before, shared_stop), state, causal=True)
+    pieces.append(out)
+    if shared.stop < queries:
+        after = slice(shared.stop, queries)
+        out, _ = _piece(q, k, v, problem, after, slice(keys, keys), state, causal=False)
+        pieces.append(out)
+    return torch.cat(pieces, 2), state
+
+
+def _piece(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: Problem,
+    queries: slice,
+    keys: slice,
+    state: Tensor | None,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """A stretch of queries and keys, with L counted from the last key before it."""
+    query_decay, key_decay = problem.query_decay, problem.key_decay
+    if query_decay is not None and key_decay is not None:
+        done = key_decay[..., keys.start - 1, None] if keys.start else 0.0
+        query_decay, key_decay = query_decay[..., queries] - done, key_decay[..., keys] - done
+    part = problem._replace(
+        causal=causal,
+        query_start=0,
+        query_position=problem.query_position[:, queries],
+        key_position=problem.key_position[:, keys],
+        query_decay=query_decay,
+        key_decay=key_decay,
+        key_mask=None if problem.key_mask is None else problem.key_mask[:, keys],
+    )
+    return _attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], part, state)
+
+
+class _Attention(Function):
+    """(q, k, v, decay, state) -> (out, total, state), with features, mask and division in the sweep."""
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        state: Tensor | None,
+        key_mask: Tensor | None,
+        query_basis: Tensor,
+        key_basis: Tensor,
+        sequence: Tensor | None,
+        causal: bool,
+        feature_map: str,
+        rule: str,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows = _Rows(q, k, v, key_mask, feature_map, rule)
+        pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
+        same_width = q.shape[-1] == v.shape[-1]
+        out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
+        total = q.new_empty(q.shape[:3], dtype=rows.dtype)[:, :, : None if rule != "none" else 0]
+
+        def store(span: Span, sums: Tensor) -> None:
+            if rule != "none":
+                total[:, :, span.rows] = sums[..., -1]
+                sums = sums[..., :-1] / denominator(sums[..., -1:], rule, eps)
+            out[:, :, span.rows] = sums
+
+        with full_precision(q):
+            first = rows.spread(state, query_basis.shape[-1])
+            last = run(pattern, rows.q, rows.k, rows.v, store, first)
+        return out, total, last[:, :: rows.groups]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.causal, ctx.feature_map, ctx.rule, ctx.eps = inputs
+        out, total, last = output
+        # The last state is kept only where the decay's gradient asks for it.
+        ctx.save_for_backward(*tensors, out, total, last if tensors[3] is not None else None)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, grad_out: Tensor | None, grad_total: Tensor | None, grad_last: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        q, k, v, decay, state, key_mask, query_basis, key_basis, sequence, *outputs = (
+            ctx.saved_tensors
+        )
+        out, total, last = outputs
+        rows = _Rows(q, k, v, key_mask, ctx.feature_map, ctx.rule)
+        pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
+        slopes = FEATURE_MAPS[ctx.feature_map].backward
+
+        def grads(span: Span) -> Tensor:
+            """[g δ]"""
+            if grad_out is None:
+                grad = torch.zeros_like(out[:, :, span.rows], dtype=rows.dtype)
+            else:
+                grad = grad_out[:, :, span.rows].to(rows.dtype)
+            if ctx.rule == "none":
+                return grad
+            row_total = total[:, :, span.rows, None]
+            grad = grad / denominator(row_total, ctx.rule, ctx.eps)
+            delta = (grad * out[:, :, span.rows]).sum(-1, keepdim=True)
+            delta = -delta * slope(row_total, ctx.rule, ctx.eps)
+            if grad_total is not None:
+                delta = delta + grad_total[:, :, span.rows, None]
+            return torch.cat([grad, delta], -1)
+
+        def finish_q(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
+            dq = slopes(grad, q[:, :, span.rows].to(rows.dtype))
+            return (dq, (grad * rows.q(span)).sum(-1)) if decay is not None else (dq,)
+
+        def finish_k(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
+            dk = slopes(rows.sum_groups(grad), k[:, :, span.rows].to(rows.dtype))
+            dk = rows.hide(dk, span)
+            return (dk, (grad * rows.k(span)).sum(-1)) if decay is not None else (dk,)
+
+        def finish_v(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
+            return (rows.hide(rows.sum_groups(grad[..., : v.shape[-1]]), span),)
+
+        def like(x: Tensor) -> tuple[Tensor, ...]:
+            shape = (*q.shape[:2], x.shape[2])
+            dots = (q.new_empty(shape, dtype=rows.dtype),) if decay is not None else ()
+            return torch.empty_like(x), *dots
+
+        with full_precision(q):
+            first = rows.spread(state, query_basis.shape[-1])
+            grad_state = rows.spread_last(grad_last, first)
+            dq, *by_query = trilinear(pattern, grads, rows.v, rows.k, first.mT, finish_q, like(q))[
+                0
+            ]
+            dk, *by_key = trilinear(
+                pattern, rows.v, grads, rows.q, grad_state.mT, finish_k, like(k), reverse=True
+            )[0]
+            (dv,), grad_first = trilinear(
+                pattern, rows.k, rows.q, grads, grad_state, finish_v, like(v)[:1], reverse=True
+            )
+            grad_decay = None
+            if decay is not None:
+                at_end = grad_state * rows.spread(last, 0)
+                grad_decay = decay_gradient(*by_query, *by_key, at_end, decay)
+            back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), grad_decay, back, *[None] * 8
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return fold_vmapped(_Attention.apply, info.batch_size, in_dims, args)
+
+
+class _Rows:
+    """q, k and v as a sweep loads them: a span at a time, in full precision, mapped and masked."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        feature_map: str,
+        rule: str,
+    ) -> None:
+        self._q, self._k, self._v, self._key_mask = q, k, v, key_mask
+        self._map = FEATURE_MAPS[feature_map].forward
+        self._normalised = rule != "none"
+        self.groups = q.shape[1] // k.shape[1]
+        self.dtype = compute_dtype(q.dtype)
+
+    def q(self, span: Span) -> Tensor:
+        return self._map(self._q[:, :, span.rows].to(self.dtype))
+
+    def k(self, span: Span) -> Tensor:
+        keys = self._map(self._k[:, :, span.rows].to(self.dtype))
+        return self._repeat(self.hide(keys, span))
+
+    def v(self, span: Span) -> Tensor:
+        """[v 1], whose last column sums the weights; v alone where nothing is divided."""
+        values = self.hide(self._v[:, :, span.rows].to(self.dtype), span)
+        if self._normalised:
+            values = torch.cat([values, torch.ones_like(values[..., :1])], -1)
+        return self._repeat(values)
+
+    def hide(self, rows: Tensor, span: Span) -> Tensor:
+        """Zeros at masked keys, whatever stood there."""
+        if self._key_mask is None:
+            return rows
+        return rows.masked_fill(~self._key_mask[:, None, span.rows, None], 0)
+
+    def spread(self, state: Tensor | None, states: int) -> Tensor:
+        """A state `[B, Hkv, R, D, V]` for every query head; zeros for None."""
+        if state is not None:
+            return self._repeat(state.to(self.dtype))
+        batch, heads, _, width = self._q.shape
+        shape = (batch, heads, states, width, self._v.shape[-1] + self._normalised)
+        return torch.zeros(shape, dtype=self.dtype, device=self._q.device)
+
+    def spread_last(self, grad: Tensor | None, like: Tensor) -> Tensor:
+        """The gradient of `last[:, ::groups]`: it belongs to the first head of each group."""
+        if grad is None:
+            return torch.zeros_like(like)
+        if self.groups == 1:
+            return grad
+        others = torch.zeros_like(grad)[:, :, None].expand(-1, -1, self.groups - 1, -1, -1, -1)
+        return torch.cat([grad[:, :, None], others], 2).flatten(1, 2)
+
+    def sum_groups(self, grad: Tensor) -> Tensor:
+        return grad if self.groups == 1 else grad.unflatten(1, (-1, self.groups)).sum(2)
+
+    def _repeat(self, rows: Tensor) -> Tensor:
+        return rows if self.groups == 1 else rows.repeat_interleave(self.groups, 1)
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast would round the products that must stay in float32."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()

@@ -1,0 +1,301 @@
+"""cosFormer attention ("cosFormer: Rethinking Softmax in Attention", Qin et al., ICLR 2022).
+
+s(i, j) = relu(q_i) · relu(k_j) · cos(π/2 · (i − j) / horizon)
+out_i   = Σ_j s(i, j) v_j / max(Σ_j s(i, j), eps)
+"""
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.build import angle_of, build, check_placement, cosine_angle
+from cosformer.ops.check import check_eps, check_inputs
+from cosformer.ops.dispatch import compute
+from cosformer.ops.normaliser import denominator
+from cosformer.ops.problem import Problem, basis, compute_dtype
+from cosformer.ops.reference import scores
+from cosformer.ops.state import (
+    Horizon,
+    State,
+    check_horizon,
+    check_length,
+    check_state_shape,
+    check_weight,
+    join,
+    same_horizon,
+    split,
+)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    horizon: Horizon | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    query_start: int | None = None,
+    positions: str = "index",
+    weight: str = "cosine",
+    eps: float = 1e-6,
+    impl: str = "auto",
+) -> Tensor:
+    """cosFormer attention in linear time and memory. There is no 1/√d.
+
+    Args:
+        q: queries `[B, H, T, D]`; any strides.
+        k: keys `[B, H_kv, S, D]`; H is a multiple of H_kv.
+        v: values `[B, H_kv, S, V]`.
+        causal: a query sees keys at its own index and before. With T ≠ S the last query stands
+            at the last key, unless `query_start` says otherwise.
+        horizon: the distance at which weights reach zero, a number or one per head `[H]`; at least
+            the sequence length. None: max(T, S), as in the paper, or each packed sequence's length.
+        key_mask: `[B, S]` bool, True = real token. Masked keys and values have no effect.
+        cu_seqlens: boundaries `[0, …, T]` of sequences laid end to end in a batch of one;
+            positions start again at each.
+        query_start: the key index that the first query stands at.
+        positions: cross attention compares equal indices (`index`), or each side's positions
+            scaled to the longer length (`stretch`).
+        weight: `cosine`, or `raised_cosine` (1 + cos(2θδ))/2, which never turns negative.
+        eps: the least denominator.
+        impl: `auto`, `reference` (quadratic) or `chunked`.
+
+    Returns:
+        `[B, H, T, V]` in the dtype of q. A query that sees nothing gets zeros.
+
+    >>> q, k, v = torch.randn(3, 1, 8, 1000, 64)
+    >>> attention(q, k, v, causal=True).shape
+    torch.Size([1, 8, 1000, 64])
+    """
+    q, k, v = check_inputs(q, k, v)
+    problem = _problem(
+        q,
+        k,
+        causal=causal,
+        horizon=horizon,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+        positions=positions,
+        weight=weight,
+        eps=eps,
+    )
+    return compute(q, k, v, problem, impl=impl)[0]
+
+
+def attention_with_state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    horizon: Horizon | None = None,
+    state: State | None = None,
+    key_mask: Tensor | None = None,
+    weight: str | None = None,
+    eps: float = 1e-6,
+    impl: str = "auto",
+) -> tuple[Tensor, State]:
+    """Causal attention over the next T tokens of a stream, and the stream's new state.
+
+    Give `horizon` to start a stream, `state` to go on with one; the given state is not changed.
+
+    >>> q, k, v = torch.randn(3, 1, 8, 100, 64)
+    >>> first, state = attention_with_state(q, k, v, horizon=4096)
+    >>> second, state = attention_with_state(q, k, v, state=state)
+    >>> int(state.position)
+    200
+    """
+    q, k, v = check_inputs(q, k, v)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
+        )
+    if state is None:
+        if horizon is None:
+            raise ValueError("horizon is required to start a stream: it cannot follow the length")
+        state = State.empty(
+            q.shape[0],
+            k.shape[1],
+            k.shape[3],
+            v.shape[3],
+            horizon=horizon,
+            weight=check_weight(weight or "cosine"),
+            dtype=compute_dtype(q.dtype),
+            device=q.device,
+        )
+    else:
+        _check_state(state, k, v, horizon, weight)
+    assert state.horizon is not None
+    if state.weight == "cosine":
+        check_length(q.shape[2], state.horizon, state.position)
+    problem = build(
+        q,
+        k,
+        causal=True,
+        theta=angle_of(state.horizon, q),
+        weight=state.weight,
+        feature_map="relu",
+        rule="clamp",
+        eps=eps,
+        key_mask=key_mask,
+        position=state.position,
+    )
+    out, sums = compute(q, k, v, problem, join(state), impl=impl)
+    return out, split(sums, state.position + q.shape[2], state.horizon, divided=True)
+
+
+def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, eps: float = 1e-6) -> Tensor:
+    """Attention of one new token, at a cost that does not grow; `state` is updated in place.
+
+    Args:
+        q: `[B, H, 1, D]` (or `[B, H, D]`); k and v likewise, with the heads of the state.
+        state: from `State.empty` or `attention_with_state`. Its tensors are changed.
+
+    Returns:
+        `[B, H, 1, V]` (or `[B, H, V]`). For inference: gradients go through `attention_with_state`.
+
+    >>> state = State.empty(1, 8, 64, 64, horizon=4096)
+    >>> q, k, v = torch.randn(3, 1, 8, 1, 64)
+    >>> step(q, k, v, state).shape, int(state.position)
+    (torch.Size([1, 8, 1, 64]), 1)
+    """
+    if isinstance(q, Tensor) and q.dim() == 3:
+        return step(q[:, :, None], k[:, :, None], v[:, :, None], state, eps=eps)[:, :, 0]
+    q, k, v = check_inputs(q, k, v)
+    if q.shape[2] != 1 or k.shape[2] != 1:
+        raise ValueError(f"step takes one token, got {q.shape[2]} queries and {k.shape[2]} keys")
+    _check_state(state, k, v, None, None)
+    check_eps(eps)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, state.key_value)):
+        raise ValueError(
+            "step records no gradients: use attention_with_state, or torch.no_grad() around it"
+        )
+    assert state.horizon is not None
+    if state.weight == "cosine":
+        check_length(1, state.horizon, state.position)
+    dtype = state.key_value.dtype
+    batch, heads, states, width, value_width = state.key_value.shape
+    position = state.position.to(torch.float64).reshape(-1, 1)
+    psi = basis(position, angle_of(state.horizon, k), state.weight, dtype)  # [b, h, 1, R]
+    keys = psi.mT * k.to(dtype).relu()  # [B, H, R, D]
+    queries = q.to(dtype).relu().unflatten(1, (heads, -1))[:, :, :, 0]  # [B, H, groups, D]
+    queries = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)  # [B, H, groups, R·D]
+    state.key_sum.add_(keys)
+    state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
+    state.position.add_(1)
+    total = (queries @ state.key_sum.flatten(2)[..., None]).clamp(min=eps)
+    out = queries @ state.key_value.flatten(2, 3) / total  # [B, H, groups, V]
+    return out.reshape(batch, -1, 1, value_width).to(q.dtype)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = False,
+    horizon: Horizon | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    query_start: int | None = None,
+    positions: str = "index",
+    weight: str = "cosine",
+    eps: float = 1e-6,
+    rows: slice | None = None,
+    columns: slice | None = None,
+) -> Tensor:
+    """The dense map A with `attention(q, k, v) = A @ v`, whole or a window of it.
+
+    Only the window is ever formed: a row's sum over the keys outside it is taken in linear time.
+
+    >>> q, k = torch.randn(2, 1, 8, 10_000, 64)
+    >>> attention_weights(q, k, rows=slice(500, 600), columns=slice(0, 50)).shape
+    torch.Size([1, 8, 100, 50])
+    """
+    q, k, _ = check_inputs(q, k, k)
+    problem = _problem(
+        q,
+        k,
+        causal=causal,
+        horizon=horizon,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+        positions=positions,
+        weight=weight,
+        eps=eps,
+    )
+    rows = _window("rows", rows, q.shape[2])
+    columns = _window("columns", columns, k.shape[2])
+    ones = torch.ones_like(k[..., :1])
+    total = compute(q.to(compute_dtype(q.dtype)), k, ones, problem._replace(rule="none"))[0]
+    window = scores(q, k, problem, rows, columns)
+    return (window / denominator(total[:, :, rows], problem.rule, eps)).to(q.dtype)
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool,
+    horizon: Horizon | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    query_start: int | None,
+    positions: str,
+    weight: str,
+    eps: float,
+) -> Problem:
+    check_weight(weight)
+    check_placement(
+        q, k, causal=causal, cu_seqlens=cu_seqlens, query_start=query_start, positions=positions
+    )
+    theta = cosine_angle(
+        q,
+        k,
+        horizon,
+        weight=weight,
+        causal=causal,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+    )
+    return build(
+        q,
+        k,
+        causal=causal,
+        theta=theta,
+        weight=weight,
+        feature_map="relu",
+        rule="clamp",
+        eps=eps,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+        positions=positions,
+    )
+
+
+def _check_state(
+    state: State, k: Tensor, v: Tensor, horizon: Horizon | None, weight: str | None
+) -> None:
+    """A state that fits the tokens, under the horizon and weight it was made for."""
+    if state.horizon is None:
+        raise ValueError(
+            "state comes from a decaying weight: go on with linear_attention_with_state"
+        )
+    check_state_shape(state, k, v)
+    if horizon is not None:
+        named = check_horizon(horizon, k.shape[1], k.shape[1])
+        if not same_horizon(named, state.horizon):
+            raise ValueError(f"horizon must be the state's {state.horizon}, got {horizon}")
+    if weight is not None and check_weight(weight) != state.weight:
+        raise ValueError(f"weight must be the state's {state.weight!r}, got {weight!r}")
+
+
+def _window(name: str, window: slice | None, length: int) -> slice:
+    if window is None:
+        return slice(0, length)
+    start, stop, stride = window.indices(length)
+    if stride != 1:
+        raise ValueError(f"{name} must be a slice with step 1, got {window}")
+    return slice(start, max(start, stop))

@@ -1,0 +1,274 @@
+"""The family that cosFormer belongs to: w(i, j) = γ^(i−j) · c(θ(i − j)) on any feature map."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.build import build, check_placement, per_head
+from cosformer.ops.check import check_choice, check_inputs
+from cosformer.ops.dispatch import compute
+from cosformer.ops.problem import WEIGHTS, Problem, compute_dtype
+from cosformer.ops.state import Horizon, State, check_state_shape, join, same_horizon, split
+
+NORMALISERS = ("sum", "none")
+SUM_RULES = ("clamp", "add", "signed")
+
+Map = str | Callable[[Tensor], Tensor]
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature_map: Map = "identity",
+    causal: bool = False,
+    theta: float | Tensor = 0.0,
+    gamma: float | Tensor = 1.0,
+    log_decay: Tensor | None = None,
+    raised: bool = False,
+    normaliser: str = "sum",
+    rule: str = "clamp",
+    eps: float = 1e-6,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    query_start: int | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """Linear attention with any feature map, cosine, decay and normaliser.
+
+        s(i, j) = φ(q_i) · φ(k_j) · γ^(i−j) · c(θ(i − j))        out_i = Σ_j s(i, j) v_j / D_i
+
+    | mechanism          | call                                                               |
+    |--------------------|--------------------------------------------------------------------|
+    | cosFormer          | `feature_map="relu", theta=math.pi / (2 * horizon)`                |
+    | without re-weighting | `feature_map="relu"` (or `leaky_relu`, `1+elu`, `identity` with `rule="signed"`) |
+    | Linear Transformer | `feature_map="1+elu"`                                              |
+    | retention          | `gamma=1 - 2.0 ** (-5 - torch.arange(H)), normaliser="none"`       |
+    | gated linear       | `log_decay=logsigmoid(gate), normaliser="none"`                    |
+    | endless cosFormer  | `feature_map="relu", theta=…, raised=True`                         |
+
+    Args:
+        q, k, v: as in `attention`.
+        feature_map: a name (identity, relu, leaky_relu, 1+elu, elu, silu), which costs no memory,
+            or a function of q and of k, which may change their width.
+        theta: radians per position, a number or one per head `[H]`. No horizon is enforced here.
+        gamma: what is left of a weight after one position, in (0, 1], a number or `[H]`; causal only.
+        log_decay: log of the same per token, `[B, H, T]`, ≤ 0: S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ.
+        raised: c(x) = (1 + cos 2x)/2 instead of cos x.
+        normaliser: `sum` divides by D_i = Σ_j s(i, j); `none` does not divide.
+        rule: D_i is max(Σ, eps) (`clamp`), Σ + eps (`add`), or Σ moved away from zero to ±eps (`signed`).
+
+    Returns:
+        `[B, H, T, V]` in the dtype of q.
+    """
+    q, k, v = _map(q, k, v, feature_map)
+    check_placement(q, k, causal=causal, cu_seqlens=cu_seqlens, query_start=query_start)
+    problem = _problem(
+        q,
+        k,
+        causal=causal,
+        theta=theta,
+        gamma=gamma,
+        log_decay=log_decay,
+        raised=raised,
+        feature_map=feature_map,
+        normaliser=normaliser,
+        rule=rule,
+        eps=eps,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+    )
+    return compute(q, k, v, problem, impl=impl)[0]
+
+
+def linear_attention_with_state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    state: State | None = None,
+    feature_map: Map = "identity",
+    theta: float | Tensor = 0.0,
+    gamma: float | Tensor = 1.0,
+    log_decay: Tensor | None = None,
+    raised: bool = False,
+    normaliser: str = "sum",
+    rule: str = "clamp",
+    eps: float = 1e-6,
+    key_mask: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, State]:
+    """Causal `linear_attention` over the next T tokens of a stream, and the stream's new state.
+
+    Give the same weights with every call; the given state is not changed.
+    """
+    q, k, v = _map(q, k, v, feature_map)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
+        )
+    groups = q.shape[1] // k.shape[1]
+    for name, values in (("theta", theta), ("gamma", gamma)):
+        if groups > 1 and isinstance(values, Tensor) and values.shape not in ((), (k.shape[1],)):
+            raise ValueError(
+                f"{name} must be one per key head [{k.shape[1]}] in a stream, "
+                f"got {list(values.shape)}"
+            )
+    if groups > 1 and log_decay is not None and log_decay.shape[1] not in (1, k.shape[1]):
+        raise ValueError(
+            f"log_decay must be one per key head [B, {k.shape[1]}, T] in a stream, "
+            f"got {list(log_decay.shape)}"
+        )
+    horizon = None if _decays(gamma, log_decay) else _horizon_of(theta)
+    kind = _kind(theta, raised=raised)
+    if state is None:
+        shape = (q.shape[0], k.shape[1], WEIGHTS[kind], k.shape[3])
+        zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
+        sums = zeros[..., 0] if normaliser == "sum" else zeros[..., 0][..., :0]
+        start = torch.zeros((), dtype=torch.int64, device=q.device)
+        state = State(zeros, sums, start, horizon)
+    check_state_shape(state, k, v)
+    if state.weight != kind:
+        raise ValueError(f"state was made for {state.weight} weights, theta and raised ask {kind}")
+    if (state.key_sum.shape[-1] > 0) != (normaliser == "sum"):
+        raise ValueError(f"state was made for another normaliser than {normaliser!r}")
+    if (state.horizon is None) != (horizon is None) or (
+        state.horizon is not None
+        and horizon is not None
+        and not same_horizon(state.horizon, horizon)
+    ):
+        raise ValueError(
+            "state was made with another theta, or with a decay where there is none now"
+        )
+    problem = _problem(
+        q,
+        k,
+        causal=True,
+        theta=theta,
+        gamma=gamma,
+        log_decay=log_decay,
+        raised=raised,
+        feature_map=feature_map,
+        normaliser=normaliser,
+        rule=rule,
+        eps=eps,
+        key_mask=key_mask,
+        position=state.position,
+    )
+    out, sums = compute(q, k, v, problem, join(state), impl=impl)
+    position = state.position + q.shape[2]
+    return out, split(sums, position, state.horizon, divided=normaliser == "sum")
+
+
+def _map(q: Tensor, k: Tensor, v: Tensor, feature_map: Map) -> tuple[Tensor, Tensor, Tensor]:
+    """Checked tensors; a feature map of the caller's is applied here, a named one in the sweep."""
+    q, k, v = check_inputs(q, k, v)
+    if isinstance(feature_map, str):
+        return q, k, v
+    return check_inputs(feature_map(q), feature_map(k), v)
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool,
+    theta: float | Tensor,
+    gamma: float | Tensor,
+    log_decay: Tensor | None,
+    raised: bool,
+    feature_map: Map,
+    normaliser: str,
+    rule: str,
+    eps: float,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None = None,
+    query_start: int | None = None,
+    position: Tensor | None = None,
+) -> Problem:
+    check_choice("normaliser", normaliser, NORMALISERS)
+    check_choice("rule", rule, SUM_RULES)
+    return build(
+        q,
+        k,
+        causal=causal,
+        theta=_angle(theta, q, k),
+        weight=_kind(theta, raised=raised),
+        feature_map=feature_map if isinstance(feature_map, str) else "identity",
+        rule=rule if normaliser == "sum" else "none",
+        eps=eps,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+        position=position,
+        log_decay=_log_decay(gamma, log_decay, q, k, causal=causal),
+    )
+
+
+def _kind(theta: float | Tensor, *, raised: bool) -> str:
+    if raised:
+        return "raised_cosine"
+    return "cosine" if isinstance(theta, Tensor) or theta else "plain"
+
+
+def _horizon_of(theta: float | Tensor) -> Horizon:
+    if isinstance(theta, Tensor):
+        return (math.pi / 2) / theta.double()
+    return math.pi / (2 * theta) if theta else math.inf
+
+
+def _angle(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
+    if not isinstance(theta, Tensor) or theta.dim() == 0:
+        if not (isinstance(theta, Tensor) or math.isfinite(theta)):
+            raise ValueError(f"theta must be finite, got {theta}")
+        return torch.as_tensor(theta, dtype=torch.float64, device=q.device).reshape(1, 1)
+    if theta.requires_grad and torch.is_grad_enabled():
+        raise ValueError("theta must not require a gradient: none is computed for it")
+    _check_heads("theta", theta, q, k)
+    return per_head(theta, q)
+
+
+def _decays(gamma: float | Tensor, log_decay: Tensor | None) -> bool:
+    return log_decay is not None or isinstance(gamma, Tensor) or gamma != 1
+
+
+def _log_decay(
+    gamma: float | Tensor, log_decay: Tensor | None, q: Tensor, k: Tensor, *, causal: bool
+) -> Tensor | None:
+    """log γ per token, `[b, h, T]` (`[1, h, 1]` where T ≠ S), or None for no decay at all."""
+    if not _decays(gamma, log_decay):
+        return None
+    if not causal:
+        raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
+    batch, heads, queries = q.shape[:3]
+    if isinstance(gamma, Tensor) and gamma.dim():
+        _check_heads("gamma", gamma, q, k)
+        rate = per_head(gamma, q)
+    else:
+        rate = torch.as_tensor(gamma, dtype=torch.float64, device=q.device).reshape(1, 1)
+    if not torch.compiler.is_compiling() and not bool(((rate > 0) & (rate <= 1)).all()):
+        raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
+    total = rate.log()[None]
+    if log_decay is None:
+        return total.expand(-1, -1, queries) if queries == k.shape[2] else total
+    if queries != k.shape[2]:
+        raise ValueError(f"log_decay needs as many queries as keys, got {queries} and {k.shape[2]}")
+    sizes = (batch, heads, queries), (batch, k.shape[1], queries)
+    if log_decay.shape not in sizes:
+        raise ValueError(
+            f"log_decay must be [batch, heads, length] = {list(sizes[0])}, "
+            f"got {list(log_decay.shape)}"
+        )
+    groups = heads // log_decay.shape[1]
+    return total + log_decay.double().repeat_interleave(groups, 1)
+
+
+def _check_heads(name: str, values: Tensor, q: Tensor, k: Tensor) -> None:
+    if values.dim() != 1 or values.shape[0] not in (q.shape[1], k.shape[1]):
+        raise ValueError(
+            f"{name} must be a number or one per head [{q.shape[1]}], got {list(values.shape)}"
+        )

@@ -1,0 +1,51 @@
+"""Feature maps φ that the engine applies itself, each with its derivative."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LEAKY_SLOPE = 0.1
+
+
+class FeatureMap(NamedTuple):
+    """φ, element by element, and the gradient it passes on."""
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # (gradient of φ(x), x) -> gradient of x
+
+
+def _exp_of_negative(x: Tensor) -> Tensor:
+    return x.clamp(max=0).exp()  # the clamp keeps the branch that is not taken finite
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    gate = x.sigmoid()
+    return gate * (1 + x * (1 - gate))
+
+
+FEATURE_MAPS = {
+    "identity": FeatureMap(lambda x: x, lambda grad, x: grad),
+    "relu": FeatureMap(
+        lambda x: x.relu(),
+        lambda grad, x: grad.masked_fill(x <= 0, 0),
+    ),
+    "leaky_relu": FeatureMap(
+        lambda x: F.leaky_relu(x, LEAKY_SLOPE),
+        lambda grad, x: torch.where(x > 0, grad, LEAKY_SLOPE * grad),
+    ),
+    "1+elu": FeatureMap(
+        lambda x: x.clamp(min=0) + _exp_of_negative(x),
+        lambda grad, x: grad * _exp_of_negative(x),
+    ),
+    "elu": FeatureMap(
+        lambda x: F.elu(x),
+        lambda grad, x: grad * _exp_of_negative(x),
+    ),
+    "silu": FeatureMap(
+        lambda x: F.silu(x),
+        lambda grad, x: grad * _silu_slope(x),
+    ),
+}

@@ -1,0 +1,25 @@
+"""What a row of sums is divided by, and how the quotient passes gradients on."""
+
+import torch
+from torch import Tensor
+
+# clamp: max(sum, eps)    add: sum + eps    signed: the sum, moved away from 0 to ±eps    none: 1
+RULES = ("clamp", "add", "signed", "none")
+
+
+def denominator(total: Tensor, rule: str, eps: float) -> Tensor:
+    """The divisor made of a row's `total` weight."""
+    if rule == "clamp":
+        return total.clamp(min=eps)
+    if rule == "add":
+        return total + eps
+    return torch.where(total < 0, total.clamp(max=-eps), total.clamp(min=eps))
+
+
+def slope(total: Tensor, rule: str, eps: float) -> Tensor:
+    """d denominator / d total: 0 where eps took over."""
+    if rule == "clamp":
+        return (total > eps).to(total.dtype)
+    if rule == "add":
+        return torch.ones_like(total)
+    return (total.abs() > eps).to(total.dtype)

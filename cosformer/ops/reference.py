@@ -1,0 +1,95 @@
+"""The formula as written: quadratic in time and memory, the measure of every other implementation."""
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.features import FEATURE_MAPS
+from cosformer.ops.normaliser import denominator
+from cosformer.ops.problem import Problem, basis, compute_dtype
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Output `[B, H, T, V]` and, when given one, the state `[B, H, R, D, V(+1)]` after the last key."""
+    dtype = compute_dtype(q.dtype)
+    v = _repeat_heads(v, q).to(dtype)
+    if problem.rule != "none":
+        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
+    if problem.key_mask is not None:
+        v = v.masked_fill(~problem.key_mask[:, None, :, None], 0)
+    sums = scores(q, k, problem) @ v
+    if state is not None:
+        history, state = _continue(q, k, v, problem, state)
+        sums = sums + history
+    if problem.rule == "none":
+        return sums.to(q.dtype), state
+    divisor = denominator(sums[..., -1:], problem.rule, problem.eps)
+    return (sums[..., :-1] / divisor).to(q.dtype), state
+
+
+ALL = slice(None)
+
+
+def scores(
+    q: Tensor, k: Tensor, problem: Problem, rows: slice = ALL, columns: slice = ALL
+) -> Tensor:
+    """s(i, j) = φ(q_i)·φ(k_j) w(i, j), not yet divided: `[B, H, T, S]` or a window of it."""
+    queries, keys = _features(q, k, problem)
+    weight = weights(problem, rows, columns).to(queries.dtype)
+    return (queries[:, :, rows] @ keys[:, :, columns].mT) * weight
+
+
+def weights(problem: Problem, rows: slice = ALL, columns: slice = ALL) -> Tensor:
+    """w(i, j), zero for pairs that may not meet: `[b, h, T, S]` or a window of it, float64."""
+    queries, keys = problem.query_position[:, rows], problem.key_position[:, columns]
+    theta = problem.theta if problem.theta.shape[1] == 1 else problem.theta[:, rows]
+    angle = theta[..., None] * (queries[:, None, :, None] - keys[:, None, None, :])
+    if problem.weight == "plain":
+        weight = torch.ones_like(angle)
+    elif problem.weight == "cosine":
+        weight = angle.cos()
+    else:
+        weight = (1 + (2 * angle).cos()) / 2
+    i = torch.arange(problem.query_position.shape[1], device=angle.device)[rows, None]
+    j = torch.arange(problem.key_position.shape[1], device=angle.device)[columns]
+    seen = i + problem.query_start >= j
+    allowed = seen if problem.causal else torch.ones_like(seen)
+    if problem.sequence is not None:
+        allowed = allowed & (problem.sequence[rows, None] == problem.sequence[columns])
+    if problem.query_decay is not None and problem.key_decay is not None:
+        difference = problem.query_decay[..., rows, None] - problem.key_decay[..., None, columns]
+        weight = weight * difference.masked_fill(~allowed, 0).exp()
+    return weight.masked_fill(~allowed, 0)
+
+
+def _features(q: Tensor, k: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    dtype = compute_dtype(q.dtype)
+    phi = FEATURE_MAPS[problem.feature_map].forward
+    keys = phi(_repeat_heads(k, q).to(dtype))
+    if problem.key_mask is not None:
+        keys = keys.masked_fill(~problem.key_mask[:, None, :, None], 0)
+    return phi(q.to(dtype)), keys
+
+
+def _continue(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the queries read from the state, and the state after these keys."""
+    queries, keys = _features(q, k, problem)
+    read = basis(problem.query_position, problem.theta, problem.weight, queries.dtype)
+    write = basis(problem.key_position, problem.theta, problem.weight, queries.dtype)
+    groups = q.shape[1] // state.shape[1]
+    kept = history = state.repeat_interleave(groups, 1)
+    if problem.query_decay is not None and k.shape[2]:
+        decay = problem.query_decay  # the keys', too: a stream has as many queries as keys
+        read = read * decay.exp()[..., None].to(read.dtype)
+        write = write * (decay[..., -1:] - decay).exp()[..., None].to(read.dtype)
+        kept = kept * decay[..., -1, None, None, None].exp().to(read.dtype)
+    seen = torch.einsum("bhtd,bhtr,bhrdv->bhtv", queries, read.expand(*q.shape[:3], -1), history)
+    added = torch.einsum("bhsd,bhsr,bhsv->bhrdv", keys, write.expand(*keys.shape[:3], -1), v)
+    return seen, (kept + added)[:, ::groups]
+
+
+def _repeat_heads(k: Tensor, q: Tensor) -> Tensor:
+    return k.repeat_interleave(q.shape[1] // k.shape[1], 1)

@@ -1,0 +1,183 @@
+"""The constant-size memory of a stream."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.problem import WEIGHTS
+
+Horizon = float | Tensor
+
+
+class State(NamedTuple):
+    """What a stream remembers: sums over all keys so far, in float32 or above.
+
+    R is 2 for cosine weights (Σ cos θj k⁺v and Σ sin θj k⁺v), 3 for raised cosine, 1 for none.
+    Two stretches of one sequence merge by `+`.
+    """
+
+    key_value: Tensor  # [B, H, R, D, V]
+    key_sum: Tensor  # [B, H, R, D]; width 0 where nothing is divided
+    position: Tensor  # [] or [B], int64: how many tokens came before
+    horizon: Horizon | None  # a number or [H]; None under a decay, which makes states not add
+
+    @classmethod
+    def empty(
+        cls,
+        batch: int,
+        heads: int,
+        key_width: int,
+        value_width: int,
+        *,
+        horizon: Horizon,
+        weight: str = "cosine",
+        position: int | Tensor = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> "State":
+        """Nothing seen yet. `heads` counts key heads; `position` is where the stream starts.
+
+        >>> State.empty(1, 8, 64, 64, horizon=4096).key_value.shape
+        torch.Size([1, 8, 2, 64, 64])
+        """
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype of a state must be float32 or float64, got {dtype}")
+        for name, size in (("batch", batch), ("heads", heads)):
+            if size < 0:
+                raise ValueError(f"{name} must not be negative, got {size}")
+        for name, size in (("key_width", key_width), ("value_width", value_width)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        horizon = check_horizon(horizon, heads, heads)
+        states = WEIGHTS[check_weight(weight)]
+        start = torch.as_tensor(position, dtype=torch.int64, device=device)
+        if start.dim() > 1 or (start.dim() == 1 and start.shape[0] != batch):
+            raise ValueError(
+                f"position must be one number or one per stream [{batch}], got {list(start.shape)}"
+            )
+        shape = (batch, heads, states, key_width)
+        return cls(
+            torch.zeros(*shape, value_width, dtype=dtype, device=device),
+            torch.zeros(*shape, dtype=dtype, device=device),
+            start.clone(),
+            horizon,
+        )
+
+    @property
+    def weight(self) -> str:
+        """The name of the weights this state was made for."""
+        return next(name for name, states in WEIGHTS.items() if states == self.key_value.shape[2])
+
+    def __add__(self, other: object) -> "State":  # type: ignore[override]
+        """Merge two stretches of one sequence, each summed at its own positions."""
+        if not isinstance(other, State):
+            return NotImplemented
+        if self.horizon is None or other.horizon is None:
+            raise ValueError("states under a decay do not add: continue the stream instead")
+        if self.key_value.shape != other.key_value.shape:
+            raise ValueError(
+                "states must have one shape to add, got "
+                f"{list(self.key_value.shape)} and {list(other.key_value.shape)}"
+            )
+        if not same_horizon(self.horizon, other.horizon):
+            raise ValueError(
+                f"states must have one horizon to add, got {self.horizon} and {other.horizon}"
+            )
+        return State(
+            self.key_value + other.key_value,
+            self.key_sum + other.key_sum,
+            torch.maximum(self.position, other.position),
+            self.horizon,
+        )
+
+
+def join(state: State) -> Tensor:
+    """Both sums as one `[B, H, R, D, V + 1]`, as the implementations take them."""
+    if not state.key_sum.shape[-1]:
+        return state.key_value
+    return torch.cat([state.key_value, state.key_sum[..., None]], -1)
+
+
+def split(sums: Tensor, position: Tensor, horizon: Horizon | None, *, divided: bool) -> State:
+    """The inverse of `join`."""
+    if not divided:
+        return State(sums, sums.new_empty(*sums.shape[:3], 0), position, horizon)
+    return State(sums[..., :-1], sums[..., -1], position, horizon)
+
+
+def check_weight(weight: str) -> str:
+    names = [name for name in WEIGHTS if name != "plain"]
+    if weight not in names:
+        raise ValueError(f"weight must be one of {', '.join(names)}, got {weight!r}")
+    return weight
+
+
+def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
+    """A positive number, or a tensor of them with one per head (or per key head)."""
+    if isinstance(horizon, Tensor) and horizon.dim():
+        if horizon.requires_grad and torch.is_grad_enabled():
+            raise ValueError("horizon must not require a gradient: none is computed for it")
+        if horizon.dim() != 1 or horizon.shape[0] not in (heads, key_heads):
+            sizes = " or ".join(f"[{size}]" for size in sorted({heads, key_heads}))
+            raise ValueError(
+                f"horizon must be a number or one per head {sizes}, got {list(horizon.shape)}"
+            )
+        if not torch.compiler.is_compiling() and not bool((horizon > 0).all()):
+            raise ValueError(f"horizon must be above 0, got {horizon.tolist()}")
+        return horizon
+    if isinstance(horizon, bool):
+        raise TypeError("horizon must be a number or a tensor, got a bool")
+    number = float(horizon)
+    if not number > 0:
+        raise ValueError(f"horizon must be above 0, got {number:g}")
+    return number
+
+
+def check_length(length: int, horizon: Horizon, position: Tensor | None = None) -> None:
+    """Refuse to go past the horizon, where cosine weights turn negative."""
+    remedy = "raise horizon, or use weight='raised_cosine' for an endless stream"
+    if torch.compiler.is_compiling() and (position is not None or isinstance(horizon, Tensor)):
+        end = length if position is None else length + position.max()
+        limit = horizon.min() if isinstance(horizon, Tensor) else horizon
+        torch._assert_async(torch.as_tensor(end <= limit), f"past the horizon: {remedy}")
+        return
+    limit = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
+    if position is None:
+        if length > limit:
+            raise ValueError(
+                f"horizon must be at least the sequence length {length}, got {limit:g}: {remedy}"
+            )
+        return
+    if position.is_cuda and torch.cuda.is_current_stream_capturing():
+        torch._assert_async(position.max() + length <= limit, f"past the horizon: {remedy}")
+        return
+    start = int(position.max()) if position.numel() else 0
+    if start + length > limit:
+        raise ValueError(
+            f"the stream stands at position {start}, {length} more would pass its horizon "
+            f"{limit:g}: {remedy}"
+        )
+
+
+def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:
+    """A state for these keys and values `[B, H_kv, S, ·]`."""
+    shape = state.key_value.shape
+    wanted = (k.shape[0], k.shape[1], shape[2], k.shape[3], v.shape[3])
+    if shape != wanted:
+        raise ValueError(
+            f"state must hold [batch, key heads, {shape[2]}, key width, value width] = "
+            f"{list(wanted)}, got {list(shape)}"
+        )
+    if state.key_value.device != k.device:
+        raise ValueError(
+            f"state must be on the device of k, {k.device}, got {state.key_value.device}"
+        )
+
+
+def same_horizon(one: Horizon, other: Horizon) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        one, other = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (one, other))
+        return one.shape == other.shape and bool((one == other).all())
+    return math.isclose(one, other, rel_tol=1e-12)

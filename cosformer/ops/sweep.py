@@ -1,0 +1,226 @@
+"""The one computation under forward and backward: a sweep over chunks that carries a state.
+
+For rows x_i, y_j, z_j and weights w(i, j) = exp(L_i − L_j) ψ(i)·ψ(j) a sweep computes
+
+    out_i = Σ_{j ≤ i} w(i, j) (x_i·y_j) z_j          (j ≥ i and w(j, i) when it runs in reverse)
+
+in linear time: pairs within a chunk through a tile of scores, earlier chunks through the state
+Σ_j ψ_r(j) y_j z_jᵀ. Attention is sweep(φq, φk, v); its gradients are sweeps of the same rows in
+other roles, so this file holds every product that the chunked implementation makes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_LENGTH = 128  # tile and state products cost the same at twice the usual head width of 64
+CPU_CHUNKS = 8  # chunks × heads in flight: enough to feed a few cores, small enough for the cache
+GPU_CHUNKS = 2048  # enough to fill the chip; the states in flight stay below a gigabyte
+
+Load = Callable[["Span"], Tensor]  # rows of a span, [B, H, length, width]
+Store = Callable[["Span", Tensor], None]
+
+
+class Span(NamedTuple):
+    """A stretch of `chunks` chunks that is computed at once."""
+
+    start: int
+    chunks: int
+    chunk_length: int
+    stop: int  # start + chunks · chunk_length, or less when the last chunk is padded
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+def plan(length: int, heads: int, device: str, *, traced: bool) -> list[Span]:
+    """How a sequence is cut. Under a tracer one span takes all, so that the length may be symbolic."""
+    if isinstance(length, int) and length == 0:
+        return []
+    if traced:
+        chunks = (length + CHUNK_LENGTH - 1) // CHUNK_LENGTH
+        return [Span(0, chunks, CHUNK_LENGTH, length)]
+    wanted = CPU_CHUNKS if device == "cpu" else GPU_CHUNKS
+    group = max(1, wanted // max(1, heads)) * CHUNK_LENGTH
+    whole = length - length % CHUNK_LENGTH
+    spans = []
+    for start in range(0, whole, group):
+        stop = min(start + group, whole)
+        spans.append(Span(start, (stop - start) // CHUNK_LENGTH, CHUNK_LENGTH, stop))
+    if whole < length:
+        spans.append(Span(whole, 1, length - whole, length))
+    return spans
+
+
+class Window(NamedTuple):
+    """The weights of one span. `b`, `h` and `n` are 1 where nothing depends on them."""
+
+    tile: Tensor  # [b, h, n, C, C] w(i, j) within a chunk
+    read: Tensor  # [b, h, n, C, R] what a query takes from the state before its chunk
+    write: Tensor  # [b, h, n, C, R] what a key leaves in the state after its chunk
+    carry: Tensor | None  # [b, h, n + 1, n + 1] how much of an earlier state is left; None = all
+
+
+class Weight:
+    """w(i, j) over one axis of positions, cut into the windows that a sweep needs."""
+
+    def __init__(
+        self,
+        query_basis: Tensor,  # [b, h, T, R]
+        key_basis: Tensor,  # [b, h, T, R]
+        decay: Tensor | None,  # L, [b, h, T] float64
+        sequence: Tensor | None,  # [T]
+    ) -> None:
+        self.query_basis = query_basis
+        self.key_basis = key_basis
+        self.decay = decay
+        self.sequence = sequence
+        self._tiles: dict[tuple[int, bool], Tensor] = {}
+
+    def window(self, span: Span, *, reverse: bool, strict: bool) -> Window:
+        """Forward: queries read, keys write. In reverse they change places and the tile turns."""
+        query, key = fold(self.query_basis, span), fold(self.key_basis, span)
+        tile = self._cosine_tile(query, key, span, strict=strict)
+        carry = None
+        if self.decay is not None:
+            total, before = _fold_and_edge(self.decay, span, 0.0)
+            end = total[..., -1:]
+            causal = _causal(span.chunk_length, total.device, strict=False)
+            difference = total[..., :, None] - total[..., None, :]
+            tile = tile * difference.masked_fill(~causal, 0).exp().to(tile.dtype)
+            query = query * (total - before).exp()[..., None].to(query.dtype)
+            key = key * (end - total).exp()[..., None].to(key.dtype)
+            edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
+            later = _causal(edges.shape[-1], edges.device, strict=False)
+            carry = edges[..., :, None] - edges[..., None, :]
+            carry = carry.masked_fill(~later, -torch.inf).exp().to(tile.dtype)
+        if self.sequence is not None:
+            number, before = _fold_and_edge(self.sequence[None, None], span, -1)
+            end = number[..., -1:]
+            tile = tile.masked_fill(number[..., :, None] != number[..., None, :], 0)
+            query = query.masked_fill((number != before)[..., None], 0)
+            key = key.masked_fill((number != end)[..., None], 0)
+            edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)
+            same = edges[..., :, None] == edges[..., None, :]
+            later = _causal(edges.shape[-1], edges.device, strict=False)
+            carry = (carry if carry is not None else torch.ones_like(same, dtype=tile.dtype)) * (
+                same & later
+            )
+        if reverse:
+            return Window(tile.mT, key, query, carry.mT if carry is not None else None)
+        return Window(tile, query, key, carry)
+
+    def _cosine_tile(self, query: Tensor, key: Tensor, span: Span, *, strict: bool) -> Tensor:
+        """ψ(i)·ψ(j) below the diagonal. Only i − j matters, so one chunk's tile serves all."""
+        shared = self.sequence is None  # packed sequences start again, each with its own angle
+        if shared and (span.chunk_length, strict) in self._tiles:
+            return self._tiles[span.chunk_length, strict]
+        if shared:
+            query, key = query[:, :, :1], key[:, :, :1]
+        causal = _causal(span.chunk_length, query.device, strict=strict)
+        tile = (query @ key.mT).masked_fill(~causal, 0)
+        if shared:
+            self._tiles[span.chunk_length, strict] = tile
+        return tile
+
+
+def sweep(
+    x: Load,
+    y: Load,
+    z: Load,
+    store: Store,
+    weight: Weight,
+    state: Tensor,
+    spans: list[Span],
+    *,
+    reverse: bool = False,
+    strict: bool = False,
+) -> Tensor:
+    """Run over the spans, hand out each span's rows, and return the state `[B, H, R·y, z]` at the end."""
+    for span in reversed(spans) if reverse else spans:
+        window = weight.window(span, reverse=reverse, strict=strict)
+        rows, columns, values = (fold(load(span), span) for load in (x, y, z))
+        tile = rows @ columns.mT
+        out = tile.mul_(window.tile) @ values
+        update = _scale(columns, window.write).mT @ values  # [B, H, n, R·y, z]
+        earlier, state = _accumulate(update, state, window.carry, reverse=reverse)
+        out = out + _scale(rows, window.read) @ earlier
+        store(span, out.flatten(2, 3)[:, :, : span.stop - span.start])
+    return state
+
+
+def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: list[Span]) -> Tensor:
+    """The state after all rows, in any order: `state` + Σ_j ψ(j) y_j z_jᵀ."""
+    for span in spans:
+        columns = _scale(fold(y(span), span), fold(write, span))
+        state = state + (columns.mT @ fold(z(span), span)).sum(2)
+    return state
+
+
+def scatter(x: Load, store: Store, read: Tensor, state: Tensor, spans: list[Span]) -> None:
+    """Hand out what every row reads from one and the same state."""
+    for span in spans:
+        out = _scale(fold(x(span), span), fold(read, span)) @ state[:, :, None]
+        store(span, out.flatten(2, 3)[:, :, : span.stop - span.start])
+
+
+def fold(rows: Tensor, span: Span) -> Tensor:
+    """`[B, H, T, d]`, all rows or the span's, as `[B, H, n, C, d]`; a padded last chunk ends in zeros."""
+    length = span.stop - span.start
+    if rows.shape[2] != length:
+        rows = rows[:, :, span.rows]
+    padding = span.chunks * span.chunk_length - length
+    if not isinstance(padding, int) or padding:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, padding))
+    return rows.unflatten(2, (span.chunks, span.chunk_length))
+
+
+def _fold_and_edge(values: Tensor, span: Span, first: float) -> tuple[Tensor, Tensor]:
+    """Values `[b, h, T]` as `[b, h, n, C]`, and the one before each chunk as `[b, h, n, 1]`."""
+    before_span = (
+        values[..., span.start - 1 : span.start]
+        if span.start
+        else torch.full_like(values[..., :1], first)
+    )
+    values = values[..., span.rows]
+    padding = span.chunks * span.chunk_length - (span.stop - span.start)
+    if not isinstance(padding, int) or padding:
+        values = torch.cat([values, values[..., -1:].expand(*values.shape[:2], padding)], -1)
+    chunks = values.unflatten(2, (span.chunks, span.chunk_length))
+    return chunks, torch.cat([before_span, chunks[..., :-1, -1]], -1)[..., None]
+
+
+def _causal(length: int, device: torch.device, *, strict: bool) -> Tensor:
+    index = torch.arange(length, device=device)
+    return index[:, None] > index if strict else index[:, None] >= index
+
+
+def _scale(rows: Tensor, basis: Tensor) -> Tensor:
+    """Rows `[…, C, d]` times each of the R basis functions: `[…, C, R·d]`."""
+    return (rows[..., None, :] * basis[..., :, None]).flatten(-2)
+
+
+def _accumulate(
+    update: Tensor, state: Tensor, carry: Tensor | None, *, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
+    if update.shape[2] == 1:
+        if carry is not None:
+            kept = carry[:, :, 0, 1] if reverse else carry[:, :, 1, 0]
+            return state[:, :, None], state * kept[..., None, None] + update[:, :, 0]
+        return state[:, :, None], state + update[:, :, 0]
+    # Edges run one more than chunks: an update belongs to the edge after its chunk.
+    first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
+    edges = torch.cat([first, last], 2)  # [B, H, n + 1, R·y, z]
+    if carry is not None:
+        edges = (carry @ edges.flatten(3)).unflatten(3, edges.shape[3:])
+    elif reverse:
+        edges = edges.flip(2).cumsum(2).flip(2)
+    else:
+        edges = edges.cumsum(2)
+    if reverse:
+        return edges[:, :, 1:], edges[:, :, 0]
+    return edges[:, :, :-1], edges[:, :, -1]

@@ -1,0 +1,223 @@
+"""out_i = Σ_j w(i, j) (x_i·y_j) z_j with a state in and out: once, in reverse, and differentiably.
+
+The map is linear in each of x, y, z and the state, so its gradients are the same map with the
+roles changed:   dx = (dout, z, y)     dy = reversed (z, dout, x)     dz = reversed (y, x, dout).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from cosformer.ops.sweep import Load, Span, Store, Weight, gather, plan, scatter, sweep
+
+
+class Pattern(NamedTuple):
+    """w(i, j), and which pairs meet: j ≤ i when causal, else all (of one packed sequence)."""
+
+    query_basis: Tensor  # [b, h, T, R]
+    key_basis: Tensor  # [b, h, S, R]
+    decay: Tensor | None  # L [b, h, T]; without `causal` either T or S must be 0
+    sequence: Tensor | None  # [T]
+    causal: bool
+
+
+Finish = Callable[[Span, Tensor], tuple[Tensor, ...]]
+
+
+def trilinear(
+    pattern: Pattern,
+    x: Load,
+    y: Load,
+    z: Load,
+    state: Tensor,
+    finish: Finish,
+    buffers: tuple[Tensor, ...],
+    *,
+    reverse: bool = False,
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The rows after `finish`, and the last state.
+
+    Spans go straight into `buffers`, unless a graph is being recorded: then all rows are one span.
+    """
+    if torch.is_grad_enabled():
+        queries, keys = (_whole(basis.shape[2]) for basis in pattern[:2])
+        if reverse:
+            queries, keys = keys, queries
+        out, state = _Trilinear.apply(
+            x(queries), y(keys), z(keys), state, pattern.decay, *pattern[:2], *pattern[3:], reverse
+        )
+        return finish(queries, out), state
+
+    def store(span: Span, out: Tensor) -> None:
+        for buffer, rows in zip(buffers, finish(span, out), strict=True):
+            buffer[:, :, span.rows] = rows
+
+    state = run(pattern, x, y, z, store, state, reverse=reverse)
+    return buffers, state
+
+
+def run(
+    pattern: Pattern,
+    x: Load,
+    y: Load,
+    z: Load,
+    store: Store,
+    state: Tensor,
+    *,
+    reverse: bool = False,
+) -> Tensor:
+    """Hand out every span's rows and return the last state, `[B, H, R, y, z]` like the first."""
+    query_basis, key_basis, decay, sequence, causal = pattern
+    flat = state.flatten(2, 3)
+    heads = state.shape[0] * state.shape[1]
+    traced = torch.compiler.is_compiling()
+    device = state.device.type
+    queries = plan(query_basis.shape[2], heads, device, traced=traced)
+    if causal or sequence is not None:
+        weight = Weight(query_basis, key_basis, decay, sequence)
+        if causal:
+            last = sweep(x, y, z, store, weight, flat, queries, reverse=reverse)
+            return last.unflatten(2, state.shape[2:4])
+        _both_ways(x, y, z, store, weight, flat, queries, reverse=reverse)
+        return state
+    keys = plan(key_basis.shape[2], heads, device, traced=traced)
+    kept: float | Tensor = 1.0  # how much of a state is left after the keys
+    if decay is not None and keys:
+        end = decay[..., -1:]
+        key_basis = key_basis * (end - decay).exp()[..., None].to(key_basis.dtype)
+        kept = end.exp()[..., None].to(flat.dtype)
+    elif decay is not None:
+        query_basis = query_basis * decay.exp()[..., None].to(query_basis.dtype)
+    if reverse:
+        flat = gather(y, z, query_basis, flat, queries)
+        scatter(x, store, key_basis, flat, keys)
+        flat = flat * kept
+    else:
+        flat = gather(y, z, key_basis, flat * kept, keys)
+        scatter(x, store, query_basis, flat, queries)
+    return flat.unflatten(2, state.shape[2:4])
+
+
+def _both_ways(
+    x: Load,
+    y: Load,
+    z: Load,
+    store: Store,
+    weight: Weight,
+    state: Tensor,
+    spans: list[Span],
+    *,
+    reverse: bool,
+) -> None:
+    """All pairs of each packed sequence: j ≤ i by one sweep, j > i by another."""
+    past: dict[int, Tensor] = {}
+
+    def keep(span: Span, out: Tensor) -> None:
+        past[span.start] = out
+
+    def add(span: Span, out: Tensor) -> None:
+        store(span, past.pop(span.start) + out)
+
+    sweep(x, y, z, keep, weight, state, spans, reverse=reverse)
+    sweep(x, y, z, add, weight, state, spans, reverse=not reverse, strict=True)
+
+
+class _Trilinear(Function):
+    """The map on whole tensors, differentiable to any order."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        y: Tensor,
+        z: Tensor,
+        state: Tensor,
+        decay: Tensor | None,
+        query_basis: Tensor,
+        key_basis: Tensor,
+        sequence: Tensor | None,
+        causal: bool,
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
+        out = x.new_empty(*x.shape[:3], z.shape[-1])
+
+        def store(span: Span, rows: Tensor) -> None:
+            out[:, :, span.rows] = rows
+
+        loads = (_rows_of(x), _rows_of(y), _rows_of(z))
+        last = run(pattern, *loads, store, state, reverse=reverse)
+        return out, last.clone() if last is state else last
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.causal, ctx.reverse = inputs
+        ctx.save_for_backward(*tensors, output[1])
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, grad_out: Tensor, grad_last: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        x, y, z, state, decay, query_basis, key_basis, sequence, last = ctx.saved_tensors
+        pattern = (decay, query_basis, key_basis, sequence, ctx.causal)
+        there, back = ctx.reverse, not ctx.reverse
+        dx, _ = _Trilinear.apply(grad_out, z, y, state.mT, *pattern, there)
+        dy, _ = _Trilinear.apply(z, grad_out, x, grad_last.mT, *pattern, back)
+        dz, dstate = _Trilinear.apply(y, x, grad_out, grad_last, *pattern, back)
+        grad_decay = None
+        if decay is not None:
+            by_x, by_y = (x * dx).sum(-1), (y * dy).sum(-1)
+            ends = (state, dstate) if ctx.reverse else (last, grad_last)
+            grad_decay = decay_gradient(
+                *((by_y, by_x) if ctx.reverse else (by_x, by_y)), (ends[0] * ends[1]), decay
+            )
+        return dx, dy, dz, dstate, grad_decay, None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return fold_vmapped(_Trilinear.apply, info.batch_size, in_dims, args)
+
+
+def decay_gradient(by_query: Tensor, by_key: Tensor, at_end: Tensor, decay: Tensor) -> Tensor:
+    """dL. L_i enters through row i of the weights, −L_j through column j, L_end through the state.
+
+    Weights are linear in features, so a row's share is x_i·dx_i and a column's is y_j·dy_j.
+    """
+    if not by_key.shape[2]:
+        return by_query.to(decay.dtype).sum_to_size(decay.shape)
+    grad = by_query - by_key if by_query.shape[2] else -by_key
+    last = grad[..., -1:] + at_end.sum((-3, -2, -1))[..., None]
+    return torch.cat([grad[..., :-1], last], -1).to(decay.dtype).sum_to_size(decay.shape)
+
+
+def fold_vmapped(
+    apply: Callable[..., Any], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """A vmapped dimension joins the batch, the first dimension of every tensor but `sequence` `[T]`."""
+    batch = max(
+        arg.shape[0 if dim is None else int(dim == 0)]
+        for arg, dim in zip(args, in_dims, strict=True)
+        if isinstance(arg, Tensor) and arg.dim() > 1 + (dim is not None)
+    )
+    folded = []
+    for arg, dim in zip(args, in_dims, strict=True):
+        if isinstance(arg, Tensor) and dim is not None:
+            if arg.dim() == 2:
+                raise ValueError("cu_seqlens cannot be mapped over by vmap")
+            arg = arg.movedim(dim, 0)
+            arg = arg.expand(-1, batch, *arg.shape[2:]).flatten(0, 1)
+        elif isinstance(arg, Tensor) and arg.dim() > 1 and arg.shape[0] > 1:
+            arg = arg.expand(size, *arg.shape).flatten(0, 1)
+        folded.append(arg)
+    outputs = tuple(out.unflatten(0, (size, batch)) for out in apply(*folded))
+    return outputs, (0,) * len(outputs)
+
+
+def _rows_of(rows: Tensor) -> Load:
+    return lambda span: rows[:, :, span.rows]
+
+
+def _whole(length: int) -> Span:
+    return Span(0, 1, length, length)
