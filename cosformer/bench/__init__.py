@@ -1,0 +1,1 @@
+"""Time and memory of ops and models, as rows."""

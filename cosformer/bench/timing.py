@@ -1,0 +1,98 @@
+"""Time and peak memory of calls, measured side by side."""
+
+import contextlib
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+Call = Callable[[], object]
+
+SHORTEST_SAMPLE = 0.01
+"""Seconds. A shorter call is repeated within a sample, so that the clock does not count."""
+
+
+def median_times(
+    calls: Mapping[str, Call], *, repeats: int, device: str = "cpu"
+) -> dict[str, float]:
+    """Median milliseconds of one call of each candidate.
+
+    Candidates take turns within every repeat, so a change in load meets all of them alike.
+    """
+    counts = {name: _calls_per_sample(call, device) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for repeat in range(repeats):
+        first = repeat % len(names)  # nobody always runs after the same neighbour
+        for name in names[first:] + names[:first]:
+            seconds = _sample(calls[name], counts[name], device)
+            samples[name].append(1e3 * seconds / counts[name])
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def peak_extra_bytes(call: Call, device: str = "cpu") -> int:
+    """The most bytes that torch held during the call beyond what it held before."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    # Every allocation and release of torch's allocator, also those inside an operator. Resident
+    # memory of a process would add what libc keeps for itself after a release.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler greets on stderr otherwise
+    with torch.autograd.profiler.profile(use_kineto=False, profile_memory=True) as profile:
+        call()
+    assert profile.kineto_results is not None
+    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def growth_exponent(values: Mapping[int, float]) -> float:
+    """The p of `value ~ size^p`: least squares in log-log. 1 is linear, 2 quadratic."""
+    if len(values) < 2:
+        raise ValueError(f"values must hold at least two sizes, got {sorted(values)}")
+    sizes = [math.log(size) for size in values]
+    return statistics.linear_regression(sizes, [math.log(v) for v in values.values()]).slope
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Torch's CPU threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _calls_per_sample(call: Call, device: str) -> int:
+    seconds = _sample(call, 1, device)
+    if seconds < 1:  # the first call pays for start-up; a long one hides it
+        seconds = _sample(call, 1, device)
+    return max(1, math.ceil(SHORTEST_SAMPLE / seconds))
+
+
+def _sample(call: Call, count: int, device: str) -> float:
+    """Seconds of `count` calls."""
+    if torch.device(device).type == "cuda":
+        start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(count):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    return time.perf_counter() - begin

@@ -1,0 +1,105 @@
+"""The command line: `cosformer VERB [options]`. A verb is one entry of `VERBS`."""
+
+import contextlib
+import importlib
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cosformer import __version__
+
+VERBS: dict[str, tuple[str, str]] = {
+    "demo": ("cosformer.demo", "the op at work: agreement, speed against softmax, a picture"),
+    "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
+    "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
+}
+"""Verb -> the module that does it, and one line of help.
+
+The module, loaded only when asked for, has `Options` (a frozen dataclass; its docstrings are the
+help) and `run(options) -> int` (the exit code). It raises ValueError for what the user can mend.
+"""
+
+EXTRAS = {"tyro": "cli", "tqdm": "cli", "matplotlib": "plot"}
+"""Optional package -> the extra of this package that installs it."""
+
+USER_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code. An error of the user is one line on stderr and a 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        print(f"cosformer {__version__}")
+        return 0
+    verb, rest = split_verb(arguments)
+    if verb is None:
+        return _help_or_error(arguments)
+    try:
+        module = importlib.import_module(VERBS[verb][0])
+        options = parse(module.Options, rest, prog=f"cosformer {verb}")
+        return 0 if options is None else module.run(options)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        remedy = f"pip install 'cosformer[{EXTRAS[error.name]}]'"
+        return _fail(f"{verb} needs the package {error.name}: {remedy}")
+    except (ValueError, OSError) as error:
+        return _fail(f"{verb}: {error}")
+    except KeyboardInterrupt:
+        return 130
+
+
+def split_verb(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The verb that begins the arguments, of one word or more, and what follows it."""
+    for count in range(len(arguments), 0, -1):
+        verb = " ".join(arguments[:count])
+        if verb in VERBS:
+            return verb, list(arguments[count:])
+    return None, list(arguments)
+
+
+def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> Any | None:
+    """Options from arguments; None if the help was printed instead."""
+    import tyro
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(options_type, args=list(arguments), prog=prog)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            return None
+        raise ValueError(f"{_first_sentence(complaint.getvalue())}; see --help") from None
+
+
+def help_text(verbs: Mapping[str, tuple[str, str]], prefix: str = "") -> str:
+    """Usage and one line for each verb."""
+    lines = [f"usage: cosformer {prefix or 'VERB'} [options]".replace("  ", " "), ""]
+    lines += [f"  {verb:<12} {line}" for verb, (_, line) in verbs.items()]
+    lines += ["", "cosformer VERB --help shows the options of a verb; cosformer --version."]
+    return "\n".join(lines)
+
+
+def _help_or_error(arguments: Sequence[str]) -> int:
+    """Help on all verbs, or on those of a group as `bench`; an error for an unknown word."""
+    words = [word for word in arguments if word not in ("-h", "--help")]
+    known = {verb: entry for verb, entry in VERBS.items() if verb.split()[: len(words)] == words}
+    if not known:
+        return _fail(f"unknown verb {' '.join(words)!r}; known: {', '.join(VERBS)}")
+    asked = len(words) < len(arguments)
+    print(help_text(known, " ".join([*words, "VERB"])), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else USER_ERROR
+
+
+def _first_sentence(box: str) -> str:
+    """What tyro complains of, without the frame it draws and the hints below the first rule."""
+    lines = [line.strip(" │") for line in box.splitlines() if line.startswith("│")]
+    rules = [n for n, line in enumerate(lines) if line.startswith("──")]
+    sentence = " ".join(lines[: rules[0] if rules else None]) or box.strip()
+    return sentence.removeprefix("Error parsing Options: ").rstrip(".")
+
+
+def _fail(message: str) -> int:
+    print(f"cosformer: {message}", file=sys.stderr)
+    return USER_ERROR

@@ -1,0 +1,160 @@
+"""A measurement is a row before it is a table or a picture: a line of JSON that says whence."""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cosformer import __version__
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measured number and all that is needed to judge it."""
+
+    what: str
+    """The quantity, as `time` or `growth_exponent`."""
+    config: Mapping[str, Any]
+    """What was measured: shapes, types, candidate. JSON values only."""
+    value: float
+    unit: str
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str]
+    commit: str | None
+    seed: int | None
+    date: str
+    """When the run began (UTC, ISO 8601). Rows of one run share it, so it also names the run."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"value of a row must be finite, got {self.value} for {self.what!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What all rows of one run have in common."""
+
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str]
+    commit: str | None
+    seed: int | None
+    date: str
+
+    @classmethod
+    def begin(cls, *, device: str = "cpu", seed: int | None = None) -> "Run":
+        """Describe this machine and this code, now."""
+        date = datetime.now(UTC).isoformat(timespec="microseconds")
+        return cls(describe_hardware(device), versions(), commit(), seed, date)
+
+    def row(self, what: str, value: float, unit: str, **config: Any) -> Row:
+        """A row of this run."""
+        return Row(what, config, value, unit, **vars(self))
+
+
+def append(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows to a JSONL file as whole lines; they are on disk when this returns."""
+    lines = "".join(
+        json.dumps(dataclasses.asdict(row), allow_nan=False, ensure_ascii=False) + "\n"
+        for row in rows
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _drop_unfinished_line(path)
+    with path.open("ab") as file:
+        file.write(lines.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a JSONL file. A last line that a killed writer cut off is skipped, warned of."""
+    *lines, unfinished = path.read_bytes().split(b"\n")
+    if unfinished:
+        warnings.warn(f"{path}: line {len(lines) + 1} is unfinished and is skipped", stacklevel=2)
+    return [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def describe_hardware(device: str = "cpu") -> dict[str, Any]:
+    """The device in terms that matter for speed; nothing that names the machine or its user."""
+    if torch.device(device).type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {
+            "device": "cuda",
+            "name": properties.name,
+            "memory_gib": round(properties.total_memory / 2**30),
+        }
+    return {
+        "device": "cpu",
+        "name": _processor_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a measurement depends on; packages that are not installed are left out."""
+    found = {"cosformer": __version__, "python": platform.python_version()}
+    for package in ("torch", "triton", "flash-linear-attention"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+@functools.cache
+def commit(package: Path = Path(__file__).parent) -> str | None:
+    """The commit of the package, `-dirty` where its code differs; None outside a checkout."""
+    try:
+        # a package installed inside somebody else's repository is not tracked there
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        head = _git(package, "rev-parse", "--short=12", "HEAD")
+        changed = _git(package, "status", "--porcelain", "--", ".")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{head}-dirty" if changed else head
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _parse(line: bytes, place: str) -> Row:
+    try:
+        fields = json.loads(line)
+        return Row(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place} is not a row: {error}") from None
+
+
+def _drop_unfinished_line(path: Path) -> None:
+    """Cut what a killed writer left after the last whole line, lest the next row be glued to it."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        warnings.warn(f"{path}: an unfinished last line is removed", stacklevel=3)
+        os.truncate(path, whole)
+
+
+def _processor_name() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,95 @@
+"""Figures of measured rows. Matplotlib is loaded on first use."""
+
+import io
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from cosformer.records import Row
+from cosformer.report.selection import (
+    LABELS,
+    PASSES,
+    Times,
+    crossover,
+    describe,
+    newest_run,
+    times,
+    two_digits,
+)
+
+COLOURS = {"chunked": "#0b6e99", "sdpa": "#c4501b", "reference": "#8a8f98"}
+OTHER_COLOURS = ("#4b7f52", "#7b5ea7", "#b08900", "#5c5c5c")
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "cosformer",  # the same rows give the same file
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9aa0a6",
+    "axes.labelcolor": "#333333",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+}
+
+
+def time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
+    """Time against length in log-log, a panel for each pass, the crossover marked."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    run = newest_run(rows)
+    panels = {name: times(run, name) for name in PASSES if times(run, name)}
+    if not panels:
+        raise ValueError("time_vs_length needs rows of 'time', got none in the newest run")
+    with matplotlib.rc_context(STYLE):
+        width = max(6.0, 4.8 * len(panels))
+        figure = Figure(figsize=(width, 4.2), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axis, (pass_name, found) in zip(axes, panels.items(), strict=True):
+            _draw_panel(axis, found, PASSES[pass_name])
+        axes[0].set_ylabel("milliseconds")
+        origin = textwrap.fill(describe(run), int(14 * width))
+        figure.supxlabel(origin, fontsize=7, color="#777777")
+        buffer = io.BytesIO()
+        dateless = {"Date": None, "Creator": None} if file_format == "svg" else None
+        figure.savefig(buffer, format=file_format, dpi=150, facecolor="white", metadata=dateless)
+    return buffer.getvalue()
+
+
+def _draw_panel(axis: Any, found: Times, title: str) -> None:
+    spare = iter(OTHER_COLOURS * len(found))
+    for candidate, by_length in found.items():
+        lengths = sorted(by_length)
+        values = [by_length[length] for length in lengths]
+        colour = COLOURS.get(candidate) or next(spare)
+        label = LABELS.get(candidate, candidate)
+        axis.loglog(lengths, values, "o-", color=colour, label=label, markersize=4, linewidth=1.8)
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.set_xlabel("tokens")
+    axis.grid(which="major", color="#e6e8eb", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.minorticks_off()
+    ticks = sorted({length for by_length in found.values() for length in by_length})
+    axis.set_xticks(ticks, [_short(tick) for tick in ticks])
+    axis.legend(frameon=False, loc="upper left")
+    if {"chunked", "sdpa"} <= found.keys():
+        _mark_crossover(axis, found)
+
+
+def _mark_crossover(axis: Any, found: Times) -> None:
+    length = crossover(found["chunked"], found["sdpa"])
+    if not length:
+        return
+    axis.axvline(length, color="#555555", linewidth=1, linestyle=(0, (4, 3)))
+    axis.annotate(
+        f"faster from ≈ {two_digits(length):,}",
+        (length, 0.03),
+        xycoords=("data", "axes fraction"),
+        xytext=(5, 0),
+        textcoords="offset points",
+        color="#555555",
+        fontsize=9,
+    )
+
+
+def _short(length: int) -> str:
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)

@@ -1,0 +1,93 @@
+"""`cosformer report`: measured rows into the tables of README.md and the figures of docs/."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosformer import records
+from cosformer.records import Row
+from cosformer.report.figures import time_vs_length
+from cosformer.report.tables import TABLES
+
+OPEN = re.compile(r"<!-- rows:(?P<name>\S*) -->\n")
+CLOSE = "<!-- /rows -->"
+
+FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
+    "time_vs_length.svg": ("ops-cpu", time_vs_length),
+}
+"""File in docs/ -> the rows it is drawn from, and how."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Rewrite the tables of README.md and the figures of docs/ from measured rows."""
+
+    results: Path = Path("results")
+    """Folder of the rows, *.jsonl."""
+    readme: Path = Path("README.md")
+    """File whose blocks from <!-- rows:FILE/TABLE --> to <!-- /rows --> are made anew."""
+    figures: Path = Path("docs")
+    """Folder the figures are written to."""
+
+    def __post_init__(self) -> None:
+        if not self.results.is_dir():
+            raise ValueError(f"results must be a folder, got {self.results}")
+        if not self.readme.is_file():
+            raise ValueError(f"readme must be a file, got {self.readme}")
+
+
+def run(options: Options) -> int:
+    """Make everything first, write afterwards: an error leaves all files as they were."""
+    rows = {path.stem: records.read(path) for path in sorted(options.results.glob("*.jsonl"))}
+    before = options.readme.read_text(encoding="utf-8")
+    made = {options.readme: renew(before, rows).encode()}
+    for name, (source, draw) in FIGURES.items():
+        path = options.figures / name
+        made[path] = draw(_rows_of(source, rows), path.suffix[1:])
+    for path, content in made.items():
+        print(f"{path}: {'written' if write_whole(path, content) else 'unchanged'}")
+    return 0
+
+
+def renew(text: str, rows: dict[str, list[Row]]) -> str:
+    """The text with every marked block made anew; what lies outside the marks stays as it is."""
+    parts, end = [], 0
+    while mark := OPEN.search(text, end):
+        close = text.find(CLOSE, mark.end())
+        following = OPEN.search(text, mark.end())
+        if close < 0 or (following and following.start() < close):
+            raise ValueError(
+                f"block {mark['name']!r} must be closed by {CLOSE}, found no such line"
+            )
+        parts += [text[end : mark.end()], table(mark["name"], rows), "\n"]
+        end = close
+    return "".join(parts) + text[end:]
+
+
+def table(name: str, rows: dict[str, list[Row]]) -> str:
+    """The table `FILE/TABLE`: rows of results/FILE.jsonl, shaped by TABLES[TABLE]."""
+    source, _, shape = name.partition("/")
+    if shape not in TABLES:
+        known = ", ".join(TABLES)
+        raise ValueError(f"rows:{name} must be rows:FILE/TABLE with TABLE among {known}")
+    return TABLES[shape](_rows_of(source, rows))
+
+
+def write_whole(path: Path, content: bytes) -> bool:
+    """Replace a file at once, so that no reader meets half of it. False if nothing changed."""
+    if path.is_file() and path.read_bytes() == content:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)
+    return True
+
+
+def _rows_of(source: str, rows: dict[str, list[Row]]) -> list[Row]:
+    if not rows.get(source):
+        known = ", ".join(name for name in rows if rows[name]) or "none"
+        raise ValueError(f"no rows named {source!r} in the results folder; there are: {known}")
+    return rows[source]

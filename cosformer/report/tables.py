@@ -1,0 +1,107 @@
+"""Markdown tables of measured rows; `TABLES` names them."""
+
+from collections.abc import Callable, Sequence
+
+from cosformer.records import Row
+from cosformer.report.selection import (
+    LABELS,
+    PASSES,
+    crossover_sentence,
+    describe,
+    newest_run,
+    times,
+)
+
+MISSING = "–"
+
+
+def time_table(rows: Sequence[Row]) -> str:
+    """Milliseconds by length, candidates side by side, with ratios measured in the same run."""
+    run = _run_with(rows, "time")
+    ratios = {
+        (row.config["pass"], row.config["candidate"], row.config["length"]): row.value
+        for row in run
+        if row.what == "time_ratio"
+    }
+    header, columns = ["tokens"], []
+    for pass_name, title in PASSES.items():
+        for candidate, by_length in times(run, pass_name).items():
+            header.append(f"{title}: {LABELS.get(candidate, candidate)}")
+            columns.append({n: _milliseconds(value) for n, value in by_length.items()})
+            ratio = {
+                n: f"{value:.2f} ×" if value < 10 else f"{value:.1f} ×"
+                for (p, c, n), value in ratios.items()
+                if (p, c) == (pass_name, candidate)
+            }
+            if ratio:
+                header.append("ratio")
+                columns.append(ratio)
+    lengths = sorted({length for column in columns for length in column})
+    lines = [[f"{n:,}", *(column.get(n, MISSING) for column in columns)] for n in lengths]
+    return f"{markdown(header, lines)}\n\nMilliseconds. {describe(run)}."
+
+
+def summary_table(rows: Sequence[Row]) -> str:
+    """The numbers that are not a function of length, one per line."""
+    run = _run_with(rows, "peak_memory")
+    longest = max(r.config["length"] for r in run if r.what == "peak_memory")
+    lines = []
+    for row in run:
+        c = row.config
+        if row.what == "growth_exponent":
+            name = f"growth of time, {PASSES[c['pass']]}, {c['from']:,} to {c['to']:,} tokens"
+            lines.append([name, f"length^{row.value:.2f}"])
+        elif row.what == "peak_memory" and c["length"] == longest:
+            name = f"peak extra memory, {PASSES[c['pass']]}, {longest:,} tokens"
+            lines.append([name, f"{row.value:.2f} × (q + k + v)"])
+        elif row.what == "step_time":
+            lines.append([f"one decoding step at position {c['position']:,}", _spell(row)])
+        elif row.what == "step_memory":
+            lines.append([f"its memory, state included, at {c['position']:,}", _spell(row)])
+        elif row.what == "step_memory_growth":
+            lines.append([f"its growth from {c['from']:,} to {c['to']:,}", _spell(row)])
+    return f"{markdown(['quantity', 'measured'], lines)}\n\n{describe(run)}."
+
+
+def crossover_list(rows: Sequence[Row]) -> str:
+    """Where the op overtakes softmax attention, one line for each pass."""
+    run = _run_with(rows, "time")
+    return "\n".join(
+        f"* {title}: {crossover_sentence(times(run, pass_name))}."
+        for pass_name, title in PASSES.items()
+        if times(run, pass_name)
+    )
+
+
+TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
+    "time": time_table,
+    "summary": summary_table,
+    "crossover": crossover_list,
+}
+
+
+def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in markdown: first column left, the others right."""
+    rule = [":--"] + ["--:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *lines))
+
+
+def _run_with(rows: Sequence[Row], what: str) -> list[Row]:
+    run = newest_run(rows)
+    if not any(row.what == what for row in run):
+        raise ValueError(f"the newest run must have rows of {what!r}, got {sorted(_whats(run))}")
+    return run
+
+
+def _whats(rows: Sequence[Row]) -> set[str]:
+    return {row.what for row in rows}
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _spell(row: Row) -> str:
+    if row.unit == "bytes":
+        return f"{row.value / 1024:,.0f} KiB" if row.value else "0 bytes"
+    return f"{row.value:.3g} {row.unit}"
