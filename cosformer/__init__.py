@@ -1,5 +1,6 @@
 """Linear-time attention: cosFormer made exact, fast, streamable and easy to drop in."""
 
+from cosformer.nn import convert
 from cosformer.ops import (
     State,
     attention,
@@ -16,6 +17,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "attention_with_state",
+    "convert",
     "linear_attention",
     "linear_attention_with_state",
     "step",

@@ -1,0 +1,267 @@
+"""Multi-head cosFormer attention with the interface of nn.MultiheadAttention (Qin et al., 2022)."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cosformer.nn.masks import read_attn_mask, read_key_padding_mask
+from cosformer.nn.projections import HeadProjections
+from cosformer.ops import State, attention, attention_weights, attention_with_state, step
+from cosformer.ops.build import CONVENTIONS
+from cosformer.ops.check import check_choice, check_eps
+from cosformer.ops.dispatch import IMPLEMENTATIONS
+from cosformer.ops.state import Horizon, check_horizon, check_weight, same_horizon
+
+
+class CosformerAttention(HeadProjections):
+    """Linear-time drop-in for ``nn.MultiheadAttention``: same arguments, same state-dict keys.
+
+    What the arguments of ``nn.MultiheadAttention`` mean here:
+
+    * ``dropout`` drops whole keys while training: the value of a token is zeroed for all queries
+      of a head with this probability, and the others are scaled by 1 / (1 - p). Each attention
+      weight is thus dropped with the usual probability, but the queries of a head share the draw.
+    * ``add_bias_kv`` and ``add_zero_attn`` are refused: an appended key has no position, and the
+      relu of a zero key has no weight. Prepend a learned token to the sequence instead.
+
+    What it adds:
+
+    * ``horizon``: the distance at which the cosine weight reaches zero, one number or one per key
+      head; None means the length of each call, as in the paper. Streaming needs a number.
+    * ``num_kv_heads``: grouped heads, ``num_heads / num_kv_heads`` query heads to a key head.
+      ``in_proj_weight`` then has ``embed_dim + 2 * num_kv_heads * head_dim`` rows instead of
+      ``3 * embed_dim``, so such checkpoints do not fit ``nn.MultiheadAttention``.
+    * ``weight``, ``positions``, ``eps``, ``impl``: as in :func:`cosformer.attention`.
+
+    >>> layer = CosformerAttention(512, 8, batch_first=True, horizon=4096)
+    >>> out, _ = layer(x, x, x, is_causal=True, need_weights=False)  # doctest: +SKIP
+    """
+
+    # The eval-time fast path of nn.TransformerEncoderLayer computes softmax attention from
+    # in_proj_weight without calling forward; it gives way where this is False.
+    _qkv_same_embed_dim: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        horizon: float | Sequence[float] | Tensor | None = None,
+        num_kv_heads: int | None = None,
+        weight: str = "cosine",
+        positions: str = "index",
+        eps: float = 1e-6,
+        impl: str = "auto",
+    ) -> None:
+        if add_bias_kv:
+            raise ValueError(
+                "add_bias_kv must be False: the appended key has no position; "
+                "prepend a learned token to the sequence instead"
+            )
+        if add_zero_attn:
+            raise ValueError(
+                "add_zero_attn must be False: the relu of a zero key has no weight; "
+                "prepend a learned token to the sequence instead"
+            )
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_kv_heads,
+            bias=bias,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout must lie in 0 ... 1, got {dropout}")
+        self.dropout = dropout
+        self.horizon = _read_horizon(horizon, num_heads, self.num_kv_heads)
+        self.weight = check_weight(weight)
+        self.positions = check_choice("positions", positions, CONVENTIONS)
+        self.eps = check_eps(eps)
+        self.impl = check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from query to key and value, as ``nn.MultiheadAttention.forward`` does.
+
+        * query [T, B, E], or [B, T, E] with ``batch_first``, or [T, E]; key and value alike with S.
+        * key_padding_mask [B, S] or [S]: True or -inf means ignore. Another float multiplies the
+          weight of its key by exp(float), as adding it to a softmax score would. A query whose
+          keys are all ignored gets zeros (before ``out_proj``), not NaN.
+        * attn_mask: causal (as ``nn.Transformer.generate_square_subsequent_mask`` makes it) or
+          blocking nothing; any other raises. ``is_causal=True`` alone is enough, and cheaper. Under
+          ``torch.compile`` a mask needs ``is_causal=True`` beside it, which is then trusted.
+        * need_weights: also return the exact map [B, T, S], or [B, H, T, S] without
+          ``average_attn_weights``. This takes quadratic time and memory: pass False where you can.
+        """
+        batched = self.check_inputs(query, key, value)
+        q, k, v = self.project(query, key, value, batched)
+        causal = read_attn_mask(
+            attn_mask,
+            is_causal,
+            batch=q.shape[0],
+            heads=self.num_heads,
+            queries=q.shape[2],
+            keys=k.shape[2],
+        )
+        key_mask = None
+        if key_padding_mask is not None:
+            key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=batched)
+        kept = self._draw_kept_keys(v)
+        out = attention(
+            q,
+            k,
+            v if kept is None else v * kept,
+            causal=causal,
+            horizon=self.horizon,
+            key_mask=key_mask,
+            positions=self.positions,
+            weight=self.weight,
+            eps=self.eps,
+            impl=self.impl,
+        )
+        out = self.merge_heads(out, batched)
+        if not need_weights:
+            return out, None
+        weights = attention_weights(
+            q,
+            k,
+            causal=causal,
+            horizon=self.horizon,
+            key_mask=key_mask,
+            positions=self.positions,
+            weight=self.weight,
+            eps=self.eps,
+        )  # [B H T S]
+        if kept is not None:
+            weights = weights * kept.mT.repeat_interleave(self.num_heads // self.num_kv_heads, 1)
+        if average_attn_weights:
+            weights = weights.mean(1)
+        return out, weights if batched else weights.squeeze(0)
+
+    def empty_state(self, batch: int) -> State:
+        """The decoding state before the first token; its size does not depend on the length."""
+        horizon = self._stream_horizon()
+        weight = self.out_proj.weight
+        return State.empty(
+            batch,
+            self.num_kv_heads,
+            self.head_dim,
+            self.head_dim,
+            horizon=horizon,
+            weight=self.weight,
+            dtype=torch.promote_types(weight.dtype, torch.float32),
+            device=weight.device,
+        )
+
+    def forward_with_state(
+        self, x: Tensor, state: State | None = None, *, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Causal self-attention over a stretch of tokens, continuing from ``state``.
+
+        x and out: [T, B, E], or [B, T, E] with ``batch_first``. key_padding_mask [B, T] is that of
+        ``forward``; to decode on from a padded batch, pad on the left.
+        """
+        horizon = self._stream_horizon(x)
+        q, k, v = self.project(x, x, x, batched=True)
+        key_mask = None
+        if key_padding_mask is not None:
+            key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=True)
+        kept = self._draw_kept_keys(v)
+        out, state = attention_with_state(
+            q,
+            k,
+            v if kept is None else v * kept,
+            horizon=horizon,
+            state=state,
+            key_mask=key_mask,
+            weight=self.weight,
+            eps=self.eps,
+            impl=self.impl,
+        )
+        return self.merge_heads(out, batched=True), state
+
+    def step(self, x: Tensor, state: State) -> Tensor:
+        """Decode one token, [1, B, E] or [B, 1, E] with ``batch_first``; ``state`` is changed.
+
+        For inference, under ``torch.no_grad()``: gradients go through :meth:`forward_with_state`.
+        """
+        horizon = self._stream_horizon(x)
+        if state.horizon is None or not same_horizon(horizon, state.horizon):
+            raise ValueError(f"state must have the horizon {horizon}, got {state.horizon}")
+        if state.weight != self.weight:
+            raise ValueError(f"state must have the weight {self.weight!r}, got {state.weight!r}")
+        q, k, v = self.project(x, x, x, batched=True)
+        if q.shape[2] != 1:
+            raise ValueError(
+                f"x must hold one token in step, got {q.shape[2]}; use forward_with_state for more"
+            )
+        kept = self._draw_kept_keys(v)
+        out = step(q, k, v if kept is None else v * kept, state, eps=self.eps)
+        return self.merge_heads(out, batched=True)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.embed_dim}, {self.num_heads}, num_kv_heads={self.num_kv_heads}, "
+            f"horizon={self.horizon}, weight={self.weight!r}, positions={self.positions!r}, "
+            f"dropout={self.dropout}, batch_first={self.batch_first}, impl={self.impl!r}"
+        )
+
+    def _draw_kept_keys(self, v: Tensor) -> Tensor | None:
+        """0 for a dropped key, 1 / (1 - p) for a kept one: [B, H_kv, S, 1]; None if all are."""
+        if not self.training or self.dropout == 0:
+            return None
+        return F.dropout(torch.ones_like(v[..., :1]), self.dropout)
+
+    def _stream_horizon(self, x: Tensor | None = None) -> Horizon:
+        """The horizon, from a layer that can stream; with the check of the next tokens."""
+        if self.horizon is None:
+            raise ValueError(
+                "horizon must be a number for streaming, got None: the length is not known ahead; "
+                "construct or convert the layer with horizon=..."
+            )
+        if self.in_proj_weight is None:
+            raise ValueError(
+                "kdim and vdim must equal embed_dim for streaming, which is self-attention; "
+                f"got kdim={self.kdim}, vdim={self.vdim}, embed_dim={self.embed_dim}"
+            )
+        if self.positions != "index":
+            raise ValueError(f"positions must be 'index' for streaming, got {self.positions!r}")
+        if x is not None and not self.check_inputs(x, x, x):
+            raise ValueError(f"x must have a batch dimension, got shape {tuple(x.shape)}")
+        return self.horizon
+
+
+def _read_horizon(
+    horizon: float | Sequence[float] | Tensor | None, heads: int, key_heads: int
+) -> Horizon | None:
+    """None, a float, or a float64 tensor that stays on the CPU: casts of the layer spare it."""
+    if horizon is None:
+        return None
+    if isinstance(horizon, Sequence | Tensor):
+        horizon = torch.as_tensor(horizon, dtype=torch.float64, device="cpu")
+    return check_horizon(horizon, heads, key_heads)

@@ -1,0 +1,80 @@
+"""The masks of nn.MultiheadAttention, read for linear attention."""
+
+import torch
+from torch import Tensor, nn
+
+
+def read_attn_mask(
+    attn_mask: Tensor | None, is_causal: bool, *, batch: int, heads: int, queries: int, keys: int
+) -> bool:
+    """Whether attention is causal; raise for a mask that linear attention cannot apply.
+
+    To read the values of a mask takes queries · keys comparisons; ``is_causal`` alone takes none.
+    """
+    if is_causal and queries != keys:
+        raise ValueError(
+            "is_causal=True needs as many queries as keys, "
+            f"got {queries} and {keys}; use cosformer.attention with query_start instead"
+        )
+    if attn_mask is None:
+        return is_causal
+    _check_dtype("attn_mask", attn_mask)
+    shapes = ((queries, keys), (batch * heads, queries, keys))
+    if tuple(attn_mask.shape) not in shapes:
+        raise ValueError(
+            f"attn_mask must have shape {shapes[0]} or {shapes[1]}, got {tuple(attn_mask.shape)}"
+        )
+    if is_causal and torch.compiler.is_compiling():
+        return (
+            True  # values cannot be read while tracing; nn.MultiheadAttention trusts the hint too
+        )
+    if queries == keys and _equal(attn_mask, _causal_mask_like(attn_mask)):
+        return True
+    if not is_causal and _equal(attn_mask, torch.zeros_like(attn_mask)):
+        return False
+    raise ValueError(
+        "attn_mask must block exactly the future (square, True or -inf above the diagonal, "
+        "False or 0 elsewhere) or, with is_causal=False, nothing, because linear attention has "
+        f"no single weights to mask; got another {attn_mask.dtype} mask of shape "
+        f"{tuple(attn_mask.shape)}, is_causal={is_causal}. Use key_padding_mask for padding, "
+        "cosformer.attention(cu_seqlens=...) for packed sequences, and nn.MultiheadAttention "
+        "(cosformer.convert(skip=...)) for any other mask"
+    )
+
+
+def read_key_padding_mask(
+    key_padding_mask: Tensor, keys: Tensor, *, batched: bool
+) -> tuple[Tensor, Tensor]:
+    """The op's key mask [B, S] (True = real token) and the keys [B, H, S, D] a mask leaves.
+
+    A float mask is added to the scores of softmax attention, that is, it multiplies the weight of
+    a key by exp(mask). Scaling the key does the same here, exactly, because relu(a k) = a relu(k).
+    """
+    _check_dtype("key_padding_mask", key_padding_mask)
+    batch, _, length, _ = keys.shape
+    shape = (batch, length) if batched else (length,)
+    if tuple(key_padding_mask.shape) != shape:
+        raise ValueError(
+            f"key_padding_mask must have shape {shape}, got {tuple(key_padding_mask.shape)}"
+        )
+    mask = key_padding_mask.reshape(batch, length)
+    if mask.dtype == torch.bool:
+        return ~mask, keys
+    real = mask != -torch.inf
+    scale = torch.where(real, mask, 0).exp().to(keys.dtype)
+    return real, keys * scale[:, None, :, None]
+
+
+def _check_dtype(name: str, mask: Tensor) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"{name} must be of a bool or floating type, got {mask.dtype}")
+
+
+def _causal_mask_like(mask: Tensor) -> Tensor:
+    return nn.Transformer.generate_square_subsequent_mask(
+        mask.shape[-1], device=mask.device, dtype=mask.dtype
+    )
+
+
+def _equal(mask: Tensor, expected: Tensor) -> bool:
+    return bool((mask == expected).all())
