@@ -1,0 +1,46 @@
+"""The layer written down a second time: quadratic, in float64, sharing only the weights."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def quadratic(
+    layer: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool = False,
+    horizon: float | Tensor | None = None,
+    key_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output [B, T, E] and weights [B, H, T, S] of batch-first inputs; key_scale [B, S]."""
+    p = {name: tensor.double() for name, tensor in layer.state_dict().items()}
+    heads, kv_heads, width = layer.num_heads, layer.num_kv_heads, layer.head_dim
+    sizes = [heads * width, kv_heads * width, kv_heads * width]
+    if "in_proj_weight" in p:
+        projections = p["in_proj_weight"].split(sizes)
+    else:
+        projections = [p[f"{name}_proj_weight"] for name in "qkv"]
+    biases = p.get("in_proj_bias", torch.zeros(sum(sizes), dtype=torch.float64)).split(sizes)
+    q, k, v = (
+        (x.double() @ w.T + b).unflatten(-1, (-1, width)).transpose(1, 2)
+        for x, w, b in zip((query, key, value), projections, biases, strict=True)
+    )
+    k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+    length, keys = q.shape[2], k.shape[2]
+    i, j = torch.arange(length).double()[:, None], torch.arange(keys).double()
+    horizon = max(length, keys) if horizon is None else horizon
+    if isinstance(horizon, Tensor):
+        horizon = horizon.double().repeat_interleave(heads // len(horizon))[:, None, None]
+    score = (q.relu() @ k.relu().mT) * torch.cos(math.pi / 2 * (i - j) / horizon)
+    if key_scale is not None:
+        score = score * key_scale.double()[:, None, None]
+    if causal:
+        score = score.masked_fill(j > i, 0)
+    weights = score / score.sum(-1, keepdim=True).clamp(min=layer.eps)
+    out = (weights @ v).transpose(1, 2).flatten(2)
+    bias = p.get("out_proj.bias", torch.zeros(1, dtype=torch.float64))
+    return out @ p["out_proj.weight"].T + bias, weights

@@ -1,0 +1,189 @@
+"""The masks of nn.MultiheadAttention: honoured with their meaning, or refused."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layer_formula import quadratic
+from torch import nn
+
+from cosformer.nn import CosformerAttention
+
+LENGTH = 6
+CAUSAL = {
+    "float": nn.Transformer.generate_square_subsequent_mask(LENGTH),
+    "float64": nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64),
+    "bool": torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1),
+    "one per head, float": nn.Transformer.generate_square_subsequent_mask(LENGTH).expand(8, -1, -1),
+    "one per head, bool": torch.ones(8, LENGTH, LENGTH, dtype=torch.bool).triu(1),
+}
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    return CosformerAttention(16, 4, batch_first=True, dtype=torch.float64)
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(1)
+    return torch.randn(2, LENGTH, 16, dtype=torch.float64)
+
+
+def padded(x, side, length):
+    """The sequences of x padded to a length with NaN, and the mask that says so (True = ignore)."""
+    filler = torch.full((x.shape[0], length - x.shape[1], x.shape[2]), torch.nan, dtype=x.dtype)
+    parts, mask = [x, filler], torch.arange(length) >= x.shape[1]
+    if side == "left":
+        parts, mask = parts[::-1], mask.flip(0)
+    return torch.cat(parts, 1), mask.expand(x.shape[0], -1)
+
+
+@pytest.mark.parametrize("form", ["bool", "float"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_ignored_whatever_it_holds(side, causal, form):
+    torch.manual_seed(0)
+    layer = CosformerAttention(16, 4, batch_first=True, horizon=32, dtype=torch.float64)
+    x = torch.randn(2, LENGTH, 16, dtype=torch.float64)
+    expected, _ = layer(x, x, x, need_weights=False, is_causal=causal)
+    longer, mask = padded(x, side, 9)
+    if form == "float":
+        mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask, -torch.inf)
+    out, weights = layer(longer, longer, longer, key_padding_mask=mask, is_causal=causal)
+    real = slice(0, LENGTH) if side == "right" else slice(3, 9)
+    torch.testing.assert_close(out[:, real], expected)
+    torch.testing.assert_close(weights[:, real, real], layer(x, x, x, is_causal=causal)[1])
+    assert weights[:, real].isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["bool", "float"])
+def test_padding_sends_no_gradient_and_spoils_none(form, layer, x):
+    longer, mask = padded(x, "right", 9)
+    if form == "float":
+        mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask, -torch.inf)
+    query = x.clone().requires_grad_()
+    memory = longer.clone().requires_grad_()
+    layer(query, memory, memory, mask, need_weights=False)[0].square().sum().backward()
+    assert query.grad.isfinite().all()
+    assert memory.grad[:, :LENGTH].isfinite().all()
+    assert memory.grad[:, :LENGTH].any()
+
+
+def test_each_sequence_has_its_own_padding(layer, x):
+    mask = torch.arange(LENGTH) >= torch.tensor([[4], [6]])
+    expected, _ = quadratic(layer, x, x, x, causal=True, key_scale=~mask)
+    out, _ = layer(x, x, x, mask, is_causal=True, need_weights=False)
+    torch.testing.assert_close(out, expected)
+
+
+def test_a_float_padding_mask_multiplies_weights_by_its_exponential(layer, x):
+    mask = torch.randn(2, LENGTH, dtype=torch.float64)
+    mask[0, 2] = -torch.inf
+    expected, weights = quadratic(layer, x, x, x, key_scale=mask.exp())
+    out, averaged = layer(x, x, x, mask)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(averaged, weights.mean(1))
+
+
+def test_a_sequence_of_padding_alone_gives_the_bias_and_no_nan(layer, x):
+    nn.init.normal_(layer.out_proj.bias)
+    out, _ = layer(x, x, x, torch.tensor([[True], [False]]).expand(-1, LENGTH))
+    torch.testing.assert_close(out[0], layer.out_proj.bias.expand_as(out[0]))
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("mask", CAUSAL.values(), ids=CAUSAL.keys())
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_causal_mask_makes_attention_causal(mask, is_causal, layer, x):
+    expected, weights = quadratic(layer, x, x, x, causal=True)
+    out, averaged = layer(x, x, x, attn_mask=mask, is_causal=is_causal)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(averaged, weights.mean(1))
+
+
+def test_is_causal_needs_no_mask(layer, x):
+    expected, _ = quadratic(layer, x, x, x, causal=True)
+    torch.testing.assert_close(layer(x, x, x, is_causal=True, need_weights=False)[0], expected)
+
+
+def test_a_mask_that_blocks_nothing_changes_nothing(layer, x):
+    expected, _ = quadratic(layer, x, x, x)
+    for dtype in (torch.bool, torch.float32):
+        mask = torch.zeros(LENGTH, LENGTH, dtype=dtype)
+        torch.testing.assert_close(layer(x, x, x, attn_mask=mask)[0], expected)
+        memory = torch.cat([x, x], 1)
+        mask = torch.zeros(LENGTH, 2 * LENGTH, dtype=dtype)
+        expected_cross, _ = quadratic(layer, x, memory, memory)
+        torch.testing.assert_close(layer(x, memory, memory, attn_mask=mask)[0], expected_cross)
+
+
+def test_a_causal_mask_of_one_token_is_accepted_with_its_hint(layer, x):
+    one = x[:, :1]
+    for mask in (torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bool)):
+        torch.testing.assert_close(
+            layer(one, one, one, attn_mask=mask, is_causal=True)[0], layer(one, one, one)[0]
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CAUSAL)),
+    entry=st.tuples(st.integers(0, 7), st.integers(0, LENGTH - 1), st.integers(0, LENGTH - 1)),
+    is_causal=st.booleans(),
+    need_weights=st.booleans(),
+)
+def test_a_mask_that_differs_in_one_entry_is_refused(name, entry, is_causal, need_weights):
+    layer = CosformerAttention(16, 4, batch_first=True)
+    x = torch.randn(2, LENGTH, 16)
+    mask = CAUSAL[name].clone()
+    entry = entry[-mask.dim() :]
+    mask[entry] = ~mask[entry] if mask.dtype == torch.bool else -1.0
+    with pytest.raises(ValueError, match="attn_mask must block exactly the future"):
+        layer(x, x, x, attn_mask=mask, is_causal=is_causal, need_weights=need_weights)
+
+
+REFUSED = [
+    ({"attn_mask": torch.randn(6, 6)}, r"torch.float32 mask of shape \(6, 6\).*key_padding_mask"),
+    ({"attn_mask": torch.zeros(6, 6), "is_causal": True}, "is_causal=True"),
+    ({"attn_mask": torch.zeros(6, 5)}, r"attn_mask must have shape \(6, 6\) or \(8, 6, 6\), got"),
+    ({"attn_mask": torch.zeros(6, 6, dtype=torch.int64)}, "attn_mask must be of a bool or float"),
+    ({"key_padding_mask": torch.zeros(2, 5)}, r"key_padding_mask must have shape \(2, 6\)"),
+    ({"key_padding_mask": torch.zeros(2, 6, dtype=torch.int64)}, "key_padding_mask must be of a b"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_refused_masks_say_what_to_do(options, message, layer, x):
+    with pytest.raises(ValueError, match=message):
+        layer(x, x, x, **options)
+
+
+def test_causal_cross_attention_of_unequal_lengths_is_refused(layer, x):
+    with pytest.raises(ValueError, match=r"as many queries as keys, got 5 and 6.*query_start"):
+        layer(x[:, :5], x, x, is_causal=True)
+    rectangular = torch.ones(5, 6, dtype=torch.bool).triu(1)
+    with pytest.raises(ValueError, match="attn_mask must block exactly the future"):
+        layer(x[:, :5], x, x, attn_mask=rectangular)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("masks", ["none", "causal", "padding", "both"])
+@pytest.mark.parametrize("average", [True, False])
+def test_every_call_returns_the_shapes_of_multihead_attention(batch_first, masks, average):
+    softmax = nn.MultiheadAttention(16, 4, batch_first=batch_first)
+    linear = CosformerAttention(16, 4, batch_first=batch_first)
+    options = {"average_attn_weights": average}
+    if masks in ("causal", "both"):
+        options["attn_mask"] = CAUSAL["bool"]
+    for shape in ((LENGTH, 16), (3, LENGTH, 16) if batch_first else (LENGTH, 3, 16)):
+        x, batched = torch.randn(shape), len(shape) == 3
+        if masks in ("padding", "both"):
+            padding = torch.arange(LENGTH) > 3
+            options["key_padding_mask"] = padding.expand(3, -1) if batched else padding
+        out, weights = linear(x, x, x, **options)
+        softmax_out, softmax_weights = softmax(x, x, x, **options)
+        assert out.shape == softmax_out.shape
+        assert weights.shape == softmax_weights.shape
+        assert not weights[softmax_weights == 0].any()  # what softmax may not see, neither may we
