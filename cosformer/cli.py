@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -93,10 +94,11 @@ def _help_or_error(arguments: Sequence[str]) -> int:
 
 
 def _first_sentence(box: str) -> str:
-    """What tyro complains of, without the frame it draws and the hints below the first rule."""
-    lines = [line.strip(" │") for line in box.splitlines() if line.startswith("│")]
-    rules = [n for n, line in enumerate(lines) if line.startswith("──")]
-    sentence = " ".join(lines[: rules[0] if rules else None]) or box.strip()
+    """What tyro complains of: in its frame, a title, a rule, this, and hints below another rule."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)  # colours, on a terminal
+    lines = [line.strip(" │") for line in plain.splitlines()]
+    rules = [n for n, line in enumerate(lines) if re.match("╭|─{3}|-{3}", line)]
+    sentence = " ".join(lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines).strip()
     return sentence.removeprefix("Error parsing Options: ").rstrip(".")
 
 

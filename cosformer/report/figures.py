@@ -47,7 +47,7 @@ def time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
         for axis, (pass_name, found) in zip(axes, panels.items(), strict=True):
             _draw_panel(axis, found, PASSES[pass_name])
         axes[0].set_ylabel("milliseconds")
-        origin = textwrap.fill(describe(run), int(14 * width))
+        origin = textwrap.fill(describe(run), int(15 * width))
         figure.supxlabel(origin, fontsize=7, color="#777777")
         buffer = io.BytesIO()
         dateless = {"Date": None, "Creator": None} if file_format == "svg" else None
@@ -68,6 +68,7 @@ def _draw_panel(axis: Any, found: Times, title: str) -> None:
     axis.grid(which="major", color="#e6e8eb", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.minorticks_off()
+    axis.yaxis.set_major_formatter("{x:,g}")
     ticks = sorted({length for by_length in found.values() for length in by_length})
     axis.set_xticks(ticks, [_short(tick) for tick in ticks])
     axis.legend(frameon=False, loc="upper left")
@@ -79,7 +80,7 @@ def _mark_crossover(axis: Any, found: Times) -> None:
     length = crossover(found["chunked"], found["sdpa"])
     if not length:
         return
-    axis.axvline(length, color="#555555", linewidth=1, linestyle=(0, (4, 3)))
+    axis.axvline(length, ymax=0.78, color="#555555", linewidth=1, linestyle=(0, (4, 3)))
     axis.annotate(
         f"faster from ≈ {two_digits(length):,}",
         (length, 0.03),

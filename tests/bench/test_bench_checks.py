@@ -1,0 +1,55 @@
+"""The checks that come before any timing pass for the op, and fail for one slightly wrong."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosformer import State, attention
+from cosformer.bench import checks
+
+BROKEN: dict[str, Callable[..., Tensor]] = {
+    "one part in a thousand": lambda q, k, v, causal: 1.001 * attention(q, k, v, causal=causal),
+    "other horizon": lambda q, k, v, causal: attention(q, k, v, causal=causal, horizon=1000),
+    "other causality": lambda q, k, v, causal: attention(q, k, v, causal=not causal),
+    "not a number": lambda q, k, v, causal: torch.nan * attention(q, k, v, causal=causal),
+    "gradient of q lost": lambda q, k, v, causal: (
+        attention(q.detach(), k, v, causal=causal) + 0 * q.sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_op_passes(causal: bool, dtype: torch.dtype) -> None:
+    found = checks.against_formula(
+        lambda q, k, v, *, causal: attention(q, k, v, causal=causal, impl="chunked"),
+        causal=causal,
+        dtype=dtype,
+    )
+    assert [check.name for check in found] == list(checks.QUANTITIES)
+    assert all(check.passed for check in found), [str(check) for check in found]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_op_fails(broken: Callable[..., Tensor], causal: bool) -> None:
+    found = checks.against_formula(broken, causal=causal, dtype=torch.float32)
+    assert not all(check.passed for check in found)
+
+
+def test_a_stream_of_steps_passes() -> None:
+    check = checks.stream_against_full_pass()
+    assert check.passed, str(check)
+
+
+def test_a_stream_that_forgets_a_token_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = checks.step
+
+    def forgetful(q: Tensor, k: Tensor, v: Tensor, state: State) -> Tensor:
+        forget = int(state.position) == 100
+        return step(q, torch.zeros_like(k) if forget else k, v, state)
+
+    monkeypatch.setattr(checks, "step", forgetful)
+    assert not checks.stream_against_full_pass().passed

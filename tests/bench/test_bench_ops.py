@@ -1,0 +1,125 @@
+"""`cosformer bench ops`: checks before timing, one row per number, clear errors."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosformer import records
+from cosformer.bench import ops
+from cosformer.bench.candidates import CANDIDATES, Candidate
+
+SMALL = {"heads": 1, "width": 4, "repeats": 1, "threads": 1, "positions": (2, 5)}
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> ops.Options:
+    return ops.Options(lengths=(8, 16), quadratic_up_to=8, out=tmp_path / "rows.jsonl", **SMALL)
+
+
+def test_every_number_is_a_row(options: ops.Options) -> None:
+    assert ops.run(options) == 0
+    rows = records.read(options.path)
+    found = [
+        (r.what, *(r.config.get(key) for key in ("candidate", "pass", "length", "position")))
+        for r in rows
+    ]
+    fwd, both = "forward", "forward_backward"
+    assert found == [
+        ("time", "chunked", fwd, 8, None),
+        ("time", "sdpa", fwd, 8, None),
+        ("time_ratio", "sdpa", fwd, 8, None),
+        ("time", "chunked", both, 8, None),
+        ("time", "sdpa", both, 8, None),
+        ("time_ratio", "sdpa", both, 8, None),
+        ("peak_memory", "chunked", both, 8, None),
+        ("peak_memory", "sdpa", both, 8, None),
+        ("time", "chunked", fwd, 16, None),
+        ("time", "chunked", both, 16, None),
+        ("peak_memory", "chunked", both, 16, None),
+        ("step_time", None, None, None, 2),
+        ("step_memory", None, None, None, 2),
+        ("step_time", None, None, None, 5),
+        ("step_memory", None, None, None, 5),
+        ("step_memory_growth", None, None, None, None),
+    ]
+    assert len({row.date for row in rows}) == 1
+    assert all(row.config["heads"] == 1 and row.config["causal"] for row in rows)
+
+
+def test_the_ratio_is_that_of_the_two_times(options: ops.Options) -> None:
+    rows = [row for row in ops.measure(options) if row.config.get("pass") == "forward"]
+    ours, theirs, ratio = rows[:3]
+    assert ratio.value == theirs.value / ours.value
+    assert ratio.config["relative_to"] == "chunked"
+
+
+def test_growth_is_reported_between_the_long_lengths(
+    options: ops.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "GROWTH_FROM", 8)
+    monkeypatch.setattr(ops, "median_times", _time_equals_length_squared)
+    rows = [row for row in ops.measure(options) if row.what == "growth_exponent"]
+    assert [(row.config["from"], row.config["to"]) for row in rows] == [(8, 16), (8, 16)]
+    assert [row.value for row in rows] == pytest.approx([2, 2])
+
+
+def _time_equals_length_squared(calls, *, repeats, device):  # type: ignore[no-untyped-def]
+    out = next(iter(calls.values()))()
+    length = (out[0] if isinstance(out, tuple) else out).shape[2]
+    return dict.fromkeys(calls, float(length**2))
+
+
+def test_a_step_needs_no_more_memory_later_in_the_stream(options: ops.Options) -> None:
+    options = dataclasses.replace(options, positions=(2, 40_000))
+    (row,) = (row for row in ops.measure(options) if row.what == "step_memory_growth")
+    assert row.value == 0
+
+
+def test_states_are_reached_by_reading_every_token(options: ops.Options) -> None:
+    for position in (0, 5, 2**14, 2**14 + 3):
+        assert int(ops._state_at(position, options).position) == position
+
+
+def test_a_failed_check_stops_before_any_timing(
+    options: ops.Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = CANDIDATES["chunked"].attend
+    broken = Candidate(lambda q, k, v, *, causal: right(q, k, v, causal=causal) * 1.01, True, False)
+    monkeypatch.setitem(CANDIDATES, "chunked", broken)
+    monkeypatch.setattr(ops, "measure", lambda options: pytest.fail("timed"))
+    assert ops.run(options) == 1
+    assert "check failed, nothing is timed: output: error" in capsys.readouterr().err
+    assert not options.path.exists()
+
+
+def test_threads_are_those_asked_for_and_in_the_rows(options: ops.Options) -> None:
+    before = torch.get_num_threads()
+    options = dataclasses.replace(options, threads=before + 1)
+    ops.run(options)
+    assert records.read(options.path)[0].hardware["threads"] == before + 1
+    assert torch.get_num_threads() == before
+
+
+BAD = [
+    ({"batch": 0}, "batch must be at least 1, got 0"),
+    ({"repeats": -1}, "repeats must be at least 1, got -1"),
+    ({"lengths": ()}, "lengths must be one or more positive numbers"),
+    ({"lengths": (8, 0)}, "lengths must be one or more positive numbers"),
+    ({"positions": (-1,)}, "positions must not be negative"),
+    ({"candidates": ("chunked", "magic")}, "candidates must be among chunked, reference, sdpa"),
+    ({"candidates": ()}, "candidates must be among"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD)
+def test_a_bad_option_is_named_with_its_value(bad: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ops.Options(**bad)  # type: ignore[arg-type]
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="got cuda"):
+        ops.Options(device="cuda")

@@ -1,0 +1,74 @@
+"""What the clock is wrapped in; no test here measures time."""
+
+import pytest
+import torch
+
+from cosformer.bench import timing
+
+
+@pytest.fixture
+def calls_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sample(call: timing.Call, count: int, device: str) -> float:
+        call()
+        return timing.SHORTEST_SAMPLE
+
+    monkeypatch.setattr(timing, "_sample", sample)
+
+
+@pytest.mark.usefixtures("calls_take_no_time")
+def test_candidates_take_turns_and_each_comes_first_at_times() -> None:
+    order: list[str] = []
+    calls = {name: lambda name=name: order.append(name) for name in ("a", "b")}
+    timing.median_times(calls, repeats=4)
+    assert order[-8:] == ["a", "b", "b", "a", "a", "b", "b", "a"]
+
+
+def test_the_median_is_taken_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.004, 0.005, 0.1, 0.01, 0.3])  # two to warm up, three samples of two calls
+    monkeypatch.setattr(timing, "_sample", lambda call, count, device: next(seconds))
+    found = timing.median_times({"a": lambda: None}, repeats=3)
+    assert found == {"a": pytest.approx(1e3 * 0.1 / 2)}
+
+
+def test_peak_memory_counts_what_was_held_at_once() -> None:
+    block = 1_000_000
+
+    def call() -> None:
+        for _ in range(3):
+            torch.empty(block, dtype=torch.uint8)  # released before the next
+        held = [torch.empty(block, dtype=torch.uint8) for _ in range(2)]
+        del held
+
+    assert timing.peak_extra_bytes(call) == 2 * block
+
+
+def test_peak_memory_sees_temporaries_inside_an_operator() -> None:
+    x = torch.randn(4, 256, 256).transpose(1, 2)
+    view = torch.nn.functional.softmax
+    assert timing.peak_extra_bytes(lambda: view(x.flatten(), 0).sum()) >= 2 * x.nbytes
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.5, 2.0])
+def test_growth_exponent_is_that_of_a_power_law(exponent: float) -> None:
+    values = {size: 3 * size**exponent for size in (4096, 8192, 65536)}
+    assert timing.growth_exponent(values) == pytest.approx(exponent)
+
+
+def test_growth_exponent_needs_two_sizes() -> None:
+    with pytest.raises(ValueError, match=r"at least two sizes, got \[8\]"):
+        timing.growth_exponent({8: 1.0})
+
+
+def test_threads_are_restored_after_an_error() -> None:
+    before = torch.get_num_threads()
+    found = []
+
+    def fail() -> None:
+        with timing.threads(before + 1):
+            found.append(torch.get_num_threads())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert found == [before + 1]
+    assert torch.get_num_threads() == before

@@ -1,0 +1,34 @@
+"""A small run with known numbers."""
+
+import pytest
+
+from cosformer.records import Row, Run
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    run = Run(
+        hardware={"device": "cpu", "name": "Test processor", "cores": 2, "threads": 2},
+        versions={"torch": "2.13.0"},
+        commit="0123456789ab",
+        seed=0,
+        date="2026-01-02T03:04:05+00:00",
+    )
+    setting = {"batch": 1, "heads": 8, "width": 64, "causal": True, "dtype": "float32"}
+    found = []
+    for pass_name, factor in (("forward", 1), ("forward_backward", 3)):
+        for length in (256, 1024, 4096):
+            at = {**setting, "pass": pass_name, "length": length}
+            found.append(run.row("time", factor * length / 256, "ms", candidate="chunked", **at))
+            if length < 4096:
+                softmax = factor * (length / 512) ** 2  # overtaken at 1024
+                found.append(run.row("time", softmax, "ms", candidate="sdpa", **at))
+                ratio = softmax / (factor * length / 256)
+                found.append(run.row("time_ratio", ratio, "x", candidate="sdpa", **at))
+            found.append(run.row("peak_memory", 1.5, "x (q+k+v)", candidate="chunked", **at))
+    between = {"pass": "forward", "from": 256, "to": 4096}
+    found.append(run.row("growth_exponent", 1.0, "", candidate="chunked", **setting, **between))
+    for position in (10, 1_000_000):
+        found.append(run.row("step_time", 0.05, "ms", position=position, **setting))
+        found.append(run.row("step_memory", 2048, "bytes", position=position, **setting))
+    return [*found, run.row("step_memory_growth", 0, "bytes", **setting, **between)]

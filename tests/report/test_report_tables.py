@@ -1,0 +1,93 @@
+"""Tables and figures say what the rows say."""
+
+import dataclasses
+
+import pytest
+
+from cosformer.records import Row
+from cosformer.report import selection, tables
+from cosformer.report.figures import time_vs_length
+
+
+def _cells(table: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measured(
+    rows: list[Row],
+) -> None:
+    header, _, *lines = _cells(tables.time_table(rows))
+    assert header[:4] == ["tokens", "forward: cosFormer", "forward: softmax (SDPA)", "ratio"]
+    assert lines == [
+        ["256", "1", "0.25", "0.25 ×", "3", "0.75", "0.25 ×"],
+        ["1,024", "4", "4", "1.00 ×", "12", "12", "1.00 ×"],
+        ["4,096", "16", "–", "–", "48", "–", "–"],
+    ]
+
+
+def test_tables_name_hardware_setting_versions_and_commit(rows: list[Row]) -> None:
+    for make in (tables.time_table, tables.summary_table):
+        for word in ("Test processor", "2 threads", "float32", "causal", "2.13.0", "0123456789ab"):
+            assert word in make(rows)
+
+
+def test_the_summary_takes_memory_at_the_longest_length_only(rows: list[Row]) -> None:
+    lines = [line for line in _cells(tables.summary_table(rows)) if "peak" in line[0]]
+    assert lines == [
+        ["peak extra memory, forward, 4,096 tokens", "1.50 × (q + k + v)"],
+        ["peak extra memory, forward + backward, 4,096 tokens", "1.50 × (q + k + v)"],
+    ]
+
+
+def test_only_the_newest_run_counts(rows: list[Row]) -> None:
+    older = [dataclasses.replace(r, value=9e9, date="2025-01-01T00:00:00+00:00") for r in rows]
+    assert tables.time_table(older + rows) == tables.time_table(rows)
+
+
+def test_a_run_without_the_rows_a_table_needs_is_an_error(rows: list[Row]) -> None:
+    steps = [row for row in rows if row.what == "step_time"]
+    for make in tables.TABLES.values():
+        with pytest.raises(ValueError, match=r"newest run must have rows of .*got \['step_time'\]"):
+            make(steps)
+
+
+CROSSOVERS = [
+    ({1: 2.0, 100: 2.0}, {1: 1.0, 100: 4.0}, 10.0),  # halfway in log-log
+    ({1: 1.0, 100: 1.0}, {1: 2.0, 100: 4.0}, 0.0),
+    ({1: 1.0, 100: 5.0}, {1: 2.0, 100: 4.0}, None),
+    ({1: 1.0, 4: 3.0, 16: 1.0}, {1: 2.0, 4: 1.5, 16: 2.0}, 8.0),  # the last crossing counts
+    ({1: 2.0, 100: 2.0, 1000: 2.0}, {1: 1.0, 100: 4.0}, 10.0),  # common lengths only
+    ({1: 1.0}, {2: 1.0}, None),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "length"), CROSSOVERS)
+def test_crossover_is_where_ours_stays_faster(
+    ours: dict[int, float], theirs: dict[int, float], length: float | None
+) -> None:
+    found = selection.crossover(ours, theirs)
+    assert found == (None if length is None else pytest.approx(length))
+
+
+def test_the_crossover_is_told_in_words(rows: list[Row]) -> None:
+    slow = {"chunked": {256: 2.0}, "sdpa": {256: 1.0}}
+    fast = {"chunked": {256: 1.0}, "sdpa": {256: 2.0}}
+    both = {"chunked": {1000: 2.0, 4000: 2.0}, "sdpa": {1000: 1.0, 4000: 4.0}}
+    sentence = selection.crossover_sentence
+    assert sentence(slow) == "cosFormer is not faster than softmax (SDPA) up to 256 tokens"
+    assert sentence(fast).endswith("faster than softmax (SDPA) at every length from 256 tokens on")
+    assert sentence(both).endswith("from about 2,000 tokens on")
+    assert len(tables.crossover_list(rows).splitlines()) == 2
+
+
+def test_the_figure_is_the_same_for_the_same_rows_and_bears_no_date(rows: list[Row]) -> None:
+    first, second = time_vs_length(rows, "svg"), time_vs_length(rows, "svg")
+    assert first == second
+    assert first.startswith(b"<?xml")
+    assert b"dc:date" not in first
+
+
+def test_a_figure_without_times_is_an_error(rows: list[Row]) -> None:
+    with pytest.raises(ValueError, match="needs rows of 'time'"):
+        time_vs_length([row for row in rows if row.what != "time"], "svg")

@@ -1,0 +1,121 @@
+"""Rows survive the trip to disk, a killed writer, and tell where they come from."""
+
+import dataclasses
+import getpass
+import json
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cosformer import records
+
+
+@pytest.fixture
+def row() -> records.Row:
+    run = records.Run.begin(seed=7)
+    return run.row("time", 1.5, "ms", candidate="chunked", length=256, causal=True)
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path, row: records.Row) -> None:
+    path = tmp_path / "new" / "rows.jsonl"
+    other = dataclasses.replace(row, value=2.0, commit=None, seed=None)
+    records.append(path, [row])
+    records.append(path, [other, row])
+    assert records.read(path) == [row, other, row]
+
+
+def test_a_row_is_one_line_of_json_with_every_field(tmp_path: Path, row: records.Row) -> None:
+    records.append(tmp_path / "rows.jsonl", [row])
+    (line,) = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert list(json.loads(line)) == [field.name for field in dataclasses.fields(records.Row)]
+
+
+def test_an_unfinished_last_line_is_skipped_with_a_warning(
+    tmp_path: Path, row: records.Row
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    records.append(path, [row])
+    with path.open("a") as file:
+        file.write('{"what": "time", "val')
+    with pytest.warns(UserWarning, match="line 2 is unfinished"):
+        assert records.read(path) == [row]
+
+
+def test_append_does_not_glue_a_row_to_an_unfinished_line(tmp_path: Path, row: records.Row) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"what": "time", "val')
+    with pytest.warns(UserWarning, match="unfinished last line is removed"):
+        records.append(path, [row])
+    assert records.read(path) == [row]
+
+
+@pytest.mark.parametrize("line", ['{"what": "time"}', "nonsense", "[1]", '{"colour": 1}'])
+def test_a_line_that_is_no_row_is_an_error_that_names_it(
+    tmp_path: Path, row: records.Row, line: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    records.append(path, [row])
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is not a row"):
+        records.read(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_refused(row: records.Row, value: float) -> None:
+    with pytest.raises(ValueError, match="must be finite"):
+        dataclasses.replace(row, value=value)
+
+
+def test_rows_of_one_run_share_its_date(row: records.Row) -> None:
+    run = records.Run.begin()
+    assert run.row("time", 1, "ms").date == run.row("time", 2, "ms").date != row.date
+
+
+def test_rows_name_neither_host_nor_user_nor_path(row: records.Row) -> None:
+    text = json.dumps(dataclasses.asdict(row))
+    assert str(Path.home()) + "/" not in text
+    assert str(Path(__file__).parents[1]) not in text
+    for name in (platform.node(), getpass.getuser()):
+        assert f'"{name}"' not in text
+
+
+def test_hardware_and_versions_say_what_speed_depends_on(row: records.Row) -> None:
+    assert {"device", "name", "cores", "threads"} <= row.hardware.keys()
+    assert {"cosformer", "torch", "python"} <= row.versions.keys()
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@t")
+    subprocess.run(["git", *identity, "-C", str(folder), *arguments], check=True, timeout=20)
+
+
+def test_commit_is_marked_dirty_only_when_the_code_differs(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    _git(tmp_path, "init", "--quiet")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "--quiet", "--message", "one")
+    read_anew = records.commit.__wrapped__
+    clean = read_anew(package)
+    (tmp_path / "results.jsonl").write_text("{}")
+    assert read_anew(package) == clean
+    assert len(clean) == 12
+    (package / "__init__.py").write_text("changed = True")
+    assert read_anew(package) == f"{clean}-dirty"
+
+
+def test_commit_is_none_outside_a_checkout_and_for_an_untracked_package(tmp_path: Path) -> None:
+    read_anew = records.commit.__wrapped__
+    assert read_anew(tmp_path) is None
+    _git(tmp_path, "init", "--quiet")
+    (tmp_path / "__init__.py").write_text("")
+    assert read_anew(tmp_path) is None
+
+
+def test_commit_is_none_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert records.commit.__wrapped__(Path(__file__).parent) is None
