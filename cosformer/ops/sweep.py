@@ -27,31 +27,38 @@ class Span(NamedTuple):
     """A stretch of `chunks` chunks that is computed at once."""
 
     start: int
+    stop: int
     chunks: int
     chunk_length: int
-    stop: int  # start + chunks · chunk_length, or less when the last chunk is padded
+    padded: bool = False  # the last chunk, or the last two, reach past `stop`
 
     @property
     def rows(self) -> slice:
         return slice(self.start, self.stop)
 
 
-def plan(length: int, heads: int, device: str, *, traced: bool) -> list[Span]:
-    """How a sequence is cut. Under a tracer one span takes all, so that the length may be symbolic."""
+def plan(length: int, heads: int, device: str) -> list[Span]:
+    """How a sequence is cut.
+
+    Under a tracer one span takes all, so that the length may be symbolic. An exported graph gets a
+    chunk more than it needs: two at the least, since a symbolic size of 1 is refused there.
+    """
     if isinstance(length, int) and length == 0:
         return []
-    if traced:
+    if torch.compiler.is_exporting():
+        return [Span(0, length, length // CHUNK_LENGTH + 2, CHUNK_LENGTH, padded=True)]
+    if torch.compiler.is_compiling():
         chunks = (length + CHUNK_LENGTH - 1) // CHUNK_LENGTH
-        return [Span(0, chunks, CHUNK_LENGTH, length)]
+        return [Span(0, length, chunks, CHUNK_LENGTH, padded=chunks * CHUNK_LENGTH != length)]
     wanted = CPU_CHUNKS if device == "cpu" else GPU_CHUNKS
     group = max(1, wanted // max(1, heads)) * CHUNK_LENGTH
     whole = length - length % CHUNK_LENGTH
     spans = []
     for start in range(0, whole, group):
         stop = min(start + group, whole)
-        spans.append(Span(start, (stop - start) // CHUNK_LENGTH, CHUNK_LENGTH, stop))
+        spans.append(Span(start, stop, (stop - start) // CHUNK_LENGTH, CHUNK_LENGTH))
     if whole < length:
-        spans.append(Span(whole, 1, length - whole, length))
+        spans.append(Span(whole, length, 1, length - whole))
     return spans
 
 
@@ -148,7 +155,7 @@ def sweep(
         update = _scale(columns, window.write).mT @ values  # [B, H, n, R·y, z]
         earlier, state = _accumulate(update, state, window.carry, reverse=reverse)
         out = out + _scale(rows, window.read) @ earlier
-        store(span, out.flatten(2, 3)[:, :, : span.stop - span.start])
+        store(span, unfold(out, span))
     return state
 
 
@@ -164,33 +171,54 @@ def scatter(x: Load, store: Store, read: Tensor, state: Tensor, spans: list[Span
     """Hand out what every row reads from one and the same state."""
     for span in spans:
         out = _scale(fold(x(span), span), fold(read, span)) @ state[:, :, None]
-        store(span, out.flatten(2, 3)[:, :, : span.stop - span.start])
+        store(span, unfold(out, span))
 
 
 def fold(rows: Tensor, span: Span) -> Tensor:
-    """`[B, H, T, d]`, all rows or the span's, as `[B, H, n, C, d]`; a padded last chunk ends in zeros."""
-    length = span.stop - span.start
-    if rows.shape[2] != length:
+    """`[B, H, T, d]`, all rows or the span's, as `[B, H, n, C, d]`; padding is zeros."""
+    if rows.shape[2] != span.stop - span.start:
         rows = rows[:, :, span.rows]
-    padding = span.chunks * span.chunk_length - length
-    if not isinstance(padding, int) or padding:
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, padding))
-    return rows.unflatten(2, (span.chunks, span.chunk_length))
+    if not span.padded:
+        return rows.unflatten(2, (-1, span.chunk_length))
+    index = _padded_index(span, rows.device)
+    beyond = index >= span.stop - span.start
+    return _repeat_last(rows, span).masked_fill(beyond[..., None], 0)
+
+
+def unfold(rows: Tensor, span: Span) -> Tensor:
+    """The inverse of `fold`."""
+    rows = rows.flatten(2, 3)
+    if span.padded:
+        rows = rows[:, :, torch.arange(span.stop - span.start, device=rows.device)]
+    return rows
 
 
 def _fold_and_edge(values: Tensor, span: Span, first: float) -> tuple[Tensor, Tensor]:
     """Values `[b, h, T]` as `[b, h, n, C]`, and the one before each chunk as `[b, h, n, 1]`."""
-    before_span = (
-        values[..., span.start - 1 : span.start]
-        if span.start
-        else torch.full_like(values[..., :1], first)
-    )
+    if span.start:
+        before_span = values[..., span.start - 1 : span.start]
+    else:
+        before_span = torch.full_like(values[..., :1], first)
     values = values[..., span.rows]
-    padding = span.chunks * span.chunk_length - (span.stop - span.start)
-    if not isinstance(padding, int) or padding:
-        values = torch.cat([values, values[..., -1:].expand(*values.shape[:2], padding)], -1)
-    chunks = values.unflatten(2, (span.chunks, span.chunk_length))
+    if span.padded:
+        chunks = _repeat_last(values, span)
+    else:
+        chunks = values.unflatten(2, (-1, span.chunk_length))
     return chunks, torch.cat([before_span, chunks[..., :-1, -1]], -1)[..., None]
+
+
+def _repeat_last(rows: Tensor, span: Span) -> Tensor:
+    """The span's rows in chunks, the last row repeated.
+
+    By index: of all ways to pad, the one that puts no condition on a symbolic length.
+    """
+    index = _padded_index(span, rows.device)
+    return rows[:, :, index.clamp(max=span.stop - span.start - 1)]
+
+
+def _padded_index(span: Span, device: torch.device) -> Tensor:
+    chunk = torch.arange(span.chunks, device=device)[:, None]
+    return chunk * span.chunk_length + torch.arange(span.chunk_length, device=device)  # [n, C]
 
 
 def _causal(length: int, device: torch.device, *, strict: bool) -> Tensor:

@@ -73,9 +73,8 @@ def run(
     query_basis, key_basis, decay, sequence, causal = pattern
     flat = state.flatten(2, 3)
     heads = state.shape[0] * state.shape[1]
-    traced = torch.compiler.is_compiling()
     device = state.device.type
-    queries = plan(query_basis.shape[2], heads, device, traced=traced)
+    queries = plan(query_basis.shape[2], heads, device)
     if causal or sequence is not None:
         weight = Weight(query_basis, key_basis, decay, sequence)
         if causal:
@@ -83,7 +82,7 @@ def run(
             return last.unflatten(2, state.shape[2:4])
         _both_ways(x, y, z, store, weight, flat, queries, reverse=reverse)
         return state
-    keys = plan(key_basis.shape[2], heads, device, traced=traced)
+    keys = plan(key_basis.shape[2], heads, device)
     kept: float | Tensor = 1.0  # how much of a state is left after the keys
     if decay is not None and keys:
         end = decay[..., -1:]
@@ -220,4 +219,4 @@ def _rows_of(rows: Tensor) -> Load:
 
 
 def _whole(length: int) -> Span:
-    return Span(0, 1, length, length)
+    return Span(0, length, 1, length)
