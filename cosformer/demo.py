@@ -10,7 +10,7 @@ import torch
 from cosformer import __version__, records
 from cosformer.bench.candidates import CANDIDATES, draw, forward
 from cosformer.bench.checks import QUANTITIES, Check, against_formula, stream_against_full_pass
-from cosformer.bench.timing import median_times
+from cosformer.bench.timing import busy, median_times
 from cosformer.report.figures import time_vs_length
 from cosformer.report.readme import write_whole
 from cosformer.report.selection import LABELS, Times, crossover_sentence, times
@@ -48,6 +48,8 @@ def run(options: Options) -> int:
     """Check, race, draw; 1 if a check fails."""
     from tqdm import tqdm
 
+    if warning := busy():
+        print(warning, file=sys.stderr)
     threads = torch.get_num_threads()
     print(f"cosformer {__version__}, torch {torch.__version__}, CPU, {threads} threads\n")
     if not show_checks(options.seed):
@@ -86,7 +88,9 @@ def show_checks(seed: int) -> bool:
         if not check.passed:
             print(f"check failed: {check}", file=sys.stderr)
     if all(check.passed for check in checks):
-        print("All within twice the error of the quadratic form in float32, plus four roundings.\n")
+        print(
+            "All within twice the error of the quadratic form in float32, plus a few roundings.\n"
+        )
         return True
     return False
 

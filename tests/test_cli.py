@@ -106,7 +106,7 @@ def test_a_bad_option_is_one_line_and_exit_code_2(
 BOXES = [
     "╭─ Value error ──╮\n│ size must be │\n│ at least 1 │\n│ ──── │\n│ For help │\n╰────╯\n",
     " Value error   \n ---------- \n  size must be \n  at least 1 \n  -----\n  For help \n",
-    "\x1b[31m╭─\x1b[0m Value ──╮\n\x1b[31m│\x1b[0m size must be \x1b[1mat least\x1b[0m 1 │\n│ ──── │\n",
+    "\x1b[31m╭─\x1b[0m Error ╮\n\x1b[31m│\x1b[0m size \x1b[1mmust be\x1b[0m at least 1 │\n│ ─── │",
 ]
 
 

@@ -11,6 +11,8 @@ from cosformer.ops import State, attention, step
 QUANTITIES = ("output", "dq", "dk", "dv")
 LENGTH = 300
 """Several chunks, and the last one not full."""
+ROUNDINGS = 8
+"""Allowed besides, as the formula itself is now and then exact by luck."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,16 @@ def against_formula(
 ) -> list[Check]:
     """Output and gradients against the quadratic formula in float64.
 
-    Allowed is twice the error of that formula computed in `dtype`, plus four roundings.
+    Allowed is twice the error of that formula computed in `dtype`, plus a few roundings.
     """
     inputs = draw((2, 4, LENGTH, 32), 4, dtype=dtype, device=device, seed=seed)
     exact = forward_backward(_formula, [x.double() for x in inputs], causal=causal)()
-    plain = forward_backward(_formula, inputs, causal=causal)()
+    # float64 has no better formula to be measured by: its error is that of float32, scaled
+    plain_dtype = torch.float32 if dtype is torch.float64 else dtype
+    plain = forward_backward(_formula, [x.to(plain_dtype) for x in inputs], causal=causal)()
     found = forward_backward(attend, inputs, causal=causal)()
-    rounding = 4 * torch.finfo(dtype).eps
     return [
-        Check(name, _error(f, e), 2 * _error(p, e) + rounding)
+        Check(name, _error(f, e), _allowed(_error(p, e), plain_dtype, dtype))
         for name, f, p, e in zip(QUANTITIES, found, plain, exact, strict=True)
     ]
 
@@ -56,12 +59,17 @@ def stream_against_full_pass(*, device: str = "cpu", seed: int = 0) -> Check:
     state = State.empty(2, 4, 32, 32, horizon=LENGTH, device=device)
     with torch.no_grad():
         tokens = [step(q[:, :, t], k[:, :, t], v[:, :, t], state) for t in range(LENGTH)]
-    allowed = 2 * _error(plain, exact) + 4 * torch.finfo(torch.float32).eps
+    allowed = _allowed(_error(plain, exact), torch.float32, torch.float32)
     return Check("stream", _error(torch.stack(tokens, dim=2), exact), allowed)
 
 
 def _formula(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return attention(q, k, v, causal=causal, impl="reference")
+
+
+def _allowed(plain_error: float, plain_dtype: torch.dtype, dtype: torch.dtype) -> float:
+    in_roundings = plain_error / torch.finfo(plain_dtype).eps
+    return (2 * in_roundings + ROUNDINGS) * torch.finfo(dtype).eps
 
 
 def _error(found: Tensor, exact: Tensor) -> float:

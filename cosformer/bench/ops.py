@@ -14,7 +14,7 @@ from torch import Tensor
 from cosformer import records
 from cosformer.bench.candidates import CANDIDATES, PASSES, draw, forward_backward, require_known
 from cosformer.bench.checks import Check, against_formula, stream_against_full_pass
-from cosformer.bench.timing import growth_exponent, median_times, peak_extra_bytes, threads
+from cosformer.bench.timing import busy, growth_exponent, median_times, peak_extra_bytes, threads
 from cosformer.ops import State, attention_with_state, step
 
 GROWTH_FROM = 4096
@@ -79,6 +79,8 @@ class Options:
 
 def run(options: Options) -> int:
     """Check, then measure; 1 if a check fails."""
+    if warning := busy():
+        print(warning, file=sys.stderr)
     with threads(options.threads):
         checks = check(options)
         for failed in (c for c in checks if not c.passed):

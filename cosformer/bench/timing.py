@@ -64,6 +64,14 @@ def growth_exponent(values: Mapping[int, float]) -> float:
     return statistics.linear_regression(sizes, [math.log(v) for v in values.values()]).slope
 
 
+def busy() -> str | None:
+    """A word of warning if other processes keep the cores of this machine occupied."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load < 0.5:
+        return None
+    return f"the machine is busy (load {load:.1f} before the start): times will be too long"
+
+
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """Torch's CPU threads within the block."""

@@ -21,7 +21,7 @@ BROKEN: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_op_passes(causal: bool, dtype: torch.dtype) -> None:
     found = checks.against_formula(
         lambda q, k, v, *, causal: attention(q, k, v, causal=causal, impl="chunked"),
