@@ -19,8 +19,8 @@ from torch.autograd import Function
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.normaliser import denominator, slope
 from cosformer.ops.problem import Problem, basis, compute_dtype
-from cosformer.ops.sweep import Span
-from cosformer.ops.trilinear import Pattern, decay_gradient, fold_vmapped, run, trilinear
+from cosformer.ops.sweep import Reader, Span
+from cosformer.ops.trilinear import Pattern, Result, decay_gradient, fold_vmapped, run, trilinear
 
 
 def chunked(
@@ -142,7 +142,7 @@ class _Attention(Function):
 
         with full_precision(q):
             first = rows.spread(state, query_basis.shape[-1])
-            last = run(pattern, rows.q, rows.k, rows.v, store, first)
+            last = run(pattern, rows.k, rows.v, first, Reader(rows.q, store))
         return out, total, last[:, :: rows.groups]
 
     @staticmethod
@@ -201,19 +201,17 @@ class _Attention(Function):
         with full_precision(q):
             first = rows.spread(state, query_basis.shape[-1])
             grad_state = rows.spread_last(grad_last, first)
-            dq, *by_query = trilinear(pattern, grads, rows.v, rows.k, first.mT, finish_q, like(q))[
-                0
-            ]
-            dk, *by_key = trilinear(
-                pattern, rows.v, grads, rows.q, grad_state.mT, finish_k, like(k), reverse=True
-            )[0]
-            (dv,), grad_first = trilinear(
-                pattern, rows.k, rows.q, grads, grad_state, finish_v, like(v)[:1], reverse=True
+            by_q = Result(grads, finish_q, like(q))
+            by_k = Result(rows.v, finish_k, like(k))
+            by_v = Result(rows.k, finish_v, like(v)[:1])
+            (dq, *query_dots), _ = trilinear(pattern, rows.v, rows.k, first.mT, by_q)
+            (dv, dk, *key_dots), grad_first = trilinear(
+                pattern, rows.q, grads, grad_state, by_v, mirror=by_k, reverse=True
             )
             grad_decay = None
             if decay is not None:
                 at_end = grad_state * rows.spread(last, 0)
-                grad_decay = decay_gradient(*by_query, *by_key, at_end, decay)
+                grad_decay = decay_gradient(*query_dots, *key_dots, at_end, decay)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), grad_decay, back, *[None] * 8
 

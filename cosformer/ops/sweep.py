@@ -16,11 +16,18 @@ import torch
 from torch import Tensor
 
 CHUNK_LENGTH = 128  # tile and state products cost the same at twice the usual head width of 64
-CPU_CHUNKS = 8  # chunks × heads in flight: enough to feed a few cores, small enough for the cache
+CPU_CHUNKS = 16  # chunks × heads in flight: enough to feed a few cores, small enough for the cache
 GPU_CHUNKS = 2048  # enough to fill the chip; the states in flight stay below a gigabyte
 
 Load = Callable[["Span"], Tensor]  # rows of a span, [B, H, length, width]
 Store = Callable[["Span", Tensor], None]
+
+
+class Reader(NamedTuple):
+    """Rows that read the sums, and where their results go."""
+
+    load: Load
+    store: Store
 
 
 class Span(NamedTuple):
@@ -135,27 +142,30 @@ class Weight:
 
 
 def sweep(
-    x: Load,
     y: Load,
     z: Load,
-    store: Store,
     weight: Weight,
     state: Tensor,
     spans: list[Span],
     *,
+    x: Reader,
+    mirror: Reader | None = None,
     reverse: bool = False,
     strict: bool = False,
 ) -> Tensor:
-    """Run over the spans, hand out each span's rows, and return the state `[B, H, R·y, z]` at the end."""
+    """Hand each span's rows to the readers and return the state `[B, H, R·y, z]` at the end.
+
+    `x` gets Σ w (x_i·y_j) z_j. `mirror` reads the same sums with y and z in each other's place.
+    """
     for span in reversed(spans) if reverse else spans:
         window = weight.window(span, reverse=reverse, strict=strict)
-        rows, columns, values = (fold(load(span), span) for load in (x, y, z))
-        tile = rows @ columns.mT
-        out = tile.mul_(window.tile) @ values
-        update = _scale(columns, window.write).mT @ values  # [B, H, n, R·y, z]
+        columns, values = fold(y(span), span), fold(z(span), span)
+        update = _batched(torch.bmm, _scale(columns, window.write).mT, values)
         earlier, state = _accumulate(update, state, window.carry, reverse=reverse)
-        out = out + _scale(rows, window.read) @ earlier
-        store(span, unfold(out, span))
+        x.store(span, _read(x.load(span), span, window, columns, values, earlier))
+        if mirror is not None:
+            turned = _turn(earlier, window.read.shape[-1])
+            mirror.store(span, _read(mirror.load(span), span, window, values, columns, turned))
     return state
 
 
@@ -167,11 +177,37 @@ def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: list[Span]) ->
     return state
 
 
-def scatter(x: Load, store: Store, read: Tensor, state: Tensor, spans: list[Span]) -> None:
+def scatter(
+    x: Reader, read: Tensor, state: Tensor, spans: list[Span], *, turned: bool = False
+) -> None:
     """Hand out what every row reads from one and the same state."""
+    state = _turn(state, read.shape[-1]) if turned else state
     for span in spans:
-        out = _scale(fold(x(span), span), fold(read, span)) @ state[:, :, None]
-        store(span, unfold(out, span))
+        rows = _scale(fold(x.load(span), span), fold(read, span))
+        x.store(span, unfold(rows @ state[:, :, None], span))
+
+
+def _read(
+    rows: Tensor, span: Span, window: Window, columns: Tensor, values: Tensor, earlier: Tensor
+) -> Tensor:
+    """The rows' sums over their own chunk, by a tile of scores, and over earlier ones."""
+    rows = fold(rows, span)
+    scores = _batched(torch.bmm, rows, columns.mT).mul_(window.tile)
+    near = _batched(torch.bmm, scores, values)
+    return unfold(_batched(torch.baddbmm, near, _scale(rows, window.read), earlier), span)
+
+
+def _batched(product: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
+    """A batched product of `[B, H, n, …]` without the cost of a general matmul."""
+    batch = matrices[0].shape[:3]
+    return product(*(matrix.reshape(-1, *matrix.shape[3:]) for matrix in matrices)).unflatten(
+        0, batch
+    )
+
+
+def _turn(state: Tensor, states: int) -> Tensor:
+    """`[…, R·y, z]` as `[…, R·z, y]`."""
+    return state.unflatten(-2, (states, -1)).mT.flatten(-3, -2)
 
 
 def fold(rows: Tensor, span: Span) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.sweep import Load, Span, Store, Weight, gather, plan, scatter, sweep
+from cosformer.ops.sweep import Load, Reader, Span, Weight, gather, plan, scatter, sweep
 
 
 class Pattern(NamedTuple):
@@ -24,52 +24,63 @@ class Pattern(NamedTuple):
     causal: bool
 
 
-Finish = Callable[[Span, Tensor], tuple[Tensor, ...]]
+class Result(NamedTuple):
+    """Rows to read with, what to make of the sums they get, and the buffers that takes."""
+
+    load: Load
+    finish: Callable[[Span, Tensor], tuple[Tensor, ...]]
+    buffers: tuple[Tensor, ...]
+
+    def reader(self) -> Reader:
+        def store(span: Span, sums: Tensor) -> None:
+            for buffer, rows in zip(self.buffers, self.finish(span, sums), strict=True):
+                buffer[:, :, span.rows] = rows
+
+        return Reader(self.load, store)
 
 
 def trilinear(
     pattern: Pattern,
-    x: Load,
     y: Load,
     z: Load,
     state: Tensor,
-    finish: Finish,
-    buffers: tuple[Tensor, ...],
+    x: Result,
+    mirror: Result | None = None,
     *,
     reverse: bool = False,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The rows after `finish`, and the last state.
+    """What `x` (and `mirror`, with y and z in each other's place) made of its sums; the last state.
 
-    Spans go straight into `buffers`, unless a graph is being recorded: then all rows are one span.
+    Spans go straight into the buffers, unless a graph is being recorded: then all rows are one span.
     """
-    if torch.is_grad_enabled():
-        queries, keys = (_whole(basis.shape[2]) for basis in pattern[:2])
-        if reverse:
-            queries, keys = keys, queries
-        out, state = _Trilinear.apply(
-            x(queries), y(keys), z(keys), state, pattern.decay, *pattern[:2], *pattern[3:], reverse
-        )
-        return finish(queries, out), state
-
-    def store(span: Span, out: Tensor) -> None:
-        for buffer, rows in zip(buffers, finish(span, out), strict=True):
-            buffer[:, :, span.rows] = rows
-
-    state = run(pattern, x, y, z, store, state, reverse=reverse)
-    return buffers, state
+    if not torch.is_grad_enabled():
+        other = mirror.reader() if mirror else None
+        state = run(pattern, y, z, state, x.reader(), other, reverse=reverse)
+        return x.buffers + (mirror.buffers if mirror else ()), state
+    queries, keys = (_whole(basis.shape[2]) for basis in pattern[:2])
+    if reverse:
+        queries, keys = keys, queries
+    constants = (pattern.decay, *pattern[:2], *pattern[3:], reverse)
+    columns, values = y(keys), z(keys)
+    sums, last = _Trilinear.apply(x.load(queries), columns, values, state, *constants)
+    results = x.finish(queries, sums)
+    if mirror is not None:
+        sums, _ = _Trilinear.apply(mirror.load(queries), values, columns, state.mT, *constants)
+        results += mirror.finish(queries, sums)
+    return results, last
 
 
 def run(
     pattern: Pattern,
-    x: Load,
     y: Load,
     z: Load,
-    store: Store,
     state: Tensor,
+    x: Reader,
+    mirror: Reader | None = None,
     *,
     reverse: bool = False,
 ) -> Tensor:
-    """Hand out every span's rows and return the last state, `[B, H, R, y, z]` like the first."""
+    """Serve the readers span by span and return the last state, `[B, H, R, y, z]` like the first."""
     query_basis, key_basis, decay, sequence, causal = pattern
     flat = state.flatten(2, 3)
     heads = state.shape[0] * state.shape[1]
@@ -78,9 +89,9 @@ def run(
     if causal or sequence is not None:
         weight = Weight(query_basis, key_basis, decay, sequence)
         if causal:
-            last = sweep(x, y, z, store, weight, flat, queries, reverse=reverse)
+            last = sweep(y, z, weight, flat, queries, x=x, mirror=mirror, reverse=reverse)
             return last.unflatten(2, state.shape[2:4])
-        _both_ways(x, y, z, store, weight, flat, queries, reverse=reverse)
+        _both_ways(y, z, weight, flat, queries, x, mirror)
         return state
     keys = plan(key_basis.shape[2], heads, device)
     kept: float | Tensor = 1.0  # how much of a state is left after the keys
@@ -91,37 +102,47 @@ def run(
     elif decay is not None:
         query_basis = query_basis * decay.exp()[..., None].to(query_basis.dtype)
     if reverse:
+        read, readers = key_basis, keys
         flat = gather(y, z, query_basis, flat, queries)
-        scatter(x, store, key_basis, flat, keys)
-        flat = flat * kept
+        last = flat * kept
     else:
-        flat = gather(y, z, key_basis, flat * kept, keys)
-        scatter(x, store, query_basis, flat, queries)
-    return flat.unflatten(2, state.shape[2:4])
+        read, readers = query_basis, queries
+        flat = last = gather(y, z, key_basis, flat * kept, keys)
+    scatter(x, read, flat, readers)
+    if mirror is not None:
+        scatter(mirror, read, flat, readers, turned=True)
+    return last.unflatten(2, state.shape[2:4])
 
 
 def _both_ways(
-    x: Load,
     y: Load,
     z: Load,
-    store: Store,
     weight: Weight,
     state: Tensor,
     spans: list[Span],
-    *,
-    reverse: bool,
+    x: Reader,
+    mirror: Reader | None,
 ) -> None:
-    """All pairs of each packed sequence: j ≤ i by one sweep, j > i by another."""
-    past: dict[int, Tensor] = {}
+    """All pairs of each packed sequence: j ≤ i by one sweep, j > i by another.
 
-    def keep(span: Span, out: Tensor) -> None:
-        past[span.start] = out
+    Queries and keys stand at the same positions, so w(i, j) = w(j, i) and either direction serves.
+    """
 
-    def add(span: Span, out: Tensor) -> None:
-        store(span, past.pop(span.start) + out)
+    def halves(reader: Reader) -> tuple[Reader, Reader]:
+        past: dict[int, Tensor] = {}
 
-    sweep(x, y, z, keep, weight, state, spans, reverse=reverse)
-    sweep(x, y, z, add, weight, state, spans, reverse=not reverse, strict=True)
+        def keep(span: Span, sums: Tensor) -> None:
+            past[span.start] = sums
+
+        def add(span: Span, sums: Tensor) -> None:
+            reader.store(span, past.pop(span.start) + sums)
+
+        return Reader(reader.load, keep), Reader(reader.load, add)
+
+    first, second = halves(x)
+    other_first, other_second = halves(mirror) if mirror else (None, None)
+    sweep(y, z, weight, state, spans, x=first, mirror=other_first)
+    sweep(y, z, weight, state, spans, x=second, mirror=other_second, reverse=True, strict=True)
 
 
 class _Trilinear(Function):
@@ -146,8 +167,8 @@ class _Trilinear(Function):
         def store(span: Span, rows: Tensor) -> None:
             out[:, :, span.rows] = rows
 
-        loads = (_rows_of(x), _rows_of(y), _rows_of(z))
-        last = run(pattern, *loads, store, state, reverse=reverse)
+        reader = Reader(_rows_of(x), store)
+        last = run(pattern, _rows_of(y), _rows_of(z), state, reader, reverse=reverse)
         return out, last.clone() if last is state else last
 
     @staticmethod
