@@ -36,8 +36,13 @@ class CosformerAttention(HeadProjections):
       ``3 * embed_dim``, so such checkpoints do not fit ``nn.MultiheadAttention``.
     * ``weight``, ``positions``, ``eps``, ``impl``: as in :func:`cosformer.attention`.
 
-    >>> layer = CosformerAttention(512, 8, batch_first=True, horizon=4096)
-    >>> out, _ = layer(x, x, x, is_causal=True, need_weights=False)  # doctest: +SKIP
+    >>> layer = CosformerAttention(64, 4, batch_first=True, horizon=4096)
+    >>> x = torch.randn(1, 100, 64)
+    >>> out, _ = layer(x, x, x, is_causal=True, need_weights=False)
+    >>> prefix, state = layer.forward_with_state(x[:, :99])  # the same in two stretches
+    >>> last, state = layer.forward_with_state(x[:, 99:], state)
+    >>> torch.allclose(out[:, 99:], last, atol=1e-5)
+    True
     """
 
     # The eval-time fast path of nn.TransformerEncoderLayer computes softmax attention from

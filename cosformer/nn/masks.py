@@ -60,9 +60,8 @@ def read_key_padding_mask(
     mask = key_padding_mask.reshape(batch, length)
     if mask.dtype == torch.bool:
         return ~mask, keys
-    real = mask != -torch.inf
-    scale = torch.where(real, mask, 0).exp().to(keys.dtype)
-    return real, keys * scale[:, None, :, None]
+    scale = mask.exp().to(keys.dtype)
+    return mask != -torch.inf, keys * scale[:, None, :, None]
 
 
 def _check_dtype(name: str, mask: Tensor) -> None:

@@ -109,7 +109,8 @@ def test_gradients_flow_through_a_state():
 
 
 @torch.no_grad()
-def test_half_precision_layers_keep_their_state_in_float32():
+def test_states_are_never_below_float32():
+    assert make(horizon=64).empty_state(2).key_value.dtype == torch.float64
     layer = make(horizon=64).to(torch.bfloat16)
     state = layer.empty_state(2)
     assert state.key_value.dtype == torch.float32
