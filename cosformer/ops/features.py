@@ -30,7 +30,7 @@ FEATURE_MAPS = {
     "identity": FeatureMap(lambda x: x, lambda grad, x: grad),
     "relu": FeatureMap(
         lambda x: x.relu(),
-        lambda grad, x: grad.masked_fill(x <= 0, 0),
+        lambda grad, x: torch.ops.aten.threshold_backward(grad, x, 0),
     ),
     "leaky_relu": FeatureMap(
         lambda x: F.leaky_relu(x, LEAKY_SLOPE),

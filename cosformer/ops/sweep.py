@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 CHUNK_LENGTH = 128  # tile and state products cost the same at twice the usual head width of 64
-CPU_CHUNKS = 16  # chunks × heads in flight: enough to feed a few cores, small enough for the cache
+CPU_CHUNKS = 32  # chunks × heads in flight: enough to feed a few cores, small enough for the cache
+FEW_CHUNKS = 16  # up to here states are summed one by one
 GPU_CHUNKS = 2048  # enough to fill the chip; the states in flight stay below a gigabyte
 
 Load = Callable[["Span"], Tensor]  # rows of a span, [B, H, length, width]
@@ -160,8 +161,8 @@ def sweep(
     for span in reversed(spans) if reverse else spans:
         window = weight.window(span, reverse=reverse, strict=strict)
         columns, values = fold(y(span), span), fold(z(span), span)
-        update = _batched(torch.bmm, _scale(columns, window.write).mT, values)
-        earlier, state = _accumulate(update, state, window.carry, reverse=reverse)
+        written = _scale(columns, window.write).mT
+        earlier, state = _accumulate(written, values, state, window.carry, reverse=reverse)
         x.store(span, _read(x.load(span), span, window, columns, values, earlier))
         if mirror is not None:
             turned = _turn(earlier, window.read.shape[-1])
@@ -198,9 +199,9 @@ def _read(
 
 
 def _batched(product: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
-    """A batched product of `[B, H, n, …]` without the cost of a general matmul."""
-    batch = matrices[0].shape[:3]
-    return product(*(matrix.reshape(-1, *matrix.shape[3:]) for matrix in matrices)).unflatten(
+    """A product over all leading dimensions, without the cost of a general matmul."""
+    batch = matrices[0].shape[:-2]
+    return product(*(matrix.reshape(-1, *matrix.shape[-2:]) for matrix in matrices)).unflatten(
         0, batch
     )
 
@@ -268,15 +269,22 @@ def _scale(rows: Tensor, basis: Tensor) -> Tensor:
 
 
 def _accumulate(
-    update: Tensor, state: Tensor, carry: Tensor | None, *, reverse: bool
+    written: Tensor, values: Tensor, state: Tensor, carry: Tensor | None, *, reverse: bool
 ) -> tuple[Tensor, Tensor]:
     """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
-    if update.shape[2] == 1:
-        if carry is not None:
-            kept = carry[:, :, 0, 1] if reverse else carry[:, :, 1, 0]
-            return state[:, :, None], state * kept[..., None, None] + update[:, :, 0]
-        return state[:, :, None], state + update[:, :, 0]
+    chunks = written.shape[2]
+    if chunks <= FEW_CHUNKS:
+        earlier = []
+        for i in reversed(range(chunks)) if reverse else range(chunks):
+            earlier.append(state)
+            if carry is not None:
+                state = state * (carry[:, :, i, i + 1] if reverse else carry[:, :, i + 1, i])[
+                    ..., None, None
+                ]
+            state = _batched(torch.baddbmm, state, written[:, :, i], values[:, :, i])
+        return torch.stack(earlier[::-1] if reverse else earlier, 2), state
     # Edges run one more than chunks: an update belongs to the edge after its chunk.
+    update = _batched(torch.bmm, written, values)
     first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
     edges = torch.cat([first, last], 2)  # [B, H, n + 1, R·y, z]
     if carry is not None:
