@@ -30,7 +30,7 @@ def build(
     position: Tensor | None = None,
     log_decay: Tensor | None = None,
 ) -> Problem:
-    """`theta` is `[h, 1]` or, packed, `[1, T]`; `position` is where a stream stands, `[]` or `[B]`."""
+    """`theta` is `[h, 1]` or, packed, `[1, T]`; `position` is where a stream stands."""
     queries, keys = q.shape[2], k.shape[2]
     check_choice("feature_map", feature_map, FEATURE_MAPS)
     check_choice("positions", positions, CONVENTIONS)
@@ -114,7 +114,7 @@ def cosine_angle(
     cu_seqlens: Tensor | None = None,
     query_start: int | None = None,
 ) -> Tensor:
-    """θ = π / (2 · horizon) for a call without a state, refused where the length passes the horizon."""
+    """θ = π / (2 · horizon) for a call without a state; refuses a length past the horizon."""
     queries, keys = q.shape[2], k.shape[2]
     if cu_seqlens is not None:
         lengths = cu_seqlens.diff()
@@ -137,7 +137,7 @@ def cosine_angle(
 
 def angle_of(horizon: Horizon, q: Tensor) -> Tensor:
     """θ as `[1, 1]` or, one per query head, `[H, 1]`."""
-    if isinstance(horizon, Tensor) and horizon.dim():
+    if isinstance(horizon, Tensor):
         return (math.pi / 2) / per_head(horizon, q)
     number = math.pi / (2 * horizon)
     return torch.full((1, 1), number, dtype=torch.float64, device=q.device)

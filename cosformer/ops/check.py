@@ -1,6 +1,7 @@
 """What the public functions demand of their tensors, said in one line each."""
 
 from collections.abc import Collection
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -90,9 +91,5 @@ def check_packing(cu_seqlens: Tensor, q: Tensor, k: Tensor) -> None:
     if torch.compiler.is_compiling():
         return  # the values are not known to a tracer
     ends = cu_seqlens.tolist()
-    if (
-        ends[0] != 0
-        or ends[-1] != q.shape[2]
-        or any(a > b for a, b in zip(ends, ends[1:], strict=False))
-    ):
+    if ends[0] != 0 or ends[-1] != q.shape[2] or any(a > b for a, b in pairwise(ends)):
         raise ValueError(f"cu_seqlens must rise from 0 to the length {q.shape[2]}, got {ends}")

@@ -1,9 +1,10 @@
 """Attention in linear time and memory on any device, in plain torch, with its own backward.
 
-The backward is three more sweeps (D is the denominator, total the sum of a row's weights):
+The backward is three sweeps, the last two in one (D divides, total is a row's sum of weights):
 
     g_i = dout_i / D_i        δ_i = −(dout_i · out_i) / D_i · dD_i/dtotal_i
-    dφ(q) = sweep([g δ], [v 1], φ(k))     dφ(k) = reverse([v 1], [g δ], φ(q))     dv = reverse(φ(k), φ(q), g)
+    dφ(q) = sweep([g δ], [v 1], φ(k))
+    dφ(k) = reverse sweep([v 1], [g δ], φ(q))        dv = reverse sweep(φ(k), φ(q), g)
 
 It keeps q, k, v, out and total, and nothing larger. A sweep's gradients are sweeps, so under
 `create_graph` the same lines run on differentiable sweeps, to any order.
@@ -55,7 +56,7 @@ def _attend(
 
 
 def _attend_unequal(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """Causal with T ≠ S: keys before the first query become a state, queries after the last key read it.
+    """Causal with T ≠ S: earlier keys meet the queries as a state, and later queries the keys.
 
     keys       ┌── before ──┬── shared ──┐ (later keys are never seen)
     queries    (no key yet) ├── shared ──┼── after ──┐
@@ -110,7 +111,7 @@ def _piece(
 
 
 class _Attention(Function):
-    """(q, k, v, decay, state) -> (out, total, state), with features, mask and division in the sweep."""
+    """(q, k, v, decay, state) -> (out, total, state), all within one sweep."""
 
     @staticmethod
     def forward(
@@ -154,7 +155,7 @@ class _Attention(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad_out: Tensor | None, grad_total: Tensor | None, grad_last: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         q, k, v, decay, state, key_mask, query_basis, key_basis, sequence, *outputs = (
@@ -211,7 +212,7 @@ class _Attention(Function):
             grad_decay = None
             if decay is not None:
                 at_end = grad_state * rows.spread(last, 0)
-                grad_decay = decay_gradient(*query_dots, *key_dots, at_end, decay)
+                grad_decay = decay_gradient(query_dots[0], key_dots[0], at_end, decay)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), grad_decay, back, *[None] * 8
 

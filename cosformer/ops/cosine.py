@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.build import angle_of, build, check_placement, cosine_angle
-from cosformer.ops.check import check_eps, check_inputs
+from cosformer.ops.check import check_inputs
 from cosformer.ops.dispatch import compute
 from cosformer.ops.normaliser import denominator
-from cosformer.ops.problem import Problem, basis, compute_dtype
+from cosformer.ops.problem import Problem, compute_dtype
 from cosformer.ops.reference import scores
 from cosformer.ops.state import (
     Horizon,
     State,
-    check_horizon,
+    check_continues,
     check_length,
-    check_state_shape,
     check_weight,
     join,
-    same_horizon,
     split,
 )
 
@@ -124,16 +122,14 @@ def attention_with_state(
             dtype=compute_dtype(q.dtype),
             device=q.device,
         )
-    else:
-        _check_state(state, k, v, horizon, weight)
-    assert state.horizon is not None
+    limit = check_continues(state, k, v, horizon, weight)
     if state.weight == "cosine":
-        check_length(q.shape[2], state.horizon, state.position)
+        check_length(q.shape[2], limit, state.position)
     problem = build(
         q,
         k,
         causal=True,
-        theta=angle_of(state.horizon, q),
+        theta=angle_of(limit, q),
         weight=state.weight,
         feature_map="relu",
         rule="clamp",
@@ -142,51 +138,8 @@ def attention_with_state(
         position=state.position,
     )
     out, sums = compute(q, k, v, problem, join(state), impl=impl)
-    return out, split(sums, state.position + q.shape[2], state.horizon, divided=True)
-
-
-def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, eps: float = 1e-6) -> Tensor:
-    """Attention of one new token, at a cost that does not grow; `state` is updated in place.
-
-    Args:
-        q: `[B, H, 1, D]` (or `[B, H, D]`); k and v likewise, with the heads of the state.
-        state: from `State.empty` or `attention_with_state`. Its tensors are changed.
-
-    Returns:
-        `[B, H, 1, V]` (or `[B, H, V]`). For inference: gradients go through `attention_with_state`.
-
-    >>> state = State.empty(1, 8, 64, 64, horizon=4096)
-    >>> q, k, v = torch.randn(3, 1, 8, 1, 64)
-    >>> step(q, k, v, state).shape, int(state.position)
-    (torch.Size([1, 8, 1, 64]), 1)
-    """
-    if isinstance(q, Tensor) and q.dim() == 3:
-        return step(q[:, :, None], k[:, :, None], v[:, :, None], state, eps=eps)[:, :, 0]
-    q, k, v = check_inputs(q, k, v)
-    if q.shape[2] != 1 or k.shape[2] != 1:
-        raise ValueError(f"step takes one token, got {q.shape[2]} queries and {k.shape[2]} keys")
-    _check_state(state, k, v, None, None)
-    check_eps(eps)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, state.key_value)):
-        raise ValueError(
-            "step records no gradients: use attention_with_state, or torch.no_grad() around it"
-        )
-    assert state.horizon is not None
-    if state.weight == "cosine":
-        check_length(1, state.horizon, state.position)
-    dtype = state.key_value.dtype
-    batch, heads, states, width, value_width = state.key_value.shape
-    position = state.position.to(torch.float64).reshape(-1, 1)
-    psi = basis(position, angle_of(state.horizon, k), state.weight, dtype)  # [b, h, 1, R]
-    keys = psi.mT * k.to(dtype).relu()  # [B, H, R, D]
-    queries = q.to(dtype).relu().unflatten(1, (heads, -1))[:, :, :, 0]  # [B, H, groups, D]
-    queries = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)  # [B, H, groups, R·D]
-    state.key_sum.add_(keys)
-    state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
-    state.position.add_(1)
-    total = (queries @ state.key_sum.flatten(2)[..., None]).clamp(min=eps)
-    out = queries @ state.key_value.flatten(2, 3) / total  # [B, H, groups, V]
-    return out.reshape(batch, -1, 1, value_width).to(q.dtype)
+    assert sums is not None
+    return out, split(sums, state.position + q.shape[2], limit, divided=True)
 
 
 def attention_weights(
@@ -273,23 +226,6 @@ def _problem(
         query_start=query_start,
         positions=positions,
     )
-
-
-def _check_state(
-    state: State, k: Tensor, v: Tensor, horizon: Horizon | None, weight: str | None
-) -> None:
-    """A state that fits the tokens, under the horizon and weight it was made for."""
-    if state.horizon is None:
-        raise ValueError(
-            "state comes from a decaying weight: go on with linear_attention_with_state"
-        )
-    check_state_shape(state, k, v)
-    if horizon is not None:
-        named = check_horizon(horizon, k.shape[1], k.shape[1])
-        if not same_horizon(named, state.horizon):
-            raise ValueError(f"horizon must be the state's {state.horizon}, got {horizon}")
-    if weight is not None and check_weight(weight) != state.weight:
-        raise ValueError(f"weight must be the state's {state.weight!r}, got {weight!r}")
 
 
 def _window(name: str, window: slice | None, length: int) -> slice:

@@ -23,8 +23,8 @@ def compute(
     state: Tensor | None = None,
     *,
     impl: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Output `[B, H, T, V]` and the state `[B, H, R, D, V(+1)]` after the last key."""
+) -> tuple[Tensor, Tensor | None]:
+    """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
     check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
     chosen = auto_impl(q.device.type) if impl == "auto" else impl
     return IMPLEMENTATIONS[chosen](q, k, v, problem, state)

@@ -41,25 +41,25 @@ def linear_attention(
 
         s(i, j) = φ(q_i) · φ(k_j) · γ^(i−j) · c(θ(i − j))        out_i = Σ_j s(i, j) v_j / D_i
 
-    | mechanism          | call                                                               |
-    |--------------------|--------------------------------------------------------------------|
-    | cosFormer          | `feature_map="relu", theta=math.pi / (2 * horizon)`                |
-    | without re-weighting | `feature_map="relu"` (or `leaky_relu`, `1+elu`, `identity` with `rule="signed"`) |
-    | Linear Transformer | `feature_map="1+elu"`                                              |
-    | retention          | `gamma=1 - 2.0 ** (-5 - torch.arange(H)), normaliser="none"`       |
-    | gated linear       | `log_decay=logsigmoid(gate), normaliser="none"`                    |
-    | endless cosFormer  | `feature_map="relu", theta=…, raised=True`                         |
+    | mechanism          | call                                                         |
+    |--------------------|--------------------------------------------------------------|
+    | cosFormer          | `feature_map="relu", theta=math.pi / (2 * horizon)`          |
+    | … for ever         | the same and `raised=True`                                   |
+    | … its ablations    | `feature_map="relu"`, `"leaky_relu"`, `"identity"` (signed)  |
+    | Linear Transformer | `feature_map="1+elu"`                                        |
+    | retention          | `gamma=1 - 2.0 ** (-5 - torch.arange(H)), normaliser="none"` |
+    | gated linear       | `log_decay=logsigmoid(gate), normaliser="none"`              |
 
     Args:
         q, k, v: as in `attention`.
         feature_map: a name (identity, relu, leaky_relu, 1+elu, elu, silu), which costs no memory,
             or a function of q and of k, which may change their width.
         theta: radians per position, a number or one per head `[H]`. No horizon is enforced here.
-        gamma: what is left of a weight after one position, in (0, 1], a number or `[H]`; causal only.
-        log_decay: log of the same per token, `[B, H, T]`, ≤ 0: S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ.
+        gamma: what is left of a weight one position on, in (0, 1], a number or `[H]`; causal only.
+        log_decay: g_t ≤ 0 per token, `[B, H, T]`, in S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ.
         raised: c(x) = (1 + cos 2x)/2 instead of cos x.
         normaliser: `sum` divides by D_i = Σ_j s(i, j); `none` does not divide.
-        rule: D_i is max(Σ, eps) (`clamp`), Σ + eps (`add`), or Σ moved away from zero to ±eps (`signed`).
+        rule: D_i is max(Σ, eps) (`clamp`), Σ + eps (`add`) or Σ kept ±eps from zero (`signed`).
 
     Returns:
         `[B, H, T, V]` in the dtype of q.
@@ -128,9 +128,9 @@ def linear_attention_with_state(
     if state is None:
         shape = (q.shape[0], k.shape[1], WEIGHTS[kind], k.shape[3])
         zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
-        sums = zeros[..., 0] if normaliser == "sum" else zeros[..., 0][..., :0]
+        key_sum = zeros[..., 0] if normaliser == "sum" else zeros[..., 0][..., :0]
         start = torch.zeros((), dtype=torch.int64, device=q.device)
-        state = State(zeros, sums, start, horizon)
+        state = State(zeros, key_sum, start, horizon)
     check_state_shape(state, k, v)
     if state.weight != kind:
         raise ValueError(f"state was made for {state.weight} weights, theta and raised ask {kind}")
@@ -160,6 +160,7 @@ def linear_attention_with_state(
         position=state.position,
     )
     out, sums = compute(q, k, v, problem, join(state), impl=impl)
+    assert sums is not None
     position = state.position + q.shape[2]
     return out, split(sums, position, state.horizon, divided=normaliser == "sum")
 
@@ -222,12 +223,12 @@ def _horizon_of(theta: float | Tensor) -> Horizon:
 
 
 def _angle(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
+    if isinstance(theta, Tensor) and theta.requires_grad and torch.is_grad_enabled():
+        raise ValueError("theta must not require a gradient: none is computed for it")
     if not isinstance(theta, Tensor) or theta.dim() == 0:
         if not (isinstance(theta, Tensor) or math.isfinite(theta)):
             raise ValueError(f"theta must be finite, got {theta}")
         return torch.as_tensor(theta, dtype=torch.float64, device=q.device).reshape(1, 1)
-    if theta.requires_grad and torch.is_grad_enabled():
-        raise ValueError("theta must not require a gradient: none is computed for it")
     _check_heads("theta", theta, q, k)
     return per_head(theta, q)
 

@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 
 
 def basis(position: Tensor, theta: Tensor, weight: str, dtype: torch.dtype) -> Tensor:
-    """ψ with c(θ(i − j)) = ψ(i)·ψ(j), `[b, h, T, R]`. Angles in float64: 2^24 positions and more."""
+    """ψ with c(θ(i − j)) = ψ(i)·ψ(j), `[b, h, T, R]`; angles are exact to 2^53 positions."""
     angle = theta * position[:, None]
     if weight == "plain":
         parts = [torch.ones_like(angle)]

@@ -1,4 +1,4 @@
-"""The formula as written: quadratic in time and memory, the measure of every other implementation."""
+"""The formula as written: quadratic, and the measure of every other implementation."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from cosformer.ops.problem import Problem, basis, compute_dtype
 def reference(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Output `[B, H, T, V]` and, when given one, the state `[B, H, R, D, V(+1)]` after the last key."""
+    """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
     dtype = compute_dtype(q.dtype)
     v = _repeat_heads(v, q).to(dtype)
     if problem.rule != "none":

@@ -70,7 +70,7 @@ class State(NamedTuple):
         """The name of the weights this state was made for."""
         return next(name for name, states in WEIGHTS.items() if states == self.key_value.shape[2])
 
-    def __add__(self, other: object) -> "State":  # type: ignore[override]
+    def __add__(self, other: object) -> "State":
         """Merge two stretches of one sequence, each summed at its own positions."""
         if not isinstance(other, State):
             return NotImplemented
@@ -116,9 +116,9 @@ def check_weight(weight: str) -> str:
 
 def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
     """A positive number, or a tensor of them with one per head (or per key head)."""
+    if isinstance(horizon, Tensor) and horizon.requires_grad and torch.is_grad_enabled():
+        raise ValueError("horizon must not require a gradient: none is computed for it")
     if isinstance(horizon, Tensor) and horizon.dim():
-        if horizon.requires_grad and torch.is_grad_enabled():
-            raise ValueError("horizon must not require a gradient: none is computed for it")
         if horizon.dim() != 1 or horizon.shape[0] not in (heads, key_heads):
             sizes = " or ".join(f"[{size}]" for size in sorted({heads, key_heads}))
             raise ValueError(
@@ -159,6 +159,24 @@ def check_length(length: int, horizon: Horizon, position: Tensor | None = None) 
             f"the stream stands at position {start}, {length} more would pass its horizon "
             f"{limit:g}: {remedy}"
         )
+
+
+def check_continues(
+    state: State, k: Tensor, v: Tensor, horizon: Horizon | None, weight: str | None
+) -> Horizon:
+    """A state that fits these tokens, under the horizon and weight it was made for; its horizon."""
+    if state.horizon is None:
+        raise ValueError(
+            "state comes from a decaying weight: go on with linear_attention_with_state"
+        )
+    check_state_shape(state, k, v)
+    if horizon is not None:
+        named = check_horizon(horizon, k.shape[1], k.shape[1])
+        if not same_horizon(named, state.horizon):
+            raise ValueError(f"horizon must be the state's {state.horizon}, got {horizon}")
+    if weight is not None and check_weight(weight) != state.weight:
+        raise ValueError(f"weight must be the state's {state.weight!r}, got {weight!r}")
+    return state.horizon
 
 
 def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:

@@ -193,17 +193,20 @@ def _read(
 ) -> Tensor:
     """The rows' sums over their own chunk, by a tile of scores, and over earlier ones."""
     rows = fold(rows, span)
-    scores = _batched(torch.bmm, rows, columns.mT).mul_(window.tile)
-    near = _batched(torch.bmm, scores, values)
-    return unfold(_batched(torch.baddbmm, near, _scale(rows, window.read), earlier), span)
+    scores = _product(rows, columns.mT).mul_(window.tile)
+    near = _product(scores, values)
+    return unfold(_product(_scale(rows, window.read), earlier, near), span)
 
 
-def _batched(product: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
-    """A product over all leading dimensions, without the cost of a general matmul."""
-    batch = matrices[0].shape[:-2]
-    return product(*(matrix.reshape(-1, *matrix.shape[-2:]) for matrix in matrices)).unflatten(
-        0, batch
-    )
+def _product(a: Tensor, b: Tensor, add: Tensor | None = None) -> Tensor:
+    """a @ b (+ add) over all leading dimensions, without the cost of a general matmul."""
+    if torch.compiler.is_compiling():  # a symbolic batch is not to be reshaped
+        return a @ b if add is None else add + a @ b
+    batch = a.shape[:-2]
+    a, b = (x.reshape(-1, *x.shape[-2:]) for x in (a, b))
+    if add is None:
+        return torch.bmm(a, b).unflatten(0, batch)
+    return torch.baddbmm(add.reshape(-1, *add.shape[-2:]), a, b).unflatten(0, batch)
 
 
 def _turn(state: Tensor, states: int) -> Tensor:
@@ -273,18 +276,19 @@ def _accumulate(
 ) -> tuple[Tensor, Tensor]:
     """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
     chunks = written.shape[2]
-    if chunks <= FEW_CHUNKS:
+    if not torch.compiler.is_exporting() and chunks <= FEW_CHUNKS:
         earlier = []
         for i in reversed(range(chunks)) if reverse else range(chunks):
             earlier.append(state)
             if carry is not None:
-                state = state * (carry[:, :, i, i + 1] if reverse else carry[:, :, i + 1, i])[
-                    ..., None, None
-                ]
-            state = _batched(torch.baddbmm, state, written[:, :, i], values[:, :, i])
+                state = (
+                    state
+                    * (carry[:, :, i, i + 1] if reverse else carry[:, :, i + 1, i])[..., None, None]
+                )
+            state = _product(written[:, :, i], values[:, :, i], state)
         return torch.stack(earlier[::-1] if reverse else earlier, 2), state
     # Edges run one more than chunks: an update belongs to the edge after its chunk.
-    update = _batched(torch.bmm, written, values)
+    update = _product(written, values)
     first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
     edges = torch.cat([first, last], 2)  # [B, H, n + 1, R·y, z]
     if carry is not None:

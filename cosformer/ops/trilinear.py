@@ -51,7 +51,7 @@ def trilinear(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """What `x` (and `mirror`, with y and z in each other's place) made of its sums; the last state.
 
-    Spans go straight into the buffers, unless a graph is being recorded: then all rows are one span.
+    Spans go straight into the buffers, unless a graph is recorded: then all rows are one span.
     """
     if not torch.is_grad_enabled():
         other = mirror.reader() if mirror else None
@@ -80,7 +80,7 @@ def run(
     *,
     reverse: bool = False,
 ) -> Tensor:
-    """Serve the readers span by span and return the last state, `[B, H, R, y, z]` like the first."""
+    """Serve the readers span by span; the last state, `[B, H, R, y, z]` like the first."""
     query_basis, key_basis, decay, sequence, causal = pattern
     flat = state.flatten(2, 3)
     heads = state.shape[0] * state.shape[1]
@@ -177,9 +177,7 @@ class _Trilinear(Function):
         ctx.save_for_backward(*tensors, output[1])
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, grad_out: Tensor, grad_last: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         x, y, z, state, decay, query_basis, key_basis, sequence, last = ctx.saved_tensors
         pattern = (decay, query_basis, key_basis, sequence, ctx.causal)
         there, back = ctx.reverse, not ctx.reverse
@@ -215,7 +213,7 @@ def decay_gradient(by_query: Tensor, by_key: Tensor, at_end: Tensor, decay: Tens
 def fold_vmapped(
     apply: Callable[..., Any], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    """A vmapped dimension joins the batch, the first dimension of every tensor but `sequence` `[T]`."""
+    """A vmapped dimension joins the batch: the first of every tensor but `sequence` `[T]`."""
     batch = max(
         arg.shape[0 if dim is None else int(dim == 0)]
         for arg, dim in zip(args, in_dims, strict=True)
