@@ -98,35 +98,15 @@ class Weight:
     def window(self, span: Span, *, reverse: bool, strict: bool) -> Window:
         """Forward: queries read, keys write. In reverse they change places and the tile turns."""
         query, key = fold(self.query_basis, span), fold(self.key_basis, span)
-        tile = self._cosine_tile(query, key, span, strict=strict)
-        carry = None
+        window = Window(self._cosine_tile(query, key, span, strict=strict), query, key, None)
         if self.decay is not None:
-            total, before = _fold_and_edge(self.decay, span, 0.0)
-            end = total[..., -1:]
-            causal = _causal(span.chunk_length, total.device, strict=False)
-            difference = total[..., :, None] - total[..., None, :]
-            tile = tile * difference.masked_fill(~causal, 0).exp().to(tile.dtype)
-            query = query * (total - before).exp()[..., None].to(query.dtype)
-            key = key * (end - total).exp()[..., None].to(key.dtype)
-            edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
-            later = _causal(edges.shape[-1], edges.device, strict=False)
-            carry = edges[..., :, None] - edges[..., None, :]
-            carry = carry.masked_fill(~later, -torch.inf).exp().to(tile.dtype)
+            window = _decayed(window, *_fold_and_edge(self.decay, span, 0.0))
         if self.sequence is not None:
-            number, before = _fold_and_edge(self.sequence[None, None], span, -1)
-            end = number[..., -1:]
-            tile = tile.masked_fill(number[..., :, None] != number[..., None, :], 0)
-            query = query.masked_fill((number != before)[..., None], 0)
-            key = key.masked_fill((number != end)[..., None], 0)
-            edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)
-            same = edges[..., :, None] == edges[..., None, :]
-            later = _causal(edges.shape[-1], edges.device, strict=False)
-            carry = (carry if carry is not None else torch.ones_like(same, dtype=tile.dtype)) * (
-                same & later
-            )
-        if reverse:
-            return Window(tile.mT, key, query, carry.mT if carry is not None else None)
-        return Window(tile, query, key, carry)
+            window = _separated(window, *_fold_and_edge(self.sequence[None, None], span, -1))
+        if not reverse:
+            return window
+        tile, read, write, carry = window
+        return Window(tile.mT, write, read, None if carry is None else carry.mT)
 
     def _cosine_tile(self, query: Tensor, key: Tensor, span: Span, *, strict: bool) -> Tensor:
         """ψ(i)·ψ(j) below the diagonal. Only i − j matters, so one chunk's tile serves all."""
@@ -140,6 +120,38 @@ class Weight:
         if shared:
             self._tiles[span.chunk_length, strict] = tile
         return tile
+
+
+def _decayed(window: Window, total: Tensor, before: Tensor) -> Window:
+    """Weights times exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` L before each chunk."""
+    tile, read, write, _ = window
+    dtype = tile.dtype
+    end = total[..., -1:]
+    lower = _causal(total.shape[-1], total.device)
+    within = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, 0)
+    edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
+    later = _causal(edges.shape[-1], edges.device)
+    between = (edges[..., :, None] - edges[..., None, :]).masked_fill(~later, -torch.inf)
+    return Window(
+        tile * within.exp().to(dtype),
+        read * (total - before).exp()[..., None].to(dtype),
+        write * (end - total).exp()[..., None].to(dtype),
+        between.exp().to(dtype),
+    )
+
+
+def _separated(window: Window, number: Tensor, before: Tensor) -> Window:
+    """Weights between packed sequences set to zero: `number` `[1, 1, n, C]` counts them."""
+    tile, read, write, carry = window
+    end = number[..., -1:]
+    edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)
+    kept = _causal(edges.shape[-1], edges.device) & (edges[..., :, None] == edges[..., None, :])
+    return Window(
+        tile.masked_fill(number[..., :, None] != number[..., None, :], 0),
+        read.masked_fill((number != before)[..., None], 0),
+        write.masked_fill((number != end)[..., None], 0),
+        kept.to(tile.dtype) if carry is None else carry * kept,
+    )
 
 
 def sweep(
@@ -261,7 +273,7 @@ def _padded_index(span: Span, device: torch.device) -> Tensor:
     return chunk * span.chunk_length + torch.arange(span.chunk_length, device=device)  # [n, C]
 
 
-def _causal(length: int, device: torch.device, *, strict: bool) -> Tensor:
+def _causal(length: int, device: torch.device, *, strict: bool = False) -> Tensor:
     index = torch.arange(length, device=device)
     return index[:, None] > index if strict else index[:, None] >= index
 
