@@ -1,0 +1,127 @@
+"""Masked keys have no effect, whatever stands there, on outputs or gradients."""
+
+import pytest
+import torch
+from op_formula import IMPLEMENTATIONS, agree, cosformer, tokens
+
+from cosformer import attention, attention_weights, attention_with_state, linear_attention
+
+LENGTH = 140
+MASKS = {
+    "left": torch.arange(LENGTH) >= torch.tensor([[3], [131]]),
+    "right": torch.arange(LENGTH) < torch.tensor([[100], [1]]),
+    "random": torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(1)) < 0.5,
+    "one row all masked": torch.tensor([[True], [False]]).expand(2, LENGTH),
+    "all masked": torch.zeros(2, LENGTH, dtype=torch.bool),
+    "nothing masked": torch.ones(2, LENGTH, dtype=torch.bool),
+}
+every_mask = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+both_ways = pytest.mark.parametrize("causal", [True, False])
+
+
+def poison(x, mask, value):
+    return x.masked_fill(~mask[:, None, :, None], value)
+
+
+@every_mask
+@every_impl
+@both_ways
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_masked_keys_count_for_nothing(mask, impl, causal, kv_heads):
+    options = {"causal": causal, "key_mask": mask}
+    inputs = tokens(2, 2, LENGTH, kv_heads=kv_heads, value_width=3)
+    agree(
+        lambda *x: attention(*x, **options, impl=impl),
+        lambda *x: cosformer(*x, **options),
+        *inputs,
+    )
+
+
+@every_impl
+@both_ways
+def test_a_masked_batch_equals_the_sequences_without_padding(impl, causal):
+    mask = MASKS["left"]
+    q, k, v = tokens(2, 2, LENGTH)
+    out = attention(q, k, v, causal=causal, horizon=LENGTH, key_mask=mask, impl=impl)
+    for row in range(2):
+        alone = [x[row : row + 1, :, mask[row]] for x in (q, k, v)]
+        alone = attention(*alone, causal=causal, horizon=LENGTH)
+        torch.testing.assert_close(out[row : row + 1, :, mask[row]], alone)
+
+
+@every_mask
+@every_impl
+@both_ways
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_poison_behind_the_mask_changes_no_output_and_no_gradient(mask, impl, causal, value):
+    def run(q, k, v):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = attention(*leaves, causal=causal, key_mask=mask, impl=impl)
+        return out, *torch.autograd.grad(out.sin().sum(), leaves)
+
+    q, k, v = tokens(2, 2, LENGTH)
+    clean = run(q, k, v)
+    poisoned = run(q, poison(k, mask, value), poison(v, mask, value))
+    for name, before, after in zip(("out", "dq", "dk", "dv"), clean, poisoned, strict=True):
+        assert torch.equal(before, after), name
+    for grad in poisoned[2:]:
+        assert not grad.masked_select(~mask[:, None, :, None]).any()
+
+
+@every_impl
+@pytest.mark.parametrize("name", ["identity", "relu", "leaky_relu", "1+elu", "elu", "silu"])
+def test_poison_passes_through_no_feature_map(name, impl):
+    mask = MASKS["random"]
+    q, k, v = tokens(2, 2, LENGTH)
+    k, v = (poison(x, mask, torch.nan).requires_grad_() for x in (k, v))
+    options = {"feature_map": name, "causal": True, "key_mask": mask, "normaliser": "none"}
+    out = linear_attention(q, k, v, **options, impl=impl)
+    clean = linear_attention(q, poison(k, mask, 0), poison(v, mask, 0), **options, impl=impl)
+    assert torch.equal(out, clean)
+    for grad in torch.autograd.grad(out.sum(), (k, v)):
+        assert not grad.masked_select(~mask[:, None, :, None]).any()
+
+
+def test_poison_passes_through_no_feature_map_of_the_callers():
+    mask = MASKS["random"]
+    q, k, v = tokens(2, 2, LENGTH)
+    k = poison(k, mask, torch.nan).requires_grad_()
+    out = linear_attention(q, k, v, feature_map=torch.exp, key_mask=mask)
+    (grad,) = torch.autograd.grad(out.sum(), k)
+    assert out.isfinite().all()
+    assert not grad.masked_select(~mask[:, None, :, None]).any()
+
+
+@every_impl
+def test_poison_stays_out_of_a_state_and_of_weights(impl):
+    mask = MASKS["random"]
+    q, k, v = tokens(2, 2, LENGTH)
+    bad = q, poison(k, mask, torch.nan), poison(v, mask, torch.inf)
+    options = {"horizon": LENGTH, "key_mask": mask}
+    clean, poisoned = (attention_with_state(*x, **options, impl=impl) for x in ((q, k, v), bad))
+    assert torch.equal(clean[0], poisoned[0])
+    assert all(torch.equal(a, b) for a, b in zip(clean[1][:3], poisoned[1][:3], strict=True))
+    assert torch.equal(*(attention_weights(q, x, **options) for x in (k, bad[1])))
+
+
+@every_impl
+@both_ways
+def test_queries_without_a_real_key_get_zeros(impl, causal):
+    q, k, v = tokens(2, 2, LENGTH)
+    for name in ("one row all masked", "all masked"):
+        out = attention(q, k, v, causal=causal, key_mask=MASKS[name], impl=impl)
+        assert not out[1].any()
+    padded = attention(q, k, v, causal=True, key_mask=MASKS["left"], impl=impl)
+    assert not padded[0, :, :3].any()
+
+
+def test_a_mask_may_be_any_view():
+    mask = MASKS["random"]
+    q, k, v = tokens(2, 2, LENGTH)
+    right = attention(q, k, v, key_mask=mask)
+    assert torch.equal(right, attention(q, k, v, key_mask=mask.T.contiguous().T))
+    shared = mask[:1].expand(2, -1)
+    assert torch.equal(
+        attention(q, k, v, key_mask=shared), attention(q, k, v, key_mask=shared.clone())
+    )
