@@ -1,4 +1,4 @@
-"""Where queries and keys stand: unequal lengths, query_start, horizons, conventions, raised cosine."""
+"""Where queries and keys stand: unequal lengths, query_start, horizons, conventions."""
 
 import math
 
@@ -148,7 +148,7 @@ def test_the_raised_cosine_is_its_formula_at_any_distance(horizon, causal, impl)
         lambda *x: attention(*x, **options, weight="raised_cosine", impl=impl),
         formula(**options, raised=True),
         *inputs,
-        angle=math.pi * 300 / float(torch.as_tensor(horizon).min()),
+        argument=math.pi * 300 / float(torch.as_tensor(horizon).min()),
     )
 
 

@@ -1,0 +1,192 @@
+"""The backward: what it keeps, and that it is right to second order, for any subset of inputs."""
+
+from itertools import product
+
+import pytest
+import torch
+from op_formula import tokens, uniform
+from torch.autograd import gradcheck, gradgradcheck
+
+from cosformer import (
+    State,
+    attention,
+    attention_with_state,
+    linear_attention,
+    linear_attention_with_state,
+)
+
+
+def saved_bytes(function):
+    """Bytes of the distinct storages that `function` keeps for its backward, and the largest."""
+    storages = {}
+
+    def pack(x):
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = function()
+    return sum(storages.values()), max(storages.values()), out
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kv_heads", [2, 8])
+def test_only_inputs_output_and_denominators_are_kept(causal, dtype, kv_heads):
+    q, k, v = tokens(1, 8, 1024, kv_heads=kv_heads, width=32)
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+    total, largest, out = saved_bytes(lambda: attention(q, k, v, causal=causal))
+    rows = q.nbytes + k.nbytes + v.nbytes + out.nbytes
+    denominators = 4 * 8 * 1024
+    angles = 2 * 2 * 4 * 1024  # cos and sin of every query and key position, shared by all heads
+    assert total <= rows + denominators + angles
+    assert largest <= q.nbytes
+
+
+def test_nothing_kept_grows_with_the_square_of_anything():
+    def kept(length, width):
+        q, k, v = (x.float().requires_grad_() for x in tokens(1, 2, length, width=width))
+        return saved_bytes(lambda: attention(q, k, v, causal=True))[0]
+
+    assert kept(2048, 16) <= 2 * kept(1024, 16)
+    assert kept(1024, 64) <= 4 * kept(1024, 16)
+
+
+def masked(q, k, v):
+    return attention(
+        q, k, v, causal=True, key_mask=torch.tensor([[True, False, True, True, False]])
+    )
+
+
+def packed(causal):
+    edges = torch.tensor([0, 2, 2, 5])
+    return lambda q, k, v: attention(q, k, v, causal=causal, cu_seqlens=edges)
+
+
+def unequal(q, k, v):
+    return attention(q[:, :, :3], k, v, causal=True)
+
+
+def beyond(q, k, v):
+    return attention(q, k[:, :, :3], v[:, :, :3], causal=True, query_start=1, horizon=9)
+
+
+def streamed(q, k, v, key_value, key_sum):
+    state = State(key_value, key_sum, torch.tensor(4), 20.0)
+    out, last = attention_with_state(q, k, v, state=state)
+    return out, last.key_value, last.key_sum
+
+
+def gated(q, k, v, decay):
+    return linear_attention(q, k, v, feature_map="1+elu", log_decay=decay, theta=0.1, causal=True)
+
+
+def gated_unnormalised(q, k, v, decay):
+    return linear_attention(q, k, v, log_decay=decay, normaliser="none", causal=True)
+
+
+def gated_stream(q, k, v, decay, key_value):
+    key_sum = key_value.new_empty(*key_value.shape[:3], 0)
+    state = State(key_value, key_sum, torch.tensor(3), None)
+    out, last = linear_attention_with_state(
+        q, k, v, log_decay=decay, normaliser="none", state=state
+    )
+    return out, last.key_value
+
+
+def retained(q, k, v, gamma):
+    return linear_attention(
+        q[:, :, :3], k, v, feature_map="silu", rule="add", gamma=gamma, causal=True
+    )
+
+
+STATE = (uniform(1, 2, 2, 2, 2), uniform(1, 2, 2, 2, low=1, high=2))
+DECAY = -uniform(1, 2, 5)
+CASES = {
+    "causal": (lambda *x: attention(*x, causal=True), 2, ()),
+    "bidirectional": (lambda *x: attention(*x), 2, ()),
+    "stretched": (lambda q, k, v: attention(q[:, :, :3], k, v, positions="stretch"), 2, ()),
+    "raised": (lambda *x: attention(*x, causal=True, horizon=3, weight="raised_cosine"), 2, ()),
+    "masked": (masked, 2, ()),
+    "packed, causal": (packed(True), 2, ()),
+    "packed, bidirectional": (packed(False), 2, ()),
+    "grouped": (lambda *x: attention(*x, causal=True), 1, ()),
+    "horizon per head": (
+        lambda *x: attention(*x, horizon=torch.tensor([6.0, 9.0]), causal=True),
+        1,
+        (),
+    ),
+    "fewer queries": (unequal, 2, ()),
+    "queries beyond the keys": (beyond, 1, ()),
+    "state in and out": (streamed, 2, STATE),
+    "state in and out, grouped": (streamed, 1, tuple(x[:, :1] for x in STATE)),
+    "log_decay": (gated, 2, (DECAY,)),
+    "log_decay, grouped": (gated, 1, (DECAY,)),
+    "log_decay, no division": (gated_unnormalised, 2, (DECAY,)),
+    "log_decay, state": (gated_stream, 2, (DECAY, uniform(1, 2, 1, 2, 2))),
+    "gamma, fewer queries": (retained, 2, (torch.tensor([0.7, 0.9], dtype=torch.float64),)),
+    "signed": (lambda q, k, v: linear_attention(q.abs(), -k.abs(), v, rule="signed"), 2, ()),
+    "map": (lambda q, k, v: linear_attention(q, k, v, feature_map=torch.exp, causal=True), 2, ()),
+}
+
+
+@pytest.mark.parametrize(("function", "kv_heads", "more"), CASES.values(), ids=CASES)
+def test_first_and_second_derivatives_pass_the_numeric_check(function, kv_heads, more):
+    inputs = (*tokens(1, 2, 5, kv_heads=kv_heads, width=2), *more)
+    inputs = tuple(x.clone().requires_grad_() for x in inputs)
+    assert gradcheck(function, inputs)
+    assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_second_derivatives_cross_chunks(causal):
+    def curvature(impl):
+        q, k, v = (x.requires_grad_() for x in tokens(1, 2, 150, kv_heads=1, width=2))
+        out = attention(q, k, v, causal=causal, impl=impl)
+        first = torch.autograd.grad(out.square().sum(), (q, k, v), create_graph=True)
+        return torch.autograd.grad(sum(x.sin().sum() for x in first), (q, k, v))
+
+    for given, right in zip(curvature("chunked"), curvature("reference"), strict=True):
+        torch.testing.assert_close(given, right)
+
+
+def test_third_derivatives_exist():
+    def third(impl):
+        q, k, v = (x.requires_grad_() for x in tokens(1, 1, 5, width=2))
+        value = attention(q, k, v, causal=True, impl=impl).pow(3).sum()
+        for _ in range(3):
+            (grad,) = torch.autograd.grad(value, q, create_graph=True)
+            value = grad.square().sum()
+        return value
+
+    torch.testing.assert_close(third("chunked"), third("reference"))
+
+
+@pytest.mark.parametrize("wanted", [w for w in product([True, False], repeat=3) if any(w)], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_any_subset_of_inputs_may_ask_for_gradients(wanted, causal):
+    def run(flags):
+        inputs = [x.requires_grad_(flag) for x, flag in zip(tokens(1, 2, 140), flags, strict=True)]
+        attention(*inputs, causal=causal).square().sum().backward()
+        return [x.grad for x in inputs]
+
+    for given, right, flag in zip(run(wanted), run([True] * 3), wanted, strict=True):
+        assert torch.equal(given, right) if flag else given is None
+
+
+def test_a_frozen_input_gets_no_gradient_and_inputs_without_any_build_no_graph():
+    q, k, v = tokens()
+    assert not attention(q, k, v, causal=True).requires_grad
+    with torch.no_grad():
+        assert not attention(q.requires_grad_(), k, v).requires_grad
+
+
+def test_a_state_alone_may_ask_for_gradients():
+    q, k, v = tokens(1, 2, 5)
+    key_value = uniform(1, 2, 2, 4, 4).requires_grad_()
+    state = State(key_value, uniform(1, 2, 2, 4), torch.tensor(3), 20.0)
+    grads = []
+    for impl in ("chunked", "reference"):
+        out, _ = attention_with_state(q, k, v, state=state, impl=impl)
+        grads += torch.autograd.grad(out.square().sum(), key_value)
+    torch.testing.assert_close(*grads)

@@ -1,0 +1,182 @@
+"""Decays: per head, per token, learnable, across unequal lengths, strong and long."""
+
+import math
+
+import pytest
+import torch
+from op_formula import IMPLEMENTATIONS, agree, clamped, largest, recurrence, tokens, uniform
+
+from cosformer import linear_attention
+
+LENGTH = 135
+every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+DIVISIONS = {"none": None, "sum": clamped}
+every_division = pytest.mark.parametrize("normaliser", DIVISIONS)
+
+
+def loop(q, k, v, decay, *, normaliser, **options):
+    options = {"phi": torch.relu, "divide": DIVISIONS[normaliser]} | options
+    return recurrence(q, k, v, decay=decay, **options)[0]
+
+
+@every_impl
+@every_division
+@pytest.mark.parametrize("theta", [0.0, 0.01])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_a_decay_per_token_is_the_recurrence(kv_heads, theta, normaliser, impl):
+    def op(q, k, v, decay):
+        return linear_attention(
+            q,
+            k,
+            v,
+            feature_map="relu",
+            log_decay=decay,
+            theta=theta,
+            normaliser=normaliser,
+            causal=True,
+            impl=impl,
+        )
+
+    def plain(q, k, v, decay):
+        return loop(q, k, v, decay, theta=theta, normaliser=normaliser)
+
+    inputs = tokens(2, 4, LENGTH, kv_heads=kv_heads, value_width=3)
+    agree(op, plain, *inputs, -uniform(2, 4, LENGTH), argument=LENGTH / 2)
+
+
+@every_impl
+def test_a_decay_may_be_one_per_key_head(impl):
+    q, k, v = tokens(2, 4, LENGTH, kv_heads=2)
+    decay = -uniform(2, 2, LENGTH)
+    options = {"feature_map": "relu", "causal": True, "impl": impl}
+    per_head = linear_attention(q, k, v, log_decay=decay.repeat_interleave(2, 1), **options)
+    assert torch.equal(linear_attention(q, k, v, log_decay=decay, **options), per_head)
+
+
+@every_impl
+@every_division
+def test_gamma_learns_per_head(normaliser, impl):
+    def op(q, k, v, gamma):
+        return linear_attention(
+            q,
+            k,
+            v,
+            feature_map="relu",
+            gamma=gamma,
+            normaliser=normaliser,
+            causal=True,
+            impl=impl,
+        )
+
+    def plain(q, k, v, gamma):
+        decay = gamma.log()[None, :, None].expand(q.shape[:3])
+        return loop(q, k, v, decay, normaliser=normaliser)
+
+    agree(op, plain, *tokens(2, 3, LENGTH), torch.tensor([0.5, 0.9, 0.999]), argument=LENGTH)
+
+
+@every_impl
+def test_one_gamma_learns_for_all_heads(impl):
+    q, k, v = tokens(1, 2, 20)
+    gamma = torch.tensor(0.9, dtype=torch.float64, requires_grad=True)
+    out = linear_attention(q, k, v, feature_map="1+elu", gamma=gamma, causal=True, impl=impl)
+    decay = gamma.log().expand(1, 2, 20)
+    right = loop(q, k, v, decay, normaliser="sum", phi=lambda x: torch.nn.functional.elu(x) + 1)
+    torch.testing.assert_close(out, right)
+    for given, wanted in zip(
+        torch.autograd.grad(out.square().sum(), gamma),
+        torch.autograd.grad(right.square().sum(), gamma),
+        strict=True,
+    ):
+        torch.testing.assert_close(given, wanted)
+
+
+def test_gamma_and_log_decay_multiply():
+    q, k, v = tokens(2, 2, LENGTH)
+    decay = -uniform(2, 2, LENGTH)
+    options = {"feature_map": "relu", "causal": True, "normaliser": "none"}
+    both = linear_attention(q, k, v, gamma=0.9, log_decay=decay, **options)
+    one = linear_attention(q, k, v, log_decay=decay + math.log(0.9), **options)
+    torch.testing.assert_close(both, one)
+
+
+@every_impl
+@every_division
+@pytest.mark.parametrize(("queries", "keys"), [(20, 150), (150, 20), (1, 5), (5, 0), (0, 5)])
+@pytest.mark.parametrize("start", [None, 0, -3, 200])
+def test_gamma_decays_across_unequal_lengths(queries, keys, start, normaliser, impl):
+    gamma = torch.tensor([0.9, 0.99], dtype=torch.float64)
+    first = keys - queries if start is None else start
+
+    def plain(q, k, v, rate):
+        distance = torch.arange(queries)[:, None] + first - torch.arange(keys)
+        power = rate[:, None, None] ** distance.clamp(min=0)
+        score = (q.relu() @ k.relu().mT) * power * (distance >= 0)
+        return score @ v / (clamped(score.sum(-1, keepdim=True)) if normaliser == "sum" else 1)
+
+    def op(q, k, v, rate):
+        return linear_attention(
+            q,
+            k,
+            v,
+            feature_map="relu",
+            gamma=rate,
+            normaliser=normaliser,
+            causal=True,
+            query_start=start,
+            impl=impl,
+        )
+
+    agree(op, plain, *tokens(2, 2, queries, keys=keys), gamma, argument=20)
+
+
+@every_impl
+@pytest.mark.parametrize("length", [3, 300, 2500])
+@pytest.mark.parametrize("size", [-30.0, -1e4, -1e30])
+def test_a_strong_decay_forgets_without_nan(size, length, impl):
+    q, k, v = (x.float().requires_grad_() for x in tokens(1, 1, length, width=2))
+    decay = torch.full((1, 1, length), size).requires_grad_()
+    out = linear_attention(q, k, v, log_decay=decay, normaliser="none", causal=True, impl=impl)
+    torch.testing.assert_close(out, (q * k).sum(-1, keepdim=True) * v)
+    for grad in torch.autograd.grad(out.sum(), (q, k, v, decay)):
+        assert grad.isfinite().all()
+
+
+@every_impl
+def test_a_decay_that_comes_and_goes_is_exact(impl):
+    decay = torch.zeros(1, 2, 300, dtype=torch.float64)
+    decay[..., ::50] = -1e4
+    decay[..., 140] = -3
+
+    def op(q, k, v):
+        return linear_attention(
+            q, k, v, feature_map="relu", log_decay=decay, causal=True, impl=impl
+        )
+
+    agree(
+        op, lambda q, k, v: loop(q, k, v, decay.to(q.dtype), normaliser="sum"), *tokens(1, 2, 300)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_decay_runs_across_many_chunks(dtype):
+    def op(q, k, v, decay):
+        return linear_attention(q, k, v, log_decay=decay, normaliser="none", causal=True)
+
+    def plain(q, k, v, decay):
+        return recurrence(q, k, v, phi=lambda x: x, decay=decay)[0]
+
+    inputs = tokens(1, 1, 2300, width=2)
+    agree(op, plain, *inputs, -0.01 * uniform(1, 1, 2300), dtype=dtype, argument=12)
+
+
+def test_a_long_decay_stays_precise_at_100_000_positions():
+    length, gamma = 100_000, 1 - 1e-5
+    q, k, v = (x.abs() for x in tokens(1, 1, length, width=2))
+    options = {"gamma": gamma, "causal": True}
+    single = linear_attention(*(x.float() for x in (q, k, v)), **options)
+    double = linear_attention(q, k, v, **options)
+    assert largest(single - double) < 1e-4 * largest(double)
+    weight = gamma ** torch.arange(length - 1, -1, -1, dtype=torch.float64)[:, None]
+    score = weight * (k[0, 0] @ q[0, 0, -1])[:, None]  # of the last query, without a recurrence
+    torch.testing.assert_close(double[0, 0, -1], (score * v[0, 0]).sum(0) / score.sum())

@@ -1,0 +1,274 @@
+"""Steps, stretches and merged states of a stream agree with one full pass."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from op_formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, tokens, uniform
+
+from cosformer import (
+    State,
+    attention,
+    attention_with_state,
+    linear_attention,
+    linear_attention_with_state,
+    step,
+)
+
+LENGTH = 150
+KINDS = {
+    "cosine": {"horizon": 200.0},
+    "horizon per key head": {"horizon": torch.tensor([150.0, 900.0])},
+    "raised": {"horizon": 7.0, "weight": "raised_cosine"},
+}
+every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+
+
+def inputs():
+    return tokens(2, 4, LENGTH, kv_heads=2, width=3, value_width=2)
+
+
+def stretch(x, start, stop):
+    return [t[:, :, start:stop] for t in x]
+
+
+def formula(q, k, v, weight="cosine", **options):
+    return cosformer(q, k, v, causal=True, raised=weight == "raised_cosine", **options)
+
+
+def empty(**options):
+    return State.empty(2, 2, 3, 2, dtype=torch.float64, **options)
+
+
+def same(one, other):
+    for a, b in zip(one[:3], other[:3], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@every_kind
+@every_impl
+def test_one_stretch_is_the_formula_and_leaves_the_sums(options, impl):
+    q, k, v = inputs()
+    out, state = attention_with_state(q, k, v, **options, impl=impl)
+    torch.testing.assert_close(out, formula(q, k, v, **options))
+    assert int(state.position) == LENGTH
+    theta = torch.pi / 2 / torch.as_tensor(options["horizon"]).double().reshape(-1, 1)
+    angle = theta * torch.arange(LENGTH)
+    if options.get("weight") == "raised_cosine":
+        half = 0.5**0.5
+        parts = [half + 0 * angle, half * (2 * angle).cos(), half * (2 * angle).sin()]
+    else:
+        parts = [angle.cos(), angle.sin()]
+    for r, part in enumerate(parts):
+        keys = k.relu() * part[..., None]
+        torch.testing.assert_close(state.key_value[:, :, r], keys.mT @ v)
+        torch.testing.assert_close(state.key_sum[:, :, r], keys.sum(2))
+
+
+@PROPERTY
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    cuts=st.lists(st.integers(0, LENGTH), max_size=6),
+    impl=st.sampled_from(IMPLEMENTATIONS),
+)
+def test_any_split_into_stretches_equals_the_full_pass(kind, cuts, impl):
+    options, x = KINDS[kind], inputs()
+    state, outs = empty(**options), []
+    for start, stop in pairwise([0, *sorted(cuts), LENGTH]):
+        out, state = attention_with_state(*stretch(x, start, stop), state=state, impl=impl)
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs, 2), formula(*x, **options))
+    same(state, attention_with_state(*x, **options)[1])
+
+
+@every_kind
+def test_a_stream_of_steps_equals_the_full_pass(options):
+    x = inputs()
+    state = empty(**options)
+    outs = [step(*stretch(x, t, t + 1), state) for t in range(LENGTH)]
+    torch.testing.assert_close(torch.cat(outs, 2), formula(*x, **options))
+    same(state, attention_with_state(*x, **options)[1])
+
+
+@PROPERTY
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    pieces=st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
+)
+def test_steps_and_stretches_mix(kind, pieces):
+    options, x = KINDS[kind], inputs()
+    state, outs, at = empty(**options), [], 0
+    for size, by_step in pieces:
+        stop = min(at + size, LENGTH)
+        if by_step:
+            outs += [step(*stretch(x, t, t + 1), state) for t in range(at, stop)]
+        else:
+            out, state = attention_with_state(*stretch(x, at, stop), state=state)
+            outs.append(out)
+        at = stop
+    torch.testing.assert_close(torch.cat(outs, 2), formula(*x, **options)[:, :, :at])
+
+
+@PROPERTY
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    cuts=st.lists(st.integers(0, LENGTH), min_size=1, max_size=4),
+    order=st.randoms(use_true_random=False),
+)
+def test_states_of_stretches_add_in_any_order(kind, cuts, order):
+    options, x = KINDS[kind], inputs()
+    states = []
+    for start, stop in pairwise([0, *sorted(cuts), LENGTH]):
+        begin = empty(position=start, **options)
+        states.append(attention_with_state(*stretch(x, start, stop), state=begin)[1])
+    order.shuffle(states)
+    merged = states[0]
+    for state in states[1:]:
+        merged = merged + state
+    same(merged, attention_with_state(*x, **options)[1])
+    if len(states) > 2:
+        same(states[0] + (states[1] + states[2]), (states[0] + states[1]) + states[2])
+
+
+@every_kind
+def test_a_stream_goes_on_from_a_merged_state(options):
+    x = inputs()
+    first = attention_with_state(*stretch(x, 0, 40), **options)[1]
+    begin = empty(position=40, **options)
+    second = attention_with_state(*stretch(x, 40, 100), state=begin)[1]
+    out, _ = attention_with_state(*stretch(x, 100, LENGTH), state=first + second)
+    torch.testing.assert_close(out, formula(*x, **options)[:, :, 100:])
+
+
+@every_impl
+def test_streams_of_one_batch_may_stand_at_positions_of_their_own(impl):
+    x = inputs()
+    starts = [0, 90]
+    alone = [
+        attention_with_state(*(t[row : row + 1] for t in stretch(x, 0, starts[row])), horizon=200)[
+            1
+        ]
+        for row in range(2)
+    ]
+    state = State(
+        *(torch.cat(parts) for parts in zip(*(a[:2] for a in alone), strict=True)),
+        torch.tensor(starts),
+        200.0,
+    )
+    rows = [[t[row : row + 1] for t in x] for row in range(2)]
+    tail = [
+        torch.cat([r[n][:, :, s : s + 60] for r, s in zip(rows, starts, strict=True)])
+        for n in range(3)
+    ]
+    right = torch.cat(
+        [formula(*rows[row], horizon=200)[:, :, s : s + 60] for row, s in enumerate(starts)]
+    )
+    out, last = attention_with_state(*tail, state=state, impl=impl)
+    torch.testing.assert_close(out, right)
+    assert last.position.tolist() == [60, 150]
+    steps = [step(*stretch(tail, t, t + 1), state) for t in range(60)]
+    torch.testing.assert_close(torch.cat(steps, 2), right)
+    same(state, last)
+    with pytest.raises(ValueError, match="position 150, 60 more"):
+        attention_with_state(*tail, state=last)
+
+
+@every_impl
+def test_a_left_padded_prefill_decodes_as_if_unpadded(impl):
+    x, pads = inputs(), (0, 7)
+    padded = [
+        torch.stack([torch.cat([t[row, :, :0].new_full((t.shape[1], pad, t.shape[3]), torch.nan)
+                                if n else t[row, :, :pad], t[row, :, : 40 - pad]], 1)
+                     for row, pad in enumerate(pads)])
+        for n, t in enumerate(x)
+    ]  # fmt: skip
+    mask = torch.arange(40) >= torch.tensor(pads)[:, None]
+    right = formula(*x, horizon=200)
+    out, state = attention_with_state(*padded, horizon=200, key_mask=mask, impl=impl)
+    for row, pad in enumerate(pads):
+        torch.testing.assert_close(out[row, :, pad:], right[row, :, : 40 - pad])
+    for t in range(5):
+        token = [
+            torch.stack([t_[row, :, 40 - pad + t] for row, pad in enumerate(pads)]) for t_ in x
+        ]
+        out = step(*token, state)
+        for row, pad in enumerate(pads):
+            torch.testing.assert_close(out[row], right[row, :, 40 - pad + t])
+
+
+@every_kind
+def test_gradients_through_states_equal_those_of_the_full_pass(options):
+    def split(*x):
+        state, outs = empty(**options), []
+        for start, stop in pairwise([0, 3, 70, LENGTH]):
+            out, state = attention_with_state(*stretch(x, start, stop), state=state)
+            outs.append(out)
+        return torch.cat(outs, 2)
+
+    argument = 3.2 * LENGTH / float(torch.as_tensor(options["horizon"]).min())
+    agree(split, lambda *x: formula(*x, **options), *inputs(), argument=argument)
+
+
+def test_a_detached_state_truncates_the_gradient():
+    x = [t.requires_grad_() for t in inputs()]
+    _, state = attention_with_state(*stretch(x, 0, 70), horizon=200)
+    cut = State(state.key_value.detach(), state.key_sum.detach(), *state[2:])
+    given = attention_with_state(*stretch(x, 70, LENGTH), state=cut)[0]
+    grads = torch.autograd.grad(given.square().sum(), x)
+    whole = torch.autograd.grad(formula(*x, horizon=200)[:, :, 70:].square().sum(), x)
+    assert not any(grad[:, :, :70].any() for grad in grads)
+    torch.testing.assert_close(grads[0][:, :, 70:], whole[0][:, :, 70:])
+    torch.testing.assert_close(grads[2][:, :, 70:], whole[2][:, :, 70:])
+
+
+DECAYS = {
+    "retention": {"gamma": torch.tensor([0.9, 0.99]), "normaliser": "none"},
+    "gates": {"log_decay": -uniform(2, 2, LENGTH), "feature_map": "1+elu"},
+    "turning gates": {"log_decay": -uniform(2, 2, LENGTH), "theta": 0.02, "normaliser": "none"},
+    "linear transformer": {"feature_map": "1+elu"},
+    "cosine": {"feature_map": "relu", "theta": torch.tensor([0.01, 0.02])},
+    "raised": {"feature_map": "relu", "theta": 0.3, "raised": True},
+    "wider": {"feature_map": lambda x: torch.cat([x.exp(), (-x).exp()], -1)},
+}
+
+
+@every_impl
+@pytest.mark.parametrize("options", DECAYS.values(), ids=DECAYS)
+def test_streams_of_the_whole_family_equal_their_full_pass(options, impl):
+    def arguments(start, stop):
+        cut = {
+            name: value[..., start:stop] for name, value in options.items() if name == "log_decay"
+        }
+        return options | cut
+
+    def split(*x):
+        state, outs = None, []
+        for start, stop in pairwise([0, 0, 1, 66, LENGTH]):
+            out, state = linear_attention_with_state(
+                *stretch(x, start, stop), state=state, impl=impl, **arguments(start, stop)
+            )
+            outs.append(out)
+        return torch.cat(outs, 2)
+
+    agree(
+        split,
+        lambda *x: linear_attention(*x, causal=True, impl="reference", **options),
+        *inputs(),
+        argument=LENGTH / 2,
+    )
+
+
+def test_a_stream_in_half_precision_keeps_float32_sums():
+    for dtype in (torch.bfloat16, torch.float16):
+        x = [t.to(dtype) for t in inputs()]
+        right = attention(*x, causal=True, horizon=200)
+        out, state = attention_with_state(*stretch(x, 0, 100), horizon=200)
+        assert out.dtype == dtype
+        assert state.key_value.dtype == state.key_sum.dtype == torch.float32
+        rest = [step(*stretch(x, t, t + 1), state) for t in range(100, LENGTH)]
+        rounding = torch.finfo(dtype).eps
+        given = torch.cat([out, *rest], 2)
+        torch.testing.assert_close(given, right, rtol=rounding, atol=rounding)

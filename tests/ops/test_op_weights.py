@@ -1,0 +1,115 @@
+"""attention_weights is the dense map, whole or by windows that cost only themselves."""
+
+import pytest
+import torch
+from op_formula import cosformer_map, tokens
+
+from cosformer import attention, attention_weights
+
+OPTIONS = {
+    "causal": {"causal": True},
+    "bidirectional": {},
+    "horizon per head": {"horizon": torch.tensor([140.0, 500.0]), "causal": True},
+    "raised": {"horizon": 5.0, "raised": True},
+    "masked": {"key_mask": torch.rand(2, 140, generator=torch.Generator().manual_seed(0)) < 0.5},
+    "all masked": {"key_mask": torch.zeros(2, 140, dtype=torch.bool)},
+    "started": {"causal": True, "query_start": 30, "horizon": 200},
+    "large eps": {"eps": 50.0},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+def named(raised=False, **options):
+    return {"weight": "raised_cosine" if raised else "cosine", **options}
+
+
+@every_option
+def test_the_map_is_the_formula(options):
+    q, k, _ = tokens(2, 2, 90, keys=140)
+    torch.testing.assert_close(
+        attention_weights(q, k, **named(**options)), cosformer_map(q, k, **options)
+    )
+
+
+@every_option
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_the_map_times_values_is_attention(options, kv_heads):
+    q, k, v = tokens(2, 2, 140, kv_heads=kv_heads, value_width=3)
+    options = named(**options)
+    dense = attention_weights(q, k, **options)
+    right = attention(q, k, v, **options)
+    torch.testing.assert_close(dense @ v.repeat_interleave(2 // kv_heads, 1), right)
+
+
+def test_stretched_maps_are_the_formula():
+    q, k, _ = tokens(1, 2, 9, keys=20)
+    given = attention_weights(q, k, positions="stretch")
+    torch.testing.assert_close(given, cosformer_map(q, k, stretch=True))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_rows_sum_to_one(causal, dtype):
+    q, k, _ = (x.abs().to(dtype) for x in tokens(2, 2, 50))
+    dense = attention_weights(q, k, causal=causal)
+    assert dense.dtype == dtype
+    total = dense.sum(-1, dtype=torch.float64)
+    roundings = 50 * torch.finfo(dtype).eps  # one per column, as each is rounded to the dtype
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=roundings, atol=0)
+
+
+WINDOWS = [
+    (slice(0, 5), None),
+    (None, slice(3, 4)),
+    (slice(127, 130), slice(120, 139)),
+    (slice(-3, None), slice(None, -100)),
+    (slice(7, 7), slice(2, 4)),
+    (slice(9, 3), None),
+    (slice(100, 10_000), slice(-10_000, 4)),
+]
+
+
+@every_option
+@pytest.mark.parametrize(("rows", "columns"), WINDOWS)
+def test_a_window_is_a_slice_of_the_map(options, rows, columns):
+    q, k, _ = tokens(2, 2, 140)
+    options = named(**options)
+    whole = attention_weights(q, k, **options)
+    window = attention_weights(q, k, rows=rows, columns=columns, **options)
+    torch.testing.assert_close(
+        window, whole[:, :, rows or slice(None)][..., columns or slice(None)]
+    )
+
+
+def test_packed_windows_are_slices_too():
+    q, k, _ = tokens(1, 2, 140)
+    options = {"cu_seqlens": torch.tensor([0, 20, 20, 133, 140]), "causal": True}
+    whole = attention_weights(q, k, **options)
+    window = attention_weights(q, k, rows=slice(10, 30), columns=slice(5, 25), **options)
+    torch.testing.assert_close(window, whole[:, :, 10:30, 5:25])
+    assert not whole[0, 0, 20:, :20].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_small_window_of_200_000_tokens_fits(causal):
+    length = 200_000  # the whole map would take 160 gigabytes
+    q, k, _ = (x.float() for x in tokens(1, 1, length, width=2))
+    rows, columns = slice(length - 3, length), slice(length - 5, length)
+    window = attention_weights(q, k, causal=causal, rows=rows, columns=columns)
+    assert window.shape == (1, 1, 3, 5)
+    if causal:
+        last = cosformer_map(q.double()[:, :, rows], k.double(), causal=True, horizon=length)
+        torch.testing.assert_close(window.double(), last[..., columns], rtol=1e-4, atol=0)
+
+
+def test_maps_pass_gradients_to_q_and_k():
+    q, k, _ = (x.requires_grad_() for x in tokens(1, 2, 6))
+    given = attention_weights(q, k, causal=True, rows=slice(2, 5))
+    right = cosformer_map(q, k, causal=True)[:, :, 2:5]
+    cotangent = torch.randn(given.shape, generator=torch.Generator().manual_seed(0)).double()
+    for a, b in zip(
+        torch.autograd.grad(given, (q, k), cotangent),
+        torch.autograd.grad(right, (q, k), cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
