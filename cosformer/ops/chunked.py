@@ -10,6 +10,7 @@ It keeps q, k, v, out and total, and nothing larger. A sweep's gradients are swe
 `create_graph` the same lines run on differentiable sweeps, to any order.
 """
 
+import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -219,6 +220,10 @@ class _Attention(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         return fold_vmapped(_Attention.apply, info.batch_size, in_dims, args)
+
+
+# Each call of apply reads the signature: from here in a microsecond, by inspection in a hundred.
+_Attention.forward.__signature__ = inspect.signature(_Attention.forward)  # type: ignore[attr-defined]
 
 
 class _Rows:

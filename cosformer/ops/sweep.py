@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_LENGTH = 128  # tile and state products cost the same at twice the usual head width of 64
-CPU_CHUNKS = 32  # chunks × heads in flight: enough to feed a few cores, small enough for the cache
+CHUNK_LENGTH = 64  # a longer chunk means larger products, but more of them above the diagonal
+CPU_CHUNKS = 64  # chunks × heads in flight: few enough for the cache, so many that Python is idle
 FEW_CHUNKS = 16  # up to here states are summed one by one
 GPU_CHUNKS = 2048  # enough to fill the chip; the states in flight stay below a gigabyte
 
