@@ -95,15 +95,17 @@ def recurrence(
     return out, state.real[..., :-1]
 
 
-def prefix_sums(q, k, v, *, horizon) -> Tensor:
-    """Causal cosFormer through Σ cos θj k⁺vᵀ and Σ sin θj k⁺vᵀ at every token."""
+def prefix_sums(q, k, v, *, horizon, causal=True) -> Tensor:
+    """cosFormer through Σ cos θj k⁺vᵀ and Σ sin θj k⁺vᵀ, at every token or over all."""
     angle = math.pi / 2 * torch.arange(q.shape[2], dtype=F64) / horizon
     values = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     outer = k.relu()[..., None] * values[..., None, :]
     sums = 0
     for part in (angle.cos(), angle.sin()):
         part = part.to(q.dtype)[:, None]
-        sums = sums + part * (q.relu()[..., None] * (outer * part[..., None]).cumsum(2)).sum(-2)
+        state = outer * part[..., None]
+        state = state.cumsum(2) if causal else state.sum(2, keepdim=True)
+        sums = sums + part * (q.relu()[..., None] * state).sum(-2)
     return sums[..., :-1] / clamped(sums[..., -1:])
 
 

@@ -1,0 +1,69 @@
+"""How a sequence is cut and which code is chosen: pure functions that a table can state."""
+
+import pytest
+from op_formula import tokens
+
+from cosformer import attention, attention_with_state, linear_attention
+from cosformer.ops.dispatch import IMPLEMENTATIONS, auto_impl
+from cosformer.ops.sweep import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, plan
+
+LENGTHS = [0, 1, 2, 63, 64, 127, 128, 129, 1000, 4096, 4097, 100_001]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("heads", [0, 1, 8, 32, 33, 5000])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_spans_cover_the_sequence_once_and_in_order(length, heads, device):
+    spans = plan(length, heads, device)
+    rows = [span.rows for span in spans]
+    assert [r.start for r in rows] == [0, *(r.stop for r in rows[:-1])][: len(rows)]
+    assert (rows[-1].stop if rows else 0) == length
+    most = CPU_CHUNKS if device == "cpu" else GPU_CHUNKS
+    for span in spans:
+        assert span.stop - span.start == span.chunks * span.chunk_length > 0
+        assert not span.padded
+        assert span.chunk_length <= CHUNK_LENGTH
+        assert span.chunks == 1 or span.chunks * heads <= most
+
+
+def test_a_plan_is_a_pure_function():
+    assert plan(1000, 8, "cpu") == plan(1000, 8, "cpu")
+
+
+@pytest.mark.parametrize(("device", "impl"), [("cpu", "chunked"), ("cuda", "chunked")])
+def test_auto_is_chosen_by_device_alone(device, impl):
+    assert auto_impl(device) == impl
+    assert impl in IMPLEMENTATIONS
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_an_explicit_choice_calls_that_code_and_no_other(impl, monkeypatch):
+    calls = []
+    for name, function in list(IMPLEMENTATIONS.items()):
+
+        def counted(*args, name=name, function=function):
+            calls.append(name)
+            return function(*args)
+
+        monkeypatch.setitem(IMPLEMENTATIONS, name, counted)
+    x = tokens()
+    attention(*x, impl=impl)
+    linear_attention(*x, impl=impl)
+    attention_with_state(*x, horizon=10, impl=impl)
+    assert calls == [impl] * 3
+    attention(*x)
+    assert calls[-1] == auto_impl("cpu")
+
+
+@pytest.mark.parametrize("impl", ["flash", "Chunked", ""])
+def test_an_unknown_impl_lists_the_known(impl):
+    for function, options in (
+        (attention, {}),
+        (linear_attention, {}),
+        (attention_with_state, {"horizon": 10}),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"impl must be one of auto, .*, got '{impl}'"
+        ) as caught:
+            function(*tokens(), impl=impl, **options)
+        assert all(name in str(caught.value) for name in IMPLEMENTATIONS)
