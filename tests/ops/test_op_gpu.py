@@ -1,6 +1,7 @@
 """The chunked op on a GPU: the same numbers, decoding as a graph, compiled without a break."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_packed_sequences_equal_separate_calls(causal: bool) -> None:
     q, k, v = (x.cuda() for x in draw(1, 4, 300, 16))
     ends = [0, 3, 140, 300]
     packed = attention(q, k, v, causal=causal, cu_seqlens=torch.tensor(ends).cuda())
-    for start, stop in zip(ends, ends[1:], strict=False):
+    for start, stop in pairwise(ends):
         one = (x[:, :, start:stop] for x in (q, k, v))
         torch.testing.assert_close(packed[:, :, start:stop], attention(*one, causal=causal))
 
