@@ -1,0 +1,236 @@
+"""Every refused call names the argument, the rule and the value that broke it."""
+
+import pytest
+import torch
+from op_formula import tokens
+
+from cosformer import (
+    State,
+    attention,
+    attention_weights,
+    attention_with_state,
+    linear_attention,
+    linear_attention_with_state,
+    step,
+)
+
+Q, K, V = tokens(2, 4, 6, kv_heads=2)
+ONE = {"q": Q[:1], "k": K[:1], "v": V[:1]}  # a batch of one, as packing needs it
+MASK = torch.ones(2, 6, dtype=torch.bool)
+GATE = -torch.ones(2, 2, 6, dtype=torch.float64)
+LEARNED = torch.tensor([20.0, 20.0], requires_grad=True)
+NAN = float("nan")
+
+
+def packed(*ends, dtype=torch.int64):
+    return ONE | {"cu_seqlens": torch.tensor(ends, dtype=dtype)}
+
+
+HORIZONS = [
+    ({"horizon": 0}, "horizon must be above 0, got 0"),
+    ({"horizon": -3.5}, "horizon must be above 0, got -3.5"),
+    ({"horizon": NAN}, "horizon must be above 0, got nan"),
+    ({"horizon": True}, "horizon must be a number .*bool"),
+    ({"horizon": "long"}, "horizon must be a number.*"),
+    ({"horizon": [20, 20]}, "horizon must be a number.*list"),
+    ({"horizon": torch.tensor([20.0, -1.0])}, r"horizon must be above 0, got \[20.0, -1.0\]"),
+    ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head .*\[2\].*got \[3\]"),
+    ({"horizon": torch.ones(2, 1)}, r"horizon must be a number or one per head .*got \[2, 1\]"),
+    ({"horizon": LEARNED}, "horizon must not require a gradient"),
+    ({"horizon": LEARNED[0]}, "horizon must not require a gradient"),
+]
+MASKS = [
+    ({"key_mask": MASK.float()}, "key_mask must be bool .*got torch.float32"),
+    ({"key_mask": MASK[:, :5]}, r"key_mask must be \[batch, keys\] = \[2, 6\], got \[2, 5\]"),
+    ({"key_mask": MASK[:1]}, r"key_mask must be .*= \[2, 6\], got \[1, 6\]"),
+    ({"key_mask": MASK.to("meta")}, "key_mask must be on the device of k, cpu, got meta"),
+    ({"key_mask": [[True] * 6] * 2}, "key_mask must be a tensor, got list"),
+    ({"eps": 0}, "eps must be above 0, got 0"),
+    ({"eps": -1e-6}, "eps must be above 0, got -1e-06"),
+    ({"eps": NAN}, "eps must be above 0, got nan"),
+]
+PACKINGS = [
+    (packed(0, 6, dtype=torch.float32), "cu_seqlens must be a vector of int32 or int64, got .*32"),
+    (ONE | {"cu_seqlens": torch.tensor([[0, 6]])}, r"cu_seqlens must be a vector .*\[1, 2\]"),
+    (ONE | {"cu_seqlens": [0, 6]}, "cu_seqlens must be a tensor, got list"),
+    ({"cu_seqlens": torch.tensor([0, 6])}, "cu_seqlens needs a batch of 1, got 2"),
+    (packed(0, 5) | {"q": Q[:1, :, :5]}, "cu_seqlens needs as many queries as keys, got 5 and 6"),
+    (packed(0), "cu_seqlens must have at least 2 entries, got 1"),
+    (packed(1, 6), r"cu_seqlens must rise from 0 to the length 6, got \[1, 6\]"),
+    (packed(0, 5), r"cu_seqlens must rise from 0 to the length 6, got \[0, 5\]"),
+    (packed(0, 4, 3, 6), r"cu_seqlens must rise .*got \[0, 4, 3, 6\]"),
+    (packed(0, 6) | {"query_start": 0}, "query_start has no meaning with cu_seqlens"),
+    (
+        ONE | {"cu_seqlens": torch.tensor([0, 6]).to("meta")},
+        "cu_seqlens must be on .*cpu, got meta",
+    ),
+    ({"query_start": 1.5}, "query_start must be an int, got float"),
+    ({"query_start": True}, "query_start must be an int, got bool"),
+    ({"query_start": False}, "query_start must be an int, got bool"),
+]
+STRETCH = {"positions": "stretch"}
+WEIGHTS = [
+    ({"weight": "sine"}, "weight must be one of cosine, raised_cosine, got 'sine'"),
+    ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
+    ({"positions": "scale"}, "positions must be one of index, stretch, got 'scale'"),
+    (STRETCH | {"causal": True}, "positions='stretch' .*causal=True has no meaning"),
+    (STRETCH | {"query_start": 0}, "positions='stretch' .*query_start has no meaning"),
+    (STRETCH | packed(0, 6), "positions='stretch' .*cu_seqlens has no meaning"),
+]
+WINDOWS = [
+    ({"rows": slice(0, 4, 2)}, r"rows must be a slice with step 1, got slice\(0, 4, 2\)"),
+    ({"columns": slice(None, None, -1)}, "columns must be a slice with step 1"),
+    ({"rows": 3}, "rows must be a slice.*, got .*"),
+]
+STREAMS = [
+    ({"horizon": None}, "horizon is required to start a stream"),
+    ({"q": Q[:, :, :5]}, "as many queries as keys, got 5 and 6"),
+    ({"state": (1, 2)}, "state must be a State, got tuple"),
+    ({"weight": "sine"}, "weight must be one of cosine, raised_cosine, got 'sine'"),
+    ({"horizon": torch.full((4,), 20.0)}, r"horizon must be .*one per head \[2\], got \[4\]"),
+]
+ENGINE = [
+    ({"feature_map": "gelu"}, "feature_map must be one of identity, relu, .*got 'gelu'"),
+    ({"feature_map": lambda x: x[..., :0]}, "must have a width of at least 1"),
+    ({"normaliser": "max"}, "normaliser must be one of sum, none, got 'max'"),
+    ({"rule": "abs"}, "rule must be one of clamp, add, signed, got 'abs'"),
+    ({"theta": float("inf")}, "theta must be finite, got inf"),
+    ({"theta": torch.ones(3)}, r"theta must be .*one per.* head \[\d\].*got \[3\]"),
+    ({"theta": LEARNED}, "theta must not require a gradient"),
+    ({"theta": LEARNED[0]}, "theta must not require a gradient"),
+    ({"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
+    ({"gamma": 0.0}, r"gamma must lie in \(0, 1\], got 0"),
+    ({"gamma": NAN}, r"gamma must lie in \(0, 1\], got nan"),
+    ({"gamma": torch.tensor([0.5, 1.5])}, r"gamma must lie in \(0, 1\], got .*1.5"),
+    ({"gamma": torch.ones(3)}, r"gamma must be .*one per.* head \[\d\].*got \[3\]"),
+    ({"log_decay": GATE[:, :, :5]}, r"log_decay must be .*\[2, 4, 6\], got \[2, 2, 5\]"),
+    ({"log_decay": GATE[:1]}, r"log_decay must be .*\[2, 4, 6\], got \[1, 2, 6\]"),
+    ({"log_decay": -GATE}, "log_decay must .*0, got .*1"),
+    ({"log_decay": GATE * NAN}, "log_decay must .*0, got .*nan"),
+    ({"log_decay": -0.5}, "log_decay must be a tensor, got float"),
+]
+ENGINE_WHOLE = [
+    ({"causal": False, "gamma": 0.9}, "gamma .*need causal=True"),
+    ({"causal": False, "log_decay": GATE}, "log_decay need causal=True"),
+    (
+        {"q": Q[:, :, :5], "log_decay": GATE[:, :, :5]},
+        "log_decay needs as many queries as keys, got 5 and 6",
+    ),
+]
+ENGINE_STREAMS = [
+    ({"q": Q[:, :, :5]}, "as many queries as keys, got 5 and 6"),
+    ({"state": 3}, "state must be a State, got int"),
+    ({"theta": torch.ones(4)}, r"theta must be one per key head \[2\] in a stream, got \[4\]"),
+    ({"gamma": torch.ones(4)}, r"gamma must be one per key head \[2\] in a stream, got \[4\]"),
+    ({"log_decay": -torch.ones(2, 4, 6)}, r"log_decay must be one per key head .*got \[2, 4, 6\]"),
+]
+TABLES = {  # function -> what else a good call needs, the bad ones
+    attention: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS),
+    attention_weights: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS + WINDOWS),
+    attention_with_state: ({"horizon": 20}, HORIZONS + MASKS + STREAMS),
+    linear_attention: ({"causal": True}, MASKS + PACKINGS + ENGINE + ENGINE_WHOLE),
+    linear_attention_with_state: ({}, MASKS + ENGINE + ENGINE_STREAMS),
+}
+ROWS = [
+    pytest.param(function, good, *row, id=f"{function.__name__}: {row[1]}")
+    for function, (good, rows) in TABLES.items()
+    for row in rows
+]
+
+
+def call(function, arguments):
+    if function is attention_weights:
+        arguments = {name: value for name, value in arguments.items() if name != "v"}
+    return function(**arguments)
+
+
+@pytest.mark.parametrize(("function", "good", "bad", "message"), ROWS)
+def test_a_bad_argument_is_named_with_its_rule_and_value(function, good, bad, message):
+    good = {"q": Q, "k": K, "v": V} | good
+    call(function, good)
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(function, good | bad)
+
+
+def misfits(q, k, v):
+    """What does not fit in otherwise good q `[2, 4, T, 4]`, k and v `[2, 2, T, 4]`."""
+    length = k.shape[2]
+    return [
+        ({"q": None}, "q must be a tensor, got NoneType"),
+        ({"k": [1.0]}, "k must be a tensor, got list"),
+        ({"v": 3}, "v must be a tensor, got int"),
+        ({"q": q[0, 0]}, rf"q must be \[batch, heads, length, width\], got \[{length}, 4\]"),
+        ({"k": k[0]}, rf"k must be \[batch, .*got \[2, {length}, 4\]"),
+        ({"v": v[None]}, rf"v must be \[batch, .*got \[1, 2, 2, {length}, 4\]"),
+        ({"q": q.long()}, "q must be float64, .*got torch.int64"),
+        ({"k": k.bool()}, "k must be float64, .*got torch.bool"),
+        ({"v": v.cfloat()}, "v must be float64, .*got torch.complex64"),
+        ({"k": k.half()}, "k must have the dtype of q, torch.float64, got torch.float16"),
+        ({"v": v.float()}, "v must have the dtype of q, torch.float64, got torch.float32"),
+        ({"q": q[..., :0]}, rf"q must have a width of at least 1, got \[2, 4, {length}, 0\]"),
+        ({"v": v[..., :0]}, rf"v must have a width of at least 1, got \[2, 2, {length}, 0\]"),
+        ({"k": k[:1]}, "k must have the batch of q, 2, got 1"),
+        ({"v": v[:1]}, "v must have the batch of q, 2, got 1"),
+        ({"k": k[..., :3]}, "k must have the width of q, 4, got 3"),
+        ({"v": v[:, :1]}, rf"v must have the heads and length of k, \[2, {length}\], got \[1, "),
+        ({"v": v[:, :, 1:]}, rf"v must have .*length of k, \[2, {length}\], got \[2, {length - 1}"),
+        ({"q": q[:, :3]}, "heads of q must be a multiple of the heads of k, got 3 and 2"),
+        ({"k": k[:, :0], "v": v[:, :0]}, "heads of q must be a multiple .*got 4 and 0"),
+        ({"k": k.to("meta")}, "k must be on the device of q, cpu, got meta"),
+    ]
+
+
+@pytest.mark.parametrize("function", TABLES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("bad", "message"), misfits(Q, K, V))
+def test_tensors_that_do_not_fit_are_named(function, bad, message):
+    if function is attention_weights and bad.keys() == {"v"}:
+        pytest.skip("takes no values")
+    arguments = {"q": Q, "k": K, "v": V} | TABLES[function][0] | bad
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(function, arguments)
+
+
+TOKEN = {"q": Q[:, :, :1], "k": K[:, :, :1], "v": V[:, :, :1]}
+STEPS = [
+    *misfits(*TOKEN.values()),
+    ({"q": Q, "k": K, "v": V}, "step takes one token, got 6 queries and 6 keys"),
+    ({"q": Q[:, :, :0]}, "step takes one token, got 0 queries and 1 keys"),
+    ({"k": Q[:, :, :1], "v": Q[:, :, :1]}, r"state must hold .*\[2, 4, .*, got \[2, 2, 2, 4, 4\]"),
+    ({"state": None}, "state must be a State, got NoneType"),
+    ({"eps": 0}, "eps must be above 0, got 0"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), STEPS)
+def test_a_bad_step_is_named_and_changes_nothing(bad, message):
+    state = State.empty(2, 2, 4, 4, horizon=20, dtype=torch.float64)
+    with pytest.raises((ValueError, TypeError), match=message):
+        step(**TOKEN | {"state": state} | bad)
+    assert not state.key_value.any()
+    assert int(state.position) == 0
+
+
+EMPTY = [
+    ({"dtype": torch.bfloat16}, "dtype of a state must be float32 or float64, got torch.bfloat16"),
+    ({"batch": -1}, "batch must not be negative, got -1"),
+    ({"heads": -2}, "heads must not be negative, got -2"),
+    ({"key_width": 0}, "key_width must be at least 1, got 0"),
+    ({"value_width": 0}, "value_width must be at least 1, got 0"),
+    ({"horizon": 0}, "horizon must be above 0, got 0"),
+    ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head \[2\], got \[3\]"),
+    ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
+    ({"position": torch.zeros(3)}, r"position must be .*one per stream \[2\], got \[3\]"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), EMPTY)
+def test_a_bad_empty_state_is_named(bad, message):
+    sizes = {"batch": 2, "heads": 2, "key_width": 4, "value_width": 4, "horizon": 20}
+    with pytest.raises(ValueError, match=message):
+        State.empty(**sizes | bad)
+
+
+def test_options_are_given_by_name():
+    for function in (attention, attention_with_state, linear_attention):
+        with pytest.raises(TypeError, match="positional argument"):
+            function(Q, K, V, True)

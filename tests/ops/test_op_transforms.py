@@ -1,0 +1,279 @@
+"""Autocast, functional transforms and checkpointing treat the op as any PyTorch function."""
+
+import pytest
+import torch
+from op_formula import agree, cosformer, largest, tokens, uniform
+from torch.func import grad, hessian, jacrev, vjp, vmap
+from torch.utils.checkpoint import checkpoint
+
+from cosformer import (
+    attention,
+    attention_weights,
+    attention_with_state,
+    linear_attention,
+)
+
+HALF = (torch.bfloat16, torch.float16)
+every_half = pytest.mark.parametrize("dtype", HALF, ids=str)
+both_ways = pytest.mark.parametrize("causal", [True, False])
+
+
+@every_half
+@both_ways
+@pytest.mark.parametrize("impl", ["chunked", "reference"])
+def test_autocast_rounds_inputs_and_outputs_and_nothing_between(dtype, causal, impl):
+    x = [t.to(dtype).float() for t in tokens(1, 2, 600)]
+    with torch.autocast("cpu", dtype=dtype):
+        out = attention(*x, causal=causal, impl=impl)
+    assert out.dtype == dtype
+    right = cosformer(*(t.double() for t in x), causal=causal)
+    once = cosformer(*(t.float() for t in x), causal=causal).to(dtype)
+    assert largest(out - right) <= 2 * largest(once - right)
+
+
+@every_half
+@both_ways
+@pytest.mark.parametrize("backward_inside", [True, False])
+def test_gradients_under_autocast_are_those_of_the_rounded_inputs(dtype, causal, backward_inside):
+    x = [t.to(dtype).float().requires_grad_() for t in tokens(1, 2, 200)]
+    cotangent = tokens(1, 2, 200, seed=1)[2].to(dtype)
+    with torch.autocast("cpu", dtype=dtype):
+        out = attention(*x, causal=causal)
+        if backward_inside:
+            given = torch.autograd.grad(out, x, cotangent)
+    if not backward_inside:
+        given = torch.autograd.grad(out, x, cotangent)
+    half = [t.detach().to(dtype).requires_grad_() for t in x]
+    right = torch.autograd.grad(attention(*half, causal=causal), half, cotangent)
+    for a, b in zip(given, right, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b.float())
+
+
+@every_half
+def test_autocast_keeps_state_and_maps_in_float32(dtype):
+    x = [t.to(dtype).float() for t in tokens(1, 2, 300)]
+    exact = [t.double() for t in x]
+    _, right = attention_with_state(*exact, horizon=300)
+    with torch.autocast("cpu", dtype=dtype):
+        out, state = attention_with_state(*x, horizon=300)
+        dense = attention_weights(x[0], x[1], causal=True)
+    assert out.dtype == dtype
+    assert state.key_value.dtype == torch.float32
+    for a, b in zip(state[:2], right[:2], strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-4)
+    map_right = attention_weights(exact[0], exact[1], causal=True)
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(dense.double(), map_right, rtol=rounding, atol=rounding / 100)
+
+
+def test_autocast_leaves_float64_alone():
+    x = tokens(1, 2, 20)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(*x, causal=True)
+    assert torch.equal(out, attention(*x, causal=True))
+
+
+def test_autocast_keeps_decays_in_full():
+    q, k, v = (t.bfloat16().float() for t in tokens(1, 2, 300))
+    decay = -0.01 * uniform(1, 2, 300)
+    options = {"feature_map": "relu", "causal": True}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = linear_attention(q, k, v, log_decay=decay.float(), **options)
+    right = linear_attention(*(t.double() for t in (q, k, v)), log_decay=decay, **options)
+    torch.testing.assert_close(out, right.bfloat16())
+
+
+def loss(q, k, v, **options):
+    return attention(q, k, v, **options).sin().sum()
+
+
+@both_ways
+def test_functional_gradients_equal_autograd(causal):
+    x = tokens(1, 2, 140)
+    given = grad(loss, argnums=(0, 1, 2))(*x, causal=causal)
+    leaves = [t.clone().requires_grad_() for t in x]
+    right = torch.autograd.grad(loss(*leaves, causal=causal, impl="reference"), leaves)
+    for a, b in zip(given, right, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+MAPS = {
+    "all": (0, 0, 0),
+    "other dimensions": (1, 2, 3),
+    "queries": (0, None, None),
+    "keys": (None, 0, None),
+    "values": (None, None, 0),
+    "keys and values": (None, 0, 0),
+}
+every_map = pytest.mark.parametrize("dims", MAPS.values(), ids=MAPS)
+
+
+def stacked(dims, batch, n=3):
+    """One input of each for every mapped call, laid along `dims`, and the calls themselves."""
+    calls = [tokens(batch, 2, 130, seed=seed) for seed in range(n)]
+    inputs = [
+        calls[0][i] if dim is None else torch.stack([call[i] for call in calls], dim)
+        for i, dim in enumerate(dims)
+    ]
+    calls = [
+        [calls[0][i] if dim is None else call[i] for i, dim in enumerate(dims)] for call in calls
+    ]
+    return inputs, calls
+
+
+@every_map
+@both_ways
+@pytest.mark.parametrize("batch", [1, 2])
+def test_vmap_equals_a_loop(dims, causal, batch):
+    def function(q, k, v):
+        return attention(q, k, v, causal=causal)
+
+    inputs, calls = stacked(dims, batch)
+    given = vmap(function, in_dims=dims)(*inputs)
+    torch.testing.assert_close(given, torch.stack([function(*call) for call in calls]))
+
+
+@every_map
+@pytest.mark.parametrize("batch", [1, 2])
+def test_vmap_of_gradients_equals_a_loop(dims, batch):
+    function = grad(lambda *x: loss(*x, causal=True), argnums=(0, 1, 2))
+    inputs, calls = stacked(dims, batch)
+    given = vmap(function, in_dims=dims)(*inputs)
+    right = [torch.stack(parts) for parts in zip(*(function(*c) for c in calls), strict=True)]
+    for a, b in zip(given, right, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_gradients_of_vmap_equal_a_loop(batch):
+    inputs, calls = stacked((0, 0, 0), batch)
+    given = grad(lambda *x: vmap(loss)(*x).sum(), argnums=(0, 1, 2))(*inputs)
+    right = [grad(loss, argnums=(0, 1, 2))(*call) for call in calls]
+    for a, b in zip(given, (torch.stack(x) for x in zip(*right, strict=True)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_vmap_maps_masks_packings_and_decays():
+    inputs, calls = stacked((0, 0, 0), 1)
+    masks = torch.rand(3, 1, 130, generator=torch.Generator().manual_seed(0)) < 0.5
+    given = vmap(lambda q, k, v, m: attention(q, k, v, key_mask=m))(*inputs, masks)
+    right = [attention(*call, key_mask=m) for call, m in zip(calls, masks, strict=True)]
+    torch.testing.assert_close(given, torch.stack(right))
+
+    edges = torch.tensor([0, 30, 130])
+    given = vmap(lambda *x: attention(*x, cu_seqlens=edges, causal=True))(*inputs)
+    right = [attention(*call, cu_seqlens=edges, causal=True) for call in calls]
+    torch.testing.assert_close(given, torch.stack(right))
+
+    def gated(q, k, v, decay):
+        return linear_attention(q, k, v, log_decay=decay, normaliser="none", causal=True)
+
+    decays = -uniform(3, 1, 2, 130)
+    given = vmap(gated)(*inputs, decays)
+    right = [gated(*call, decay) for call, decay in zip(calls, decays, strict=True)]
+    torch.testing.assert_close(given, torch.stack(right))
+    one = vmap(gated, in_dims=(None, None, None, 0))(*calls[0], decays)
+    torch.testing.assert_close(one, torch.stack([gated(*calls[0], decay) for decay in decays]))
+
+
+def test_vmap_carries_streams():
+    inputs, calls = stacked((0, 0, 0), 2)
+
+    def function(q, k, v):
+        first, state = attention_with_state(q[:, :, :50], k[:, :, :50], v[:, :, :50], horizon=200)
+        second, _ = attention_with_state(q[:, :, 50:], k[:, :, 50:], v[:, :, 50:], state=state)
+        return torch.cat([first, second], 2)
+
+    torch.testing.assert_close(
+        vmap(function)(*inputs), torch.stack([function(*call) for call in calls])
+    )
+
+
+def test_vmaps_nest():
+    x = [torch.stack([torch.stack(pair) for pair in zip(a, b, strict=True)]) for a, b in zip(
+        zip(*(tokens(1, 2, 9, seed=s) for s in (0, 1)), strict=True),
+        zip(*(tokens(1, 2, 9, seed=s) for s in (2, 3)), strict=True), strict=True)]  # fmt: skip
+    given = vmap(vmap(attention))(*x)
+    for i in range(2):
+        for j in range(2):
+            torch.testing.assert_close(given[i, j], attention(*(t[i, j] for t in x)))
+
+
+@both_ways
+def test_jacobians_and_hessians_equal_those_of_the_formula(causal):
+    q, k, v = tokens(1, 1, 4, width=2)
+    for place in range(3):
+        given, right = (
+            jacrev(lambda *x, f=function: f(*x, causal=causal), argnums=place)(q, k, v)
+            for function in (attention, cosformer)
+        )
+        torch.testing.assert_close(given, right)
+
+    def curved(function):
+        return jacrev(
+            jacrev(lambda q, k: function(q, k, v, causal=causal).sin().sum(), (0, 1)), (0, 1)
+        )
+
+    for a, b in zip(curved(attention)(q, k), curved(cosformer)(q, k), strict=True):
+        for given, right in zip(a, b, strict=True):
+            torch.testing.assert_close(given, right)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own use
+def test_forward_mode_says_that_it_is_not_there():
+    q, k, v = tokens(1, 1, 4, width=2)
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"jvp|forward"):
+        hessian(loss)(q, k, v)
+    torch.testing.assert_close(
+        hessian(lambda q: loss(q, k, v, impl="reference"))(q),
+        jacrev(jacrev(lambda q: loss(q, k, v)))(q),
+    )
+
+
+def test_vjp_serves_cotangents_by_vmap():
+    q, k, v = tokens(1, 2, 20)
+    out, pull = vjp(lambda q: attention(q, k, v, causal=True), q)
+    cotangents = uniform(5, *out.shape)
+    given = vmap(pull)(cotangents)[0]
+    torch.testing.assert_close(given, torch.stack([pull(c)[0] for c in cotangents]))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_gives_the_same_gradients(use_reentrant):
+    def function(q, k, v):
+        return attention(q, k, v, causal=True)
+
+    def gradients(call):
+        x = [t.requires_grad_() for t in tokens(1, 2, 140)]
+        call(*x).square().sum().backward()
+        return [t.grad for t in x]
+
+    kept = gradients(lambda *x: checkpoint(function, *x, use_reentrant=use_reentrant))
+    for a, b in zip(kept, gradients(function), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
+def test_anomaly_detection_finds_nothing():
+    x = [t.requires_grad_() for t in tokens(2, 2, 140)]
+    mask = torch.zeros(2, 140, dtype=torch.bool)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        attention(*x, causal=True, key_mask=mask).sum().backward()
+
+
+def test_inference_mode_serves_the_op():
+    with torch.inference_mode():
+        x = tokens(1, 2, 140)
+        out = attention(*x, causal=True)
+    torch.testing.assert_close(out.clone(), attention(*(t.clone() for t in x), causal=True))
+
+
+def test_gradients_of_a_float32_module_are_as_right_as_the_formula():
+    x = tokens(1, 2, 200)
+    agree(
+        lambda *t: attention(*t, causal=True),
+        lambda *t: cosformer(*t, causal=True),
+        *x,
+        dtype=torch.float32,
+    )
