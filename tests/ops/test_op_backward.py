@@ -135,7 +135,7 @@ def test_first_and_second_derivatives_pass_the_numeric_check(function, kv_heads,
     inputs = (*tokens(1, 2, 5, kv_heads=kv_heads, width=2), *more)
     inputs = tuple(x.clone().requires_grad_() for x in inputs)
     assert gradcheck(function, inputs)
-    assert gradgradcheck(function, inputs)
+    assert gradgradcheck(function, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("causal", [True, False])

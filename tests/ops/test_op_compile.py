@@ -113,10 +113,11 @@ def test_dynamic_graphs_serve_lengths_they_never_saw():
     assert counter.frame_count == before
 
 
+@pytest.mark.slow
 def test_a_dynamic_graph_trains():
     function = FUNCTIONS["causal"]
     fast = compiled(function, dynamic=True)
-    for length in (100, 120):
+    for length in (30, 50):
         check(function, fast, tokens(1, 2, length))
 
 
@@ -180,7 +181,6 @@ EXPORTED = {
     "horizon per head": (MORE["horizon per head"], False),
     "gates": (gated, False),
     "masked": (lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0), False),
-    "masked, strict": (lambda q, k, v: attention(q, k, v, key_mask=v[:, 0, :, 0] > 0), True),
     "raised": (MORE["raised"], False),
 }
 
@@ -194,22 +194,20 @@ def test_an_exported_op_runs_at_lengths_it_never_saw(function, strict):
         torch.testing.assert_close(program.module()(*x), function(*x))
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_cross_attention_exports_with_two_open_lengths(strict):
+def test_cross_attention_exports_with_two_open_lengths():
     shapes = ({2: Dim("queries", max=400)}, *({2: Dim("keys", max=400)},) * 2)
     program = export(
         Op(EXPORTED["bidirectional"][0]),
         tokens(1, 2, 9, keys=40),
         dynamic_shapes=shapes,
-        strict=strict,
+        strict=False,
     )
     for queries, keys in ((5, 9), (200, 3), (130, 130)):
         x = tokens(1, 2, queries, keys=keys)
         torch.testing.assert_close(program.module()(*x), attention(*x))
 
 
-@pytest.mark.parametrize("strict", [False])
-def test_a_stream_exports_with_an_open_length(strict):
+def test_a_stream_exports_with_an_open_length():
     class Stream(torch.nn.Module):
         def forward(self, q, k, v, key_value, key_sum, position):
             state = State(key_value, key_sum, position, 1000.0)
@@ -218,7 +216,7 @@ def test_a_stream_exports_with_an_open_length(strict):
 
     state = (uniform(1, 2, 2, 4, 4), uniform(1, 2, 2, 4), torch.tensor(3))
     shapes = (*({2: Dim("length", max=400)},) * 3, None, None, None)
-    program = export(Stream(), (*tokens(1, 2, 40), *state), dynamic_shapes=shapes, strict=strict)
+    program = export(Stream(), (*tokens(1, 2, 40), *state), dynamic_shapes=shapes, strict=False)
     for size in (2, 130):
         x = tokens(1, 2, size)
         out, last = attention_with_state(*x, state=State(*state, 1000.0))

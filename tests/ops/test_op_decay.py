@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from op_formula import IMPLEMENTATIONS, agree, clamped, largest, recurrence, tokens, uniform
+from op_formula import F64, IMPLEMENTATIONS, agree, clamped, largest, recurrence, tokens, uniform
 
 from cosformer import linear_attention
 
@@ -166,8 +166,8 @@ def test_a_decay_runs_across_many_chunks(dtype):
     def plain(q, k, v, decay):
         return recurrence(q, k, v, phi=lambda x: x, decay=decay)[0]
 
-    inputs = tokens(1, 1, 2300, width=2)
-    agree(op, plain, *inputs, -0.01 * uniform(1, 1, 2300), dtype=dtype, argument=12)
+    inputs = tokens(1, 1, 1200, width=2)
+    agree(op, plain, *inputs, -0.01 * uniform(1, 1, 1200), dtype=dtype, argument=6)
 
 
 def test_a_long_decay_stays_precise_at_100_000_positions():
@@ -180,3 +180,16 @@ def test_a_long_decay_stays_precise_at_100_000_positions():
     weight = gamma ** torch.arange(length - 1, -1, -1, dtype=torch.float64)[:, None]
     score = weight * (k[0, 0] @ q[0, 0, -1])[:, None]  # of the last query, without a recurrence
     torch.testing.assert_close(double[0, 0, -1], (score * v[0, 0]).sum(0) / score.sum())
+
+
+@pytest.mark.parametrize("gate", [-1e3, -1e16, torch.finfo(torch.float64).min, -math.inf])
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_hard_reset_forgets_all_and_spoils_nothing_after_it(gate, impl):
+    q, k, v = tokens(1, 1, 150, width=3)
+    decay = torch.full((1, 1, 150), -0.1, dtype=F64)
+    decay[..., 70] = gate
+    call = {"causal": True, "normaliser": "none", "impl": impl}
+    out = linear_attention(q, k, v, log_decay=decay, **call)
+    fresh = [x[:, :, 70:] for x in (q, k, v)]
+    after = linear_attention(*fresh, log_decay=torch.full((1, 1, 80), -0.1, dtype=F64), **call)
+    torch.testing.assert_close(out[:, :, 70:], after)
