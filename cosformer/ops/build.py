@@ -5,7 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from cosformer.ops.check import check_choice, check_eps, check_key_mask, check_packing
+from cosformer.ops.check import (
+    check_bool,
+    check_choice,
+    check_eps,
+    check_key_mask,
+    check_packing,
+)
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.problem import Problem
 from cosformer.ops.state import Horizon, check_horizon, check_length
@@ -43,7 +49,7 @@ def build(
     key_position = torch.arange(keys, dtype=torch.float64, device=q.device)[None]
     sequence = None
     if positions == "stretch":
-        longest = max(queries, keys)
+        longest = torch.sym_max(queries, keys)
         query_position = query_position * (longest / max(queries, 1))
         key_position = key_position * (longest / max(keys, 1))
     if cu_seqlens is not None:
@@ -86,7 +92,10 @@ def check_placement(
     positions: str = "index",
 ) -> None:
     """Arguments that say where tokens stand, and which of them exclude each other."""
-    if query_start is not None and (not isinstance(query_start, int) or query_start is True):
+    check_bool("causal", causal)
+    if query_start is not None and (
+        isinstance(query_start, bool) or not isinstance(query_start, int | torch.SymInt)
+    ):
         raise TypeError(f"query_start must be an int, got {type(query_start).__name__}")
     if positions == "stretch":
         for name, given in (
@@ -122,16 +131,20 @@ def cosine_angle(
             own = lengths[sequence_of(cu_seqlens, queries)]
             return (math.pi / 2) / own.to(torch.float64)[None]
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
-        if weight == "cosine" and not torch.compiler.is_compiling():
-            check_length(int(lengths.max()), horizon)
+        if weight == "cosine":
+            longest = lengths.max()
+            check_length(longest if torch.compiler.is_compiling() else int(longest), horizon)
         return angle_of(horizon, q)
+    longest = torch.sym_max(queries, keys)
     if horizon is None:
-        horizon = max(queries, keys, 1)
+        horizon = torch.sym_max(longest, 1)
     else:
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
-    if weight == "cosine":
-        start = query_start if query_start is not None else (keys - queries if causal else 0)
-        check_length(max(keys, start + queries) - min(start, 0), horizon)
+    if weight == "cosine" and query_start is not None:
+        start, stop = min(query_start, 0), max(keys, query_start + queries)
+        check_length(stop - start, horizon)
+    elif weight == "cosine":  # queries end with the keys, or begin with them
+        check_length(longest, horizon)
     return angle_of(horizon, q)
 
 

@@ -1,7 +1,9 @@
 """What the public functions demand of their tensors, said in one line each."""
 
+import numbers
 from collections.abc import Collection
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +14,9 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Shapes, dtypes and devices that fit; under autocast cast as PyTorch's own attention casts."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        check_tensor(name, x)
+        if x.is_nested or x.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
         if x.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, length, width], got {list(x.shape)}")
         if x.dtype not in DTYPES:
@@ -24,7 +27,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
+        if torch.float64 not in (q.dtype, k.dtype, v.dtype):
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
             raise ValueError(f"{name} must have the dtype of q, {q.dtype}, got {x.dtype}")
@@ -43,6 +47,39 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     return q, k, v
 
 
+def check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+
+
+def check_number(name: str, value: Any, wanted: str = "a number") -> None:
+    """A real number, symbolic or not; a bool is none."""
+    if isinstance(value, bool) or not isinstance(
+        value, numbers.Real | torch.SymInt | torch.SymFloat
+    ):
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+
+
+def check_number_or_tensor(name: str, value: Any) -> None:
+    if isinstance(value, Tensor):
+        if value.dtype.is_complex or value.dtype == torch.bool:
+            raise ValueError(f"{name} must be real, got {value.dtype}")
+    else:
+        check_number(name, value, "a number or a tensor")
+
+
+def check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+
+
+def readable(x: Tensor) -> bool:
+    """Whether a check may look at the values: not under a tracer or a function transform."""
+    if torch.compiler.is_compiling():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 def check_choice(name: str, value: str, known: Collection[str]) -> str:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
@@ -50,7 +87,8 @@ def check_choice(name: str, value: str, known: Collection[str]) -> str:
 
 
 def check_eps(eps: float) -> float:
-    if not eps > 0:
+    check_number("eps", eps)
+    if not 0 < eps < float("inf"):
         raise ValueError(f"eps must be above 0, got {eps}")
     return eps
 
@@ -58,6 +96,7 @@ def check_eps(eps: float) -> float:
 def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
     if key_mask is None:
         return
+    check_tensor("key_mask", key_mask)
     if key_mask.dtype != torch.bool:
         raise ValueError(f"key_mask must be bool (True = real token), got {key_mask.dtype}")
     if key_mask.shape != (k.shape[0], k.shape[2]):
@@ -71,6 +110,7 @@ def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
 
 def check_packing(cu_seqlens: Tensor, q: Tensor, k: Tensor) -> None:
     """Boundaries 0 = s₀ ≤ s₁ ≤ … = T of sequences laid end to end in a batch of one."""
+    check_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dim() != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             "cu_seqlens must be a vector of int32 or int64, got "
@@ -89,7 +129,12 @@ def check_packing(cu_seqlens: Tensor, q: Tensor, k: Tensor) -> None:
     if cu_seqlens.shape[0] < 2:
         raise ValueError(f"cu_seqlens must have at least 2 entries, got {cu_seqlens.shape[0]}")
     if torch.compiler.is_compiling():
-        return  # the values are not known to a tracer
+        ends_fit = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == q.shape[2])
+        rising = (cu_seqlens.diff() >= 0).all()
+        torch._assert_async(ends_fit & rising, "cu_seqlens must rise from 0 to the length")
+        return
+    if not readable(cu_seqlens):
+        return
     ends = cu_seqlens.tolist()
     if ends[0] != 0 or ends[-1] != q.shape[2] or any(a > b for a, b in pairwise(ends)):
         raise ValueError(f"cu_seqlens must rise from 0 to the length {q.shape[2]}, got {ends}")

@@ -11,7 +11,6 @@ It keeps q, k, v, out and total, and nothing larger. A sweep's gradients are swe
 """
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,9 +19,17 @@ from torch.autograd import Function
 
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.normaliser import denominator, slope
-from cosformer.ops.problem import Problem, basis, compute_dtype
+from cosformer.ops.problem import Problem, basis, compute_dtype, full_precision
 from cosformer.ops.sweep import Reader, Span
-from cosformer.ops.trilinear import Pattern, Result, decay_gradient, fold_vmapped, run, trilinear
+from cosformer.ops.trilinear import (
+    FORWARD_MODE,
+    Pattern,
+    Result,
+    decay_gradient,
+    fold_vmapped,
+    run,
+    trilinear,
+)
 
 
 def chunked(
@@ -66,10 +73,10 @@ def _attend_unequal(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[
     weights_per_head = problem.theta.shape[0] > 1 or problem.query_decay is not None
     if q.shape[1] > k.shape[1] and weights_per_head:  # heads of a group cannot share the state
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    before = min(max(start, 0), keys)
-    shared_stop = max(before, min(keys, start + queries))
     pieces = []
-    nothing = min(max(-start, 0), queries)  # queries that stand before the first key
+    nothing = _clip(-start, queries)  # queries that stand before the first key
+    before = _clip(start, keys)
+    shared_stop = before + _clip(start + queries - before, keys - before)
     if nothing:
         pieces.append(q.new_zeros(*q.shape[:2], nothing, v.shape[-1]))
     _, state = _piece(q, k, v, problem, slice(0, 0), slice(0, before), None, causal=False)
@@ -81,6 +88,13 @@ def _attend_unequal(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[
         out, _ = _piece(q, k, v, problem, after, slice(keys, keys), state, causal=False)
         pieces.append(out)
     return torch.cat(pieces, 2), state
+
+
+def _clip(count: int, limit: int) -> int:
+    """Between 0 and the limit, by branches: a tracer reasons about them better than about min."""
+    if count <= 0:
+        return 0
+    return count if count <= limit else limit
 
 
 def _piece(
@@ -145,6 +159,7 @@ class _Attention(Function):
         with full_precision(q):
             first = rows.spread(state, query_basis.shape[-1])
             last = run(pattern, rows.k, rows.v, first, Reader(rows.q, store))
+            last = last if last is not first and k.shape[2] else last.clone()
         return out, total, last[:, :: rows.groups]
 
     @staticmethod
@@ -219,7 +234,11 @@ class _Attention(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return fold_vmapped(_Attention.apply, info.batch_size, in_dims, args)
+        return fold_vmapped(_Attention.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 4))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(FORWARD_MODE)
 
 
 # Each call of apply reads the signature: from here in a microsecond, by inspection in a hundred.
@@ -286,11 +305,3 @@ class _Rows:
 
     def _repeat(self, rows: Tensor) -> Tensor:
         return rows if self.groups == 1 else rows.repeat_interleave(self.groups, 1)
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast would round the products that must stay in float32."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()

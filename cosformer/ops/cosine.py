@@ -16,6 +16,7 @@ from cosformer.ops.reference import scores
 from cosformer.ops.state import (
     Horizon,
     State,
+    at_least,
     check_continues,
     check_length,
     check_weight,
@@ -137,9 +138,9 @@ def attention_with_state(
         key_mask=key_mask,
         position=state.position,
     )
-    out, sums = compute(q, k, v, problem, join(state), impl=impl)
+    out, sums = compute(*at_least(state, q, k, v), problem, join(state), impl=impl)
     assert sums is not None
-    return out, split(sums, state.position + q.shape[2], limit, divided=True)
+    return out.to(q.dtype), split(sums, state.position + q.shape[2], limit, divided=True)
 
 
 def attention_weights(
@@ -231,6 +232,8 @@ def _problem(
 def _window(name: str, window: slice | None, length: int) -> slice:
     if window is None:
         return slice(0, length)
+    if not isinstance(window, slice):
+        raise TypeError(f"{name} must be a slice or None, got {type(window).__name__}")
     start, stop, stride = window.indices(length)
     if stride != 1:
         raise ValueError(f"{name} must be a slice with step 1, got {window}")

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from cosformer.ops.check import check_choice
 from cosformer.ops.chunked import chunked
-from cosformer.ops.problem import Problem
+from cosformer.ops.problem import Problem, full_precision
 from cosformer.ops.reference import reference
 
 IMPLEMENTATIONS = {"reference": reference, "chunked": chunked}
@@ -27,4 +27,5 @@ def compute(
     """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
     check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
     chosen = auto_impl(q.device.type) if impl == "auto" else impl
-    return IMPLEMENTATIONS[chosen](q, k, v, problem, state)
+    with full_precision(q):
+        return IMPLEMENTATIONS[chosen](q, k, v, problem, state)

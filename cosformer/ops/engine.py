@@ -7,13 +7,28 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.build import build, check_placement, per_head
-from cosformer.ops.check import check_choice, check_inputs
+from cosformer.ops.check import (
+    check_choice,
+    check_inputs,
+    check_key_mask,
+    check_number_or_tensor,
+    check_tensor,
+    readable,
+)
 from cosformer.ops.dispatch import compute
+from cosformer.ops.normaliser import SUM_RULES
 from cosformer.ops.problem import WEIGHTS, Problem, compute_dtype
-from cosformer.ops.state import Horizon, State, check_state_shape, join, same_horizon, split
+from cosformer.ops.state import (
+    Horizon,
+    State,
+    at_least,
+    check_state_shape,
+    join,
+    same_horizon,
+    split,
+)
 
 NORMALISERS = ("sum", "none")
-SUM_RULES = ("clamp", "add", "signed")
 
 Map = str | Callable[[Tensor], Tensor]
 
@@ -64,7 +79,7 @@ def linear_attention(
     Returns:
         `[B, H, T, V]` in the dtype of q.
     """
-    q, k, v = _map(q, k, v, feature_map)
+    q, k, v = _map(q, k, v, feature_map, key_mask)
     check_placement(q, k, causal=causal, cu_seqlens=cu_seqlens, query_start=query_start)
     problem = _problem(
         q,
@@ -104,9 +119,17 @@ def linear_attention_with_state(
 ) -> tuple[Tensor, State]:
     """Causal `linear_attention` over the next T tokens of a stream, and the stream's new state.
 
-    Give the same weights with every call; the given state is not changed.
+    Args:
+        q, k, v: `[B, H, T, D]`, `[B, H_kv, T, D]`, `[B, H_kv, T, V]`.
+        state: what the last call returned; None starts a stream. It is not changed.
+        theta, gamma, log_decay: as in `linear_attention`, one per key head under grouped queries.
+        key_mask: `[B, T]` bool, True = real token.
+        others: as in `linear_attention`. Give the same weights and feature map with every call.
+
+    Returns:
+        `[B, H, T, V]` in the dtype of q, and the state after these tokens.
     """
-    q, k, v = _map(q, k, v, feature_map)
+    q, k, v = _map(q, k, v, feature_map, key_mask)
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
@@ -118,13 +141,16 @@ def linear_attention_with_state(
                 f"{name} must be one per key head [{k.shape[1]}] in a stream, "
                 f"got {list(values.shape)}"
             )
-    if groups > 1 and log_decay is not None and log_decay.shape[1] not in (1, k.shape[1]):
+    if log_decay is not None:
+        check_tensor("log_decay", log_decay)
+    if groups > 1 and log_decay is not None and log_decay.shape[1] != k.shape[1]:
         raise ValueError(
             f"log_decay must be one per key head [B, {k.shape[1]}, T] in a stream, "
             f"got {list(log_decay.shape)}"
         )
-    horizon = None if _decays(gamma, log_decay) else _horizon_of(theta)
     kind = _kind(theta, raised=raised)
+    alien = kind != "plain" and feature_map != "relu"  # `attention` could not go on with it
+    horizon = None if alien or _decays(gamma, log_decay) else _horizon_of(theta)
     if state is None:
         shape = (q.shape[0], k.shape[1], WEIGHTS[kind], k.shape[3])
         zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
@@ -142,7 +168,7 @@ def linear_attention_with_state(
         and not same_horizon(state.horizon, horizon)
     ):
         raise ValueError(
-            "state was made with another theta, or with a decay where there is none now"
+            "state was made with another theta or feature map, or with a decay where there is none"
         )
     problem = _problem(
         q,
@@ -159,17 +185,26 @@ def linear_attention_with_state(
         key_mask=key_mask,
         position=state.position,
     )
-    out, sums = compute(q, k, v, problem, join(state), impl=impl)
+    out, sums = compute(*at_least(state, q, k, v), problem, join(state), impl=impl)
     assert sums is not None
     position = state.position + q.shape[2]
-    return out, split(sums, position, state.horizon, divided=normaliser == "sum")
+    return out.to(q.dtype), split(sums, position, state.horizon, divided=normaliser == "sum")
 
 
-def _map(q: Tensor, k: Tensor, v: Tensor, feature_map: Map) -> tuple[Tensor, Tensor, Tensor]:
+def _map(
+    q: Tensor, k: Tensor, v: Tensor, feature_map: Map, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Checked tensors; a feature map of the caller's is applied here, a named one in the sweep."""
     q, k, v = check_inputs(q, k, v)
     if isinstance(feature_map, str):
         return q, k, v
+    if not callable(feature_map):
+        raise TypeError(
+            f"feature_map must be a name or a function, got {type(feature_map).__name__}"
+        )
+    check_key_mask(key_mask, k)
+    if key_mask is not None:  # the slope of φ at NaN would be NaN
+        k = k.masked_fill(~key_mask[:, None, :, None], 0)
     return check_inputs(feature_map(q), feature_map(k), v)
 
 
@@ -223,6 +258,9 @@ def _horizon_of(theta: float | Tensor) -> Horizon:
 
 
 def _angle(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
+    check_number_or_tensor("theta", theta)
+    if isinstance(theta, Tensor) and readable(theta) and not bool(theta.isfinite().all()):
+        raise ValueError(f"theta must be finite, got {theta.tolist()}")
     if isinstance(theta, Tensor) and theta.requires_grad and torch.is_grad_enabled():
         raise ValueError("theta must not require a gradient: none is computed for it")
     if not isinstance(theta, Tensor) or theta.dim() == 0:
@@ -246,16 +284,24 @@ def _log_decay(
     if not causal:
         raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
     batch, heads, queries = q.shape[:3]
+    check_number_or_tensor("gamma", gamma)
     if isinstance(gamma, Tensor) and gamma.dim():
         _check_heads("gamma", gamma, q, k)
         rate = per_head(gamma, q)
     else:
         rate = torch.as_tensor(gamma, dtype=torch.float64, device=q.device).reshape(1, 1)
-    if not torch.compiler.is_compiling() and not bool(((rate > 0) & (rate <= 1)).all()):
+    if readable(rate) and not bool(((rate > 0) & (rate <= 1)).all()):
         raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
     total = rate.log()[None]
     if log_decay is None:
         return total.expand(-1, -1, queries) if queries == k.shape[2] else total
+    check_tensor("log_decay", log_decay)
+    if not log_decay.dtype.is_floating_point:
+        raise ValueError(f"log_decay must be real, got {log_decay.dtype}")
+    if log_decay.device != q.device:
+        raise ValueError(
+            f"log_decay must be on the device of q, {q.device}, got {log_decay.device}"
+        )
     if queries != k.shape[2]:
         raise ValueError(f"log_decay needs as many queries as keys, got {queries} and {k.shape[2]}")
     sizes = (batch, heads, queries), (batch, k.shape[1], queries)
@@ -264,8 +310,13 @@ def _log_decay(
             f"log_decay must be [batch, heads, length] = {list(sizes[0])}, "
             f"got {list(log_decay.shape)}"
         )
+    if readable(log_decay) and not bool((log_decay <= 0).all()):
+        worst = log_decay.detach().max()
+        raise ValueError(f"log_decay must be at most 0, got {float(worst):g}")
     groups = heads // log_decay.shape[1]
-    return total + log_decay.double().repeat_interleave(groups, 1)
+    # exp(−800) is 0 even in float64; a larger number would swallow the differences after it.
+    gates = log_decay.double().clamp(min=-800)
+    return total + gates.repeat_interleave(groups, 1)
 
 
 def _check_heads(name: str, values: Tensor, q: Tensor, k: Tensor) -> None:

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-# clamp: max(sum, eps)    add: sum + eps    signed: the sum, moved away from 0 to ±eps    none: 1
-RULES = ("clamp", "add", "signed", "none")
+SUM_RULES = ("clamp", "add", "signed")  # beside them a problem's rule may be "none"
 
 
 def denominator(total: Tensor, rule: str, eps: float) -> Tensor:
-    """The divisor made of a row's `total` weight."""
+    """max(total, eps), total + eps, or the total moved away from 0 to ±eps."""
     if rule == "clamp":
         return total.clamp(min=eps)
     if rule == "add":

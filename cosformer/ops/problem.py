@@ -1,7 +1,8 @@
 """One attention problem as every implementation receives it: checked, with no default left open."""
 
 import math
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Problem(NamedTuple):
 
 
 def basis(position: Tensor, theta: Tensor, weight: str, dtype: torch.dtype) -> Tensor:
-    """ψ with c(θ(i − j)) = ψ(i)·ψ(j), `[b, h, T, R]`; angles are exact to 2^53 positions."""
+    """ψ with c(θ(i − j)) = ψ(i)·ψ(j), `[b, h, T, R]`; angles are float64 throughout."""
     angle = theta * position[:, None]
     if weight == "plain":
         parts = [torch.ones_like(angle)]
@@ -47,3 +48,11 @@ def basis(position: Tensor, theta: Tensor, weight: str, dtype: torch.dtype) -> T
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sums, states and denominators are never below float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast would round the products that must stay in float32."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()

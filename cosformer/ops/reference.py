@@ -66,10 +66,12 @@ def weights(problem: Problem, rows: slice = ALL, columns: slice = ALL) -> Tensor
 def _features(q: Tensor, k: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(q.dtype)
     phi = FEATURE_MAPS[problem.feature_map].forward
-    keys = phi(_repeat_heads(k, q).to(dtype))
-    if problem.key_mask is not None:
-        keys = keys.masked_fill(~problem.key_mask[:, None, :, None], 0)
-    return phi(q.to(dtype)), keys
+    keys = _repeat_heads(k, q).to(dtype)
+    if problem.key_mask is None:
+        return phi(q.to(dtype)), phi(keys)
+    hidden = ~problem.key_mask[:, None, :, None]
+    # Before φ, for NaN times the slope of φ is NaN; after it, for φ(0) need not be 0.
+    return phi(q.to(dtype)), phi(keys.masked_fill(hidden, 0)).masked_fill(hidden, 0)
 
 
 def _continue(
@@ -80,7 +82,7 @@ def _continue(
     read = basis(problem.query_position, problem.theta, problem.weight, queries.dtype)
     write = basis(problem.key_position, problem.theta, problem.weight, queries.dtype)
     groups = q.shape[1] // state.shape[1]
-    kept = history = state.repeat_interleave(groups, 1)
+    kept = history = state.to(queries.dtype).repeat_interleave(groups, 1)
     if problem.query_decay is not None and k.shape[2]:
         decay = problem.query_decay  # the keys', too: a stream has as many queries as keys
         read = read * decay.exp()[..., None].to(read.dtype)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.ops.check import check_number_or_tensor, readable
 from cosformer.ops.problem import WEIGHTS
 
 Horizon = float | Tensor
@@ -21,7 +22,7 @@ class State(NamedTuple):
     key_value: Tensor  # [B, H, R, D, V]
     key_sum: Tensor  # [B, H, R, D]; width 0 where nothing is divided
     position: Tensor  # [] or [B], int64: how many tokens came before
-    horizon: Horizon | None  # a number or [H]; None under a decay, which makes states not add
+    horizon: Horizon | None  # a number or [H]; None for what only `linear_attention` goes on with
 
     @classmethod
     def empty(
@@ -44,15 +45,21 @@ class State(NamedTuple):
         """
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype of a state must be float32 or float64, got {dtype}")
-        for name, size in (("batch", batch), ("heads", heads)):
-            if size < 0:
-                raise ValueError(f"{name} must not be negative, got {size}")
-        for name, size in (("key_width", key_width), ("value_width", value_width)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+        sizes = {"batch": (batch, 0), "heads": (heads, 1)}
+        sizes |= {"key_width": (key_width, 1), "value_width": (value_width, 1)}
+        for name, (size, least) in sizes.items():
+            if not isinstance(size, int | torch.SymInt) or isinstance(size, bool):
+                raise TypeError(f"{name} must be an int, got {type(size).__name__}")
+            if size < least:
+                raise ValueError(f"{name} must be at least {least}, got {size}")
         horizon = check_horizon(horizon, heads, heads)
         states = WEIGHTS[check_weight(weight)]
-        start = torch.as_tensor(position, dtype=torch.int64, device=device)
+        start = torch.as_tensor(position, device=device)
+        if start.dtype.is_floating_point or start.dtype in (torch.bool, torch.complex64):
+            raise TypeError(f"position must be whole, got {position}")
+        start = start.to(torch.int64)
+        if readable(start) and bool((start < 0).any()):
+            raise ValueError(f"position must not be negative, got {start.tolist()}")
         if start.dim() > 1 or (start.dim() == 1 and start.shape[0] != batch):
             raise ValueError(
                 f"position must be one number or one per stream [{batch}], got {list(start.shape)}"
@@ -75,7 +82,10 @@ class State(NamedTuple):
         if not isinstance(other, State):
             return NotImplemented
         if self.horizon is None or other.horizon is None:
-            raise ValueError("states under a decay do not add: continue the stream instead")
+            raise ValueError(
+                "states add where weights do not decay and features are relu's, as in attention: "
+                "go on with the stream instead"
+            )
         if self.key_value.shape != other.key_value.shape:
             raise ValueError(
                 "states must have one shape to add, got "
@@ -100,6 +110,13 @@ def join(state: State) -> Tensor:
     return torch.cat([state.key_value, state.key_sum[..., None]], -1)
 
 
+def at_least(state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens raised to float64 where the state is: a state never loses precision."""
+    if state.key_value.dtype == torch.float64:
+        return q.double(), k.double(), v.double()
+    return q, k, v
+
+
 def split(sums: Tensor, position: Tensor, horizon: Horizon | None, *, divided: bool) -> State:
     """The inverse of `join`."""
     if not divided:
@@ -116,6 +133,7 @@ def check_weight(weight: str) -> str:
 
 def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
     """A positive number, or a tensor of them with one per head (or per key head)."""
+    check_number_or_tensor("horizon", horizon)
     if isinstance(horizon, Tensor) and horizon.requires_grad and torch.is_grad_enabled():
         raise ValueError("horizon must not require a gradient: none is computed for it")
     if isinstance(horizon, Tensor) and horizon.dim():
@@ -124,21 +142,21 @@ def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
             raise ValueError(
                 f"horizon must be a number or one per head {sizes}, got {list(horizon.shape)}"
             )
-        if not torch.compiler.is_compiling() and not bool((horizon > 0).all()):
+        if readable(horizon) and not bool((horizon > 0).all()):
             raise ValueError(f"horizon must be above 0, got {horizon.tolist()}")
         return horizon
-    if isinstance(horizon, bool):
-        raise TypeError("horizon must be a number or a tensor, got a bool")
     number = float(horizon)
     if not number > 0:
         raise ValueError(f"horizon must be above 0, got {number:g}")
     return number
 
 
-def check_length(length: int, horizon: Horizon, position: Tensor | None = None) -> None:
+def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:
     """Refuse to go past the horizon, where cosine weights turn negative."""
     remedy = "raise horizon, or use weight='raised_cosine' for an endless stream"
-    if torch.compiler.is_compiling() and (position is not None or isinstance(horizon, Tensor)):
+    if torch.compiler.is_compiling() and any(
+        isinstance(x, Tensor) for x in (length, horizon, position)
+    ):
         end = length if position is None else length + position.max()
         limit = horizon.min() if isinstance(horizon, Tensor) else horizon
         torch._assert_async(torch.as_tensor(end <= limit), f"past the horizon: {remedy}")
@@ -165,11 +183,12 @@ def check_continues(
     state: State, k: Tensor, v: Tensor, horizon: Horizon | None, weight: str | None
 ) -> Horizon:
     """A state that fits these tokens, under the horizon and weight it was made for; its horizon."""
-    if state.horizon is None:
-        raise ValueError(
-            "state comes from a decaying weight: go on with linear_attention_with_state"
-        )
     check_state_shape(state, k, v)
+    if state.horizon is None or state.weight == "plain" or not state.key_sum.shape[-1]:
+        raise ValueError(
+            "state must come from attention: go on with linear_attention_with_state, "
+            "under the weights and the feature map that it was made with"
+        )
     if horizon is not None:
         named = check_horizon(horizon, k.shape[1], k.shape[1])
         if not same_horizon(named, state.horizon):
@@ -181,6 +200,8 @@ def check_continues(
 
 def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:
     """A state for these keys and values `[B, H_kv, S, ·]`."""
+    if not isinstance(state, State):
+        raise TypeError(f"state must be a State, got {type(state).__name__}")
     shape = state.key_value.shape
     wanted = (k.shape[0], k.shape[1], shape[2], k.shape[3], v.shape[3])
     if shape != wanted:
@@ -195,6 +216,8 @@ def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:
 
 
 def same_horizon(one: Horizon, other: Horizon) -> bool:
+    if one is other:
+        return True
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         one, other = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (one, other))
         return one.shape == other.shape and bool((one == other).all())

@@ -24,7 +24,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, eps: float = 1e-6) ->
     >>> step(q, k, v, state).shape, int(state.position)
     (torch.Size([1, 8, 1, 64]), 1)
     """
-    if isinstance(q, Tensor) and q.dim() == 3:
+    if all(isinstance(x, Tensor) and x.dim() == 3 for x in (q, k, v)):
         return step(q[:, :, None], k[:, :, None], v[:, :, None], state, eps=eps)[:, :, 0]
     q, k, v = check_inputs(q, k, v)
     if q.shape[2] != 1 or k.shape[2] != 1:

@@ -13,6 +13,11 @@ from torch.autograd import Function
 
 from cosformer.ops.sweep import Load, Reader, Span, Weight, gather, plan, scatter, sweep
 
+FORWARD_MODE = (
+    "forward-mode differentiation (jvp, hessian) is not available for impl='chunked': "
+    "use jacrev(jacrev(…)), or impl='reference'"
+)
+
 
 class Pattern(NamedTuple):
     """w(i, j), and which pairs meet: j ≤ i when causal, else all (of one packed sequence)."""
@@ -195,7 +200,11 @@ class _Trilinear(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return fold_vmapped(_Trilinear.apply, info.batch_size, in_dims, args)
+        return fold_vmapped(_Trilinear.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 3))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(FORWARD_MODE)
 
 
 def decay_gradient(by_query: Tensor, by_key: Tensor, at_end: Tensor, decay: Tensor) -> Tensor:
@@ -211,22 +220,26 @@ def decay_gradient(by_query: Tensor, by_key: Tensor, at_end: Tensor, decay: Tens
 
 
 def fold_vmapped(
-    apply: Callable[..., Any], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
+    apply: Callable[..., Any],
+    size: int,
+    in_dims: tuple[Any, ...],
+    args: tuple[Any, ...],
+    *,
+    rows: tuple[int, ...],
 ) -> tuple[Any, Any]:
-    """A vmapped dimension joins the batch: the first of every tensor but `sequence` `[T]`."""
-    batch = max(
-        arg.shape[0 if dim is None else int(dim == 0)]
-        for arg, dim in zip(args, in_dims, strict=True)
-        if isinstance(arg, Tensor) and arg.dim() > 1 + (dim is not None)
-    )
+    """A vmapped dimension joins the batch, the first of every tensor but `sequence` `[T]`.
+
+    Arguments at the places `rows` must have the whole batch; the others may broadcast from 1.
+    """
+    batch = args[0].shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
     folded = []
-    for arg, dim in zip(args, in_dims, strict=True):
+    for place, (arg, dim) in enumerate(zip(args, in_dims, strict=True)):
         if isinstance(arg, Tensor) and dim is not None:
             if arg.dim() == 2:
                 raise ValueError("cu_seqlens cannot be mapped over by vmap")
             arg = arg.movedim(dim, 0)
             arg = arg.expand(-1, batch, *arg.shape[2:]).flatten(0, 1)
-        elif isinstance(arg, Tensor) and arg.dim() > 1 and arg.shape[0] > 1:
+        elif isinstance(arg, Tensor) and arg.dim() > 1 and (place in rows or arg.shape[0] > 1):
             arg = arg.expand(size, *arg.shape).flatten(0, 1)
         folded.append(arg)
     outputs = tuple(out.unflatten(0, (size, batch)) for out in apply(*folded))

@@ -212,21 +212,24 @@ def test_a_bad_step_is_named_and_changes_nothing(bad, message):
 
 EMPTY = [
     ({"dtype": torch.bfloat16}, "dtype of a state must be float32 or float64, got torch.bfloat16"),
-    ({"batch": -1}, "batch must not be negative, got -1"),
-    ({"heads": -2}, "heads must not be negative, got -2"),
+    ({"batch": -1}, "batch must be at least 0, got -1"),
+    ({"heads": -2}, "heads must be at least 1, got -2"),
     ({"key_width": 0}, "key_width must be at least 1, got 0"),
     ({"value_width": 0}, "value_width must be at least 1, got 0"),
     ({"horizon": 0}, "horizon must be above 0, got 0"),
     ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head \[2\], got \[3\]"),
     ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
-    ({"position": torch.zeros(3)}, r"position must be .*one per stream \[2\], got \[3\]"),
+    ({"position": torch.tensor([0, 0, 0])}, r"position must be .*one per stream \[2\], got \[3\]"),
+    ({"position": 2.5}, "position must be whole, got 2.5"),
+    ({"position": -1}, "position must not be negative, got -1"),
+    ({"batch": 2.0}, "batch must be an int, got float"),
 ]
 
 
 @pytest.mark.parametrize(("bad", "message"), EMPTY)
 def test_a_bad_empty_state_is_named(bad, message):
     sizes = {"batch": 2, "heads": 2, "key_width": 4, "value_width": 4, "horizon": 20}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         State.empty(**sizes | bad)
 
 

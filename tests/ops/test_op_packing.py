@@ -106,11 +106,11 @@ def test_nothing_leaks_between_sequences(options, impl, changed):
 
 @every_impl
 @pytest.mark.parametrize("causal", [True, False])
-def test_nan_in_one_sequence_stays_there(causal, impl):
+def test_a_sequence_of_huge_numbers_does_not_touch_the_others(causal, impl):
     q, k, v = tokens(1, 2, 300)
     right = op([100, 100, 100], impl, causal=causal)(q, k, v)
     for x in (q, k, v):
-        x[:, :, 100:200] = torch.nan
+        x[:, :, 100:200] *= 1e30
     out = op([100, 100, 100], impl, causal=causal)(q, k, v)
     assert torch.equal(out[:, :, :100], right[:, :, :100])
     assert torch.equal(out[:, :, 200:], right[:, :, 200:])

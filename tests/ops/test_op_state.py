@@ -175,9 +175,11 @@ def test_states_that_do_not_belong_together_do_not_add():
 def test_decaying_states_do_not_add_and_are_no_cosine_streams():
     x = tokens(2, 2, 4)
     _, state = linear_attention_with_state(*x, gamma=0.9)
-    with pytest.raises(ValueError, match="under a decay do not add"):
+    with pytest.raises(ValueError, match="states add where weights do not decay"):
         state + state
-    with pytest.raises(ValueError, match="decaying weight: go on with linear_attention_with_state"):
+    with pytest.raises(
+        ValueError, match="state must come from attention: go on with linear_attention_with_state"
+    ):
         attention_with_state(*x, state=state)
     with pytest.raises(ValueError, match="decaying weight"):
         step(*tokens(2, 2, 1), state)
@@ -185,7 +187,8 @@ def test_decaying_states_do_not_add_and_are_no_cosine_streams():
 
 def test_streams_of_the_family_refuse_the_state_of_another_member():
     x = tokens(2, 2, 4)
-    cosine = linear_attention_with_state(*x, theta=0.1)[1]
+    relu = {"feature_map": "relu"}
+    cosine = linear_attention_with_state(*x, theta=0.1, **relu)[1]
     for options, message in (
         ({}, "state was made for cosine weights"),
         ({"theta": 0.1, "raised": True}, "state was made for cosine weights"),
@@ -194,7 +197,27 @@ def test_streams_of_the_family_refuse_the_state_of_another_member():
         ({"theta": 0.1, "normaliser": "none"}, "another normaliser than 'none'"),
     ):
         with pytest.raises(ValueError, match=message):
-            linear_attention_with_state(*x, state=cosine, **options)
+            linear_attention_with_state(*x, state=cosine, **relu, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"feature_map": "relu"},  # no cosine
+        {"feature_map": "1+elu", "theta": 0.001},
+        {"feature_map": "relu", "theta": 0.001, "normaliser": "none"},
+        {"feature_map": "relu", "theta": 0.001, "gamma": 0.9},
+    ],
+)
+def test_the_op_refuses_streams_it_could_not_go_on_with(options):
+    x = tokens(2, 2, 4, width=1)
+    _, state = linear_attention_with_state(*x, **options)
+    before = snapshot(state)
+    with pytest.raises(ValueError, match="state must come from attention"):
+        attention_with_state(*x, state=state)
+    with pytest.raises(ValueError, match="state must come from attention"):
+        step(*(t[:, :, :1] for t in x), state)
+    assert unchanged(state, before)
 
 
 def test_a_cosine_stream_of_the_family_is_one_of_the_op():
