@@ -46,10 +46,14 @@ class Options:
 
 def run(options: Options) -> int:
     """Check, race, draw; 1 if a check fails."""
+    import matplotlib  # noqa: F401  # missing, it should be so before the work and not after
     from tqdm import tqdm
 
+    options.out.mkdir(parents=True, exist_ok=True)
     if warning := busy():
-        print(warning, file=sys.stderr)
+        # Threads that wait for a busy core slow many small products more than one large one.
+        torch.set_num_threads(max(1, torch.get_num_threads() - 1))
+        print(f"{warning}; one thread less is used", file=sys.stderr)
     threads = torch.get_num_threads()
     print(f"cosformer {__version__}, torch {torch.__version__}, CPU, {threads} threads\n")
     if not show_checks(options.seed):

@@ -22,7 +22,6 @@ from cosformer.ops.normaliser import denominator, slope
 from cosformer.ops.problem import Problem, basis, compute_dtype, full_precision
 from cosformer.ops.sweep import Reader, Span
 from cosformer.ops.trilinear import (
-    FORWARD_MODE,
     Pattern,
     Result,
     decay_gradient,
@@ -235,10 +234,6 @@ class _Attention(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         return fold_vmapped(_Attention.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 4))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(FORWARD_MODE)
 
 
 # Each call of apply reads the signature: from here in a microsecond, by inspection in a hundred.

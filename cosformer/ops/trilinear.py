@@ -13,11 +13,6 @@ from torch.autograd import Function
 
 from cosformer.ops.sweep import Load, Reader, Span, Weight, gather, plan, scatter, sweep
 
-FORWARD_MODE = (
-    "forward-mode differentiation (jvp, hessian) is not available for impl='chunked': "
-    "use jacrev(jacrev(…)), or impl='reference'"
-)
-
 
 class Pattern(NamedTuple):
     """w(i, j), and which pairs meet: j ≤ i when causal, else all (of one packed sequence)."""
@@ -201,10 +196,6 @@ class _Trilinear(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         return fold_vmapped(_Trilinear.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 3))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(FORWARD_MODE)
 
 
 def decay_gradient(by_query: Tensor, by_key: Tensor, at_end: Tensor, decay: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ def test_decaying_states_do_not_add_and_are_no_cosine_streams():
         ValueError, match="state must come from attention: go on with linear_attention_with_state"
     ):
         attention_with_state(*x, state=state)
-    with pytest.raises(ValueError, match="decaying weight"):
+    with pytest.raises(ValueError, match="state must come from attention"):
         step(*tokens(2, 2, 1), state)
 
 
