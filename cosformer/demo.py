@@ -49,7 +49,6 @@ def run(options: Options) -> int:
     import matplotlib  # noqa: F401  # missing, it should be so before the work and not after
     from tqdm import tqdm
 
-    options.out.mkdir(parents=True, exist_ok=True)
     if warning := busy():
         # Threads that wait for a busy core slow many small products more than one large one.
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))
@@ -59,6 +58,7 @@ def run(options: Options) -> int:
     if not show_checks(options.seed):
         print("the checks failed: nothing is timed", file=sys.stderr)
         return 1
+    options.out.mkdir(parents=True, exist_ok=True)  # no race whose result could not be written
     rows: list[records.Row] = []
     # disable=None: a bar on a terminal, silence elsewhere
     with tqdm(total=len(options.lengths), desc="timing", unit="length", disable=None) as bar:

@@ -38,7 +38,7 @@ class Span(NamedTuple):
     stop: int
     chunks: int
     chunk_length: int
-    padded: bool = False  # the last chunk, or the last two, reach past `stop`
+    padded: bool = False  # the last chunks reach past `stop`
 
     @property
     def rows(self) -> slice:
@@ -48,13 +48,13 @@ class Span(NamedTuple):
 def plan(length: int, heads: int, device: str) -> list[Span]:
     """How a sequence is cut.
 
-    Under a tracer one span takes all, so that the length may be symbolic. An exported graph gets a
-    chunk more than it needs: two at the least, since a symbolic size of 1 is refused there.
+    Under a tracer one span takes all, so that the length may be symbolic. An exported graph gets
+    three chunks at the least: no size in it, nor one less, may be 1 where it is symbolic.
     """
     if isinstance(length, int) and length == 0:
         return []
     if torch.compiler.is_exporting():
-        return [Span(0, length, length // CHUNK_LENGTH + 2, CHUNK_LENGTH, padded=True)]
+        return [Span(0, length, length // CHUNK_LENGTH + 3, CHUNK_LENGTH, padded=True)]
     if torch.compiler.is_compiling():
         chunks = (length + CHUNK_LENGTH - 1) // CHUNK_LENGTH
         return [Span(0, length, chunks, CHUNK_LENGTH, padded=chunks * CHUNK_LENGTH != length)]
@@ -288,7 +288,7 @@ def _accumulate(
 ) -> tuple[Tensor, Tensor]:
     """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
     chunks = written.shape[2]
-    if not torch.compiler.is_exporting() and chunks <= FEW_CHUNKS:
+    if not torch.compiler.is_compiling() and chunks <= FEW_CHUNKS:
         earlier = []
         for i in reversed(range(chunks)) if reverse else range(chunks):
             earlier.append(state)
