@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.normaliser import denominator, slope
@@ -149,10 +150,16 @@ class _Attention(Function):
         out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
         total = q.new_empty(q.shape[:3], dtype=rows.dtype)[:, :, : None if rule != "none" else 0]
 
+        in_place = out.dtype == rows.dtype and not torch.compiler.is_compiling()
+
         def store(span: Span, sums: Tensor) -> None:
             if rule != "none":
                 total[:, :, span.rows] = sums[..., -1]
-                sums = sums[..., :-1] / denominator(sums[..., -1:], rule, eps)
+                divisor = denominator(sums[..., -1:], rule, eps)
+                if in_place:
+                    torch.div(sums[..., :-1], divisor, out=out[:, :, span.rows])
+                    return
+                sums = sums[..., :-1] / divisor
             out[:, :, span.rows] = sums
 
         with full_precision(q):
@@ -269,7 +276,7 @@ class _Rows:
         """[v 1], whose last column sums the weights; v alone where nothing is divided."""
         values = self.hide(self._v[:, :, span.rows].to(self.dtype), span)
         if self._normalised:
-            values = torch.cat([values, torch.ones_like(values[..., :1])], -1)
+            values = F.pad(values, (0, 1), value=1)
         return self._repeat(values)
 
     def hide(self, rows: Tensor, span: Span) -> Tensor:

@@ -280,7 +280,12 @@ def _causal(length: int, device: torch.device, *, strict: bool = False) -> Tenso
 
 def _scale(rows: Tensor, basis: Tensor) -> Tensor:
     """Rows `[…, C, d]` times each of the R basis functions: `[…, C, R·d]`."""
-    return (rows[..., None, :] * basis[..., :, None]).flatten(-2)
+    if torch.compiler.is_compiling():
+        return (rows[..., None, :] * basis[..., :, None]).flatten(-2)
+    scaled = rows.new_empty(*rows.shape[:-1], basis.shape[-1], rows.shape[-1])
+    for r in range(basis.shape[-1]):  # a third faster than one product that broadcasts twice
+        torch.mul(rows, basis[..., r, None], out=scaled[..., r, :])
+    return scaled.flatten(-2)
 
 
 def _accumulate(
@@ -289,16 +294,14 @@ def _accumulate(
     """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
     chunks = written.shape[2]
     if not torch.compiler.is_compiling() and chunks <= FEW_CHUNKS:
-        earlier = []
+        earlier = state.new_empty(*state.shape[:2], chunks, *state.shape[2:])
         for i in reversed(range(chunks)) if reverse else range(chunks):
-            earlier.append(state)
+            earlier[:, :, i] = state
             if carry is not None:
-                state = (
-                    state
-                    * (carry[:, :, i, i + 1] if reverse else carry[:, :, i + 1, i])[..., None, None]
-                )
+                kept = carry[:, :, i, i + 1] if reverse else carry[:, :, i + 1, i]
+                state = state * kept[..., None, None]
             state = _product(written[:, :, i], values[:, :, i], state)
-        return torch.stack(earlier[::-1] if reverse else earlier, 2), state
+        return earlier, state
     # Edges run one more than chunks: an update belongs to the edge after its chunk.
     update = _product(written, values)
     first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
