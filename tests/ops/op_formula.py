@@ -177,6 +177,12 @@ def clamped(total: Tensor, eps: float = 1e-6) -> Tensor:
     return hold(total.clamp(min=eps))
 
 
+def rounded_once(actual: Tensor, right: Tensor) -> None:
+    """A 16-bit result is the float64 one, rounded once: half of eps, and float32's own error."""
+    half = torch.finfo(actual.dtype).eps / 2
+    torch.testing.assert_close(actual.double(), right, rtol=1.01 * half, atol=1e-6)
+
+
 def cast(inputs, *dtypes) -> tuple[Tensor, ...]:
     for dtype in dtypes:
         inputs = tuple(x.to(dtype) for x in inputs)
