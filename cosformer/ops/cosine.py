@@ -11,7 +11,7 @@ from cosformer.ops.build import angle_of, build, check_placement, cosine_angle
 from cosformer.ops.check import check_inputs
 from cosformer.ops.dispatch import compute
 from cosformer.ops.normaliser import denominator
-from cosformer.ops.problem import Problem, compute_dtype
+from cosformer.ops.problem import Problem, compute_dtype, full_precision
 from cosformer.ops.reference import scores
 from cosformer.ops.state import (
     Horizon,
@@ -183,7 +183,8 @@ def attention_weights(
     columns = _window("columns", columns, k.shape[2])
     ones = torch.ones_like(k[..., :1])
     total = compute(q.to(compute_dtype(q.dtype)), k, ones, problem._replace(rule="none"))[0]
-    window = scores(q, k, problem, rows, columns)
+    with full_precision(q):
+        window = scores(q, k, problem, rows, columns)
     return (window / denominator(total[:, :, rows], problem.rule, eps)).to(q.dtype)
 
 

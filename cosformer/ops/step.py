@@ -5,7 +5,7 @@ from torch import Tensor
 
 from cosformer.ops.build import angle_of
 from cosformer.ops.check import check_eps, check_inputs
-from cosformer.ops.problem import basis
+from cosformer.ops.problem import basis, full_precision
 from cosformer.ops.state import State, check_continues, check_length
 
 
@@ -47,6 +47,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: State, *, eps: float = 1e-6) ->
     state.key_sum.add_(keys)
     state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
     state.position.add_(1)
-    total = (queries @ state.key_sum.flatten(2)[..., None]).clamp(min=eps)
-    out = queries @ state.key_value.flatten(2, 3) / total  # [B, H, groups, V]
+    with full_precision(q):
+        total = (queries @ state.key_sum.flatten(2)[..., None]).clamp(min=eps)
+        out = queries @ state.key_value.flatten(2, 3) / total  # [B, H, groups, V]
     return out.reshape(batch, -1, 1, value_width).to(q.dtype)
