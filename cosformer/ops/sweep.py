@@ -214,11 +214,11 @@ def _product(a: Tensor, b: Tensor, add: Tensor | None = None) -> Tensor:
     """a @ b (+ add) over all leading dimensions, without the cost of a general matmul."""
     if torch.compiler.is_compiling():  # a symbolic batch is not to be reshaped
         return a @ b if add is None else add + a @ b
-    batch = a.shape[:-2]
-    a, b = (x.reshape(-1, *x.shape[-2:]) for x in (a, b))
+    shape = (*a.shape[:-1], b.shape[-1])
+    a, b = a.flatten(0, -3), b.flatten(0, -3)
     if add is None:
-        return torch.bmm(a, b).unflatten(0, batch)
-    return torch.baddbmm(add.reshape(-1, *add.shape[-2:]), a, b).unflatten(0, batch)
+        return torch.bmm(a, b).view(shape)
+    return torch.baddbmm(add.flatten(0, -3), a, b).view(shape)
 
 
 def _turn(state: Tensor, states: int) -> Tensor:
@@ -231,7 +231,7 @@ def fold(rows: Tensor, span: Span) -> Tensor:
     if rows.shape[2] != span.stop - span.start:
         rows = rows[:, :, span.rows]
     if not span.padded:
-        return rows.unflatten(2, (-1, span.chunk_length))
+        return rows.reshape(*rows.shape[:2], span.chunks, span.chunk_length, rows.shape[3])
     index = _padded_index(span, rows.device)
     beyond = index >= span.stop - span.start
     return _repeat_last(rows, span).masked_fill(beyond[..., None], 0)
@@ -294,14 +294,17 @@ def _accumulate(
     """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
     chunks = written.shape[2]
     if not torch.compiler.is_compiling() and chunks <= FEW_CHUNKS:
-        earlier = state.new_empty(*state.shape[:2], chunks, *state.shape[2:])
+        batch = state.shape[:2]
+        earlier = state.new_empty(*batch, chunks, *state.shape[2:])
+        # Heads as one dimension: a loop over chunks should do nothing but its products.
+        a, b, total, into = (x.flatten(0, 1) for x in (written, values, state, earlier))
         for i in reversed(range(chunks)) if reverse else range(chunks):
-            earlier[:, :, i] = state
+            into[:, i] = total
             if carry is not None:
                 kept = carry[:, :, i, i + 1] if reverse else carry[:, :, i + 1, i]
-                state = state * kept[..., None, None]
-            state = _product(written[:, :, i], values[:, :, i], state)
-        return earlier, state
+                total = total * kept.expand(batch).reshape(-1, 1, 1)
+            total = torch.baddbmm(total, a[:, i], b[:, i])
+        return earlier, total.view(state.shape)
     # Edges run one more than chunks: an update belongs to the edge after its chunk.
     update = _product(written, values)
     first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
