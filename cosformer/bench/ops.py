@@ -45,7 +45,7 @@ class Options:
     """Where to measure."""
     threads: int = 2
     """CPU threads of torch."""
-    repeats: int = 5
+    repeats: int = 9
     """Samples behind each median."""
     positions: tuple[int, ...] = (10, 1_000_000)
     """Positions at which one decoding step is measured."""
