@@ -49,7 +49,7 @@ def build(
     key_position = torch.arange(keys, dtype=torch.float64, device=q.device)[None]
     sequence = None
     if positions == "stretch":
-        longest = torch.sym_max(queries, keys)
+        longest = _longer(queries, keys)
         query_position = query_position * (longest / max(queries, 1))
         key_position = key_position * (longest / max(keys, 1))
     if cu_seqlens is not None:
@@ -132,12 +132,12 @@ def cosine_angle(
             return (math.pi / 2) / own.to(torch.float64)[None]
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
         if weight == "cosine":
-            longest = lengths.max()
-            check_length(longest if torch.compiler.is_compiling() else int(longest), horizon)
+            most = lengths.max()
+            check_length(most if torch.compiler.is_compiling() else int(most), horizon)
         return angle_of(horizon, q)
-    longest = torch.sym_max(queries, keys)
+    longest = _longer(queries, keys)
     if horizon is None:
-        horizon = torch.sym_max(longest, 1)
+        horizon = _longer(longest, 1)
     else:
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
     if weight == "cosine" and query_start is not None:
@@ -166,3 +166,10 @@ def sequence_of(cu_seqlens: Tensor, length: int) -> Tensor:
     """The number of the packed sequence that each token belongs to."""
     index = torch.arange(length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     return torch.bucketize(index, cu_seqlens[1:], right=True)
+
+
+def _longer(one: int, other: int) -> int:
+    """The larger length; a graph exported with both open must not learn which one it was."""
+    if isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt):
+        return torch.sym_max(one, other)
+    return max(one, other)
