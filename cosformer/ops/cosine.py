@@ -97,7 +97,15 @@ def attention_with_state(
 ) -> tuple[Tensor, State]:
     """Causal attention over the next T tokens of a stream, and the stream's new state.
 
-    Give `horizon` to start a stream, `state` to go on with one; the given state is not changed.
+    Args:
+        q, k, v: the next tokens, `[B, H, T, D]`, `[B, H_kv, T, D]`, `[B, H_kv, T, V]`.
+        horizon: to start a stream: a number, or one per key head `[H_kv]`.
+        state: to go on with one. It is not changed.
+        key_mask: `[B, T]` bool, True = real token.
+        weight, eps, impl: as in `attention`.
+
+    Returns:
+        `[B, H, T, V]` in the dtype of q, and the state after these tokens.
 
     >>> q, k, v = torch.randn(3, 1, 8, 100, 64)
     >>> first, state = attention_with_state(q, k, v, horizon=4096)
@@ -160,7 +168,14 @@ def attention_weights(
 ) -> Tensor:
     """The dense map A with `attention(q, k, v) = A @ v`, whole or a window of it.
 
-    Only the window is ever formed: a row's sum over the keys outside it is taken in linear time.
+    Args:
+        q, k: `[B, H, T, D]`, `[B, H_kv, S, D]`.
+        rows, columns: slices of queries and keys; None for all. Only this window is ever formed:
+            a row's sum over the keys outside it is taken in linear time.
+        others: as in `attention`.
+
+    Returns:
+        `[B, H, rows, columns]` in the dtype of q.
 
     >>> q, k = torch.randn(2, 1, 8, 10_000, 64)
     >>> attention_weights(q, k, rows=slice(500, 600), columns=slice(0, 50)).shape

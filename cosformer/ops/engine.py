@@ -74,6 +74,7 @@ def linear_attention(
         log_decay: g_t ≤ 0 per token, `[B, H, T]`, in S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ.
         raised: c(x) = (1 + cos 2x)/2 instead of cos x.
         normaliser: `sum` divides by D_i = Σ_j s(i, j); `none` does not divide.
+        eps, key_mask, cu_seqlens, query_start, impl: as in `attention`.
         rule: D_i is max(Σ, eps) (`clamp`), Σ + eps (`add`) or Σ kept ±eps from zero (`signed`).
 
     Returns:
