@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import functional as F
 
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.normaliser import denominator, slope
 from cosformer.ops.problem import Problem, basis, compute_dtype, full_precision
-from cosformer.ops.sweep import Reader, Span
+from cosformer.ops.sweep import Into, Load, Reader, Span, fold, nowhere, placed, put
 from cosformer.ops.trilinear import (
     Pattern,
     Result,
@@ -154,13 +153,14 @@ class _Attention(Function):
 
         def store(span: Span, sums: Tensor) -> None:
             if rule != "none":
-                total[:, :, span.rows] = sums[..., -1]
-                divisor = denominator(sums[..., -1:], rule, eps)
+                row_total = sums[..., -1:]
+                put(total[..., None], span, row_total)
+                divisor = denominator(row_total, rule, eps)
                 if in_place:
-                    torch.div(sums[..., :-1], divisor, out=out[:, :, span.rows])
+                    torch.div(sums[..., :-1], divisor, out=fold(out, span))
                     return
                 sums = sums[..., :-1] / divisor
-            out[:, :, span.rows] = sums
+            put(out, span, sums)
 
         with full_precision(q):
             first = rows.spread(state, query_basis.shape[-1])
@@ -188,36 +188,40 @@ class _Attention(Function):
         pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
         slopes = FEATURE_MAPS[ctx.feature_map].backward
 
-        def grads(span: Span) -> Tensor:
+        def grads(span: Span, into: Into) -> Tensor:
             """[g δ]"""
+            outputs = fold(out, span)
             if grad_out is None:
-                grad = torch.zeros_like(out[:, :, span.rows], dtype=rows.dtype)
+                grad = torch.zeros_like(outputs, dtype=rows.dtype)
             else:
-                grad = grad_out[:, :, span.rows].to(rows.dtype)
+                grad = fold(grad_out, span).to(rows.dtype)
             if ctx.rule == "none":
-                return grad
-            row_total = total[:, :, span.rows, None]
+                return placed(grad, into)
+            row_total = fold(total[..., None], span)
             grad = grad / denominator(row_total, ctx.rule, ctx.eps)
-            delta = (grad * out[:, :, span.rows]).sum(-1, keepdim=True)
+            delta = (grad * outputs).sum(-1, keepdim=True)
             delta = -delta * slope(row_total, ctx.rule, ctx.eps)
             if grad_total is not None:
-                delta = delta + grad_total[:, :, span.rows, None]
-            return torch.cat([grad, delta], -1)
+                delta = delta + fold(grad_total[..., None], span)
+            return placed(grad, into, column=delta)
 
         def finish_q(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-            dq = slopes(grad, q[:, :, span.rows].to(rows.dtype))
-            return (dq, (grad * rows.q(span)).sum(-1)) if decay is not None else (dq,)
+            dq = slopes(grad, fold(q, span).to(rows.dtype))
+            return (dq, dots(grad, rows.q, span)) if decay is not None else (dq,)
 
         def finish_k(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-            dk = slopes(rows.sum_groups(grad), k[:, :, span.rows].to(rows.dtype))
+            dk = slopes(rows.sum_groups(grad), fold(k, span).to(rows.dtype))
             dk = rows.hide(dk, span)
-            return (dk, (grad * rows.k(span)).sum(-1)) if decay is not None else (dk,)
+            return (dk, dots(grad, rows.k, span)) if decay is not None else (dk,)
 
         def finish_v(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
             return (rows.hide(rows.sum_groups(grad[..., : v.shape[-1]]), span),)
 
+        def dots(grad: Tensor, load: Load, span: Span) -> Tensor:
+            return (grad * load(span, nowhere)).sum(-1, keepdim=True)
+
         def like(x: Tensor) -> tuple[Tensor, ...]:
-            shape = (*q.shape[:2], x.shape[2])
+            shape = (*q.shape[:2], x.shape[2], 1)
             dots = (q.new_empty(shape, dtype=rows.dtype),) if decay is not None else ()
             return torch.empty_like(x), *dots
 
@@ -265,25 +269,27 @@ class _Rows:
         self.groups = q.shape[1] // k.shape[1]
         self.dtype = compute_dtype(q.dtype)
 
-    def q(self, span: Span) -> Tensor:
-        return self._map(self._q[:, :, span.rows].to(self.dtype))
+    def q(self, span: Span, into: Into) -> Tensor:
+        return self._mapped(fold(self._q, span).to(self.dtype), into)
 
-    def k(self, span: Span) -> Tensor:
-        keys = self._map(self._k[:, :, span.rows].to(self.dtype))
-        return self._repeat(self.hide(keys, span))
+    def k(self, span: Span, into: Into) -> Tensor:
+        keys = self._repeat(fold(self._k, span).to(self.dtype))
+        return self.hide(self._mapped(keys, into), span)
 
-    def v(self, span: Span) -> Tensor:
+    def v(self, span: Span, into: Into) -> Tensor:
         """[v 1], whose last column sums the weights; v alone where nothing is divided."""
-        values = self.hide(self._v[:, :, span.rows].to(self.dtype), span)
-        if self._normalised:
-            values = F.pad(values, (0, 1), value=1)
-        return self._repeat(values)
+        values = self._repeat(self.hide(fold(self._v, span).to(self.dtype), span))
+        ones = values.new_ones(()).expand(*values.shape[:-1], 1) if self._normalised else None
+        return placed(values, into, column=ones)
 
     def hide(self, rows: Tensor, span: Span) -> Tensor:
         """Zeros at masked keys, whatever stood there."""
         if self._key_mask is None:
             return rows
-        return rows.masked_fill(~self._key_mask[:, None, span.rows, None], 0)
+        return rows.masked_fill(~fold(self._key_mask[:, None, :, None], span), 0)
+
+    def _mapped(self, rows: Tensor, into: Into) -> Tensor:
+        return self._map(rows, into(rows.shape[-1]))
 
     def spread(self, state: Tensor | None, states: int) -> Tensor:
         """A state `[B, Hkv, R, D, V]` for every query head; zeros for None."""

@@ -13,8 +13,16 @@ LEAKY_SLOPE = 0.1
 class FeatureMap(NamedTuple):
     """φ, element by element, and the gradient it passes on."""
 
-    forward: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor, Tensor | None], Tensor]  # (x, memory for the result, if any)
     backward: Callable[[Tensor, Tensor], Tensor]  # (gradient of φ(x), x) -> gradient of x
+
+
+def _copying(mapped: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:
+    return lambda x, out: mapped(x) if out is None else out.copy_(mapped(x))
+
+
+def _relu(x: Tensor, out: Tensor | None) -> Tensor:
+    return x.relu() if out is None else torch.clamp(x, min=0, out=out)
 
 
 def _exp_of_negative(x: Tensor) -> Tensor:
@@ -27,25 +35,25 @@ def _silu_slope(x: Tensor) -> Tensor:
 
 
 FEATURE_MAPS = {
-    "identity": FeatureMap(lambda x: x, lambda grad, x: grad),
+    "identity": FeatureMap(_copying(lambda x: x), lambda grad, x: grad),
     "relu": FeatureMap(
-        lambda x: x.relu(),
+        _relu,
         lambda grad, x: torch.ops.aten.threshold_backward(grad, x, 0),
     ),
     "leaky_relu": FeatureMap(
-        lambda x: F.leaky_relu(x, LEAKY_SLOPE),
+        _copying(lambda x: F.leaky_relu(x, LEAKY_SLOPE)),
         lambda grad, x: torch.where(x > 0, grad, LEAKY_SLOPE * grad),
     ),
     "1+elu": FeatureMap(
-        lambda x: x.clamp(min=0) + _exp_of_negative(x),
+        _copying(lambda x: x.clamp(min=0) + _exp_of_negative(x)),
         lambda grad, x: grad * _exp_of_negative(x),
     ),
     "elu": FeatureMap(
-        lambda x: F.elu(x),
+        _copying(F.elu),
         lambda grad, x: grad * _exp_of_negative(x),
     ),
     "silu": FeatureMap(
-        lambda x: F.silu(x),
+        _copying(F.silu),
         lambda grad, x: grad * _silu_slope(x),
     ),
 }

@@ -68,10 +68,10 @@ def _features(q: Tensor, k: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     phi = FEATURE_MAPS[problem.feature_map].forward
     keys = _repeat_heads(k, q).to(dtype)
     if problem.key_mask is None:
-        return phi(q.to(dtype)), phi(keys)
+        return phi(q.to(dtype), None), phi(keys, None)
     hidden = ~problem.key_mask[:, None, :, None]
     # Before φ, for NaN times the slope of φ is NaN; after it, for φ(0) need not be 0.
-    return phi(q.to(dtype)), phi(keys.masked_fill(hidden, 0)).masked_fill(hidden, 0)
+    return phi(q.to(dtype), None), phi(keys.masked_fill(hidden, 0), None).masked_fill(hidden, 0)
 
 
 def _continue(

@@ -9,7 +9,9 @@ in linear time: pairs within a chunk through a tile of scores, earlier chunks th
 other roles, so this file holds every product that the chunked implementation makes.
 """
 
+import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -20,7 +22,8 @@ CPU_CHUNKS = 64  # chunks × heads in flight: few enough for the cache, so many 
 FEW_CHUNKS = 16  # up to here states are summed one by one
 GPU_CHUNKS = 2048  # enough to fill the chip; the states in flight stay below a gigabyte
 
-Load = Callable[["Span"], Tensor]  # rows of a span, [B, H, length, width]
+Into = Callable[[int], Tensor | None]  # a width -> memory for a span's rows of it, or None
+Load = Callable[["Span", Into], Tensor]  # rows of a span, [B, H, n, C, width]
 Store = Callable[["Span", Tensor], None]
 
 
@@ -154,6 +157,71 @@ def _separated(window: Window, number: Tensor, before: Tensor) -> Window:
     )
 
 
+class Scratch:
+    """The memory that the spans of a sweep share, in one piece.
+
+    Fresh pages cost as much as the work on them; a single large piece is one that libc keeps for
+    the next call. It is laid out chunk by chunk, all heads of a chunk together, as products read.
+    """
+
+    def __init__(
+        self, state: Tensor, states: int, spans: list[Span], *, mirror: bool = False
+    ) -> None:
+        self._heads = state.shape[:2]
+        self._memory: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, int, int, int], Tensor] = {}
+        if torch.compiler.is_compiling() or not spans:
+            return
+        wide, y, z = max(state.shape[2] // states, state.shape[3]), *state.shape[2:]
+        chunks = max(span.chunks for span in spans)
+        length = max(span.chunk_length for span in spans)
+        widths = {"x": wide, "y": y // states, "z": z, "scaled": states * wide, "sums": wide}
+        sizes = {name: chunks * length * width for name, width in widths.items()}
+        sizes["scores"] = chunks * length * length
+        if chunks <= FEW_CHUNKS:
+            sizes["edges"] = (chunks + 1) * y * z
+        if mirror:
+            sizes["turned"] = chunks * y * z
+        aligned = [-(-size * self._heads.numel() // 16) * 16 for size in sizes.values()]
+        parts = state.new_empty(sum(aligned)).split(aligned)
+        self._memory = dict(zip(sizes, parts, strict=True))
+
+    def take(self, name: str, chunks: int, rows: int, width: int) -> Tensor | None:
+        """`[B, H, n, rows, width]`, with what the last user of that name left in it.
+
+        None where it has no part, and under a tracer, whose graph must not write into memory.
+        """
+        if name not in self._memory:
+            return None
+        key = (name, chunks, rows, width)
+        if key not in self._views:  # most spans ask for the same
+            shape = (chunks, *self._heads, rows, width)
+            part = self._memory[name][: math.prod(shape)]
+            self._views[key] = part.view(shape).permute(1, 2, 0, 3, 4)
+        return self._views[key]
+
+    def rows(self, name: str, span: Span) -> Into:
+        return lambda width: self.take(name, span.chunks, span.chunk_length, width)
+
+
+def nowhere(width: int) -> Tensor | None:
+    """Rows that shall have memory of their own."""
+    return None
+
+
+def placed(rows: Tensor, into: Into, *, column: Tensor | None = None) -> Tensor:
+    """Rows, and a column after them, in the memory that `into` has."""
+    if column is None:
+        buffer = into(rows.shape[-1])
+        return rows if buffer is None else buffer.copy_(rows)
+    buffer = into(rows.shape[-1] + 1)
+    if buffer is None:
+        return torch.cat([rows, column], -1)
+    buffer[..., :-1] = rows
+    buffer[..., -1:] = column
+    return buffer
+
+
 def sweep(
     y: Load,
     z: Load,
@@ -170,23 +238,28 @@ def sweep(
 
     `x` gets Σ w (x_i·y_j) z_j. `mirror` reads the same sums with y and z in each other's place.
     """
+    states = weight.query_basis.shape[-1]
+    scratch = Scratch(state, states, spans, mirror=mirror is not None)
+    first = state
     for span in reversed(spans) if reverse else spans:
         window = weight.window(span, reverse=reverse, strict=strict)
-        columns, values = fold(y(span), span), fold(z(span), span)
-        written = _scale(columns, window.write).mT
-        earlier, state = _accumulate(written, values, state, window.carry, reverse=reverse)
-        x.store(span, _read(x.load(span), span, window, columns, values, earlier))
+        columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
+        written = _scale(columns, window.write, scratch.rows("scaled", span)).mT
+        earlier, state = _accumulate(written, values, state, window.carry, scratch, reverse=reverse)
+        x.store(span, _read(x, span, window, columns, values, earlier, scratch))
         if mirror is not None:
-            turned = _turn(earlier, window.read.shape[-1])
-            mirror.store(span, _read(mirror.load(span), span, window, values, columns, turned))
-    return state
+            turned = _turn(earlier, states, scratch)
+            mirror.store(span, _read(mirror, span, window, values, columns, turned, scratch))
+    return state if state is first else state.clone()
 
 
 def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: list[Span]) -> Tensor:
     """The state after all rows, in any order: `state` + Σ_j ψ(j) y_j z_jᵀ."""
+    scratch = Scratch(state, write.shape[-1], spans)
     for span in spans:
-        columns = _scale(fold(y(span), span), fold(write, span))
-        state = state + (columns.mT @ fold(z(span), span)).sum(2)
+        columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
+        written = _scale(columns, fold(write, span), scratch.rows("scaled", span)).mT
+        state = state + _product(written, values, None).sum(2)
     return state
 
 
@@ -194,55 +267,78 @@ def scatter(
     x: Reader, read: Tensor, state: Tensor, spans: list[Span], *, turned: bool = False
 ) -> None:
     """Hand out what every row reads from one and the same state."""
-    state = _turn(state, read.shape[-1]) if turned else state
+    scratch = Scratch(state, read.shape[-1], spans, mirror=turned)
+    state = state[:, :, None]
+    state = _turn(state, read.shape[-1], scratch) if turned else state
     for span in spans:
-        rows = _scale(fold(x.load(span), span), fold(read, span))
-        x.store(span, unfold(rows @ state[:, :, None], span))
+        rows = x.load(span, scratch.rows("x", span))
+        rows = _scale(rows, fold(read, span), scratch.rows("scaled", span))
+        sums = scratch.rows("sums", span)(state.shape[-1])
+        same = state.expand(-1, -1, span.chunks, -1, -1)
+        x.store(span, _product(rows, same, sums))
 
 
 def _read(
-    rows: Tensor, span: Span, window: Window, columns: Tensor, values: Tensor, earlier: Tensor
+    reader: Reader,
+    span: Span,
+    window: Window,
+    columns: Tensor,
+    values: Tensor,
+    earlier: Tensor,
+    scratch: Scratch,
 ) -> Tensor:
     """The rows' sums over their own chunk, by a tile of scores, and over earlier ones."""
-    rows = fold(rows, span)
-    scores = _product(rows, columns.mT).mul_(window.tile)
-    near = _product(scores, values)
-    return unfold(_product(_scale(rows, window.read), earlier, near), span)
+    rows = reader.load(span, scratch.rows("x", span))
+    scores = scratch.rows("scores", span)(span.chunk_length)
+    scores = _product(rows, columns.mT, scores).mul_(window.tile)
+    near = _product(scores, values, scratch.rows("sums", span)(values.shape[-1]))
+    scaled = _scale(rows, window.read, scratch.rows("scaled", span))
+    return _product(scaled, earlier, near, add=True)
 
 
-def _product(a: Tensor, b: Tensor, add: Tensor | None = None) -> Tensor:
-    """a @ b (+ add) over all leading dimensions, without the cost of a general matmul."""
-    if torch.compiler.is_compiling():  # a symbolic batch is not to be reshaped
-        return a @ b if add is None else add + a @ b
-    shape = (*a.shape[:-1], b.shape[-1])
-    a, b = a.flatten(0, -3), b.flatten(0, -3)
-    if add is None:
-        return torch.bmm(a, b).view(shape)
-    return torch.baddbmm(add.flatten(0, -3), a, b).view(shape)
+def _product(a: Tensor, b: Tensor, out: Tensor | None, *, add: bool = False) -> Tensor:
+    """a @ b, or out + a @ b, of `[B, H, n, …]`; in `out` except under a tracer."""
+    if out is None:
+        return a @ b
+    if torch.compiler.is_compiling():
+        return out + a @ b
+    # In the order of memory, so that nothing is copied.
+    left, right, into = (x.permute(2, 0, 1, 3, 4).flatten(0, 2) for x in (a, b, out))
+    if add:
+        torch.baddbmm(into, left, right, out=into)
+    else:
+        torch.bmm(left, right, out=into)
+    return out
 
 
-def _turn(state: Tensor, states: int) -> Tensor:
-    """`[…, R·y, z]` as `[…, R·z, y]`."""
-    return state.unflatten(-2, (states, -1)).mT.flatten(-3, -2)
+def _turn(state: Tensor, states: int, scratch: Scratch) -> Tensor:
+    """`[B, H, n, R·y, z]` as `[B, H, n, R·z, y]`."""
+    turned = state.unflatten(3, (states, -1)).mT
+    into = scratch.take("turned", state.shape[2], states * turned.shape[4], turned.shape[5])
+    if into is None:
+        return turned.flatten(3, 4)
+    into.unflatten(3, (states, -1)).copy_(turned)
+    return into
 
 
 def fold(rows: Tensor, span: Span) -> Tensor:
-    """`[B, H, T, d]`, all rows or the span's, as `[B, H, n, C, d]`; padding is zeros."""
-    if rows.shape[2] != span.stop - span.start:
-        rows = rows[:, :, span.rows]
-    if not span.padded:
-        return rows.reshape(*rows.shape[:2], span.chunks, span.chunk_length, rows.shape[3])
-    index = _padded_index(span, rows.device)
-    beyond = index >= span.stop - span.start
-    return _repeat_last(rows, span).masked_fill(beyond[..., None], 0)
-
-
-def unfold(rows: Tensor, span: Span) -> Tensor:
-    """The inverse of `fold`."""
-    rows = rows.flatten(2, 3)
+    """The span's rows of `[B, H, T, d]` as `[B, H, n, C, d]`; padding is zeros."""
     if span.padded:
-        rows = rows[:, :, torch.arange(span.stop - span.start, device=rows.device)]
-    return rows
+        index = _padded_index(span, rows.device)
+        beyond = index >= span.stop - span.start
+        return _repeat_last(rows[:, :, span.rows], span).masked_fill(beyond[..., None], 0)
+    batch, heads, _, width = rows.shape
+    part = rows.narrow(2, span.start, span.stop - span.start)
+    return part.view(batch, heads, span.chunks, span.chunk_length, width)
+
+
+def put(into: Tensor, span: Span, rows: Tensor) -> None:
+    """The inverse of `fold`: rows `[B, H, n, C, d]` to their places in `[B, H, T, d]`."""
+    if span.padded:
+        index = torch.arange(span.stop - span.start, device=rows.device)
+        into[:, :, span.rows] = rows.flatten(2, 3)[:, :, index]
+    else:
+        fold(into, span).copy_(rows)
 
 
 def _fold_and_edge(values: Tensor, span: Span, first: float) -> tuple[Tensor, Tensor]:
@@ -278,43 +374,50 @@ def _causal(length: int, device: torch.device, *, strict: bool = False) -> Tenso
     return index[:, None] > index if strict else index[:, None] >= index
 
 
-def _scale(rows: Tensor, basis: Tensor) -> Tensor:
+def _scale(rows: Tensor, basis: Tensor, into: Into) -> Tensor:
     """Rows `[…, C, d]` times each of the R basis functions: `[…, C, R·d]`."""
-    if torch.compiler.is_compiling():
+    scaled = into(basis.shape[-1] * rows.shape[-1])
+    if scaled is None:
         return (rows[..., None, :] * basis[..., :, None]).flatten(-2)
-    scaled = rows.new_empty(*rows.shape[:-1], basis.shape[-1], rows.shape[-1])
+    parts = scaled.unflatten(-1, (basis.shape[-1], -1))
     for r in range(basis.shape[-1]):  # a third faster than one product that broadcasts twice
-        torch.mul(rows, basis[..., r, None], out=scaled[..., r, :])
-    return scaled.flatten(-2)
+        torch.mul(rows, basis[..., r, None], out=parts[..., r, :])
+    return scaled
 
 
 def _accumulate(
-    written: Tensor, values: Tensor, state: Tensor, carry: Tensor | None, *, reverse: bool
+    written: Tensor,
+    values: Tensor,
+    state: Tensor,
+    carry: Tensor | None,
+    scratch: Scratch,
+    *,
+    reverse: bool,
 ) -> tuple[Tensor, Tensor]:
     """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
     chunks = written.shape[2]
-    if not torch.compiler.is_compiling() and chunks <= FEW_CHUNKS:
-        batch = state.shape[:2]
-        earlier = state.new_empty(*batch, chunks, *state.shape[2:])
-        # Heads as one dimension: a loop over chunks should do nothing but its products.
-        a, b, total, into = (x.flatten(0, 1) for x in (written, values, state, earlier))
-        for i in reversed(range(chunks)) if reverse else range(chunks):
-            into[:, i] = total
-            if carry is not None:
-                kept = carry[:, :, i, i + 1] if reverse else carry[:, :, i + 1, i]
-                total = total * kept.expand(batch).reshape(-1, 1, 1)
-            total = torch.baddbmm(total, a[:, i], b[:, i])
-        return earlier, total.view(state.shape)
     # Edges run one more than chunks: an update belongs to the edge after its chunk.
-    update = _product(written, values)
-    first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
-    edges = torch.cat([first, last], 2)  # [B, H, n + 1, R·y, z]
-    if carry is not None:
-        edges = (carry @ edges.flatten(3)).unflatten(3, edges.shape[3:])
-    elif reverse:
-        edges = edges.flip(2).cumsum(2).flip(2)
+    edges = scratch.take("edges", chunks + 1, *state.shape[2:])
+    if edges is not None:
+        slots = edges.unbind(2)[:: -1 if reverse else 1]
+        slots[0].copy_(state)
+        _product(written, values, edges[:, :, :-1] if reverse else edges[:, :, 1:])
+        for i, (before, after) in enumerate(pairwise(slots)):
+            if carry is None:
+                after.add_(before)
+            else:
+                kept = carry[:, :, -2 - i, -1 - i] if reverse else carry[:, :, i + 1, i]
+                after.addcmul_(before, kept[..., None, None])
     else:
-        edges = edges.cumsum(2)
+        update = _product(written, values, None)
+        first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
+        edges = torch.cat([first, last], 2)  # [B, H, n + 1, R·y, z]
+        if carry is not None:
+            edges = (carry @ edges.flatten(3)).unflatten(3, edges.shape[3:])
+        elif reverse:
+            edges = edges.flip(2).cumsum(2).flip(2)
+        else:
+            edges = edges.cumsum(2)
     if reverse:
         return edges[:, :, 1:], edges[:, :, 0]
     return edges[:, :, :-1], edges[:, :, -1]

@@ -5,13 +5,27 @@ roles changed:   dx = (dout, z, y)     dy = reversed (z, dout, x)     dz = rever
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.sweep import Load, Reader, Span, Weight, gather, plan, scatter, sweep
+from cosformer.ops.sweep import (
+    Load,
+    Reader,
+    Span,
+    Weight,
+    fold,
+    gather,
+    nowhere,
+    placed,
+    plan,
+    put,
+    scatter,
+    sweep,
+)
 
 
 class Pattern(NamedTuple):
@@ -28,13 +42,13 @@ class Result(NamedTuple):
     """Rows to read with, what to make of the sums they get, and the buffers that takes."""
 
     load: Load
-    finish: Callable[[Span, Tensor], tuple[Tensor, ...]]
+    finish: Callable[[Span, Tensor], tuple[Tensor, ...]]  # of [B, H, n, C, width]
     buffers: tuple[Tensor, ...]
 
     def reader(self) -> Reader:
         def store(span: Span, sums: Tensor) -> None:
             for buffer, rows in zip(self.buffers, self.finish(span, sums), strict=True):
-                buffer[:, :, span.rows] = rows
+                put(buffer, span, rows)
 
         return Reader(self.load, store)
 
@@ -61,12 +75,16 @@ def trilinear(
     if reverse:
         queries, keys = keys, queries
     constants = (pattern.decay, *pattern[:2], *pattern[3:], reverse)
-    columns, values = y(keys), z(keys)
-    sums, last = _Trilinear.apply(x.load(queries), columns, values, state, *constants)
-    results = x.finish(queries, sums)
+    columns, values = (load(keys, nowhere).flatten(2, 3) for load in (y, z))
+
+    def read(by: Result, y: Tensor, z: Tensor, state: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        rows = by.load(queries, nowhere).flatten(2, 3)
+        sums, last = _Trilinear.apply(rows, y, z, state, *constants)
+        return tuple(rows.flatten(2, 3) for rows in by.finish(queries, sums[:, :, None])), last
+
+    results, last = read(x, columns, values, state)
     if mirror is not None:
-        sums, _ = _Trilinear.apply(mirror.load(queries), values, columns, state.mT, *constants)
-        results += mirror.finish(queries, sums)
+        results += read(mirror, values, columns, state.mT)[0]
     return results, last
 
 
@@ -132,7 +150,7 @@ def _both_ways(
         past: dict[int, Tensor] = {}
 
         def keep(span: Span, sums: Tensor) -> None:
-            past[span.start] = sums
+            past[span.start] = sums.clone()
 
         def add(span: Span, sums: Tensor) -> None:
             reader.store(span, past.pop(span.start) + sums)
@@ -164,10 +182,7 @@ class _Trilinear(Function):
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
         out = x.new_empty(*x.shape[:3], z.shape[-1])
 
-        def store(span: Span, rows: Tensor) -> None:
-            out[:, :, span.rows] = rows
-
-        reader = Reader(_rows_of(x), store)
+        reader = Reader(_rows_of(x), partial(put, out))
         last = run(pattern, _rows_of(y), _rows_of(z), state, reader, reverse=reverse)
         return out, last.clone() if last is state else last
 
@@ -186,7 +201,7 @@ class _Trilinear(Function):
         dz, dstate = _Trilinear.apply(y, x, grad_out, grad_last, *pattern, back)
         grad_decay = None
         if decay is not None:
-            by_x, by_y = (x * dx).sum(-1), (y * dy).sum(-1)
+            by_x, by_y = (x * dx).sum(-1, keepdim=True), (y * dy).sum(-1, keepdim=True)
             ends = (state, dstate) if ctx.reverse else (last, grad_last)
             grad_decay = decay_gradient(
                 *((by_y, by_x) if ctx.reverse else (by_x, by_y)), (ends[0] * ends[1]), decay
@@ -201,8 +216,10 @@ class _Trilinear(Function):
 def decay_gradient(by_query: Tensor, by_key: Tensor, at_end: Tensor, decay: Tensor) -> Tensor:
     """dL. L_i enters through row i of the weights, −L_j through column j, L_end through the state.
 
-    Weights are linear in features, so a row's share is x_i·dx_i and a column's is y_j·dy_j.
+    Weights are linear in features, so a row's share is x_i·dx_i and a column's is y_j·dy_j, which
+    `by_query` and `by_key` hold, `[B, H, T, 1]`.
     """
+    by_query, by_key = by_query[..., 0], by_key[..., 0]
     if not by_key.shape[2]:
         return by_query.to(decay.dtype).sum_to_size(decay.shape)
     grad = by_query - by_key if by_query.shape[2] else -by_key
@@ -238,7 +255,7 @@ def fold_vmapped(
 
 
 def _rows_of(rows: Tensor) -> Load:
-    return lambda span: rows[:, :, span.rows]
+    return lambda span, into: placed(fold(rows, span), into)
 
 
 def _whole(length: int) -> Span:
