@@ -1,7 +1,7 @@
 """Multi-head cosFormer attention with the interface of nn.MultiheadAttention (Qin et al., 2022)."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -137,31 +137,19 @@ class CosformerAttention(HeadProjections):
         if key_padding_mask is not None:
             key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=batched)
         kept = self._draw_kept_keys(v)
-        out = attention(
-            q,
-            k,
-            v if kept is None else v * kept,
-            causal=causal,
-            horizon=self.horizon,
-            key_mask=key_mask,
-            positions=self.positions,
-            weight=self.weight,
-            eps=self.eps,
-            impl=self.impl,
-        )
+        options: dict[str, Any] = {
+            "causal": causal,
+            "horizon": self.horizon,
+            "key_mask": key_mask,
+            "positions": self.positions,
+            "weight": self.weight,
+            "eps": self.eps,
+        }
+        out = attention(q, k, v if kept is None else v * kept, **options, impl=self.impl)
         out = self.merge_heads(out, batched)
         if not need_weights:
             return out, None
-        weights = attention_weights(
-            q,
-            k,
-            causal=causal,
-            horizon=self.horizon,
-            key_mask=key_mask,
-            positions=self.positions,
-            weight=self.weight,
-            eps=self.eps,
-        )  # [B H T S]
+        weights = attention_weights(q, k, **options)  # [B H T S]
         if kept is not None:
             weights = weights * kept.mT.repeat_interleave(self.num_heads // self.num_kv_heads, 1)
         if average_attn_weights:

@@ -38,6 +38,8 @@ def convert(
     >>> len(convert(model, horizon=512))  # six encoder layers, six decoder layers of two
     18
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     named = _find_attention(model, [skip] if isinstance(skip, str) else list(skip))
     twins = {
         layer: _twin(layer, names[0], horizon, weight, positions, eps, impl)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from cosformer.ops.check import check_tensor, readable
+
 
 def read_attn_mask(
     attn_mask: Tensor | None, is_causal: bool, *, batch: int, heads: int, queries: int, keys: int
@@ -36,7 +38,8 @@ def read_attn_mask(
         "attn_mask must block exactly the future (square, True or -inf above the diagonal, "
         "False or 0 elsewhere) or, with is_causal=False, nothing, because linear attention has "
         f"no single weights to mask; got another {attn_mask.dtype} mask of shape "
-        f"{tuple(attn_mask.shape)}, is_causal={is_causal}. Use key_padding_mask for padding, "
+        f"{tuple(attn_mask.shape)}, is_causal={is_causal}. Write -inf where a large negative "
+        "number such as -1e9 stands for it; use key_padding_mask for padding, "
         "cosformer.attention(cu_seqlens=...) for packed sequences, and nn.MultiheadAttention "
         "(cosformer.convert(skip=...)) for any other mask"
     )
@@ -61,10 +64,17 @@ def read_key_padding_mask(
     if mask.dtype == torch.bool:
         return ~mask, keys
     scale = mask.exp().to(keys.dtype)
+    if readable(scale) and not bool(scale.isfinite().all()):
+        worst = mask[~scale.isfinite()][0].item()
+        raise ValueError(
+            "key_padding_mask must be -inf (ignore) or a number whose exponential is finite in "
+            f"{keys.dtype}, got {worst:g}"
+        )
     return mask != -torch.inf, keys * scale[:, None, :, None]
 
 
 def _check_dtype(name: str, mask: Tensor) -> None:
+    check_tensor(name, mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ValueError(f"{name} must be of a bool or floating type, got {mask.dtype}")
 

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.ops.check import check_tensor
+
 
 class HeadProjections(nn.Module):
     """Projects query, key and value to heads, and heads back to the model's width.
@@ -32,11 +34,20 @@ class HeadProjections(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        for name, size in (sizes | {"kdim": kdim, "vdim": vdim}).items():
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+                raise TypeError(f"{name} must be an int, got {type(size).__name__}")
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
             raise ValueError(
                 "embed_dim must be a positive multiple of num_heads, "
                 f"got embed_dim={embed_dim}, num_heads={num_heads}"
             )
+        for name, width in (("kdim", kdim), ("vdim", vdim)):
+            if width is not None and width <= 0:
+                raise ValueError(f"{name} must be above 0, or None for embed_dim, got {width}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype must be a real floating type, got {dtype}")
         self.embed_dim = embed_dim
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
@@ -64,6 +75,7 @@ class HeadProjections(nn.Module):
         """Whether the inputs are batched."""
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
         for (name, width), x in zip(widths.items(), (query, key, value), strict=True):
+            check_tensor(name, x)
             if x.is_nested:
                 raise ValueError(
                     f"{name} must not be a nested tensor: pass a padded one with key_padding_mask; "

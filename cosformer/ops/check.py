@@ -25,7 +25,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
             raise ValueError(f"{name} must have a width of at least 1, got {list(x.shape)}")
         if x.device != q.device:
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
-    if torch.is_autocast_enabled(q.device.type):
+    if autocasts(q):
         dtype = torch.get_autocast_dtype(q.device.type)
         if torch.float64 not in (q.dtype, k.dtype, v.dtype):
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -45,6 +45,12 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
             f"heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}"
         )
     return q, k, v
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x; some, such as meta, do not know it."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def check_tensor(name: str, value: Any) -> None:
@@ -74,8 +80,8 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether a check may look at the values: not under a tracer or a function transform."""
-    if torch.compiler.is_compiling():
+    """Whether a check may look at the values: not under a tracer, a transform, or on meta."""
+    if torch.compiler.is_compiling() or x.is_meta:
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.ops.check import autocasts
+
 WEIGHTS = {"plain": 1, "cosine": 2, "raised_cosine": 3}  # name -> states it needs
 
 
@@ -52,7 +54,4 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """Autocast would round the products that must stay in float32."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()

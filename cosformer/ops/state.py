@@ -142,7 +142,9 @@ def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
             raise ValueError(
                 f"horizon must be a number or one per head {sizes}, got {list(horizon.shape)}"
             )
-        if readable(horizon) and not bool((horizon > 0).all()):
+        if torch.compiler.is_compiling():
+            torch._assert_async((horizon > 0).all(), "horizon must be above 0")
+        elif readable(horizon) and not bool((horizon > 0).all()):
             raise ValueError(f"horizon must be above 0, got {horizon.tolist()}")
         return horizon
     number = float(horizon)
@@ -170,6 +172,8 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
         return
     if position.is_cuda and torch.cuda.is_current_stream_capturing():
         torch._assert_async(position.max() + length <= limit, f"past the horizon: {remedy}")
+        return
+    if position.is_meta:
         return
     start = int(position.max()) if position.numel() else 0
     if start + length > limit:

@@ -221,6 +221,11 @@ def test_what_cannot_be_converted_is_refused_and_nothing_changed(make, options, 
     assert type(model[0]) is nn.MultiheadAttention
 
 
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got NoneType"):
+        convert(None)
+
+
 def test_a_model_without_attention_is_refused():
     with pytest.raises(ValueError, match=r"model must contain an nn\.MultiheadAttention"):
         convert(nn.Linear(2, 2))

@@ -151,6 +151,10 @@ REFUSED = [
     ({"attn_mask": torch.zeros(6, 6, dtype=torch.int64)}, "attn_mask must be of a bool or float"),
     ({"key_padding_mask": torch.zeros(2, 5)}, r"key_padding_mask must have shape \(2, 6\)"),
     ({"key_padding_mask": torch.zeros(2, 6, dtype=torch.int64)}, "key_padding_mask must be of a b"),
+    ({"key_padding_mask": torch.full((2, 6), torch.inf)}, "key_padding_mask must be -inf.*got inf"),
+    ({"key_padding_mask": torch.full((2, 6), torch.nan)}, "key_padding_mask must be -inf.*got nan"),
+    ({"key_padding_mask": torch.full((2, 6), 800.0)}, "key_padding_mask must be -inf.*got 800"),
+    ({"attn_mask": torch.full((6, 6), -1e9).triu(1)}, "Write -inf where"),
 ]
 
 
@@ -158,6 +162,12 @@ REFUSED = [
 def test_refused_masks_say_what_to_do(options, message, layer, x):
     with pytest.raises(ValueError, match=message):
         layer(x, x, x, **options)
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+def test_a_mask_must_be_a_tensor(name, layer, x):
+    with pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
+        layer(x, x, x, **{name: [[False] * 6] * 6})
 
 
 def test_causal_cross_attention_of_unequal_lengths_is_refused(layer, x):

@@ -128,6 +128,8 @@ BAD_OPTIONS = [
     ({"positions": "middle"}, "positions must be one of .*middle"),
     ({"eps": 0.0}, "eps must be above 0, got 0"),
     ({"impl": "magic"}, "impl must be one of .*magic"),
+    ({"kdim": 0}, "kdim must be above 0, or None for embed_dim, got 0"),
+    ({"dtype": torch.complex64}, "dtype must be a real floating type, got torch.complex64"),
 ]
 
 
@@ -153,6 +155,13 @@ def test_forward_refuses(options, shapes, message):
     layer = CosformerAttention(16, 4, **{"batch_first": True, **options})
     with pytest.raises(ValueError, match=message):
         layer(*(torch.randn(shape) for shape in shapes))
+
+
+def test_what_is_not_a_number_or_tensor_is_named():
+    with pytest.raises(TypeError, match="num_heads must be an int, got float"):
+        CosformerAttention(16, 4.0)
+    with pytest.raises(TypeError, match="key must be a tensor, got NoneType"):
+        CosformerAttention(16, 4)(torch.randn(2, 5, 16), None, None)
 
 
 def test_nested_tensors_are_refused_with_a_remedy():

@@ -222,3 +222,14 @@ def test_a_stream_exports_with_an_open_length():
         out, last = attention_with_state(*x, state=State(*state, 1000.0))
         for given, right in zip(program.module()(*x, *state), (out, *last[:3]), strict=True):
             torch.testing.assert_close(given, right)
+
+
+def test_a_compiled_call_refuses_a_horizon_that_is_not_positive():
+    compiled = torch.compile(attend_within, backend="aot_eager", fullgraph=True)
+    for bad in (-9.0, float("nan")):
+        with pytest.raises(RuntimeError, match="horizon must be above 0"):
+            compiled(torch.randn(1, 2, 8, 4), torch.tensor([bad, 9.0]))
+
+
+def attend_within(x, horizon):
+    return attention(x, x, x, horizon=horizon)

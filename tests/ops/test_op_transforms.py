@@ -274,3 +274,15 @@ def test_gradients_of_a_float32_module_are_as_right_as_the_formula():
         *x,
         dtype=torch.float32,
     )
+
+
+def test_shapes_are_found_without_data():
+    q = torch.empty(1, 4, 70, 8, device="meta", requires_grad=True)
+    k, v = (torch.empty(1, 2, 70, width, device="meta") for width in (8, 5))
+    out = attention(q, k, v, causal=True)
+    out.sum().backward()
+    assert out.shape == (1, 4, 70, 5)
+    assert q.grad.shape == q.shape
+    out, state = attention_with_state(q, k, v, horizon=100)
+    assert out.shape == (1, 4, 70, 5)
+    assert state.key_value.shape == (1, 2, 2, 8, 5)
