@@ -16,6 +16,7 @@ from cosformer.bench.candidates import CANDIDATES, PASSES, draw, forward_backwar
 from cosformer.bench.checks import Check, against_formula, stream_against_full_pass
 from cosformer.bench.timing import busy, growth_exponent, median_times, peak_extra_bytes, threads
 from cosformer.ops import State, attention_with_state, step
+from cosformer.ops.scratch import forget
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
@@ -161,6 +162,7 @@ def _measure_memory(
     size = sum(x.nbytes for x in inputs[:3])
     for name in _taking_part(options, inputs[0].shape[2]):
         call = forward_backward(CANDIDATES[name].attend, inputs, causal=options.causal)
+        forget()  # memory kept from earlier calls counts as well
         extra = peak_extra_bytes(call, options.device)
         yield this.row("peak_memory", extra / size, "x (q+k+v)", candidate=name, **at)
 

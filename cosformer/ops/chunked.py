@@ -20,7 +20,9 @@ from torch.autograd import Function
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.normaliser import denominator, slope
 from cosformer.ops.problem import Problem, basis, compute_dtype, full_precision
-from cosformer.ops.sweep import Into, Load, Reader, Span, fold, nowhere, placed, put
+from cosformer.ops.scratch import Into, nowhere, placed
+from cosformer.ops.span import Span, fold, put
+from cosformer.ops.sweep import Load, Reader
 from cosformer.ops.trilinear import (
     Pattern,
     Result,

@@ -9,7 +9,6 @@ in linear time: pairs within a chunk through a tile of scores, earlier chunks th
 other roles, so this file holds every product that the chunked implementation makes.
 """
 
-import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,14 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_LENGTH = 64  # a longer chunk means larger products, but more of them above the diagonal
-CPU_CHUNKS = 64  # chunks × heads in flight: few enough for the cache, so many that Python is idle
-FEW_CHUNKS = 16  # up to here states are summed one by one
-GPU_CHUNKS = 2048  # enough to fill the chip; the states in flight stay below a gigabyte
+from cosformer.ops.scratch import Into, Scratch
+from cosformer.ops.span import Span, fold, repeat_last
 
-Into = Callable[[int], Tensor | None]  # a width -> memory for a span's rows of it, or None
-Load = Callable[["Span", Into], Tensor]  # rows of a span, [B, H, n, C, width]
-Store = Callable[["Span", Tensor], None]
+Load = Callable[[Span, Into], Tensor]  # rows of a span, [B, H, n, C, width]
+Store = Callable[[Span, Tensor], None]
 
 
 class Reader(NamedTuple):
@@ -32,45 +28,6 @@ class Reader(NamedTuple):
 
     load: Load
     store: Store
-
-
-class Span(NamedTuple):
-    """A stretch of `chunks` chunks that is computed at once."""
-
-    start: int
-    stop: int
-    chunks: int
-    chunk_length: int
-    padded: bool = False  # the last chunks reach past `stop`
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.stop)
-
-
-def plan(length: int, heads: int, device: str) -> list[Span]:
-    """How a sequence is cut.
-
-    Under a tracer one span takes all, so that the length may be symbolic. An exported graph gets
-    three chunks at the least: no size in it, nor one less, may be 1 where it is symbolic.
-    """
-    if isinstance(length, int) and length == 0:
-        return []
-    if torch.compiler.is_exporting():
-        return [Span(0, length, length // CHUNK_LENGTH + 3, CHUNK_LENGTH, padded=True)]
-    if torch.compiler.is_compiling():
-        chunks = (length + CHUNK_LENGTH - 1) // CHUNK_LENGTH
-        return [Span(0, length, chunks, CHUNK_LENGTH, padded=chunks * CHUNK_LENGTH != length)]
-    wanted = CPU_CHUNKS if device == "cpu" else GPU_CHUNKS
-    group = max(1, wanted // max(1, heads)) * CHUNK_LENGTH
-    whole = length - length % CHUNK_LENGTH
-    spans = []
-    for start in range(0, whole, group):
-        stop = min(start + group, whole)
-        spans.append(Span(start, stop, (stop - start) // CHUNK_LENGTH, CHUNK_LENGTH))
-    if whole < length:
-        spans.append(Span(whole, length, 1, length - whole))
-    return spans
 
 
 class Window(NamedTuple):
@@ -157,71 +114,6 @@ def _separated(window: Window, number: Tensor, before: Tensor) -> Window:
     )
 
 
-class Scratch:
-    """The memory that the spans of a sweep share, in one piece.
-
-    Fresh pages cost as much as the work on them; a single large piece is one that libc keeps for
-    the next call. It is laid out chunk by chunk, all heads of a chunk together, as products read.
-    """
-
-    def __init__(
-        self, state: Tensor, states: int, spans: list[Span], *, mirror: bool = False
-    ) -> None:
-        self._heads = state.shape[:2]
-        self._memory: dict[str, Tensor] = {}
-        self._views: dict[tuple[str, int, int, int], Tensor] = {}
-        if torch.compiler.is_compiling() or not spans:
-            return
-        wide, y, z = max(state.shape[2] // states, state.shape[3]), *state.shape[2:]
-        chunks = max(span.chunks for span in spans)
-        length = max(span.chunk_length for span in spans)
-        widths = {"x": wide, "y": y // states, "z": z, "scaled": states * wide, "sums": wide}
-        sizes = {name: chunks * length * width for name, width in widths.items()}
-        sizes["scores"] = chunks * length * length
-        if chunks <= FEW_CHUNKS:
-            sizes["edges"] = (chunks + 1) * y * z
-        if mirror:
-            sizes["turned"] = chunks * y * z
-        aligned = [-(-size * self._heads.numel() // 16) * 16 for size in sizes.values()]
-        parts = state.new_empty(sum(aligned)).split(aligned)
-        self._memory = dict(zip(sizes, parts, strict=True))
-
-    def take(self, name: str, chunks: int, rows: int, width: int) -> Tensor | None:
-        """`[B, H, n, rows, width]`, with what the last user of that name left in it.
-
-        None where it has no part, and under a tracer, whose graph must not write into memory.
-        """
-        if name not in self._memory:
-            return None
-        key = (name, chunks, rows, width)
-        if key not in self._views:  # most spans ask for the same
-            shape = (chunks, *self._heads, rows, width)
-            part = self._memory[name][: math.prod(shape)]
-            self._views[key] = part.view(shape).permute(1, 2, 0, 3, 4)
-        return self._views[key]
-
-    def rows(self, name: str, span: Span) -> Into:
-        return lambda width: self.take(name, span.chunks, span.chunk_length, width)
-
-
-def nowhere(width: int) -> Tensor | None:
-    """Rows that shall have memory of their own."""
-    return None
-
-
-def placed(rows: Tensor, into: Into, *, column: Tensor | None = None) -> Tensor:
-    """Rows, and a column after them, in the memory that `into` has."""
-    if column is None:
-        buffer = into(rows.shape[-1])
-        return rows if buffer is None else buffer.copy_(rows)
-    buffer = into(rows.shape[-1] + 1)
-    if buffer is None:
-        return torch.cat([rows, column], -1)
-    buffer[..., :-1] = rows
-    buffer[..., -1:] = column
-    return buffer
-
-
 def sweep(
     y: Load,
     z: Load,
@@ -239,27 +131,28 @@ def sweep(
     `x` gets Σ w (x_i·y_j) z_j. `mirror` reads the same sums with y and z in each other's place.
     """
     states = weight.query_basis.shape[-1]
-    scratch = Scratch(state, states, spans, mirror=mirror is not None)
     first = state
-    for span in reversed(spans) if reverse else spans:
-        window = weight.window(span, reverse=reverse, strict=strict)
-        columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
-        written = _scale(columns, window.write, scratch.rows("scaled", span)).mT
-        earlier, state = _accumulate(written, values, state, window.carry, scratch, reverse=reverse)
-        x.store(span, _read(x, span, window, columns, values, earlier, scratch))
-        if mirror is not None:
-            turned = _turn(earlier, states, scratch)
-            mirror.store(span, _read(mirror, span, window, values, columns, turned, scratch))
-    return state if state is first else state.clone()
+    with Scratch(state, states, spans, mirror=mirror is not None) as scratch:
+        for span in reversed(spans) if reverse else spans:
+            window = weight.window(span, reverse=reverse, strict=strict)
+            columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
+            written = _scale(columns, window.write, scratch.rows("scaled", span)).mT
+            carry = window.carry
+            earlier, state = _accumulate(written, values, state, carry, scratch, reverse=reverse)
+            x.store(span, _read(x, span, window, columns, values, earlier, scratch))
+            if mirror is not None:
+                turned = _turn(earlier, states, scratch)
+                mirror.store(span, _read(mirror, span, window, values, columns, turned, scratch))
+        return state if state is first else state.clone()
 
 
 def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: list[Span]) -> Tensor:
     """The state after all rows, in any order: `state` + Σ_j ψ(j) y_j z_jᵀ."""
-    scratch = Scratch(state, write.shape[-1], spans)
-    for span in spans:
-        columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
-        written = _scale(columns, fold(write, span), scratch.rows("scaled", span)).mT
-        state = state + _product(written, values, None).sum(2)
+    with Scratch(state, write.shape[-1], spans) as scratch:
+        for span in spans:
+            columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
+            written = _scale(columns, fold(write, span), scratch.rows("scaled", span)).mT
+            state = state + _product(written, values, None).sum(2)
     return state
 
 
@@ -267,15 +160,15 @@ def scatter(
     x: Reader, read: Tensor, state: Tensor, spans: list[Span], *, turned: bool = False
 ) -> None:
     """Hand out what every row reads from one and the same state."""
-    scratch = Scratch(state, read.shape[-1], spans, mirror=turned)
-    state = state[:, :, None]
-    state = _turn(state, read.shape[-1], scratch) if turned else state
-    for span in spans:
-        rows = x.load(span, scratch.rows("x", span))
-        rows = _scale(rows, fold(read, span), scratch.rows("scaled", span))
-        sums = scratch.rows("sums", span)(state.shape[-1])
-        same = state.expand(-1, -1, span.chunks, -1, -1)
-        x.store(span, _product(rows, same, sums))
+    with Scratch(state, read.shape[-1], spans, mirror=turned) as scratch:
+        state = state[:, :, None]
+        state = _turn(state, read.shape[-1], scratch) if turned else state
+        for span in spans:
+            rows = x.load(span, scratch.rows("x", span))
+            rows = _scale(rows, fold(read, span), scratch.rows("scaled", span))
+            sums = scratch.rows("sums", span)(state.shape[-1])
+            same = state.expand(-1, -1, span.chunks, -1, -1)
+            x.store(span, _product(rows, same, sums))
 
 
 def _read(
@@ -321,26 +214,6 @@ def _turn(state: Tensor, states: int, scratch: Scratch) -> Tensor:
     return into
 
 
-def fold(rows: Tensor, span: Span) -> Tensor:
-    """The span's rows of `[B, H, T, d]` as `[B, H, n, C, d]`; padding is zeros."""
-    if span.padded:
-        index = _padded_index(span, rows.device)
-        beyond = index >= span.stop - span.start
-        return _repeat_last(rows[:, :, span.rows], span).masked_fill(beyond[..., None], 0)
-    batch, heads, _, width = rows.shape
-    part = rows.narrow(2, span.start, span.stop - span.start)
-    return part.view(batch, heads, span.chunks, span.chunk_length, width)
-
-
-def put(into: Tensor, span: Span, rows: Tensor) -> None:
-    """The inverse of `fold`: rows `[B, H, n, C, d]` to their places in `[B, H, T, d]`."""
-    if span.padded:
-        index = torch.arange(span.stop - span.start, device=rows.device)
-        into[:, :, span.rows] = rows.flatten(2, 3)[:, :, index]
-    else:
-        fold(into, span).copy_(rows)
-
-
 def _fold_and_edge(values: Tensor, span: Span, first: float) -> tuple[Tensor, Tensor]:
     """Values `[b, h, T]` as `[b, h, n, C]`, and the one before each chunk as `[b, h, n, 1]`."""
     if span.start:
@@ -349,24 +222,10 @@ def _fold_and_edge(values: Tensor, span: Span, first: float) -> tuple[Tensor, Te
         before_span = torch.full_like(values[..., :1], first)
     values = values[..., span.rows]
     if span.padded:
-        chunks = _repeat_last(values, span)
+        chunks = repeat_last(values, span)
     else:
         chunks = values.unflatten(2, (-1, span.chunk_length))
     return chunks, torch.cat([before_span, chunks[..., :-1, -1]], -1)[..., None]
-
-
-def _repeat_last(rows: Tensor, span: Span) -> Tensor:
-    """The span's rows in chunks, the last row repeated.
-
-    By index: of all ways to pad, the one that puts no condition on a symbolic length.
-    """
-    index = _padded_index(span, rows.device)
-    return rows[:, :, index.clamp(max=span.stop - span.start - 1)]
-
-
-def _padded_index(span: Span, device: torch.device) -> Tensor:
-    chunk = torch.arange(span.chunks, device=device)[:, None]
-    return chunk * span.chunk_length + torch.arange(span.chunk_length, device=device)  # [n, C]
 
 
 def _causal(length: int, device: torch.device, *, strict: bool = False) -> Tensor:

@@ -12,20 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.sweep import (
-    Load,
-    Reader,
-    Span,
-    Weight,
-    fold,
-    gather,
-    nowhere,
-    placed,
-    plan,
-    put,
-    scatter,
-    sweep,
-)
+from cosformer.ops.scratch import nowhere, placed
+from cosformer.ops.span import Span, fold, plan, put
+from cosformer.ops.sweep import Load, Reader, Weight, gather, scatter, sweep
 
 
 class Pattern(NamedTuple):

@@ -5,7 +5,7 @@ from op_formula import tokens
 
 from cosformer import attention, attention_with_state, linear_attention
 from cosformer.ops.dispatch import IMPLEMENTATIONS, auto_impl
-from cosformer.ops.sweep import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, plan
+from cosformer.ops.span import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, plan
 
 LENGTHS = [0, 1, 2, 63, 64, 127, 128, 129, 1000, 4096, 4097, 100_001]
 
