@@ -19,7 +19,7 @@ test: .venv/ready         ## every test that needs no GPU
 	$(BIN)/pytest
 
 test-gpu:                 ## the tests that need one, with whatever Python has torch there
-	python3 -m pytest -m gpu
+	python3 -m pytest -m gpu tests/*/test_*_gpu.py
 
 check: .venv/ready        ## ruff and mypy
 	$(BIN)/ruff check .
