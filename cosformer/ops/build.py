@@ -79,6 +79,7 @@ def build(
         key_decay,
         key_mask,
         sequence,
+        cu_seqlens,
     )
 
 

@@ -37,13 +37,33 @@ def chunked(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output `[B, H, T, V]` and the state `[B, H, R, D, V(+1)]` after the last key."""
+    return _any_lengths(q, k, v, problem, state, kernels=False)
+
+
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same by Triton kernels, forward and backward; derivatives beyond go the torch way."""
+    if problem.feature_map not in ("relu", "identity"):  # the kernels know these two
+        phi = FEATURE_MAPS[problem.feature_map].forward
+        hidden = None if problem.key_mask is None else ~problem.key_mask[:, None, :, None]
+        if hidden is not None:  # the slope of φ at NaN would be NaN
+            k = k.masked_fill(hidden, 0)
+        q, k = phi(q, None), phi(k, None)
+        problem = problem._replace(feature_map="identity")
+    return _any_lengths(q, k, v, problem, state, kernels=True)
+
+
+def _any_lengths(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None, *, kernels: bool
+) -> tuple[Tensor, Tensor]:
     if not problem.causal or (problem.query_start == 0 and q.shape[2] == k.shape[2]):
-        return _attend(q, k, v, problem, state)
-    return _attend_unequal(q, k, v, problem)
+        return _attend(q, k, v, problem, state, kernels=kernels)
+    return _attend_unequal(q, k, v, problem, kernels=kernels)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None, *, kernels: bool
 ) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(q.dtype)
     out, _, state = _Attention.apply(
@@ -56,15 +76,19 @@ def _attend(
         basis(problem.query_position, problem.theta, problem.weight, dtype),
         basis(problem.key_position, problem.theta, problem.weight, dtype),
         problem.sequence,
+        problem.bounds,
         problem.causal,
         problem.feature_map,
         problem.rule,
         problem.eps,
+        kernels,
     )
     return out, state
 
 
-def _attend_unequal(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+def _attend_unequal(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, kernels: bool
+) -> tuple[Tensor, Tensor]:
     """Causal with T ≠ S: earlier keys meet the queries as a state, and later queries the keys.
 
     keys       ┌── before ──┬── shared ──┐ (later keys are never seen)
@@ -80,13 +104,16 @@ def _attend_unequal(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[
     shared_stop = before + _clip(start + queries - before, keys - before)
     if nothing:
         pieces.append(q.new_zeros(*q.shape[:2], nothing, v.shape[-1]))
-    _, state = _piece(q, k, v, problem, slice(0, 0), slice(0, before), None, causal=False)
+    here = {"kernels": kernels}
+    _, state = _piece(q, k, v, problem, slice(0, 0), slice(0, before), None, causal=False, **here)
     shared = slice(nothing, nothing + shared_stop - before)
-    out, state = _piece(q, k, v, problem, shared, slice(before, shared_stop), state, causal=True)
+    own = slice(before, shared_stop)
+    out, state = _piece(q, k, v, problem, shared, own, state, causal=True, **here)
     pieces.append(out)
     if shared.stop < queries:
         after = slice(shared.stop, queries)
-        out, _ = _piece(q, k, v, problem, after, slice(keys, keys), state, causal=False)
+        no_key = slice(keys, keys)
+        out, _ = _piece(q, k, v, problem, after, no_key, state, causal=False, **here)
         pieces.append(out)
     return torch.cat(pieces, 2), state
 
@@ -108,6 +135,7 @@ def _piece(
     state: Tensor | None,
     *,
     causal: bool,
+    kernels: bool,
 ) -> tuple[Tensor, Tensor]:
     """A stretch of queries and keys, with L counted from the last key before it."""
     query_decay, key_decay = problem.query_decay, problem.key_decay
@@ -123,7 +151,8 @@ def _piece(
         key_decay=key_decay,
         key_mask=None if problem.key_mask is None else problem.key_mask[:, keys],
     )
-    return _attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], part, state)
+    rows = (q[:, :, queries], k[:, :, keys], v[:, :, keys])
+    return _attend(*rows, part, state, kernels=kernels)
 
 
 class _Attention(Function):
@@ -140,12 +169,21 @@ class _Attention(Function):
         query_basis: Tensor,
         key_basis: Tensor,
         sequence: Tensor | None,
+        bounds: Tensor | None,
         causal: bool,
         feature_map: str,
         rule: str,
         eps: float,
+        kernels: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = _Rows(q, k, v, key_mask, feature_map, rule)
+        if kernels:
+            from cosformer.ops.fused import fused_forward
+
+            first = None if state is None else rows.spread(state, 0)
+            arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
+            out, total, last = fused_forward(q, k, v, *arrays, causal, feature_map, rule, eps)
+            return out, total, last[:, :: rows.groups]
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
         same_width = q.shape[-1] == v.shape[-1]
         out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
@@ -172,7 +210,7 @@ class _Attention(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.causal, ctx.feature_map, ctx.rule, ctx.eps = inputs
+        *tensors, ctx.causal, ctx.feature_map, ctx.rule, ctx.eps, ctx.kernels = inputs
         out, total, last = output
         # The last state is kept only where the decay's gradient asks for it.
         ctx.save_for_backward(*tensors, out, total, last if tensors[3] is not None else None)
@@ -182,11 +220,28 @@ class _Attention(Function):
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_total: Tensor | None, grad_last: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, decay, state, key_mask, query_basis, key_basis, sequence, *outputs = (
+        q, k, v, decay, state, key_mask, query_basis, key_basis, sequence, bounds, *outputs = (
             ctx.saved_tensors
         )
         out, total, last = outputs
         rows = _Rows(q, k, v, key_mask, ctx.feature_map, ctx.rule)
+        if ctx.kernels and not torch.is_grad_enabled() and grad_total is None:
+            from cosformer.ops.fused import fused_backward
+
+            first = None if state is None else rows.spread(state, 0)
+            end = None if grad_last is None else rows.spread_last(grad_last, grad_last)
+            grads_in = torch.zeros_like(out) if grad_out is None else grad_out
+            arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
+            options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
+            dq, dk, dv, grad_first, *all_dots = fused_backward(
+                q, k, v, *arrays, out, total, grads_in, end, *options
+            )
+            grad_decay = None
+            if decay is not None:
+                at_end = None if end is None else end * rows.spread(last, 0)
+                grad_decay = decay_gradient(*all_dots, at_end, decay)
+            back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
+            return dq, dk, dv, grad_decay, back, *[None] * 10
         pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
         slopes = FEATURE_MAPS[ctx.feature_map].backward
 
@@ -242,7 +297,7 @@ class _Attention(Function):
                 at_end = grad_state * rows.spread(last, 0)
                 grad_decay = decay_gradient(query_dots[0], key_dots[0], at_end, decay)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), grad_decay, back, *[None] * 8
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), grad_decay, back, *[None] * 10
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

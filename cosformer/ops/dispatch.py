@@ -1,18 +1,28 @@
 """Which code computes a problem."""
 
+from importlib.util import find_spec
+
 from torch import Tensor
 
 from cosformer.ops.check import check_choice
-from cosformer.ops.chunked import chunked
+from cosformer.ops.chunked import chunked, fused
 from cosformer.ops.problem import Problem, full_precision
 from cosformer.ops.reference import reference
 
-IMPLEMENTATIONS = {"reference": reference, "chunked": chunked}
+IMPLEMENTATIONS = {"reference": reference, "chunked": chunked, "triton": fused}
 
 
-def auto_impl(device: str) -> str:
-    """What `impl="auto"` stands for on a device type. An explicit choice never falls back."""
+def auto_impl(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str:
+    """What `impl="auto"` stands for: kernels where they can serve, else plain torch."""
+    if q.is_cuda and find_spec("triton") and why_not_triton(q, k, v, problem) is None:
+        return "triton"
     return "chunked"
+
+
+def why_not_triton(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
+    from cosformer.ops.fused import unsupported
+
+    return unsupported(q, k, v, problem)
 
 
 def compute(
@@ -26,6 +36,8 @@ def compute(
 ) -> tuple[Tensor, Tensor | None]:
     """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
     check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
-    chosen = auto_impl(q.device.type) if impl == "auto" else impl
+    chosen = auto_impl(q, k, v, problem) if impl == "auto" else impl
+    if impl == "triton" and (reason := why_not_triton(q, k, v, problem)):
+        raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
     with full_precision(q):
         return IMPLEMENTATIONS[chosen](q, k, v, problem, state)

@@ -31,6 +31,7 @@ class Problem(NamedTuple):
     key_decay: Tensor | None = None  # L at the keys [b, h, S]
     key_mask: Tensor | None = None  # [B, S], True = real
     sequence: Tensor | None = None  # [T], which packed sequence a token belongs to
+    bounds: Tensor | None = None  # [sequences + 1], where each begins
 
 
 def basis(position: Tensor, theta: Tensor, weight: str, dtype: torch.dtype) -> Tensor:

@@ -202,7 +202,9 @@ class _Trilinear(Function):
         return fold_vmapped(_Trilinear.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 3))
 
 
-def decay_gradient(by_query: Tensor, by_key: Tensor, at_end: Tensor, decay: Tensor) -> Tensor:
+def decay_gradient(
+    by_query: Tensor, by_key: Tensor, at_end: Tensor | None, decay: Tensor
+) -> Tensor:
     """dL. L_i enters through row i of the weights, −L_j through column j, L_end through the state.
 
     Weights are linear in features, so a row's share is x_i·dx_i and a column's is y_j·dy_j, which
@@ -212,7 +214,9 @@ def decay_gradient(by_query: Tensor, by_key: Tensor, at_end: Tensor, decay: Tens
     if not by_key.shape[2]:
         return by_query.to(decay.dtype).sum_to_size(decay.shape)
     grad = by_query - by_key if by_query.shape[2] else -by_key
-    last = grad[..., -1:] + at_end.sum((-3, -2, -1))[..., None]
+    last = grad[..., -1:]
+    if at_end is not None:
+        last = last + at_end.sum((-3, -2, -1))[..., None]
     return torch.cat([grad[..., :-1], last], -1).to(decay.dtype).sum_to_size(decay.shape)
 
 

@@ -1,0 +1,472 @@
+"""Attention by the kernels of `kernels.py`: which tiles, how many segments, which passes.
+
+Few heads leave most of a GPU idle, so a long sequence is then cut into segments: one pass sums the
+state of each, a running sum over segments says what each starts with, and all of them go at once.
+Two operators come out, `cosformer::fused_forward` and `cosformer::fused_backward`; `chunked.py`
+calls them inside its autograd function, which keeps its own backward for higher derivatives.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.problem import Problem
+
+FEW_PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
+MANY_PROGRAMS = 1056
+MAX_WIDTH = 256
+
+
+class Tiles(NamedTuple):
+    """The shape of one program: rows in a chunk, columns of z, warps and stages of loads."""
+
+    chunk: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def choose_tiles(contracted: int, columns: int, dtype: torch.dtype) -> Tiles:
+    """By the widths and the precision alone: no length or batch compiles a kernel again."""
+    contracted, columns = _padded(contracted), _padded(columns)
+    wide = dtype != torch.bfloat16  # float32 tiles, also for float16
+    if contracted <= 64:
+        return Tiles(32 if wide else 64, min(columns, 64), 4, 1 if wide else 2)
+    if contracted <= 128:
+        return Tiles(32 if wide else 64, min(columns, 32 if wide else 64), 8, 1 if wide else 2)
+    return Tiles(16 if wide else 32, min(columns, 32), 8, 1)
+
+
+def segment_length(programs: int, length: int, chunk: int, wanted: int = FEW_PROGRAMS) -> int:
+    """Rows in a segment: all where `programs` are enough without cutting, else whole chunks."""
+    segments = max(1, min(wanted // max(1, programs), length // (4 * chunk)))
+    return -(-length // (segments * chunk)) * chunk or chunk
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
+    """What the kernels need and do not get; None if they can compute the problem."""
+    if not (q.is_cuda or interpreted()):
+        return f"tensors on a CUDA device, got {q.device.type}"
+    if q.dtype == torch.float64:
+        return "float32, bfloat16 or float16, got float64"
+    if q.dtype == torch.bfloat16 and interpreted():
+        return "float32 or float16 under Triton's interpreter, got bfloat16"
+    if max(k.shape[3], v.shape[3]) > MAX_WIDTH:
+        return f"widths up to {MAX_WIDTH}, got {k.shape[3]} and {v.shape[3]}"
+    if problem.query_decay is not None and (problem.query_start or q.shape[2] != k.shape[2]):
+        return f"as many queries as keys under a decay, got {q.shape[2]} and {k.shape[2]}"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in Python, on the CPU (TRITON_INTERPRET=1)."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+class _Rows(NamedTuple):
+    """An operand: rows `[B, h, T, width]`, and how many heads share each of its own."""
+
+    rows: Tensor
+    group: int = 1
+    relu: bool = False
+
+
+class _Pass:
+    """What all launches for one call have in common."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        decay: Tensor | None,
+        key_mask: Tensor | None,
+        query_basis: Tensor,
+        key_basis: Tensor,
+        bounds: Tensor | None,
+    ) -> None:
+        self.batch, self.heads = q.shape[:2]
+        self.states = query_basis.shape[3]
+        self.device = q.device
+        self.query_basis, self.key_basis = query_basis.contiguous(), key_basis.contiguous()
+        self.decay = None if decay is None else decay.contiguous()
+        self.key_mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+        self.bounds = None if bounds is None else bounds.to(torch.int64).contiguous()
+
+    def launch(
+        self,
+        x: _Rows | None,
+        y: _Rows,
+        z: _Rows,
+        *,
+        causal: bool,
+        reverse: bool = False,
+        write: bool = True,
+        rows: int | None = None,
+        out: Tensor | None = None,
+        total: Tensor | None = None,
+        rule: str = "none",
+        eps: float = 0.0,
+        scale: Tensor | None = None,
+        scaled: str = "",
+        column: Tensor | None = None,
+        column_at: str = "",
+        gate: Tensor | None = None,
+        gated: str = "",
+        masked: str = "",
+        dots: Tensor | None = None,
+        first: Tensor | None = None,
+        last: Tensor | None = None,
+        turned: bool = False,
+    ) -> None:
+        """One launch; without `x` it only sums states.
+
+        States are `[B, H, segments, R, D, V(+1)]`, one segment standing for all; `turned` means
+        that y has the width of V. `rows` is the length of a segment.
+        """
+        from cosformer.ops.kernels import sweep_kernel
+
+        read = x is not None
+        reader = y if x is None else x
+        reads, writes = self.query_basis, self.key_basis
+        if reverse:
+            reads, writes = writes, reads
+        length = reader.rows.shape[2]
+        contracted, columns = y.rows.shape[3], z.rows.shape[3]
+        tiles = choose_tiles(contracted, columns, y.rows.dtype)
+        blocks = -(-columns // tiles.columns)
+        if self.bounds is not None:
+            segments, rows = self.bounds.shape[0] - 1, 0
+        else:
+            assert rows is not None
+            segments = -(-length // rows)
+        programs = self.batch * self.heads * segments * blocks
+        if not programs:
+            return
+        state = last if first is None else first
+        state_strides = [0] * 7
+        if state is not None:
+            _, head, segment, basis, key, value = state.stride()
+            segment = segment if state.shape[2] > 1 else 0
+            cell = (value, key) if turned else (key, value)
+            state_strides = [head, segment, basis, *cell, basis, key]
+        unused = y.rows  # a pointer that is never followed
+
+        def pointer(tensor: Tensor | None) -> Tensor:
+            return unused if tensor is None else tensor
+
+        def vector(state: Tensor | None) -> Tensor:
+            return unused if state is None else state[..., -1]
+
+        def per_head(basis: Tensor | None) -> list[int]:
+            if basis is None:
+                return [0, 0]
+            return [basis.stride(i) if basis.shape[i] > 1 else 0 for i in (0, 1)]
+
+        gates, outs = pointer(gate), pointer(out)
+        sweep_kernel[(programs,)](
+            reader.rows, y.rows, z.rows, gates, outs,
+            pointer(total), pointer(scale), pointer(column), reads, writes,
+            pointer(self.decay), pointer(self.key_mask), pointer(self.bounds),
+            pointer(first), vector(first), pointer(last), vector(last), pointer(dots),
+            self.heads, length, rows, segments, blocks, reader.group, y.group, z.group, eps,
+            *reader.rows.stride(), *y.rows.stride(), *z.rows.stride(),
+            *gates.stride(), *outs.stride(),
+            *per_head(reads), *per_head(writes), *per_head(self.decay),
+            0 if self.key_mask is None else self.key_mask.stride(0),
+            *state_strides,
+            K=contracted, N=columns, BLOCK_K=_padded(contracted), BLOCK_N=tiles.columns,
+            C=tiles.chunk, R=self.states,
+            CAUSAL=causal and read, REVERSE=reverse, READ=read, WRITE=write,
+            RULE="" if rule == "none" else rule,
+            COLUMN=column_at if column is not None else "",
+            SCALED=scaled if scale is not None else "",
+            X_RELU=reader.relu, Y_RELU=y.relu, Z_RELU=z.relu,
+            GATED=gated, DECAY=self.decay is not None,
+            MASKED=masked if self.key_mask is not None else "",
+            PACKED=self.bounds is not None, FIRST=first is not None, LAST=last is not None,
+            DOTS=dots is not None, PRECISION=_precision(y.rows.dtype),
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+
+    def empty_states(
+        self, segments: int, y: _Rows, z: _Rows, *, turned: bool, sums: bool
+    ) -> Tensor:
+        key, value = y.rows.shape[3], z.rows.shape[3]
+        if turned:
+            key, value = value, key
+        shape = (self.batch, self.heads, segments, self.states, key, value + sums)
+        return torch.zeros(shape, dtype=torch.float32, device=self.device)
+
+    def segment(self, y: _Rows, z: _Rows, wanted: int = FEW_PROGRAMS) -> int:
+        """How many rows of these make a segment."""
+        tiles = choose_tiles(y.rows.shape[3], z.rows.shape[3], y.rows.dtype)
+        programs = self.batch * self.heads * -(-z.rows.shape[3] // tiles.columns)
+        return segment_length(programs, y.rows.shape[2], tiles.chunk, wanted)
+
+    def gather(
+        self,
+        y: _Rows,
+        z: _Rows,
+        start: Tensor | None,
+        *,
+        causal: bool,
+        sums: bool,
+        turned: bool = False,
+        reverse: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor | None, Tensor | None, int]:
+        """What each segment starts with, the state after the last, and a segment's length.
+
+        One state for all where every row reads all. `start` is `[B, H, 1, R, D, V(+1)]`. Where a
+        causal sequence is one segment there is nothing to sum: the last state is then None.
+        """
+        length = y.rows.shape[2]
+        rows = self.segment(y, z, FEW_PROGRAMS if causal else MANY_PROGRAMS)
+        packed = self.bounds is not None
+        segments = self.bounds.shape[0] - 1 if self.bounds is not None else -(-length // rows)
+        if causal and (packed or segments <= 1):
+            return start, None, rows
+        local = self.empty_states(segments, y, z, turned=turned, sums=sums)
+        self.launch(
+            None, y, z, causal=causal, reverse=reverse, rows=rows, last=local, turned=turned,
+            **options,
+        )  # fmt: skip
+        if packed:
+            return local, None, rows
+        if start is None:
+            start = self.empty_states(1, y, z, turned=turned, sums=sums)
+        if not causal:
+            everything = start + local.sum(2, keepdim=True)
+            return everything, everything, rows
+        edges = self._running_sum(start, local, rows, length, reverse=reverse)
+        if reverse:
+            return edges[:, :, 1:], edges[:, :, :1], rows
+        return edges[:, :, :-1], edges[:, :, -1:], rows
+
+    def _running_sum(
+        self, start: Tensor, local: Tensor, rows: int, length: int, *, reverse: bool
+    ) -> Tensor:
+        """The states at the edges of all segments, one more than there are segments."""
+        edges = torch.cat([local, start] if reverse else [start, local], 2)
+        if self.decay is None:
+            return edges.flip(2).cumsum(2).flip(2) if reverse else edges.cumsum(2)
+        ends = torch.arange(rows, length + rows, rows, device=self.device).clamp(max=length) - 1
+        decay = torch.nn.functional.pad(self.decay[..., ends], (1, 0))  # [b, h, edges]
+        gap = decay[..., :, None] - decay[..., None, :]
+        later = torch.ones_like(gap, dtype=torch.bool).tril()
+        kept = gap.masked_fill(~later, -torch.inf).exp().to(edges.dtype)
+        return ((kept.mT if reverse else kept) @ edges.flatten(3)).unflatten(3, edges.shape[3:])
+
+
+@torch.library.custom_op("cosformer::fused_forward", mutates_args=())
+def fused_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor | None,
+    key_mask: Tensor | None,
+    query_basis: Tensor,
+    key_basis: Tensor,
+    bounds: Tensor | None,
+    causal: bool,
+    feature_map: str,
+    rule: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output `[B, H, T, V]`, row totals `[B, H, T]`, and the state `[B, H, R, D, V(+1)]`."""
+    this = _Pass(q, decay, key_mask, query_basis, key_basis, bounds)
+    groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
+    x, y, z = _Rows(q, 1, relu), _Rows(k, groups, relu), _Rows(v, groups)
+    out, total = _outputs(q, v, rule)
+    options: dict[str, Any] = {"rule": rule, "eps": eps, "masked": "writer"}
+    first, last, rows = this.gather(y, z, _as_segment(state), causal=causal, sums=sums, **options)
+    new = None
+    if last is None:
+        last = this.empty_states(1, y, z, turned=False, sums=sums)
+        new = last if causal and bounds is None else None
+    if not causal:
+        rows = this.segment(x, z, MANY_PROGRAMS)
+    this.launch(
+        x, y, z, causal=causal, write=causal, rows=rows, out=out, total=total, first=first,
+        last=new, **options,
+    )  # fmt: skip
+    if causal and bounds is None and not q.shape[2] and first is not None:
+        last = first.clone()
+    return out, total, last[:, :, 0].clone()
+
+
+@fused_forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor | None,
+    key_mask: Tensor | None,
+    query_basis: Tensor,
+    key_basis: Tensor,
+    bounds: Tensor | None,
+    causal: bool,
+    feature_map: str,
+    rule: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
+    return *_outputs(q, v, rule), q.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("cosformer::fused_backward", mutates_args=())
+def fused_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor | None,
+    key_mask: Tensor | None,
+    query_basis: Tensor,
+    key_basis: Tensor,
+    bounds: Tensor | None,
+    out: Tensor,
+    total: Tensor,
+    grad_out: Tensor,
+    grad_last: Tensor | None,
+    causal: bool,
+    feature_map: str,
+    rule: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and the state `[B, H, R, D, V(+1)]`; φ(q)·dφ(q) and φ(k)·dφ(k)."""
+    this = _Pass(q, decay, key_mask, query_basis, key_basis, bounds)
+    groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
+    scale, column = _prepare(grad_out, out, total, rule, eps)
+    queries, grads = _Rows(q, 1, relu), _Rows(grad_out)
+    keys, values = _Rows(k, groups, relu), _Rows(v, groups)
+    gated = "relu" if relu else "identity"
+    dq = torch.empty_like(q)
+    wide = torch.float32 if groups > 1 else k.dtype
+    dk, dv = (x.new_empty(*q.shape[:2], *x.shape[2:], dtype=wide) for x in (k, v))
+    query_dots, key_dots = (
+        _dots(x, decay, choose_tiles(v.shape[3], k.shape[3], q.dtype)) for x in (dq, dk)
+    )
+
+    forward: dict[str, Any] = {"scale": scale, "column": column, "masked": "writer"}
+    first, _, rows = this.gather(
+        keys, values, _as_segment(state), causal=causal, sums=sums,
+        rule=rule, masked="writer", eps=eps,
+    )  # fmt: skip
+    this.launch(
+        grads, values, keys, causal=causal, write=causal, turned=True, first=first, out=dq,
+        rows=rows if causal else this.segment(grads, keys, MANY_PROGRAMS),
+        scaled="x", column_at="reader", gate=q, gated=gated, dots=query_dots, **forward,
+    )  # fmt: skip
+
+    turned: dict[str, Any] = {"scale": scale, "column": column, "turned": True, "reverse": True}
+    end = _as_segment(grad_last)
+    first, grad_first, rows = this.gather(
+        grads, queries, end, causal=causal, sums=sums, scaled="y", column_at="writer", **turned
+    )
+    new = None
+    if grad_first is None:
+        grad_first = this.empty_states(1, grads, queries, turned=True, sums=sums)
+        new = grad_first if causal and bounds is None else None
+    if not causal:
+        rows = this.segment(values, queries, MANY_PROGRAMS)
+    this.launch(
+        values, grads, queries, causal=causal, write=causal, rows=rows, first=first, last=new,
+        out=dk, scaled="y", column_at="writer", gate=k, gated=gated, dots=key_dots,
+        masked="reader", **turned,
+    )  # fmt: skip
+    this.launch(
+        keys, queries, grads, causal=causal, write=causal, reverse=True, rows=rows, first=first,
+        out=dv, scale=scale, scaled="z", masked="reader",
+    )  # fmt: skip
+    if groups > 1:
+        dk, dv = (x.unflatten(1, (-1, groups)).sum(2).to(k.dtype) for x in (dk, dv))
+    if causal and bounds is None and not q.shape[2] and end is not None:
+        grad_first = end.clone()
+    dots = (
+        q.new_empty(0, dtype=torch.float32) if x is None else x.sum(-1, keepdim=True)
+        for x in (query_dots, key_dots)
+    )
+    return dq, dk, dv, grad_first[:, :, 0].clone(), *dots
+
+
+@fused_backward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor | None,
+    key_mask: Tensor | None,
+    query_basis: Tensor,
+    key_basis: Tensor,
+    bounds: Tensor | None,
+    out: Tensor,
+    total: Tensor,
+    grad_out: Tensor,
+    grad_last: Tensor | None,
+    causal: bool,
+    feature_map: str,
+    rule: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
+    gradients = torch.empty_like(q), *(x.new_empty(x.shape) for x in (k, v))
+    lengths = (q.shape[2], k.shape[2])
+    dots = (
+        q.new_empty((0,) if decay is None else (*q.shape[:2], t, 1), dtype=torch.float32)
+        for t in lengths
+    )
+    return *gradients, q.new_empty(shape, dtype=torch.float32), *dots
+
+
+def _outputs(q: Tensor, v: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+    same_width = q.shape[3] == v.shape[3]
+    out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[3])
+    rows = 0 if rule == "none" else q.shape[2]
+    return out, q.new_empty(*q.shape[:2], rows, dtype=torch.float32)
+
+
+def _prepare(
+    grad: Tensor, out: Tensor, total: Tensor, rule: str, eps: float
+) -> tuple[Tensor | None, Tensor | None]:
+    """1/D and δ of every row, or nothing where nothing was divided."""
+    if rule == "none":
+        return None, None
+    from cosformer.ops.kernels import prepare_kernel
+
+    scale, column = torch.empty_like(total), torch.empty_like(total)
+    rows, block = total.numel(), 64
+    if rows:
+        prepare_kernel[(-(-rows // block),)](
+            grad, out, total, scale, column, rows, total.shape[1], total.shape[2], eps,
+            *grad.stride(), *out.stride(),
+            N=out.shape[3], BLOCK_N=_padded(out.shape[3]), C=block, RULE=rule,
+        )  # fmt: skip
+    return scale, column
+
+
+def _dots(rows: Tensor, decay: Tensor | None, tiles: Tiles) -> Tensor | None:
+    """Where a launch leaves φ(row)·gradient, a number for each block of columns."""
+    if decay is None:
+        return None
+    blocks = -(-rows.shape[3] // tiles.columns)
+    return rows.new_empty(*rows.shape[:3], blocks, dtype=torch.float32)
+
+
+def _as_segment(state: Tensor | None) -> Tensor | None:
+    return None if state is None else state[:, :, None].contiguous()
+
+
+def _padded(width: int) -> int:
+    """The power of two that a tile needs."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """tf32 holds every float16; float32 is multiplied as such."""
+    return "tf32" if dtype == torch.float16 else "ieee"
