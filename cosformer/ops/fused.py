@@ -16,6 +16,8 @@ from cosformer.ops.problem import Problem
 FEW_PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
 MANY_PROGRAMS = 1056
 MAX_WIDTH = 256
+POST = False
+MAXNREG = None
 
 
 class Tiles(NamedTuple):
@@ -89,8 +91,11 @@ class _Pass:
         self.batch, self.heads = q.shape[:2]
         self.states = query_basis.shape[3]
         self.device = q.device
+        self.dtype = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32  # of products
         self.query_basis, self.key_basis = query_basis.contiguous(), key_basis.contiguous()
         self.decay = None if decay is None else decay.contiguous()
+        self._tiles: dict[tuple[int, bool], Tensor] = {}
+        self._tables: dict[int, Tensor] = {}
         self.key_mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
         self.bounds = None if bounds is None else bounds.to(torch.int64).contiguous()
 
@@ -111,6 +116,7 @@ class _Pass:
         scale: Tensor | None = None,
         scaled: str = "",
         column: Tensor | None = None,
+        deltas: Tensor | None = None,
         column_at: str = "",
         gate: Tensor | None = None,
         gated: str = "",
@@ -129,9 +135,7 @@ class _Pass:
 
         read = x is not None
         reader = y if x is None else x
-        reads, writes = self.query_basis, self.key_basis
-        if reverse:
-            reads, writes = writes, reads
+        basis = self.query_basis if read != reverse else self.key_basis
         length = reader.rows.shape[2]
         contracted, columns = y.rows.shape[3], z.rows.shape[3]
         tiles = choose_tiles(contracted, columns, y.rows.dtype)
@@ -147,10 +151,10 @@ class _Pass:
         state = last if first is None else first
         state_strides = [0] * 7
         if state is not None:
-            _, head, segment, basis, key, value = state.stride()
+            _, head, segment, each, key, value = state.stride()
             segment = segment if state.shape[2] > 1 else 0
             cell = (value, key) if turned else (key, value)
-            state_strides = [head, segment, basis, *cell, basis, key]
+            state_strides = [head, segment, each, *cell, each, key]
         unused = y.rows  # a pointer that is never followed
 
         def pointer(tensor: Tensor | None) -> Tensor:
@@ -159,21 +163,20 @@ class _Pass:
         def vector(state: Tensor | None) -> Tensor:
             return unused if state is None else state[..., -1]
 
-        def per_head(basis: Tensor | None) -> list[int]:
-            if basis is None:
-                return [0, 0]
-            return [basis.stride(i) if basis.shape[i] > 1 else 0 for i in (0, 1)]
-
         gates, outs = pointer(gate), pointer(out)
+        vectors = rule != "none" or column is not None
+        table = self._table(basis) if vectors and self.decay is None else None
+        tile = self._tile(tiles.chunk, reverse=reverse) if causal and read else None
         sweep_kernel[(programs,)](
             reader.rows, y.rows, z.rows, gates, outs,
-            pointer(total), pointer(scale), pointer(column), reads, writes,
+            pointer(total), pointer(scale), pointer(column), basis,
+            pointer(table), pointer(deltas), pointer(tile),
             pointer(self.decay), pointer(self.key_mask), pointer(self.bounds),
             pointer(first), vector(first), pointer(last), vector(last), pointer(dots),
             self.heads, length, rows, segments, blocks, reader.group, y.group, z.group, eps,
             *reader.rows.stride(), *y.rows.stride(), *z.rows.stride(),
             *gates.stride(), *outs.stride(),
-            *per_head(reads), *per_head(writes), *per_head(self.decay),
+            *_per_head(basis), *_per_head(table), *_per_head(tile), *_per_head(self.decay),
             0 if self.key_mask is None else self.key_mask.stride(0),
             *state_strides,
             K=contracted, N=columns, BLOCK_K=_padded(contracted), BLOCK_N=tiles.columns,
@@ -186,9 +189,33 @@ class _Pass:
             GATED=gated, DECAY=self.decay is not None,
             MASKED=masked if self.key_mask is not None else "",
             PACKED=self.bounds is not None, FIRST=first is not None, LAST=last is not None,
-            DOTS=dots is not None, PRECISION=_precision(y.rows.dtype),
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            DOTS=dots is not None, TILED=tile is not None, POST=POST, PRECISION=_precision(y.rows.dtype),
+            num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=MAXNREG,
         )  # fmt: skip
+
+    def _table(self, basis: Tensor) -> Tensor:
+        """ψ as the kernel multiplies with it: rounded in columns 0 … 3, what is left in 4 … 7."""
+        if id(basis) not in self._tables:
+            high = basis.to(self.dtype)
+            low = (basis - high.float()).to(self.dtype)
+            table = basis.new_zeros(*basis.shape[:3], 16, dtype=self.dtype)
+            table[..., : self.states], table[..., 4 : 4 + self.states] = high, low
+            self._tables[id(basis)] = table
+        return self._tables[id(basis)]
+
+    def _tile(self, chunk: int, *, reverse: bool) -> Tensor | None:
+        """1 − ψ(i)·ψ(j) of pairs that meet in a chunk, where all chunks have the same.
+
+        Small numbers: 16 bits hold them better than ψ(i)·ψ(j) itself.
+        """
+        if self.decay is not None or self.bounds is not None:
+            return None
+        if (chunk, reverse) not in self._tiles:
+            basis = self.query_basis[:, :, :chunk]
+            basis = torch.nn.functional.pad(basis, (0, 0, 0, chunk - basis.shape[2]))
+            tile = 1 - (basis[:, :, :, None] * basis[:, :, None]).sum(-1).tril()
+            self._tiles[chunk, reverse] = (tile.mT if reverse else tile).to(self.dtype).contiguous()
+        return self._tiles[chunk, reverse]
 
     def empty_states(
         self, segments: int, y: _Rows, z: _Rows, *, turned: bool, sums: bool
@@ -244,6 +271,26 @@ class _Pass:
         if reverse:
             return edges[:, :, 1:], edges[:, :, :1], rows
         return edges[:, :, :-1], edges[:, :, -1:], rows
+
+    def prepare(
+        self, grad: Tensor, out: Tensor, total: Tensor, rule: str, eps: float
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """1/D, δ and δψ of every row, or nothing where nothing was divided."""
+        if rule == "none":
+            return None, None, None
+        from cosformer.ops.kernels import prepare_kernel
+
+        scale, column = torch.empty_like(total), torch.empty_like(total)
+        deltas = total.new_empty(*total.shape, 16, dtype=self.dtype)
+        rows, block, basis = total.numel(), 64, self.query_basis
+        if rows:
+            prepare_kernel[(-(-rows // block),)](
+                grad, out, total, basis, scale, column, deltas,
+                rows, total.shape[1], total.shape[2], eps, *_per_head(basis),
+                *grad.stride(), *out.stride(),
+                N=out.shape[3], BLOCK_N=_padded(out.shape[3]), C=block, R=self.states, RULE=rule,
+            )  # fmt: skip
+        return scale, column, deltas
 
     def _running_sum(
         self, start: Tensor, local: Tensor, rows: int, length: int, *, reverse: bool
@@ -341,7 +388,7 @@ def fused_backward(
     """Gradients of q, k, v and the state `[B, H, R, D, V(+1)]`; φ(q)·dφ(q) and φ(k)·dφ(k)."""
     this = _Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
-    scale, column = _prepare(grad_out, out, total, rule, eps)
+    scale, column, deltas = this.prepare(grad_out, out, total, rule, eps)
     queries, grads = _Rows(q, 1, relu), _Rows(grad_out)
     keys, values = _Rows(k, groups, relu), _Rows(v, groups)
     gated = "relu" if relu else "identity"
@@ -352,7 +399,7 @@ def fused_backward(
         _dots(x, decay, choose_tiles(v.shape[3], k.shape[3], q.dtype)) for x in (dq, dk)
     )
 
-    forward: dict[str, Any] = {"scale": scale, "column": column, "masked": "writer"}
+    forward: dict[str, Any] = {"scale": scale, "column": column, "deltas": deltas, "masked": "writer"}
     first, _, rows = this.gather(
         keys, values, _as_segment(state), causal=causal, sums=sums,
         rule=rule, masked="writer", eps=eps,
@@ -363,7 +410,8 @@ def fused_backward(
         scaled="x", column_at="reader", gate=q, gated=gated, dots=query_dots, **forward,
     )  # fmt: skip
 
-    turned: dict[str, Any] = {"scale": scale, "column": column, "turned": True, "reverse": True}
+    turned: dict[str, Any] = {"scale": scale, "column": column, "deltas": deltas}
+    turned |= {"turned": True, "reverse": True}
     end = _as_segment(grad_last)
     first, grad_first, rows = this.gather(
         grads, queries, end, causal=causal, sums=sums, scaled="y", column_at="writer", **turned
@@ -431,25 +479,6 @@ def _outputs(q: Tensor, v: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     return out, q.new_empty(*q.shape[:2], rows, dtype=torch.float32)
 
 
-def _prepare(
-    grad: Tensor, out: Tensor, total: Tensor, rule: str, eps: float
-) -> tuple[Tensor | None, Tensor | None]:
-    """1/D and δ of every row, or nothing where nothing was divided."""
-    if rule == "none":
-        return None, None
-    from cosformer.ops.kernels import prepare_kernel
-
-    scale, column = torch.empty_like(total), torch.empty_like(total)
-    rows, block = total.numel(), 64
-    if rows:
-        prepare_kernel[(-(-rows // block),)](
-            grad, out, total, scale, column, rows, total.shape[1], total.shape[2], eps,
-            *grad.stride(), *out.stride(),
-            N=out.shape[3], BLOCK_N=_padded(out.shape[3]), C=block, RULE=rule,
-        )  # fmt: skip
-    return scale, column
-
-
 def _dots(rows: Tensor, decay: Tensor | None, tiles: Tiles) -> Tensor | None:
     """Where a launch leaves φ(row)·gradient, a number for each block of columns."""
     if decay is None:
@@ -460,6 +489,13 @@ def _dots(rows: Tensor, decay: Tensor | None, tiles: Tiles) -> Tensor | None:
 
 def _as_segment(state: Tensor | None) -> Tensor | None:
     return None if state is None else state[:, :, None].contiguous()
+
+
+def _per_head(values: Tensor | None) -> list[int]:
+    """Strides of `[b, h, …]` for every sequence and head, 0 where they share."""
+    if values is None:
+        return [0, 0]
+    return [values.stride(i) if values.shape[i] > 1 else 0 for i in (0, 1)]
 
 
 def _padded(width: int) -> int:

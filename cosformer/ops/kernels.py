@@ -13,8 +13,8 @@ through the segment chunk by chunk with the states Σ_j ψ_r(j) y_j z_jᵀ in re
 | dv | φ(k) | φ(q) | g | – | in reverse |
 
 Sums that are one vector per basis function (the denominator's, and those of a and b) go through
-the tensor cores too, as products with 16 rows: row 8·p + 4·s + r belongs to ψ_r, with s the part of
-ψ_r (0: rounded to 16 bits, 1: the rest) that wrote it and p the part that reads it.
+the tensor cores too, as products with 16 columns, of which 4·s + r belongs to ψ_r: s = 0 is its
+16-bit rounding, s = 1 the rest, for neighbours round alike and their errors would add up.
 """
 
 import triton
@@ -52,10 +52,21 @@ def _load(rows, index, column, stride, column_stride, valid, width, FULL: tl.con
 
 
 @triton.jit
-def _both_parts(value, low, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The rounded part of a float32, or what is left of it, where `low`."""
-    high = value.to(dtype)
-    return tl.where(low, (value - high.to(tl.float32)).to(dtype), high)
+def _spread(p0, p1, p2, number, R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[C, 16]: column 4·s + r holds ψ_r."""
+    psi = tl.where(number[None, :] % 4 == 0, p0[:, None], 0.0)
+    if R > 1:
+        psi = tl.where(number[None, :] % 4 == 1, p1[:, None], psi)
+    if R > 2:
+        psi = tl.where(number[None, :] % 4 == 2, p2[:, None], psi)
+    return tl.where(number[None, :] < 8, psi, 0.0)
+
+
+@triton.jit
+def _in_parts(psi, number, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Columns below 4 rounded, the others what that leaves."""
+    high = psi.to(dtype)
+    return tl.where(number[None, :] < 4, high, (psi - high.to(tl.float32)).to(dtype))
 
 
 @triton.jit
@@ -68,7 +79,9 @@ def _step_state(state, y, psi, z, kept, precision: tl.constexpr, DECAY: tl.const
 
 
 @triton.jit
-def _read_state(state, x, psi, sums, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+def _read_state(state, x, psi, sums, precision: tl.constexpr, POST: tl.constexpr):  # type: ignore[no-untyped-def]
+    if POST:
+        return sums + psi[:, None] * tl.dot(x, state.to(x.dtype), input_precision=precision)
     scaled = (x * psi[:, None].to(x.dtype)).to(x.dtype)
     return tl.dot(scaled, state.to(x.dtype), sums, input_precision=precision)
 
@@ -81,7 +94,10 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     total,  # [B, H, T] float32: the sums that forward divides by
     scale,  # [B, H, T] float32: g = dout · scale
     column,  # [B, H, T] float32: δ
-    read_basis, write_basis,  # [b, h, T, R] float32
+    basis,  # [b, h, T, R] float32: ψ, where rows that meet within a chunk stand at one position
+    table,  # [b, h, T, 16]: ψ in both parts
+    delta_table,  # [B, H, T, 16]: δψ, twice
+    tile,  # [b, h, C, C]: 1 − ψ(i)·ψ(j) where i meets j, else 1
     decay,  # [b, h, T] float64: L
     key_mask,  # [B, T] bool
     bounds,  # [segments + 1] int64: packed sequences
@@ -90,7 +106,7 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     heads, length, segment_length, segments, blocks, x_group, y_group, z_group, eps,
     x_b, x_h, x_t, x_d, y_b, y_h, y_t, y_d, z_b, z_h, z_t, z_d, g_b, g_h, g_t, g_d,
     o_b, o_h, o_t, o_d,
-    read_b, read_h, write_b, write_h, decay_b, decay_h, mask_b,
+    basis_b, basis_h, table_b, table_h, tile_b, tile_h, decay_b, decay_h, mask_b,
     state_h, state_s, state_r, state_k, state_n, vector_r, vector_e,
     K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
     C: tl.constexpr, R: tl.constexpr,
@@ -103,7 +119,7 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     GATED: tl.constexpr,  # "": not at all; "identity"; "relu"
     DECAY: tl.constexpr, MASKED: tl.constexpr,  # "": nobody; "reader"; "writer"
     PACKED: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, DOTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TILED: tl.constexpr, POST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     block = program % blocks
@@ -129,8 +145,9 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     z += b * z_b + (h // z_group) * z_h
     gate += b * g_b + (h // x_group) * g_h
     out += b * o_b + h * o_h
-    read_basis += b * read_b + h * read_h
-    write_basis += b * write_b + h * write_h
+    basis += b * basis_b + h * basis_h
+    table += b * table_b + h * table_h
+    tile += b * tile_b + h * tile_h + index[:, None] * C + index[None, :]
     decay += b * decay_b + h * decay_h
     key_mask += b * mask_b
     row = head.to(tl.int64) * length
@@ -141,8 +158,6 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     # The vector states: over K for the denominator, over N for a and b.
     sixteen = tl.arange(0, ROWS)
     basis_of = sixteen % 4
-    low_write = (sixteen // 4) % 2 == 1
-    low_read = sixteen // 8 == 1
     if RULE != "":
         element, elements = k_column, K
     else:
@@ -161,8 +176,11 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
         if R > 2:
             s2 = tl.load(first + state_at + 2 * state_r + cells, mask=inside, other=0.0)
         if VECTOR:
-            high = in_vector & (low_write[:, None] == 0)
+            high = in_vector & (sixteen[:, None] < 4)
             vector = tl.load(first_vector + state_at + vector_at, mask=high, other=0.0)
+            if COLUMN == "writer":  # both halves alike, as δψ writes them
+                half = in_vector & (sixteen[:, None] < 8)
+                vector = tl.load(first_vector + state_at + vector_at, mask=half, other=0.0)
 
     chunks = ((stop - start + C - 1) // C).to(tl.int32)
     for number in range(chunks):
@@ -172,24 +190,23 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
             begin = start + number * C
         valid = index < stop - begin
         psi_at = (begin + index) * R
-        if READ:
-            r0 = tl.load(read_basis + psi_at, mask=valid, other=0.0)
-            r1, r2 = r0, r0
-            if R > 1:
-                r1 = tl.load(read_basis + psi_at + 1, mask=valid, other=0.0)
-            if R > 2:
-                r2 = tl.load(read_basis + psi_at + 2, mask=valid, other=0.0)
-        if WRITE:
-            w0 = tl.load(write_basis + psi_at, mask=valid, other=0.0)
-            w1, w2 = w0, w0
-            if R > 1:
-                w1 = tl.load(write_basis + psi_at + 1, mask=valid, other=0.0)
-            if R > 2:
-                w2 = tl.load(write_basis + psi_at + 2, mask=valid, other=0.0)
+        p0 = tl.load(basis + psi_at, mask=valid, other=0.0)
+        p1, p2 = p0, p0
+        if R > 1:
+            p1 = tl.load(basis + psi_at + 1, mask=valid, other=0.0)
+        if R > 2:
+            p2 = tl.load(basis + psi_at + 2, mask=valid, other=0.0)
         if (MASKED == "reader" and READ) or (MASKED == "writer" and WRITE):
             real = tl.load(key_mask + begin + index, mask=valid, other=0) != 0
         if (COLUMN == "reader" and READ) or (COLUMN == "writer" and WRITE):
             delta = tl.load(column + row + begin + index, mask=valid, other=0.0)
+        if VECTOR and not DECAY:
+            places = (begin + index)[:, None] * ROWS + sixteen[None, :]
+            if RULE == "" or WRITE:
+                psis = tl.load(table + places, mask=valid[:, None], other=0.0)
+            if (COLUMN == "reader" and READ) or (COLUMN == "writer" and WRITE):
+                places += row * ROWS
+                deltas = tl.load(delta_table + places, mask=valid[:, None], other=0.0)
         if (SCALED == "x" and READ) or (SCALED != "x" and SCALED != "" and WRITE):
             by_row = tl.load(scale + row + begin + index, mask=valid, other=0.0)
         if DECAY:
@@ -233,9 +250,9 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
 
         if READ:
             if DECAY:
-                q0, q1, q2 = r0 * by_reader, r1 * by_reader, r2 * by_reader
+                q0, q1, q2 = p0 * by_reader, p1 * by_reader, p2 * by_reader
             else:
-                q0, q1, q2 = r0, r1, r2
+                q0, q1, q2 = p0, p1, p2
             sums = tl.zeros([C, BLOCK_N], tl.float32)
             row_total = tl.zeros([C], tl.float32)
             if CAUSAL:
@@ -244,40 +261,36 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
                     scores += delta[:, None]
                 if COLUMN == "writer":
                     scores += delta[None, :]
-                tile = r0[:, None] * w0[None, :]
-                if R > 1:
-                    tile += r1[:, None] * w1[None, :]
-                if R > 2:
-                    tile += r2[:, None] * w2[None, :]
-                if REVERSE:
-                    meet = index[:, None] <= index[None, :]
+                if TILED:
+                    scores -= scores * tl.load(tile).to(tl.float32)
                 else:
-                    meet = index[:, None] >= index[None, :]
-                if DECAY:
+                    weights = p0[:, None] * p0[None, :]
+                    if R > 1:
+                        weights += p1[:, None] * p1[None, :]
+                    if R > 2:
+                        weights += p2[:, None] * p2[None, :]
                     if REVERSE:
-                        gap = since[None, :] - since[:, None]
+                        meet = index[:, None] <= index[None, :]
                     else:
-                        gap = since[:, None] - since[None, :]
-                    tile *= tl.exp(tl.where(meet, gap, 0.0))
-                scores = tl.where(meet, scores * tile, 0.0)
+                        meet = index[:, None] >= index[None, :]
+                    if DECAY:
+                        if REVERSE:
+                            gap = since[None, :] - since[:, None]
+                        else:
+                            gap = since[:, None] - since[None, :]
+                        weights *= tl.exp(tl.where(meet, gap, 0.0))
+                    scores = tl.where(meet, scores * weights, 0.0)
                 if RULE != "":
                     row_total += tl.sum(scores, 1)
                 sums = tl.dot(scores.to(zs.dtype), zs, sums, input_precision=PRECISION)
-            sums = _read_state(s0, xs, q0, sums, PRECISION)
+            sums = _read_state(s0, xs, q0, sums, PRECISION, POST)
             if R > 1:
-                sums = _read_state(s1, xs, q1, sums, PRECISION)
+                sums = _read_state(s1, xs, q1, sums, PRECISION, POST)
             if R > 2:
-                sums = _read_state(s2, xs, q2, sums, PRECISION)
+                sums = _read_state(s2, xs, q2, sums, PRECISION, POST)
             if RULE != "":
-                shares = tl.dot(vector.to(xs.dtype), tl.trans(xs), input_precision=PRECISION)
-                # ψ at the readers by row; both written parts add up, one reading part is enough
-                psi = tl.where(basis_of[:, None] == 0, q0[None, :], 0.0)
-                if R > 1:
-                    psi = tl.where(basis_of[:, None] == 1, q1[None, :], psi)
-                if R > 2:
-                    psi = tl.where(basis_of[:, None] == 2, q2[None, :], psi)
-                psi = tl.where(low_read[:, None], 0.0, psi)
-                row_total += tl.sum(shares * psi, 0)
+                shares = tl.dot(xs, tl.trans(vector.to(xs.dtype)), input_precision=PRECISION)
+                row_total += tl.sum(shares * _spread(q0, q1, q2, sixteen, R), 1)
                 tl.store(total + row + begin + index, row_total, mask=valid & (block == 0))
                 if RULE == "clamp":
                     divisor = tl.maximum(row_total, eps)
@@ -286,17 +299,19 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
                 else:
                     away = tl.minimum(row_total, -eps)
                     divisor = tl.where(row_total < 0, away, tl.maximum(row_total, eps))
-                sums = sums / divisor[:, None]
+                sums *= (1.0 / divisor)[:, None]
             if COLUMN != "":
-                psi = tl.where(basis_of[None, :] == 0, q0[:, None], 0.0)
-                if R > 1:
-                    psi = tl.where(basis_of[None, :] == 1, q1[:, None], psi)
-                if R > 2:
-                    psi = tl.where(basis_of[None, :] == 2, q2[:, None], psi)
-                if COLUMN == "reader":
-                    psi *= delta[:, None]
-                psi = _both_parts(psi, low_read[None, :], xs.dtype)
-                sums = tl.dot(psi, vector.to(xs.dtype), sums, input_precision=PRECISION)
+                if DECAY:
+                    reading = _spread(q0, q1, q2, sixteen, R)
+                    if COLUMN == "reader":
+                        reading = (reading * delta[:, None]).to(xs.dtype)
+                    else:
+                        reading = _in_parts(reading, sixteen, xs.dtype)
+                elif COLUMN == "reader":
+                    reading = deltas
+                else:
+                    reading = psis
+                sums = tl.dot(reading, vector.to(xs.dtype), sums, input_precision=PRECISION)
             if GATED != "":
                 gates = _load(gate + begin * g_t, index, n_column, g_t, g_d, valid, N, N_FULL)
                 if GATED == "relu":
@@ -312,27 +327,30 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
 
         if WRITE:
             if DECAY:
-                w0, w1, w2 = w0 * by_writer, w1 * by_writer, w2 * by_writer
+                w0, w1, w2 = p0 * by_writer, p1 * by_writer, p2 * by_writer
+            else:
+                w0, w1, w2 = p0, p1, p2
             s0 = _step_state(s0, ys, w0, zs, kept, PRECISION, DECAY)
             if R > 1:
                 s1 = _step_state(s1, ys, w1, zs, kept, PRECISION, DECAY)
             if R > 2:
                 s2 = _step_state(s2, ys, w2, zs, kept, PRECISION, DECAY)
             if VECTOR:
-                psi = tl.where(basis_of[:, None] == 0, w0[None, :], 0.0)
-                if R > 1:
-                    psi = tl.where(basis_of[:, None] == 1, w1[None, :], psi)
-                if R > 2:
-                    psi = tl.where(basis_of[:, None] == 2, w2[None, :], psi)
-                if COLUMN == "writer":
-                    psi *= delta[None, :]
-                psi = _both_parts(psi, low_write[:, None], ys.dtype)
                 if DECAY:
                     vector *= kept
-                if RULE != "":
-                    vector = tl.dot(psi, ys, vector, input_precision=PRECISION)
+                    writing = _spread(w0, w1, w2, sixteen, R)
+                    if COLUMN == "writer":
+                        writing = (writing * delta[:, None]).to(ys.dtype)
+                    else:
+                        writing = _in_parts(writing, sixteen, ys.dtype)
+                elif COLUMN == "writer":
+                    writing = deltas
                 else:
-                    vector = tl.dot(psi, zs, vector, input_precision=PRECISION)
+                    writing = psis
+                if RULE != "":
+                    vector = tl.dot(tl.trans(writing), ys, vector, input_precision=PRECISION)
+                else:
+                    vector = tl.dot(tl.trans(writing), zs, vector, input_precision=PRECISION)
 
     if LAST:
         tl.store(last + state_at + cells, s0, mask=inside)
@@ -341,8 +359,10 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
         if R > 2:
             tl.store(last + state_at + 2 * state_r + cells, s2, mask=inside)
         if VECTOR:
-            # Both written parts, once.
-            pair = (basis_of[:, None] == basis_of[None, :]) & (low_read[None, :] == 0)
+            # Both parts together, or one of two alike.
+            pair = (basis_of[:, None] == basis_of[None, :]) & (sixteen[None, :] < 8)
+            if COLUMN == "writer":
+                pair = pair & (sixteen[None, :] < 4)
             both = tl.dot(pair.to(tl.float32), vector, input_precision="ieee")
             once = in_vector & (sixteen[:, None] < 4)
             if RULE != "":
@@ -352,13 +372,13 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["rows", "length"])
 def prepare_kernel(  # type: ignore[no-untyped-def]
-    grad, out, total, scale, column,
-    rows, heads, length, eps,
+    grad, out, total, basis, scale, column, delta_table,
+    rows, heads, length, eps, basis_b, basis_h,
     g_b, g_h, g_t, g_d, o_b, o_h, o_t, o_d,
     N: tl.constexpr, BLOCK_N: tl.constexpr, C: tl.constexpr,
-    RULE: tl.constexpr,
+    R: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
-    """scale = 1/D and δ = −(dout·out)/D · dD/dtotal, row by row."""
+    """scale = 1/D, δ and δψ, where δ = −(dout·out)/D · dD/dtotal, row by row."""
     row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     valid = row < rows
     t, head = row % length, row // length
@@ -383,3 +403,9 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
     delta = -tl.sum(grads * outs, 1) / divisor * slope
     tl.store(scale + row, 1.0 / divisor, mask=valid)
     tl.store(column + row, delta, mask=valid)
+    sixteen = tl.arange(0, ROWS)
+    at = (b * basis_b + h * basis_h + t * R)[:, None] + sixteen[None, :] % 4
+    some = valid[:, None] & (sixteen[None, :] % 4 < R) & (sixteen[None, :] < 8)
+    psi = tl.load(basis + at, mask=some, other=0.0) * delta[:, None]
+    at = row[:, None] * ROWS + sixteen[None, :]
+    tl.store(delta_table + at, psi.to(delta_table.dtype.element_ty), mask=valid[:, None])
