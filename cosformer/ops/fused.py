@@ -95,7 +95,8 @@ class _Pass:
         self.query_basis, self.key_basis = query_basis.contiguous(), key_basis.contiguous()
         self.decay = None if decay is None else decay.contiguous()
         self._tiles: dict[tuple[int, bool], Tensor] = {}
-        self._tables: dict[int, Tensor] = {}
+        self._psi_table: Tensor | None = None
+        self._sums: dict[tuple[int, int, bool], Tensor] = {}
         self.key_mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
         self.bounds = None if bounds is None else bounds.to(torch.int64).contiguous()
 
@@ -165,22 +166,29 @@ class _Pass:
 
         gates, outs = pointer(gate), pointer(out)
         vectors = rule != "none" or column is not None
-        table = self._table(basis) if vectors and self.decay is None else None
+        table = self._table() if column_at == "writer" else deltas
+        written, wide = (y, _padded(contracted)) if rule != "none" else (z, _padded(columns))
+        added = None
+        if vectors and write and self.decay is None and self.bounds is None:
+            weights = column if column_at == "writer" else None
+            hidden = masked == "writer"
+            added = self._added(written, basis, weights, tiles.chunk, hidden=hidden)
         tile = self._tile(tiles.chunk, reverse=reverse) if causal and read else None
         sweep_kernel[(programs,)](
             reader.rows, y.rows, z.rows, gates, outs,
             pointer(total), pointer(scale), pointer(column), basis,
-            pointer(table), pointer(deltas), pointer(tile),
+            pointer(table), pointer(added), pointer(tile),
             pointer(self.decay), pointer(self.key_mask), pointer(self.bounds),
             pointer(first), vector(first), pointer(last), vector(last), pointer(dots),
             self.heads, length, rows, segments, blocks, reader.group, y.group, z.group, eps,
             *reader.rows.stride(), *y.rows.stride(), *z.rows.stride(),
             *gates.stride(), *outs.stride(),
-            *_per_head(basis), *_per_head(table), *_per_head(tile), *_per_head(self.decay),
+            *_per_head(basis), *_per_head(table), 0 if added is None else added.stride(1),
+            *_per_head(tile), *_per_head(self.decay),
             0 if self.key_mask is None else self.key_mask.stride(0),
             *state_strides,
             K=contracted, N=columns, BLOCK_K=_padded(contracted), BLOCK_N=tiles.columns,
-            C=tiles.chunk, R=self.states,
+            C=tiles.chunk, R=self.states, WIDE=wide,
             CAUSAL=causal and read, REVERSE=reverse, READ=read, WRITE=write,
             RULE="" if rule == "none" else rule,
             COLUMN=column_at if column is not None else "",
@@ -189,19 +197,48 @@ class _Pass:
             GATED=gated, DECAY=self.decay is not None,
             MASKED=masked if self.key_mask is not None else "",
             PACKED=self.bounds is not None, FIRST=first is not None, LAST=last is not None,
-            DOTS=dots is not None, TILED=tile is not None, POST=POST, PRECISION=_precision(y.rows.dtype),
+            DOTS=dots is not None, SUMMED=added is not None, TILED=tile is not None, POST=POST, PRECISION=_precision(y.rows.dtype),
             num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=MAXNREG,
         )  # fmt: skip
 
-    def _table(self, basis: Tensor) -> Tensor:
-        """ψ as the kernel multiplies with it: rounded in columns 0 … 3, what is left in 4 … 7."""
-        if id(basis) not in self._tables:
+    def _table(self) -> Tensor | None:
+        """ψ at the keys, for products with 16 rows: rounded, rounded again, and the rest."""
+        if self.decay is not None:
+            return None
+        if self._psi_table is None:
+            basis = self.key_basis
             high = basis.to(self.dtype)
-            low = (basis - high.float()).to(self.dtype)
-            table = basis.new_zeros(*basis.shape[:3], 16, dtype=self.dtype)
-            table[..., : self.states], table[..., 4 : 4 + self.states] = high, low
-            self._tables[id(basis)] = table
-        return self._tables[id(basis)]
+            table = basis.new_zeros(*basis.shape[:3], 4, 4, dtype=self.dtype)
+            table[..., :2, : self.states] = high[..., None, :]
+            table[..., 2, : self.states] = basis - high.float()
+            self._psi_table = table.flatten(3)
+        return self._psi_table
+
+    def _added(
+        self, rows: _Rows, basis: Tensor, column: Tensor | None, chunk: int, *, hidden: bool
+    ) -> Tensor:
+        """What each chunk adds to the vectors, `[B, H, chunks, R, padded width]`."""
+        key = (rows.rows.data_ptr(), chunk, column is None)
+        if key in self._sums:
+            return self._sums[key]
+        from cosformer.ops.kernels import sums_kernel
+
+        length, width = rows.rows.shape[2:]
+        chunks = -(-length // chunk)
+        shape = (self.batch, self.heads, chunks, self.states, _padded(width))
+        added = torch.empty(shape, dtype=torch.float32, device=self.device)
+        masked = hidden and self.key_mask is not None
+        mask = self.key_mask if masked else rows.rows
+        assert mask is not None
+        sums_kernel[(self.batch * self.heads * chunks,)](
+            rows.rows, basis, rows.rows if column is None else column, mask, added,
+            self.heads, length, chunks, rows.group,
+            *rows.rows.stride(), *_per_head(basis), mask.stride(0),
+            E=width, BLOCK_E=_padded(width), C=chunk, R=self.states,
+            RELU=rows.relu, COLUMN=column is not None, MASKED=masked,
+        )  # fmt: skip
+        self._sums[key] = added
+        return added
 
     def _tile(self, chunk: int, *, reverse: bool) -> Tensor | None:
         """1 − ψ(i)·ψ(j) of pairs that meet in a chunk, where all chunks have the same.
@@ -280,7 +317,7 @@ class _Pass:
             return None, None, None
         from cosformer.ops.kernels import prepare_kernel
 
-        scale, column = torch.empty_like(total), torch.empty_like(total)
+        scale, column = torch.empty_like(total, dtype=self.dtype), torch.empty_like(total)
         deltas = total.new_empty(*total.shape, 16, dtype=self.dtype)
         rows, block, basis = total.numel(), 64, self.query_basis
         if rows:

@@ -12,9 +12,10 @@ through the segment chunk by chunk with the states Σ_j ψ_r(j) y_j z_jᵀ in re
 | dk | v | g | φ(q) | 1, δ_j | in reverse, times φ′(k) |
 | dv | φ(k) | φ(q) | g | – | in reverse |
 
-Sums that are one vector per basis function (the denominator's, and those of a and b) go through
-the tensor cores too, as products with 16 columns, of which 4·s + r belongs to ψ_r: s = 0 is its
-16-bit rounding, s = 1 the rest, for neighbours round alike and their errors would add up.
+Sums that are one vector per basis function (the denominator's, and those of a and b) are read
+by the tensor cores too, as products with 16 rows: 4·s + r belongs to ψ_r, s = 0 the 16-bit
+rounding of its vector, s = 1 the rest, s = 2 the rounding again, for the rest of what reads it.
+What a chunk adds to them comes from `sums_kernel` where all segments begin at whole chunks.
 """
 
 import triton
@@ -53,7 +54,7 @@ def _load(rows, index, column, stride, column_stride, valid, width, FULL: tl.con
 
 @triton.jit
 def _spread(p0, p1, p2, number, R: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[C, 16]: column 4·s + r holds ψ_r."""
+    """[C, 16]: columns r and 4 + r hold ψ_r."""
     psi = tl.where(number[None, :] % 4 == 0, p0[:, None], 0.0)
     if R > 1:
         psi = tl.where(number[None, :] % 4 == 1, p1[:, None], psi)
@@ -63,10 +64,27 @@ def _spread(p0, p1, p2, number, R: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def _in_parts(psi, number, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Columns below 4 rounded, the others what that leaves."""
-    high = psi.to(dtype)
-    return tl.where(number[None, :] < 4, high, (psi - high.to(tl.float32)).to(dtype))
+def _stack(v0, v1, v2, number, R: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[16, E]: rows 4·s + r hold vector r: rounded, the rest, rounded again."""
+    rows = tl.where(number[:, None] % 4 == 0, v0[None, :], 0.0)
+    if R > 1:
+        rows = tl.where(number[:, None] % 4 == 1, v1[None, :], rows)
+    if R > 2:
+        rows = tl.where(number[:, None] % 4 == 2, v2[None, :], rows)
+    high = rows.to(dtype)
+    rest = (rows - high.to(tl.float32)).to(dtype)
+    return tl.where(number[:, None] // 4 == 1, rest, tl.where(number[:, None] < 12, high, 0.0).to(dtype))
+
+
+@triton.jit
+def _add_to_vector(vector, psi, rows, kept, added, SUMMED: tl.constexpr, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Σ_j ψ(j) row_j up to the next chunk; `added` points to what this one adds, if known."""
+    if DECAY:
+        vector = vector * kept
+    if SUMMED:
+        return vector + tl.load(added)
+    else:
+        return vector + tl.sum(psi[:, None] * rows.to(tl.float32), 0)
 
 
 @triton.jit
@@ -92,11 +110,11 @@ def _read_state(state, x, psi, sums, precision: tl.constexpr, POST: tl.constexpr
 def sweep_kernel(  # type: ignore[no-untyped-def]
     x, y, z, gate, out,
     total,  # [B, H, T] float32: the sums that forward divides by
-    scale,  # [B, H, T] float32: g = dout · scale
+    scale,  # [B, H, T], in the type of products: g = dout · scale
     column,  # [B, H, T] float32: δ
     basis,  # [b, h, T, R] float32: ψ, where rows that meet within a chunk stand at one position
-    table,  # [b, h, T, 16]: ψ in both parts
-    delta_table,  # [B, H, T, 16]: δψ, twice
+    table,  # dq: [B, H, T, 16] δψ; dk: [b, h, T, 16] ψ; columns match the rows of `_stack`
+    added,  # [B, H, chunks, R, padded E] float32: what chunks add to the vectors
     tile,  # [b, h, C, C]: 1 − ψ(i)·ψ(j) where i meets j, else 1
     decay,  # [b, h, T] float64: L
     key_mask,  # [B, T] bool
@@ -106,10 +124,10 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     heads, length, segment_length, segments, blocks, x_group, y_group, z_group, eps,
     x_b, x_h, x_t, x_d, y_b, y_h, y_t, y_d, z_b, z_h, z_t, z_d, g_b, g_h, g_t, g_d,
     o_b, o_h, o_t, o_d,
-    basis_b, basis_h, table_b, table_h, tile_b, tile_h, decay_b, decay_h, mask_b,
+    basis_b, basis_h, table_b, table_h, added_h, tile_b, tile_h, decay_b, decay_h, mask_b,
     state_h, state_s, state_r, state_k, state_n, vector_r, vector_e,
     K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-    C: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr,
     # READ: hand out sums; WRITE: add to the state; CAUSAL: both, and pairs within a chunk
     CAUSAL: tl.constexpr, REVERSE: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
     RULE: tl.constexpr,  # "": no denominator
@@ -119,7 +137,7 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     GATED: tl.constexpr,  # "": not at all; "identity"; "relu"
     DECAY: tl.constexpr, MASKED: tl.constexpr,  # "": nobody; "reader"; "writer"
     PACKED: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, DOTS: tl.constexpr,
-    TILED: tl.constexpr, POST: tl.constexpr, PRECISION: tl.constexpr,
+    SUMMED: tl.constexpr, TILED: tl.constexpr, POST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     block = program % blocks
@@ -147,6 +165,7 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     out += b * o_b + h * o_h
     basis += b * basis_b + h * basis_h
     table += b * table_b + h * table_h
+    added += head.to(tl.int64) * added_h
     tile += b * tile_b + h * tile_h + index[:, None] * C + index[None, :]
     decay += b * decay_b + h * decay_h
     key_mask += b * mask_b
@@ -155,20 +174,21 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     cells = k_column[:, None] * state_k + n_column[None, :] * state_n
     inside = (k_column[:, None] < K) & (n_column[None, :] < N)
 
-    # The vector states: over K for the denominator, over N for a and b.
+    # The vectors: over K for the denominator, over N for a and b.
     sixteen = tl.arange(0, ROWS)
-    basis_of = sixteen % 4
+    BLOCK_E: tl.constexpr = BLOCK_K if RULE != "" else BLOCK_N  # of WIDE
     if RULE != "":
         element, elements = k_column, K
     else:
         element, elements = n_column, N
-    vector_at = basis_of[:, None] * vector_r + element[None, :] * vector_e
-    in_vector = (basis_of[:, None] < R) & (element[None, :] < elements)
+    vector_at = element * vector_e
+    in_vector = element < elements
 
     s0 = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     s1 = s0
     s2 = s0
-    vector = tl.zeros([ROWS, BLOCK_K if RULE != "" else BLOCK_N], tl.float32)
+    v0 = tl.zeros([BLOCK_E], tl.float32)
+    v1, v2 = v0, v0
     if FIRST:
         s0 = tl.load(first + state_at + cells, mask=inside, other=0.0)
         if R > 1:
@@ -176,11 +196,12 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
         if R > 2:
             s2 = tl.load(first + state_at + 2 * state_r + cells, mask=inside, other=0.0)
         if VECTOR:
-            high = in_vector & (sixteen[:, None] < 4)
-            vector = tl.load(first_vector + state_at + vector_at, mask=high, other=0.0)
-            if COLUMN == "writer":  # both halves alike, as δψ writes them
-                half = in_vector & (sixteen[:, None] < 8)
-                vector = tl.load(first_vector + state_at + vector_at, mask=half, other=0.0)
+            at = first_vector + state_at + vector_at
+            v0 = tl.load(at, mask=in_vector, other=0.0)
+            if R > 1:
+                v1 = tl.load(at + vector_r, mask=in_vector, other=0.0)
+            if R > 2:
+                v2 = tl.load(at + 2 * vector_r, mask=in_vector, other=0.0)
 
     chunks = ((stop - start + C - 1) // C).to(tl.int32)
     for number in range(chunks):
@@ -200,13 +221,9 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
             real = tl.load(key_mask + begin + index, mask=valid, other=0) != 0
         if (COLUMN == "reader" and READ) or (COLUMN == "writer" and WRITE):
             delta = tl.load(column + row + begin + index, mask=valid, other=0.0)
-        if VECTOR and not DECAY:
+        if COLUMN != "" and READ and not DECAY:
             places = (begin + index)[:, None] * ROWS + sixteen[None, :]
-            if RULE == "" or WRITE:
-                psis = tl.load(table + places, mask=valid[:, None], other=0.0)
-            if (COLUMN == "reader" and READ) or (COLUMN == "writer" and WRITE):
-                places += row * ROWS
-                deltas = tl.load(delta_table + places, mask=valid[:, None], other=0.0)
+            reading = tl.load(table + places, mask=valid[:, None], other=0.0)
         if (SCALED == "x" and READ) or (SCALED != "x" and SCALED != "" and WRITE):
             by_row = tl.load(scale + row + begin + index, mask=valid, other=0.0)
         if DECAY:
@@ -232,7 +249,7 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
             if X_RELU:
                 xs = _relu(xs)
             if SCALED == "x":
-                xs = (xs.to(tl.float32) * by_row[:, None]).to(xs.dtype)
+                xs = (xs * by_row[:, None]).to(xs.dtype)
         if WRITE:
             ys = _load(y + begin * y_t, index, k_column, y_t, y_d, valid, K, K_FULL)
             zs = _load(z + begin * z_t, index, n_column, z_t, z_d, valid, N, N_FULL)
@@ -244,9 +261,9 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
             if Z_RELU:
                 zs = _relu(zs)
             if SCALED == "y":
-                ys = (ys.to(tl.float32) * by_row[:, None]).to(ys.dtype)
+                ys = (ys * by_row[:, None]).to(ys.dtype)
             if SCALED == "z":
-                zs = (zs.to(tl.float32) * by_row[:, None]).to(zs.dtype)
+                zs = (zs * by_row[:, None]).to(zs.dtype)
 
         if READ:
             if DECAY:
@@ -289,7 +306,8 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
             if R > 2:
                 sums = _read_state(s2, xs, q2, sums, PRECISION, POST)
             if RULE != "":
-                shares = tl.dot(xs, tl.trans(vector.to(xs.dtype)), input_precision=PRECISION)
+                vectors = _stack(v0, v1, v2, sixteen, R, xs.dtype)
+                shares = tl.dot(xs, tl.trans(vectors), input_precision=PRECISION)
                 row_total += tl.sum(shares * _spread(q0, q1, q2, sixteen, R), 1)
                 tl.store(total + row + begin + index, row_total, mask=valid & (block == 0))
                 if RULE == "clamp":
@@ -304,26 +322,28 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
                 if DECAY:
                     reading = _spread(q0, q1, q2, sixteen, R)
                     if COLUMN == "reader":
-                        reading = (reading * delta[:, None]).to(xs.dtype)
-                    else:
-                        reading = _in_parts(reading, sixteen, xs.dtype)
-                elif COLUMN == "reader":
-                    reading = deltas
-                else:
-                    reading = psis
-                sums = tl.dot(reading, vector.to(xs.dtype), sums, input_precision=PRECISION)
+                        reading *= delta[:, None]
+                    reading = reading.to(xs.dtype)
+                vectors = _stack(v0, v1, v2, sixteen, R, xs.dtype)
+                sums = tl.dot(reading, vectors, sums, input_precision=PRECISION)
             if GATED != "":
                 gates = _load(gate + begin * g_t, index, n_column, g_t, g_d, valid, N, N_FULL)
-                if GATED == "relu":
-                    sums = tl.where(gates > 0, sums, 0.0)
                 if DOTS:
-                    shared = tl.sum(tl.where(gates == gates, gates, 0.0).to(tl.float32) * sums, 1)
+                    mapped = gates.to(tl.float32)
+                    if GATED == "relu":
+                        mapped = tl.where(mapped > 0, mapped, 0.0)
+                    shared = tl.sum(mapped * sums, 1)
+                    if MASKED == "reader":
+                        shared = tl.where(real, shared, 0.0)
                     tl.store(dots + (row + begin + index) * blocks + block, shared, mask=valid)
+            result = sums.to(out.dtype.element_ty)
+            if GATED == "relu":
+                result = tl.where(gates > 0, result, 0.0)
             if MASKED == "reader":
-                sums = tl.where(real[:, None], sums, 0.0)
+                result = tl.where(real[:, None], result, 0.0)
             places = out + begin * o_t + index[:, None] * o_t + n_column[None, :] * o_d
             written = valid[:, None] & (n_column[None, :] < N)
-            tl.store(places, sums.to(out.dtype.element_ty), mask=written)
+            tl.store(places, result.to(out.dtype.element_ty), mask=written)
 
         if WRITE:
             if DECAY:
@@ -336,21 +356,20 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
             if R > 2:
                 s2 = _step_state(s2, ys, w2, zs, kept, PRECISION, DECAY)
             if VECTOR:
-                if DECAY:
-                    vector *= kept
-                    writing = _spread(w0, w1, w2, sixteen, R)
-                    if COLUMN == "writer":
-                        writing = (writing * delta[:, None]).to(ys.dtype)
-                    else:
-                        writing = _in_parts(writing, sixteen, ys.dtype)
-                elif COLUMN == "writer":
-                    writing = deltas
+                at = added + (begin // C) * (R * WIDE) + element
+                if COLUMN == "writer":
+                    u0, u1, u2 = w0 * delta, w1 * delta, w2 * delta
                 else:
-                    writing = psis
+                    u0, u1, u2 = w0, w1, w2
                 if RULE != "":
-                    vector = tl.dot(tl.trans(writing), ys, vector, input_precision=PRECISION)
+                    rows = ys
                 else:
-                    vector = tl.dot(tl.trans(writing), zs, vector, input_precision=PRECISION)
+                    rows = zs
+                v0 = _add_to_vector(v0, u0, rows, kept, at, SUMMED, DECAY)
+                if R > 1:
+                    v1 = _add_to_vector(v1, u1, rows, kept, at + WIDE, SUMMED, DECAY)
+                if R > 2:
+                    v2 = _add_to_vector(v2, u2, rows, kept, at + 2 * WIDE, SUMMED, DECAY)
 
     if LAST:
         tl.store(last + state_at + cells, s0, mask=inside)
@@ -359,16 +378,48 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
         if R > 2:
             tl.store(last + state_at + 2 * state_r + cells, s2, mask=inside)
         if VECTOR:
-            # Both parts together, or one of two alike.
-            pair = (basis_of[:, None] == basis_of[None, :]) & (sixteen[None, :] < 8)
-            if COLUMN == "writer":
-                pair = pair & (sixteen[None, :] < 4)
-            both = tl.dot(pair.to(tl.float32), vector, input_precision="ieee")
-            once = in_vector & (sixteen[:, None] < 4)
+            once = in_vector
             if RULE != "":
                 once = once & (block == 0)
-            tl.store(last_vector + state_at + vector_at, both, mask=once)
+            at = last_vector + state_at + vector_at
+            tl.store(at, v0, mask=once)
+            if R > 1:
+                tl.store(at + vector_r, v1, mask=once)
+            if R > 2:
+                tl.store(at + 2 * vector_r, v2, mask=once)
 
+
+@triton.jit(do_not_specialize=["length", "group"])
+def sums_kernel(  # type: ignore[no-untyped-def]
+    rows, basis, column, key_mask, added,
+    heads, length, chunks, group,
+    r_b, r_h, r_t, r_d, basis_b, basis_h, mask_b,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+    RELU: tl.constexpr, COLUMN: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Σ_j ψ_r(j) row_j (or with δ_j ψ_r(j)) over each chunk."""
+    program = tl.program_id(0)
+    chunk, head = program % chunks, program // chunks
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    index, element = tl.arange(0, C), tl.arange(0, BLOCK_E)
+    begin = chunk * C
+    valid = index < length - begin
+    rows += b * r_b + (h // group) * r_h + begin.to(tl.int64) * r_t
+    tile = _load(rows, index, element, r_t, r_d, valid, E, E == BLOCK_E)
+    if MASKED:
+        real = tl.load(key_mask + b * mask_b + begin + index, mask=valid, other=0) != 0
+        tile = tl.where(real[:, None], tile, 0.0).to(tile.dtype)
+    if RELU:
+        tile = _relu(tile)
+    tile = tile.to(tl.float32)
+    if COLUMN:
+        delta = tl.load(column + head.to(tl.int64) * length + begin + index, mask=valid, other=0.0)
+        tile *= delta[:, None]
+    basis += b * basis_b + h * basis_h + (begin + index) * R
+    added += program.to(tl.int64) * R * BLOCK_E + element
+    for r in tl.static_range(R):
+        psi = tl.load(basis + r, mask=valid, other=0.0)
+        tl.store(added + r * BLOCK_E, tl.sum(psi[:, None] * tile, 0))
 
 @triton.jit(do_not_specialize=["rows", "length"])
 def prepare_kernel(  # type: ignore[no-untyped-def]
@@ -400,8 +451,10 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
         away = tl.minimum(row_total, -eps)
         divisor = tl.where(row_total < 0, away, tl.maximum(row_total, eps))
         slope = tl.where(tl.abs(row_total) > eps, 1.0, 0.0)
-    delta = -tl.sum(grads * outs, 1) / divisor * slope
-    tl.store(scale + row, 1.0 / divisor, mask=valid)
+    # Rounded before δ is made of it, so that g·v + δ cancels as it should.
+    inverse = (1.0 / divisor).to(scale.dtype.element_ty)
+    delta = -tl.sum(grads * outs, 1) * inverse.to(tl.float32) * slope
+    tl.store(scale + row, inverse, mask=valid)
     tl.store(column + row, delta, mask=valid)
     sixteen = tl.arange(0, ROWS)
     at = (b * basis_b + h * basis_h + t * R)[:, None] + sixteen[None, :] % 4
