@@ -233,13 +233,13 @@ class _Attention(Function):
             grads_in = torch.zeros_like(out) if grad_out is None else grad_out
             arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
             options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
-            dq, dk, dv, grad_first, *all_dots = fused_backward(
+            dq, dk, dv, grad_first, by_query, by_key = fused_backward(
                 q, k, v, *arrays, out, total, grads_in, end, *options
             )
             grad_decay = None
             if decay is not None:
                 at_end = None if end is None else end * rows.spread(last, 0)
-                grad_decay = decay_gradient(*all_dots, at_end, decay)
+                grad_decay = decay_gradient(by_query, by_key, at_end, decay)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
             return dq, dk, dv, grad_decay, back, *[None] * 10
         pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)

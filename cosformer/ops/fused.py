@@ -16,8 +16,6 @@ from cosformer.ops.problem import Problem
 FEW_PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
 MANY_PROGRAMS = 1056
 MAX_WIDTH = 256
-POST = False
-MAXNREG = None
 
 
 class Tiles(NamedTuple):
@@ -29,21 +27,27 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def choose_tiles(contracted: int, columns: int, dtype: torch.dtype) -> Tiles:
-    """By the widths and the precision alone: no length or batch compiles a kernel again."""
-    contracted, columns = _padded(contracted), _padded(columns)
-    wide = dtype != torch.bfloat16  # float32 tiles, also for float16
+def choose_tiles(contracted: int, dtype: torch.dtype, *, light: bool = False) -> Tiles:
+    """By width and precision alone: no length or batch compiles a kernel again.
+
+    `light` passes carry no vectors beside the states, or do not read, and load further ahead.
+    Triton 3.6 reads shared memory out of range where tensor cores get fewer columns than 64.
+    """
+    columns = 32 if dtype == torch.float32 else 64
+    if dtype != torch.bfloat16:  # float32 tiles, also for float16
+        return Tiles(32 if contracted <= 128 else 16, columns, 4 if contracted <= 64 else 8, 1)
     if contracted <= 64:
-        return Tiles(32 if wide else 64, min(columns, 64), 4, 1 if wide else 2)
-    if contracted <= 128:
-        return Tiles(32 if wide else 64, min(columns, 32 if wide else 64), 8, 1 if wide else 2)
-    return Tiles(16 if wide else 32, min(columns, 32), 8, 1)
+        return Tiles(64, columns, 4, 3 if light else 2)
+    return Tiles(32, columns, 4, 2) if contracted <= 128 else Tiles(32, columns, 8, 1)
 
 
-def segment_length(programs: int, length: int, chunk: int, wanted: int = FEW_PROGRAMS) -> int:
-    """Rows in a segment: all where `programs` are enough without cutting, else whole chunks."""
-    segments = max(1, min(wanted // max(1, programs), length // (4 * chunk)))
-    return -(-length // (segments * chunk)) * chunk or chunk
+def segment_length(programs: int, length: int, wanted: int = FEW_PROGRAMS) -> int:
+    """Rows in a segment: all where `programs` are enough without cutting.
+
+    A multiple of 64, so that the chunks of every pass begin where a segment does.
+    """
+    segments = max(1, min(wanted // max(1, programs), length // 256))
+    return max(1, -(-length // (segments * 64))) * 64
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
@@ -96,7 +100,7 @@ class _Pass:
         self.decay = None if decay is None else decay.contiguous()
         self._tiles: dict[tuple[int, bool], Tensor] = {}
         self._psi_table: Tensor | None = None
-        self._sums: dict[tuple[int, int, bool], Tensor] = {}
+        self._sums: dict[tuple[int, int, int, bool], Tensor] = {}
         self.key_mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
         self.bounds = None if bounds is None else bounds.to(torch.int64).contiguous()
 
@@ -139,7 +143,9 @@ class _Pass:
         basis = self.query_basis if read != reverse else self.key_basis
         length = reader.rows.shape[2]
         contracted, columns = y.rows.shape[3], z.rows.shape[3]
-        tiles = choose_tiles(contracted, columns, y.rows.dtype)
+        vectors = rule != "none" or column is not None
+        light = not (read and write and vectors)
+        tiles = choose_tiles(contracted, y.rows.dtype, light=light)
         blocks = -(-columns // tiles.columns)
         if self.bounds is not None:
             segments, rows = self.bounds.shape[0] - 1, 0
@@ -165,14 +171,15 @@ class _Pass:
             return unused if state is None else state[..., -1]
 
         gates, outs = pointer(gate), pointer(out)
-        vectors = rule != "none" or column is not None
         table = self._table() if column_at == "writer" else deltas
-        written, wide = (y, _padded(contracted)) if rule != "none" else (z, _padded(columns))
+        written, wide = y, _padded(contracted)
+        if rule == "none":
+            written, wide = z, blocks * tiles.columns
         added = None
         if vectors and write and self.decay is None and self.bounds is None:
             weights = column if column_at == "writer" else None
             hidden = masked == "writer"
-            added = self._added(written, basis, weights, tiles.chunk, hidden=hidden)
+            added = self._added(written, basis, weights, tiles.chunk, wide, hidden=hidden)
         tile = self._tile(tiles.chunk, reverse=reverse) if causal and read else None
         sweep_kernel[(programs,)](
             reader.rows, y.rows, z.rows, gates, outs,
@@ -197,8 +204,9 @@ class _Pass:
             GATED=gated, DECAY=self.decay is not None,
             MASKED=masked if self.key_mask is not None else "",
             PACKED=self.bounds is not None, FIRST=first is not None, LAST=last is not None,
-            DOTS=dots is not None, SUMMED=added is not None, TILED=tile is not None, POST=POST, PRECISION=_precision(y.rows.dtype),
-            num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=MAXNREG,
+            DOTS=dots is not None, SUMMED=added is not None, TILED=tile is not None,
+            PRECISION=_precision(y.rows.dtype),
+            num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
     def _table(self) -> Tensor | None:
@@ -215,17 +223,24 @@ class _Pass:
         return self._psi_table
 
     def _added(
-        self, rows: _Rows, basis: Tensor, column: Tensor | None, chunk: int, *, hidden: bool
+        self,
+        rows: _Rows,
+        basis: Tensor,
+        column: Tensor | None,
+        chunk: int,
+        wide: int,
+        *,
+        hidden: bool,
     ) -> Tensor:
-        """What each chunk adds to the vectors, `[B, H, chunks, R, padded width]`."""
-        key = (rows.rows.data_ptr(), chunk, column is None)
+        """What each chunk adds to the vectors, `[B, H, chunks, R, wide]`."""
+        key = (rows.rows.data_ptr(), chunk, wide, column is None)
         if key in self._sums:
             return self._sums[key]
         from cosformer.ops.kernels import sums_kernel
 
         length, width = rows.rows.shape[2:]
         chunks = -(-length // chunk)
-        shape = (self.batch, self.heads, chunks, self.states, _padded(width))
+        shape = (self.batch, self.heads, chunks, self.states, wide)
         added = torch.empty(shape, dtype=torch.float32, device=self.device)
         masked = hidden and self.key_mask is not None
         mask = self.key_mask if masked else rows.rows
@@ -234,8 +249,9 @@ class _Pass:
             rows.rows, basis, rows.rows if column is None else column, mask, added,
             self.heads, length, chunks, rows.group,
             *rows.rows.stride(), *_per_head(basis), mask.stride(0),
-            E=width, BLOCK_E=_padded(width), C=chunk, R=self.states,
+            E=width, BLOCK_E=_padded(width), WIDE=wide, C=chunk, R=self.states,
             RELU=rows.relu, COLUMN=column is not None, MASKED=masked,
+            num_warps=max(1, _padded(width) // 64),
         )  # fmt: skip
         self._sums[key] = added
         return added
@@ -254,20 +270,22 @@ class _Pass:
             self._tiles[chunk, reverse] = (tile.mT if reverse else tile).to(self.dtype).contiguous()
         return self._tiles[chunk, reverse]
 
-    def empty_states(
-        self, segments: int, y: _Rows, z: _Rows, *, turned: bool, sums: bool
+    def states_of(
+        self, segments: int, y: _Rows, z: _Rows, *, turned: bool, sums: bool, zero: bool = False
     ) -> Tensor:
+        """Room for states `[B, H, segments, R, D, V(+1)]`."""
         key, value = y.rows.shape[3], z.rows.shape[3]
         if turned:
             key, value = value, key
         shape = (self.batch, self.heads, segments, self.states, key, value + sums)
-        return torch.zeros(shape, dtype=torch.float32, device=self.device)
+        make = torch.zeros if zero else torch.empty
+        return make(shape, dtype=torch.float32, device=self.device)
 
     def segment(self, y: _Rows, z: _Rows, wanted: int = FEW_PROGRAMS) -> int:
         """How many rows of these make a segment."""
-        tiles = choose_tiles(y.rows.shape[3], z.rows.shape[3], y.rows.dtype)
+        tiles = choose_tiles(y.rows.shape[3], y.rows.dtype)
         programs = self.batch * self.heads * -(-z.rows.shape[3] // tiles.columns)
-        return segment_length(programs, y.rows.shape[2], tiles.chunk, wanted)
+        return segment_length(programs, y.rows.shape[2], wanted)
 
     def gather(
         self,
@@ -287,12 +305,12 @@ class _Pass:
         causal sequence is one segment there is nothing to sum: the last state is then None.
         """
         length = y.rows.shape[2]
-        rows = self.segment(y, z, FEW_PROGRAMS if causal else MANY_PROGRAMS)
+        rows = self.segment(y, z)
         packed = self.bounds is not None
         segments = self.bounds.shape[0] - 1 if self.bounds is not None else -(-length // rows)
         if causal and (packed or segments <= 1):
             return start, None, rows
-        local = self.empty_states(segments, y, z, turned=turned, sums=sums)
+        local = self.states_of(segments, y, z, turned=turned, sums=sums)
         self.launch(
             None, y, z, causal=causal, reverse=reverse, rows=rows, last=local, turned=turned,
             **options,
@@ -300,7 +318,7 @@ class _Pass:
         if packed:
             return local, None, rows
         if start is None:
-            start = self.empty_states(1, y, z, turned=turned, sums=sums)
+            start = self.states_of(1, y, z, turned=turned, sums=sums, zero=True)
         if not causal:
             everything = start + local.sum(2, keepdim=True)
             return everything, everything, rows
@@ -369,7 +387,7 @@ def fused_forward(
     first, last, rows = this.gather(y, z, _as_segment(state), causal=causal, sums=sums, **options)
     new = None
     if last is None:
-        last = this.empty_states(1, y, z, turned=False, sums=sums)
+        last = this.states_of(1, y, z, turned=False, sums=sums, zero=True)
         new = last if causal and bounds is None else None
     if not causal:
         rows = this.segment(x, z, MANY_PROGRAMS)
@@ -426,17 +444,14 @@ def fused_backward(
     this = _Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
     scale, column, deltas = this.prepare(grad_out, out, total, rule, eps)
+    rows_of: dict[str, Any] = {"scale": scale, "column": column, "deltas": deltas}
     queries, grads = _Rows(q, 1, relu), _Rows(grad_out)
     keys, values = _Rows(k, groups, relu), _Rows(v, groups)
     gated = "relu" if relu else "identity"
     dq = torch.empty_like(q)
     wide = torch.float32 if groups > 1 else k.dtype
     dk, dv = (x.new_empty(*q.shape[:2], *x.shape[2:], dtype=wide) for x in (k, v))
-    query_dots, key_dots = (
-        _dots(x, decay, choose_tiles(v.shape[3], k.shape[3], q.dtype)) for x in (dq, dk)
-    )
-
-    forward: dict[str, Any] = {"scale": scale, "column": column, "deltas": deltas, "masked": "writer"}
+    query_dots, key_dots = (_dots(x, decay, choose_tiles(v.shape[3], q.dtype)) for x in (dq, dk))
     first, _, rows = this.gather(
         keys, values, _as_segment(state), causal=causal, sums=sums,
         rule=rule, masked="writer", eps=eps,
@@ -444,18 +459,18 @@ def fused_backward(
     this.launch(
         grads, values, keys, causal=causal, write=causal, turned=True, first=first, out=dq,
         rows=rows if causal else this.segment(grads, keys, MANY_PROGRAMS),
-        scaled="x", column_at="reader", gate=q, gated=gated, dots=query_dots, **forward,
+        scaled="x", column_at="reader", gate=q, gated=gated, dots=query_dots,
+        masked="writer", **rows_of,
     )  # fmt: skip
 
-    turned: dict[str, Any] = {"scale": scale, "column": column, "deltas": deltas}
-    turned |= {"turned": True, "reverse": True}
+    turned: dict[str, Any] = {**rows_of, "turned": True, "reverse": True}
     end = _as_segment(grad_last)
     first, grad_first, rows = this.gather(
         grads, queries, end, causal=causal, sums=sums, scaled="y", column_at="writer", **turned
     )
     new = None
     if grad_first is None:
-        grad_first = this.empty_states(1, grads, queries, turned=True, sums=sums)
+        grad_first = this.states_of(1, grads, queries, turned=True, sums=sums, zero=True)
         new = grad_first if causal and bounds is None else None
     if not causal:
         rows = this.segment(values, queries, MANY_PROGRAMS)
@@ -472,11 +487,11 @@ def fused_backward(
         dk, dv = (x.unflatten(1, (-1, groups)).sum(2).to(k.dtype) for x in (dk, dv))
     if causal and bounds is None and not q.shape[2] and end is not None:
         grad_first = end.clone()
-    dots = (
-        q.new_empty(0, dtype=torch.float32) if x is None else x.sum(-1, keepdim=True)
-        for x in (query_dots, key_dots)
-    )
-    return dq, dk, dv, grad_first[:, :, 0].clone(), *dots
+    if query_dots is None or key_dots is None:
+        by_query, by_key = (q.new_empty(0, dtype=torch.float32) for _ in range(2))
+    else:
+        by_query, by_key = (x.sum(-1, keepdim=True) for x in (query_dots, key_dots))
+    return dq, dk, dv, grad_first[:, :, 0].clone(), by_query, by_key
 
 
 @fused_backward.register_fake
@@ -500,13 +515,12 @@ def _(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
-    gradients = torch.empty_like(q), *(x.new_empty(x.shape) for x in (k, v))
-    lengths = (q.shape[2], k.shape[2])
-    dots = (
-        q.new_empty((0,) if decay is None else (*q.shape[:2], t, 1), dtype=torch.float32)
-        for t in lengths
+    dq, dk, dv = torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)
+    by_query, by_key = (
+        q.new_empty((0,) if decay is None else (*q.shape[:2], x.shape[2], 1), dtype=torch.float32)
+        for x in (q, k)
     )
-    return *gradients, q.new_empty(shape, dtype=torch.float32), *dots
+    return dq, dk, dv, q.new_empty(shape, dtype=torch.float32), by_query, by_key
 
 
 def _outputs(q: Tensor, v: Tensor, rule: str) -> tuple[Tensor, Tensor]:

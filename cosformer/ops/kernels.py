@@ -25,7 +25,7 @@ ROWS = tl.constexpr(16)
 
 
 @triton.jit
-def _relu(x):  # type: ignore[no-untyped-def]
+def _relu(x):
     """max(x, 0), NaN kept. Two bfloat16 at a time: alone they would go through float32."""
     if x.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
@@ -37,7 +37,7 @@ def _relu(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load(rows, index, column, stride, column_stride, valid, width, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load(rows, index, column, stride, column_stride, valid, width, FULL: tl.constexpr):
     """A tile [C, W] of rows; zeros beyond the segment and the width.
 
     float16 becomes float32, multiplied as tf32: as precise, and sums do not overflow.
@@ -53,7 +53,7 @@ def _load(rows, index, column, stride, column_stride, valid, width, FULL: tl.con
 
 
 @triton.jit
-def _spread(p0, p1, p2, number, R: tl.constexpr):  # type: ignore[no-untyped-def]
+def _spread(p0, p1, p2, number, R: tl.constexpr):
     """[C, 16]: columns r and 4 + r hold ψ_r."""
     psi = tl.where(number[None, :] % 4 == 0, p0[:, None], 0.0)
     if R > 1:
@@ -64,7 +64,7 @@ def _spread(p0, p1, p2, number, R: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def _stack(v0, v1, v2, number, R: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+def _stack(v0, v1, v2, number, R: tl.constexpr, dtype: tl.constexpr):
     """[16, E]: rows 4·s + r hold vector r: rounded, the rest, rounded again."""
     rows = tl.where(number[:, None] % 4 == 0, v0[None, :], 0.0)
     if R > 1:
@@ -73,22 +73,26 @@ def _stack(v0, v1, v2, number, R: tl.constexpr, dtype: tl.constexpr):  # type: i
         rows = tl.where(number[:, None] % 4 == 2, v2[None, :], rows)
     high = rows.to(dtype)
     rest = (rows - high.to(tl.float32)).to(dtype)
-    return tl.where(number[:, None] // 4 == 1, rest, tl.where(number[:, None] < 12, high, 0.0).to(dtype))
+    return tl.where(
+        number[:, None] // 4 == 1, rest, tl.where(number[:, None] < 12, high, 0.0).to(dtype)
+    )
 
 
 @triton.jit
-def _add_to_vector(vector, psi, rows, kept, added, SUMMED: tl.constexpr, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_to_vector(
+    vector, psi, rows, kept, added, inside, SUMMED: tl.constexpr, DECAY: tl.constexpr
+):
     """Σ_j ψ(j) row_j up to the next chunk; `added` points to what this one adds, if known."""
     if DECAY:
         vector = vector * kept
     if SUMMED:
-        return vector + tl.load(added)
+        return vector + tl.load(added, mask=inside, other=0.0)
     else:
         return vector + tl.sum(psi[:, None] * rows.to(tl.float32), 0)
 
 
 @triton.jit
-def _step_state(state, y, psi, z, kept, precision: tl.constexpr, DECAY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _step_state(state, y, psi, z, kept, precision: tl.constexpr, DECAY: tl.constexpr):
     """The state after a chunk."""
     if DECAY:
         state = state * kept
@@ -97,9 +101,7 @@ def _step_state(state, y, psi, z, kept, precision: tl.constexpr, DECAY: tl.const
 
 
 @triton.jit
-def _read_state(state, x, psi, sums, precision: tl.constexpr, POST: tl.constexpr):  # type: ignore[no-untyped-def]
-    if POST:
-        return sums + psi[:, None] * tl.dot(x, state.to(x.dtype), input_precision=precision)
+def _read_state(state, x, psi, sums, precision: tl.constexpr):
     scaled = (x * psi[:, None].to(x.dtype)).to(x.dtype)
     return tl.dot(scaled, state.to(x.dtype), sums, input_precision=precision)
 
@@ -107,7 +109,7 @@ def _read_state(state, x, psi, sums, precision: tl.constexpr, POST: tl.constexpr
 @triton.jit(
     do_not_specialize=["length", "segment_length", "segments", "x_group", "y_group", "z_group"]
 )
-def sweep_kernel(  # type: ignore[no-untyped-def]
+def sweep_kernel(
     x, y, z, gate, out,
     total,  # [B, H, T] float32: the sums that forward divides by
     scale,  # [B, H, T], in the type of products: g = dout · scale
@@ -137,7 +139,7 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
     GATED: tl.constexpr,  # "": not at all; "identity"; "relu"
     DECAY: tl.constexpr, MASKED: tl.constexpr,  # "": nobody; "reader"; "writer"
     PACKED: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, DOTS: tl.constexpr,
-    SUMMED: tl.constexpr, TILED: tl.constexpr, POST: tl.constexpr, PRECISION: tl.constexpr,
+    SUMMED: tl.constexpr, TILED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     block = program % blocks
@@ -300,11 +302,11 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
                 if RULE != "":
                     row_total += tl.sum(scores, 1)
                 sums = tl.dot(scores.to(zs.dtype), zs, sums, input_precision=PRECISION)
-            sums = _read_state(s0, xs, q0, sums, PRECISION, POST)
+            sums = _read_state(s0, xs, q0, sums, PRECISION)
             if R > 1:
-                sums = _read_state(s1, xs, q1, sums, PRECISION, POST)
+                sums = _read_state(s1, xs, q1, sums, PRECISION)
             if R > 2:
-                sums = _read_state(s2, xs, q2, sums, PRECISION, POST)
+                sums = _read_state(s2, xs, q2, sums, PRECISION)
             if RULE != "":
                 vectors = _stack(v0, v1, v2, sixteen, R, xs.dtype)
                 shares = tl.dot(xs, tl.trans(vectors), input_precision=PRECISION)
@@ -365,11 +367,11 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
                     rows = ys
                 else:
                     rows = zs
-                v0 = _add_to_vector(v0, u0, rows, kept, at, SUMMED, DECAY)
+                v0 = _add_to_vector(v0, u0, rows, kept, at, in_vector, SUMMED, DECAY)
                 if R > 1:
-                    v1 = _add_to_vector(v1, u1, rows, kept, at + WIDE, SUMMED, DECAY)
+                    v1 = _add_to_vector(v1, u1, rows, kept, at + WIDE, in_vector, SUMMED, DECAY)
                 if R > 2:
-                    v2 = _add_to_vector(v2, u2, rows, kept, at + 2 * WIDE, SUMMED, DECAY)
+                    v2 = _add_to_vector(v2, u2, rows, kept, at + 2 * WIDE, in_vector, SUMMED, DECAY)
 
     if LAST:
         tl.store(last + state_at + cells, s0, mask=inside)
@@ -390,12 +392,12 @@ def sweep_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["length", "group"])
-def sums_kernel(  # type: ignore[no-untyped-def]
+def sums_kernel(
     rows, basis, column, key_mask, added,
     heads, length, chunks, group,
     r_b, r_h, r_t, r_d, basis_b, basis_h, mask_b,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
-    RELU: tl.constexpr, COLUMN: tl.constexpr, MASKED: tl.constexpr,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
+    R: tl.constexpr, RELU: tl.constexpr, COLUMN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Σ_j ψ_r(j) row_j (or with δ_j ψ_r(j)) over each chunk."""
     program = tl.program_id(0)
@@ -416,13 +418,14 @@ def sums_kernel(  # type: ignore[no-untyped-def]
         delta = tl.load(column + head.to(tl.int64) * length + begin + index, mask=valid, other=0.0)
         tile *= delta[:, None]
     basis += b * basis_b + h * basis_h + (begin + index) * R
-    added += program.to(tl.int64) * R * BLOCK_E + element
+    added += program.to(tl.int64) * R * WIDE + element
     for r in tl.static_range(R):
         psi = tl.load(basis + r, mask=valid, other=0.0)
-        tl.store(added + r * BLOCK_E, tl.sum(psi[:, None] * tile, 0))
+        tl.store(added + r * WIDE, tl.sum(psi[:, None] * tile, 0), mask=element < WIDE)
+
 
 @triton.jit(do_not_specialize=["rows", "length"])
-def prepare_kernel(  # type: ignore[no-untyped-def]
+def prepare_kernel(
     grad, out, total, basis, scale, column, delta_table,
     rows, heads, length, eps, basis_b, basis_h,
     g_b, g_h, g_t, g_d, o_b, o_h, o_t, o_d,
