@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
 """Part -> the parts it may import. A new part gets a line here."""
 
 THIRD_PARTY: dict[str, set[str]] = {
-    "ops": {"torch"},
+    "ops": {"torch", "triton"},
     "mechanisms": {"torch"},
     "nn": {"torch"},
     "tasks": {"torch", "numpy"},

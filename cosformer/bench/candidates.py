@@ -3,12 +3,14 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention import SDPBackend
 
+from cosformer.bench.peers import fla_cosine, fla_linear, softmax, softmax_by
 from cosformer.ops import attention
 
 
@@ -22,34 +24,68 @@ class Candidate:
 
     attend: Attend
     is_cosformer: bool
-    """It must agree with the formula of cosFormer before it is timed."""
+    """It computes cosFormer; if it is ours, it must agree with the formula before it is timed."""
     is_quadratic: bool
     """Its time grows with the square of the length: measured up to a limit only."""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    """Where it runs."""
+    package: str | None = None
+    """Somebody else's package that it comes from."""
+    causal_only: bool = False
+    """It has no full attention."""
+    token_major: bool = False
+    """It is at home in `[B, T, H, D]`: its inputs lie so in memory before the clock starts."""
+
+    @property
+    def is_present(self) -> bool:
+        return self.package is None or find_spec(self.package) is not None
 
 
-def _softmax(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    return scaled_dot_product_attention(q, k, v, is_causal=causal)
+def _ours(impl: str) -> Attend:
+    return functools.partial(attention, impl=impl)
+
+
+def _softmax_on_cuda(backend: SDPBackend) -> Candidate:
+    return Candidate(functools.partial(softmax_by, backend=backend), False, True, ("cuda",))
+
+
+def _of_fla(attend: Attend, *, is_cosformer: bool = False) -> Candidate:
+    return Candidate(
+        attend, is_cosformer, False, ("cuda",), package="fla", causal_only=True, token_major=True
+    )
 
 
 CANDIDATES: dict[str, Candidate] = {
-    "chunked": Candidate(functools.partial(attention, impl="chunked"), True, False),
-    "reference": Candidate(functools.partial(attention, impl="reference"), True, True),
-    "sdpa": Candidate(_softmax, False, True),
+    "triton": Candidate(_ours("triton"), True, False, ("cuda",)),
+    "chunked": Candidate(_ours("chunked"), True, False),
+    "reference": Candidate(_ours("reference"), True, True),
+    "sdpa": Candidate(softmax, False, True),
+    "sdpa_flash": _softmax_on_cuda(SDPBackend.FLASH_ATTENTION),
+    "sdpa_cudnn": _softmax_on_cuda(SDPBackend.CUDNN_ATTENTION),
+    "fla_cos": _of_fla(fla_cosine, is_cosformer=True),
+    "fla_linear": _of_fla(functools.partial(fla_linear, function="chunk_linear_attn")),
+    "fla_fused": _of_fla(functools.partial(fla_linear, function="fused_chunk_linear_attn")),
 }
 
 
-def require_known(names: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in CANDIDATES]
-    if unknown or not names:
-        raise ValueError(f"candidates must be among {', '.join(CANDIDATES)}, got {list(names)}")
+def require_known(names: Sequence[str], device: str) -> None:
+    known = [name for name, candidate in CANDIDATES.items() if device in candidate.devices]
+    if not names or not set(names) <= set(known):
+        raise ValueError(f"candidates must be among {', '.join(known)}, got {list(names)}")
 
 
 def draw(
     shape: Sequence[int], count: int, *, dtype: torch.dtype, device: str = "cpu", seed: int = 0
 ) -> list[Tensor]:
-    """`count` normal tensors, the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(*shape, generator=generator).to(device, dtype) for _ in range(count)]
+    """`count` normal tensors, drawn where they are used: a billion numbers take long on a CPU."""
+    generator = torch.Generator(device).manual_seed(seed)
+    at = {"generator": generator, "device": device}
+    return [torch.randn(*shape, **at).to(dtype) for _ in range(count)]
+
+
+def token_major(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The same `[B, H, T, D]`, in memory as `[B, T, H, D]`."""
+    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
 
 
 def forward(attend: Attend, inputs: Sequence[Tensor], *, causal: bool) -> Callable[[], object]:

@@ -1,18 +1,23 @@
 """Time and peak memory of calls, measured side by side."""
 
 import contextlib
+import gc
 import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 
 Call = Callable[[], object]
+T = TypeVar("T")
 
 SHORTEST_SAMPLE = 0.01
 """Seconds. A shorter call is repeated within a sample, so that the clock does not count."""
+WARM_UP = 3
+"""Calls before a recording or a measurement of the host."""
 
 
 def median_times(
@@ -36,11 +41,11 @@ def median_times(
 def peak_extra_bytes(call: Call, device: str = "cpu") -> int:
     """The most bytes that torch held during the call beyond what it held before."""
     if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronise(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
-        torch.cuda.synchronize(device)
+        synchronise(device)
         return torch.cuda.max_memory_allocated(device) - before
     # Every allocation and release of torch's allocator, also those inside an operator. Resident
     # memory of a process would add what libc keeps for itself after a release.
@@ -54,6 +59,53 @@ def peak_extra_bytes(call: Call, device: str = "cpu") -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+def host_time(call: Call, *, device: str, count: int = 50) -> float:
+    """Median milliseconds until a call returns, its work perhaps still under way on the device."""
+    samples = []
+    for _ in range(WARM_UP + count):
+        synchronise(device)  # a full queue would make the host wait
+        begin = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - begin)
+    synchronise(device)
+    return 1e3 * statistics.median(samples[WARM_UP:])
+
+
+def recorded(call: Call) -> Call:
+    """The call as a CUDA graph, which costs the host next to nothing to replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what is compiled or tuned once must not be in the graph
+        for _ in range(WARM_UP):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def attempt(make: Callable[[], T], device: str) -> tuple[T | None, str]:
+    """What `make` returns and "", or None and why it failed: no peer shall stop a run."""
+    try:
+        made = make()
+        synchronise(device)
+        return made, ""
+    except Exception as error:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {first_line[:200]}"
+    gc.collect()  # the tensors of the frames that failed
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+    return None, reason
+
+
+def synchronise(device: str) -> None:
+    """Wait until the device has done all that it was asked."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def growth_exponent(values: Mapping[int, float]) -> float:

@@ -80,7 +80,7 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether a check may look at the values: not under a tracer, a transform, or on meta."""
+    """Whether a check may look at the values: not under torch.compile, a transform, or on meta."""
     if torch.compiler.is_compiling() or x.is_meta:
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)

@@ -9,12 +9,13 @@ from cosformer.ops.chunked import chunked, fused
 from cosformer.ops.problem import Problem, full_precision
 from cosformer.ops.reference import reference
 
+HAS_TRITON = find_spec("triton") is not None
 IMPLEMENTATIONS = {"reference": reference, "chunked": chunked, "triton": fused}
 
 
 def auto_impl(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str:
     """What `impl="auto"` stands for: kernels where they can serve, else plain torch."""
-    if q.is_cuda and find_spec("triton") and why_not_triton(q, k, v, problem) is None:
+    if q.is_cuda and HAS_TRITON and why_not_triton(q, k, v, problem) is None:
         return "triton"
     return "chunked"
 

@@ -6,6 +6,7 @@ Two operators come out, `cosformer::fused_forward` and `cosformer::fused_backwar
 calls them inside its autograd function, which keeps its own backward for higher derivatives.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from cosformer.ops.problem import Problem
 FEW_PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
 MANY_PROGRAMS = 1056
 MAX_WIDTH = 256
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run in Python, on the CPU
 
 
 class Tiles(NamedTuple):
@@ -52,24 +54,17 @@ def segment_length(programs: int, length: int, wanted: int = FEW_PROGRAMS) -> in
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
     """What the kernels need and do not get; None if they can compute the problem."""
-    if not (q.is_cuda or interpreted()):
+    if not (q.is_cuda or INTERPRETED):
         return f"tensors on a CUDA device, got {q.device.type}"
     if q.dtype == torch.float64:
         return "float32, bfloat16 or float16, got float64"
-    if q.dtype == torch.bfloat16 and interpreted():
+    if q.dtype == torch.bfloat16 and INTERPRETED:
         return "float32 or float16 under Triton's interpreter, got bfloat16"
     if max(k.shape[3], v.shape[3]) > MAX_WIDTH:
         return f"widths up to {MAX_WIDTH}, got {k.shape[3]} and {v.shape[3]}"
     if problem.query_decay is not None and (problem.query_start or q.shape[2] != k.shape[2]):
         return f"as many queries as keys under a decay, got {q.shape[2]} and {k.shape[2]}"
     return None
-
-
-def interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on the CPU (TRITON_INTERPRET=1)."""
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
 
 
 class _Rows(NamedTuple):

@@ -5,7 +5,7 @@ Fresh pages cost a CPU as much as the work on them, so a thread keeps its last p
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ _kept = threading.local()
 class Scratch:
     """The memory that the spans of a sweep share, laid out chunk by chunk, as products read it.
 
-    >>> with Scratch(state, 2, spans) as scratch: ...
+    `state` is `[B, H, R·y, z]` with R = `states`; `parts` names what the sweep will take.
+
+    >>> with Scratch(state, 2, spans, ("y", "z", "scaled")) as scratch: ...
     """
 
     def __init__(
-        self, state: Tensor, states: int, spans: list[Span], *, mirror: bool = False
+        self, state: Tensor, states: int, spans: list[Span], parts: Collection[str]
     ) -> None:
         self._heads = state.shape[:2]
         self._memory: dict[str, Tensor] = {}
@@ -35,20 +37,13 @@ class Scratch:
         self._whole: Tensor | None = None
         if torch.compiler.is_compiling() or not spans:
             return
-        wide, y, z = max(state.shape[2] // states, state.shape[3]), *state.shape[2:]
-        chunks = max(span.chunks for span in spans)
-        length = max(span.chunk_length for span in spans)
-        widths = {"x": wide, "y": y // states, "z": z, "scaled": states * wide, "sums": wide}
-        sizes = {name: chunks * length * width for name, width in widths.items()}
-        sizes["scores"] = chunks * length * length
-        if chunks <= FEW_CHUNKS:
-            sizes["edges"] = (chunks + 1) * y * z
-        if mirror:
-            sizes["turned"] = chunks * y * z
-        aligned = [-(-size * self._heads.numel() // 16) * 16 for size in sizes.values()]
+        y, z = state.shape[2] // states, state.shape[3]
+        possible = _sizes(states, y, z, spans)
+        sizes = {name: possible[name] * self._heads.numel() for name in parts if name in possible}
+        aligned = [-(-size // 16) * 16 for size in sizes.values()]
         self._whole = _borrow(sum(aligned) * state.itemsize, state)
-        parts = self._whole[: sum(aligned) * state.itemsize].view(state.dtype).split(aligned)
-        self._memory = dict(zip(sizes, parts, strict=True))
+        pieces = self._whole[: sum(aligned) * state.itemsize].view(state.dtype).split(aligned)
+        self._memory = dict(zip(sizes, pieces, strict=True))
 
     def __enter__(self) -> "Scratch":
         return self
@@ -60,7 +55,8 @@ class Scratch:
     def take(self, name: str, chunks: int, rows: int, width: int) -> Tensor | None:
         """`[B, H, n, rows, width]`, with what the last user of that name left in it.
 
-        None where it has no part, and under a tracer, whose graph must not write into memory.
+        None where it has no part, and under torch.compile and torch.export, whose graph must not
+        write into memory.
         """
         if name not in self._memory:
             return None
@@ -98,19 +94,37 @@ def forget() -> None:
     _kept.memory = None
 
 
+def _sizes(states: int, y: int, z: int, spans: list[Span]) -> dict[str, int]:
+    """How many numbers a head needs for each part there is."""
+    chunks = max(span.chunks for span in spans)
+    length = max(span.chunk_length for span in spans)
+    rows, state = chunks * length, states * y * z
+    wide = max(y, z)  # a reader has rows of y and sums of z, a mirror the reverse
+    sizes = {"x": rows * wide, "y": rows * y, "z": rows * z, "sums": rows * wide}
+    sizes |= {"scaled": rows * states * wide, "scores": rows * length, "turned": chunks * state}
+    if chunks <= FEW_CHUNKS:
+        sizes["edges"] = (chunks + 1) * state
+    return sizes
+
+
 def _borrow(size: int, like: Tensor) -> Tensor:
     """At least `size` bytes: this thread's own on a CPU, unless something traces the call."""
-    if like.device.type != "cpu" or torch._C._len_torch_dispatch_stack():
+    if not like.is_cpu or _traced():
         return torch.empty(size, dtype=torch.uint8, device=like.device)
     memory: Tensor | None = getattr(_kept, "memory", None)
     _kept.memory = None  # whoever asks meanwhile gets other memory
     if memory is None or memory.numel() < size:
         with torch.inference_mode(False):  # it may be written to in any mode later
-            memory = torch.empty(size, dtype=torch.uint8)
+            memory = torch.empty(size, dtype=torch.uint8, device=like.device)
     return memory
 
 
 def _give_back(memory: Tensor) -> None:
-    traced = torch._C._len_torch_dispatch_stack()
-    if memory.is_cpu and memory.numel() <= KEPT_BYTES and not traced:
+    if memory.is_cpu and memory.numel() <= KEPT_BYTES and not _traced():
         _kept.memory = memory
+
+
+def _traced() -> bool:
+    """Whether a mode sees every operation: make_fx, fake tensors, export before dispatch."""
+    modes: int = torch._C._len_torch_dispatch_stack()
+    return bool(modes or torch._ops._len_torch_dispatch_stack_pre_dispatch())

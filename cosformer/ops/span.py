@@ -27,8 +27,9 @@ class Span(NamedTuple):
 def plan(length: int, heads: int, device: str) -> list[Span]:
     """How a sequence is cut.
 
-    Under a tracer one span takes all, so that the length may be symbolic. An exported graph gets
-    three chunks at the least: no size in it, nor one less, may be 1 where it is symbolic.
+    Under torch.compile one span takes all, so that the length may be symbolic. A graph of
+    torch.export gets three chunks at the least: no size in it, nor one less, may be 1 where it is
+    symbolic.
     """
     if isinstance(length, int) and length == 0:
         return []

@@ -132,7 +132,10 @@ def sweep(
     """
     states = weight.query_basis.shape[-1]
     first = state
-    with Scratch(state, states, spans, mirror=mirror is not None) as scratch:
+    parts = ["x", "y", "z", "scaled", "sums", "scores", "edges"]
+    if mirror is not None:
+        parts.append("turned")
+    with Scratch(state, states, spans, parts) as scratch:
         for span in reversed(spans) if reverse else spans:
             window = weight.window(span, reverse=reverse, strict=strict)
             columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
@@ -148,7 +151,7 @@ def sweep(
 
 def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: list[Span]) -> Tensor:
     """The state after all rows, in any order: `state` + Σ_j ψ(j) y_j z_jᵀ."""
-    with Scratch(state, write.shape[-1], spans) as scratch:
+    with Scratch(state, write.shape[-1], spans, ("y", "z", "scaled")) as scratch:
         for span in spans:
             columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
             written = _scale(columns, fold(write, span), scratch.rows("scaled", span)).mT
@@ -160,7 +163,8 @@ def scatter(
     x: Reader, read: Tensor, state: Tensor, spans: list[Span], *, turned: bool = False
 ) -> None:
     """Hand out what every row reads from one and the same state."""
-    with Scratch(state, read.shape[-1], spans, mirror=turned) as scratch:
+    parts = ("x", "scaled", "sums", "turned") if turned else ("x", "scaled", "sums")
+    with Scratch(state, read.shape[-1], spans, parts) as scratch:
         state = state[:, :, None]
         state = _turn(state, read.shape[-1], scratch) if turned else state
         for span in spans:
@@ -186,22 +190,30 @@ def _read(
     scores = _product(rows, columns.mT, scores).mul_(window.tile)
     near = _product(scores, values, scratch.rows("sums", span)(values.shape[-1]))
     scaled = _scale(rows, window.read, scratch.rows("scaled", span))
-    return _product(scaled, earlier, near, add=True)
+    return _add_product(near, scaled, earlier)
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor | None, *, add: bool = False) -> Tensor:
-    """a @ b, or out + a @ b, of `[B, H, n, …]`; in `out` except under a tracer."""
+def _product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
+    """a @ b of `[B, H, n, …]`, in `out` if there is one."""
     if out is None:
         return a @ b
-    if torch.compiler.is_compiling():
-        return out + a @ b
-    # In the order of memory, so that nothing is copied.
-    left, right, into = (x.permute(2, 0, 1, 3, 4).flatten(0, 2) for x in (a, b, out))
-    if add:
-        torch.baddbmm(into, left, right, out=into)
-    else:
-        torch.bmm(left, right, out=into)
+    left, right, into = map(_in_order_of_memory, (a, b, out))
+    torch.bmm(left, right, out=into)
     return out
+
+
+def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """sums + a @ b of `[B, H, n, …]`, in `sums` except under torch.compile and torch.export."""
+    if torch.compiler.is_compiling():
+        return sums + a @ b
+    into, left, right = map(_in_order_of_memory, (sums, a, b))
+    torch.baddbmm(into, left, right, out=into)
+    return sums
+
+
+def _in_order_of_memory(x: Tensor) -> Tensor:
+    """`[B, H, n, C, d]` as the batch `[n·B·H, C, d]` that it lies in: nothing is copied."""
+    return x.permute(2, 0, 1, 3, 4).flatten(0, 2)
 
 
 def _turn(state: Tensor, states: int, scratch: Scratch) -> Tensor:

@@ -5,7 +5,7 @@ from op_formula import tokens
 
 from cosformer import attention, attention_with_state, linear_attention
 from cosformer.ops.dispatch import IMPLEMENTATIONS, auto_impl
-from cosformer.ops.span import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, plan
+from cosformer.ops.span import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, Span, plan
 
 LENGTHS = [0, 1, 2, 63, 64, 127, 128, 129, 1000, 4096, 4097, 100_001]
 
@@ -26,8 +26,17 @@ def test_spans_cover_the_sequence_once_and_in_order(length, heads, device):
         assert span.chunks == 1 or span.chunks * heads <= most
 
 
-def test_a_plan_is_a_pure_function():
-    assert plan(1000, 8, "cpu") == plan(1000, 8, "cpu")
+PLANS = {
+    (40, 8, "cpu"): [Span(0, 40, 1, 40)],
+    (1000, 8, "cpu"): [Span(0, 512, 8, 64), Span(512, 960, 7, 64), Span(960, 1000, 1, 40)],
+    (1000, 8, "cuda"): [Span(0, 960, 15, 64), Span(960, 1000, 1, 40)],
+    (128, 5000, "cpu"): [Span(0, 64, 1, 64), Span(64, 128, 1, 64)],
+}
+
+
+@pytest.mark.parametrize("call", PLANS, ids=str)
+def test_whole_chunks_go_in_groups_and_the_rest_is_a_shorter_one(call):
+    assert plan(*call) == PLANS[call]
 
 
 @pytest.mark.parametrize(("device", "impl"), [("cpu", "chunked"), ("cuda", "chunked")])

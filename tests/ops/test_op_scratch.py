@@ -1,14 +1,17 @@
 """Memory that calls share is never seen in their results."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
 from op_formula import results, tokens
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from cosformer import attention, attention_with_state
+from cosformer import attention, attention_with_state, linear_attention
 from cosformer.ops import scratch
+from cosformer.ops.features import FEATURE_MAPS, FeatureMap
 from cosformer.ops.scratch import KEPT_BYTES, forget
 
 
@@ -56,21 +59,80 @@ def test_memory_from_inference_mode_serves_training():
     assert torch.equal(out, expected)
 
 
-def test_threads_do_not_share():
+def test_memory_made_in_inference_mode_is_ordinary():
+    with torch.inference_mode():
+        attention(*tokens(length=200), causal=True)
+    assert not kept().is_inference()
+
+
+def test_each_thread_keeps_its_own():
+    def work():
+        attention(*tokens(length=200), causal=True)
+        return kept()
+
+    mine = work()
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(work).result()
+    assert kept() is mine
+    assert theirs is not None
+    assert theirs is not mine
+
+
+def test_threads_at_work_at_once_get_their_own_results():
     inputs = [tokens(length=500, seed=seed) for seed in range(4)]
     expected = [attention(*x, causal=True) for x in inputs]
-    found = [None] * 4
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: attention(*x, causal=True), inputs * 20))
+    assert all(map(torch.equal, found, expected * 20))
 
-    def work(i):
-        for _ in range(20):
-            found[i] = attention(*inputs[i], causal=True)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(map(torch.equal, found, expected))
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_call_within_a_sweep_gets_other_memory(causal, monkeypatch):
+    first, second = (tokens(length=200, seed=seed) for seed in (0, 1))
+    call = partial(linear_attention, *first, feature_map="silu", causal=causal)
+    expected = call()
+    attention(*second, causal=causal)  # leaves a piece that is large enough for both
+    silu = FEATURE_MAPS["silu"]
+
+    def interrupted(x, out):
+        attention(*second, causal=causal)
+        return silu.forward(x, out)
+
+    monkeypatch.setitem(FEATURE_MAPS, "silu", FeatureMap(interrupted, silu.backward))
+    assert torch.equal(call(), expected)
+
+
+def test_another_default_device_changes_nothing():
+    inputs = tokens(length=200)
+    expected = attention(*inputs, causal=True)
+    forget()
+    with torch.device("meta"):
+        assert torch.equal(attention(*inputs, causal=True), expected)
+
+
+def test_fake_tensors_neither_get_nor_leave_memory():
+    inputs = tokens(length=200)
+    attention(*inputs, causal=True)
+    real = kept()
+    with FakeTensorMode() as mode:
+        out = attention(*map(mode.from_tensor, inputs), causal=True)
+    assert out.shape == inputs[0].shape
+    assert kept() is real
+    forget()
+    with mode:
+        attention(*map(mode.from_tensor, inputs), causal=True)
+    assert kept() is None
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_a_traced_graph_holds_no_memory_of_the_thread(pre_dispatch):
+    first, second = (tokens(length=200, seed=seed) for seed in (0, 1))
+    call = partial(attention, causal=True)
+    call(*first)
+    graph = make_fx(call, pre_dispatch=pre_dispatch)(*first)
+    constants = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    assert torch.uint8 not in [constant.dtype for constant in constants]
+    assert torch.equal(graph(*second), call(*second))
 
 
 def test_memory_is_kept_up_to_a_limit_and_given_up_on_demand():

@@ -1,0 +1,201 @@
+"""Problems for the kernels, each with its formula in a few plain lines, and the rule for errors.
+
+Used under Triton's interpreter and on a GPU, so it needs torch alone.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cosformer import attention, linear_attention
+
+ROUNDINGS = 8
+MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "identity": lambda x: x,
+    "1+elu": lambda x: 1 + F.elu(x),
+    "silu": F.silu,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is computed, and of what shape."""
+
+    call: Callable[..., Tensor] = attention
+    options: dict = field(default_factory=dict)
+    heads: int = 2
+    kv_heads: int = 2
+    keys: float = 1.0  # per query
+    width: int = 8
+    value_width: int = 8
+    gated: bool = False
+    masked: bool = False
+    packed: bool = False
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        return length, max(1, int(length * self.keys))
+
+
+CAUSAL = {"causal": True}
+LINEAR = {"causal": True, "feature_map": "relu"}
+NONE = {"causal": True, "feature_map": "identity", "normaliser": "none"}
+CASES = {
+    "causal": Case(options=CAUSAL),
+    "bidirectional": Case(),
+    "cross": Case(keys=0.6),
+    "causal, more keys": Case(options=CAUSAL, keys=1.7),
+    "causal, more queries": Case(options=CAUSAL, keys=0.6),
+    "grouped": Case(options=CAUSAL, heads=4, width=5, value_width=20),
+    "grouped, both ways": Case(heads=4, width=20, value_width=5),
+    "masked": Case(options=CAUSAL, masked=True),
+    "masked, both ways": Case(masked=True),
+    "packed": Case(options=CAUSAL, packed=True),
+    "packed, both ways": Case(packed=True),
+    "raised cosine": Case(options={**CAUSAL, "weight": "raised_cosine", "horizon": 20.0}),
+    "a horizon for each head": Case(options={**CAUSAL, "horizon": torch.tensor([5e3, 9e3])}),
+    "plain relu": Case(linear_attention, LINEAR),
+    "linear transformer": Case(linear_attention, {**CAUSAL, "feature_map": "1+elu"}),
+    "signed": Case(linear_attention, {**CAUSAL, "feature_map": "silu", "rule": "signed"}),
+    "added": Case(linear_attention, {"feature_map": "relu", "rule": "add", "theta": 1e-4}),
+    "retention": Case(
+        linear_attention,
+        {**NONE, "gamma": torch.tensor([0.9, 0.99])},
+        value_width=16,
+    ),
+    "gated": Case(linear_attention, NONE, gated=True),
+    "gated, divided": Case(linear_attention, {**LINEAR, "theta": 1e-4}, gated=True),
+}
+
+
+def draw(
+    case: Case, length: int, *, batch: int = 1, seed: int = 0, device: str = "cpu"
+) -> tuple[list[Tensor], dict]:
+    """Leaves in float64 (q, k, v and, gated, log-decays), and the options that hold tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    queries, keys = case.lengths(length)
+    shapes = [
+        (batch, case.heads, queries, case.width),
+        (batch, case.kv_heads, keys, case.width),
+        (batch, case.kv_heads, keys, case.value_width),
+    ]
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    leaves = [q + 0.5, k + 0.5, v]
+    if case.gated:
+        gates = torch.rand(batch, case.heads, queries, generator=generator, dtype=torch.float64)
+        leaves.append(-0.3 * gates)
+    options = dict(case.options)
+    if case.masked:
+        options["key_mask"] = torch.rand(batch, keys, generator=generator) < 0.7
+    if case.packed:
+        ends = [0, queries // 3, queries // 3, queries - queries // 4, queries]
+        options["cu_seqlens"] = torch.tensor(ends)
+    moved = {k: x.to(device) if isinstance(x, Tensor) else x for k, x in options.items()}
+    return [x.to(device) for x in leaves], moved
+
+
+def ours(case: Case, options: dict, impl: str) -> Callable[..., Tensor]:
+    def call(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None) -> Tensor:
+        decay = {} if gates is None else {"log_decay": gates}
+        return case.call(q, k, v, **options, **decay, impl=impl)
+
+    return call
+
+
+def plain(case: Case, options: dict) -> Callable[..., Tensor]:
+    """The quadratic formula in the dtype of its inputs, weights rounded to it once."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        phi = MAPS[options.get("feature_map", "relu")]
+        weight = weights(options, q, k).to(q.dtype)
+        if gates is not None:
+            total = gates.double().cumsum(-1)
+            seen = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+            weight = weight * seen.to(q.dtype)
+        score = phi(q) @ phi(k).mT * weight
+        if "key_mask" in options:
+            score = score * options["key_mask"][:, None, None].to(q.dtype)
+        if options.get("normaliser") == "none":
+            return score @ v
+        total = score.sum(-1, keepdim=True)
+        rule = options.get("rule", "clamp")
+        if rule == "add":
+            total = total + 1e-6
+        elif rule == "signed":
+            total = torch.where(total < 0, total.clamp(max=-1e-6), total.clamp(min=1e-6))
+        else:
+            total = total.clamp(min=1e-6)
+        return score @ v / total
+
+    return call
+
+
+def weights(options: dict, q: Tensor, k: Tensor) -> Tensor:
+    """w(i, j) in float64, `[H or 1, T, S]`, without the decay of gates."""
+    queries, keys = q.shape[2], k.shape[2]
+    place = partial(torch.arange, dtype=torch.float64, device=q.device)
+    causal = options.get("causal", False)
+    i, j = place(queries) + (keys - queries if causal else 0), place(keys)
+    gap = (i[:, None] - j)[None]
+    seen = gap >= 0 if causal else torch.ones_like(gap, dtype=torch.bool)
+    horizon = options.get("horizon", float(max(queries, keys)))
+    if "cu_seqlens" in options:
+        bounds = options["cu_seqlens"]
+        number = torch.bucketize(i, bounds[1:].double(), right=True)
+        seen = seen & (number[:, None] == number)
+        horizon = bounds.diff()[number].double()[:, None]
+    if "theta" in options:
+        angle = options["theta"] * gap
+    elif options.get("feature_map"):
+        angle = 0 * gap
+    elif isinstance(horizon, Tensor) and horizon.dim() == 1:
+        angle = math.pi / 2 * gap / horizon.double()[:, None, None]
+    else:
+        angle = math.pi / 2 * gap / horizon
+    weight = torch.cos(angle)
+    if options.get("weight") == "raised_cosine":
+        weight = (1 + torch.cos(2 * angle)) / 2
+    if "gamma" in options:
+        weight = weight * options["gamma"].double()[:, None, None] ** gap.clamp(min=0)
+    return weight * seen
+
+
+def results(call: Callable[..., Tensor], leaves: list[Tensor]) -> list[Tensor]:
+    """Output and gradients under a fixed random cotangent."""
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    out = call(*leaves)
+    generator = torch.Generator().manual_seed(7)
+    cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    cotangent = cotangent.to(leaves[0].dtype).to(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)]
+
+
+def check(case: Case, length: int, dtype: torch.dtype, **where: object) -> None:
+    """The kernels err at most twice as much as the plain formula at that precision.
+
+    Both against float64, plus a few roundings of the largest value, for the formula may be lucky
+    and gradients cancel, down to zero for a single token.
+    """
+    leaves, options = draw(case, length, **where)
+    rounded = [x.to(dtype) for x in leaves]
+    if case.gated:
+        rounded[3] = leaves[3].float()  # gates are float32 beside any rows
+    truth = results(plain(case, options), [x.double() for x in rounded])
+    formula = results(plain(case, options), rounded)
+    found = results(ours(case, options, "triton"), rounded)
+    again = results(ours(case, options, "triton"), rounded)
+    names = ("out", "dq", "dk", "dv", "dgate")
+    room = ROUNDINGS * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
+    for name, t, f, mine, same in zip(names, truth, formula, found, again, strict=False):
+        assert torch.equal(mine, same), f"{name} differs between two runs"
+        assert mine.isfinite().all(), f"{name} is not finite"
+        errors = (f.double() - t).norm(), (mine.double() - t).norm()
+        allowed = 2 * errors[0] + room * math.sqrt(max(1, t.numel()))
+        assert errors[1] <= allowed, f"{name}: {errors[1]:.2e} > {allowed:.2e}"
