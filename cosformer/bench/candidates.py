@@ -79,8 +79,8 @@ def draw(
 ) -> list[Tensor]:
     """`count` normal tensors, drawn where they are used: a billion numbers take long on a CPU."""
     generator = torch.Generator(device).manual_seed(seed)
-    at = {"generator": generator, "device": device}
-    return [torch.randn(*shape, **at).to(dtype) for _ in range(count)]
+    drawn = (torch.randn(*shape, generator=generator, device=device) for _ in range(count))
+    return [x.to(dtype) for x in drawn]
 
 
 def token_major(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -1,12 +1,13 @@
 """What is measured at once: a shape, seen causally or in full, by those who can."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from cosformer.bench.candidates import CANDIDATES, PASSES, token_major
+from cosformer.bench.candidates import CANDIDATES, PASSES, draw, token_major
 
 
 class Cell(NamedTuple):
@@ -18,19 +19,38 @@ class Cell(NamedTuple):
     width: int
 
 
+class Setup(NamedTuple):
+    """What does not change within a run."""
+
+    device: str
+    dtype: torch.dtype
+    repeats: int
+    seed: int
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def draw(self, cell: Cell, *, count: int) -> list[Tensor]:
+        """Tensors of this shape."""
+        return draw(cell, count, dtype=self.dtype, device=self.device, seed=self.seed)
+
+    def config(self, cell: Cell, *, causal: bool) -> dict[str, Any]:
+        """What the rows of a cell have in their config, whatever they say."""
+        sizes = {"batch": cell.batch, "heads": cell.heads, "width": cell.width}
+        return {**sizes, "causal": causal, "dtype": self.dtype_name, "repeats": self.repeats}
+
+
 @dataclass(frozen=True)
 class Case:
     """A cell with its inputs, and who takes part."""
 
+    setup: Setup
     inputs: Sequence[Tensor]
     """q, k, v, gradient of the output, each `[B, H, T, D]`."""
     causal: bool
     names: Sequence[str]
     """Candidates that take part."""
-    first: str
-    """Whom the others are compared with."""
-    repeats: int
-    device: str
 
     @property
     def cell(self) -> Cell:
@@ -48,17 +68,7 @@ class Case:
             calls[name] = PASSES[pass_name](candidate.attend, inputs, causal=self.causal)
         return calls
 
-    def setting(self, pass_name: str) -> dict[str, Any]:
+    def config(self, pass_name: str) -> dict[str, Any]:
         """What the rows of a pass have in their config."""
-        at = setting(self.cell, self.causal, _dtype_name(self.inputs[0]), self.repeats)
+        at = self.setup.config(self.cell, causal=self.causal)
         return at | {"pass": pass_name, "length": self.cell.length}
-
-
-def setting(cell: Cell, causal: bool, dtype: str, repeats: int) -> dict[str, Any]:
-    """What all rows of a run have in their config."""
-    sizes: Mapping[str, int] = {"batch": cell.batch, "heads": cell.heads, "width": cell.width}
-    return {**sizes, "causal": causal, "dtype": dtype, "repeats": repeats}
-
-
-def _dtype_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

@@ -1,14 +1,15 @@
 """Rows that only a GPU gives: time without the host, distance from the floor, errors of peers."""
 
 import functools
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from cosformer.bench.candidates import CANDIDATES, draw
-from cosformer.bench.cells import Case, Cell, setting
+from cosformer.bench.candidates import CANDIDATES
+from cosformer.bench.cells import Case, Cell, Setup
 from cosformer.bench.checks import against_formula
 from cosformer.bench.floor import copy_bandwidth, floor, moved_bytes, step_floor
 from cosformer.bench.timing import Call, attempt, host_time, median_times, recorded
@@ -24,115 +25,106 @@ CELLS = (
     Cell(2, 8, 16384, 128),
     Cell(1, 16, 1048576, 64),
 )
+"""Measured where none are named."""
 STEPS = tuple(Cell(batch, 16, 1, 64) for batch in (1, 8, 64, 512))
 STEP_HORIZON = 2**30
 """Room for every replay of a step."""
 
 
 def failed(this: Run, name: str, reason: str, at: Mapping[str, Any]) -> Row:
-    """Instead of a number: who could not be measured, and why."""
+    """In place of a number: who could not be measured, and why."""
     return this.row("failed", 1, "", candidate=name, reason=reason, **at)
 
 
 def split_failures(
     calls: Mapping[str, Call], device: str
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """The calls that work, each made once, and the reasons of the others."""
+    """The calls that work, each made once, and the reasons of those that do not."""
     reasons = {name: attempt(call, device)[1] for name, call in calls.items()}
     working = {name: call for name, call in calls.items() if not reasons[name]}
     return working, {name: reason for name, reason in reasons.items() if reason}
 
 
-def measure_errors(
-    this: Run, names: Sequence[str], *, causal: bool, dtype: torch.dtype, device: str, seed: int
-) -> Iterator[Row]:
+def measure_bandwidth(this: Run, setup: Setup) -> Row:
+    """Bytes per second of a copy, the yardstick of every floor."""
+    found = copy_bandwidth(repeats=setup.repeats, device=setup.device)
+    return this.row("copy_bandwidth", found, "bytes/s", candidate="copy", repeats=setup.repeats)
+
+
+def measure_errors(this: Run, setup: Setup, names: Sequence[str], *, causal: bool) -> Iterator[Row]:
     """How far every cosFormer, peers included, is from the formula in float64."""
-    at = {"causal": causal, "dtype": str(dtype).removeprefix("torch.")}
-    for name in (n for n in names if CANDIDATES[n].is_cosformer):
-        if CANDIDATES[name].causal_only and not causal:
+    for name in names:
+        candidate = CANDIDATES[name]
+        if not candidate.is_cosformer or (candidate.causal_only and not causal):
             continue
+        at = {"causal": causal, "dtype": setup.dtype_name}
         look = functools.partial(
             against_formula,
-            CANDIDATES[name].attend,
+            candidate.attend,
             causal=causal,
-            dtype=dtype,
-            device=device,
-            seed=seed,
+            dtype=setup.dtype,
+            device=setup.device,
+            seed=setup.seed,
         )
-        checks, reason = attempt(look, device)
+        checks, reason = attempt(look, setup.device)
         if checks is None:
             yield failed(this, name, reason, at)
             continue
         for check in checks:
-            about = {"candidate": name, "quantity": check.name, "allowed": check.allowed, **at}
-            if check.error == check.error:  # a row holds no NaN
-                yield this.row("error", check.error, "x largest", **about)
+            about = at | {"quantity": check.name, "allowed": check.allowed}
+            if math.isfinite(check.error):
+                yield this.row("error", check.error, "x largest", candidate=name, **about)
             else:
-                yield failed(this, name, "NaN", at | {"quantity": check.name})
-
-
-def measure_bandwidth(this: Run, *, repeats: int, device: str) -> Row:
-    """Bytes per second of a copy, the yardstick of every floor."""
-    return this.row(
-        "copy_bandwidth", copy_bandwidth(repeats=repeats, device=device), "bytes/s", repeats=repeats
-    )
+                yield failed(this, name, f"error is {check.error}", about)
 
 
 def measure_graphs(
     this: Run, case: Case, pass_name: str, calls: Mapping[str, Call], bandwidth: float
 ) -> Iterator[Row]:
     """Time without the host, against the time that moving the bytes takes."""
-    at = case.setting(pass_name)
+    at = case.config(pass_name)
     count = moved_bytes(case.inputs, pass_name)
     least = floor(count, bandwidth)
     yield this.row("floor", least, "ms", candidate="copy", **at)
-    graphs = _recordings(calls, case.device)
-    times = median_times(graphs, repeats=case.repeats, device=case.device) if graphs else {}
-    for name, milliseconds in times.items():
+    for name, milliseconds in _graph_times(calls, case.setup).items():
         about = {"candidate": name, **at}
         yield this.row("time_graph", milliseconds, "ms", **about)
         yield this.row("floor_ratio", milliseconds / least, "x", **about)
         yield this.row("bandwidth", count / (milliseconds / 1e3), "bytes/s", **about)
 
 
-def measure_host(
-    this: Run, case: Case, pass_name: str, calls: Mapping[str, Call]
-) -> Iterator[Row]:
+def measure_host(this: Run, case: Case, pass_name: str, calls: Mapping[str, Call]) -> Iterator[Row]:
     """How long the host is busy with one call."""
     for name, call in calls.items():
-        spent = host_time(call, device=case.device)
-        yield this.row("host_time", spent, "ms", candidate=name, **case.setting(pass_name))
+        spent = host_time(call, device=case.setup.device)
+        yield this.row("host_time", spent, "ms", candidate=name, **case.config(pass_name))
 
 
 @torch.no_grad()
 def measure_steps(
-    this: Run, cells: Sequence[Cell], bandwidth: float, *, dtype: torch.dtype, repeats: int,
-    device: str, seed: int,
+    this: Run, setup: Setup, bandwidth: float, cells: Sequence[Cell] = STEPS
 ) -> Iterator[Row]:
-    """One decoding step of many streams as a CUDA graph."""
+    """One decoding step of many streams, against reading and writing their states once."""
     for cell in cells:
-        q, k, v = draw(cell, 3, dtype=dtype, device=device, seed=seed)
+        q, k, v = setup.draw(cell, count=3)
         sizes = (cell.batch, cell.heads, cell.width, cell.width)
-        state = State.empty(*sizes, horizon=STEP_HORIZON, device=device)
-        at = setting(cell, True, str(dtype).removeprefix("torch."), repeats)
-        calls = {"step": functools.partial(step, q, k, v, state)}
+        state = State.empty(*sizes, horizon=STEP_HORIZON, device=setup.device)
+        at = setup.config(cell, causal=True) | {"pass": "step", "length": cell.length}
         least = step_floor(state, bandwidth)
         yield this.row("step_floor", least, "ms", candidate="copy", **at)
-        graphs = _recordings(calls, device)
-        times = median_times(graphs, repeats=repeats, device=device) if graphs else {}
-        for name, milliseconds in times.items():
+        calls = {"step": functools.partial(step, q, k, v, state)}
+        for name, milliseconds in _graph_times(calls, setup).items():
             yield this.row("step_time_graph", milliseconds, "ms", candidate=name, **at)
             yield this.row("step_floor_ratio", milliseconds / least, "x", candidate=name, **at)
 
 
-def _recordings(calls: Mapping[str, Call], device: str) -> dict[str, Call]:
-    """Those of the calls that can be recorded as CUDA graphs."""
-    graphs = {}
+def _graph_times(calls: Mapping[str, Call], setup: Setup) -> dict[str, float]:
+    """Milliseconds of those calls that can be recorded as CUDA graphs."""
+    graphs: dict[str, Call] = {}
     for name, call in calls.items():
-        make: Callable[[], Call] = functools.partial(recorded, call)
-        graph, reason = attempt(make, device)
+        graph, reason = attempt(functools.partial(recorded, call), setup.device)
         if graph is None:
             print(f"{name} cannot be recorded as a CUDA graph: {reason}", file=sys.stderr)
         else:
             graphs[name] = graph
-    return graphs
+    return median_times(graphs, repeats=setup.repeats, device=setup.device) if graphs else {}

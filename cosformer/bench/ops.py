@@ -1,7 +1,5 @@
 """`cosformer bench ops`: the op against softmax attention in one run, every number a row."""
 
-import functools
-import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,39 +7,72 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from cosformer import records
-from cosformer.bench.candidates import CANDIDATES, PASSES, draw, forward_backward, require_known
+from cosformer.bench import gpu
+from cosformer.bench.candidates import CANDIDATES, PASSES, require_known
+from cosformer.bench.cells import Case, Cell, Setup
 from cosformer.bench.checks import Check, against_formula, stream_against_full_pass
-from cosformer.bench.timing import busy, growth_exponent, median_times, peak_extra_bytes, threads
-from cosformer.ops import State, attention_with_state, step
+from cosformer.bench.steps import measure_positions
+from cosformer.bench.timing import (
+    Call,
+    busy,
+    growth_exponent,
+    median_times,
+    peak_extra_bytes,
+    threads,
+)
 from cosformer.ops.scratch import forget
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "lengths": tuple(2**n for n in range(8, 17)),
+        "quadratic_up_to": 16384,
+        "candidates": ("chunked", "sdpa"),
+        "dtype": "float32",
+    },
+    "cuda": {
+        "shapes": gpu.CELLS,
+        "quadratic_up_to": 65536,
+        "candidates": (
+            "triton",
+            "chunked",
+            "sdpa_flash",
+            "sdpa_cudnn",
+            "fla_cos",
+            "fla_linear",
+            "fla_fused",
+        ),
+        "dtype": "bfloat16",
+    },
+}
+"""Device -> what is measured there where the options do not say."""
 
 
 @dataclass(frozen=True)
 class Options:
     """Time and memory of the op against PyTorch's softmax attention, in one run."""
 
-    lengths: tuple[int, ...] = tuple(2**n for n in range(8, 17))
-    """Sequence lengths."""
-    quadratic_up_to: int = 16384
-    """Longest sequence given to candidates of quadratic cost."""
-    candidates: tuple[str, ...] = ("chunked", "sdpa")
-    """Who is measured; ratios are relative to the first."""
+    lengths: tuple[int, ...] | None = None
+    """Sequence lengths; on cpu, 256 to 65,536 if not given."""
+    shapes: tuple[tuple[int, int, int, int], ...] | None = None
+    """Batch, heads, length and width, instead of lengths; on cuda, seven cells if not given."""
+    quadratic_up_to: int | None = None
+    """Longest sequence given to candidates of quadratic cost; 16,384 on cpu, 65,536 on cuda."""
+    candidates: tuple[str, ...] | None = None
+    """Who is measured, ratios relative to the first; all that is of interest on the device."""
     batch: int = 1
-    """Sequences per call."""
+    """Sequences per call, where lengths are given."""
     heads: int = 8
-    """Attention heads."""
+    """Attention heads, where lengths are given."""
     width: int = 64
-    """Width of queries, keys and values of one head."""
+    """Width of queries, keys and values of one head, where lengths are given."""
     causal: bool = True
-    """Each token sees the past only; --no-causal for full attention."""
-    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
-    """Type of q, k and v."""
+    """Each token sees the past only; --no-causal for full attention. On cuda both unless so."""
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
+    """Type of q, k and v; float32 on cpu, bfloat16 on cuda."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
     threads: int = 2
@@ -59,23 +90,59 @@ class Options:
         for name in ("batch", "heads", "width", "threads", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.lengths or min(self.lengths) < 1:
+        if self.lengths is not None and min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
+        if self.shapes is not None:
+            _require_shapes(self.shapes)
+            if self.lengths is not None:
+                raise ValueError(f"lengths must not be given beside shapes, got {self.lengths}")
         if min(self.positions, default=0) < 0:
             raise ValueError(f"positions must not be negative, got {self.positions}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device must be one that torch can use here, got cuda")
-        require_known(self.candidates)
+        require_known(self.names, self.device)
 
     @property
     def path(self) -> Path:
         return self.out or Path(f"results/ops-{self.device}.jsonl")
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        dtype = getattr(torch, self.dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
+    def names(self) -> tuple[str, ...]:
+        """Candidates, whether they are installed or not."""
+        return tuple(self._given("candidates"))
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The shapes measured, in this order."""
+        shapes = None if self.lengths else self._given("shapes")
+        if shapes is not None:
+            return [Cell(*shape) for shape in shapes]
+        lengths = sorted(self._given("lengths"))
+        return [Cell(self.batch, self.heads, length, self.width) for length in lengths]
+
+    @property
+    def causalities(self) -> tuple[bool, ...]:
+        return (True, False) if self.device == "cuda" and self.causal else (self.causal,)
+
+    @property
+    def setup(self) -> Setup:
+        dtype = getattr(torch, self._given("dtype"))
+        return Setup(self.device, dtype, self.repeats, self.seed)
+
+    def taking_part(self, cell: Cell, *, causal: bool) -> list[str]:
+        """Candidates that are installed and can be measured so."""
+        is_short = cell.length <= self._given("quadratic_up_to")
+        able = {
+            name: candidate.is_present
+            and (is_short or not candidate.is_quadratic)
+            and (causal or not candidate.causal_only)
+            for name, candidate in CANDIDATES.items()
+        }
+        return [name for name in self.names if able[name]]
+
+    def _given(self, name: str) -> Any:
+        value = getattr(self, name)
+        return DEFAULTS[self.device].get(name) if value is None else value
 
 
 def run(options: Options) -> int:
@@ -97,14 +164,15 @@ def run(options: Options) -> int:
 
 
 def check(options: Options) -> list[Check]:
-    """Every cosFormer candidate against the formula in float64, and steps against the full pass."""
+    """Every cosFormer of ours against the formula in float64, and steps against the full pass."""
     found = [stream_against_full_pass(device=options.device, seed=options.seed)]
-    for name in options.candidates:
-        if CANDIDATES[name].is_cosformer:
+    ours = [n for n in options.names if CANDIDATES[n].is_cosformer and not CANDIDATES[n].package]
+    for name in ours:
+        for causal in options.causalities:
             found += against_formula(
                 CANDIDATES[name].attend,
-                causal=options.causal,
-                dtype=options.torch_dtype,
+                causal=causal,
+                dtype=options.setup.dtype,
                 device=options.device,
                 seed=options.seed,
             )
@@ -114,117 +182,112 @@ def check(options: Options) -> list[Check]:
 def measure(options: Options) -> Iterator[records.Row]:
     """All rows of one run, each as soon as it is known."""
     this = records.Run.begin(device=options.device, seed=options.seed)
-    times: dict[str, dict[int, float]] = {name: {} for name in PASSES}  # of the first candidate
-    for length in sorted(options.lengths):
-        inputs = _inputs(options, length, count=4)
-        for row in itertools.chain(
-            _measure_times(options, this, inputs), _measure_memory(options, this, inputs)
-        ):
-            if row.what == "time" and row.config["candidate"] == options.candidates[0]:
-                times[row.config["pass"]][length] = row.value
-            yield row
-    for pass_name, by_length in times.items():
-        long = {length: value for length, value in by_length.items() if length >= GROWTH_FROM}
-        if len(long) > 1:
-            at = _setting(options) | {"pass": pass_name, "from": min(long), "to": max(long)}
-            exponent = growth_exponent(long)
-            yield this.row("growth_exponent", exponent, "", candidate=options.candidates[0], **at)
+    bandwidth = None
+    if options.device == "cuda":
+        yardstick = gpu.measure_bandwidth(this, options.setup)
+        bandwidth = yardstick.value
+        yield yardstick
+        yield from _measure_once_on_gpu(options, this, bandwidth)
+    times = []  # of the first candidate
+    for cell in options.cells:
+        inputs = options.setup.draw(cell, count=4)
+        for causal in options.causalities:
+            case = Case(options.setup, inputs, causal, options.taking_part(cell, causal=causal))
+            for row in _measure_case(options, this, case, bandwidth):
+                if row.what == "time" and row.config["candidate"] == options.names[0]:
+                    times.append(row)
+                yield row
+    yield from _growth(this, times)
     if options.positions:
-        yield from _measure_steps(options, this)
+        one = Cell(options.batch, options.heads, 1, options.width)
+        at = options.setup.config(one, causal=options.causal)
+        yield from measure_positions(this, options.setup, one, options.positions, at)
+
+
+def _measure_case(
+    options: Options, this: records.Run, case: Case, bandwidth: float | None
+) -> Iterator[records.Row]:
+    """All that is known of a cell; on a GPU, where `bandwidth` is known, more than elsewhere."""
+    for pass_name in PASSES:
+        calls: dict[str, Call] = case.calls(pass_name)
+        if bandwidth is not None:
+            calls, reasons = gpu.split_failures(calls, options.device)
+            for name, reason in reasons.items():
+                yield gpu.failed(this, name, reason, case.config(pass_name))
+        if not calls:
+            continue
+        yield from _measure_times(this, case, pass_name, calls, first=options.names[0])
+        if bandwidth is not None:
+            yield from gpu.measure_graphs(this, case, pass_name, calls, bandwidth)
+            if case.cell == min(options.cells, key=lambda cell: cell.batch * cell.length):
+                yield from gpu.measure_host(this, case, pass_name, calls)
+        if bandwidth is not None or pass_name == "forward_backward":
+            yield from _measure_memory(this, case, pass_name, calls)
+
+
+def _measure_once_on_gpu(
+    options: Options, this: records.Run, bandwidth: float
+) -> Iterator[records.Row]:
+    """What does not depend on the cells."""
+    missing = [name for name in options.names if not CANDIDATES[name].is_present]
+    for name in missing:
+        reason = f"package {CANDIDATES[name].package} is not installed"
+        yield gpu.failed(this, name, reason, {"dtype": options.setup.dtype_name})
+    present = [name for name in options.names if name not in missing]
+    for causal in options.causalities:
+        yield from gpu.measure_errors(this, options.setup, present, causal=causal)
+    yield from gpu.measure_steps(this, options.setup, bandwidth)
 
 
 def _measure_times(
-    options: Options, this: records.Run, inputs: list[Tensor]
+    this: records.Run, case: Case, pass_name: str, calls: dict[str, Call], *, first: str
 ) -> Iterator[records.Row]:
-    """Time of every candidate in each pass, and how often the first fits into each other."""
-    first = options.candidates[0]
-    for pass_name, make_call in PASSES.items():
-        calls = {
-            name: make_call(CANDIDATES[name].attend, inputs, causal=options.causal)
-            for name in _taking_part(options, inputs[0].shape[2])
-        }
-        if not calls:
-            continue
-        times = median_times(calls, repeats=options.repeats, device=options.device)
-        at = _setting(options) | {"pass": pass_name, "length": inputs[0].shape[2]}
-        for name, milliseconds in times.items():
-            yield this.row("time", milliseconds, "ms", candidate=name, **at)
-        for name in [n for n in times if n != first and first in times]:
-            ratio = times[name] / times[first]
-            yield this.row("time_ratio", ratio, "x", candidate=name, relative_to=first, **at)
+    """Time of every candidate, and how often the first fits into each other."""
+    times = median_times(calls, repeats=case.setup.repeats, device=case.setup.device)
+    at = case.config(pass_name)
+    for name, milliseconds in times.items():
+        yield this.row("time", milliseconds, "ms", candidate=name, **at)
+    for name in [n for n in times if n != first and first in times]:
+        ratio = times[name] / times[first]
+        yield this.row("time_ratio", ratio, "x", candidate=name, relative_to=first, **at)
 
 
 def _measure_memory(
-    options: Options, this: records.Run, inputs: list[Tensor]
+    this: records.Run, case: Case, pass_name: str, calls: dict[str, Call]
 ) -> Iterator[records.Row]:
-    """Peak of forward and backward, output and gradients included, beyond the inputs."""
-    at = _setting(options) | {"pass": "forward_backward", "length": inputs[0].shape[2]}
-    size = sum(x.nbytes for x in inputs[:3])
-    for name in _taking_part(options, inputs[0].shape[2]):
-        call = forward_backward(CANDIDATES[name].attend, inputs, causal=options.causal)
+    """Peak of a pass, output and gradients included, beyond the inputs."""
+    size = sum(x.nbytes for x in case.inputs[:3])
+    for name, call in calls.items():
         forget()  # memory kept from earlier calls counts as well
-        extra = peak_extra_bytes(call, options.device)
+        extra = peak_extra_bytes(call, case.setup.device)
+        at = case.config(pass_name)
         yield this.row("peak_memory", extra / size, "x (q+k+v)", candidate=name, **at)
 
 
-@torch.no_grad()
-def _measure_steps(options: Options, this: records.Run) -> Iterator[records.Row]:
-    """One decoding step at each position, the states reached by reading tokens."""
-    q, k, v = _inputs(options, 1, count=3)
-    states = {position: _state_at(position, options) for position in options.positions}
-    calls = {
-        str(position): functools.partial(step, q, k, v, state) for position, state in states.items()
-    }
-    times = median_times(calls, repeats=options.repeats, device=options.device)
-    held = {}
-    for position, state in states.items():
-        at = _setting(options) | {"position": position}
-        extra = peak_extra_bytes(calls[str(position)], options.device)
-        held[position] = _state_bytes(state) + extra
-        yield this.row("step_time", times[str(position)], "ms", **at)
-        yield this.row("step_memory", held[position], "bytes", **at)
-    first, last = min(held), max(held)
-    if first < last:
-        at = _setting(options) | {"from": first, "to": last}
-        yield this.row("step_memory_growth", held[last] - held[first], "bytes", **at)
+def _growth(this: records.Run, times: list[records.Row]) -> Iterator[records.Row]:
+    """How time grows with the length where nothing else differs."""
+    series: dict[tuple[tuple[str, Any], ...], dict[int, float]] = {}
+    for row in times:
+        same = tuple((name, value) for name, value in row.config.items() if name != "length")
+        if row.config["length"] >= GROWTH_FROM:
+            series.setdefault(same, {})[row.config["length"]] = row.value
+    for same, by_length in series.items():
+        if len(by_length) > 1:
+            at = dict(same) | {"from": min(by_length), "to": max(by_length)}
+            yield this.row("growth_exponent", growth_exponent(by_length), "", **at)
 
 
-@torch.no_grad()
-def _state_at(position: int, options: Options) -> State:
-    shape = (options.batch, options.heads, options.width, options.width)
-    horizon = position + 2**20  # room for the timed steps
-    state = State.empty(*shape, horizon=horizon, device=options.device)
-    block = _inputs(options, min(position, 2**14), count=3)
-    for start in range(0, position, 2**14):
-        part = (x[:, :, : position - start] for x in block)
-        _, state = attention_with_state(*part, state=state)
-    return state
-
-
-def _state_bytes(state: State) -> int:
-    return sum(x.nbytes for x in state if isinstance(x, Tensor))
-
-
-def _setting(options: Options) -> dict[str, Any]:
-    """What all rows of a run have in their config."""
-    names = ("batch", "heads", "width", "causal", "dtype", "repeats")
-    return {name: getattr(options, name) for name in names}
-
-
-def _taking_part(options: Options, length: int) -> list[str]:
-    return [
-        name
-        for name in options.candidates
-        if length <= options.quadratic_up_to or not CANDIDATES[name].is_quadratic
-    ]
-
-
-def _inputs(options: Options, length: int, *, count: int) -> list[Tensor]:
-    shape = (options.batch, options.heads, length, options.width)
-    return draw(shape, count, dtype=options.torch_dtype, device=options.device, seed=options.seed)
+def _require_shapes(shapes: tuple[tuple[int, ...], ...]) -> None:
+    if not shapes or any(len(shape) != 4 or min(shape) < 1 for shape in shapes):
+        raise ValueError(
+            f"shapes must be one or more of (batch, heads, length, width), each above 0, "
+            f"got {shapes}"
+        )
 
 
 def _line(row: records.Row) -> str:
-    keys = ("candidate", "pass", "length", "position")
+    keys = ["candidate", "pass", "length", "position"]
+    if row.hardware["device"] == "cuda":
+        keys += ["batch", "causal", "quantity", "reason"]
     place = " ".join(str(row.config[key]) for key in keys if key in row.config)
     return f"{row.what:<16} {place:<36} {row.value:>12.4g} {row.unit}"

@@ -16,9 +16,7 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def softmax_by(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, backend: SDPBackend
-) -> Tensor:
+def softmax_by(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, backend: SDPBackend) -> Tensor:
     """Softmax attention by one backend, which may refuse."""
     with sdpa_kernel(backend):
         return softmax(q, k, v, causal=causal)
@@ -54,7 +52,7 @@ def cosine_table(length: int, device: torch.device) -> Tensor:
 def _fla(function: str, q: Tensor, k: Tensor, v: Tensor, *, normalize: bool) -> Tensor:
     """A function of fla on its own layout `[B, T, H, D]`; ours `[B, H, T, D]` comes back."""
     attend = getattr(importlib.import_module("fla.ops.linear_attn"), function)
-    out, _ = attend(q, k, v, scale=1.0, normalize=normalize)
+    out: Tensor = attend(q, k, v, scale=1.0, normalize=normalize)[0]
     return out.transpose(1, 2)
 
 

@@ -75,7 +75,7 @@ def host_time(call: Call, *, device: str, count: int = 50) -> float:
 
 def recorded(call: Call) -> Call:
     """The call as a CUDA graph, which costs the host next to nothing to replay."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # what is compiled or tuned once must not be in the graph
         for _ in range(WARM_UP):

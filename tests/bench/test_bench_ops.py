@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from cosformer import records
-from cosformer.bench import ops
+from cosformer.bench import ops, steps
 from cosformer.bench.candidates import CANDIDATES, Candidate
+from cosformer.bench.cells import Cell
 
 SMALL = {"heads": 1, "width": 4, "repeats": 1, "threads": 1, "positions": (2, 5)}
 
@@ -79,7 +80,8 @@ def test_a_step_needs_no_more_memory_later_in_the_stream(options: ops.Options) -
 
 def test_states_are_reached_by_reading_every_token(options: ops.Options) -> None:
     for position in (0, 5, 2**14, 2**14 + 3):
-        assert int(ops._state_at(position, options).position) == position
+        state = steps.state_at(position, options.setup, Cell(1, 1, 1, 4))
+        assert int(state.position) == position
 
 
 def test_a_failed_check_stops_before_any_timing(
