@@ -54,9 +54,10 @@ def trilinear(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """What `x` (and `mirror`, with y and z in each other's place) made of its sums; the last state.
 
-    Spans go straight into the buffers, unless a graph is recorded: then all rows are one span.
+    Spans go straight into the buffers, unless a graph is recorded or a transform of torch.func is
+    at work, under which a buffer may lack the mapped dimension: then all rows are one span.
     """
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() and not _transformed():
         other = mirror.reader() if mirror else None
         state = run(pattern, y, z, state, x.reader(), other, reverse=reverse)
         return x.buffers + (mirror.buffers if mirror else ()), state
@@ -245,6 +246,13 @@ def fold_vmapped(
         folded.append(arg)
     outputs = tuple(out.unflatten(0, (size, batch)) for out in apply(*folded))
     return outputs, (0,) * len(outputs)
+
+
+def _transformed() -> bool:
+    """Whether a transform of torch.func is at work; torch.compile resolves its own."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def _rows_of(rows: Tensor) -> Load:

@@ -86,16 +86,15 @@ def test_threads_at_work_at_once_get_their_own_results():
     assert all(map(torch.equal, found, expected * 20))
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_call_within_a_sweep_gets_other_memory(causal, monkeypatch):
+def test_a_call_within_a_sweep_gets_other_memory(monkeypatch):
     first, second = (tokens(length=200, seed=seed) for seed in (0, 1))
-    call = partial(linear_attention, *first, feature_map="silu", causal=causal)
+    call = partial(linear_attention, *first, feature_map="silu", causal=True)
     expected = call()
-    attention(*second, causal=causal)  # leaves a piece that is large enough for both
+    attention(*second, causal=True)  # leaves a piece that is large enough for both
     silu = FEATURE_MAPS["silu"]
 
     def interrupted(x, out):
-        attention(*second, causal=causal)
+        attention(*second, causal=True)
         return silu.forward(x, out)
 
     monkeypatch.setitem(FEATURE_MAPS, "silu", FeatureMap(interrupted, silu.backward))

@@ -236,6 +236,25 @@ def test_vjp_serves_cotangents_by_vmap():
     torch.testing.assert_close(given, torch.stack([pull(c)[0] for c in cotangents]))
 
 
+@both_ways
+def test_transforms_work_where_gradients_are_off(causal):
+    x = tokens(1, 2, 7, width=3)
+
+    def function(q, k, v):
+        return attention(q, k, v, causal=causal)
+
+    expected = jacrev(lambda *x: cosformer(*x, causal=causal), argnums=(0, 1, 2))(*x)
+    out, pull = vjp(function, *x)
+    cotangents = torch.eye(out.numel(), dtype=out.dtype).view(-1, *out.shape)
+    with torch.no_grad():
+        jacobians = jacrev(function, argnums=(0, 1, 2))(*x)
+        pulled = vmap(pull)(cotangents)
+        inside = vmap(lambda cotangent: vjp(function, *x)[1](cotangent))(cotangents)
+    for given in (jacobians, pulled, inside):
+        for a, b in zip(given, expected, strict=True):
+            torch.testing.assert_close(a.reshape(b.shape), b)
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpointing_gives_the_same_gradients(use_reentrant):
     def function(q, k, v):
