@@ -10,7 +10,7 @@ import torch
 
 from cosformer.bench.candidates import CANDIDATES
 from cosformer.bench.cells import Case, Cell, Setup
-from cosformer.bench.checks import against_formula
+from cosformer.bench.checks import LENGTHS, against_formula
 from cosformer.bench.floor import copy_bandwidth, floor, moved_bytes, step_floor
 from cosformer.bench.timing import Call, attempt, host_time, median_times, recorded
 from cosformer.ops import State, step
@@ -57,7 +57,8 @@ def measure_errors(this: Run, setup: Setup, names: Sequence[str], *, causal: boo
         candidate = CANDIDATES[name]
         if not candidate.is_cosformer or (candidate.causal_only and not causal):
             continue
-        at = {"causal": causal, "dtype": setup.dtype_name}
+        length = max(LENGTHS[setup.device])
+        at = {"causal": causal, "dtype": setup.dtype_name, "length": length}
         look = functools.partial(
             against_formula,
             candidate.attend,
@@ -65,6 +66,7 @@ def measure_errors(this: Run, setup: Setup, names: Sequence[str], *, causal: boo
             dtype=setup.dtype,
             device=setup.device,
             seed=setup.seed,
+            length=length,
         )
         checks, reason = attempt(look, setup.device)
         if checks is None:

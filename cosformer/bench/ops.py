@@ -1,5 +1,6 @@
 """`cosformer bench ops`: the op against softmax attention in one run, every number a row."""
 
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from cosformer import records
 from cosformer.bench import gpu
 from cosformer.bench.candidates import CANDIDATES, PASSES, require_known
 from cosformer.bench.cells import Case, Cell, Setup
-from cosformer.bench.checks import Check, against_formula, stream_against_full_pass
+from cosformer.bench.checks import LENGTHS, Check, against_formula, stream_against_full_pass
 from cosformer.bench.steps import measure_positions
 from cosformer.bench.timing import (
     Call,
@@ -62,13 +63,13 @@ class Options:
     quadratic_up_to: int | None = None
     """Longest sequence given to candidates of quadratic cost; 16,384 on cpu, 65,536 on cuda."""
     candidates: tuple[str, ...] | None = None
-    """Who is measured, ratios relative to the first; all that is of interest on the device."""
+    """Who is measured, ratios relative to the first; chunked and sdpa on cpu, all peers on cuda."""
     batch: int = 1
-    """Sequences per call, where lengths are given."""
+    """Sequences per call, unless shapes say it."""
     heads: int = 8
-    """Attention heads, where lengths are given."""
+    """Attention heads, unless shapes say it."""
     width: int = 64
-    """Width of queries, keys and values of one head, where lengths are given."""
+    """Width of queries, keys and values of one head, unless shapes say it."""
     causal: bool = True
     """Each token sees the past only; --no-causal for full attention. On cuda both unless so."""
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
@@ -167,15 +168,16 @@ def check(options: Options) -> list[Check]:
     """Every cosFormer of ours against the formula in float64, and steps against the full pass."""
     found = [stream_against_full_pass(device=options.device, seed=options.seed)]
     ours = [n for n in options.names if CANDIDATES[n].is_cosformer and not CANDIDATES[n].package]
-    for name in ours:
-        for causal in options.causalities:
-            found += against_formula(
-                CANDIDATES[name].attend,
-                causal=causal,
-                dtype=options.setup.dtype,
-                device=options.device,
-                seed=options.seed,
-            )
+    lengths = LENGTHS[options.device]
+    for name, causal, length in itertools.product(ours, options.causalities, lengths):
+        found += against_formula(
+            CANDIDATES[name].attend,
+            causal=causal,
+            dtype=options.setup.dtype,
+            device=options.device,
+            seed=options.seed,
+            length=length,
+        )
     return found
 
 

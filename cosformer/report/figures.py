@@ -2,23 +2,24 @@
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cosformer.records import Row
 from cosformer.report.selection import (
-    LABELS,
     PASSES,
     Times,
     crossover,
     describe,
+    label,
     newest_run,
     times,
+    token_times,
     two_digits,
 )
 
-COLOURS = {"chunked": "#0b6e99", "sdpa": "#c4501b", "reference": "#8a8f98"}
-OTHER_COLOURS = ("#4b7f52", "#7b5ea7", "#b08900", "#5c5c5c")
+COLOURS = {"chunked": "#0b6e99", "sdpa": "#c4501b", "reference": "#8a8f98", "triton": "#08415c"}
+OTHER_COLOURS = ("#c4501b", "#e08e45", "#4b7f52", "#7b5ea7", "#b08900", "#5c5c5c")
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "cosformer",  # the same rows give the same file
     "font.size": 10,
@@ -33,11 +34,21 @@ STYLE: dict[Any, Any] = {
 
 def time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
     """Time against length in log-log, a panel for each pass, the crossover marked."""
+    return _draw(newest_run(rows), times, "milliseconds", file_format)
+
+
+def token_time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
+    """Time per token against length, where batches differ: level is linear, rising is not."""
+    return _draw(newest_run(rows), token_times, "nanoseconds per token, causal", file_format)
+
+
+def _draw(
+    run: Sequence[Row], select: Callable[[Sequence[Row], str], Times], unit: str, file_format: str
+) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    run = newest_run(rows)
-    panels = {name: times(run, name) for name in PASSES if times(run, name)}
+    panels = {name: select(run, name) for name in PASSES if select(run, name)}
     if not panels:
         raise ValueError("time_vs_length needs rows of 'time', got none in the newest run")
     with matplotlib.rc_context(STYLE):
@@ -46,7 +57,7 @@ def time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axis, (pass_name, found) in zip(axes, panels.items(), strict=True):
             _draw_panel(axis, found, PASSES[pass_name])
-        axes[0].set_ylabel("milliseconds")
+        axes[0].set_ylabel(unit)
         origin = textwrap.fill(describe(run), int(15 * width))
         figure.supxlabel(origin, fontsize=7, color="#777777")
         buffer = io.BytesIO()
@@ -61,8 +72,8 @@ def _draw_panel(axis: Any, found: Times, title: str) -> None:
         lengths = sorted(by_length)
         values = [by_length[length] for length in lengths]
         colour = COLOURS.get(candidate) or next(spare)
-        label = LABELS.get(candidate, candidate)
-        axis.loglog(lengths, values, "o-", color=colour, label=label, markersize=4, linewidth=1.8)
+        name = label(candidate, found)
+        axis.loglog(lengths, values, "o-", color=colour, label=name, markersize=4, linewidth=1.8)
     axis.set_title(title, loc="left", fontsize=11)
     axis.set_xlabel("tokens")
     axis.grid(which="major", color="#e6e8eb", linewidth=0.8)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cosformer import records
 from cosformer.records import Row
-from cosformer.report.figures import time_vs_length
+from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.tables import TABLES
 
 OPEN = re.compile(r"<!-- rows:(?P<name>\S*) -->\n")
@@ -16,8 +16,11 @@ CLOSE = "<!-- /rows -->"
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "time_vs_length.svg": ("ops-cpu", time_vs_length),
+    "time_vs_length_cuda.svg": ("ops-cuda", token_time_vs_length),
 }
 """File in docs/ -> the rows it is drawn from, and how."""
+OPTIONAL = {"ops-cuda"}
+"""Rows that not every machine can measure: without them a block is empty, a figure not drawn."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def run(options: Options) -> int:
     before = options.readme.read_text(encoding="utf-8")
     made = {options.readme: renew(before, rows).encode()}
     for name, (source, draw) in FIGURES.items():
+        if _is_left_out(source, rows):
+            continue
         path = options.figures / name
         made[path] = draw(_rows_of(source, rows), path.suffix[1:])
     for path, content in made.items():
@@ -61,18 +66,22 @@ def renew(text: str, rows: dict[str, list[Row]]) -> str:
             raise ValueError(
                 f"block {mark['name']!r} must be closed by {CLOSE}, found no such line"
             )
-        parts += [text[end : mark.end()], table(mark["name"], rows), "\n"]
+        made = table(mark["name"], rows)
+        parts += [text[end : mark.end()], made, "\n" if made else ""]
         end = close
     return "".join(parts) + text[end:]
 
 
 def table(name: str, rows: dict[str, list[Row]]) -> str:
-    """The table `FILE/TABLE`: rows of results/FILE.jsonl, shaped by TABLES[TABLE]."""
+    """The table `FILE/TABLE`: rows of results/FILE.jsonl, shaped by TABLES[TABLE].
+
+    Empty for rows that may be missing and are.
+    """
     source, _, shape = name.partition("/")
     if shape not in TABLES:
         known = ", ".join(TABLES)
         raise ValueError(f"rows:{name} must be rows:FILE/TABLE with TABLE among {known}")
-    return TABLES[shape](_rows_of(source, rows))
+    return "" if _is_left_out(source, rows) else TABLES[shape](_rows_of(source, rows))
 
 
 def write_whole(path: Path, content: bytes) -> bool:
@@ -84,6 +93,10 @@ def write_whole(path: Path, content: bytes) -> bool:
     unfinished.write_bytes(content)
     os.replace(unfinished, path)
     return True
+
+
+def _is_left_out(source: str, rows: dict[str, list[Row]]) -> bool:
+    return source in OPTIONAL and not rows.get(source)
 
 
 def _rows_of(source: str, rows: dict[str, list[Row]]) -> list[Row]:

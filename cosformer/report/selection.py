@@ -1,7 +1,7 @@
 """What tables and figures ask of rows: the newest run, its times, the length of the crossover."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from cosformer.records import Row
@@ -10,6 +10,12 @@ LABELS = {
     "chunked": "cosFormer",
     "reference": "cosFormer, quadratic",
     "sdpa": "softmax (SDPA)",
+    "triton": "cosFormer",
+    "sdpa_flash": "softmax (flash)",
+    "sdpa_cudnn": "softmax (cuDNN)",
+    "fla_cos": "cosFormer on fla",
+    "fla_linear": "linear, no cosine (fla)",
+    "fla_fused": "the same, fused (fla)",
 }
 """Names of candidates for readers; one that is missing here keeps its own."""
 
@@ -17,6 +23,9 @@ PASSES = {"forward": "forward", "forward_backward": "forward + backward"}
 
 Times = dict[str, dict[int, float]]
 """Candidate -> length -> milliseconds."""
+
+Cell = tuple[int, int, int, int]
+"""Batch, heads, length, width."""
 
 
 def newest_run(rows: Sequence[Row]) -> list[Row]:
@@ -32,6 +41,50 @@ def times(rows: Sequence[Row], pass_name: str) -> Times:
         if row.what == "time" and row.config["pass"] == pass_name:
             found.setdefault(row.config["candidate"], {})[row.config["length"]] = row.value
     return found
+
+
+def label(candidate: str, among: Collection[str]) -> str:
+    """The name of a candidate for readers who see those of `among`."""
+    if candidate == "chunked" and "triton" in among:
+        return "cosFormer, no kernels"
+    return LABELS.get(candidate, candidate)
+
+
+def cell(row: Row) -> Cell:
+    c = row.config
+    return c["batch"], c["heads"], c["length"], c["width"]
+
+
+def is_of_cells(rows: Sequence[Row]) -> bool:
+    """Whether more than the length differs between the times of a run."""
+    settings = {
+        (*cell(row)[:2], cell(row)[3], row.config["causal"]) for row in rows if row.what == "time"
+    }
+    return len(settings) > 1
+
+
+def token_times(rows: Sequence[Row], pass_name: str) -> Times:
+    """Nanoseconds per token of causal attention, so that cells of any batch compare.
+
+    Heads and width are those measured at most lengths.
+    """
+    rows = [row for row in rows if row.what == "time" and row.config["causal"]]
+    lengths: dict[tuple[int, int], set[int]] = {}
+    for _, heads, length, width in map(cell, rows):
+        lengths.setdefault((heads, width), set()).add(length)
+    if not lengths:
+        return {}
+    shown = max(lengths, key=lambda sizes: len(lengths[sizes]))
+    return {
+        candidate: {
+            row.config["length"]: 1e6 * row.value / (row.config["batch"] * row.config["length"])
+            for row in rows
+            if row.config["candidate"] == candidate
+            and row.config["pass"] == pass_name
+            and (row.config["heads"], row.config["width"]) == shown
+        }
+        for candidate in times(rows, pass_name)
+    }
 
 
 def crossover(ours: dict[int, float], theirs: dict[int, float]) -> float | None:
@@ -71,13 +124,16 @@ def two_digits(number: float) -> int:
 
 def describe(rows: Sequence[Row]) -> str:
     """Hardware, setting, versions and commit of a run on one line."""
-    row = rows[0]
+    row = next((row for row in rows if row.what == "time"), rows[0])
     c, hardware = row.config, row.hardware
     where = hardware["name"]
     if "threads" in hardware:
         where += f", {hardware['threads']} threads"
-    what = f"batch {c['batch']}, {c['heads']} heads of {c['width']}, {c['dtype']}"
-    if "causal" in c:
+    of_cells = is_of_cells(rows)
+    what = c["dtype"]
+    if not of_cells:
+        what = f"batch {c['batch']}, {c['heads']} heads of {c['width']}, {what}"
+    if "causal" in c and not of_cells:
         what += ", causal" if c["causal"] else ", full"
     if "repeats" in c:
         what += f"; median of {c['repeats']}"

@@ -3,21 +3,27 @@
 from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
+from cosformer.report.cells import cell_table
 from cosformer.report.selection import (
     LABELS,
     PASSES,
     crossover_sentence,
     describe,
+    is_of_cells,
     newest_run,
     times,
 )
-
-MISSING = "–"
+from cosformer.report.writing import MISSING, markdown, milliseconds
 
 
 def time_table(rows: Sequence[Row]) -> str:
-    """Milliseconds by length, candidates side by side, with ratios measured in the same run."""
+    """Milliseconds by length, candidates side by side, with ratios measured in the same run.
+
+    By cell where more than the length differs.
+    """
     run = _run_with(rows, "time")
+    if is_of_cells(run):
+        return cell_table(run)
     ratios = {
         (row.config["pass"], row.config["candidate"], row.config["length"]): row.value
         for row in run
@@ -27,7 +33,7 @@ def time_table(rows: Sequence[Row]) -> str:
     for pass_name, title in PASSES.items():
         for candidate, by_length in times(run, pass_name).items():
             header.append(f"{title}: {LABELS.get(candidate, candidate)}")
-            columns.append({n: _milliseconds(value) for n, value in by_length.items()})
+            columns.append({n: milliseconds(value) for n, value in by_length.items()})
             ratio = {
                 n: f"{value:.2f} ×" if value < 10 else f"{value:.1f} ×"
                 for (p, c, n), value in ratios.items()
@@ -80,12 +86,6 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
 }
 
 
-def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table in markdown: first column left, the others right."""
-    rule = [":--"] + ["--:"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *lines))
-
-
 def _run_with(rows: Sequence[Row], what: str) -> list[Row]:
     run = newest_run(rows)
     if not any(row.what == what for row in run):
@@ -95,10 +95,6 @@ def _run_with(rows: Sequence[Row], what: str) -> list[Row]:
 
 def _whats(rows: Sequence[Row]) -> set[str]:
     return {row.what for row in rows}
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _spell(row: Row) -> str:
