@@ -53,8 +53,9 @@ def run(options: Options) -> int:
         # Threads that wait for a busy core slow many small products more than one large one.
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))
         print(f"{warning}; one thread less is used", file=sys.stderr)
-    threads = torch.get_num_threads()
-    print(f"cosformer {__version__}, torch {torch.__version__}, CPU, {threads} threads\n")
+    count = torch.get_num_threads()
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    print(f"cosformer {__version__}, torch {torch.__version__}, CPU, {threads}\n")
     if not show_checks(options.seed):
         print("the checks failed: nothing is timed", file=sys.stderr)
         return 1

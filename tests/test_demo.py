@@ -21,6 +21,7 @@ def test_the_demo_prints_errors_table_and_crossover_and_leaves_picture_and_rows(
     with threads(1):
         assert demo.run(options) == 0
     printed = capsys.readouterr().out
+    assert "CPU, 1 thread\n" in printed
     for word in ("causal", "bidirectional", "one by one", "tokens", "softmax / ours", "–"):
         assert word in printed
     assert "faster than softmax" in printed
