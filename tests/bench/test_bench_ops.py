@@ -112,6 +112,11 @@ BAD = [
     ({"positions": (-1,)}, "positions must not be negative"),
     ({"candidates": ("chunked", "magic")}, "candidates must be among chunked, reference, sdpa"),
     ({"candidates": ()}, "candidates must be among"),
+    ({"candidates": ("triton",)}, "candidates must be among chunked, reference, sdpa"),
+    ({"shapes": ()}, "shapes must be one or more of"),
+    ({"shapes": ((1, 8, 0, 64),)}, "shapes must be one or more of"),
+    ({"shapes": ((1, 8, 64),)}, "shapes must be one or more of"),
+    ({"shapes": ((1, 8, 8, 64),), "lengths": (8,)}, "lengths must not be given beside shapes"),
 ]
 
 

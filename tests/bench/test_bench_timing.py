@@ -72,3 +72,25 @@ def test_threads_are_restored_after_an_error() -> None:
         fail()
     assert found == [before + 1]
     assert torch.get_num_threads() == before
+
+
+def test_the_time_of_the_host_is_the_median_after_warming_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spent = iter([9.0] * timing.WARM_UP + [0.001, 0.002, 0.5])
+    now = [0.0]
+
+    def call() -> None:
+        now[0] += next(spent)
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    assert timing.host_time(call, device="cpu", count=3) == pytest.approx(2)
+
+
+def test_an_attempt_gives_the_result_or_the_first_line_of_the_reason() -> None:
+    def fail() -> int:
+        raise KeyError("why\nmore")
+
+    assert timing.attempt(lambda: 3, "cpu") == (3, "")
+    assert timing.attempt(fail, "cpu") == (None, "KeyError: 'why\\nmore'")
+    assert timing.attempt(lambda: int(""), "cpu")[1].startswith("ValueError: invalid literal")

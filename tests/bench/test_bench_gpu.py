@@ -1,0 +1,211 @@
+"""What `cosformer bench ops --device cuda` writes, without a GPU: rows, failures, arithmetic."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import fake_gpu
+import pytest
+import torch
+
+from cosformer import State, records
+from cosformer.bench import floor, gpu, ops, timing
+from cosformer.bench.candidates import CANDIDATES, Candidate, draw
+from cosformer.bench.cells import Case, Cell, Setup
+
+SETUP = Setup("cpu", torch.float32, repeats=1, seed=0)
+SHAPES = ((2, 2, 8, 4), (1, 2, 16, 4))
+RUN = records.Run({"device": "cuda"}, {}, None, 0, "2026-01-02T03:04:05+00:00")
+
+
+def _refuse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    raise torch.cuda.OutOfMemoryError("no room\nsecond line")
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ops.Options:
+    fake_gpu.install(monkeypatch)
+    monkeypatch.setattr(gpu.measure_steps.__wrapped__, "__defaults__", ((Cell(2, 2, 1, 4),),))
+    return ops.Options(
+        device="cuda",
+        dtype="float32",
+        candidates=("chunked", "sdpa"),
+        shapes=SHAPES,
+        quadratic_up_to=8,
+        positions=(),
+        threads=1,
+        out=tmp_path / "rows.jsonl",
+    )
+
+
+def test_every_cell_is_measured_both_ways_in_both_passes(options: ops.Options) -> None:
+    assert ops.run(options) == 0
+    rows = records.read(options.path)
+    found = Counter((row.what, row.config["candidate"]) for row in rows)
+    cases = 2 * 2 * 2  # cells, passes, causal and full
+    for what in ("time", "time_graph", "floor_ratio", "bandwidth", "peak_memory"):
+        assert found[what, "chunked"] == cases
+        assert found[what, "sdpa"] == cases / 2  # the longer cell is too long for it
+    assert found["floor", "copy"] == cases
+    assert found["time_ratio", "sdpa"] == cases / 2
+    assert found["host_time", "chunked"] == cases / 2  # on the smaller cell alone
+    assert found["error", "chunked"] == 2 * 4  # causal and full; output and gradients
+    assert found["copy_bandwidth", "copy"] == found["step_time_graph", "step"] == 1
+    assert not any(row.what == "failed" for row in rows)
+
+
+def test_the_config_says_what_was_measured(options: ops.Options) -> None:
+    keys = {"batch", "heads", "length", "width", "causal", "dtype", "pass", "candidate"}
+    whats = {"time", "time_graph", "floor", "floor_ratio", "host_time", "peak_memory"}
+    rows = [row for row in ops.measure(options) if row.what in whats]
+    assert {row.what for row in rows} == whats
+    assert all(keys <= row.config.keys() for row in rows)
+    cells = [tuple(row.config[k] for k in ("batch", "heads", "length", "width")) for row in rows]
+    assert set(cells) == set(SHAPES)
+
+
+def test_ratios_to_the_floor_are_those_of_the_rows(options: ops.Options) -> None:
+    rows = {
+        (row.what, row.config["candidate"], row.config["pass"]): row.value
+        for row in ops.measure(options)
+        if row.config.get("length") == 16 and row.config["causal"] and "pass" in row.config
+    }
+    bytes_ = 4 * (2 * 16 * 4) * 4  # q, k, v and out of 128 numbers, in float32
+    for pass_name, times in (("forward", 1), ("forward_backward", 3)):
+        least = 1e3 * times * bytes_ / 1e9
+        assert rows["floor", "copy", pass_name] == pytest.approx(least)
+        assert rows["floor_ratio", "chunked", pass_name] == pytest.approx(fake_gpu.TIME / least)
+        rate = times * bytes_ / (fake_gpu.TIME / 1e3)
+        assert rows["bandwidth", "chunked", pass_name] == pytest.approx(rate)
+        assert rows["peak_memory", "chunked", pass_name] == 96 / (3 * 128 * 4)
+
+
+def test_who_runs_out_of_memory_is_a_row_and_the_others_are_measured(
+    options: ops.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CANDIDATES, "sdpa", dataclasses.replace(CANDIDATES["sdpa"], attend=_refuse))
+    rows = list(ops.measure(options))
+    failed = [row for row in rows if row.what == "failed"]
+    assert len(failed) == 4  # one cell is short enough: two passes, causal and full
+    for row in failed:
+        assert row.config["candidate"] == "sdpa"
+        assert row.config["length"] == 8
+        assert row.config["reason"] == "OutOfMemoryError: no room"
+    timed = {row.config["candidate"] for row in rows if row.what == "time"}
+    assert timed == {"chunked"}
+
+
+def test_who_is_not_installed_is_one_row(
+    options: ops.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = dataclasses.replace(CANDIDATES["fla_cos"], package="no_such_package")
+    monkeypatch.setitem(CANDIDATES, "fla_cos", missing)
+    options = dataclasses.replace(options, candidates=("chunked", "fla_cos"))
+    assert ops.run(options) == 0
+    (row,) = (r for r in records.read(options.path) if r.config.get("candidate") == "fla_cos")
+    assert row.what == "failed"
+    assert row.config["reason"] == "package no_such_package is not installed"
+
+
+def test_a_peer_far_from_the_formula_is_timed_and_its_error_a_row(
+    options: ops.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = CANDIDATES["chunked"].attend
+    wrong = Candidate(
+        lambda q, k, v, *, causal: 2 * ours(q, k, v, causal=causal),
+        True,
+        False,
+        package="torch",
+        causal_only=True,
+    )
+    monkeypatch.setitem(CANDIDATES, "fla_cos", wrong)
+    options = dataclasses.replace(options, candidates=("chunked", "fla_cos"))
+    assert ops.run(options) == 0
+    rows = [r for r in records.read(options.path) if r.config.get("candidate") == "fla_cos"]
+    errors = [row for row in rows if row.what == "error"]
+    assert [row.config["quantity"] for row in errors] == ["output", "dq", "dk", "dv"]
+    assert all(row.value > row.config["allowed"] for row in errors)
+    assert {row.config["causal"] for row in rows} == {True}
+    assert any(row.what == "time" for row in rows)
+
+
+def test_a_call_that_cannot_be_recorded_gives_no_row(
+    options: ops.Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(call: timing.Call) -> timing.Call:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(gpu, "recorded", refuse)
+    whats = {row.what for row in ops.measure(options)}
+    assert {"time", "floor", "step_floor"} <= whats
+    assert not {"time_graph", "floor_ratio", "step_time_graph", "failed"} & whats
+    assert (
+        "chunked cannot be recorded as a CUDA graph: RuntimeError: oper" in capsys.readouterr().err
+    )
+
+
+def test_the_defaults_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ops.Options()
+    assert here.names == ("chunked", "sdpa")
+    assert here.cells == [Cell(1, 8, 2**n, 64) for n in range(8, 17)]
+    assert here.setup.dtype is torch.float32
+    assert here.causalities == (True,)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    there = ops.Options(device="cuda")
+    assert there.names[0] == "triton"
+    assert there.cells == list(gpu.CELLS)
+    assert there.setup.dtype is torch.bfloat16
+    assert there.causalities == (True, False)
+    assert ops.Options(device="cuda", causal=False).causalities == (False,)
+    assert ops.Options(device="cuda", lengths=(9, 8), batch=2).cells == [
+        Cell(2, 8, 8, 64),
+        Cell(2, 8, 9, 64),
+    ]
+
+
+def test_who_takes_part_depends_on_length_and_causality(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Candidate, "is_present", True)
+    there = ops.Options(device="cuda")
+    linear = ["triton", "chunked", "fla_cos", "fla_linear", "fla_fused"]
+    assert there.taking_part(Cell(1, 16, 65536, 64), causal=True) == list(there.names)
+    assert there.taking_part(Cell(1, 16, 65537, 64), causal=True) == linear
+    assert there.taking_part(Cell(1, 16, 65537, 64), causal=False) == ["triton", "chunked"]
+
+
+def test_candidates_at_home_in_another_layout_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+        seen.append(q)
+        return q
+
+    monkeypatch.setitem(CANDIDATES, "fla_linear", Candidate(look, False, False, token_major=True))
+    inputs = draw((2, 3, 5, 4), 4, dtype=torch.float32)
+    Case(SETUP, inputs, True, ["fla_linear"]).calls("forward")["fla_linear"]()
+    assert seen[0].transpose(1, 2).is_contiguous()
+    assert torch.equal(seen[0], inputs[0])
+
+
+def test_a_step_is_measured_against_reading_and_writing_its_state() -> None:
+    state = State.empty(64, 16, 64, 64, horizon=100)
+    sums = 64 * 16 * 2 * 64 * (64 + 1) * 4
+    assert floor.step_floor(state, 1e9) == pytest.approx(1e3 * 2 * (sums + 8) / 1e9)
+    assert floor.step_floor(state, 1e18) == floor.SHORTEST_STEP == 0.005
+
+
+def test_bandwidth_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floor, "COPIED", 1000)
+    monkeypatch.setattr(floor, "median_times", fake_gpu.times)
+    assert floor.copy_bandwidth(repeats=1, device="cpu") == 2 * 1000 / (fake_gpu.TIME / 1e3)
+
+
+def test_an_error_that_is_not_a_number_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = CANDIDATES["chunked"].attend
+    broken = Candidate(
+        lambda q, k, v, *, causal: torch.nan * ours(q, k, v, causal=causal), True, False
+    )
+    monkeypatch.setitem(CANDIDATES, "chunked", broken)
+    rows = list(gpu.measure_errors(RUN, SETUP, ["chunked", "sdpa"], causal=True))
+    assert {row.what for row in rows} == {"failed"}
+    assert {row.config["reason"] for row in rows} == {"error is nan"}
