@@ -32,3 +32,31 @@ def rows() -> list[Row]:
         found.append(run.row("step_time", 0.05, "ms", position=position, **setting))
         found.append(run.row("step_memory", 2048, "bytes", position=position, **setting))
     return [*found, run.row("step_memory_growth", 0, "bytes", **setting, **between)]
+
+
+@pytest.fixture
+def gpu_rows() -> list[Row]:
+    """Three cells, two of them alike but for batch and length; one peer is causal only."""
+    run = Run(
+        hardware={"device": "cuda", "name": "Test GPU", "memory_gib": 80},
+        versions={"torch": "2.11.0"},
+        commit=None,
+        seed=0,
+        date="2026-01-02T03:04:05+00:00",
+    )
+    found = [
+        run.row("copy_bandwidth", 4e12, "bytes/s", candidate="copy"),
+        run.row("failed", 1, "", candidate="fla_fused", reason="package fla is not installed"),
+    ]
+    for batch, heads, length, width in ((8, 16, 1024, 64), (1, 16, 65536, 64), (2, 8, 4096, 128)):
+        for causal in (True, False):
+            for pass_name, factor in (("forward", 1), ("forward_backward", 3)):
+                at = {"batch": batch, "heads": heads, "length": length, "width": width}
+                at |= {"causal": causal, "dtype": "bfloat16", "repeats": 9, "pass": pass_name}
+                ours = factor * batch * length / 2**16
+                found.append(run.row("time", ours, "ms", candidate="triton", **at))
+                found.append(run.row("floor_ratio", 2.5, "x", candidate="triton", **at))
+                found.append(run.row("time", 10 * ours, "ms", candidate="chunked", **at))
+                if causal and length < 65536:
+                    found.append(run.row("time", 4 * ours, "ms", candidate="fla_cos", **at))
+    return found

@@ -95,3 +95,20 @@ def test_missing_folder_or_file_is_named(tmp_path: Path) -> None:
         readme.Options(tmp_path / "none", tmp_path / "README.md")
     with pytest.raises(ValueError, match="readme must be a file, got "):
         readme.Options(tmp_path, tmp_path / "README.md")
+
+
+def test_without_rows_of_a_gpu_their_block_is_empty_and_no_figure_is_drawn(folder: Path) -> None:
+    block = "<!-- rows:ops-cuda/time -->\n<!-- /rows -->\n"
+    (folder / "README.md").write_text(BEFORE + block.replace("<!-- /", "old\n<!-- /"))
+    readme.run(_options(folder))
+    assert (folder / "README.md").read_text().endswith("after\n" + block)
+    assert not (folder / "docs" / "time_vs_length_cuda.svg").exists()
+
+
+def test_rows_of_a_gpu_fill_their_block_and_a_figure(folder: Path, gpu_rows: list[Row]) -> None:
+    records.append(folder / "results" / "ops-cuda.jsonl", gpu_rows)
+    block = "<!-- rows:ops-cuda/time -->\n<!-- /rows -->\n"
+    (folder / "README.md").write_text(BEFORE + block)
+    readme.run(_options(folder))
+    assert tables.time_table(gpu_rows) in (folder / "README.md").read_text()
+    assert (folder / "docs" / "time_vs_length_cuda.svg").read_bytes().startswith(b"<?xml")

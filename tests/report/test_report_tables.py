@@ -6,7 +6,7 @@ import pytest
 
 from cosformer.records import Row
 from cosformer.report import selection, tables
-from cosformer.report.figures import time_vs_length
+from cosformer.report.figures import time_vs_length, token_time_vs_length
 
 
 def _cells(table: str) -> list[list[str]]:
@@ -91,3 +91,41 @@ def test_the_figure_is_the_same_for_the_same_rows_and_bears_no_date(rows: list[R
 def test_a_figure_without_times_is_an_error(rows: list[Row]) -> None:
     with pytest.raises(ValueError, match="needs rows of 'time'"):
         time_vs_length([row for row in rows if row.what != "time"], "svg")
+
+
+def test_cells_have_a_table_for_causal_and_one_for_full_attention(gpu_rows: list[Row]) -> None:
+    causal, full = tables.time_table(gpu_rows).split("Full attention:")
+    header, _, *lines = _cells(causal)
+    assert header[1:] == ["cosFormer", "× floor", "cosFormer, no kernels", "cosFormer on fla"]
+    assert lines == [
+        ["8 × 16 × 1,024 × 64", "0.125 / 0.375", "2.5 / 2.5", "1.25 / 3.75", "0.5 / 1.5"],
+        ["1 × 16 × 65,536 × 64", "1 / 3", "2.5 / 2.5", "10 / 30", "–"],
+        ["2 × 8 × 4,096 × 128", "0.125 / 0.375", "2.5 / 2.5", "1.25 / 3.75", "0.5 / 1.5"],
+    ]
+    header, _, *lines = _cells(full)
+    assert header[1:] == ["cosFormer", "× floor", "cosFormer, no kernels"]
+    assert len(lines) == 3
+
+
+def test_a_pass_that_failed_is_a_dash(gpu_rows: list[Row]) -> None:
+    gone = [r for r in gpu_rows if r.config.get("pass") != "forward_backward" or r.what != "time"]
+    _, _, first, *_ = _cells(tables.time_table(gone))
+    assert first[1] == "0.125 / –"
+
+
+def test_cells_are_described_without_one_shape(gpu_rows: list[Row]) -> None:
+    said = selection.describe(gpu_rows)
+    assert said.startswith("Test GPU; bfloat16; median of 9; torch 2.11.0, commit unknown")
+
+
+def test_cells_compare_by_time_per_token(gpu_rows: list[Row]) -> None:
+    found = selection.token_times(gpu_rows, "forward")
+    per_token = 1e6 / 2**16
+    assert found["triton"] == {1024: per_token, 65536: per_token}  # not the cell of other width
+    assert found["fla_cos"] == {1024: 4 * per_token}
+
+
+def test_the_figure_of_cells_needs_times(gpu_rows: list[Row]) -> None:
+    assert token_time_vs_length(gpu_rows, "svg").startswith(b"<?xml")
+    with pytest.raises(ValueError, match="needs rows of 'time'"):
+        token_time_vs_length([row for row in gpu_rows if row.what != "time"], "svg")
