@@ -15,7 +15,7 @@ IMPLEMENTATIONS = {"reference": reference, "chunked": chunked, "triton": fused}
 
 def auto_impl(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str:
     """What `impl="auto"` stands for: kernels where they can serve, else plain torch."""
-    if q.is_cuda and HAS_TRITON and why_not_triton(q, k, v, problem) is None:
+    if q.is_cuda and why_not_triton(q, k, v, problem) is None:
         return "triton"
     return "chunked"
 
@@ -23,6 +23,8 @@ def auto_impl(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str:
 def why_not_triton(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
     from cosformer.ops.fused import unsupported
 
+    if not HAS_TRITON:
+        return "the package triton"
     return unsupported(q, k, v, problem)
 
 

@@ -167,7 +167,7 @@ class _Pass:
 
         gates, outs = pointer(gate), pointer(out)
         table = self._table() if column_at == "writer" else deltas
-        written, wide = y, _padded(contracted)
+        written, wide = y, padded(contracted)
         if rule == "none":
             written, wide = z, blocks * tiles.columns
         added = None
@@ -189,7 +189,7 @@ class _Pass:
             *_per_head(tile), *_per_head(self.decay),
             0 if self.key_mask is None else self.key_mask.stride(0),
             *state_strides,
-            K=contracted, N=columns, BLOCK_K=_padded(contracted), BLOCK_N=tiles.columns,
+            K=contracted, N=columns, BLOCK_K=padded(contracted), BLOCK_N=tiles.columns,
             C=tiles.chunk, R=self.states, WIDE=wide,
             CAUSAL=causal and read, REVERSE=reverse, READ=read, WRITE=write,
             RULE="" if rule == "none" else rule,
@@ -244,9 +244,9 @@ class _Pass:
             rows.rows, basis, rows.rows if column is None else column, mask, added,
             self.heads, length, chunks, rows.group,
             *rows.rows.stride(), *_per_head(basis), mask.stride(0),
-            E=width, BLOCK_E=_padded(width), WIDE=wide, C=chunk, R=self.states,
+            E=width, BLOCK_E=padded(width), WIDE=wide, C=chunk, R=self.states,
             RELU=rows.relu, COLUMN=column is not None, MASKED=masked,
-            num_warps=max(1, _padded(width) // 64),
+            num_warps=max(1, padded(width) // 64),
         )  # fmt: skip
         self._sums[key] = added
         return added
@@ -338,7 +338,7 @@ class _Pass:
                 grad, out, total, basis, scale, column, deltas,
                 rows, total.shape[1], total.shape[2], eps, *_per_head(basis),
                 *grad.stride(), *out.stride(),
-                N=out.shape[3], BLOCK_N=_padded(out.shape[3]), C=block, R=self.states, RULE=rule,
+                N=out.shape[3], BLOCK_N=padded(out.shape[3]), C=block, R=self.states, RULE=rule,
             )  # fmt: skip
         return scale, column, deltas
 
@@ -544,7 +544,7 @@ def _per_head(values: Tensor | None) -> list[int]:
     return [values.stride(i) if values.shape[i] > 1 else 0 for i in (0, 1)]
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
     """The power of two that a tile needs."""
     return max(16, 1 << (width - 1).bit_length())
 

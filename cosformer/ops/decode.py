@@ -1,0 +1,122 @@
+"""One token of many streams by two small kernels, and a step captured as a CUDA graph."""
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.fused import padded
+from cosformer.ops.state import Horizon, State
+
+
+def fused_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    theta: Tensor,
+    slots: Tensor | None,
+    eps: float,
+    *,
+    limit: int | None,
+) -> Tensor:
+    """`step` on checked tensors `[B, H, 1, ·]`. `limit`: a horizon that the device must check.
+
+    The first kernel adds the keys to the key sums, the second works on the states; positions move
+    on at the end.
+    """
+    from cosformer.ops.kernels import advance_kernel, step_kernel
+
+    key_value, key_sum, position, _ = state
+    batch, heads, _, width = k.shape
+    value_width, states = v.shape[3], key_value.shape[2]
+    out = q.new_empty(batch, q.shape[1], 1, value_width)
+    turn = theta.reshape(-1).contiguous()
+    place = (position.stride(0) if position.dim() else 0, int(turn.numel() > 1))
+    which = position if slots is None else slots
+    block = min(padded(value_width), 64)
+    blocks = -(-value_width // block)
+    same = {"K": width, "BLOCK_K": padded(width), "R": states}
+    same |= {"RAISED": state.weight == "raised_cosine", "SLOTS": slots is not None}
+    if batch:
+        advance_kernel[(batch,)](
+            k, key_sum, position, turn, which,
+            0 if limit is None else limit, heads, *place,
+            *_without_length(k), *key_sum.stride(),
+            BLOCK_H=padded(heads), CHECKED=limit is not None, **same,
+        )  # fmt: skip
+        step_kernel[(batch * heads * blocks,)](
+            q, k, v, out, key_value, key_sum, position, turn, which,
+            heads, q.shape[1] // heads, blocks, eps, *place,
+            *_without_length(q), *_without_length(k), *_without_length(v), *_without_length(out),
+            *key_value.stride(), *key_sum.stride(),
+            V=value_width, BLOCK_V=block, **same,
+        )  # fmt: skip
+    if slots is None:
+        position.add_(1)
+    else:
+        position.index_add_(0, slots.clamp(min=0), (slots >= 0).to(position.dtype))
+    return out
+
+
+def _without_length(rows: Tensor) -> tuple[int, int, int]:
+    batch, head, _, lane = rows.stride()
+    return batch, head, lane
+
+
+class StepGraph:
+    """`step` on tensors of one shape, captured once and replayed: no host work between kernels.
+
+    >>> state = State.empty(8, 16, 64, 64, horizon=4096, device="cuda")       # doctest: +SKIP
+    >>> graph = StepGraph(*torch.randn(3, 8, 16, 1, 64, device="cuda"), state)  # doctest: +SKIP
+    >>> out = graph(q, k, v)                                                    # doctest: +SKIP
+
+    Inputs are copied into the tensors that were captured, and `out` is the captured output: the
+    next call overwrites it. Past the horizon the device stops with an error, as in any graph.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        *,
+        slots: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        from cosformer.ops.step import step
+
+        if not q.is_cuda:
+            raise ValueError(f"q must be on a CUDA device, got {q.device.type}")
+        q, k, v = self.inputs = (q.detach().clone(), k.detach().clone(), v.detach().clone())
+        self.slots = None if slots is None else slots.clone()
+        saved = [x.clone() for x in state[:3]]
+        with torch.no_grad():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # compiles the kernels, which a capture may not
+                step(q, k, v, state, slots=self.slots, eps=eps)
+            torch.cuda.current_stream().wait_stream(side)
+            for now, before in zip(state[:3], saved, strict=True):
+                now.copy_(before)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.out = step(q, k, v, state, slots=self.slots, eps=eps)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, slots: Tensor | None = None) -> Tensor:
+        """The next token; `slots` only if the graph was captured with some."""
+        if (slots is None) != (self.slots is None):
+            raise ValueError("slots must be given with every call, or not at all, as when captured")
+        for mine, given in zip(self.inputs, (q, k, v), strict=True):
+            if mine.shape != given.shape:
+                raise ValueError(f"shapes must be those captured, {mine.shape}, got {given.shape}")
+            mine.copy_(given)
+        if slots is not None and self.slots is not None:
+            self.slots.copy_(slots)
+        self.graph.replay()
+        return self.out
+
+
+def whole_limit(horizon: Horizon) -> int:
+    """The largest position a stream may reach."""
+    least = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
+    return int(min(least, 2.0**62))

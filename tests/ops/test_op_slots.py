@@ -1,0 +1,101 @@
+"""Steps by kernels (under Triton's interpreter) and for streams that are picked by slot."""
+
+import pytest
+import torch
+from op_formula import tokens
+
+from cosformer import State, attention, step
+
+IMPLS = ("chunked", "triton")
+
+
+@pytest.fixture(autouse=True)
+def with_kernels():
+    pytest.importorskip("triton")
+    from cosformer.ops.fused import INTERPRETED
+
+    if not INTERPRETED:
+        pytest.skip("needs TRITON_INTERPRET=1 before Triton's import")
+
+
+def rows(length=20, heads=4, kv_heads=2, value_width=5):
+    shape = {"heads": heads, "kv_heads": kv_heads, "width": 6, "value_width": value_width}
+    return [x.float() for x in tokens(3, length=length, **shape)]
+
+
+@pytest.mark.parametrize("weight", ["cosine", "raised_cosine"])
+@pytest.mark.parametrize("horizon", [50.0, torch.tensor([50.0, 70.0])], ids=["one", "per head"])
+@pytest.mark.parametrize("value_width", [5, 100])
+def test_kernels_take_the_same_steps(weight, horizon, value_width):
+    q, k, v = rows(value_width=value_width)
+    exact = attention(*(x.double() for x in (q, k, v)), causal=True, horizon=horizon, weight=weight)
+    state = State.empty(3, 2, 6, value_width, horizon=horizon, weight=weight)
+    for t in range(20):
+        out = step(*(x[:, :, t : t + 1] for x in (q, k, v)), state, impl="triton")
+        torch.testing.assert_close(out.double(), exact[:, :, t : t + 1], rtol=1e-5, atol=1e-6)
+    assert int(state.position) == 20
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_streams_by_slot_are_streams_of_their_own(impl):
+    q, k, v = rows()
+    exact = attention(*(x.double() for x in (q, k, v)), causal=True, horizon=50.0)
+    start = torch.zeros(5, dtype=torch.int64)
+    state = State.empty(5, 2, 6, 5, horizon=50.0, position=start)
+    untouched = state.key_value[3].clone()
+    slots, done = [4, 0, 2], [0, 0, 0]
+    generator = torch.Generator().manual_seed(0)
+    while min(done) < 20:
+        order = torch.randperm(3, generator=generator).tolist()
+        taking = [i for i in order if done[i] < 20 and torch.rand((), generator=generator) < 0.7]
+        batch = [*taking, None]  # the last row is padding
+        picked = [0 if i is None else i for i in batch]
+        at = [0 if i is None else done[i] for i in batch]
+        parts = [
+            torch.stack([x[i, :, t] for i, t in zip(picked, at, strict=True)]) for x in (q, k, v)
+        ]
+        index = torch.tensor([-1 if i is None else slots[i] for i in batch])
+        out = step(*parts, state, slots=index, impl=impl)
+        assert (out[-1] == 0).all()
+        for row, i in enumerate(taking):
+            torch.testing.assert_close(
+                out[row].double(), exact[i, :, done[i]], rtol=1e-5, atol=1e-6
+            )
+            done[i] += 1
+    assert state.position.tolist() == [20, 0, 20, 0, 20]
+    assert torch.equal(state.key_value[3], untouched)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_full_stream_raises_before_anything_changes_and_others_go_on(impl):
+    q, k, v = (x[:2, :, :1] for x in rows())
+    state = State.empty(3, 2, 6, 5, horizon=10.0, position=torch.tensor([10, 0, 0]))
+    before = [x.clone() for x in state[:3]]
+    with pytest.raises(ValueError, match="would pass its horizon"):
+        step(q, k, v, state, slots=torch.tensor([1, 0]), impl=impl)
+    assert all(map(torch.equal, state[:3], before))
+    step(q, k, v, state, slots=torch.tensor([1, 2]), impl=impl)
+    assert state.position.tolist() == [10, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        (torch.tensor([0, 5]), "slots must be below 3, got 5"),
+        (torch.tensor([1, 1]), r"slots must differ from each other, got \[1, 1\]"),
+        (torch.tensor([0.0, 1.0]), r"slots must be int64 \[2\]"),
+        (torch.tensor([0]), r"slots must be int64 \[2\]"),
+    ],
+)
+def test_bad_slots_are_named(slots, message):
+    q, k, v = (x[:2, :, :1] for x in rows())
+    state = State.empty(3, 2, 6, 5, horizon=10.0, position=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=message):
+        step(q, k, v, state, slots=slots)
+
+
+def test_slots_need_a_position_per_stream():
+    q, k, v = (x[:2, :, :1] for x in rows())
+    state = State.empty(3, 2, 6, 5, horizon=10.0)
+    with pytest.raises(ValueError, match="one position per stream"):
+        step(q, k, v, state, slots=torch.tensor([0, 1]))
