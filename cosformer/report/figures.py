@@ -20,6 +20,8 @@ from cosformer.report.selection import (
 
 COLOURS = {"chunked": "#0b6e99", "sdpa": "#c4501b", "reference": "#8a8f98", "triton": "#08415c"}
 OTHER_COLOURS = ("#c4501b", "#e08e45", "#4b7f52", "#7b5ea7", "#b08900", "#5c5c5c")
+MOST_NAMES_INSIDE = 3
+"""Names that a panel has room for."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "cosformer",  # the same rows give the same file
     "font.size": 10,
@@ -58,6 +60,7 @@ def _draw(
         for axis, (pass_name, found) in zip(axes, panels.items(), strict=True):
             _draw_panel(axis, found, PASSES[pass_name])
         axes[0].set_ylabel(unit)
+        _name_lines(figure, axes)
         origin = textwrap.fill(describe(run), int(15 * width))
         figure.supxlabel(origin, fontsize=7, color="#777777")
         buffer = io.BytesIO()
@@ -82,9 +85,18 @@ def _draw_panel(axis: Any, found: Times, title: str) -> None:
     axis.yaxis.set_major_formatter("{x:,g}")
     ticks = sorted({length for by_length in found.values() for length in by_length})
     axis.set_xticks(ticks, [_short(tick) for tick in ticks])
-    axis.legend(frameon=False, loc="upper left")
     if {"chunked", "sdpa"} <= found.keys():
         _mark_crossover(axis, found)
+
+
+def _name_lines(figure: Any, axes: Sequence[Any]) -> None:
+    """A legend in every panel, or one beside them where it would hide the lines."""
+    lines, names = axes[0].get_legend_handles_labels()
+    if len(names) > MOST_NAMES_INSIDE:
+        figure.legend(lines, names, frameon=False, loc="outside right center")
+        return
+    for axis in axes:
+        axis.legend(frameon=False, loc="upper left")
 
 
 def _mark_crossover(axis: Any, found: Times) -> None:

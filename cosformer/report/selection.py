@@ -15,7 +15,7 @@ LABELS = {
     "sdpa_cudnn": "softmax (cuDNN)",
     "fla_cos": "cosFormer on fla",
     "fla_linear": "linear, no cosine (fla)",
-    "fla_fused": "the same, fused (fla)",
+    "fla_fused": "linear, fused, no cosine (fla)",
 }
 """Names of candidates for readers; one that is missing here keeps its own."""
 
