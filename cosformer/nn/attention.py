@@ -8,12 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.nn.masks import read_attn_mask, read_key_padding_mask
-from cosformer.nn.projections import HeadProjections
+from cosformer.nn.projections import HeadProjections, check_dense
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
 from cosformer.ops.build import CONVENTIONS
-from cosformer.ops.check import check_choice, check_eps
+from cosformer.ops.check import (
+    check_bools,
+    check_choice,
+    check_eps,
+    check_number,
+    check_number_or_tensor,
+)
 from cosformer.ops.dispatch import IMPLEMENTATIONS
-from cosformer.ops.state import Horizon, check_horizon, check_weight, same_horizon
+from cosformer.ops.state import Horizon, check_horizon, check_state, check_weight, same_horizon
 
 
 class CosformerAttention(HeadProjections):
@@ -70,6 +76,7 @@ class CosformerAttention(HeadProjections):
         eps: float = 1e-6,
         impl: str = "auto",
     ) -> None:
+        check_bools(add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn)
         if add_bias_kv:
             raise ValueError(
                 "add_bias_kv must be False: the appended key has no position; "
@@ -91,6 +98,7 @@ class CosformerAttention(HeadProjections):
             device=device,
             dtype=dtype,
         )
+        check_number("dropout", dropout)
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must lie in 0 ... 1, got {dropout}")
         self.dropout = dropout
@@ -119,10 +127,15 @@ class CosformerAttention(HeadProjections):
           keys are all ignored gets zeros (before ``out_proj``), not NaN.
         * attn_mask: causal (as ``nn.Transformer.generate_square_subsequent_mask`` makes it) or
           blocking nothing; any other raises. ``is_causal=True`` alone is enough, and cheaper. Under
-          ``torch.compile`` a mask needs ``is_causal=True`` beside it, which is then trusted.
+          ``torch.compile`` and on meta a mask needs it beside it, and it is then trusted.
         * need_weights: also return the exact map [B, T, S], or [B, H, T, S] without
           ``average_attn_weights``. This takes quadratic time and memory: pass False where you can.
         """
+        check_bools(
+            need_weights=need_weights,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
         batched = self.check_inputs(query, key, value)
         q, k, v = self.project(query, key, value, batched)
         causal = read_attn_mask(
@@ -179,7 +192,8 @@ class CosformerAttention(HeadProjections):
         x and out: [T, B, E], or [B, T, E] with ``batch_first``. key_padding_mask [B, T] is that of
         ``forward``; to decode on from a padded batch, pad on the left.
         """
-        horizon = self._stream_horizon(x)
+        horizon = self._stream_horizon()
+        self._check_stretch(x)
         q, k, v = self.project(x, x, x, batched=True)
         key_mask = None
         if key_padding_mask is not None:
@@ -203,7 +217,9 @@ class CosformerAttention(HeadProjections):
 
         For inference, under ``torch.no_grad()``: gradients go through :meth:`forward_with_state`.
         """
-        horizon = self._stream_horizon(x)
+        horizon = self._stream_horizon()
+        self._check_stretch(x)
+        check_state(state)
         if state.horizon is None or not same_horizon(horizon, state.horizon):
             raise ValueError(f"state must have the horizon {horizon}, got {state.horizon}")
         if state.weight != self.weight:
@@ -230,8 +246,17 @@ class CosformerAttention(HeadProjections):
             return None
         return F.dropout(torch.ones_like(v[..., :1]), self.dropout)
 
-    def _stream_horizon(self, x: Tensor | None = None) -> Horizon:
-        """The horizon, from a layer that can stream; with the check of the next tokens."""
+    def _check_stretch(self, x: Tensor) -> None:
+        """The next tokens of a stream."""
+        check_dense("x", x)
+        if x.dim() != 3 or x.shape[-1] != self.embed_dim:
+            raise ValueError(
+                f"x must have a batch dimension and the width {self.embed_dim}, "
+                f"got shape {tuple(x.shape)}"
+            )
+
+    def _stream_horizon(self) -> Horizon:
+        """The horizon, from a layer that can stream."""
         if self.horizon is None:
             raise ValueError(
                 "horizon must be a number for streaming, got None: the length is not known ahead; "
@@ -244,8 +269,6 @@ class CosformerAttention(HeadProjections):
             )
         if self.positions != "index":
             raise ValueError(f"positions must be 'index' for streaming, got {self.positions!r}")
-        if x is not None and not self.check_inputs(x, x, x):
-            raise ValueError(f"x must have a batch dimension, got shape {tuple(x.shape)}")
         return self.horizon
 
 
@@ -255,6 +278,11 @@ def _read_horizon(
     """None, a float, or a float64 tensor that stays on the CPU: casts of the layer spare it."""
     if horizon is None:
         return None
-    if isinstance(horizon, Sequence | Tensor):
-        horizon = torch.as_tensor(horizon, dtype=torch.float64, device="cpu")
+    if isinstance(horizon, Sequence) and not isinstance(horizon, str):
+        for n, number in enumerate(horizon):
+            check_number(f"horizon[{n}]", number)
+        horizon = torch.tensor(horizon, dtype=torch.float64, device="cpu")
+    check_number_or_tensor("horizon", horizon)
+    if isinstance(horizon, Tensor):
+        horizon = horizon.to(dtype=torch.float64, device="cpu")
     return check_horizon(horizon, heads, key_heads)

@@ -40,7 +40,7 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    named = _find_attention(model, [skip] if isinstance(skip, str) else list(skip))
+    named = _find_attention(model, _patterns(skip))
     twins = {
         layer: _twin(layer, names[0], horizon, weight, positions, eps, impl)
         for layer, names in named.items()
@@ -53,6 +53,17 @@ def convert(
         ):
             module.use_nested_tensor = False  # nested tensors serve only the softmax fast path
     return [name for names in named.values() for name in names]
+
+
+def _patterns(skip: Iterable[str]) -> list[str]:
+    wanted = "skip must be a glob pattern or several"
+    if not isinstance(skip, Iterable):
+        raise TypeError(f"{wanted}, got {skip!r}")
+    patterns = [skip] if isinstance(skip, str) else list(skip)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{wanted}, got {pattern!r} among them")
+    return patterns
 
 
 def _find_attention(
@@ -113,8 +124,8 @@ def _twin(
             eps=eps,
             impl=impl,
         )
-    except ValueError as error:
-        raise ValueError(f"{name or 'model'} cannot be converted: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name or 'model'} cannot be converted: {error}") from error
 
 
 def _become(layer: nn.Module, twin: CosformerAttention) -> None:

@@ -26,9 +26,12 @@ def read_attn_mask(
         raise ValueError(
             f"attn_mask must have shape {shapes[0]} or {shapes[1]}, got {tuple(attn_mask.shape)}"
         )
-    if is_causal and torch.compiler.is_compiling():
-        return (
-            True  # values cannot be read while tracing; nn.MultiheadAttention trusts the hint too
+    if is_causal and (torch.compiler.is_compiling() or attn_mask.is_meta):
+        return True  # there are no values to read; nn.MultiheadAttention trusts the hint too
+    if attn_mask.is_meta:
+        raise ValueError(
+            "attn_mask must hold values where is_causal=True does not stand beside it, "
+            "got a meta tensor"
         )
     if queries == keys and _equal(attn_mask, _causal_mask_like(attn_mask)):
         return True
@@ -59,6 +62,11 @@ def read_key_padding_mask(
     if tuple(key_padding_mask.shape) != shape:
         raise ValueError(
             f"key_padding_mask must have shape {shape}, got {tuple(key_padding_mask.shape)}"
+        )
+    if key_padding_mask.device != keys.device:
+        raise ValueError(
+            f"key_padding_mask must be on the device of the inputs, {keys.device}, "
+            f"got {key_padding_mask.device}"
         )
     mask = key_padding_mask.reshape(batch, length)
     if mask.dtype == torch.bool:

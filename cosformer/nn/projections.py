@@ -1,10 +1,12 @@
 """The projections of nn.MultiheadAttention: the same parameters under the same names."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.ops.check import check_tensor
+from cosformer.ops.check import check_bools, check_tensor
 
 
 class HeadProjections(nn.Module):
@@ -34,9 +36,11 @@ class HeadProjections(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-        for name, size in (sizes | {"kdim": kdim, "vdim": vdim}).items():
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        check_bools(bias=bias, batch_first=batch_first)
+        optional = {"num_kv_heads": num_kv_heads, "kdim": kdim, "vdim": vdim}
+        given = {name: size for name, size in optional.items() if size is not None}
+        for name, size in {"embed_dim": embed_dim, "num_heads": num_heads, **given}.items():
+            if isinstance(size, bool) or not isinstance(size, int):
                 raise TypeError(f"{name} must be an int, got {type(size).__name__}")
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
             raise ValueError(
@@ -46,6 +50,8 @@ class HeadProjections(nn.Module):
         for name, width in (("kdim", kdim), ("vdim", vdim)):
             if width is not None and width <= 0:
                 raise ValueError(f"{name} must be above 0, or None for embed_dim, got {width}")
+        if not isinstance(dtype, torch.dtype | None):
+            raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype must be a real floating type, got {dtype}")
         self.embed_dim = embed_dim
@@ -75,13 +81,7 @@ class HeadProjections(nn.Module):
         """Whether the inputs are batched."""
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
         for (name, width), x in zip(widths.items(), (query, key, value), strict=True):
-            check_tensor(name, x)
-            if x.is_nested:
-                raise ValueError(
-                    f"{name} must not be a nested tensor: pass a padded one with key_padding_mask; "
-                    "in an nn.TransformerEncoder, convert the whole encoder with cosformer.convert "
-                    "or set its use_nested_tensor = False"
-                )
+            check_dense(name, x)
             if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != width:
                 raise ValueError(
                     f"{name} must have shape [length, {width}] or, like all three inputs, a batch "
@@ -152,3 +152,13 @@ class HeadProjections(nn.Module):
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:
                 nn.init.zeros_(bias)
+
+
+def check_dense(name: str, x: Any) -> None:
+    check_tensor(name, x)
+    if x.is_nested:
+        raise ValueError(
+            f"{name} must not be a nested tensor: pass a padded one with key_padding_mask; "
+            "in an nn.TransformerEncoder, convert the whole encoder with cosformer.convert "
+            "or set its use_nested_tensor = False"
+        )

@@ -79,6 +79,11 @@ def check_bool(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
 
 
+def check_bools(**values: Any) -> None:
+    for name, value in values.items():
+        check_bool(name, value)
+
+
 def readable(x: Tensor) -> bool:
     """Whether a check may look at the values: not under torch.compile, a transform, or on meta."""
     if torch.compiler.is_compiling() or x.is_meta:

@@ -1,7 +1,7 @@
 """The constant-size memory of a stream."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -202,10 +202,14 @@ def check_continues(
     return state.horizon
 
 
-def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:
-    """A state for these keys and values `[B, H_kv, S, ·]`."""
+def check_state(state: Any) -> None:
     if not isinstance(state, State):
         raise TypeError(f"state must be a State, got {type(state).__name__}")
+
+
+def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:
+    """A state for these keys and values `[B, H_kv, S, ·]`."""
+    check_state(state)
     shape = state.key_value.shape
     wanted = (k.shape[0], k.shape[1], shape[2], k.shape[3], v.shape[3])
     if shape != wanted:

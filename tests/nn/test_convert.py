@@ -221,6 +221,23 @@ def test_what_cannot_be_converted_is_refused_and_nothing_changed(make, options, 
     assert type(model[0]) is nn.MultiheadAttention
 
 
+WRONG_TYPES = [
+    ({"skip": None}, "skip must be a glob pattern or several, got None"),
+    ({"skip": 5}, "skip must be a glob pattern or several, got 5"),
+    ({"skip": [5]}, "skip must be a glob pattern or several, got 5 among them"),
+    ({"horizon": "9"}, "^0 cannot be converted: horizon must be a number or a tensor, got str"),
+    ({"eps": None}, "^0 cannot be converted: eps must be a number, got NoneType"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_TYPES)
+def test_an_option_of_the_wrong_type_is_named_and_nothing_changed(options, message):
+    model = nn.ModuleList([nn.MultiheadAttention(16, 4)])
+    with pytest.raises(TypeError, match=message):
+        convert(model, **options)
+    assert type(model[0]) is nn.MultiheadAttention
+
+
 def test_what_is_no_model_is_refused():
     with pytest.raises(TypeError, match=r"model must be an nn\.Module, got NoneType"):
         convert(None)

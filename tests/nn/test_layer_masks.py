@@ -155,6 +155,15 @@ REFUSED = [
     ({"key_padding_mask": torch.full((2, 6), torch.nan)}, "key_padding_mask must be -inf.*got nan"),
     ({"key_padding_mask": torch.full((2, 6), 800.0)}, "key_padding_mask must be -inf.*got 800"),
     ({"attn_mask": torch.full((6, 6), -1e9).triu(1)}, "Write -inf where"),
+    ({"attn_mask": torch.zeros(6, 6, device="meta")}, "attn_mask must hold values.*got a meta"),
+    (
+        {"key_padding_mask": torch.zeros(2, 6, dtype=torch.bool, device="meta")},
+        "key_padding_mask must be on the device of the inputs, cpu, got meta",
+    ),
+    (
+        {"key_padding_mask": torch.zeros(2, 6, device="meta")},
+        "key_padding_mask must be on the device of the inputs, cpu, got meta",
+    ),
 ]
 
 
@@ -168,6 +177,13 @@ def test_refused_masks_say_what_to_do(options, message, layer, x):
 def test_a_mask_must_be_a_tensor(name, layer, x):
     with pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
         layer(x, x, x, **{name: [[False] * 6] * 6})
+
+
+def test_on_meta_a_mask_is_trusted_with_its_hint():
+    layer = CosformerAttention(16, 4, batch_first=True, device="meta")
+    x = torch.empty(2, LENGTH, 16, device="meta")
+    mask = torch.empty(LENGTH, LENGTH, device="meta")
+    assert layer(x, x, x, attn_mask=mask, is_causal=True)[0].shape == x.shape
 
 
 def test_causal_cross_attention_of_unequal_lengths_is_refused(layer, x):

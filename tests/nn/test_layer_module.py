@@ -124,6 +124,8 @@ BAD_OPTIONS = [
     ({"dropout": 1.5}, r"dropout must lie in 0 \.\.\. 1, got 1\.5"),
     ({"horizon": 0.0}, "horizon must be above 0"),
     ({"horizon": [1.0, 2.0, 3.0]}, "horizon must be a number or one per head"),
+    ({"horizon": torch.ones(4, dtype=torch.bool)}, "horizon must be real, got torch.bool"),
+    ({"horizon": torch.ones(4) * 9j}, "horizon must be real, got torch.complex64"),
     ({"weight": "sine"}, "weight must be one of .*sine"),
     ({"positions": "middle"}, "positions must be one of .*middle"),
     ({"eps": 0.0}, "eps must be above 0, got 0"),
@@ -157,11 +159,46 @@ def test_forward_refuses(options, shapes, message):
         layer(*(torch.randn(shape) for shape in shapes))
 
 
-def test_what_is_not_a_number_or_tensor_is_named():
-    with pytest.raises(TypeError, match="num_heads must be an int, got float"):
-        CosformerAttention(16, 4.0)
-    with pytest.raises(TypeError, match="key must be a tensor, got NoneType"):
-        CosformerAttention(16, 4)(torch.randn(2, 5, 16), None, None)
+WRONG_TYPES = [
+    ({"num_heads": 4.0}, "num_heads must be an int, got float"),
+    ({"embed_dim": None}, "embed_dim must be an int, got NoneType"),
+    ({"num_heads": None}, "num_heads must be an int, got NoneType"),
+    ({"kdim": "8"}, "kdim must be an int, got str"),
+    ({"dropout": "a"}, "dropout must be a number, got str"),
+    ({"dropout": None}, "dropout must be a number, got NoneType"),
+    ({"dropout": True}, "dropout must be a number, got bool"),
+    ({"dtype": "float32"}, r"dtype must be a torch\.dtype, got str"),
+    ({"bias": "no"}, "bias must be a bool, got str"),
+    ({"batch_first": 1}, "batch_first must be a bool, got int"),
+    ({"add_bias_kv": None}, "add_bias_kv must be a bool, got NoneType"),
+    ({"add_zero_attn": 0}, "add_zero_attn must be a bool, got int"),
+    ({"horizon": "9"}, "horizon must be a number or a tensor, got str"),
+    ({"horizon": 9j}, "horizon must be a number or a tensor, got complex"),
+    ({"horizon": [1, "a", 3, 4]}, r"horizon\[1\] must be a number, got str"),
+    ({"horizon": [True] * 4}, r"horizon\[0\] must be a number, got bool"),
+    ({"horizon": [[9.0] * 4]}, r"horizon\[0\] must be a number, got list"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_TYPES)
+def test_construction_names_what_has_the_wrong_type(options, message):
+    with pytest.raises(TypeError, match=message):
+        CosformerAttention(**{"embed_dim": 16, "num_heads": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": None}, "key must be a tensor, got NoneType"),
+        ({"need_weights": "no"}, "need_weights must be a bool, got str"),
+        ({"average_attn_weights": None}, "average_attn_weights must be a bool, got NoneType"),
+        ({"is_causal": 1}, "is_causal must be a bool, got int"),
+    ],
+)
+def test_forward_names_what_has_the_wrong_type(options, message):
+    x = torch.randn(2, 5, 16)
+    with pytest.raises(TypeError, match=message):
+        CosformerAttention(16, 4)(**{"query": x, "key": x, "value": x, **options})
 
 
 def test_nested_tensors_are_refused_with_a_remedy():

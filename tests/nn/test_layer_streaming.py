@@ -152,6 +152,52 @@ def test_layers_that_cannot_stream_say_why(options, message):
             call()
 
 
+WRONG = [
+    (lambda layer, x, state: layer.step(x, None), TypeError, "state must be a State, got NoneTy"),
+    (
+        lambda layer, x, state: layer.step(x, tuple(state)),
+        TypeError,
+        "state must be a State, got t",
+    ),
+    (
+        lambda layer, x, state: layer.step(None, state),
+        TypeError,
+        "x must be a tensor, got NoneType",
+    ),
+    (lambda layer, x, state: layer.step(x[..., :8], state), ValueError, "x must have .*16, got"),
+    (
+        lambda layer, x, state: layer.forward_with_state(None),
+        TypeError,
+        "x must be a tensor, got NoneType",
+    ),
+    (
+        lambda layer, x, state: layer.forward_with_state(x, tuple(state)),
+        TypeError,
+        "state must be a State, got tuple",
+    ),
+    (
+        lambda layer, x, state: layer.forward_with_state(x[..., :8]),
+        ValueError,
+        r"x must have .* width 16, got shape \(2, 1, 8\)",
+    ),
+    (
+        lambda layer, x, state: layer.forward_with_state(
+            torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged)
+        ),
+        ValueError,
+        "x must not be a nested tensor",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG)
+@torch.no_grad()
+def test_a_stream_names_what_is_wrong_with_its_arguments(call, error, message):
+    layer = make(horizon=8)
+    with pytest.raises(error, match=message):
+        call(layer, stream(1), layer.empty_state(2))
+
+
 @torch.no_grad()
 def test_streaming_errors_name_the_value():
     layer, x = make(horizon=8), stream()
