@@ -513,10 +513,10 @@ def advance_kernel(
         places = k + row * k_b + head[:, None] * k_h + lane[None, :] * k_d
         keys = tl.load(places, mask=inside, other=0.0).to(tl.float32)
         keys = tl.where(keys <= 0, 0.0, keys)
-        key_sum += stream * ks_s + head[:, None] * ks_h + lane[None, :] * ks_k
+        sums = key_sum + stream * ks_s + head[:, None] * ks_h + lane[None, :] * ks_k
         for r in tl.static_range(R):
-            so_far = tl.load(key_sum + r * ks_r, mask=inside, other=0.0)
-            tl.store(key_sum + r * ks_r, so_far + _psi(angle, r, RAISED) * keys, mask=inside)
+            so_far = tl.load(sums + r * ks_r, mask=inside, other=0.0)
+            tl.store(sums + r * ks_r, so_far + _psi(angle, r, RAISED) * keys, mask=inside)
 
 
 @triton.jit
@@ -551,18 +551,19 @@ def step_kernel(
         keys = tl.where(keys <= 0, 0.0, keys)
         values = tl.load(v + row * v_b + head * v_h + column * v_d, mask=in_v, other=0.0)
         pairs = keys[:, None] * values.to(tl.float32)[None, :]
-        key_value += stream * kv_s + head * kv_h + lane[:, None] * kv_k + column[None, :] * kv_v
-        key_sum += stream * ks_s + head * ks_h + lane * ks_k
+        cells = lane[:, None] * kv_k + column[None, :] * kv_v
+        states = key_value + stream * kv_s + head * kv_h + cells
+        key_sums = key_sum + stream * ks_s + head * ks_h + lane * ks_k
         inside = in_k[:, None] & in_v[None, :]
         # What every query reads: the states, weighed by where the token stands.
         read = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
         read_sum = tl.zeros([BLOCK_K], tl.float32)
         for r in tl.static_range(R):
             psi = _psi(angle, r, RAISED)
-            state = tl.load(key_value + r * kv_r, mask=inside, other=0.0) + psi * pairs
-            tl.store(key_value + r * kv_r, state, mask=inside)
+            state = tl.load(states + r * kv_r, mask=inside, other=0.0) + psi * pairs
+            tl.store(states + r * kv_r, state, mask=inside)
             read += psi * state
-            read_sum += psi * tl.load(key_sum + r * ks_r, mask=in_k, other=0.0)
+            read_sum += psi * tl.load(key_sums + r * ks_r, mask=in_k, other=0.0)
         for g in range(groups):
             place = q + row * q_b + (head * groups + g) * q_h + lane * q_d
             query = tl.load(place, mask=in_k, other=0.0).to(tl.float32)
