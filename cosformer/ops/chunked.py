@@ -28,6 +28,7 @@ from cosformer.ops.trilinear import (
     Result,
     decay_gradient,
     fold_vmapped,
+    recorded,
     run,
     trilinear,
 )
@@ -225,7 +226,7 @@ class _Attention(Function):
         )
         out, total, last = outputs
         rows = _Rows(q, k, v, key_mask, ctx.feature_map, ctx.rule)
-        if ctx.kernels and not torch.is_grad_enabled() and grad_total is None:
+        if ctx.kernels and not recorded() and grad_total is None:
             from cosformer.ops.fused import fused_backward
 
             first = None if state is None else rows.spread(state, 0)

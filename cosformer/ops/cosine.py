@@ -58,7 +58,7 @@ def attention(
             scaled to the longer length (`stretch`).
         weight: `cosine`, or `raised_cosine` (1 + cos(2θδ))/2, which never turns negative.
         eps: the least denominator.
-        impl: `auto`, `reference` (quadratic) or `chunked`.
+        impl: `auto`, `reference` (quadratic), `chunked` (torch) or `triton` (kernels).
 
     Returns:
         `[B, H, T, V]` in the dtype of q. A query that sees nothing gets zeros.

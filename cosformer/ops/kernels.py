@@ -358,7 +358,7 @@ def sweep_kernel(
             if R > 2:
                 s2 = _step_state(s2, ys, w2, zs, kept, PRECISION, DECAY)
             if VECTOR:
-                at = added + (begin // C) * (R * WIDE) + element
+                new = added + (begin // C) * (R * WIDE) + element
                 if COLUMN == "writer":
                     u0, u1, u2 = w0 * delta, w1 * delta, w2 * delta
                 else:
@@ -367,11 +367,13 @@ def sweep_kernel(
                     rows = ys
                 else:
                     rows = zs
-                v0 = _add_to_vector(v0, u0, rows, kept, at, in_vector, SUMMED, DECAY)
+                v0 = _add_to_vector(v0, u0, rows, kept, new, in_vector, SUMMED, DECAY)
                 if R > 1:
-                    v1 = _add_to_vector(v1, u1, rows, kept, at + WIDE, in_vector, SUMMED, DECAY)
+                    v1 = _add_to_vector(v1, u1, rows, kept, new + WIDE, in_vector, SUMMED, DECAY)
                 if R > 2:
-                    v2 = _add_to_vector(v2, u2, rows, kept, at + 2 * WIDE, in_vector, SUMMED, DECAY)
+                    v2 = _add_to_vector(
+                        v2, u2, rows, kept, new + 2 * WIDE, in_vector, SUMMED, DECAY
+                    )
 
     if LAST:
         tl.store(last + state_at + cells, s0, mask=inside)

@@ -57,7 +57,7 @@ def trilinear(
     Spans go straight into the buffers, unless a graph is recorded or a transform of torch.func is
     at work, under which a buffer may lack the mapped dimension: then all rows are one span.
     """
-    if not torch.is_grad_enabled() and not _transformed():
+    if not recorded():
         other = mirror.reader() if mirror else None
         state = run(pattern, y, z, state, x.reader(), other, reverse=reverse)
         return x.buffers + (mirror.buffers if mirror else ()), state
@@ -248,10 +248,10 @@ def fold_vmapped(
     return outputs, (0,) * len(outputs)
 
 
-def _transformed() -> bool:
-    """Whether a transform of torch.func is at work; torch.compile resolves its own."""
-    if torch.compiler.is_compiling():
-        return False
+def recorded() -> bool:
+    """Whether a backward must be differentiable itself: for a graph, or a torch.func transform."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():  # compile resolves its own
+        return torch.is_grad_enabled()
     return torch._C._functorch.maybe_current_level() is not None
 
 

@@ -1,9 +1,14 @@
 """How a sequence is cut and which code is chosen: pure functions that a table can state."""
 
+from typing import NamedTuple
+
 import pytest
+import torch
 from op_formula import tokens
 
 from cosformer import attention, attention_with_state, linear_attention
+from cosformer.ops import dispatch, fused
+from cosformer.ops.build import build
 from cosformer.ops.dispatch import IMPLEMENTATIONS, auto_impl
 from cosformer.ops.span import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, Span, plan
 
@@ -39,10 +44,41 @@ def test_whole_chunks_go_in_groups_and_the_rest_is_a_shorter_one(call):
     assert plan(*call) == PLANS[call]
 
 
-@pytest.mark.parametrize(("device", "impl"), [("cpu", "chunked"), ("cuda", "chunked")])
-def test_auto_is_chosen_by_device_alone(device, impl):
-    assert auto_impl(device) == impl
-    assert impl in IMPLEMENTATIONS
+class OnGpu(NamedTuple):
+    """What the choice looks at."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    is_cuda: bool = True
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "impl"),
+    [
+        (torch.bfloat16, 64, "triton"),
+        (torch.float32, 256, "triton"),
+        (torch.float64, 64, "chunked"),
+        (torch.bfloat16, 257, "chunked"),
+    ],
+)
+def test_auto_on_a_gpu_takes_the_kernels_where_they_serve(dtype, width, impl, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(fused, "INTERPRETED", False)
+    x = OnGpu(dtype, (1, 2, 10, width))
+    problem = build(*tokens()[:2], **PLAIN)
+    assert auto_impl(x, x, x, problem) == impl
+    monkeypatch.setattr(dispatch, "HAS_TRITON", False)
+    assert auto_impl(x, x, x, problem) == "chunked"
+
+
+PLAIN = {
+    "causal": True,
+    "theta": torch.zeros(1, 1, dtype=torch.float64),
+    "weight": "plain",
+    "feature_map": "relu",
+    "rule": "clamp",
+    "eps": 1e-6,
+}
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -55,13 +91,15 @@ def test_an_explicit_choice_calls_that_code_and_no_other(impl, monkeypatch):
             return function(*args)
 
         monkeypatch.setitem(IMPLEMENTATIONS, name, counted)
-    x = tokens()
+    if impl == "triton":
+        pytest.importorskip("triton")
+    x = [y.float() for y in tokens()]
     attention(*x, impl=impl)
     linear_attention(*x, impl=impl)
     attention_with_state(*x, horizon=10, impl=impl)
     assert calls == [impl] * 3
     attention(*x)
-    assert calls[-1] == auto_impl("cpu")
+    assert calls[-1] == "chunked"
 
 
 @pytest.mark.parametrize("impl", ["flash", "Chunked", ""])
