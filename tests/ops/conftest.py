@@ -1,12 +1,7 @@
-"""One thread for the tests of the op, whose tensors are small, and Triton's interpreter."""
-
-import os
+"""One thread for the tests of the op: their tensors are too small for a second to pay."""
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():  # kernels run in Python then; before Triton is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True, scope="module")
