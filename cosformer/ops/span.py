@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 CHUNK_LENGTH = 64  # a longer chunk means larger products, but more of them above the diagonal
-CPU_CHUNKS = 64  # chunks × heads in flight: few enough for the cache, so many that Python is idle
+CPU_CHUNKS = 128  # chunks × heads in flight: so many that Python is idle, few enough to keep
 GPU_CHUNKS = 2048  # enough to fill the chip; the states in flight stay below a gigabyte
 
 
