@@ -190,16 +190,12 @@ def measure(options: Options) -> Iterator[records.Row]:
         bandwidth = yardstick.value
         yield yardstick
         yield from _measure_once_on_gpu(options, this, bandwidth)
-    times = []  # of the first candidate
     for cell in options.cells:
         inputs = options.setup.draw(cell, count=4)
         for causal in options.causalities:
             case = Case(options.setup, inputs, causal, options.taking_part(cell, causal=causal))
-            for row in _measure_case(options, this, case, bandwidth):
-                if row.what == "time" and row.config["candidate"] == options.names[0]:
-                    times.append(row)
-                yield row
-    yield from _growth(this, times)
+            yield from _measure_case(options, this, case, bandwidth)
+    yield from _measure_growth(options, this)
     if options.positions:
         one = Cell(options.batch, options.heads, 1, options.width)
         at = options.setup.config(one, causal=options.causal)
@@ -266,16 +262,27 @@ def _measure_memory(
         yield this.row("peak_memory", extra / size, "x (q+k+v)", candidate=name, **at)
 
 
-def _growth(this: records.Run, times: list[records.Row]) -> Iterator[records.Row]:
-    """How time grows with the length where nothing else differs."""
-    series: dict[tuple[tuple[str, Any], ...], dict[int, float]] = {}
-    for row in times:
-        same = tuple((name, value) for name, value in row.config.items() if name != "length")
-        if row.config["length"] >= GROWTH_FROM:
-            series.setdefault(same, {})[row.config["length"]] = row.value
-    for same, by_length in series.items():
-        if len(by_length) > 1:
-            at = dict(same) | {"from": min(by_length), "to": max(by_length)}
+def _measure_growth(options: Options, this: records.Run) -> Iterator[records.Row]:
+    """How the first candidate's time grows with the length, where nothing else differs.
+
+    The lengths take turns, or a machine that changes its pace would bend the curve.
+    """
+    first = options.names[0]
+    long = [cell for cell in options.cells if cell.length >= GROWTH_FROM]
+    for batch, heads, width in dict.fromkeys((c.batch, c.heads, c.width) for c in long):
+        cells = [c for c in long if (c.batch, c.heads, c.width) == (batch, heads, width)]
+        taking = [c for c in cells if first in options.taking_part(c, causal=options.causal)]
+        if len(taking) < 2:
+            continue
+        inputs = [options.setup.draw(cell, count=4) for cell in taking]
+        for causal, pass_name in itertools.product(options.causalities, PASSES):
+            cases = {x[0].shape[2]: Case(options.setup, x, causal, [first]) for x in inputs}
+            calls = {str(length): case.calls(pass_name)[first] for length, case in cases.items()}
+            times = median_times(calls, repeats=options.setup.repeats, device=options.device)
+            by_length = {int(length): value for length, value in times.items()}
+            at = cases[min(cases)].config(pass_name)
+            del at["length"]
+            at |= {"candidate": first, "from": min(by_length), "to": max(by_length)}
             yield this.row("growth_exponent", growth_exponent(by_length), "", **at)
 
 

@@ -114,6 +114,7 @@ def _borrow(size: int, like: Tensor) -> Tensor:
     memory: Tensor | None = getattr(_kept, "memory", None)
     _kept.memory = None  # whoever asks meanwhile gets other memory
     if memory is None or memory.numel() < size:
+        memory = None  # two pieces at once would count twice
         with torch.inference_mode(False):  # it may be written to in any mode later
             memory = torch.empty(size, dtype=torch.uint8, device=like.device)
     return memory

@@ -67,9 +67,9 @@ def test_growth_is_reported_between_the_long_lengths(
 
 
 def _time_equals_length_squared(calls, *, repeats, device):  # type: ignore[no-untyped-def]
-    out = next(iter(calls.values()))()
-    length = (out[0] if isinstance(out, tuple) else out).shape[2]
-    return dict.fromkeys(calls, float(length**2))
+    outs = {name: call() for name, call in calls.items()}
+    tensors = {name: out[0] if isinstance(out, tuple) else out for name, out in outs.items()}
+    return {name: float(tensor.shape[2] ** 2) for name, tensor in tensors.items()}
 
 
 def test_a_step_needs_no_more_memory_later_in_the_stream(options: ops.Options) -> None:
