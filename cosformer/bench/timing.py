@@ -14,8 +14,9 @@ import torch
 Call = Callable[[], object]
 T = TypeVar("T")
 
-SHORTEST_SAMPLE = 0.01
-"""Seconds. A shorter call is repeated within a sample, so that the clock does not count."""
+SHORTEST_SAMPLE = 0.1
+"""Seconds. A shorter call is repeated within a sample: a moment in which a neighbour takes the
+machine should not be all that is measured."""
 WARM_UP = 3
 """Calls before a recording or a measurement of the host."""
 
