@@ -23,7 +23,7 @@ def fused_step(
     The first kernel adds the keys to the key sums, the second works on the states; positions move
     on at the end.
     """
-    from cosformer.ops.kernels import advance_kernel, step_kernel
+    from cosformer.ops.step_kernels import advance_kernel, step_kernel
 
     key_value, key_sum, position, _ = state
     batch, heads, _, width = k.shape

@@ -400,17 +400,13 @@ def _(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    decay: Tensor | None,
-    state: Tensor | None,
-    key_mask: Tensor | None,
+    decay: Any,
+    state: Any,
+    key_mask: Any,
     query_basis: Tensor,
-    key_basis: Tensor,
-    bounds: Tensor | None,
-    causal: bool,
-    feature_map: str,
-    rule: str,
-    eps: float,
+    *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    *_, rule, _eps = others
     shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
     return *_outputs(q, v, rule), q.new_empty(shape, dtype=torch.float32)
 
@@ -494,21 +490,13 @@ def _(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    decay: Tensor | None,
-    state: Tensor | None,
-    key_mask: Tensor | None,
+    decay: Any,
+    state: Any,
+    key_mask: Any,
     query_basis: Tensor,
-    key_basis: Tensor,
-    bounds: Tensor | None,
-    out: Tensor,
-    total: Tensor,
-    grad_out: Tensor,
-    grad_last: Tensor | None,
-    causal: bool,
-    feature_map: str,
-    rule: str,
-    eps: float,
+    *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *_, rule, _eps = others
     shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
     dq, dk, dv = torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)
     by_query, by_key = (
