@@ -230,7 +230,8 @@ class CosformerAttention(HeadProjections):
                 f"x must hold one token in step, got {q.shape[2]}; use forward_with_state for more"
             )
         kept = self._draw_kept_keys(v)
-        out = step(q, k, v if kept is None else v * kept, state, eps=self.eps)
+        impl = "chunked" if self.impl == "reference" else self.impl  # one token is the formula
+        out = step(q, k, v if kept is None else v * kept, state, eps=self.eps, impl=impl)
         return self.merge_heads(out, batched=True)
 
     def extra_repr(self) -> str:

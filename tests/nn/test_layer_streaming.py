@@ -216,3 +216,9 @@ def test_streaming_errors_name_the_value():
         layer.step(x[:, :1], make(horizon=8, weight="raised_cosine").empty_state(2))
     with torch.enable_grad(), pytest.raises(ValueError, match="step records no gradients"):
         layer.step(x[:, :1], state)
+
+
+def test_a_step_goes_by_the_implementation_of_the_layer():
+    layer = CosformerAttention(16, 4, batch_first=True, horizon=8, impl="triton").double()
+    with torch.no_grad(), pytest.raises(ValueError, match="impl='triton' needs"):
+        layer.step(torch.randn(1, 1, 16).double(), layer.empty_state(1))

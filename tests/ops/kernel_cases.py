@@ -68,6 +68,9 @@ CASES = {
         {**NONE, "gamma": torch.tensor([0.9, 0.99])},
         value_width=16,
     ),
+    "packed, decaying": Case(
+        linear_attention, {**LINEAR, "gamma": torch.tensor([0.9, 0.99])}, packed=True
+    ),
     "gated": Case(linear_attention, NONE, gated=True),
     "gated, divided": Case(linear_attention, {**LINEAR, "theta": 1e-4}, gated=True),
 }
