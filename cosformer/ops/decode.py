@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cosformer.ops.fused import padded
+from cosformer.ops.passes import padded
 from cosformer.ops.state import Horizon, State
 
 

@@ -1,0 +1,352 @@
+"""Launches of the sweep kernel: which tiles, how many segments, what the passes share.
+
+Few heads leave most of a GPU idle, so a long sequence is then cut into segments: one pass sums the
+state of each, a running sum over segments says what each starts with, and all of them go at once.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+FEW_PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
+MANY_PROGRAMS = 1056
+
+
+class Tiles(NamedTuple):
+    """The shape of one program: rows in a chunk, columns of z, warps and stages of loads."""
+
+    chunk: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def choose_tiles(contracted: int, dtype: torch.dtype, *, light: bool = False) -> Tiles:
+    """By width and precision alone: no length or batch compiles a kernel again.
+
+    `light` passes carry no vectors beside the states, or do not read, and load further ahead.
+    Triton 3.6 reads shared memory out of range where tensor cores get fewer columns than 64.
+    """
+    columns = 32 if dtype == torch.float32 else 64
+    if dtype != torch.bfloat16:  # float32 tiles, also for float16
+        return Tiles(32 if contracted <= 128 else 16, columns, 4 if contracted <= 64 else 8, 1)
+    if contracted <= 64:
+        return Tiles(64, columns, 4, 3 if light else 2)
+    return Tiles(32, columns, 4, 2) if contracted <= 128 else Tiles(32, columns, 8, 1)
+
+
+def segment_length(programs: int, length: int, wanted: int = FEW_PROGRAMS) -> int:
+    """Rows in a segment: all where `programs` are enough without cutting.
+
+    A multiple of 64, so that the chunks of every pass begin where a segment does.
+    """
+    segments = max(1, min(wanted // max(1, programs), length // 256))
+    return max(1, -(-length // (segments * 64))) * 64
+
+
+class Rows(NamedTuple):
+    """An operand: rows `[B, h, T, width]`, and how many heads share each of its own."""
+
+    rows: Tensor
+    group: int = 1
+    relu: bool = False
+
+
+class Pass:
+    """What all launches for one call have in common."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        decay: Tensor | None,
+        key_mask: Tensor | None,
+        query_basis: Tensor,
+        key_basis: Tensor,
+        bounds: Tensor | None,
+    ) -> None:
+        self.batch, self.heads = q.shape[:2]
+        self.states = query_basis.shape[3]
+        self.device = q.device
+        self.dtype = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32  # of products
+        self.query_basis, self.key_basis = query_basis.contiguous(), key_basis.contiguous()
+        self.decay = None if decay is None else decay.contiguous()
+        self._tiles: dict[tuple[int, bool], Tensor] = {}
+        self._psi_table: Tensor | None = None
+        self._sums: dict[tuple[int, int, int, bool], Tensor] = {}
+        self.key_mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+        self.bounds = None if bounds is None else bounds.to(torch.int64).contiguous()
+
+    def launch(
+        self,
+        x: Rows | None,
+        y: Rows,
+        z: Rows,
+        *,
+        causal: bool,
+        reverse: bool = False,
+        write: bool = True,
+        rows: int | None = None,
+        out: Tensor | None = None,
+        total: Tensor | None = None,
+        rule: str = "none",
+        eps: float = 0.0,
+        scale: Tensor | None = None,
+        scaled: str = "",
+        column: Tensor | None = None,
+        deltas: Tensor | None = None,
+        column_at: str = "",
+        gate: Tensor | None = None,
+        gated: str = "",
+        masked: str = "",
+        dots: Tensor | None = None,
+        first: Tensor | None = None,
+        last: Tensor | None = None,
+        turned: bool = False,
+    ) -> None:
+        """One launch; without `x` it only sums states.
+
+        States are `[B, H, segments, R, D, V(+1)]`, one segment standing for all; `turned` means
+        that y has the width of V. `rows` is the length of a segment.
+        """
+        from cosformer.ops.kernels import sweep_kernel
+
+        read = x is not None
+        reader = y if x is None else x
+        basis = self.query_basis if read != reverse else self.key_basis
+        length = reader.rows.shape[2]
+        contracted, columns = y.rows.shape[3], z.rows.shape[3]
+        vectors = rule != "none" or column is not None
+        light = not (read and write and vectors)
+        tiles = choose_tiles(contracted, y.rows.dtype, light=light)
+        blocks = -(-columns // tiles.columns)
+        if self.bounds is not None:
+            segments, rows = self.bounds.shape[0] - 1, 0
+        else:
+            assert rows is not None
+            segments = -(-length // rows)
+        programs = self.batch * self.heads * segments * blocks
+        if not programs:
+            return
+        state = last if first is None else first
+        state_strides = [0] * 7
+        if state is not None:
+            _, head, segment, each, key, value = state.stride()
+            segment = segment if state.shape[2] > 1 else 0
+            cell = (value, key) if turned else (key, value)
+            state_strides = [head, segment, each, *cell, each, key]
+        unused = y.rows  # a pointer that is never followed
+
+        def pointer(tensor: Tensor | None) -> Tensor:
+            return unused if tensor is None else tensor
+
+        def vector(state: Tensor | None) -> Tensor:
+            return unused if state is None else state[..., -1]
+
+        gates, outs = pointer(gate), pointer(out)
+        table = self._table() if column_at == "writer" else deltas
+        written, wide = y, padded(contracted)
+        if rule == "none":
+            written, wide = z, blocks * tiles.columns
+        added = None
+        if vectors and write and self.decay is None and self.bounds is None:
+            weights = column if column_at == "writer" else None
+            hidden = masked == "writer"
+            added = self._added(written, basis, weights, tiles.chunk, wide, hidden=hidden)
+        tile = self._tile(tiles.chunk, reverse=reverse) if causal and read else None
+        sweep_kernel[(programs,)](
+            reader.rows, y.rows, z.rows, gates, outs,
+            pointer(total), pointer(scale), pointer(column), basis,
+            pointer(table), pointer(added), pointer(tile),
+            pointer(self.decay), pointer(self.key_mask), pointer(self.bounds),
+            pointer(first), vector(first), pointer(last), vector(last), pointer(dots),
+            self.heads, length, rows, segments, blocks, reader.group, y.group, z.group, eps,
+            *reader.rows.stride(), *y.rows.stride(), *z.rows.stride(),
+            *gates.stride(), *outs.stride(),
+            *_per_head(basis), *_per_head(table), 0 if added is None else added.stride(1),
+            *_per_head(tile), *_per_head(self.decay),
+            0 if self.key_mask is None else self.key_mask.stride(0),
+            *state_strides,
+            K=contracted, N=columns, BLOCK_K=padded(contracted), BLOCK_N=tiles.columns,
+            C=tiles.chunk, R=self.states, WIDE=wide,
+            CAUSAL=causal and read, REVERSE=reverse, READ=read, WRITE=write,
+            RULE="" if rule == "none" else rule,
+            COLUMN=column_at if column is not None else "",
+            SCALED=scaled if scale is not None else "",
+            X_RELU=reader.relu, Y_RELU=y.relu, Z_RELU=z.relu,
+            GATED=gated, DECAY=self.decay is not None,
+            MASKED=masked if self.key_mask is not None else "",
+            PACKED=self.bounds is not None, FIRST=first is not None, LAST=last is not None,
+            DOTS=dots is not None, SUMMED=added is not None, TILED=tile is not None,
+            PRECISION=_precision(y.rows.dtype),
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+
+    def _table(self) -> Tensor | None:
+        """ψ at the keys, for products with 16 rows: rounded, rounded again, and the rest."""
+        if self.decay is not None:
+            return None
+        if self._psi_table is None:
+            basis = self.key_basis
+            high = basis.to(self.dtype)
+            table = basis.new_zeros(*basis.shape[:3], 4, 4, dtype=self.dtype)
+            table[..., :2, : self.states] = high[..., None, :]
+            table[..., 2, : self.states] = basis - high.float()
+            self._psi_table = table.flatten(3)
+        return self._psi_table
+
+    def _added(
+        self,
+        rows: Rows,
+        basis: Tensor,
+        column: Tensor | None,
+        chunk: int,
+        wide: int,
+        *,
+        hidden: bool,
+    ) -> Tensor:
+        """What each chunk adds to the vectors, `[B, H, chunks, R, wide]`."""
+        key = (rows.rows.data_ptr(), chunk, wide, column is None)
+        if key in self._sums:
+            return self._sums[key]
+        from cosformer.ops.kernels import sums_kernel
+
+        length, width = rows.rows.shape[2:]
+        chunks = -(-length // chunk)
+        shape = (self.batch, self.heads, chunks, self.states, wide)
+        added = torch.empty(shape, dtype=torch.float32, device=self.device)
+        masked = hidden and self.key_mask is not None
+        mask = self.key_mask if masked else rows.rows
+        assert mask is not None
+        sums_kernel[(self.batch * self.heads * chunks,)](
+            rows.rows, basis, rows.rows if column is None else column, mask, added,
+            self.heads, length, chunks, rows.group,
+            *rows.rows.stride(), *_per_head(basis), mask.stride(0),
+            E=width, BLOCK_E=padded(width), WIDE=wide, C=chunk, R=self.states,
+            RELU=rows.relu, COLUMN=column is not None, MASKED=masked,
+            num_warps=max(1, padded(width) // 64),
+        )  # fmt: skip
+        self._sums[key] = added
+        return added
+
+    def _tile(self, chunk: int, *, reverse: bool) -> Tensor | None:
+        """1 − ψ(i)·ψ(j) of pairs that meet in a chunk, where all chunks have the same.
+
+        Small numbers: 16 bits hold them better than ψ(i)·ψ(j) itself.
+        """
+        if self.decay is not None or self.bounds is not None:
+            return None
+        if (chunk, reverse) not in self._tiles:
+            basis = self.query_basis[:, :, :chunk]
+            basis = torch.nn.functional.pad(basis, (0, 0, 0, chunk - basis.shape[2]))
+            tile = 1 - (basis[:, :, :, None] * basis[:, :, None]).sum(-1).tril()
+            self._tiles[chunk, reverse] = (tile.mT if reverse else tile).to(self.dtype).contiguous()
+        return self._tiles[chunk, reverse]
+
+    def states_of(
+        self, segments: int, y: Rows, z: Rows, *, turned: bool, sums: bool, zero: bool = False
+    ) -> Tensor:
+        """Room for states `[B, H, segments, R, D, V(+1)]`."""
+        key, value = y.rows.shape[3], z.rows.shape[3]
+        if turned:
+            key, value = value, key
+        shape = (self.batch, self.heads, segments, self.states, key, value + sums)
+        make = torch.zeros if zero else torch.empty
+        return make(shape, dtype=torch.float32, device=self.device)
+
+    def segment(self, y: Rows, z: Rows, wanted: int = FEW_PROGRAMS) -> int:
+        """How many rows of these make a segment."""
+        tiles = choose_tiles(y.rows.shape[3], y.rows.dtype)
+        programs = self.batch * self.heads * -(-z.rows.shape[3] // tiles.columns)
+        return segment_length(programs, y.rows.shape[2], wanted)
+
+    def gather(
+        self,
+        y: Rows,
+        z: Rows,
+        start: Tensor | None,
+        *,
+        causal: bool,
+        sums: bool,
+        turned: bool = False,
+        reverse: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor | None, Tensor | None, int]:
+        """What each segment starts with, the state after the last, and a segment's length.
+
+        One state for all where every row reads all. `start` is `[B, H, 1, R, D, V(+1)]`. Where a
+        causal sequence is one segment there is nothing to sum: the last state is then None.
+        """
+        length = y.rows.shape[2]
+        rows = self.segment(y, z)
+        packed = self.bounds is not None
+        segments = self.bounds.shape[0] - 1 if self.bounds is not None else -(-length // rows)
+        if causal and (packed or segments <= 1):
+            return start, None, rows
+        local = self.states_of(segments, y, z, turned=turned, sums=sums)
+        self.launch(
+            None, y, z, causal=causal, reverse=reverse, rows=rows, last=local, turned=turned,
+            **options,
+        )  # fmt: skip
+        if packed:
+            return local, None, rows
+        if start is None:
+            start = self.states_of(1, y, z, turned=turned, sums=sums, zero=True)
+        if not causal:
+            everything = start + local.sum(2, keepdim=True)
+            return everything, everything, rows
+        edges = self._running_sum(start, local, rows, length, reverse=reverse)
+        if reverse:
+            return edges[:, :, 1:], edges[:, :, :1], rows
+        return edges[:, :, :-1], edges[:, :, -1:], rows
+
+    def prepare(
+        self, grad: Tensor, out: Tensor, total: Tensor, rule: str, eps: float
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """1/D, δ and δψ of every row, or nothing where nothing was divided."""
+        if rule == "none":
+            return None, None, None
+        from cosformer.ops.kernels import prepare_kernel
+
+        scale, column = torch.empty_like(total, dtype=self.dtype), torch.empty_like(total)
+        deltas = total.new_empty(*total.shape, 16, dtype=self.dtype)
+        rows, block, basis = total.numel(), 64, self.query_basis
+        if rows:
+            prepare_kernel[(-(-rows // block),)](
+                grad, out, total, basis, scale, column, deltas,
+                rows, total.shape[1], total.shape[2], eps, *_per_head(basis),
+                *grad.stride(), *out.stride(),
+                N=out.shape[3], BLOCK_N=padded(out.shape[3]), C=block, R=self.states, RULE=rule,
+            )  # fmt: skip
+        return scale, column, deltas
+
+    def _running_sum(
+        self, start: Tensor, local: Tensor, rows: int, length: int, *, reverse: bool
+    ) -> Tensor:
+        """The states at the edges of all segments, one more than there are segments."""
+        edges = torch.cat([local, start] if reverse else [start, local], 2)
+        if self.decay is None:
+            return edges.flip(2).cumsum(2).flip(2) if reverse else edges.cumsum(2)
+        ends = torch.arange(rows, length + rows, rows, device=self.device).clamp(max=length) - 1
+        decay = torch.nn.functional.pad(self.decay[..., ends], (1, 0))  # [b, h, edges]
+        gap = decay[..., :, None] - decay[..., None, :]
+        later = torch.ones_like(gap, dtype=torch.bool).tril()
+        kept = gap.masked_fill(~later, -torch.inf).exp().to(edges.dtype)
+        return ((kept.mT if reverse else kept) @ edges.flatten(3)).unflatten(3, edges.shape[3:])
+
+
+def _per_head(values: Tensor | None) -> list[int]:
+    """Strides of `[b, h, …]` for every sequence and head, 0 where they share."""
+    if values is None:
+        return [0, 0]
+    return [values.stride(i) if values.shape[i] > 1 else 0 for i in (0, 1)]
+
+
+def padded(width: int) -> int:
+    """The power of two that a tile needs."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """tf32 holds every float16; float32 is multiplied as such."""
+    return "tf32" if dtype == torch.float16 else "ieee"
