@@ -1,0 +1,618 @@
+// The sweep of `kernels.py` for Hopper: a producer, a state and an output warpgroup, and `wgmma`.
+//
+//     out_i = Σ_r f_r(i) Σ_j (x_i·y_j) f_r(j) z_j          j ≤ i, or j ≥ i in reverse
+//
+// f_r(j) = ψ_r(j), times 1/D_j where the writer's rows were divided. Scaling z makes R copies of it,
+// [f_0 z | f_1 z], and with it one wide product takes care of all states, of the pairs within a
+// chunk and, by columns that hold ψ itself, of the denominator:
+//
+// | pass    | x     | y     | z                 | state [M, N]        |
+// |---------|-------|-------|-------------------|---------------------|
+// | forward | φ(q)  | φ(k)  | [ψ_r v | ψ_r]     | [D, R·64 + 8]       |
+// | dv      | φ(k)  | φ(q)  | [ψ_r dout/D]      | [D, R·64]           |
+// | dq      | [dout δ] | [v 1] | [ψ_r φ(k)]     | turned: [R·64, V + 8] |
+// | dk      | [v 1] | [dout δ] | [ψ_r φ(q)/D]   | turned: [R·64, V + 8] |
+//
+// with δ = −dout·out·dD/dtotal. Numbers that must not lose bits (ψ for the denominator, its sums,
+// δ) stand in two columns: rounded to 16 bits, and the rest.
+//
+// A block takes a head, a segment and 64 columns of z. Tiles lie in shared memory as 8 × 8 blocks of
+// 128 bytes, column blocks a PITCH apart, so that either direction can be the contracted one and
+// nobody meets in a bank.
+//
+// Set by the compiler's command line: KW (64 or 128, width of x and y), R (1 or 2), TURNED, READ,
+// WRITE, REVERSE, X_RELU, Y_RELU, Z_RELU, RULE (0 none, 1 clamp, 2 add, 3 signed), DELTA (0 none,
+// 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATED (times φ′),
+// MASKED (0 nobody, 1 writer, 2 reader).
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short bf16;
+
+struct Params {
+  const bf16 *x, *y, *z, *gate, *o;  // o: the output, where δ is made
+  bf16* out;
+  float *total, *delta;  // [B, H, T]
+  const float *basis, *first;
+  float* last;  // states [B, H, segments, R, D, V (+1)]
+  const unsigned char* mask;  // [B, T]
+  long long xs[3], ys[3], zs[3], gs[3], os[3], outs[3], basis_s[2], mask_s;
+  long long first_h, first_s, last_h, last_s;
+  int heads, length, rows, segments, blocks, contracted, columns, pitch;
+  float eps;
+};
+
+constexpr int CHUNK = 64, PITCH = CHUNK * 16 + 16;  // bytes between column blocks of a tile
+constexpr bool CAUSAL = READ && WRITE;
+constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
+constexpr bool AUGMENTED = DELTA != 0;
+constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
+constexpr int ZB = R * 8 + ONES;
+constexpr int OUT_N = ZB * 8, OUT_F = OUT_N / 2;  // columns, and accumulators of a thread
+constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : OUT_N, STATE_F = STATE_N / 2;
+constexpr int STATE_M = TURNED ? R : KW / 64;  // tiles of 64 rows
+constexpr int STATE_PITCH = STATE_M * 1024 + 16;
+constexpr int STATE_BYTES = (TURNED ? XB : ZB) * STATE_PITCH;
+constexpr int X_BYTES = READ ? XB * PITCH : 0, Y_BYTES = WRITE ? XB * PITCH : 0;
+constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
+constexpr int STAGE_BYTES = X_BYTES + Y_BYTES + Z_BYTES;
+constexpr int STAGES = KW == 64 ? 3 : 2;
+constexpr int STATE_AT = STAGES * STAGE_BYTES;
+constexpr int OUT_AT = STATE_AT + (READ ? (WRITE ? 2 : 1) * STATE_BYTES : 0);
+constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
+extern "C" __constant__ const int shared_bytes = BARRIERS_AT + 16 * 8;
+constexpr int AHEAD = 4;  // chunks that are on their way to the L2 cache
+
+// ---- Hopper's instructions ----
+
+#define INLINE __device__ __forceinline__
+
+INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+INLINE void init_barrier(u32 barrier, u32 count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+INLINE void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+INLINE void wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }"
+      ::"r"(barrier), "r"(parity) : "memory");
+}
+INLINE void to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+INLINE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> INLINE void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+template <int N> INLINE void hold(float (&f)[N]) {  // the compiler may not move these across
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(f[i])::"memory");
+}
+
+// Describes an operand: the bytes between its 8 × 8 blocks, along K and along M or N.
+INLINE u64 matrix(u32 address, int along_k, int along_mn) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)(along_k >> 4) << 16 | (u64)(along_mn >> 4) << 32;
+}
+
+template <int N> struct Mma;  // sums [64, N] += a [64, 16] b [16, N]
+//@MMA
+
+INLINE float low(u32 pair) { return __uint_as_float(pair << 16); }
+INLINE float high(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+INLINE u32 pack(float a, float b) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+  return pair;
+}
+INLINE u32 relu(u32 pair) {
+  u32 y;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0));
+  return y;
+}
+INLINE float rounded(float a) { return low(pack(a, 0.f)); }
+INLINE uint4 load16(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+INLINE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+INLINE void put16(u32 at, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+INLINE uint4 get16(u32 at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+INLINE void put4(u32 at, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+
+// ---- The denominator ----
+
+INLINE float divisor(float total, float eps) {
+  if (RULE == 1) return fmaxf(total, eps);
+  if (RULE == 2) return total + eps;
+  return total < 0 ? fminf(total, -eps) : fmaxf(total, eps);
+}
+INLINE float slope(float total, float eps) {
+  if (RULE == 1) return total > eps ? 1.f : 0.f;
+  if (RULE == 2) return 1.f;
+  return fabsf(total) > eps ? 1.f : 0.f;
+}
+
+// ---- Where a block stands ----
+
+struct Place {
+  long long b, h, head;
+  int segment, block, start, stop, chunks;
+  INLINE Place(const Params& p) {
+    int number = blockIdx.x;
+    block = number % p.blocks;
+    segment = number / p.blocks % p.segments;
+    head = number / (p.blocks * p.segments);
+    b = head / p.heads, h = head % p.heads;
+    start = segment * p.rows;
+    stop = min(start + p.rows, p.length);
+    chunks = (stop - start + CHUNK - 1) / CHUNK;
+  }
+  INLINE int begin(int c) const { return start + (REVERSE ? chunks - 1 - c : c) * CHUNK; }
+};
+
+// ---- The producer: loads rows, maps and scales them, and leaves tiles ----
+
+template <int W> struct Rows {  // of a tile [64, W], 16 bytes at a time: what one thread holds
+  static constexpr int BLOCKS = W / 8, STEP = 128 / BLOCKS, N = CHUNK / STEP;
+  uint4 v[N];
+  INLINE static int row(int i) { return (threadIdx.x % 128) / BLOCKS + i * STEP; }
+  INLINE static int block() { return threadIdx.x % BLOCKS; }
+
+  INLINE void load(const bf16* p, long long stride, int begin, int stop, int width) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      bool inside = begin + row(i) < stop && block() * 8 < width;
+      v[i] = inside ? load16(p + (begin + row(i)) * stride + block() * 8) : make_uint4(0, 0, 0, 0);
+    }
+  }
+  INLINE static void announce(const bf16* p, long long stride, int begin, int stop, int width) {
+    constexpr int LINES = W / 64;  // of 128 bytes in a row
+    const int r = begin + threadIdx.x % 128 / LINES, column = threadIdx.x % LINES * 64;
+    if (threadIdx.x % 128 < CHUNK * LINES && r < stop && column < width) prefetch(p + r * stride + column);
+  }
+  INLINE void put(u32 tile, bool with_relu) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      uint4 w = v[i];
+      if (with_relu) w = make_uint4(relu(w.x), relu(w.y), relu(w.z), relu(w.w));
+      put16(tile + block() * PITCH + row(i) * 16, w);
+    }
+  }
+};
+
+INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
+  const int thread = threadIdx.x % 128;
+  const bf16* x = p.x + at.b * p.xs[0] + at.h * p.xs[1];
+  const bf16* y = p.y + at.b * p.ys[0] + at.h * p.ys[1];
+  const bf16* z = p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64;
+  const bf16* o = p.o + at.b * p.os[0] + at.h * p.os[1];
+  const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
+  float* total = p.total + at.head * p.length;
+  float* delta = p.delta + at.head * p.length;
+  const unsigned char* mask = p.mask + at.b * p.mask_s;
+  const int width = p.contracted, left = p.columns - at.block * 64;
+  Rows<KW> xs, ys, os;
+  Rows<64> zs;
+  float psi[4][R], inverse[4];
+
+  auto load = [&](int c) {
+    int begin = at.begin(c);
+    if (READ) xs.load(x, p.xs[2], begin, at.stop, width);
+    if (DELTA == 1 && READ) os.load(o, p.os[2], begin, at.stop, width);
+    if (WRITE) {
+      ys.load(y, p.ys[2], begin, at.stop, width);
+      zs.load(z, p.zs[2], begin, at.stop, left);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int row = begin + zs.row(i);
+        bool inside = row < at.stop;
+#pragma unroll
+        for (int r = 0; r < R; ++r) psi[i][r] = inside ? basis[(long long)row * R + r] : 0.f;
+        if (SCALED) inverse[i] = inside ? __frcp_rn(divisor(total[row], p.eps)) : 0.f;
+        if (MASKED == 1 && inside && !mask[row]) zs.v[i] = make_uint4(0, 0, 0, 0), psi[i][0] = psi[i][R - 1] = 0.f;
+      }
+      if (MASKED == 1) {
+#pragma unroll
+        for (int i = 0; i < ys.N; ++i) {
+          int row = begin + ys.row(i);
+          if (row < at.stop && !mask[row]) ys.v[i] = make_uint4(0, 0, 0, 0);
+        }
+      }
+    }
+    if (MASKED == 2 && READ) {
+#pragma unroll
+      for (int i = 0; i < xs.N; ++i) {
+        int row = begin + xs.row(i);
+        if (row < at.stop && !mask[row]) xs.v[i] = make_uint4(0, 0, 0, 0);
+      }
+    }
+  };
+
+  auto announce = [&](int c) {
+    if (c >= at.chunks) return;
+    const int begin = at.begin(c);
+    if (READ) xs.announce(x, p.xs[2], begin, at.stop, width);
+    if (DELTA == 1 && READ) os.announce(o, p.os[2], begin, at.stop, width);
+    if (WRITE) ys.announce(y, p.ys[2], begin, at.stop, width);
+    if (WRITE) zs.announce(z, p.zs[2], begin, at.stop, left);
+  };
+
+  if (AUGMENTED) {  // the last column block of x and y is never written again
+    for (int i = thread; i < STAGES * CHUNK; i += 128) {
+      u32 tile = shared + i / CHUNK * STAGE_BYTES + (XB - 1) * PITCH + i % CHUNK * 16;
+      if (READ) put16(tile, make_uint4(0, 0, 0, 0));
+      if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
+    }
+  }
+  for (int c = 1; c < AHEAD; ++c) announce(c);
+  if (at.chunks > 0) load(0);
+  for (int c = 0; c < at.chunks; ++c) {
+    const int stage = c % STAGES, use = c / STAGES, begin = at.begin(c);
+    const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
+    const u32 z_tile = y_tile + Y_BYTES;
+    const u32 extra = (XB - 2) * PITCH;  // the columns beside x and y
+    const u32 ones = pack(1.f, 1.f);
+    if (use) wait(empty + stage * 8, (use - 1) & 1);
+    if (READ) xs.put(x_tile, X_RELU);
+    if (READ && DELTA == 1) {
+#pragma unroll
+      for (int i = 0; i < xs.N; ++i) {
+        const u32 *a = &xs.v[i].x, *b = &os.v[i].x;
+        float dot = 0.f;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) dot += low(a[n]) * low(b[n]) + high(a[n]) * high(b[n]);
+#pragma unroll
+        for (int n = 1; n < xs.BLOCKS; n *= 2) dot += __shfl_xor_sync(~0u, dot, n);
+        int row = begin + xs.row(i);
+        if (xs.block() == 0) {
+          float d = row < at.stop ? -dot * slope(total[row], p.eps) : 0.f;
+          u32 both = pack(d, d - rounded(d));
+          put16(x_tile + extra + xs.row(i) * 16, make_uint4(both, both & 0xFFFFu, 0, 0));
+          if (row < at.stop && at.block == 0) delta[row] = d;
+        }
+      }
+    }
+    if (READ && DELTA == 2 && thread < CHUNK)
+      put16(x_tile + extra + thread * 16, make_uint4(ones, 0, 0, 0));
+    if (WRITE) {
+      ys.put(y_tile, Y_RELU);
+      if (DELTA == 1 && thread < CHUNK)
+        put16(y_tile + extra + thread * 16, make_uint4(ones, 0, 0, 0));
+      if (DELTA == 2 && thread < CHUNK) {
+        float d = begin + thread < at.stop ? delta[begin + thread] : 0.f;
+        put16(y_tile + extra + thread * 16, make_uint4(pack(d, d - rounded(d)), 0, 0, 0));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint4 w = zs.v[i];
+        if (Z_RELU) w = make_uint4(relu(w.x), relu(w.y), relu(w.z), relu(w.w));
+        const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16;
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          float f = SCALED ? psi[i][r] * inverse[i] : psi[i][r];
+          put16(place + r * 8 * PITCH,
+                make_uint4(pack(low(w.x) * f, high(w.x) * f), pack(low(w.y) * f, high(w.y) * f),
+                           pack(low(w.z) * f, high(w.z) * f), pack(low(w.w) * f, high(w.w) * f)));
+        }
+        if (ONES && zs.block() == 0) {
+          float a = psi[i][0], b = psi[i][R - 1];
+          u32 hi = pack(a, R == 1 ? a - rounded(a) : b);
+          u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
+          put16(z_tile + R * 8 * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
+        }
+      }
+    }
+    to_tensor_cores();
+    arrive(full + stage * 8);
+    announce(c + AHEAD);
+    if (c + 1 < at.chunks) load(c + 1);
+  }
+}
+
+// ---- The state: sums over the chunks so far, for the output warpgroup to read ----
+
+struct State {
+  float f[STATE_M][STATE_F];  // a thread's share, as wgmma deals it out
+  int row, lane;
+
+  INLINE State() : row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
+
+  // Where an element lies in the state [R, D, V (+1)], or −1.
+  INLINE long long cell(const Params& p, const Place& at, int m, int n) const {
+    const int from = at.block * 64;
+    if (TURNED) {
+      const bool extra = n >= KW;
+      const int d = from + m % 64, v = extra ? p.contracted : n;
+      if (d >= p.columns || (extra ? n > KW || !AUGMENTED : n >= p.contracted)) return -1;
+      return ((long long)(m / 64) * p.columns + d) * p.pitch + v;
+    }
+    const bool extra = n >= R * 64;
+    const int r = extra ? n - R * 64 : n / 64, v = extra ? p.columns : from + n % 64;
+    if (m >= p.contracted || r >= R || (!extra && v >= p.columns)) return -1;
+    return ((long long)r * p.contracted + m) * p.pitch + v;
+  }
+
+  template <class F> INLINE void each(F&& visit) {
+#pragma unroll
+    for (int m = 0; m < STATE_M; ++m)
+#pragma unroll
+      for (int i = 0; i < STATE_F; ++i)
+        visit(f[m][i], m * 64 + row + (i & 2) * 4, i / 4 * 8 + lane * 2 + (i & 1));
+  }
+
+  INLINE void load(const Params& p, const Place& at, const float* from) {
+    each([&](float& value, int m, int n) {
+      const long long place = from ? cell(p, at, m, n) : -1;
+      value = place < 0 ? 0.f : from[place];
+    });
+  }
+
+  // The two columns of a number become one.
+  INLINE void join() {
+#pragma unroll
+    for (int m = 0; m < STATE_M; ++m)
+#pragma unroll
+      for (int half = 0; half < 4; half += 2) {
+        float* e = f[m] + STATE_F - 4 + half;
+        if (TURNED && DELTA == 2 || !TURNED && ONES && R == 1) e[0] += e[1], e[1] = 0.f;
+        if (!TURNED && ONES && R == 2) {
+          float a = __shfl_xor_sync(~0u, e[0], 1), b = __shfl_xor_sync(~0u, e[1], 1);
+          e[0] = lane == 0 ? e[0] + a : 0.f, e[1] = lane == 0 ? e[1] + b : 0.f;
+        }
+      }
+  }
+
+  INLINE void save(const Params& p, const Place& at, float* to) {
+    if (TURNED ? AUGMENTED : ONES) join();
+    each([&](float value, int m, int n) {
+      const bool once = TURNED || n < R * 64 || at.block == 0;
+      const long long place = once ? cell(p, at, m, n) : -1;
+      if (place >= 0) to[place] = value;
+    });
+  }
+
+  // As 16-bit operand for the products with x.
+  INLINE void put(u32 tile) {
+    constexpr bool EXTRA = TURNED ? AUGMENTED : ONES;
+    if (EXTRA) join();
+#pragma unroll
+    for (int m = 0; m < STATE_M; ++m)
+#pragma unroll
+      for (int n = 0; n < STATE_N / 8; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float a = f[m][n * 4 + half * 2], b = f[m][n * 4 + half * 2 + 1];
+          u32 pair = pack(a, b);
+          if (EXTRA && n == STATE_N / 8 - 1) {
+            float c = __shfl_sync(~0u, a, threadIdx.x & 28), d = __shfl_sync(~0u, b, threadIdx.x & 28);
+            float lo = c - rounded(c);
+            if (TURNED && DELTA == 1) pair = lane == 0 ? pack(c, c) : lane == 1 ? pack(lo, 0.f) : 0;
+            else if (TURNED || R == 1) pair = lane == 0 ? pack(c, lo) : 0;
+            else pair = lane == 0 ? pack(c, d) : lane == 1 ? pack(lo, d - rounded(d)) : 0;
+          }
+          put4(tile + n * STATE_PITCH + (m * 64 + row + half * 8) * 16 + lane * 4, pair);
+        }
+  }
+};
+
+INLINE void keep_state(const Params& p, const Place& at, u32 shared, u32 full, u32 empty,
+                       u32 state_full, u32 state_empty) {
+  State state;
+  const float* first = p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr;
+  state.load(p, at, first);
+#pragma unroll
+  for (int m = 0; m < STATE_M; ++m) hold(state.f[m]);
+  if (READ) {
+    if (TURNED && AUGMENTED) {  // the column block that no accumulator fills
+      for (int i = threadIdx.x % 128; i < 2 * R * 64; i += 128)
+        if (WRITE || i < R * 64)
+          put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
+                make_uint4(0, 0, 0, 0));
+    }
+    state.put(shared + STATE_AT);
+    to_tensor_cores();
+    arrive(state_full);
+  }
+  if (WRITE) {
+    for (int c = 0; c < at.chunks; ++c) {
+      const int stage = c % STAGES;
+      const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES;
+      wait(full + stage * 8, c / STAGES & 1);
+      mma_fence();
+#pragma unroll
+      for (int m = 0; m < STATE_M; ++m)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          u64 a = matrix((TURNED ? z_tile : y_tile) + m * 8 * PITCH + k * 256, 128, PITCH);
+          u64 b = matrix((TURNED ? y_tile : z_tile) + k * 256, 128, PITCH);
+          Mma<STATE_N>::from_shared<1, 1>(state.f[m], a, b, 1);
+        }
+      mma_commit();
+      mma_wait<0>();
+#pragma unroll
+      for (int m = 0; m < STATE_M; ++m) hold(state.f[m]);
+      if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
+      if (READ && c + 1 < at.chunks) {
+        const int next = (c + 1) & 1, use = (c + 1) / 2;
+        if (use) wait(state_empty + next * 8, (use - 1) & 1);
+        state.put(shared + STATE_AT + next * STATE_BYTES);
+        to_tensor_cores();
+        arrive(state_full + next * 8);
+      }
+    }
+    if (p.last) state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s);
+  }
+}
+
+// ---- The output ----
+
+INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32 empty,
+                     u32 state_full, u32 state_empty) {
+  const int thread = threadIdx.x % 128, lane = thread % 4;
+  const int row = thread / 32 * 16 + thread % 32 / 4;  // and row + 8
+  bf16* out = p.out + at.b * p.outs[0] + at.h * p.outs[1] + at.block * 64;
+  const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + at.block * 64;
+  const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
+  float* total = p.total + at.head * p.length;
+  const unsigned char* mask = p.mask + at.b * p.mask_s;
+  const int left = p.columns - at.block * 64;
+  Rows<64> gates;
+  for (int c = 0; c < at.chunks; ++c) {
+    const int stage = c % STAGES, begin = at.begin(c), buffer = WRITE ? c & 1 : 0;
+    const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
+    const u32 z_tile = y_tile + Y_BYTES, state = shared + STATE_AT + buffer * STATE_BYTES;
+    float f[2][R];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int i = begin + row + half * 8;
+      bool inside = i < at.stop;
+      float scale = 1.f;
+      if (DELTA == 1 && inside) scale = __frcp_rn(divisor(total[i], p.eps));
+#pragma unroll
+      for (int r = 0; r < R; ++r) f[half][r] = inside ? basis[(long long)i * R + r] * scale : 0.f;
+    }
+    if (GATED) gates.load(gate, p.gs[2], begin, at.stop, left);
+
+    float scores[32], sums[OUT_F];
+    wait(full + stage * 8, c / STAGES & 1);
+    if (CAUSAL) {
+      mma_fence();
+#pragma unroll
+      for (int k = 0; k < XB / 2; ++k)
+        Mma<64>::from_shared<0, 0>(scores, matrix(x_tile + k * 2 * PITCH, PITCH, 128),
+                                   matrix(y_tile + k * 2 * PITCH, PITCH, 128), k > 0);
+      mma_commit();
+    }
+    if (WRITE || c == 0) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
+    mma_fence();
+#pragma unroll
+    for (int k = 0; k < XB / 2; ++k) {
+      u64 a = matrix(x_tile + k * 2 * PITCH, PITCH, 128);
+      if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, matrix(state + k * 2 * STATE_PITCH, STATE_PITCH, 128), k > 0);
+      else Mma<OUT_N>::from_shared<0, 1>(sums, a, matrix(state + k * 256, 128, STATE_PITCH), k > 0);
+    }
+    mma_commit();
+    if (CAUSAL) {
+      mma_wait<1>();
+      hold(scores);
+      u32 weights[16];
+#pragma unroll
+      for (int i = 0; i < 32; i += 2) {
+        int r = row + (i & 2) * 4, j = i / 4 * 8 + lane * 2;
+        bool a = REVERSE ? j >= r : j <= r, b = REVERSE ? j + 1 >= r : j + 1 <= r;
+        weights[i / 2] = pack(a ? scores[i] : 0.f, b ? scores[i + 1] : 0.f);
+      }
+      mma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, matrix(z_tile + k * 256, 128, PITCH), 1);
+      mma_commit();
+      mma_wait<1>();
+      if (threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
+    }
+    mma_wait<0>();
+    hold(sums);
+    if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
+
+    if (ONES) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* e = sums + R * 32 + half * 2;
+        float t = R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
+        t += __shfl_xor_sync(~0u, t, 1);
+        t += __shfl_xor_sync(~0u, t, 2);
+        int i = begin + row + half * 8;
+        if (lane == 0 && i < at.stop && at.block == 0) total[i] = t;
+        float scale = __frcp_rn(divisor(t, p.eps));
+#pragma unroll
+        for (int r = 0; r < R; ++r) f[half][r] *= scale;
+      }
+    }
+    const u32 stand = shared + OUT_AT + (c & 1) * 8 * PITCH;
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* s = sums + n * 4 + half * 2;
+        float a = s[0] * f[half][0], b = s[1] * f[half][0];
+        if (R > 1) a += s[32] * f[half][R - 1], b += s[33] * f[half][R - 1];
+        put4(stand + n * PITCH + (row + half * 8) * 16 + lane * 4, pack(a, b));
+      }
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int at_row = begin + gates.row(i);
+      uint4 v = get16(stand + gates.block() * PITCH + gates.row(i) * 16);
+      if (at_row >= at.stop || gates.block() * 8 >= left) continue;
+      if (GATED) {
+        u32* pairs = &v.x;
+        const u32* g = &gates.v[i].x;
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          pairs[n] &= ((int)(g[n] << 16) > 0 ? 0xFFFFu : 0u) | ((int)(g[n] & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
+      }
+      if (MASKED == 2 && !mask[at_row]) v = make_uint4(0, 0, 0, 0);
+      *(uint4*)(out + at_row * p.outs[2] + gates.block() * 8) = v;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) sweep(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const u32 full = shared + BARRIERS_AT, empty = full + STAGES * 8;
+  const u32 state_full = empty + STAGES * 8, state_empty = state_full + 16;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      init_barrier(full + i * 8, 128);
+      init_barrier(empty + i * 8, 4 * (READ + WRITE));
+    }
+    for (int i = 0; i < 2; ++i) {
+      init_barrier(state_full + i * 8, 128);
+      init_barrier(state_empty + i * 8, 4);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  const Place at(p);
+  const int group = threadIdx.x / 128;
+  if (group == 0) produce(p, at, shared, full, empty);
+  else if (group == 1) keep_state(p, at, shared, full, empty, state_full, state_empty);
+  else if (READ) give_out(p, at, shared, full, empty, state_full, state_empty);
+}
+
+// What each segment starts with, in place of what each adds; `last` gets the sum of all.
+extern "C" __global__ void edges(float* states, const float* start, float* last, long long size,
+                                 int segments, int causal, int reverse) {
+  const long long element = blockIdx.y * 256ll + threadIdx.x, head = blockIdx.x;
+  if (element >= size) return;
+  float sum = start ? start[head * size + element] : 0.f;
+  float* place = states + head * segments * size + element;
+  for (int from = 0; from < segments; from += 8) {
+    float added[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int s = reverse ? segments - 1 - from - i : from + i;
+      added[i] = from + i < segments ? place[s * size] : 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int s = reverse ? segments - 1 - from - i : from + i;
+      if (causal && from + i < segments) place[s * size] = sum;
+      sum += added[i];
+    }
+  }
+  last[head * size + element] = sum;
+}
