@@ -1,4 +1,4 @@
-// The sweep of `kernels.py` for Hopper: a producer, a state and an output warpgroup, and `wgmma`.
+// The sweep of `kernels.py` for Hopper: warpgroups that load, keep the state and give out, and `wgmma`.
 //
 //     out_i = Σ_r f_r(i) Σ_j (x_i·y_j) f_r(j) z_j          j ≤ i, or j ≥ i in reverse
 //
@@ -57,6 +57,11 @@ constexpr int X_BYTES = READ ? XB * PITCH : 0, Y_BYTES = WRITE ? XB * PITCH : 0;
 constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
 constexpr int STAGE_BYTES = X_BYTES + Y_BYTES + Z_BYTES;
 constexpr int STAGES = KW == 64 ? 3 : 2;
+// Wide states are kept by two warpgroups, else two give out, taking turns.
+constexpr int KEEPERS = STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
+constexpr int PRODUCER_REGISTERS = !READ ? 152 : KEEPERS == 1 ? 96 : 128;  // of 512 in all
+constexpr int KEEPER_REGISTERS = !READ ? 152 : KEEPERS == 1 ? 128 : 112;
+constexpr int GIVER_REGISTERS = !READ ? 24 : KEEPERS == 1 ? 144 : 160;
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int OUT_AT = STATE_AT + (READ ? (WRITE ? 2 : 1) * STATE_BYTES : 0);
 constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
@@ -86,6 +91,11 @@ INLINE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "
 template <int N> INLINE void mma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
+INLINE void together(int giver) { asm volatile("bar.sync %0, 128;" ::"r"(giver + 1) : "memory"); }
+template <int N> INLINE void registers() {
+  if (N < 128) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+  else asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 template <int N> INLINE void hold(float (&f)[N]) {  // the compiler may not move these across
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(f[i])::"memory");
@@ -111,11 +121,22 @@ INLINE u32 relu(u32 pair) {
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0));
   return y;
 }
+INLINE u32 positive(u32 pair) {  // a mask
+  return ((int)(pair << 16) > 0 ? 0xFFFFu : 0u) | ((int)(pair & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
+}
 INLINE float rounded(float a) { return low(pack(a, 0.f)); }
-INLINE uint4 load16(const void* p) {
+INLINE uint4 load16(const void* p, bool inside) {  // zeros outside
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
+      " @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((u32)inside));
+  return v;
+}
+INLINE float load4(const float* p, bool inside) {
+  float v;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.f32 %0, [%1]; }"
+               : "=&f"(v) : "l"(p), "r"((u32)inside));
   return v;
 }
 INLINE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
@@ -129,7 +150,14 @@ INLINE uint4 get16(u32 at) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }
-INLINE void put4(u32 at, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+// 8 × 8 blocks of 16-bit numbers as a warp's accumulators hold them; every lane names a row of one.
+INLINE void put_blocks(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+INLINE void put_blocks(u32 at, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
 
 // ---- The denominator ----
 
@@ -170,17 +198,22 @@ template <int W> struct Rows {  // of a tile [64, W], 16 bytes at a time: what o
   INLINE static int row(int i) { return (threadIdx.x % 128) / BLOCKS + i * STEP; }
   INLINE static int block() { return threadIdx.x % BLOCKS; }
 
-  INLINE void load(const bf16* p, long long stride, int begin, int stop, int width) {
+  // `p` points to the first row of the chunk; `left` rows and `width` columns exist.
+  INLINE void load(const bf16* p, long long stride, int left, int width) {
+    p += row(0) * stride + block() * 8;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      bool inside = begin + row(i) < stop && block() * 8 < width;
-      v[i] = inside ? load16(p + (begin + row(i)) * stride + block() * 8) : make_uint4(0, 0, 0, 0);
-    }
+    for (int i = 0; i < N; ++i)
+      v[i] = load16(p + i * STEP * stride, row(i) < left && block() * 8 < width);
   }
-  INLINE static void announce(const bf16* p, long long stride, int begin, int stop, int width) {
+  INLINE static void announce(const bf16* p, long long stride, int left, int width) {
     constexpr int LINES = W / 64;  // of 128 bytes in a row
-    const int r = begin + threadIdx.x % 128 / LINES, column = threadIdx.x % LINES * 64;
-    if (threadIdx.x % 128 < CHUNK * LINES && r < stop && column < width) prefetch(p + r * stride + column);
+    const int r = threadIdx.x % 128 / LINES, column = threadIdx.x % LINES * 64;
+    if (r < min(CHUNK, left) && column < width) prefetch(p + r * stride + column);
+  }
+  INLINE void hide(const unsigned char* mask, int left) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (row(i) < left && !mask[row(i)]) v[i] = make_uint4(0, 0, 0, 0);
   }
   INLINE void put(u32 tile, bool with_relu) const {
 #pragma unroll
@@ -198,60 +231,54 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   const bf16* y = p.y + at.b * p.ys[0] + at.h * p.ys[1];
   const bf16* z = p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64;
   const bf16* o = p.o + at.b * p.os[0] + at.h * p.os[1];
+  const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + at.block * 64;
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
-  float* total = p.total + at.head * p.length;
+  const float* total = p.total + at.head * p.length;
   float* delta = p.delta + at.head * p.length;
   const unsigned char* mask = p.mask + at.b * p.mask_s;
-  const int width = p.contracted, left = p.columns - at.block * 64;
+  const int width = p.contracted, columns = p.columns - at.block * 64;
   Rows<KW> xs, ys, os;
   Rows<64> zs;
-  float psi[4][R], inverse[4];
+  float psi[4][R], z_total[4], x_total[xs.N], y_delta;
 
   auto load = [&](int c) {
-    int begin = at.begin(c);
-    if (READ) xs.load(x, p.xs[2], begin, at.stop, width);
-    if (DELTA == 1 && READ) os.load(o, p.os[2], begin, at.stop, width);
+    const long long begin = at.begin(c);
+    const int left = at.stop - begin;
+    if (READ) xs.load(x + begin * p.xs[2], p.xs[2], left, width);
+    if (READ && DELTA == 1) {
+      os.load(o + begin * p.os[2], p.os[2], left, width);
+#pragma unroll
+      for (int i = 0; i < xs.N; ++i) x_total[i] = load4(total + begin + xs.row(i), xs.row(i) < left);
+    }
+    if (READ && MASKED == 2) xs.hide(mask + begin, left);
     if (WRITE) {
-      ys.load(y, p.ys[2], begin, at.stop, width);
-      zs.load(z, p.zs[2], begin, at.stop, left);
+      ys.load(y + begin * p.ys[2], p.ys[2], left, width);
+      zs.load(z + begin * p.zs[2], p.zs[2], left, columns);
+      if (DELTA == 2) y_delta = load4(delta + begin + thread, thread < min(CHUNK, left));
+      if (MASKED == 1) ys.hide(mask + begin, left), zs.hide(mask + begin, left);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        int row = begin + zs.row(i);
-        bool inside = row < at.stop;
+        const bool inside = zs.row(i) < left;
 #pragma unroll
-        for (int r = 0; r < R; ++r) psi[i][r] = inside ? basis[(long long)row * R + r] : 0.f;
-        if (SCALED) inverse[i] = inside ? __frcp_rn(divisor(total[row], p.eps)) : 0.f;
-        if (MASKED == 1 && inside && !mask[row]) zs.v[i] = make_uint4(0, 0, 0, 0), psi[i][0] = psi[i][R - 1] = 0.f;
-      }
-      if (MASKED == 1) {
-#pragma unroll
-        for (int i = 0; i < ys.N; ++i) {
-          int row = begin + ys.row(i);
-          if (row < at.stop && !mask[row]) ys.v[i] = make_uint4(0, 0, 0, 0);
-        }
-      }
-    }
-    if (MASKED == 2 && READ) {
-#pragma unroll
-      for (int i = 0; i < xs.N; ++i) {
-        int row = begin + xs.row(i);
-        if (row < at.stop && !mask[row]) xs.v[i] = make_uint4(0, 0, 0, 0);
+        for (int r = 0; r < R; ++r) psi[i][r] = load4(basis + (begin + zs.row(i)) * R + r, inside);
+        if (SCALED) z_total[i] = load4(total + begin + zs.row(i), inside);
       }
     }
   };
-
   auto announce = [&](int c) {
     if (c >= at.chunks) return;
-    const int begin = at.begin(c);
-    if (READ) xs.announce(x, p.xs[2], begin, at.stop, width);
-    if (DELTA == 1 && READ) os.announce(o, p.os[2], begin, at.stop, width);
-    if (WRITE) ys.announce(y, p.ys[2], begin, at.stop, width);
-    if (WRITE) zs.announce(z, p.zs[2], begin, at.stop, left);
+    const long long begin = at.begin(c);
+    const int left = at.stop - begin;
+    if (READ) xs.announce(x + begin * p.xs[2], p.xs[2], left, width);
+    if (READ && DELTA == 1) os.announce(o + begin * p.os[2], p.os[2], left, width);
+    if (WRITE) ys.announce(y + begin * p.ys[2], p.ys[2], left, width);
+    if (WRITE) zs.announce(z + begin * p.zs[2], p.zs[2], left, columns);
+    if (GATED) zs.announce(gate + begin * p.gs[2], p.gs[2], left, columns);
   };
 
   if (AUGMENTED) {  // the last column block of x and y is never written again
     for (int i = thread; i < STAGES * CHUNK; i += 128) {
-      u32 tile = shared + i / CHUNK * STAGE_BYTES + (XB - 1) * PITCH + i % CHUNK * 16;
+      const u32 tile = shared + i / CHUNK * STAGE_BYTES + (XB - 1) * PITCH + i % CHUNK * 16;
       if (READ) put16(tile, make_uint4(0, 0, 0, 0));
       if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
     }
@@ -262,54 +289,49 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     const int stage = c % STAGES, use = c / STAGES, begin = at.begin(c);
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
-    const u32 extra = (XB - 2) * PITCH;  // the columns beside x and y
-    const u32 ones = pack(1.f, 1.f);
+    const u32 beside = (XB - 2) * PITCH;  // the columns beside x and y
+    const uint4 ones = make_uint4(pack(1.f, 1.f), 0, 0, 0);
     if (use) wait(empty + stage * 8, (use - 1) & 1);
     if (READ) xs.put(x_tile, X_RELU);
     if (READ && DELTA == 1) {
 #pragma unroll
       for (int i = 0; i < xs.N; ++i) {
-        const u32 *a = &xs.v[i].x, *b = &os.v[i].x;
-        float dot = 0.f;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) dot += low(a[n]) * low(b[n]) + high(a[n]) * high(b[n]);
+        const uint4 a = xs.v[i], b = os.v[i];
+        float dot = low(a.x) * low(b.x) + high(a.x) * high(b.x) + low(a.y) * low(b.y) + high(a.y) * high(b.y)
+                  + low(a.z) * low(b.z) + high(a.z) * high(b.z) + low(a.w) * low(b.w) + high(a.w) * high(b.w);
 #pragma unroll
         for (int n = 1; n < xs.BLOCKS; n *= 2) dot += __shfl_xor_sync(~0u, dot, n);
-        int row = begin + xs.row(i);
         if (xs.block() == 0) {
-          float d = row < at.stop ? -dot * slope(total[row], p.eps) : 0.f;
-          u32 both = pack(d, d - rounded(d));
-          put16(x_tile + extra + xs.row(i) * 16, make_uint4(both, both & 0xFFFFu, 0, 0));
-          if (row < at.stop && at.block == 0) delta[row] = d;
+          const float d = -dot * slope(x_total[i], p.eps);
+          const u32 both = pack(d, d - rounded(d));
+          put16(x_tile + beside + xs.row(i) * 16, make_uint4(both, both & 0xFFFFu, 0, 0));
+          if (begin + xs.row(i) < at.stop && at.block == 0) delta[begin + xs.row(i)] = d;
         }
       }
     }
-    if (READ && DELTA == 2 && thread < CHUNK)
-      put16(x_tile + extra + thread * 16, make_uint4(ones, 0, 0, 0));
+    if (READ && DELTA == 2 && thread < CHUNK) put16(x_tile + beside + thread * 16, ones);
     if (WRITE) {
       ys.put(y_tile, Y_RELU);
-      if (DELTA == 1 && thread < CHUNK)
-        put16(y_tile + extra + thread * 16, make_uint4(ones, 0, 0, 0));
-      if (DELTA == 2 && thread < CHUNK) {
-        float d = begin + thread < at.stop ? delta[begin + thread] : 0.f;
-        put16(y_tile + extra + thread * 16, make_uint4(pack(d, d - rounded(d)), 0, 0, 0));
-      }
+      if (DELTA == 1 && thread < CHUNK) put16(y_tile + beside + thread * 16, ones);
+      if (DELTA == 2 && thread < CHUNK)
+        put16(y_tile + beside + thread * 16, make_uint4(pack(y_delta, y_delta - rounded(y_delta)), 0, 0, 0));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint4 w = zs.v[i];
         if (Z_RELU) w = make_uint4(relu(w.x), relu(w.y), relu(w.z), relu(w.w));
         const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16;
+        const float scale = SCALED ? __frcp_rn(divisor(z_total[i], p.eps)) : 1.f;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          float f = SCALED ? psi[i][r] * inverse[i] : psi[i][r];
+          const float f = psi[i][r] * scale;
           put16(place + r * 8 * PITCH,
                 make_uint4(pack(low(w.x) * f, high(w.x) * f), pack(low(w.y) * f, high(w.y) * f),
                            pack(low(w.z) * f, high(w.z) * f), pack(low(w.w) * f, high(w.w) * f)));
         }
         if (ONES && zs.block() == 0) {
-          float a = psi[i][0], b = psi[i][R - 1];
-          u32 hi = pack(a, R == 1 ? a - rounded(a) : b);
-          u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
+          const float a = psi[i][0], b = psi[i][R - 1];
+          const u32 hi = pack(a, R == 1 ? a - rounded(a) : b);
+          const u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
           put16(z_tile + R * 8 * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
         }
       }
@@ -324,10 +346,12 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 // ---- The state: sums over the chunks so far, for the output warpgroup to read ----
 
 struct State {
-  float f[STATE_M][STATE_F];  // a thread's share, as wgmma deals it out
-  int row, lane;
+  static constexpr int TILES = STATE_M / KEEPERS;  // of 64 rows, in the hands of one warpgroup
+  float f[TILES][STATE_F];  // a thread's share, as wgmma deals it out
+  int tile, row, lane;
 
-  INLINE State() : row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
+  INLINE State()
+      : tile(threadIdx.x / 128 - 1), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
 
   // Where an element lies in the state [R, D, V (+1)], or −1.
   INLINE long long cell(const Params& p, const Place& at, int m, int n) const {
@@ -346,10 +370,10 @@ struct State {
 
   template <class F> INLINE void each(F&& visit) {
 #pragma unroll
-    for (int m = 0; m < STATE_M; ++m)
+    for (int m = 0; m < TILES; ++m)
 #pragma unroll
       for (int i = 0; i < STATE_F; ++i)
-        visit(f[m][i], m * 64 + row + (i & 2) * 4, i / 4 * 8 + lane * 2 + (i & 1));
+        visit(f[m][i], (tile + m) * 64 + row + (i & 2) * 4, i / 4 * 8 + lane * 2 + (i & 1));
   }
 
   INLINE void load(const Params& p, const Place& at, const float* from) {
@@ -357,25 +381,27 @@ struct State {
       const long long place = from ? cell(p, at, m, n) : -1;
       value = place < 0 ? 0.f : from[place];
     });
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) hold(f[m]);
   }
 
   // The two columns of a number become one.
   INLINE void join() {
 #pragma unroll
-    for (int m = 0; m < STATE_M; ++m)
+    for (int m = 0; m < TILES; ++m)
 #pragma unroll
       for (int half = 0; half < 4; half += 2) {
         float* e = f[m] + STATE_F - 4 + half;
-        if (TURNED && DELTA == 2 || !TURNED && ONES && R == 1) e[0] += e[1], e[1] = 0.f;
+        if (TURNED ? DELTA == 2 : ONES && R == 1) e[0] += e[1], e[1] = 0.f;
         if (!TURNED && ONES && R == 2) {
-          float a = __shfl_xor_sync(~0u, e[0], 1), b = __shfl_xor_sync(~0u, e[1], 1);
+          const float a = __shfl_xor_sync(~0u, e[0], 1), b = __shfl_xor_sync(~0u, e[1], 1);
           e[0] = lane == 0 ? e[0] + a : 0.f, e[1] = lane == 0 ? e[1] + b : 0.f;
         }
       }
   }
 
   INLINE void save(const Params& p, const Place& at, float* to) {
-    if (TURNED ? AUGMENTED : ONES) join();
+    join();
     each([&](float value, int m, int n) {
       const bool once = TURNED || n < R * 64 || at.block == 0;
       const long long place = once ? cell(p, at, m, n) : -1;
@@ -384,26 +410,34 @@ struct State {
   }
 
   // As 16-bit operand for the products with x.
-  INLINE void put(u32 tile) {
+  INLINE void put(u32 at) {
     constexpr bool EXTRA = TURNED ? AUGMENTED : ONES;
-    if (EXTRA) join();
+    constexpr int BLOCKS = STATE_N / 8 - EXTRA;
+    const int line = threadIdx.x % 32;
+    join();
+    at += (tile * 64 + threadIdx.x % 128 / 32 * 16 + line % 16) * 16;
 #pragma unroll
-    for (int m = 0; m < STATE_M; ++m)
+    for (int m = 0; m < TILES; ++m) {
+      const u32 rows = at + m * 1024;
 #pragma unroll
-      for (int n = 0; n < STATE_N / 8; ++n)
+      for (int n = 0; n < BLOCKS; n += 2) {
+        const float* e = f[m] + n * 4;
+        put_blocks(rows + (n + line / 16) * STATE_PITCH, pack(e[0], e[1]), pack(e[2], e[3]), pack(e[4], e[5]), pack(e[6], e[7]));
+      }
+      if (EXTRA) {
+        u32 pair[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float a = f[m][n * 4 + half * 2], b = f[m][n * 4 + half * 2 + 1];
-          u32 pair = pack(a, b);
-          if (EXTRA && n == STATE_N / 8 - 1) {
-            float c = __shfl_sync(~0u, a, threadIdx.x & 28), d = __shfl_sync(~0u, b, threadIdx.x & 28);
-            float lo = c - rounded(c);
-            if (TURNED && DELTA == 1) pair = lane == 0 ? pack(c, c) : lane == 1 ? pack(lo, 0.f) : 0;
-            else if (TURNED || R == 1) pair = lane == 0 ? pack(c, lo) : 0;
-            else pair = lane == 0 ? pack(c, d) : lane == 1 ? pack(lo, d - rounded(d)) : 0;
-          }
-          put4(tile + n * STATE_PITCH + (m * 64 + row + half * 8) * 16 + lane * 4, pair);
+          const float* e = f[m] + STATE_F - 4 + half * 2;
+          const float c = __shfl_sync(~0u, e[0], threadIdx.x & 28), d = __shfl_sync(~0u, e[1], threadIdx.x & 28);
+          const float rest = c - rounded(c);
+          if (TURNED && DELTA == 1) pair[half] = lane == 0 ? pack(c, c) : lane == 1 ? pack(rest, 0.f) : 0;
+          else if (TURNED || R == 1) pair[half] = lane == 0 ? pack(c, rest) : 0;
+          else pair[half] = lane == 0 ? pack(c, d) : lane == 1 ? pack(rest, d - rounded(d)) : 0;
         }
+        put_blocks(rows + BLOCKS * STATE_PITCH, pair[0], pair[1]);
+      }
+    }
   }
 };
 
@@ -412,14 +446,11 @@ INLINE void keep_state(const Params& p, const Place& at, u32 shared, u32 full, u
   State state;
   const float* first = p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr;
   state.load(p, at, first);
-#pragma unroll
-  for (int m = 0; m < STATE_M; ++m) hold(state.f[m]);
   if (READ) {
     if (TURNED && AUGMENTED) {  // the column block that no accumulator fills
-      for (int i = threadIdx.x % 128; i < 2 * R * 64; i += 128)
-        if (WRITE || i < R * 64)
-          put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
-                make_uint4(0, 0, 0, 0));
+      for (int i = threadIdx.x % 128; i < (1 + WRITE) * R * 64; i += 128)
+        put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
+              make_uint4(0, 0, 0, 0));
     }
     state.put(shared + STATE_AT);
     to_tensor_cores();
@@ -432,17 +463,17 @@ INLINE void keep_state(const Params& p, const Place& at, u32 shared, u32 full, u
       wait(full + stage * 8, c / STAGES & 1);
       mma_fence();
 #pragma unroll
-      for (int m = 0; m < STATE_M; ++m)
+      for (int m = 0; m < state.TILES; ++m)
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          u64 a = matrix((TURNED ? z_tile : y_tile) + m * 8 * PITCH + k * 256, 128, PITCH);
-          u64 b = matrix((TURNED ? y_tile : z_tile) + k * 256, 128, PITCH);
+          const u64 a = matrix((TURNED ? z_tile : y_tile) + (state.tile + m) * 8 * PITCH + k * 256, 128, PITCH);
+          const u64 b = matrix((TURNED ? y_tile : z_tile) + k * 256, 128, PITCH);
           Mma<STATE_N>::from_shared<1, 1>(state.f[m], a, b, 1);
         }
       mma_commit();
       mma_wait<0>();
 #pragma unroll
-      for (int m = 0; m < STATE_M; ++m) hold(state.f[m]);
+      for (int m = 0; m < state.TILES; ++m) hold(state.f[m]);
       if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
       if (READ && c + 1 < at.chunks) {
         const int next = (c + 1) & 1, use = (c + 1) / 2;
@@ -467,23 +498,23 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
   float* total = p.total + at.head * p.length;
   const unsigned char* mask = p.mask + at.b * p.mask_s;
-  const int left = p.columns - at.block * 64;
+  const int columns = p.columns - at.block * 64;
+  const int mine = threadIdx.x / 128 - 1 - KEEPERS;  // which of the givers this is
+  const u32 stand = shared + OUT_AT + mine * 8 * PITCH;
   Rows<64> gates;
-  for (int c = 0; c < at.chunks; ++c) {
+  for (int c = mine; c < at.chunks; c += GIVERS) {
     const int stage = c % STAGES, begin = at.begin(c), buffer = WRITE ? c & 1 : 0;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES, state = shared + STATE_AT + buffer * STATE_BYTES;
-    float f[2][R];
+    float f[2][R], row_total[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int i = begin + row + half * 8;
-      bool inside = i < at.stop;
-      float scale = 1.f;
-      if (DELTA == 1 && inside) scale = __frcp_rn(divisor(total[i], p.eps));
+      const long long i = begin + row + half * 8;
+      const bool inside = i < at.stop;
 #pragma unroll
-      for (int r = 0; r < R; ++r) f[half][r] = inside ? basis[(long long)i * R + r] * scale : 0.f;
+      for (int r = 0; r < R; ++r) f[half][r] = load4(basis + i * R + r, inside);
+      if (DELTA == 1) row_total[half] = load4(total + i, inside);
     }
-    if (GATED) gates.load(gate, p.gs[2], begin, at.stop, left);
 
     float scores[32], sums[OUT_F];
     wait(full + stage * 8, c / STAGES & 1);
@@ -495,7 +526,7 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
                                    matrix(y_tile + k * 2 * PITCH, PITCH, 128), k > 0);
       mma_commit();
     }
-    if (WRITE || c == 0) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
+    if (WRITE || c == mine) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < XB / 2; ++k) {
@@ -522,46 +553,52 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
       mma_wait<1>();
       if (threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
     }
+    if (GATED) gates.load(gate + begin * p.gs[2], p.gs[2], at.stop - begin, columns);
     mma_wait<0>();
     hold(sums);
     if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
 
-    if (ONES) {
+    if (ONES || DELTA == 1) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float* e = sums + R * 32 + half * 2;
-        float t = R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
-        t += __shfl_xor_sync(~0u, t, 1);
-        t += __shfl_xor_sync(~0u, t, 2);
-        int i = begin + row + half * 8;
-        if (lane == 0 && i < at.stop && at.block == 0) total[i] = t;
-        float scale = __frcp_rn(divisor(t, p.eps));
+        float t = row_total[half];
+        if (ONES) {
+          const float* e = sums + R * 32 + half * 2;
+          t = R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
+          t += __shfl_xor_sync(~0u, t, 1);
+          t += __shfl_xor_sync(~0u, t, 2);
+          const int i = begin + row + half * 8;
+          if (lane == 0 && i < at.stop && at.block == 0) total[i] = t;
+        }
+        const float scale = __frcp_rn(divisor(t, p.eps));
 #pragma unroll
         for (int r = 0; r < R; ++r) f[half][r] *= scale;
       }
     }
-    const u32 stand = shared + OUT_AT + (c & 1) * 8 * PITCH;
+    const int line = thread % 32;
+    const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;
+    together(mine);  // the last chunk has been taken from here
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < 8; n += 2) {
+      u32 pair[4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* s = sums + n * 4 + half * 2;
-        float a = s[0] * f[half][0], b = s[1] * f[half][0];
-        if (R > 1) a += s[32] * f[half][R - 1], b += s[33] * f[half][R - 1];
-        put4(stand + n * PITCH + (row + half * 8) * 16 + lane * 4, pack(a, b));
+      for (int i = 0; i < 4; ++i) {
+        const float *s = sums + n * 4 + i * 2, *g = f[i & 1];
+        float a = s[0] * g[0], b = s[1] * g[0];
+        if (R > 1) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
+        pair[i] = pack(a, b);
       }
-    asm volatile("bar.sync 1, 128;" ::: "memory");
+      put_blocks(rows + (n + line / 16) * PITCH, pair[0], pair[1], pair[2], pair[3]);
+    }
+    together(mine);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int at_row = begin + gates.row(i);
       uint4 v = get16(stand + gates.block() * PITCH + gates.row(i) * 16);
-      if (at_row >= at.stop || gates.block() * 8 >= left) continue;
+      if (at_row >= at.stop || gates.block() * 8 >= columns) continue;
       if (GATED) {
-        u32* pairs = &v.x;
-        const u32* g = &gates.v[i].x;
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-          pairs[n] &= ((int)(g[n] << 16) > 0 ? 0xFFFFu : 0u) | ((int)(g[n] & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
+        const uint4 g = gates.v[i];
+        v = make_uint4(v.x & positive(g.x), v.y & positive(g.y), v.z & positive(g.z), v.w & positive(g.w));
       }
       if (MASKED == 2 && !mask[at_row]) v = make_uint4(0, 0, 0, 0);
       *(uint4*)(out + at_row * p.outs[2] + gates.block() * 8) = v;
@@ -569,7 +606,7 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
   }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) sweep(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(512, 1) sweep(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const u32 full = shared + BARRIERS_AT, empty = full + STAGES * 8;
@@ -577,10 +614,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) sweep(const __grid_constant
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, 128);
-      init_barrier(empty + i * 8, 4 * (READ + WRITE));
+      init_barrier(empty + i * 8, 4 * (READ + KEEPERS * WRITE));
     }
     for (int i = 0; i < 2; ++i) {
-      init_barrier(state_full + i * 8, 128);
+      init_barrier(state_full + i * 8, 128 * KEEPERS);
       init_barrier(state_empty + i * 8, 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -588,9 +625,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) sweep(const __grid_constant
   __syncthreads();
   const Place at(p);
   const int group = threadIdx.x / 128;
-  if (group == 0) produce(p, at, shared, full, empty);
-  else if (group == 1) keep_state(p, at, shared, full, empty, state_full, state_empty);
-  else if (READ) give_out(p, at, shared, full, empty, state_full, state_empty);
+  if (group == 0) {
+    registers<PRODUCER_REGISTERS>();
+    produce(p, at, shared, full, empty);
+  } else if (group <= KEEPERS) {
+    registers<KEEPER_REGISTERS>();
+    keep_state(p, at, shared, full, empty, state_full, state_empty);
+  } else {
+    registers<GIVER_REGISTERS>();
+    if (READ) give_out(p, at, shared, full, empty, state_full, state_empty);
+  }
 }
 
 // What each segment starts with, in place of what each adds; `last` gets the sum of all.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
 CHUNK = 64
-THREADS = 384
+THREADS = 512
 SMALLEST_SEGMENT = 4 * CHUNK
 
 
