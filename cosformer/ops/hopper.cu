@@ -30,13 +30,13 @@ typedef unsigned long long u64;
 typedef unsigned short bf16;
 
 struct Params {
-  const bf16 *x, *y, *z, *gate, *o;  // o: the output, where δ is made
+  const bf16 *x, *y, *z, *gate;
   bf16* out;
-  float *total, *delta;  // [B, H, T]
-  const float *basis, *first;
+  float* total;  // [B, H, T], like those below: what forward divides by
+  const float *inverse, *delta, *basis, *first;  // 1/D and δ: backward's
   float* last;  // states [B, H, segments, R, D, V (+1)]
   const unsigned char* mask;  // [B, T]
-  long long xs[3], ys[3], zs[3], gs[3], os[3], outs[3], basis_s[2], mask_s;
+  long long xs[3], ys[3], zs[3], gs[3], outs[3], basis_s[2], mask_s;
   long long first_h, first_s, last_h, last_s;
   int heads, length, rows, segments, blocks, contracted, columns, pitch;
   float eps;
@@ -48,8 +48,8 @@ constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
 constexpr bool AUGMENTED = DELTA != 0;
 constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
 constexpr int ZB = R * 8 + ONES;
-constexpr int OUT_N = ZB * 8, OUT_F = OUT_N / 2;  // columns, and accumulators of a thread
-constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : OUT_N, STATE_F = STATE_N / 2;
+constexpr int OUT_N = R * 64, OUT_F = OUT_N / 2;  // columns, and accumulators of a thread
+constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : ZB * 8, STATE_F = STATE_N / 2;
 constexpr int STATE_M = TURNED ? R : KW / 64;  // tiles of 64 rows
 constexpr int STATE_PITCH = STATE_M * 1024 + 16;
 constexpr int STATE_BYTES = (TURNED ? XB : ZB) * STATE_PITCH;
@@ -59,9 +59,11 @@ constexpr int STAGE_BYTES = X_BYTES + Y_BYTES + Z_BYTES;
 constexpr int STAGES = KW == 64 ? 3 : 2;
 // Wide states are kept by two warpgroups, else two give out, taking turns.
 constexpr int KEEPERS = STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
-constexpr int PRODUCER_REGISTERS = !READ ? 152 : KEEPERS == 1 ? 96 : 128;  // of 512 in all
-constexpr int KEEPER_REGISTERS = !READ ? 152 : KEEPERS == 1 ? 128 : 112;
-constexpr int GIVER_REGISTERS = !READ ? 24 : KEEPERS == 1 ? 144 : 160;
+constexpr int LOADERS = 2;  // warpgroups that load
+// Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
+constexpr int LOADER_REGISTERS = 72;
+constexpr int KEEPER_REGISTERS = !READ ? 152 : KEEPERS == 2 ? 104 : TURNED ? 128 : 112;
+constexpr int GIVER_REGISTERS = !READ ? 24 : KEEPERS == 2 ? 128 : TURNED ? 104 : 112;
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int OUT_AT = STATE_AT + (READ ? (WRITE ? 2 : 1) * STATE_BYTES : 0);
 constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
@@ -93,7 +95,7 @@ template <int N> INLINE void mma_wait() {
 }
 INLINE void together(int giver) { asm volatile("bar.sync %0, 128;" ::"r"(giver + 1) : "memory"); }
 template <int N> INLINE void registers() {
-  if (N < 128) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+  if (N <= 96) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
   else asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 template <int N> INLINE void hold(float (&f)[N]) {  // the compiler may not move these across
@@ -125,12 +127,16 @@ INLINE u32 positive(u32 pair) {  // a mask
   return ((int)(pair << 16) > 0 ? 0xFFFFu : 0u) | ((int)(pair & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
 }
 INLINE float rounded(float a) { return low(pack(a, 0.f)); }
-INLINE uint4 load16(const void* p, bool inside) {  // zeros outside
+template <bool ALL> INLINE uint4 load16(const void* p, bool inside) {  // zeros outside
   uint4 v;
-  asm volatile(
-      "{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
-      " @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((u32)inside));
+  if (ALL)
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  else
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
+        " @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((u32)inside));
   return v;
 }
 INLINE float load4(const float* p, bool inside) {
@@ -138,6 +144,13 @@ INLINE float load4(const float* p, bool inside) {
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.f32 %0, [%1]; }"
                : "=&f"(v) : "l"(p), "r"((u32)inside));
   return v;
+}
+INLINE void load_psi(float (&psi)[R], const float* basis, long long row, bool inside) {
+  if (R == 2)
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;"
+                 " @p ld.global.v2.f32 {%0, %1}, [%2]; }"
+                 : "=&f"(psi[0]), "=&f"(psi[R - 1]) : "l"(basis + row * 2), "r"((u32)inside));
+  else psi[0] = load4(basis + row, inside);
 }
 INLINE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 INLINE void put16(u32 at, uint4 v) {
@@ -192,22 +205,28 @@ struct Place {
 
 // ---- The producer: loads rows, maps and scales them, and leaves tiles ----
 
-template <int W> struct Rows {  // of a tile [64, W], 16 bytes at a time: what one thread holds
-  static constexpr int BLOCKS = W / 8, STEP = 128 / BLOCKS, N = CHUNK / STEP;
+// Of a tile [64, W], 16 bytes at a time: what one of THREADS holds.
+template <int W, int THREADS> struct Rows {
+  static constexpr int BLOCKS = W / 8, STEP = THREADS / BLOCKS, N = CHUNK / STEP;
   uint4 v[N];
-  INLINE static int row(int i) { return (threadIdx.x % 128) / BLOCKS + i * STEP; }
+  INLINE static int row(int i) { return (threadIdx.x % THREADS) / BLOCKS + i * STEP; }
   INLINE static int block() { return threadIdx.x % BLOCKS; }
 
   // `p` points to the first row of the chunk; `left` rows and `width` columns exist.
   INLINE void load(const bf16* p, long long stride, int left, int width) {
     p += row(0) * stride + block() * 8;
+    if (left >= CHUNK && width >= W) {
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-      v[i] = load16(p + i * STEP * stride, row(i) < left && block() * 8 < width);
+      for (int i = 0; i < N; ++i) v[i] = load16<true>(p + i * STEP * stride, true);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        v[i] = load16<false>(p + i * STEP * stride, row(i) < left && block() * 8 < width);
+    }
   }
   INLINE static void announce(const bf16* p, long long stride, int left, int width) {
     constexpr int LINES = W / 64;  // of 128 bytes in a row
-    const int r = threadIdx.x % 128 / LINES, column = threadIdx.x % LINES * 64;
+    const int r = threadIdx.x % THREADS / LINES, column = threadIdx.x % LINES * 64;
     if (r < min(CHUNK, left) && column < width) prefetch(p + r * stride + column);
   }
   INLINE void hide(const unsigned char* mask, int left) {
@@ -226,42 +245,36 @@ template <int W> struct Rows {  // of a tile [64, W], 16 bytes at a time: what o
 };
 
 INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
-  const int thread = threadIdx.x % 128;
+  constexpr int THREADS = LOADERS * 128;
+  const int thread = threadIdx.x;
   const bf16* x = p.x + at.b * p.xs[0] + at.h * p.xs[1];
   const bf16* y = p.y + at.b * p.ys[0] + at.h * p.ys[1];
   const bf16* z = p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64;
-  const bf16* o = p.o + at.b * p.os[0] + at.h * p.os[1];
   const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + at.block * 64;
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
-  const float* total = p.total + at.head * p.length;
-  float* delta = p.delta + at.head * p.length;
+  const float* inverse = p.inverse + at.head * p.length;
+  const float* delta = p.delta + at.head * p.length;
   const unsigned char* mask = p.mask + at.b * p.mask_s;
   const int width = p.contracted, columns = p.columns - at.block * 64;
-  Rows<KW> xs, ys, os;
-  Rows<64> zs;
-  float psi[4][R], z_total[4], x_total[xs.N], y_delta;
+  Rows<KW, THREADS> xs, ys;
+  Rows<64, THREADS> zs;
+  float psi[zs.N][R], scale[zs.N], d;
 
   auto load = [&](int c) {
     const long long begin = at.begin(c);
     const int left = at.stop - begin;
     if (READ) xs.load(x + begin * p.xs[2], p.xs[2], left, width);
-    if (READ && DELTA == 1) {
-      os.load(o + begin * p.os[2], p.os[2], left, width);
-#pragma unroll
-      for (int i = 0; i < xs.N; ++i) x_total[i] = load4(total + begin + xs.row(i), xs.row(i) < left);
-    }
+    if (DELTA) d = load4(delta + begin + thread, thread < min(CHUNK, left));
     if (READ && MASKED == 2) xs.hide(mask + begin, left);
     if (WRITE) {
       ys.load(y + begin * p.ys[2], p.ys[2], left, width);
       zs.load(z + begin * p.zs[2], p.zs[2], left, columns);
-      if (DELTA == 2) y_delta = load4(delta + begin + thread, thread < min(CHUNK, left));
       if (MASKED == 1) ys.hide(mask + begin, left), zs.hide(mask + begin, left);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < zs.N; ++i) {
         const bool inside = zs.row(i) < left;
-#pragma unroll
-        for (int r = 0; r < R; ++r) psi[i][r] = load4(basis + (begin + zs.row(i)) * R + r, inside);
-        if (SCALED) z_total[i] = load4(total + begin + zs.row(i), inside);
+        load_psi(psi[i], basis, begin + zs.row(i), inside);
+        if (SCALED) scale[i] = load4(inverse + begin + zs.row(i), inside);
       }
     }
   };
@@ -270,14 +283,13 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     const long long begin = at.begin(c);
     const int left = at.stop - begin;
     if (READ) xs.announce(x + begin * p.xs[2], p.xs[2], left, width);
-    if (READ && DELTA == 1) os.announce(o + begin * p.os[2], p.os[2], left, width);
     if (WRITE) ys.announce(y + begin * p.ys[2], p.ys[2], left, width);
     if (WRITE) zs.announce(z + begin * p.zs[2], p.zs[2], left, columns);
     if (GATED) zs.announce(gate + begin * p.gs[2], p.gs[2], left, columns);
   };
 
   if (AUGMENTED) {  // the last column block of x and y is never written again
-    for (int i = thread; i < STAGES * CHUNK; i += 128) {
+    for (int i = thread; i < STAGES * CHUNK; i += THREADS) {
       const u32 tile = shared + i / CHUNK * STAGE_BYTES + (XB - 1) * PITCH + i % CHUNK * 16;
       if (READ) put16(tile, make_uint4(0, 0, 0, 0));
       if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
@@ -286,44 +298,28 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   for (int c = 1; c < AHEAD; ++c) announce(c);
   if (at.chunks > 0) load(0);
   for (int c = 0; c < at.chunks; ++c) {
-    const int stage = c % STAGES, use = c / STAGES, begin = at.begin(c);
+    const int stage = c % STAGES, use = c / STAGES;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
-    const u32 beside = (XB - 2) * PITCH;  // the columns beside x and y
-    const uint4 ones = make_uint4(pack(1.f, 1.f), 0, 0, 0);
     if (use) wait(empty + stage * 8, (use - 1) & 1);
     if (READ) xs.put(x_tile, X_RELU);
-    if (READ && DELTA == 1) {
-#pragma unroll
-      for (int i = 0; i < xs.N; ++i) {
-        const uint4 a = xs.v[i], b = os.v[i];
-        float dot = low(a.x) * low(b.x) + high(a.x) * high(b.x) + low(a.y) * low(b.y) + high(a.y) * high(b.y)
-                  + low(a.z) * low(b.z) + high(a.z) * high(b.z) + low(a.w) * low(b.w) + high(a.w) * high(b.w);
-#pragma unroll
-        for (int n = 1; n < xs.BLOCKS; n *= 2) dot += __shfl_xor_sync(~0u, dot, n);
-        if (xs.block() == 0) {
-          const float d = -dot * slope(x_total[i], p.eps);
-          const u32 both = pack(d, d - rounded(d));
-          put16(x_tile + beside + xs.row(i) * 16, make_uint4(both, both & 0xFFFFu, 0, 0));
-          if (begin + xs.row(i) < at.stop && at.block == 0) delta[begin + xs.row(i)] = d;
-        }
-      }
+    if (WRITE) ys.put(y_tile, Y_RELU);
+    if (AUGMENTED && thread < CHUNK) {
+      const uint4 ones = make_uint4(pack(1.f, 1.f), 0, 0, 0);
+      const u32 both = pack(d, d - rounded(d)), beside = (XB - 2) * PITCH + thread * 16;
+      const uint4 deltas = make_uint4(both, DELTA == 1 ? both & 0xFFFFu : 0, 0, 0);
+      if (READ) put16(x_tile + beside, DELTA == 1 ? deltas : ones);
+      if (WRITE) put16(y_tile + beside, DELTA == 2 ? deltas : ones);
     }
-    if (READ && DELTA == 2 && thread < CHUNK) put16(x_tile + beside + thread * 16, ones);
     if (WRITE) {
-      ys.put(y_tile, Y_RELU);
-      if (DELTA == 1 && thread < CHUNK) put16(y_tile + beside + thread * 16, ones);
-      if (DELTA == 2 && thread < CHUNK)
-        put16(y_tile + beside + thread * 16, make_uint4(pack(y_delta, y_delta - rounded(y_delta)), 0, 0, 0));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < zs.N; ++i) {
         uint4 w = zs.v[i];
         if (Z_RELU) w = make_uint4(relu(w.x), relu(w.y), relu(w.z), relu(w.w));
         const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16;
-        const float scale = SCALED ? __frcp_rn(divisor(z_total[i], p.eps)) : 1.f;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          const float f = psi[i][r] * scale;
+          const float f = SCALED ? psi[i][r] * scale[i] : psi[i][r];
           put16(place + r * 8 * PITCH,
                 make_uint4(pack(low(w.x) * f, high(w.x) * f), pack(low(w.y) * f, high(w.y) * f),
                            pack(low(w.z) * f, high(w.z) * f), pack(low(w.w) * f, high(w.w) * f)));
@@ -351,7 +347,7 @@ struct State {
   int tile, row, lane;
 
   INLINE State()
-      : tile(threadIdx.x / 128 - 1), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
+      : tile(threadIdx.x / 128 - LOADERS), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
 
   // Where an element lies in the state [R, D, V (+1)], or −1.
   INLINE long long cell(const Params& p, const Place& at, int m, int n) const {
@@ -497,82 +493,87 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
   const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + at.block * 64;
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
   float* total = p.total + at.head * p.length;
+  const float* inverse = p.inverse + at.head * p.length;
   const unsigned char* mask = p.mask + at.b * p.mask_s;
   const int columns = p.columns - at.block * 64;
-  const int mine = threadIdx.x / 128 - 1 - KEEPERS;  // which of the givers this is
+  const int mine = threadIdx.x / 128 - LOADERS - KEEPERS;  // which of the givers this is
   const u32 stand = shared + OUT_AT + mine * 8 * PITCH;
-  Rows<64> gates;
+  Rows<64, 128> gates;
   for (int c = mine; c < at.chunks; c += GIVERS) {
     const int stage = c % STAGES, begin = at.begin(c), buffer = WRITE ? c & 1 : 0;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES, state = shared + STATE_AT + buffer * STATE_BYTES;
-    float f[2][R], row_total[2];
+    float f[2][R], scale[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const long long i = begin + row + half * 8;
       const bool inside = i < at.stop;
-#pragma unroll
-      for (int r = 0; r < R; ++r) f[half][r] = load4(basis + i * R + r, inside);
-      if (DELTA == 1) row_total[half] = load4(total + i, inside);
+      load_psi(f[half], basis, i, inside);
+      if (DELTA == 1) scale[half] = load4(inverse + i, inside);
     }
 
-    float scores[32], sums[OUT_F];
+    float sums[OUT_F], totals[4];
+    u32 weights[16];  // of pairs within the chunk
     wait(full + stage * 8, c / STAGES & 1);
     if (CAUSAL) {
+      float scores[32];
       mma_fence();
 #pragma unroll
       for (int k = 0; k < XB / 2; ++k)
         Mma<64>::from_shared<0, 0>(scores, matrix(x_tile + k * 2 * PITCH, PITCH, 128),
                                    matrix(y_tile + k * 2 * PITCH, PITCH, 128), k > 0);
       mma_commit();
-    }
-    if (WRITE || c == mine) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
-    mma_fence();
-#pragma unroll
-    for (int k = 0; k < XB / 2; ++k) {
-      u64 a = matrix(x_tile + k * 2 * PITCH, PITCH, 128);
-      if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, matrix(state + k * 2 * STATE_PITCH, STATE_PITCH, 128), k > 0);
-      else Mma<OUT_N>::from_shared<0, 1>(sums, a, matrix(state + k * 256, 128, STATE_PITCH), k > 0);
-    }
-    mma_commit();
-    if (CAUSAL) {
-      mma_wait<1>();
+      mma_wait<0>();
       hold(scores);
-      u32 weights[16];
 #pragma unroll
       for (int i = 0; i < 32; i += 2) {
-        int r = row + (i & 2) * 4, j = i / 4 * 8 + lane * 2;
-        bool a = REVERSE ? j >= r : j <= r, b = REVERSE ? j + 1 >= r : j + 1 <= r;
+        const int r = row + (i & 2) * 4, j = i / 4 * 8 + lane * 2;
+        const bool a = REVERSE ? j >= r : j <= r, b = REVERSE ? j + 1 >= r : j + 1 <= r;
         weights[i / 2] = pack(a ? scores[i] : 0.f, b ? scores[i + 1] : 0.f);
       }
       mma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, matrix(z_tile + k * 256, 128, PITCH), 1);
-      mma_commit();
-      mma_wait<1>();
-      if (threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
+        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, matrix(z_tile + k * 256, 128, PITCH), k > 0);
+      if (ONES)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          Mma<8>::from_registers<1>(totals, weights + 4 * k, matrix(z_tile + OUT_N / 8 * PITCH + k * 256, 128, PITCH), k > 0);
     }
+    if (WRITE || c == mine) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
+    mma_fence();
+#pragma unroll
+    for (int k = 0; k < XB / 2; ++k) {
+      const u64 a = matrix(x_tile + k * 2 * PITCH, PITCH, 128);
+      const int add = CAUSAL || k > 0;
+      if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, matrix(state + k * 2 * STATE_PITCH, STATE_PITCH, 128), add);
+      else Mma<OUT_N>::from_shared<0, 1>(sums, a, matrix(state + k * 256, 128, STATE_PITCH), add);
+      if (ONES) Mma<8>::from_shared<0, 1>(totals, a, matrix(state + OUT_N / 8 * STATE_PITCH + k * 256, 128, STATE_PITCH), add);
+    }
+    mma_commit();
     if (GATED) gates.load(gate + begin * p.gs[2], p.gs[2], at.stop - begin, columns);
     mma_wait<0>();
     hold(sums);
-    if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
+    if (ONES) hold(totals);
+    if (threadIdx.x % 32 == 0) {
+      arrive(empty + stage * 8);
+      if (WRITE) arrive(state_empty + buffer * 8);
+    }
 
     if (ONES || DELTA == 1) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float t = row_total[half];
         if (ONES) {
-          const float* e = sums + R * 32 + half * 2;
-          t = R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
+          const float* e = totals + half * 2;
+          float t = R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
           t += __shfl_xor_sync(~0u, t, 1);
           t += __shfl_xor_sync(~0u, t, 2);
           const int i = begin + row + half * 8;
           if (lane == 0 && i < at.stop && at.block == 0) total[i] = t;
+          scale[half] = __frcp_rn(divisor(t, p.eps));
         }
-        const float scale = __frcp_rn(divisor(t, p.eps));
 #pragma unroll
-        for (int r = 0; r < R; ++r) f[half][r] *= scale;
+        for (int r = 0; r < R; ++r) f[half][r] *= scale[half];
       }
     }
     const int line = thread % 32;
@@ -606,14 +607,14 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
   }
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) sweep(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const u32 full = shared + BARRIERS_AT, empty = full + STAGES * 8;
   const u32 state_full = empty + STAGES * 8, state_empty = state_full + 16;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      init_barrier(full + i * 8, 128);
+      init_barrier(full + i * 8, 128 * LOADERS);
       init_barrier(empty + i * 8, 4 * (READ + KEEPERS * WRITE));
     }
     for (int i = 0; i < 2; ++i) {
@@ -625,15 +626,36 @@ extern "C" __global__ void __launch_bounds__(512, 1) sweep(const __grid_constant
   __syncthreads();
   const Place at(p);
   const int group = threadIdx.x / 128;
-  if (group == 0) {
-    registers<PRODUCER_REGISTERS>();
+  if (group < LOADERS) {
+    registers<LOADER_REGISTERS>();
     produce(p, at, shared, full, empty);
-  } else if (group <= KEEPERS) {
+  } else if (group < LOADERS + KEEPERS) {
     registers<KEEPER_REGISTERS>();
     keep_state(p, at, shared, full, empty, state_full, state_empty);
   } else {
     registers<GIVER_REGISTERS>();
     if (READ) give_out(p, at, shared, full, empty, state_full, state_empty);
+  }
+}
+
+// 1/D and δ = −dout·out·dD/dtotal of every row: KW / 8 threads each.
+extern "C" __global__ void prepare(const bf16* grad, const bf16* out, const float* total, float* inverse,
+                                   float* delta, long long g_b, long long g_h, long long g_t,
+                                   long long o_b, long long o_h, long long o_t, long long rows,
+                                   int heads, int length, int width, float eps) {
+  const long long row = (blockIdx.x * 256ll + threadIdx.x) / (KW / 8);
+  const int column = threadIdx.x % (KW / 8) * 8;
+  const bool inside = row < rows && column < width;
+  const long long head = row / length, t = row % length, b = head / heads, h = head % heads;
+  const uint4 g = load16<false>(grad + b * g_b + h * g_h + t * g_t + column, inside);
+  const uint4 o = load16<false>(out + b * o_b + h * o_h + t * o_t + column, inside);
+  float dot = low(g.x) * low(o.x) + high(g.x) * high(o.x) + low(g.y) * low(o.y) + high(g.y) * high(o.y)
+            + low(g.z) * low(o.z) + high(g.z) * high(o.z) + low(g.w) * low(o.w) + high(g.w) * high(o.w);
+#pragma unroll
+  for (int n = 1; n < KW / 8; n *= 2) dot += __shfl_xor_sync(~0u, dot, n);
+  if (inside && column == 0) {
+    inverse[row] = __frcp_rn(divisor(total[row], eps));
+    delta[row] = -dot * slope(total[row], eps);
   }
 }
 

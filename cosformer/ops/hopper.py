@@ -16,7 +16,7 @@ from torch import Tensor
 
 RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
 CHUNK = 64
-THREADS = 512
+THREADS = 640
 SMALLEST_SEGMENT = 4 * CHUNK
 
 
@@ -40,7 +40,7 @@ class Kernel(NamedTuple):
     shared: int
 
 
-PARAMS = struct.Struct("12Q25q8if4x")
+PARAMS = struct.Struct("12Q22q8if4x")
 
 
 class Sweep(NamedTuple):
@@ -93,7 +93,7 @@ def cubin(flags: tuple[str, ...]) -> bytes:
 @functools.cache
 def _source() -> str:
     text = Path(__file__).with_name("hopper.cu").read_text()
-    return text.replace("//@MMA", "".join(_mma(n) for n in (64, 72, 128, 136)))
+    return text.replace("//@MMA", "".join(_mma(n) for n in (8, 64, 72, 128, 136)))
 
 
 def _mma(n: int) -> str:
@@ -206,8 +206,8 @@ def sweep(
     *,
     out: Tensor | None = None,
     gate: Tensor | None = None,
-    o: Tensor | None = None,
     total: Tensor | None = None,
+    inverse: Tensor | None = None,
     delta: Tensor | None = None,
     first: Tensor | None = None,
     last: Tensor | None = None,
@@ -233,8 +233,8 @@ def sweep(
         return t.stride(1), t.stride(2) if t.shape[2] > 1 else 0
 
     params = PARAMS.pack(
-        *(pointer(t) for t in (x, y, z, gate, o, out, total, delta, basis, first, last, mask)),
-        *strides(x), *strides(y), *strides(z), *strides(gate), *strides(o), *strides(out),
+        *(pointer(t) for t in (x, y, z, gate, out, total, inverse, delta, basis, first, last, mask)),
+        *strides(x), *strides(y), *strides(z), *strides(gate), *strides(out),
         *(basis.stride(i) if basis.shape[i] > 1 else 0 for i in (0, 1)),
         0 if mask is None else mask.stride(0), *steps(first), *steps(last),
         heads, length, rows, segments, blocks, contracted, columns,
@@ -244,6 +244,20 @@ def sweep(
         kernel("sweep", options, device), (batch * heads * segments * blocks, 1), THREADS, device,
         params,
     )  # fmt: skip
+
+
+def prepare(grad: Tensor, out: Tensor, total: Tensor, rule: str, eps: float) -> tuple[Tensor, Tensor]:
+    """1/D and δ of every row."""
+    inverse, delta = torch.empty_like(total), torch.empty_like(total)
+    width, rows, device = out.shape[3], total.numel(), total.device.index
+    wide = 64 if width <= 64 else 128
+    launch(
+        kernel("prepare", Sweep(wide, 1, RULE=RULES[rule]), device), (-(-rows * wide // 2048), 1), 256, device,
+        *(ctypes.c_void_p(t.data_ptr()) for t in (grad, out, total, inverse, delta)),
+        *(ctypes.c_longlong(n) for n in (*grad.stride()[:3], *out.stride()[:3], rows)),
+        *(ctypes.c_int(n) for n in (*total.shape[1:], width)), ctypes.c_float(eps),
+    )  # fmt: skip
+    return inverse, delta
 
 
 def edges(
