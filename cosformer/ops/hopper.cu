@@ -61,14 +61,14 @@ constexpr int STAGES = KW == 64 ? 3 : 2;
 constexpr int KEEPERS = STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
-constexpr int LOADER_REGISTERS = 72;
-constexpr int KEEPER_REGISTERS = !READ ? 152 : KEEPERS == 2 ? 104 : TURNED ? 128 : 112;
-constexpr int GIVER_REGISTERS = !READ ? 24 : KEEPERS == 2 ? 128 : TURNED ? 104 : 112;
+constexpr int LOADER_REGISTERS = KEEPERS == 2 ? 72 : 64;
+constexpr int KEEPER_REGISTERS = !READ ? 152 : KEEPERS == 2 ? 112 : 128;
+constexpr int GIVER_REGISTERS = !READ ? 24 : 112;
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int OUT_AT = STATE_AT + (READ ? (WRITE ? 2 : 1) * STATE_BYTES : 0);
 constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
 extern "C" __constant__ const int shared_bytes = BARRIERS_AT + 16 * 8;
-constexpr int AHEAD = 4;  // chunks that are on their way to the L2 cache
+constexpr int AHEAD = 3;  // chunks that are on their way to the L2 cache
 
 // ---- Hopper's instructions ----
 
@@ -103,10 +103,12 @@ template <int N> INLINE void hold(float (&f)[N]) {  // the compiler may not move
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(f[i])::"memory");
 }
 
-// Describes an operand: the bytes between its 8 × 8 blocks, along K and along M or N.
-INLINE u64 matrix(u32 address, int along_k, int along_mn) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)(along_k >> 4) << 16 | (u64)(along_mn >> 4) << 32;
-}
+// Describes an operand: where it begins, and the bytes between its 8 × 8 blocks along K and along M or N.
+struct Operand {
+  u32 low;
+  INLINE Operand(u32 address, int along_k) : low((address & 0x3FFFF) >> 4 | along_k >> 4 << 16) {}
+  INLINE u64 at(int bytes, int along_mn) const { return (u64)(along_mn >> 4) << 32 | (low + (bytes >> 4)); }
+};
 
 template <int N> struct Mma;  // sums [64, N] += a [64, 16] b [16, N]
 //@MMA
@@ -145,12 +147,12 @@ INLINE float load4(const float* p, bool inside) {
                : "=&f"(v) : "l"(p), "r"((u32)inside));
   return v;
 }
-INLINE void load_psi(float (&psi)[R], const float* basis, long long row, bool inside) {
+INLINE void load_psi(float (&psi)[R], const float* place, bool inside) {
   if (R == 2)
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;"
                  " @p ld.global.v2.f32 {%0, %1}, [%2]; }"
-                 : "=&f"(psi[0]), "=&f"(psi[R - 1]) : "l"(basis + row * 2), "r"((u32)inside));
-  else psi[0] = load4(basis + row, inside);
+                 : "=&f"(psi[0]), "=&f"(psi[R - 1]) : "l"(place), "r"((u32)inside));
+  else psi[0] = load4(place, inside);
 }
 INLINE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 INLINE void put16(u32 at, uint4 v) {
@@ -174,6 +176,11 @@ INLINE void put_blocks(u32 at, u32 a, u32 b) {
 
 // ---- The denominator ----
 
+INLINE float reciprocal(float a) {
+  float b;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
 INLINE float divisor(float total, float eps) {
   if (RULE == 1) return fmaxf(total, eps);
   if (RULE == 2) return total + eps;
@@ -205,29 +212,30 @@ struct Place {
 
 // ---- The producer: loads rows, maps and scales them, and leaves tiles ----
 
-// Of a tile [64, W], 16 bytes at a time: what one of THREADS holds.
+// Of a tile [64, W], 16 bytes at a time: what one of THREADS holds, and where its next ones are.
 template <int W, int THREADS> struct Rows {
   static constexpr int BLOCKS = W / 8, STEP = THREADS / BLOCKS, N = CHUNK / STEP;
   uint4 v[N];
+  const bf16* next;
   INLINE static int row(int i) { return (threadIdx.x % THREADS) / BLOCKS + i * STEP; }
   INLINE static int block() { return threadIdx.x % BLOCKS; }
 
-  // `p` points to the first row of the chunk; `left` rows and `width` columns exist.
-  INLINE void load(const bf16* p, long long stride, int left, int width) {
-    p += row(0) * stride + block() * 8;
+  INLINE void start(const bf16* p, long long stride) { next = p + row(0) * stride + block() * 8; }
+  INLINE void move(long long stride) { next += REVERSE ? -CHUNK * stride : CHUNK * stride; }
+  // `left` rows and `width` columns exist.
+  INLINE void load(long long stride, int left, int width) {
     if (left >= CHUNK && width >= W) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) v[i] = load16<true>(p + i * STEP * stride, true);
+      for (int i = 0; i < N; ++i) v[i] = load16<true>(next + i * STEP * stride, true);
     } else {
 #pragma unroll
       for (int i = 0; i < N; ++i)
-        v[i] = load16<false>(p + i * STEP * stride, row(i) < left && block() * 8 < width);
+        v[i] = load16<false>(next + i * STEP * stride, row(i) < left && block() * 8 < width);
     }
   }
-  INLINE static void announce(const bf16* p, long long stride, int left, int width) {
-    constexpr int LINES = W / 64;  // of 128 bytes in a row
-    const int r = threadIdx.x % THREADS / LINES, column = threadIdx.x % LINES * 64;
-    if (r < min(CHUNK, left) && column < width) prefetch(p + r * stride + column);
+  INLINE void announce(long long stride) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) prefetch(next + ((REVERSE ? 1 - AHEAD : AHEAD - 1) * CHUNK + i * STEP) * stride);
   }
   INLINE void hide(const unsigned char* mask, int left) {
 #pragma unroll
@@ -247,45 +255,45 @@ template <int W, int THREADS> struct Rows {
 INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
   constexpr int THREADS = LOADERS * 128;
   const int thread = threadIdx.x;
-  const bf16* x = p.x + at.b * p.xs[0] + at.h * p.xs[1];
-  const bf16* y = p.y + at.b * p.ys[0] + at.h * p.ys[1];
-  const bf16* z = p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64;
-  const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + at.block * 64;
-  const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
-  const float* inverse = p.inverse + at.head * p.length;
-  const float* delta = p.delta + at.head * p.length;
-  const unsigned char* mask = p.mask + at.b * p.mask_s;
   const int width = p.contracted, columns = p.columns - at.block * 64;
   Rows<KW, THREADS> xs, ys;
   Rows<64, THREADS> zs;
   float psi[zs.N][R], scale[zs.N], d;
+  const long long from = at.begin(0);
+  if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
+  if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
+  if (WRITE) zs.start(p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64 + from * p.zs[2], p.zs[2]);
+  const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1] + (from + zs.row(0)) * R;
+  const float* inverse = p.inverse + at.head * p.length + from + zs.row(0);
+  const float* delta = p.delta + at.head * p.length + from + thread;
+  const unsigned char* mask = p.mask + at.b * p.mask_s;
 
-  auto load = [&](int c) {
-    const long long begin = at.begin(c);
-    const int left = at.stop - begin;
-    if (READ) xs.load(x + begin * p.xs[2], p.xs[2], left, width);
-    if (DELTA) d = load4(delta + begin + thread, thread < min(CHUNK, left));
-    if (READ && MASKED == 2) xs.hide(mask + begin, left);
+  auto load = [&](int c) {  // one after the other
+    const int begin = at.begin(c), left = at.stop - begin;
+    constexpr int MOVE = REVERSE ? -CHUNK : CHUNK;
+    const int ahead = at.begin(c + AHEAD - 1);
+    const bool announced = c + AHEAD - 1 < at.chunks && ahead + CHUNK <= at.stop;
+    if (READ) {
+      xs.load(p.xs[2], left, width);
+      if (announced) xs.announce(p.xs[2]);
+      if (MASKED == 2) xs.hide(mask + begin, left);
+      xs.move(p.xs[2]);
+    }
+    if (DELTA) d = load4(delta, thread < min(CHUNK, left)), delta += MOVE;
     if (WRITE) {
-      ys.load(y + begin * p.ys[2], p.ys[2], left, width);
-      zs.load(z + begin * p.zs[2], p.zs[2], left, columns);
+      ys.load(p.ys[2], left, width);
+      zs.load(p.zs[2], left, columns);
+      if (announced) ys.announce(p.ys[2]), zs.announce(p.zs[2]);
       if (MASKED == 1) ys.hide(mask + begin, left), zs.hide(mask + begin, left);
+      ys.move(p.ys[2]), zs.move(p.zs[2]);
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
         const bool inside = zs.row(i) < left;
-        load_psi(psi[i], basis, begin + zs.row(i), inside);
-        if (SCALED) scale[i] = load4(inverse + begin + zs.row(i), inside);
+        load_psi(psi[i], basis + i * zs.STEP * R, inside);
+        if (SCALED) scale[i] = load4(inverse + i * zs.STEP, inside);
       }
+      basis += MOVE * R, inverse += MOVE;
     }
-  };
-  auto announce = [&](int c) {
-    if (c >= at.chunks) return;
-    const long long begin = at.begin(c);
-    const int left = at.stop - begin;
-    if (READ) xs.announce(x + begin * p.xs[2], p.xs[2], left, width);
-    if (WRITE) ys.announce(y + begin * p.ys[2], p.ys[2], left, width);
-    if (WRITE) zs.announce(z + begin * p.zs[2], p.zs[2], left, columns);
-    if (GATED) zs.announce(gate + begin * p.gs[2], p.gs[2], left, columns);
   };
 
   if (AUGMENTED) {  // the last column block of x and y is never written again
@@ -295,7 +303,6 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
       if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
     }
   }
-  for (int c = 1; c < AHEAD; ++c) announce(c);
   if (at.chunks > 0) load(0);
   for (int c = 0; c < at.chunks; ++c) {
     const int stage = c % STAGES, use = c / STAGES;
@@ -334,7 +341,6 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     }
     to_tensor_cores();
     arrive(full + stage * 8);
-    announce(c + AHEAD);
     if (c + 1 < at.chunks) load(c + 1);
   }
 }
@@ -343,40 +349,46 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 
 struct State {
   static constexpr int TILES = STATE_M / KEEPERS;  // of 64 rows, in the hands of one warpgroup
+  static constexpr bool EXTRA = TURNED ? AUGMENTED : ONES;
+  static constexpr int BLOCKS = STATE_N / 8 - EXTRA;
   float f[TILES][STATE_F];  // a thread's share, as wgmma deals it out
-  int tile, row, lane;
+  u32 pairs[TILES][STATE_F / 2];  // the same as 16-bit operand
+  const int tile, row, lane;
 
-  INLINE State()
-      : tile(threadIdx.x / 128 - LOADERS), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
+  INLINE State(int mine)
+      : tile(mine), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
 
-  // Where an element lies in the state [R, D, V (+1)], or −1.
-  INLINE long long cell(const Params& p, const Place& at, int m, int n) const {
+  // Visits every element with its place in the state [R, D, V (+1)], and whether it has one.
+  template <class F> INLINE void each(const Params& p, const Place& at, F&& visit) {
     const int from = at.block * 64;
-    if (TURNED) {
-      const bool extra = n >= KW;
-      const int d = from + m % 64, v = extra ? p.contracted : n;
-      if (d >= p.columns || (extra ? n > KW || !AUGMENTED : n >= p.contracted)) return -1;
-      return ((long long)(m / 64) * p.columns + d) * p.pitch + v;
-    }
-    const bool extra = n >= R * 64;
-    const int r = extra ? n - R * 64 : n / 64, v = extra ? p.columns : from + n % 64;
-    if (m >= p.contracted || r >= R || (!extra && v >= p.columns)) return -1;
-    return ((long long)r * p.contracted + m) * p.pitch + v;
-  }
-
-  template <class F> INLINE void each(F&& visit) {
 #pragma unroll
     for (int m = 0; m < TILES; ++m)
 #pragma unroll
-      for (int i = 0; i < STATE_F; ++i)
-        visit(f[m][i], (tile + m) * 64 + row + (i & 2) * 4, i / 4 * 8 + lane * 2 + (i & 1));
+      for (int i = 0; i < STATE_F; ++i) {
+        const int a = row + (i & 2) * 4, n = i / 4 * 8 + (i & 1), b = n + lane * 2;  // [64, STATE_N]
+        int r, d, v;
+        bool known;
+        if (TURNED) {
+          r = tile + m, d = from + a, v = n >= KW ? p.contracted : b;
+          known = d < p.columns && (n >= KW ? b == KW && AUGMENTED : b < p.contracted);
+        } else {
+          r = n >= R * 64 ? b - R * 64 : n / 64, d = (tile + m) * 64 + a, v = n >= R * 64 ? p.columns : from + b % 64;
+          known = d < p.contracted && r < R && (n >= R * 64 || v < p.columns);
+        }
+        visit(f[m][i], (r * (TURNED ? p.columns : p.contracted) + d) * p.pitch + v, known, !TURNED && n >= R * 64);
+      }
   }
-
   INLINE void load(const Params& p, const Place& at, const float* from) {
-    each([&](float& value, int m, int n) {
-      const long long place = from ? cell(p, at, m, n) : -1;
-      value = place < 0 ? 0.f : from[place];
+    each(p, at, [&](float& value, int place, bool known, bool) { value = load4(from + place, from && known); });
+    hold_all();
+  }
+  INLINE void save(const Params& p, const Place& at, float* to) {
+    join();
+    each(p, at, [&](float value, int place, bool known, bool shared) {
+      if (known && !(shared && at.block)) to[place] = value;
     });
+  }
+  INLINE void hold_all() {
 #pragma unroll
     for (int m = 0; m < TILES; ++m) hold(f[m]);
   }
@@ -395,89 +407,77 @@ struct State {
         }
       }
   }
-
-  INLINE void save(const Params& p, const Place& at, float* to) {
+  INLINE void round() {
     join();
-    each([&](float value, int m, int n) {
-      const bool once = TURNED || n < R * 64 || at.block == 0;
-      const long long place = once ? cell(p, at, m, n) : -1;
-      if (place >= 0) to[place] = value;
-    });
-  }
-
-  // As 16-bit operand for the products with x.
-  INLINE void put(u32 at) {
-    constexpr bool EXTRA = TURNED ? AUGMENTED : ONES;
-    constexpr int BLOCKS = STATE_N / 8 - EXTRA;
-    const int line = threadIdx.x % 32;
-    join();
-    at += (tile * 64 + threadIdx.x % 128 / 32 * 16 + line % 16) * 16;
 #pragma unroll
     for (int m = 0; m < TILES; ++m) {
-      const u32 rows = at + m * 1024;
 #pragma unroll
-      for (int n = 0; n < BLOCKS; n += 2) {
-        const float* e = f[m] + n * 4;
-        put_blocks(rows + (n + line / 16) * STATE_PITCH, pack(e[0], e[1]), pack(e[2], e[3]), pack(e[4], e[5]), pack(e[6], e[7]));
-      }
-      if (EXTRA) {
-        u32 pair[2];
+      for (int i = 0; i < STATE_F / 2 - 2 * EXTRA; ++i) pairs[m][i] = pack(f[m][2 * i], f[m][2 * i + 1]);
+      if (EXTRA)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* e = f[m] + STATE_F - 4 + half * 2;
           const float c = __shfl_sync(~0u, e[0], threadIdx.x & 28), d = __shfl_sync(~0u, e[1], threadIdx.x & 28);
           const float rest = c - rounded(c);
-          if (TURNED && DELTA == 1) pair[half] = lane == 0 ? pack(c, c) : lane == 1 ? pack(rest, 0.f) : 0;
-          else if (TURNED || R == 1) pair[half] = lane == 0 ? pack(c, rest) : 0;
-          else pair[half] = lane == 0 ? pack(c, d) : lane == 1 ? pack(rest, d - rounded(d)) : 0;
+          u32 pair;
+          if (TURNED && DELTA == 1) pair = lane == 0 ? pack(c, c) : lane == 1 ? pack(rest, 0.f) : 0;
+          else if (TURNED || R == 1) pair = lane == 0 ? pack(c, rest) : 0;
+          else pair = lane == 0 ? pack(c, d) : lane == 1 ? pack(rest, d - rounded(d)) : 0;
+          pairs[m][STATE_F / 2 - 2 + half] = pair;
         }
-        put_blocks(rows + BLOCKS * STATE_PITCH, pair[0], pair[1]);
-      }
+    }
+  }
+  INLINE void put(u32 at) const {
+    const int line = threadIdx.x % 32;
+    at += (tile * 64 + threadIdx.x % 128 / 32 * 16 + line % 16) * 16;
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) {
+      const u32 rows = at + m * 1024, *e = pairs[m];
+#pragma unroll
+      for (int n = 0; n < BLOCKS; n += 2)
+        put_blocks(rows + (n + line / 16) * STATE_PITCH, e[n * 2], e[n * 2 + 1], e[n * 2 + 2], e[n * 2 + 3]);
+      if (EXTRA) put_blocks(rows + BLOCKS * STATE_PITCH, e[BLOCKS * 2], e[BLOCKS * 2 + 1]);
     }
   }
 };
 
-INLINE void keep_state(const Params& p, const Place& at, u32 shared, u32 full, u32 empty,
+INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                        u32 state_full, u32 state_empty) {
-  State state;
-  const float* first = p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr;
-  state.load(p, at, first);
-  if (READ) {
-    if (TURNED && AUGMENTED) {  // the column block that no accumulator fills
-      for (int i = threadIdx.x % 128; i < (1 + WRITE) * R * 64; i += 128)
-        put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
-              make_uint4(0, 0, 0, 0));
-    }
+  State state(mine);
+  state.load(p, at, p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr);
+  if (READ && TURNED && AUGMENTED)  // the column block that no accumulator fills
+    for (int i = threadIdx.x % 128; i < (1 + WRITE) * R * 64; i += 128)
+      put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
+            make_uint4(0, 0, 0, 0));
+  if (READ) state.round();
+  if (READ && !WRITE) {
     state.put(shared + STATE_AT);
     to_tensor_cores();
     arrive(state_full);
   }
   if (WRITE) {
     for (int c = 0; c < at.chunks; ++c) {
-      const int stage = c % STAGES;
+      const int stage = c % STAGES, buffer = c & 1, use = c / 2;
       const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES;
+      const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
       wait(full + stage * 8, c / STAGES & 1);
       mma_fence();
 #pragma unroll
       for (int m = 0; m < state.TILES; ++m)
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const u64 a = matrix((TURNED ? z_tile : y_tile) + (state.tile + m) * 8 * PITCH + k * 256, 128, PITCH);
-          const u64 b = matrix((TURNED ? y_tile : z_tile) + k * 256, 128, PITCH);
-          Mma<STATE_N>::from_shared<1, 1>(state.f[m], a, b, 1);
-        }
+        for (int k = 0; k < 4; ++k)
+          Mma<STATE_N>::from_shared<1, 1>(state.f[m], a.at(m * 8 * PITCH + k * 256, PITCH), b.at(k * 256, PITCH), 1);
       mma_commit();
-      mma_wait<0>();
-#pragma unroll
-      for (int m = 0; m < state.TILES; ++m) hold(state.f[m]);
-      if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
-      if (READ && c + 1 < at.chunks) {
-        const int next = (c + 1) & 1, use = (c + 1) / 2;
-        if (use) wait(state_empty + next * 8, (use - 1) & 1);
-        state.put(shared + STATE_AT + next * STATE_BYTES);
+      if (READ) {  // meanwhile, what stood there before
+        if (use) wait(state_empty + buffer * 8, (use - 1) & 1);
+        state.put(shared + STATE_AT + buffer * STATE_BYTES);
         to_tensor_cores();
-        arrive(state_full + next * 8);
+        arrive(state_full + buffer * 8);
       }
+      mma_wait<0>();
+      state.hold_all();
+      if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
+      if (READ && c + 1 < at.chunks) state.round();
     }
     if (p.last) state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s);
   }
@@ -485,7 +485,7 @@ INLINE void keep_state(const Params& p, const Place& at, u32 shared, u32 full, u
 
 // ---- The output ----
 
-INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32 empty,
+INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                      u32 state_full, u32 state_empty) {
   const int thread = threadIdx.x % 128, lane = thread % 4;
   const int row = thread / 32 * 16 + thread % 32 / 4;  // and row + 8
@@ -496,20 +496,23 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
   const float* inverse = p.inverse + at.head * p.length;
   const unsigned char* mask = p.mask + at.b * p.mask_s;
   const int columns = p.columns - at.block * 64;
-  const int mine = threadIdx.x / 128 - LOADERS - KEEPERS;  // which of the givers this is
   const u32 stand = shared + OUT_AT + mine * 8 * PITCH;
   Rows<64, 128> gates;
+  // Of 16 rows of a warp and 16 columns that meet: pairs on the diagonal, as a mask.
+  const int down = thread % 32 / 4 - lane * 2, warp = __shfl_sync(~0u, thread / 32, 0);
+  const u32 diagonal = REVERSE ? (down <= 0 ? 0xFFFFu : 0u) | (down <= 1 ? 0xFFFF0000u : 0u)
+                               : (down >= 0 ? 0xFFFFu : 0u) | (down >= 1 ? 0xFFFF0000u : 0u);
   for (int c = mine; c < at.chunks; c += GIVERS) {
     const int stage = c % STAGES, begin = at.begin(c), buffer = WRITE ? c & 1 : 0;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
-    const u32 z_tile = y_tile + Y_BYTES, state = shared + STATE_AT + buffer * STATE_BYTES;
+    const Operand x(x_tile, PITCH), y(y_tile, PITCH), z(y_tile + Y_BYTES, 128);
+    const Operand state(shared + STATE_AT + buffer * STATE_BYTES, TURNED ? STATE_PITCH : 128);
     float f[2][R], scale[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const long long i = begin + row + half * 8;
-      const bool inside = i < at.stop;
-      load_psi(f[half], basis, i, inside);
-      if (DELTA == 1) scale[half] = load4(inverse + i, inside);
+      const int i = begin + row + half * 8;
+      load_psi(f[half], basis + (long long)i * R, i < at.stop);
+      if (DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
     }
 
     float sums[OUT_F], totals[4];
@@ -520,38 +523,44 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
       mma_fence();
 #pragma unroll
       for (int k = 0; k < XB / 2; ++k)
-        Mma<64>::from_shared<0, 0>(scores, matrix(x_tile + k * 2 * PITCH, PITCH, 128),
-                                   matrix(y_tile + k * 2 * PITCH, PITCH, 128), k > 0);
+        Mma<64>::from_shared<0, 0>(scores, x.at(k * 2 * PITCH, 128), y.at(k * 2 * PITCH, 128), k > 0);
       mma_commit();
       mma_wait<0>();
       hold(scores);
 #pragma unroll
-      for (int i = 0; i < 32; i += 2) {
-        const int r = row + (i & 2) * 4, j = i / 4 * 8 + lane * 2;
-        const bool a = REVERSE ? j >= r : j <= r, b = REVERSE ? j + 1 >= r : j + 1 <= r;
-        weights[i / 2] = pack(a ? scores[i] : 0.f, b ? scores[i + 1] : 0.f);
+      for (int k = 0; k < 4; ++k) {  // 16 columns: before the warp's own rows, among them, or after
+        const u32 all = (REVERSE ? k > warp : k < warp) ? ~0u : 0u, own = k == warp ? diagonal : all;
+        const u32 sure = k == warp ? ~0u : all;
+        const float* e = scores + k * 8;
+        weights[k * 4] = pack(e[0], e[1]) & own;
+        weights[k * 4 + 1] = pack(e[2], e[3]) & (REVERSE ? all : sure);
+        weights[k * 4 + 2] = pack(e[4], e[5]) & (REVERSE ? sure : all);
+        weights[k * 4 + 3] = pack(e[6], e[7]) & own;
       }
       mma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, matrix(z_tile + k * 256, 128, PITCH), k > 0);
+        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), k > 0);
       if (ONES)
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          Mma<8>::from_registers<1>(totals, weights + 4 * k, matrix(z_tile + OUT_N / 8 * PITCH + k * 256, 128, PITCH), k > 0);
+          Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OUT_N / 8 * PITCH + k * 256, PITCH), k > 0);
     }
     if (WRITE || c == mine) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < XB / 2; ++k) {
-      const u64 a = matrix(x_tile + k * 2 * PITCH, PITCH, 128);
+      const u64 a = x.at(k * 2 * PITCH, 128);
       const int add = CAUSAL || k > 0;
-      if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, matrix(state + k * 2 * STATE_PITCH, STATE_PITCH, 128), add);
-      else Mma<OUT_N>::from_shared<0, 1>(sums, a, matrix(state + k * 256, 128, STATE_PITCH), add);
-      if (ONES) Mma<8>::from_shared<0, 1>(totals, a, matrix(state + OUT_N / 8 * STATE_PITCH + k * 256, 128, STATE_PITCH), add);
+      if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add);
+      else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add);
+      if (ONES) Mma<8>::from_shared<0, 1>(totals, a, state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH), add);
     }
     mma_commit();
-    if (GATED) gates.load(gate + begin * p.gs[2], p.gs[2], at.stop - begin, columns);
+    if (GATED) {
+      gates.start(gate + begin * p.gs[2], p.gs[2]);
+      gates.load(p.gs[2], at.stop - begin, columns);
+    }
     mma_wait<0>();
     hold(sums);
     if (ONES) hold(totals);
@@ -570,7 +579,7 @@ INLINE void give_out(const Params& p, const Place& at, u32 shared, u32 full, u32
           t += __shfl_xor_sync(~0u, t, 2);
           const int i = begin + row + half * 8;
           if (lane == 0 && i < at.stop && at.block == 0) total[i] = t;
-          scale[half] = __frcp_rn(divisor(t, p.eps));
+          scale[half] = reciprocal(divisor(t, p.eps));
         }
 #pragma unroll
         for (int r = 0; r < R; ++r) f[half][r] *= scale[half];
@@ -625,16 +634,16 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
   }
   __syncthreads();
   const Place at(p);
-  const int group = threadIdx.x / 128;
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler learns that a warp agrees
   if (group < LOADERS) {
     registers<LOADER_REGISTERS>();
     produce(p, at, shared, full, empty);
   } else if (group < LOADERS + KEEPERS) {
     registers<KEEPER_REGISTERS>();
-    keep_state(p, at, shared, full, empty, state_full, state_empty);
+    keep_state(p, at, group - LOADERS, shared, full, empty, state_full, state_empty);
   } else {
     registers<GIVER_REGISTERS>();
-    if (READ) give_out(p, at, shared, full, empty, state_full, state_empty);
+    if (READ) give_out(p, at, group - LOADERS - KEEPERS, shared, full, empty, state_full, state_empty);
   }
 }
 
@@ -654,7 +663,7 @@ extern "C" __global__ void prepare(const bf16* grad, const bf16* out, const floa
 #pragma unroll
   for (int n = 1; n < KW / 8; n *= 2) dot += __shfl_xor_sync(~0u, dot, n);
   if (inside && column == 0) {
-    inverse[row] = __frcp_rn(divisor(total[row], eps));
+    inverse[row] = reciprocal(divisor(total[row], eps));
     delta[row] = -dot * slope(total[row], eps);
   }
 }
