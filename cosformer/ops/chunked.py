@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops.features import FEATURE_MAPS
+from cosformer.ops.memo import eager, with_basis
 from cosformer.ops.normaliser import denominator, slope
-from cosformer.ops.problem import Problem, basis, compute_dtype, full_precision
+from cosformer.ops.problem import Problem, compute_dtype, full_precision
 from cosformer.ops.scratch import Into, nowhere, placed
 from cosformer.ops.span import Span, fold, put
 from cosformer.ops.sweep import Load, Reader
@@ -66,16 +67,19 @@ def _any_lengths(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None, *, kernels: bool
 ) -> tuple[Tensor, Tensor]:
-    dtype = compute_dtype(q.dtype)
-    out, _, state = _Attention.apply(
+    if problem.query_basis is None or problem.key_basis is None:
+        problem = with_basis(problem, compute_dtype(q.dtype))
+    # In plain eager mode past the binding of arguments and functorch: 40 µs.
+    apply = super(Function, _Attention).apply if eager(q, k, v) else _Attention.apply
+    out, _, state = apply(
         q,
         k,
         v,
         problem.query_decay if q.shape[2] else problem.key_decay,
         state,
         problem.key_mask,
-        basis(problem.query_position, problem.theta, problem.weight, dtype),
-        basis(problem.key_position, problem.theta, problem.weight, dtype),
+        problem.query_basis,
+        problem.key_basis,
         problem.sequence,
         problem.bounds,
         problem.causal,
@@ -150,6 +154,8 @@ def _piece(
         key_position=problem.key_position[:, keys],
         query_decay=query_decay,
         key_decay=key_decay,
+        query_basis=None,
+        key_basis=None,
         key_mask=None if problem.key_mask is None else problem.key_mask[:, keys],
     )
     rows = (q[:, :, queries], k[:, :, keys], v[:, :, keys])
@@ -179,12 +185,13 @@ class _Attention(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = _Rows(q, k, v, key_mask, feature_map, rule)
         if kernels:
-            from cosformer.ops.fused import fused_forward
+            from cosformer.ops.fused import forward_pass, fused_forward
 
             first = None if state is None else rows.spread(state, 0)
             arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
-            out, total, last = fused_forward(q, k, v, *arrays, causal, feature_map, rule, eps)
-            return out, total, last[:, :: rows.groups]
+            compute = forward_pass if eager(q, k, v) else fused_forward  # an operator costs 20 µs
+            out, total, last = compute(q, k, v, *arrays, causal, feature_map, rule, eps)
+            return out, total, last if rows.groups == 1 else last[:, :: rows.groups]
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
         same_width = q.shape[-1] == v.shape[-1]
         out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
@@ -227,14 +234,15 @@ class _Attention(Function):
         out, total, last = outputs
         rows = _Rows(q, k, v, key_mask, ctx.feature_map, ctx.rule)
         if ctx.kernels and not recorded() and grad_total is None:
-            from cosformer.ops.fused import fused_backward
+            from cosformer.ops.fused import backward_pass, fused_backward
 
             first = None if state is None else rows.spread(state, 0)
             end = None if grad_last is None else rows.spread_last(grad_last, grad_last)
             grads_in = torch.zeros_like(out) if grad_out is None else grad_out
             arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
             options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
-            dq, dk, dv, grad_first, by_query, by_key = fused_backward(
+            compute = backward_pass if eager(q, k, v, grads_in) else fused_backward
+            dq, dk, dv, grad_first, by_query, by_key = compute(
                 q, k, v, *arrays, out, total, grads_in, end, *options
             )
             grad_decay = None

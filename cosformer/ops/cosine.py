@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.build import angle_of, build, check_placement, cosine_angle
-from cosformer.ops.check import check_inputs
+from cosformer.ops.check import check_inputs, check_key_mask
 from cosformer.ops.dispatch import compute
+from cosformer.ops.memo import remembered
 from cosformer.ops.normaliser import denominator
 from cosformer.ops.problem import Problem, compute_dtype, full_precision
 from cosformer.ops.reference import scores
@@ -207,6 +208,38 @@ def _problem(
     q: Tensor,
     k: Tensor,
     *,
+    causal: bool,
+    horizon: Horizon | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    query_start: int | None,
+    positions: str,
+    weight: str,
+    eps: float,
+) -> Problem:
+    where = (cu_seqlens, query_start, positions, weight, eps)
+    numbers = (causal, horizon, query_start, eps)
+    key = (
+        q.shape[2],
+        k.shape[2],
+        positions,
+        weight,
+        *numbers,
+        *map(type, numbers),
+    )  # True is not 1
+    known = all(
+        x is None or isinstance(x, int | float | str) for x in (positions, weight, *numbers)
+    )
+    if cu_seqlens is not None or not known:
+        return _fresh_problem(q, k, causal, horizon, key_mask, *where)
+    problem = remembered(key, q, lambda: _fresh_problem(q, k, causal, horizon, None, *where))
+    check_key_mask(key_mask, k)
+    return problem if key_mask is None else problem._replace(key_mask=key_mask)
+
+
+def _fresh_problem(
+    q: Tensor,
+    k: Tensor,
     causal: bool,
     horizon: Horizon | None,
     key_mask: Tensor | None,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.ops import hopper
 from cosformer.ops.passes import MANY_PROGRAMS, Pass, Rows, Tiles, choose_tiles
 from cosformer.ops.problem import Problem
 
@@ -32,8 +33,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None
     return None
 
 
-@torch.library.custom_op("cosformer::fused_forward", mutates_args=())
-def fused_forward(
+def forward_pass(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -49,6 +49,10 @@ def fused_forward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output `[B, H, T, V]`, row totals `[B, H, T]`, and the state `[B, H, R, D, V(+1)]`."""
+    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3]) is None:
+        return hopper.forward(
+            q, k, v, state, key_mask, query_basis, key_basis, causal, feature_map, rule, eps
+        )
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
     x, y, z = Rows(q, 1, relu), Rows(k, groups, relu), Rows(v, groups)
@@ -70,6 +74,9 @@ def fused_forward(
     return out, total, last[:, :, 0].clone()
 
 
+fused_forward = torch.library.custom_op("cosformer::fused_forward", forward_pass, mutates_args=())
+
+
 @fused_forward.register_fake
 def _(
     q: Tensor,
@@ -86,8 +93,7 @@ def _(
     return *_outputs(q, v, rule), q.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.custom_op("cosformer::fused_backward", mutates_args=())
-def fused_backward(
+def backward_pass(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -107,6 +113,13 @@ def fused_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and the state `[B, H, R, D, V(+1)]`; φ(q)·dφ(q) and φ(k)·dφ(k)."""
+    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3]) is None:
+        found = hopper.backward(
+            q, k, v, state, key_mask, query_basis, key_basis, out, total, grad_out, grad_last,
+            causal, feature_map, rule, eps,
+        )  # fmt: skip
+        nothing = q.new_empty(0, dtype=torch.float32)
+        return *found, nothing, nothing.clone()
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
     scale, column, deltas = this.prepare(grad_out, out, total, rule, eps)
@@ -158,6 +171,11 @@ def fused_backward(
     else:
         by_query, by_key = (x.sum(-1, keepdim=True) for x in (query_dots, key_dots))
     return dq, dk, dv, grad_first[:, :, 0].clone(), by_query, by_key
+
+
+fused_backward = torch.library.custom_op(
+    "cosformer::fused_backward", backward_pass, mutates_args=()
+)
 
 
 @fused_backward.register_fake

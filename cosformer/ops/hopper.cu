@@ -60,9 +60,10 @@ constexpr int STAGES = KW == 64 ? 3 : 2;
 // Wide states are kept by two warpgroups, else two give out, taking turns.
 constexpr int KEEPERS = STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load
+constexpr bool LATE = KEEPERS == 1;  // the state is stored while the next is summed: takes registers
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
-constexpr int LOADER_REGISTERS = KEEPERS == 2 ? 72 : 64;
-constexpr int KEEPER_REGISTERS = !READ ? 152 : KEEPERS == 2 ? 112 : 128;
+constexpr int LOADER_REGISTERS = KEEPERS == 2 ? 80 : 64;
+constexpr int KEEPER_REGISTERS = !READ ? 152 : KEEPERS == 2 ? 104 : 128;
 constexpr int GIVER_REGISTERS = !READ ? 24 : 112;
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int OUT_AT = STATE_AT + (READ ? (WRITE ? 2 : 1) * STATE_BYTES : 0);
@@ -279,7 +280,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
       if (MASKED == 2) xs.hide(mask + begin, left);
       xs.move(p.xs[2]);
     }
-    if (DELTA) d = load4(delta, thread < min(CHUNK, left)), delta += MOVE;
+    if (DELTA == 1 ? READ : DELTA == 2 && WRITE) d = load4(delta, thread < min(CHUNK, left)), delta += MOVE;
     if (WRITE) {
       ys.load(p.ys[2], left, width);
       zs.load(p.zs[2], left, columns);
@@ -361,6 +362,8 @@ struct State {
   // Visits every element with its place in the state [R, D, V (+1)], and whether it has one.
   template <class F> INLINE void each(const Params& p, const Place& at, F&& visit) {
     const int from = at.block * 64;
+    int row = this->row, lane = this->lane;
+    asm volatile("" : "+r"(row), "+r"(lane));  // else places would be kept in registers until the end
 #pragma unroll
     for (int m = 0; m < TILES; ++m)
 #pragma unroll
@@ -449,15 +452,18 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
     for (int i = threadIdx.x % 128; i < (1 + WRITE) * R * 64; i += 128)
       put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
             make_uint4(0, 0, 0, 0));
-  if (READ) state.round();
-  if (READ && !WRITE) {
-    state.put(shared + STATE_AT);
+  auto publish = [&](int c) {
+    const int buffer = c & 1, use = c / 2;
+    if (use) wait(state_empty + buffer * 8, (use - 1) & 1);
+    state.put(shared + STATE_AT + buffer * STATE_BYTES);
     to_tensor_cores();
-    arrive(state_full);
-  }
+    arrive(state_full + buffer * 8);
+  };
+  if (READ) state.round();
+  if (READ && !(WRITE && LATE)) publish(0);
   if (WRITE) {
     for (int c = 0; c < at.chunks; ++c) {
-      const int stage = c % STAGES, buffer = c & 1, use = c / 2;
+      const int stage = c % STAGES;
       const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES;
       const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
       wait(full + stage * 8, c / STAGES & 1);
@@ -468,16 +474,14 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
         for (int k = 0; k < 4; ++k)
           Mma<STATE_N>::from_shared<1, 1>(state.f[m], a.at(m * 8 * PITCH + k * 256, PITCH), b.at(k * 256, PITCH), 1);
       mma_commit();
-      if (READ) {  // meanwhile, what stood there before
-        if (use) wait(state_empty + buffer * 8, (use - 1) & 1);
-        state.put(shared + STATE_AT + buffer * STATE_BYTES);
-        to_tensor_cores();
-        arrive(state_full + buffer * 8);
-      }
+      if (READ && LATE) publish(c);  // what stood there before
       mma_wait<0>();
       state.hold_all();
       if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
-      if (READ && c + 1 < at.chunks) state.round();
+      if (READ && c + 1 < at.chunks) {
+        state.round();
+        if (!LATE) publish(c + 1);
+      }
     }
     if (p.last) state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s);
   }

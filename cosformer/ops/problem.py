@@ -32,6 +32,8 @@ class Problem(NamedTuple):
     key_mask: Tensor | None = None  # [B, S], True = real
     sequence: Tensor | None = None  # [T], which packed sequence a token belongs to
     bounds: Tensor | None = None  # [sequences + 1], where each begins
+    query_basis: Tensor | None = None  # ψ at the queries, where it is known already
+    key_basis: Tensor | None = None
 
 
 def basis(position: Tensor, theta: Tensor, weight: str, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,58 @@
+"""Problems that follow from lengths and numbers alone, kept for the next call.
+
+Positions, angles and ψ take a dozen small launches on a GPU: more time on the host than short
+attention takes on the device.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.problem import Problem, basis, compute_dtype
+
+ENTRIES = 32
+LONGEST = 1 << 18  # positions: above it a call takes longer than making them
+
+_kept: dict[Any, Problem] = {}
+_captured: dict[Any, Problem] = {}  # a CUDA graph reads their memory for as long as it lives
+
+
+def eager(*tensors: Tensor) -> bool:
+    """Whether operations run here and now on these very tensors: no tracer, mode or transform."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    return not any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
+
+
+def remembered(key: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) -> Problem:
+    """What `make` returns, with ψ; made once for a key of numbers, a device and a stream."""
+    if not eager(q) or q.is_meta:
+        return make()
+    stream, capturing = 0, False
+    if q.is_cuda:
+        stream = torch._C._cuda_getCurrentRawStream(q.device.index)
+        capturing = torch.cuda.is_current_stream_capturing()
+    whole = (*key, compute_dtype(q.dtype), q.device, stream)
+    found = _kept.get(whole)
+    if found is None:
+        with torch.inference_mode(False), torch.no_grad():
+            found = with_basis(make(), compute_dtype(q.dtype))
+        sizes = (found.query_position.numel(), found.key_position.numel())
+        if not capturing and max(sizes) <= LONGEST:
+            while len(_kept) >= ENTRIES:
+                _kept.pop(next(iter(_kept)), None)
+            _kept[whole] = found
+    elif capturing:
+        _captured[whole] = found
+    return found
+
+
+def with_basis(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The problem with ψ at its queries and keys, one tensor where both stand alike."""
+    turn = (problem.theta, problem.weight, dtype)
+    at_queries = basis(problem.query_position, *turn)
+    same = problem.query_start == 0 and problem.query_position.shape == problem.key_position.shape
+    at_keys = at_queries if same else basis(problem.key_position, *turn)
+    return problem._replace(query_basis=at_queries, key_basis=at_keys)
