@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from cosformer.ops.problem import Problem, basis, compute_dtype
 
@@ -20,10 +21,12 @@ _captured: dict[Any, Problem] = {}  # a CUDA graph reads their memory for as lon
 
 
 def eager(*tensors: Tensor) -> bool:
-    """Whether operations run here and now on these very tensors: no tracer, mode or transform."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    return not any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors)
+    """Whether operations run here and now on these: no tracer, mode, transform or subclass."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    ) and all(type(x) in (Tensor, Parameter) for x in tensors)
 
 
 def remembered(key: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) -> Problem:
@@ -53,6 +56,10 @@ def with_basis(problem: Problem, dtype: torch.dtype) -> Problem:
     """The problem with ψ at its queries and keys, one tensor where both stand alike."""
     turn = (problem.theta, problem.weight, dtype)
     at_queries = basis(problem.query_position, *turn)
-    same = problem.query_start == 0 and problem.query_position.shape == problem.key_position.shape
+    same = (
+        not torch.compiler.is_compiling()  # dynamo takes no tensor twice
+        and problem.query_start == 0
+        and problem.query_position.shape == problem.key_position.shape
+    )
     at_keys = at_queries if same else basis(problem.key_position, *turn)
     return problem._replace(query_basis=at_queries, key_basis=at_keys)

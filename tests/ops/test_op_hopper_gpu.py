@@ -1,0 +1,147 @@
+"""The kernels in CUDA C++ on a Hopper GPU: every role, width and way to cut a sequence."""
+
+import pytest
+import torch
+from kernel_cases import CASES, Case, check, results
+
+from cosformer import attention, attention_with_state, linear_attention
+from cosformer.ops import hopper
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+    pytest.mark.filterwarnings("ignore:.*deterministic"),
+]
+CAUSAL = {"causal": True}
+SERVED = [
+    "causal", "bidirectional", "cross", "masked", "masked, both ways", "a horizon for each head",
+    "plain relu", "linear transformer", "signed", "added",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def served(monkeypatch):
+    """Memory that nobody wrote to holds NaN; counts the calls that these kernels took."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    calls = []
+    for name in ("forward", "backward"):
+        original = getattr(hopper, name)
+        monkeypatch.setattr(
+            hopper, name, lambda *a, f=original, n=name: (calls.append(n), f(*a))[1]
+        )
+    yield calls
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=[1, 3, 5])
+def segments(request, monkeypatch):
+    def choose(programs, length, processors, **_):
+        return max(1, min(request.param, length // 64))
+
+    monkeypatch.setattr(hopper, "choose_segments", choose)
+    return request.param
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("length", [1, 63, 1000])
+def test_every_role_agrees_with_its_formula(name, length, served):
+    check(CASES[name], length, torch.bfloat16, device="cuda")
+    assert served.count("forward") == served.count("backward") == 2
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [8, 64, 72, 128])
+@pytest.mark.parametrize("value_width", [8, 64, 128])
+def test_every_width(width, value_width, causal, served):
+    case = Case(options={"causal": causal}, width=width, value_width=value_width)
+    check(case, 300, torch.bfloat16, device="cuda", batch=2)
+    assert served
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [700, 4097])
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_way_to_cut(length, causal, masked, segments, served):
+    case = Case(options={"causal": causal}, width=64, value_width=64, masked=masked)
+    check(case, length, torch.bfloat16, device="cuda")
+    assert served
+
+
+def test_no_denominator(segments, served):
+    options = {**CAUSAL, "feature_map": "identity", "normaliser": "none"}
+    check(
+        Case(linear_attention, options, width=64, value_width=64),
+        700,
+        torch.bfloat16,
+        device="cuda",
+    )
+    assert served
+
+
+def test_strides_of_a_fused_projection(served):
+    joint = torch.randn(2, 500, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    inputs = [x.transpose(1, 2) for x in joint.unbind(2)]
+    found = results(lambda *x: attention(*x, causal=True), inputs)
+    copied = results(lambda *x: attention(*x, causal=True), [x.contiguous() for x in inputs])
+    for a, b in zip(found, copied, strict=True):
+        assert torch.equal(a, b)
+    assert served.count("forward") == 2
+
+
+def test_the_gradient_of_a_sum(served):
+    q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(*leaves, causal=True)
+    expanded = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    for a, b in zip(expanded, torch.autograd.grad(out, leaves, torch.ones_like(out)), strict=True):
+        assert torch.equal(a, b)
+    assert "backward" in served
+
+
+@pytest.mark.parametrize("split", [64, 500])
+def test_a_stream_in_two_pieces(split, segments, served):
+    q, k, v = torch.randn(3, 2, 3, 1000, 64, device="cuda", dtype=torch.bfloat16).abs()
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def pieces(*x):
+        first, state = attention_with_state(*(y[:, :, :split] for y in x), horizon=2000)
+        second, _ = attention_with_state(*(y[:, :, split:] for y in x), state=state)
+        return torch.cat([first, second], 2)
+
+    def whole(*x):
+        return attention(*(y.float() for y in x), causal=True, horizon=2000, impl="chunked")
+
+    for a, b in zip(results(pieces, leaves), results(whole, leaves), strict=True):
+        error = (a.float() - b.float()).norm() / b.float().norm()
+        assert error < 0.02
+    assert served.count("forward") == 2
+
+
+def test_many_heads_and_more_blocks_than_a_grid_axis_holds(served):
+    q, k, v = (torch.randn(5000, 16, 8, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    out = attention(q, k, v, causal=True)
+    exact = attention(*(x.float() for x in (q, k, v)), causal=True, impl="chunked")
+    assert (out.float() - exact).norm() / exact.norm() < 0.01
+    assert served
+
+
+def test_a_graph_replays_what_was_captured(served):
+    q, k, v = torch.randn(3, 1, 4, 1000, 64, device="cuda", dtype=torch.bfloat16)
+    expected = attention(q, k, v, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    attention(q, k, v, causal=True)
+    with torch.cuda.graph(graph):
+        out = attention(q, k, v, causal=True)
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
+def test_inductor_compiles_without_a_break(served):
+    inputs = list(torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16))
+    compiled = torch.compile(lambda *x: attention(*x, causal=True), fullgraph=True)
+    eager = results(lambda *x: attention(*x, causal=True), inputs)
+    for a, b in zip(eager, results(compiled, inputs), strict=True):
+        torch.testing.assert_close(b, a, rtol=2e-2, atol=2e-2)

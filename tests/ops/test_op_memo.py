@@ -1,0 +1,91 @@
+"""Problems are kept for the next call, and nothing else changes."""
+
+import pytest
+import torch
+
+from cosformer import attention
+from cosformer.ops import hopper, memo
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    memo._kept.clear()
+    yield
+    memo._kept.clear()
+
+
+def qkv(length=20, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 1, 2, length, 4, dtype=dtype, generator=generator)
+
+
+def test_a_second_call_finds_the_problem_of_the_first():
+    first = attention(*qkv(), causal=True)
+    (kept,) = memo._kept.values()
+    assert torch.equal(attention(*qkv(), causal=True), first)
+    assert list(memo._kept.values()) == [kept]
+    attention(*qkv(), causal=True, horizon=100)
+    attention(*qkv(dtype=torch.float32), causal=True)
+    assert len(memo._kept) == 3
+
+
+def test_only_so_many_are_kept(monkeypatch):
+    monkeypatch.setattr(memo, "ENTRIES", 4)
+    for length in range(1, 10):
+        attention(*qkv(length))
+    assert len(memo._kept) == 4
+
+
+def test_long_ones_are_not_kept(monkeypatch):
+    monkeypatch.setattr(memo, "LONGEST", 10)
+    attention(*qkv())
+    assert not memo._kept
+
+
+@pytest.mark.parametrize("given", [{"horizon": True}, {"causal": 1}, {"eps": True}])
+def test_what_equals_a_kept_number_is_still_refused(given):
+    attention(*qkv(1), horizon=1, causal=True, eps=1)
+    with pytest.raises(TypeError, match=next(iter(given))):
+        attention(*qkv(1), **{"horizon": 1, "causal": True, "eps": 1, **given})
+
+
+def test_a_mask_is_not_kept():
+    hidden = torch.zeros(1, 20, dtype=torch.bool)
+    assert (attention(*qkv(), key_mask=hidden) == 0).all()
+    assert (attention(*qkv()) != 0).any()
+
+
+def test_what_inference_mode_made_serves_training():
+    with torch.inference_mode():
+        attention(*qkv(), causal=True)
+    q, k, v = (x.requires_grad_() for x in qkv())
+    attention(q, k, v, causal=True).sum().backward()
+    assert q.grad is not None
+
+
+def test_compiled_calls_keep_nothing():
+    torch.compile(lambda q, k, v: attention(q, k, v), backend="eager")(*qkv())
+    assert not memo._kept
+
+
+def test_segments_fill_the_processors():
+    assert hopper.choose_segments(128, 4096, 132, extra=0.6) == 1
+    assert hopper.choose_segments(32, 16384, 132, extra=0.6) == 4
+    assert hopper.choose_segments(16, 65536, 132, extra=0.6) == 8
+    assert hopper.choose_segments(1, 100, 132) == 1
+    for programs in (1, 7, 100, 131, 133, 500):
+        for length in (1, 257, 4096, 10**6):
+            segments = hopper.choose_segments(programs, length, 132)
+            assert 1 <= segments <= max(1, length // 256)
+
+
+def test_kernel_parameters_have_the_size_of_their_struct():
+    pointers, wide, narrow = 12, 5 * 3 + 2 + 1 + 4, 8
+    assert hopper.PARAMS.size == 8 * (pointers + wide) + 4 * (narrow + 1) + 4
+
+
+def test_the_kernel_asks_for_every_option():
+    from pathlib import Path
+
+    source = Path(hopper.__file__).with_name("hopper.cu").read_text()
+    assert all(name in source for name in hopper.Sweep._fields)
