@@ -241,7 +241,7 @@ class _Attention(Function):
             grads_in = torch.zeros_like(out) if grad_out is None else grad_out
             arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
             options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
-            compute = backward_pass if eager(q, k, v, grads_in) else fused_backward
+            compute = backward_pass if eager(q, k, grads_in) else fused_backward
             dq, dk, dv, grad_first, by_query, by_key = compute(
                 q, k, v, *arrays, out, total, grads_in, end, *options
             )

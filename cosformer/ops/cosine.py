@@ -25,6 +25,8 @@ from cosformer.ops.state import (
     split,
 )
 
+KINDS = {bool, int, float, str, type(None)}  # of arguments that tell one problem from another
+
 
 def attention(
     q: Tensor,
@@ -219,19 +221,10 @@ def _problem(
 ) -> Problem:
     where = (cu_seqlens, query_start, positions, weight, eps)
     numbers = (causal, horizon, query_start, eps)
-    key = (
-        q.shape[2],
-        k.shape[2],
-        positions,
-        weight,
-        *numbers,
-        *map(type, numbers),
-    )  # True is not 1
-    known = all(
-        x is None or isinstance(x, int | float | str) for x in (positions, weight, *numbers)
-    )
-    if cu_seqlens is not None or not known:
+    kinds = (type(positions), type(weight), *map(type, numbers))
+    if cu_seqlens is not None or not KINDS.issuperset(kinds):
         return _fresh_problem(q, k, causal, horizon, key_mask, *where)
+    key = (q.shape[2], k.shape[2], positions, weight, numbers, kinds)  # True equals 1
     problem = remembered(key, q, lambda: _fresh_problem(q, k, causal, horizon, None, *where))
     check_key_mask(key_mask, k)
     return problem if key_mask is None else problem._replace(key_mask=key_mask)

@@ -3,10 +3,8 @@
 Forward, dq, dk and dv are one kernel with its operands in other roles; see the head of that file.
 """
 
-import ctypes
 import functools
-import hashlib
-import os
+import math
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,33 +12,55 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.ops.nvrtc import Kernel, Launch, cubin
+
 RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
 CHUNK = 64
 THREADS = 640
 MAX_WIDTH = 128
-PARAMS = struct.Struct("12Q22q8if4x")
+POINTERS = 12
+TAIL = struct.Struct("22q8if4x")  # of the kernel's parameters, behind the pointers
+PLANS = 256
 
 
 def unsupported(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, bounds: Tensor | None, states: int
 ) -> str | None:
     """What these kernels need and do not get; None if they can compute the problem."""
-    if q.dtype != torch.bfloat16:
-        return f"bfloat16, got {q.dtype}"
-    if not q.is_cuda or not _is_hopper(q.device.index):
-        return "a Hopper GPU"
     if decay is not None or bounds is not None or states > 2:
         return "plain or cosine weights, without decay or packing"
-    if q.shape[1] != k.shape[1]:
-        return f"as many heads of k as of q, got {k.shape[1]} and {q.shape[1]}"
-    if not q.numel() or not k.numel():
-        return "at least one token"
-    for x in (q, k, v):
-        if x.shape[3] > MAX_WIDTH or x.shape[3] % 8:
-            return f"widths up to {MAX_WIDTH} that 8 divides, got {x.shape[3]}"
-        if not _aligned(x):
-            return f"rows that begin at multiples of 16 bytes, got strides {x.stride()}"
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
+        return "tensors that begin at multiples of 16 bytes"
+    shapes, strides = (q.shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride())
+    return _unsupported(q.dtype, q.device, shapes, strides)
+
+
+@functools.lru_cache(1024)
+def _unsupported(
+    dtype: torch.dtype,
+    device: torch.device,
+    shapes: tuple[tuple[int, ...], ...],
+    strides: tuple[tuple[int, ...], ...],
+) -> str | None:
+    if dtype != torch.bfloat16:
+        return f"bfloat16, got {dtype}"
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return "a Hopper GPU"
+    if shapes[0][1] != shapes[1][1]:
+        return f"as many heads of k as of q, got {shapes[1][1]} and {shapes[0][1]}"
+    for shape, stride in zip(shapes, strides, strict=True):
+        if not math.prod(shape):
+            return "at least one token"
+        if shape[3] > MAX_WIDTH or shape[3] % 8:
+            return f"widths up to {MAX_WIDTH} that 8 divides, got {shape[3]}"
+        if not _in_pieces(stride):
+            return f"rows in one piece that begin at multiples of 16 bytes, got strides {stride}"
     return None
+
+
+def _in_pieces(strides: tuple[int, ...]) -> bool:
+    b, h, t, one = strides
+    return one == 1 and not (b % 8 or h % 8 or t % 8)
 
 
 @functools.cache
@@ -74,38 +94,26 @@ def forward(
     rule: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, row totals and the state after the last key, as `fused_forward` in `fused.py`."""
+    """Output, row totals and the state after the last key, as `forward_pass` in `fused.py`."""
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     state = None if state is None else state.contiguous()
-    call = Call(q, v, query_basis.shape[3], feature_map, rule, eps, key_mask)
+    plan = plan_of(q, k, v, query_basis, key_mask, feature_map, rule, eps, causal, state is None)
     same_width = q.shape[3] == v.shape[3]
     out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[3])
-    total = q.new_empty(q.shape[:3] if rule != "none" else (*q.shape[:2], 0), dtype=torch.float32)
-    roles = call.roles
-    if causal:
-        rows = call.rows(v, q.shape[2], extra=0.6)
-        if rows >= q.shape[2]:
-            last = call.states(1)
-            call.sweep(
-                roles.forward,
-                q,
-                k,
-                v,
-                key_basis,
-                rows,
-                out=out,
-                total=total,
-                first=state,
-                last=last,
-            )
-            return out, total, last
-        first, last = call.gather(roles.gather, k, v, key_basis, rows, state, causal=True)
-        call.sweep(roles.forward, q, k, v, key_basis, rows, out=out, total=total, first=first)
+    total = q.new_empty(q.shape[:3] if plan.sums else (*q.shape[:2], 0), dtype=torch.float32)
+    rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
+    given: dict[str, Any] = {"out": out, "total": total, "mask": mask}
+    if causal and rows >= q.shape[2]:
+        last = plan.states(q)
+        plan.sweep(roles.forward, q, k, v, key_basis, rows, first=state, last=last, **given)
         return out, total, last
-    rows = call.rows(v, k.shape[2])
-    _, last = call.gather(roles.gather, k, v, key_basis, rows, state, causal=False)
-    rows = call.rows(v, q.shape[2])
-    call.sweep(roles.read, q, q, v, query_basis, rows, out=out, total=total, first=last)
+    if causal:
+        first, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=True)
+        plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **given)
+        return out, total, last
+    rows = plan.key_rows
+    _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
+    plan.sweep(roles.read, q, q, v, query_basis, plan.query_rows, first=last, **given)
     return out, total, last
 
 
@@ -127,48 +135,43 @@ def backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and the state."""
-    grad, out = (x if _aligned(x) else x.contiguous() for x in (grad, out))
+    grad, out = _aligned(grad), _aligned(out)
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
-    state, grad_last = (None if x is None else x.contiguous() for x in (state, grad_last))
-    call = Call(q, v, query_basis.shape[3], feature_map, rule, eps, key_mask)
-    roles, (queries, keys) = call.roles, (q.shape[2], k.shape[2])
+    state = None if state is None else state.contiguous()
+    grad_last = None if grad_last is None else grad_last.contiguous()
+    plan = plan_of(
+        q, k, v, query_basis, key_mask, feature_map, rule, eps, causal, state is None,
+        grad_last is None, grad.stride(), out.stride(),
+    )  # fmt: skip
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    if rule != "none":
-        call.inverse, call.delta = prepare(grad, out, total, rule, eps)
-    rows = call.rows(v, keys, extra=0.6 if causal else 0.0)
-    whole = causal and rows >= keys
-    first, last, grad_first = state, grad_last, call.states(1) if whole else None
-    if not whole:
-        first, everything = call.gather(roles.gather, k, v, key_basis, rows, state, causal=causal)
-        first = first if causal else everything
+    rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
+    by_row = plan.prepare(grad, out, total) if plan.sums else None
+    by: dict[str, Any] = {"by_row": by_row, "mask": mask}
+    if causal and rows >= q.shape[2]:
+        grad_first = plan.states(q)
+        plan.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, first=state, **by)
+        ends: dict[str, Any] = {"first": grad_last, "last": grad_first}
+        plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, **ends, **by)
+        plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=grad_last, **by)
+        return dq, dk, dv, grad_first
     if causal:
-        call.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, first=first)
-    else:
-        here = call.rows(q, queries)
-        call.sweep(roles.dq_read, grad, grad, k, query_basis, here, out=dq, gate=q, first=first)
-    if not whole:
-        back = rows if causal else call.rows(q, queries)
-        last, grad_first = call.gather(
-            roles.dk_gather, grad, q, query_basis, back, grad_last, causal=causal, turned=True
+        first, _ = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=True)
+        plan.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, first=first, **by)
+        first, grad_first = plan.gather(
+            roles.dk_gather, grad, q, key_basis, rows, grad_last, None, by_row, causal=True
         )
-        last = last if causal else grad_first
-    if causal:
-        call.sweep(
-            roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, first=last,
-            last=grad_first if whole else None,
-        )  # fmt: skip
-        call.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=last)
-    else:
-        here = call.rows(k, keys)
-        call.sweep(roles.dk_read, v, v, q, key_basis, here, out=dk, gate=k, first=last)
-        call.sweep(roles.dv_read, k, k, grad, key_basis, call.rows(v, keys), out=dv, first=last)
-    assert grad_first is not None
+        plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, first=first, **by)
+        plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=first, **by)
+        return dq, dk, dv, grad_first
+    here, there = plan.query_rows, plan.key_rows
+    _, first = plan.gather(roles.gather, k, v, key_basis, there, state, mask, causal=False)
+    plan.sweep(roles.dq_read, grad, grad, k, query_basis, here, out=dq, gate=q, first=first, **by)
+    _, grad_first = plan.gather(
+        roles.dk_gather, grad, q, query_basis, here, grad_last, None, by_row, causal=False
+    )
+    plan.sweep(roles.dk_read, v, v, q, key_basis, there, out=dk, gate=k, first=grad_first, **by)
+    plan.sweep(roles.dv_read, k, k, grad, key_basis, there, out=dv, first=grad_first, **by)
     return dq, dk, dv, grad_first
-
-
-class Kernel(NamedTuple):
-    function: ctypes.c_void_p
-    shared: int
 
 
 class Sweep(NamedTuple):
@@ -229,69 +232,138 @@ def roles_of(
     )  # fmt: skip
 
 
-class Call:
-    """What the launches of one call have in common."""
+class Plan:
+    """Launches for tensors of one set of shapes and strides, each prepared when it first comes."""
 
     def __init__(
-        self, q: Tensor, v: Tensor, states: int, feature_map: str, rule: str, eps: float,
-        key_mask: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, states: int, masked: bool, feature_map: str,
+        rule: str, eps: float,
     ) -> None:  # fmt: skip
-        self.programs = q.shape[0] * q.shape[1]
-        self.shape = (states, q.shape[3], v.shape[3] + (rule != "none"))  # of a state
-        self.like, self.eps, self.sums = q, eps, rule != "none"
+        self.device, self.eps, self.rule = q.device.index, eps, RULES[rule]
+        self.sums = rule != "none"
+        self._state = (states, q.shape[3], v.shape[3] + self.sums)
+        self._launches: dict[Any, Launch] = {}
         self.roles = roles_of(
-            q.shape[3], v.shape[3], states, feature_map == "relu", RULES[rule], key_mask is not None
+            q.shape[3], v.shape[3], states, feature_map == "relu", self.rule, masked
         )
-        self.key_mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
-        self.inverse: Tensor | None = None
-        self.delta: Tensor | None = None
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        programs = q.shape[0] * q.shape[1] * -(-v.shape[3] // 64)
 
-    def rows(self, z: Tensor, length: int, extra: float = 0.0) -> int:
-        """The length of a segment where z gives the columns."""
-        programs = self.programs * -(-z.shape[3] // 64)
-        processors = _processors(self.like.device.index)
-        segments = choose_segments(programs, length, processors, extra=extra)
-        return -(-length // (segments * CHUNK)) * CHUNK
+        def rows(length: int, extra: float = 0.0) -> int:
+            """The length of a segment."""
+            segments = choose_segments(programs, length, processors, extra=extra)
+            return -(-length // (segments * CHUNK)) * CHUNK
 
-    def states(self, segments: int) -> Tensor:
+        self.query_rows, self.key_rows = rows(q.shape[2]), rows(k.shape[2])
+        self.causal_rows = rows(q.shape[2], extra=0.6)
+
+    def states(self, like: Tensor, segments: int = 1) -> Tensor:
         """Room for states `[B, H, segments, R, D, V(+1)]`, or `[B, H, R, D, V(+1)]` for one."""
         several = (segments,) if segments > 1 else ()
-        return self.like.new_empty(*self.like.shape[:2], *several, *self.shape, dtype=torch.float32)
-
-    def gather(
-        self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, rows: int, start: Tensor | None,
-        *, causal: bool, turned: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """What each segment starts with, and the state after all of them."""
-        segments = -(-y.shape[2] // rows)
-        local = self.states(segments)
-        self.sweep(options, y, y, z, basis, rows, last=local)
-        if segments == 1 and start is None:
-            return local, local
-        return local, edges(local, start, segments, causal=causal, reverse=turned)
+        return like.new_empty(*like.shape[:2], *several, *self._state, dtype=torch.float32)
 
     def sweep(
         self, options: Sweep, x: Tensor, y: Tensor, z: Tensor, basis: Tensor, rows: int, *,
         out: Tensor | None = None, gate: Tensor | None = None, total: Tensor | None = None,
+        by_row: Tensor | None = None, mask: Tensor | None = None,
         first: Tensor | None = None, last: Tensor | None = None,
     ) -> None:  # fmt: skip
         """One launch; without `out` it only sums states. `rows` is the length of a segment."""
-        batch, heads, length, contracted = x.shape
-        columns, device = z.shape[3], x.device.index
-        blocks, segments = -(-columns // 64), -(-length // rows)
-        mask = self.key_mask if options.MASKED else None
-        params = ctypes.create_string_buffer(PARAMS.size)
-        PARAMS.pack_into(
-            params, 0, x.data_ptr(), y.data_ptr(), z.data_ptr(), _pointer(gate), _pointer(out),
-            _pointer(total), _pointer(self.inverse), _pointer(self.delta),
+        launch = self._launches.get(options)
+        if launch is None:
+            batch, heads, length, contracted = x.shape
+            columns, segments = z.shape[3], -(-length // rows)
+            blocks = -(-columns // 64)
+            tail = TAIL.pack(
+                *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
+                *_per_head(basis), length, *_steps(first), *_steps(last),
+                heads, length, rows, segments, blocks, contracted, columns,
+                (contracted if options.TURNED else columns) + self.sums, self.eps,
+            )  # fmt: skip
+            grid = (batch * heads * segments * blocks, 1)
+            it = kernel("sweep", options, self.device)
+            launch = Launch(it, grid, THREADS, self.device, POINTERS, tail)
+            self._launches[options] = launch
+        inverse = _pointer(by_row)
+        launch(
+            x.data_ptr(), y.data_ptr(), z.data_ptr(), _pointer(gate), _pointer(out),
+            _pointer(total), inverse, inverse and inverse + by_row.stride(0) * 4,  # type: ignore[union-attr]
             basis.data_ptr(), _pointer(first), _pointer(last), _pointer(mask),
-            *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
-            *_per_head(basis), length, *_steps(first), *_steps(last),
-            heads, length, rows, segments, blocks, contracted, columns,
-            (contracted if options.TURNED else columns) + self.sums, self.eps,
         )  # fmt: skip
-        grid = (batch * heads * segments * blocks, 1)
-        launch(kernel("sweep", options, device), grid, THREADS, device, params)
+
+    def gather(
+        self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, rows: int, start: Tensor | None,
+        mask: Tensor | None, by_row: Tensor | None = None, *, causal: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """What each segment starts with, and the state after all of them."""
+        segments = -(-y.shape[2] // rows)
+        states = self.states(y, segments)
+        self.sweep(options, y, y, z, basis, rows, last=states, mask=mask, by_row=by_row)
+        if segments == 1 and start is None:
+            return states, states
+        last = self.states(y)
+        key = ("edges", options)
+        launch = self._launches.get(key)
+        if launch is None:
+            size = last.stride(1)
+            tail = struct.pack("q3i4x", size, segments, causal, options.REVERSE)
+            grid = (y.shape[0] * y.shape[1], -(-size // 256))
+            it = kernel("edges", Sweep(64, 1), self.device)
+            launch = Launch(it, grid, 256, self.device, 3, tail, (0, 8, 16, 24, 32, 36, 40))
+            self._launches[key] = launch
+        launch(states.data_ptr(), _pointer(start), last.data_ptr())
+        return states, last
+
+    def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> Tensor:
+        """1/D and δ of every row, `[2, B, H, T]`."""
+        by_row = total.new_empty(2, *total.shape)
+        launch = self._launches.get("prepare")
+        if launch is None:
+            width, rows = out.shape[3], total.numel()
+            wide = 64 if width <= 64 else 128
+            steps = (*grad.stride()[:3], *out.stride()[:3], rows)
+            tail = struct.pack("7q3if", *steps, *total.shape[1:], width, self.eps)
+            it = kernel("prepare", Sweep(wide, 1, RULE=self.rule), self.device)
+            places = (*range(0, 12 * 8, 8), 96, 100, 104, 108)
+            grid = (-(-rows * wide // 2048), 1)
+            launch = Launch(it, grid, 256, self.device, 5, tail, places)
+            self._launches["prepare"] = launch
+        inverse = by_row.data_ptr()
+        places = (inverse, inverse + 4 * by_row.stride(0))
+        launch(grad.data_ptr(), out.data_ptr(), total.data_ptr(), *places)
+        return by_row
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def plan_of(
+    q: Tensor, k: Tensor, v: Tensor, basis: Tensor, key_mask: Tensor | None, feature_map: str,
+    rule: str, eps: float, *others: Any,
+) -> Plan:  # fmt: skip
+    """The plan for these shapes and strides; `others` are whatever else a launch depends on."""
+    key = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), basis.shape, q.device,
+        key_mask is None, feature_map, rule, eps, others,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        while len(_plans) >= PLANS:
+            _plans.pop(next(iter(_plans)), None)
+        masked = key_mask is not None
+        plan = _plans[key] = Plan(q, k, v, basis.shape[3], masked, feature_map, rule, eps)
+    return plan
+
+
+@functools.cache
+def kernel(name: str, options: Sweep, device: int) -> Kernel:
+    flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
+    with torch.cuda.device(device):
+        return Kernel(cubin(_source(), flags), name, shared="shared_bytes" * (name == "sweep"))
+
+
+def _bytes(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.contiguous().view(torch.uint8)
 
 
 def _pointer(x: Tensor | None) -> int:
@@ -314,48 +386,9 @@ def _per_head(basis: Tensor) -> tuple[int, int]:
     return basis.stride(0) if batch > 1 else 0, basis.stride(1) if heads > 1 else 0
 
 
-def _aligned(x: Tensor) -> bool:
-    """Rows in one piece that begin where 16 bytes do."""
-    *steps, one = x.stride()
-    return one == 1 and not any(step % 8 for step in steps) and x.data_ptr() % 16 == 0
-
-
-@functools.cache
-def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
-
-
-@functools.cache
-def _processors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
-def kernel(name: str, options: Sweep | None, device: int) -> Kernel:
-    flags = [f"-D{key}={int(value)}" for key, value in (options or Sweep(64, 1))._asdict().items()]
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # a context exists from here on
-        return load(cubin(tuple(flags)), name)
-
-
-def cubin(flags: tuple[str, ...]) -> bytes:
-    """Machine code for these flags, from the cache on disk or from the compiler."""
-    source = _source()
-    digest = hashlib.sha256("\0".join((source, *flags)).encode()).hexdigest()[:32]
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    path = Path(home, "cosformer", f"{digest}.cubin")
-    try:
-        return path.read_bytes()
-    except OSError:
-        code = _compile(source, flags)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(code)
-        part.replace(path)
-    except OSError:  # a cache that cannot be written costs a compilation, no more
-        pass
-    return code
+def _aligned(x: Tensor) -> Tensor:
+    """x, or a copy of it whose rows are in one piece and begin where 16 bytes do."""
+    return x if _in_pieces(x.stride()) and x.data_ptr() % 16 == 0 else x.contiguous()
 
 
 @functools.cache
@@ -393,109 +426,3 @@ template <> struct Mma<{n}> {{
   }}
 }};
 """
-
-
-@functools.cache
-def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """The driver and NVRTC, which torch brings along."""
-    version = str(torch.version.cuda).split(".")[0]
-    names = [f"libnvrtc.so.{version}"]
-    names += [str(p) for p in Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/{names[0]}")]
-    for name in names:
-        try:
-            return ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise RuntimeError(f"NVRTC is needed to compile hopper.cu; tried {', '.join(names)}")
-
-
-def _compile(source: str, flags: tuple[str, ...]) -> bytes:
-    nvrtc = _libraries()[1]
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"hopper.cu", 0, None, None)
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++17", *(flag.encode() for flag in flags)]
-    failed = nvrtc.nvrtcCompileProgram(
-        program, len(options), (ctypes.c_char_p * len(options))(*options)
-    )
-
-    def read(what: str) -> bytes:
-        getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-        buffer = ctypes.create_string_buffer(size.value)
-        getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
-        return buffer.raw
-
-    try:
-        if failed:
-            raise RuntimeError(f"NVRTC could not compile hopper.cu: {read('ProgramLog').decode()}")
-        return read("CUBIN")
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def load(code: bytes, name: str) -> Kernel:
-    cuda = _libraries()[0]
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    place, size, shared = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
-    _check(cuda.cuModuleLoadData(ctypes.byref(module), code))
-    _check(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-    if name != "sweep":
-        return Kernel(function, 0)
-    _check(
-        cuda.cuModuleGetGlobal_v2(ctypes.byref(place), ctypes.byref(size), module, b"shared_bytes")
-    )
-    _check(cuda.cuMemcpyDtoH_v2(ctypes.byref(shared), place, 4))
-    _check(cuda.cuFuncSetAttribute(function, 8, shared.value))  # dynamic shared memory
-    return Kernel(function, shared.value)
-
-
-def _check(code: int) -> None:
-    if code:
-        raise RuntimeError(f"CUDA driver error {code}")
-
-
-def launch(it: Kernel, grid: tuple[int, int], threads: int, device: int, *arguments: Any) -> None:
-    """Arguments are ctypes values."""
-    pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-    if torch.cuda.current_device() != device:
-        with torch.cuda.device(device):
-            launch(it, grid, threads, device, *arguments)
-        return
-    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device))
-    code = _libraries()[0].cuLaunchKernel(
-        it.function, *grid, 1, threads, 1, 1, it.shared, stream, pointers, None
-    )
-    _check(code)
-
-
-def prepare(
-    grad: Tensor, out: Tensor, total: Tensor, rule: str, eps: float
-) -> tuple[Tensor, Tensor]:
-    """1/D and δ of every row."""
-    inverse, delta = torch.empty_like(total), torch.empty_like(total)
-    width, rows, device = out.shape[3], total.numel(), total.device.index
-    wide = 64 if width <= 64 else 128
-    launch(
-        kernel("prepare", Sweep(wide, 1, RULE=RULES[rule]), device),
-        (-(-rows * wide // 2048), 1), 256, device,
-        *(ctypes.c_void_p(t.data_ptr()) for t in (grad, out, total, inverse, delta)),
-        *(ctypes.c_longlong(n) for n in (*grad.stride()[:3], *out.stride()[:3], rows)),
-        *(ctypes.c_int(n) for n in (*total.shape[1:], width)), ctypes.c_float(eps),
-    )  # fmt: skip
-    return inverse, delta
-
-
-def edges(
-    states: Tensor, start: Tensor | None, segments: int, *, causal: bool, reverse: bool
-) -> Tensor:
-    """Turns what segments add into what they start with; returns the sum of all."""
-    shape = (*states.shape[:2], *states.shape[-3:])
-    last = states.new_empty(shape)
-    size, device = last.stride(1), states.device.index
-    programs = (shape[0] * shape[1], -(-size // 256))
-    launch(
-        kernel("edges", None, device), programs, 256, device,
-        ctypes.c_void_p(states.data_ptr()), ctypes.c_void_p(_pointer(start)),
-        ctypes.c_void_p(last.data_ptr()), ctypes.c_longlong(size), ctypes.c_int(segments),
-        ctypes.c_int(causal), ctypes.c_int(reverse),
-    )  # fmt: skip
-    return last

@@ -14,24 +14,26 @@ from torch.nn import Parameter
 from cosformer.ops.problem import Problem, basis, compute_dtype
 
 ENTRIES = 32
+PLAIN = (Tensor, Parameter)
 LONGEST = 1 << 18  # positions: above it a call takes longer than making them
 
 _kept: dict[Any, Problem] = {}
 _captured: dict[Any, Problem] = {}  # a CUDA graph reads their memory for as long as it lives
 
 
-def eager(*tensors: Tensor) -> bool:
+def eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether operations run here and now on these: no tracer, mode, transform or subclass."""
-    return not (
+    plain = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
+    return plain and not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
-    ) and all(type(x) in (Tensor, Parameter) for x in tensors)
+    )
 
 
 def remembered(key: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) -> Problem:
     """What `make` returns, with ψ; made once for a key of numbers, a device and a stream."""
-    if not eager(q) or q.is_meta:
+    if q.is_meta or not eager(q, q, q):
         return make()
     stream, capturing = 0, False
     if q.is_cuda:
