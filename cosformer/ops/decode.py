@@ -1,4 +1,4 @@
-"""One token of many streams by two small kernels, and a step captured as a CUDA graph."""
+"""One token of many streams by one small kernel, and a step captured as a CUDA graph."""
 
 import torch
 from torch import Tensor
@@ -20,40 +20,35 @@ def fused_step(
 ) -> Tensor:
     """`step` on checked tensors `[B, H, 1, ·]`. `limit`: a horizon that the device must check.
 
-    The first kernel adds the keys to the key sums, the second works on the states; positions move
-    on at the end.
+    One launch: a program has all columns of a head, so nobody else reads the key sums it changes.
     """
-    from cosformer.ops.step_kernels import advance_kernel, step_kernel
+    from cosformer.ops.step_kernels import step_kernel
 
     key_value, key_sum, position, _ = state
     batch, heads, _, width = k.shape
-    value_width, states = v.shape[3], key_value.shape[2]
+    value_width = v.shape[3]
     out = q.new_empty(batch, q.shape[1], 1, value_width)
     turn = theta.reshape(-1).contiguous()
-    place = (position.stride(0) if position.dim() else 0, int(turn.numel() > 1))
-    which = position if slots is None else slots
-    block = min(padded(value_width), 64)
-    blocks = -(-value_width // block)
-    same = {"K": width, "BLOCK_K": padded(width), "R": states}
-    same |= {"RAISED": state.weight == "raised_cosine", "SLOTS": slots is not None}
-    if batch:
-        advance_kernel[(batch,)](
-            k, key_sum, position, turn, which,
-            0 if limit is None else limit, heads, *place,
-            *_without_length(k), *key_sum.stride(),
-            BLOCK_H=padded(heads), CHECKED=limit is not None, **same,
-        )  # fmt: skip
-        step_kernel[(batch * heads * blocks,)](
-            q, k, v, out, key_value, key_sum, position, turn, which,
-            heads, q.shape[1] // heads, blocks, eps, *place,
-            *_without_length(q), *_without_length(k), *_without_length(v), *_without_length(out),
-            *key_value.stride(), *key_sum.stride(),
-            V=value_width, BLOCK_V=block, **same,
-        )  # fmt: skip
-    if slots is None:
-        position.add_(1)
-    else:
-        position.index_add_(0, slots.clamp(min=0), (slots >= 0).to(position.dtype))
+    apart = position.stride(0) if position.dim() else 0
+    rows = padded(width)
+    columns = min(padded(value_width), max(32, 4096 // rows))
+    if not batch:
+        if slots is None:
+            position.add_(1)
+        return out
+    step_kernel[(batch * heads,)](
+        q, k, v, out, key_value, key_sum, position, turn, position if slots is None else slots,
+        0 if limit is None else limit, heads, q.shape[1] // heads, eps,
+        apart, int(turn.numel() > 1),
+        *_without_length(q), *_without_length(k), *_without_length(v), *_without_length(out),
+        *key_value.stride(), *key_sum.stride(),
+        K=width, V=value_width, BLOCK_K=rows, BLOCK_V=columns, R=key_value.shape[2],
+        RAISED=state.weight == "raised_cosine", SLOTS=slots is not None,
+        SHARED=slots is None and not apart, CHECKED=limit is not None,
+        # 16 cells of a state per thread: all its loads are in flight at once, and the registers
+        # still leave room for a second program, whose loads overlap the stores of the first.
+        num_warps=min(8, max(1, rows * columns // 512)),
+    )  # fmt: skip
     return out
 
 

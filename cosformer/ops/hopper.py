@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.nvrtc import Kernel, Launch, cubin
+from cosformer.ops.nvrtc import Kernel, Launch, cubin, libraries
 
 RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
 CHUNK = 64
@@ -46,6 +46,10 @@ def _unsupported(
         return f"bfloat16, got {dtype}"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "a Hopper GPU"
+    try:
+        libraries()
+    except RuntimeError as error:
+        return str(error)
     if shapes[0][1] != shapes[1][1]:
         return f"as many heads of k as of q, got {shapes[1][1]} and {shapes[0][1]}"
     for shape, stride in zip(shapes, strides, strict=True):
@@ -358,8 +362,8 @@ def plan_of(
 @functools.cache
 def kernel(name: str, options: Sweep, device: int) -> Kernel:
     flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
-    with torch.cuda.device(device):
-        return Kernel(cubin(_source(), flags), name, shared="shared_bytes" * (name == "sweep"))
+    shared = "shared_bytes" if name == "sweep" else ""
+    return Kernel(cubin(_source(), flags), name, device, shared=shared)
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:

@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
+NO_CONTEXT = 201
+
 
 class Kernel:
-    """A function on a device, ready for launches with one grid and one tail of arguments."""
+    """A function on a device, and the shared memory it takes."""
 
-    def __init__(self, code: bytes, name: str, *, shared: str = "") -> None:
+    def __init__(self, code: bytes, name: str, device: int, *, shared: str = "") -> None:
         """`shared` names a constant of the code: how much dynamic shared memory it takes."""
         cuda = libraries()[0]
+        _enter(device)
         module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
         place, size, wanted = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
         _check(cuda.cuModuleLoadData(ctypes.byref(module), code))
@@ -38,11 +41,8 @@ class Launch:
         tail: bytes = b"", offsets: tuple[int, ...] = (0,),
     ) -> None:  # fmt: skip
         """`offsets`: where in the pointers and the tail each argument of the kernel begins."""
-        self._pointers, self._device, self._lock = (
-            struct.Struct(f"{count}Q"),
-            device,
-            threading.Lock(),
-        )
+        self._device, self._lock = device, threading.Lock()
+        self._pointers = struct.Struct(f"{count}Q")
         self._memory = ctypes.create_string_buffer(8 * count + len(tail))
         base = ctypes.addressof(self._memory)
         ctypes.memmove(base + 8 * count, tail, len(tail))
@@ -57,7 +57,11 @@ class Launch:
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         with self._lock:  # the driver copies the arguments before it returns
             self._pointers.pack_into(self._memory, 0, *pointers)
-            _check(_launch()(*self._shape, stream, self._places, None))
+            code = _launch()(*self._shape, stream, self._places, None)
+            if code == NO_CONTEXT:  # a thread that torch has not used CUDA in
+                _enter(self._device)
+                code = _launch()(*self._shape, stream, self._places, None)
+        _check(code)
 
 
 def cubin(source: str, flags: tuple[str, ...]) -> bytes:
@@ -125,6 +129,16 @@ def _launch() -> Any:
     return launch
 
 
+def _enter(device: int) -> None:
+    """Makes torch's context the one of this thread."""
+    cuda, number, context = libraries()[0], ctypes.c_int(), ctypes.c_void_p()
+    _check(cuda.cuDeviceGet(ctypes.byref(number), device))
+    _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
+    _check(cuda.cuCtxSetCurrent(context))
+
+
 def _check(code: int) -> None:
     if code:
-        raise RuntimeError(f"CUDA driver error {code}")
+        text = ctypes.c_char_p(b"unknown")
+        libraries()[0].cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"CUDA driver error {code}: {(text.value or b'').decode()}")
