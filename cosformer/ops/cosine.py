@@ -25,8 +25,6 @@ from cosformer.ops.state import (
     split,
 )
 
-KINDS = {bool, int, float, str, type(None)}  # of arguments that tell one problem from another
-
 
 def attention(
     q: Tensor,
@@ -219,13 +217,18 @@ def _problem(
     weight: str,
     eps: float,
 ) -> Problem:
-    where = (cu_seqlens, query_start, positions, weight, eps)
-    numbers = (causal, horizon, query_start, eps)
-    kinds = (type(positions), type(weight), *map(type, numbers))
-    if cu_seqlens is not None or not KINDS.issuperset(kinds):
-        return _fresh_problem(q, k, causal, horizon, key_mask, *where)
-    key = (q.shape[2], k.shape[2], positions, weight, numbers, kinds)  # True equals 1
-    problem = remembered(key, q, lambda: _fresh_problem(q, k, causal, horizon, None, *where))
+    values = (
+        q.shape[2],
+        k.shape[2],
+        causal,
+        horizon,
+        cu_seqlens,
+        query_start,
+        positions,
+        weight,
+        eps,
+    )
+    problem = remembered(values, q, lambda: _fresh_problem(q, k, *values[2:]))
     check_key_mask(key_mask, k)
     return problem if key_mask is None else problem._replace(key_mask=key_mask)
 
@@ -235,7 +238,6 @@ def _fresh_problem(
     k: Tensor,
     causal: bool,
     horizon: Horizon | None,
-    key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     query_start: int | None,
     positions: str,
@@ -264,7 +266,6 @@ def _fresh_problem(
         feature_map="relu",
         rule="clamp",
         eps=eps,
-        key_mask=key_mask,
         cu_seqlens=cu_seqlens,
         query_start=query_start,
         positions=positions,

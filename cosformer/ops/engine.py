@@ -16,6 +16,7 @@ from cosformer.ops.check import (
     readable,
 )
 from cosformer.ops.dispatch import compute
+from cosformer.ops.memo import remembered
 from cosformer.ops.normaliser import SUM_RULES
 from cosformer.ops.problem import WEIGHTS, Problem, compute_dtype
 from cosformer.ops.state import (
@@ -229,21 +230,30 @@ def _problem(
 ) -> Problem:
     check_choice("normaliser", normaliser, NORMALISERS)
     check_choice("rule", rule, SUM_RULES)
-    return build(
-        q,
-        k,
-        causal=causal,
-        theta=_angle(theta, q, k),
-        weight=_kind(theta, raised=raised),
-        feature_map=feature_map if isinstance(feature_map, str) else "identity",
-        rule=rule if normaliser == "sum" else "none",
-        eps=eps,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        query_start=query_start,
-        position=position,
-        log_decay=_log_decay(gamma, log_decay, q, k, causal=causal),
-    )
+    name = feature_map if isinstance(feature_map, str) else "identity"
+    chosen = rule if normaliser == "sum" else "none"
+
+    def make() -> Problem:
+        return build(
+            q,
+            k,
+            causal=causal,
+            theta=_angle(theta, q, k),
+            weight=_kind(theta, raised=raised),
+            feature_map=name,
+            rule=chosen,
+            eps=eps,
+            cu_seqlens=cu_seqlens,
+            query_start=query_start,
+            position=position,
+            log_decay=_log_decay(gamma, log_decay, q, k, causal=causal),
+        )
+
+    numbers = (causal, theta, gamma, raised, eps, query_start)
+    values = (q.shape[2], k.shape[2], *numbers, name, chosen, cu_seqlens, position, log_decay)
+    problem = remembered(values, q, make)
+    check_key_mask(key_mask, k)
+    return problem if key_mask is None else problem._replace(key_mask=key_mask)
 
 
 def _kind(theta: float | Tensor, *, raised: bool) -> str:

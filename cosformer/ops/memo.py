@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from cosformer.ops.problem import Problem, basis, compute_dtype
 
 ENTRIES = 32
+KINDS = {bool, int, float, str, type(None)}
 PLAIN = (Tensor, Parameter)
 LONGEST = 1 << 18  # positions: above it a call takes longer than making them
 
@@ -31,15 +32,19 @@ def eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
-def remembered(key: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) -> Problem:
-    """What `make` returns, with ψ; made once for a key of numbers, a device and a stream."""
-    if q.is_meta or not eager(q, q, q):
+def remembered(values: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) -> Problem:
+    """What `make` returns, with ψ; made once for the same values, device and stream.
+
+    Only numbers and names tell problems apart: with a tensor among the values nothing is kept.
+    """
+    kinds = tuple(map(type, values))
+    if not KINDS.issuperset(kinds) or q.is_meta or not eager(q, q, q):
         return make()
     stream, capturing = 0, False
     if q.is_cuda:
         stream = torch._C._cuda_getCurrentRawStream(q.device.index)
         capturing = torch.cuda.is_current_stream_capturing()
-    whole = (*key, compute_dtype(q.dtype), q.device, stream)
+    whole = (values, kinds, compute_dtype(q.dtype), q.device, stream)  # kinds: True equals 1
     found = _kept.get(whole)
     if found is None:
         with torch.inference_mode(False), torch.no_grad():
