@@ -19,7 +19,7 @@ PLAIN = (Tensor, Parameter)
 LONGEST = 1 << 18  # positions: above it a call takes longer than making them
 
 _kept: dict[Any, Problem] = {}
-_captured: dict[Any, Problem] = {}  # a CUDA graph reads their memory for as long as it lives
+_captured: dict[int, Problem] = {}  # a CUDA graph reads their memory for as long as it lives
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -40,22 +40,23 @@ def remembered(values: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) 
     kinds = tuple(map(type, values))
     if not KINDS.issuperset(kinds) or q.is_meta or not eager(q, q, q):
         return make()
-    stream, capturing = 0, False
-    if q.is_cuda:
-        stream = torch._C._cuda_getCurrentRawStream(q.device.index)
-        capturing = torch.cuda.is_current_stream_capturing()
-    whole = (values, kinds, compute_dtype(q.dtype), q.device, stream)  # kinds: True equals 1
-    found = _kept.get(whole)
+    alike = (values, kinds, compute_dtype(q.dtype), q.device)  # kinds: True equals 1
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        # Whatever stream made it has finished: a capture begins with all of them at rest.
+        found = next((kept for key, kept in _kept.items() if key[0] == alike), None)
+        if found is None:
+            return make()
+        _captured[id(found)] = found
+        return found
+    stream = torch._C._cuda_getCurrentRawStream(q.device.index) if q.is_cuda else 0
+    found = _kept.get((alike, stream))
     if found is None:
         with torch.inference_mode(False), torch.no_grad():
             found = with_basis(make(), compute_dtype(q.dtype))
-        sizes = (found.query_position.numel(), found.key_position.numel())
-        if not capturing and max(sizes) <= LONGEST:
+        if max(found.query_position.numel(), found.key_position.numel()) <= LONGEST:
             while len(_kept) >= ENTRIES:
                 _kept.pop(next(iter(_kept)), None)
-            _kept[whole] = found
-    elif capturing:
-        _captured[whole] = found
+            _kept[alike, stream] = found
     return found
 
 

@@ -42,6 +42,7 @@ def segments(request, monkeypatch):
         return max(1, min(request.param, length // 64))
 
     monkeypatch.setattr(hopper, "choose_segments", choose)
+    monkeypatch.setattr(hopper, "_plans", {})
     return request.param
 
 
