@@ -1,5 +1,7 @@
 """One token of many streams by one small kernel, and a step captured as a CUDA graph."""
 
+import struct
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ def fused_step(
     k: Tensor,
     v: Tensor,
     state: State,
-    theta: Tensor,
+    theta: Tensor | float,
     slots: Tensor | None,
     eps: float,
     *,
@@ -21,6 +23,7 @@ def fused_step(
     """`step` on checked tensors `[B, H, 1, ·]`. `limit`: a horizon that the device must check.
 
     One launch: a program has all columns of a head, so nobody else reads the key sums it changes.
+    `theta` as a number spares the launch that a tensor of it takes.
     """
     from cosformer.ops.step_kernels import step_kernel
 
@@ -28,7 +31,8 @@ def fused_step(
     batch, heads, _, width = k.shape
     value_width = v.shape[3]
     out = q.new_empty(batch, q.shape[1], 1, value_width)
-    turn = theta.reshape(-1).contiguous()
+    turn = theta.reshape(-1).contiguous() if isinstance(theta, Tensor) else _bits(theta)
+    turns = turn.numel() if isinstance(turn, Tensor) else 0
     apart = position.stride(0) if position.dim() else 0
     rows = padded(width)
     columns = min(padded(value_width), max(32, 4096 // rows))
@@ -39,12 +43,12 @@ def fused_step(
     step_kernel[(batch * heads,)](
         q, k, v, out, key_value, key_sum, position, turn, position if slots is None else slots,
         0 if limit is None else limit, heads, q.shape[1] // heads, eps,
-        apart, int(turn.numel() > 1),
+        apart, int(turns > 1),
         *_without_length(q), *_without_length(k), *_without_length(v), *_without_length(out),
         *key_value.stride(), *key_sum.stride(),
         K=width, V=value_width, BLOCK_K=rows, BLOCK_V=columns, R=key_value.shape[2],
         RAISED=state.weight == "raised_cosine", SLOTS=slots is not None,
-        SHARED=slots is None and not apart, CHECKED=limit is not None,
+        SHARED=slots is None and not apart, CHECKED=limit is not None, NUMBER=not turns,
         # 16 cells of a state per thread: all its loads are in flight at once, and the registers
         # still leave room for a second program, whose loads overlap the stores of the first.
         num_warps=min(8, max(1, rows * columns // 512)),
@@ -55,6 +59,11 @@ def fused_step(
 def _without_length(rows: Tensor) -> tuple[int, int, int]:
     batch, head, _, lane = rows.stride()
     return batch, head, lane
+
+
+def _bits(number: float) -> int:
+    """A float64 as an integer: Triton would round a float argument to float32."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
 class StepGraph:

@@ -23,18 +23,32 @@ def _psi(angle, r: tl.constexpr, RAISED: tl.constexpr):
         return tl.sin(angle)
 
 
-@triton.jit(do_not_specialize=["limit"])
+@triton.jit
+def _take(place, heads, SHARED: tl.constexpr):
+    """A position, which the last program to read it moves on by one."""
+    readers = heads
+    if SHARED:
+        readers = tl.num_programs(0)
+    # One atomic both reads and counts: whoever comes last knows that all others have read.
+    found = tl.atomic_add(place, READER, sem="relaxed")
+    here = found % READER
+    if found // READER == readers - 1:
+        tl.store(place, here + 1)
+    return here
+
+
+@triton.jit(do_not_specialize=["theta", "limit"])
 def step_kernel(
     q, k, v, out, key_value, key_sum,
     position,  # [streams] int64, or [1] for all
-    theta,  # [1] or [H] float64
+    theta,  # [1] or [H] float64, or the bits of a number
     slots,  # [B] int64: which stream a row belongs to; below 0: none
     limit, heads, groups, eps, position_s, theta_h,
     q_b, q_h, q_d, k_b, k_h, k_d, v_b, v_h, v_d, o_b, o_h, o_d,
     kv_s, kv_h, kv_r, kv_k, kv_v, ks_s, ks_h, ks_r, ks_k,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     R: tl.constexpr, RAISED: tl.constexpr, SLOTS: tl.constexpr, SHARED: tl.constexpr,
-    CHECKED: tl.constexpr,
+    CHECKED: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """One token of one key head: its sums and states in place, and the heads of q that share it."""
     program = tl.program_id(0)
@@ -47,6 +61,7 @@ def step_kernel(
     in_k = lane < K
     q += row * q_b + head * groups * q_h + lane * q_d
     out += row * o_b + head * groups * o_h
+    key_value += stream * kv_s + head * kv_h
     if stream < 0:
         for start in range(0, V, BLOCK_V):
             column = start + tl.arange(0, BLOCK_V)
@@ -54,7 +69,10 @@ def step_kernel(
                 nothing = tl.zeros([BLOCK_V], out.dtype.element_ty)
                 tl.store(out + g * o_h + column * o_d, nothing, mask=column < V)
     else:
-        turn = tl.load(theta + head * theta_h)
+        if NUMBER:
+            turn = theta.to(tl.float64, bitcast=True)
+        else:
+            turn = tl.load(theta + head * theta_h)
         keys = tl.load(k + row * k_b + head * k_h + lane * k_d, mask=in_k, other=0.0)
         keys = keys.to(tl.float32)
         keys = tl.where(keys <= 0, 0.0, keys)
@@ -68,11 +86,10 @@ def step_kernel(
             in_v = column < V
             inside = in_k[:, None] & in_v[None, :]
             cells = lane[:, None] * kv_k + column[None, :] * kv_v
-            cells = key_value + stream * kv_s + head * kv_h + cells
             # Everything is on its way before the first wait, which is for the position.
             states = ()
             for r in tl.static_range(R):
-                states += (tl.load(cells + r * kv_r, mask=inside, other=0.0),)
+                states += (tl.load(key_value + r * kv_r + cells, mask=inside, other=0.0),)
             values = tl.load(v + row * v_b + head * v_h + column * v_d, mask=in_v, other=0.0)
             pairs = keys[:, None] * values.to(tl.float32)[None, :]
             query = tl.load(q, mask=in_k, other=0.0)
@@ -95,7 +112,7 @@ def step_kernel(
             for r in tl.static_range(R):
                 psi = _psi(angle, r, RAISED)
                 state = states[r] + psi * pairs
-                tl.store(cells + r * kv_r, state, mask=inside)
+                tl.store(key_value + r * kv_r + cells, state, mask=inside)
                 read += psi * state
             for g in range(groups):
                 now = query.to(tl.float32)
@@ -105,17 +122,3 @@ def step_kernel(
                 result = tl.sum(now[:, None] * read, 0) / total
                 place = out + g * o_h + column * o_d
                 tl.store(place, result.to(out.dtype.element_ty), mask=in_v)
-
-
-@triton.jit
-def _take(place, heads, SHARED: tl.constexpr):
-    """A position, which the last program to read it moves on by one."""
-    readers = heads
-    if SHARED:
-        readers = tl.num_programs(0)
-    # One atomic both reads and counts: whoever comes last knows that all others have read.
-    found = tl.atomic_add(place, READER, sem="relaxed")
-    here = found % READER
-    if found // READER == readers - 1:
-        tl.store(place, here + 1)
-    return here

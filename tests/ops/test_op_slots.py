@@ -1,12 +1,17 @@
 """Steps by kernels (under Triton's interpreter) and for streams that are picked by slot."""
 
+import math
+
 import pytest
 import torch
 from op_formula import tokens
 
 from cosformer import State, attention, step
+from cosformer.ops.decode import fused_step
 
 IMPLS = ("chunked", "triton")
+# One block of columns, one that is not filled, and several.
+widths = pytest.mark.parametrize(("width", "value_width"), [(6, 5), (6, 100), (100, 70)])
 
 
 @pytest.fixture(autouse=True)
@@ -18,22 +23,60 @@ def with_kernels():
         pytest.skip("needs TRITON_INTERPRET=1 before Triton's import")
 
 
-def rows(length=20, heads=4, kv_heads=2, value_width=5):
-    shape = {"heads": heads, "kv_heads": kv_heads, "width": 6, "value_width": value_width}
+def rows(length=20, heads=4, kv_heads=2, width=6, value_width=5):
+    shape = {"heads": heads, "kv_heads": kv_heads, "width": width, "value_width": value_width}
     return [x.float() for x in tokens(3, length=length, **shape)]
 
 
 @pytest.mark.parametrize("weight", ["cosine", "raised_cosine"])
 @pytest.mark.parametrize("horizon", [50.0, torch.tensor([50.0, 70.0])], ids=["one", "per head"])
-@pytest.mark.parametrize("value_width", [5, 100])
-def test_kernels_take_the_same_steps(weight, horizon, value_width):
-    q, k, v = rows(value_width=value_width)
+@widths
+def test_kernels_take_the_same_steps(weight, horizon, width, value_width):
+    q, k, v = rows(width=width, value_width=value_width)
     exact = attention(*(x.double() for x in (q, k, v)), causal=True, horizon=horizon, weight=weight)
-    state = State.empty(3, 2, 6, value_width, horizon=horizon, weight=weight)
+    state = State.empty(3, 2, width, value_width, horizon=horizon, weight=weight)
     for t in range(20):
         out = step(*(x[:, :, t : t + 1] for x in (q, k, v)), state, impl="triton")
         torch.testing.assert_close(out.double(), exact[:, :, t : t + 1], rtol=1e-5, atol=1e-6)
     assert int(state.position) == 20
+
+
+@widths
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("slots", [None, torch.tensor([2, -1, 0])], ids=["every row", "slots"])
+def test_kernels_leave_the_state_of_torch(width, value_width, dtype, slots):
+    q, k, v = (x.to(dtype) for x in rows(length=3, width=width, value_width=value_width))
+    start = torch.tensor([5, 0, 7])
+    mine, torchs = (
+        State.empty(3, 2, width, value_width, horizon=50.0, position=start) for _ in range(2)
+    )
+    for t in range(3):
+        parts = [x[:, :, t : t + 1] for x in (q, k, v)]
+        out = step(*parts, mine, slots=slots, impl="triton")
+        expected = step(*parts, torchs, slots=slots, impl="chunked")
+        torch.testing.assert_close(
+            out, expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6
+        )
+    for one, other in zip(mine[:3], torchs[:3], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_angle_may_be_a_number():
+    q, k, v = (x[:, :, :1] for x in rows())
+    theta = math.pi / 2 / 50
+    outs, states = [], []
+    for turn in (theta, torch.full((1, 1), theta, dtype=torch.float64)):
+        states.append(State.empty(3, 2, 6, 5, horizon=50.0, position=2**30))
+        outs.append(fused_step(q, k, v, states[-1], turn, None, 1e-6, limit=None))
+    assert torch.equal(*outs)
+    assert all(map(torch.equal, states[0][:3], states[1][:3]))
+
+
+def test_no_rows_still_move_a_shared_position():
+    q, k, v = (x[:0, :, :1] for x in rows())
+    state = State.empty(0, 2, 6, 5, horizon=50.0)
+    assert step(q, k, v, state, impl="triton").shape == (0, 4, 1, 5)
+    assert int(state.position) == 1
 
 
 @pytest.mark.parametrize("impl", IMPLS)
