@@ -1,5 +1,7 @@
 """One token of a stream: constant time, constant memory, the state changed where it stands."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -62,12 +64,13 @@ def step(
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots))
-    theta = angle_of(horizon, k)
     if kernels:
         from cosformer.ops.decode import fused_step, whole_limit
 
         limit = whole_limit(horizon) if limited and captured else None
-        return fused_step(q, k, v, state, theta, slots, eps, limit=limit)
+        turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
+        return fused_step(q, k, v, state, turn, slots, eps, limit=limit)
+    theta = angle_of(horizon, k)
     with full_precision(q):
         if slots is None:
             return _torch_step(q, k, v, state, theta, eps)
