@@ -1,0 +1,305 @@
+"""The contract: what holds for every mechanism of the table, by what its traits claim."""
+
+import copy
+
+import pytest
+import torch
+from mechanism_cases import (
+    CASES,
+    F64,
+    HEADS,
+    LENGTH,
+    NAMES,
+    WIDTH,
+    cut,
+    draw,
+    make,
+    names_where,
+    tokens,
+)
+from torch.testing import assert_close
+
+from cosformer.mechanisms import MECHANISMS
+from cosformer.mechanisms.traits import GROWTH
+
+every_case = pytest.mark.parametrize(("name", "causal"), CASES)
+every_name = pytest.mark.parametrize("name", NAMES)
+STREAMS = names_where(state=("constant", "window", "cache"))
+NOISE = 1e3  # what stands where nobody may look
+
+
+@pytest.mark.parametrize("name", names_where(causal=("exact",)))
+def test_future_tokens_do_not_change_the_past(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    before, _ = mechanism(q, k, v, causal=True, controls=controls)
+    for seed, cut_at in enumerate((1, 16, 17, LENGTH - 1)):
+        changed = [x.clone() for x in (q, k, v)]
+        others = {key: value.clone() for key, value in controls.items()}
+        for x in (*changed, *others.values()):
+            future = x[:, :, cut_at:]
+            future += 10 * draw(*future.shape, seed=seed)
+        after, _ = mechanism(*changed, causal=True, controls=others)
+        assert_close(after[:, :, :cut_at], before[:, :, :cut_at])
+        assert not torch.allclose(after[:, :, cut_at:], before[:, :, cut_at:])
+
+
+@pytest.mark.parametrize("name", names_where(causal=("leaky", "exact")))
+def test_no_weight_lies_on_the_future(name):
+    mechanism = make(name)
+    q, k, _, controls = tokens(mechanism)
+    weights = mechanism.weights(q, k, causal=True, controls=controls)
+    assert not weights.triu(1).any()
+    assert weights.tril().any()
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_fast_path_is_the_dense_matrix_times_v(name, causal, masked):
+    mechanism = make(name)
+    if masked and not mechanism.traits.mask:
+        pytest.skip(f"{name} has no masks")
+    q, k, v, controls = tokens(mechanism, value_width=5)
+    mask = draw(2, LENGTH, seed=9) > -0.8 if masked else None
+    options = {"causal": causal, "key_mask": mask, "controls": controls}
+    out, state = mechanism(q, k, v, **options)
+    assert state is None
+    weights = mechanism.weights(q, k, **options)
+    assert weights.shape == (2, HEADS, LENGTH, LENGTH)
+    assert_close(out, weights @ v)
+    if masked:
+        assert not weights.movedim(1, -1)[~mask[:, None].expand(-1, LENGTH, -1)].any()
+
+
+@every_case
+@pytest.mark.parametrize(("queries", "keys"), [(9, 20), (20, 9)])
+def test_queries_of_another_sequence(name, causal, queries, keys):
+    mechanism = make(name)
+    if not mechanism.traits.cross:
+        pytest.skip(f"{name} has no cross attention")
+    q, k, v, _ = tokens(mechanism, queries, keys=keys)
+    out, _ = mechanism(q, k, v, causal=causal)
+    assert_close(out, mechanism.weights(q, k, causal=causal) @ v)
+    if causal:  # the last query stands at the last key, unless start says otherwise
+        assert_close(out, mechanism(q, k, v, causal=True, start=keys - queries)[0])
+        early = mechanism.weights(q, k, causal=True, start=0)
+        assert not early.triu(1).any()
+        assert_close(mechanism(q, k, v, causal=True, start=0)[0], early @ v)
+
+
+@every_case
+def test_grouped_heads_are_repeated_heads(name, causal):
+    grouped, plain = make(name, heads=4, key_heads=2), make(name, heads=4)
+    q, k, v, controls = tokens(grouped)
+    out, _ = grouped(q, k, v, causal=causal, controls=controls)
+    assert_close(out, grouped.weights(q, k, causal=causal, controls=controls)
+                 @ v.repeat_interleave(2, 1))  # fmt: skip
+    shared = [p.shape for p in grouped.parameters()] == [p.shape for p in plain.parameters()]
+    if shared and grouped.traits.positions != "relative":  # a decay per head is one per key head
+        repeated = {key: x.repeat_interleave(2, 1) for key, x in controls.items()}
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        plain.load_state_dict(grouped.state_dict())
+        assert_close(out, plain(q, k, v, causal=causal, controls=repeated)[0])
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("pieces", [(1,) * LENGTH, (20, 1, 16), (0, 37), (1, 36)])
+def test_a_stream_in_pieces_is_the_full_pass(name, pieces):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, value_width=5)
+    whole, _ = mechanism(q, k, v, causal=True, controls=controls)
+    state, outs, begin = mechanism.empty_state(k, v), [], 0
+    for piece in pieces:
+        now = slice(begin, begin + piece)
+        given = (x[:, :, now] for x in (q, k, v))
+        out, state = mechanism(*given, causal=True, state=state, controls=cut(controls, now))
+        outs.append(out)
+        begin += piece
+    assert_close(torch.cat(outs, 2), whole)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_goes_on_from_a_padded_prompt(name):
+    mechanism = make(name)
+    if not mechanism.traits.mask or mechanism.traits.positions == "absolute":
+        pytest.skip(f"{name} has no masks, or counts positions from the padding")
+    q, k, v, controls = tokens(mechanism)
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[1, :5] = False
+    whole, _ = mechanism(q, k, v, causal=True, key_mask=mask, controls=controls)
+    state = mechanism.empty_state(k, v)
+    for now in (slice(0, 12), slice(12, LENGTH)):
+        given = (x[:, :, now] for x in (q, k, v))
+        out, state = mechanism(
+            *given, causal=True, state=state, key_mask=mask[:, now] if now.start == 0 else None,
+            controls=cut(controls, now),
+        )  # fmt: skip
+        assert_close(out, whole[:, :, now])
+    short = [x[1:, :, 5:] for x in (q, k, v)]
+    alone, _ = mechanism(*short, causal=True, controls=cut({n: c[1:] for n, c in controls.items()},
+                                                           slice(5, None)))  # fmt: skip
+    assert_close(whole[1:, :, 5:], alone)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_state_is_as_large_as_it_is_said_to_be(name):
+    mechanism = make(name)
+    sizes = []
+    for length in (5, LENGTH):
+        q, k, v, controls = tokens(mechanism, length, batch=1)
+        _, state = mechanism(q, k, v, causal=True, state=mechanism.empty_state(k, v),
+                             controls=controls)  # fmt: skip
+        sizes.append(sum(x.numel() for x in leaves(state) if x.is_floating_point()))
+        assert sizes[-1] == mechanism.state_size(length)
+    if mechanism.traits.state == "constant":
+        assert sizes[0] == sizes[1]
+
+
+@every_case
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(name, causal, side):
+    mechanism = make(name)
+    traits = mechanism.traits
+    if not traits.mask or (side == "left" and traits.positions == "absolute"):
+        pytest.skip(f"{name} has no masks, or counts positions from the padding")
+    q, k, v, controls = tokens(mechanism, 20)
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    noise = [NOISE * x[:, :, :7] for x in (q, k, v)]
+    order = slice(None, None, -1) if side == "left" else slice(None)
+
+    def pad(x, other):
+        return torch.cat([x, other][order], 2)
+
+    longer = [pad(x, n) for x, n in zip((q, k, v), noise, strict=True)]
+    controls = {key: pad(x, x[:, :, :7]) for key, x in controls.items()}
+    real = torch.cat([torch.ones(2, 20), torch.zeros(2, 7)][order], 1).bool()
+    padded, _ = mechanism(*longer, causal=causal, key_mask=real, controls=controls)
+    assert_close(padded[:, :, real[0]], out)
+
+
+@every_case
+def test_items_of_a_batch_do_not_see_each_other(name, causal):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, batch=3)
+    k = k * torch.tensor([1.0, 3.0, 0.2], dtype=F64)[:, None, None, None]
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    for n in range(3):
+        one = slice(n, n + 1)
+        mine = {key: x[one] for key, x in controls.items()}
+        alone, _ = mechanism(q[one], k[one], v[one], causal=causal, controls=mine)
+        assert_close(out[one], alone)
+
+
+@every_case
+def test_constant_values(name, causal):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    zeros, _ = mechanism(q, k, torch.zeros_like(v), causal=causal, controls=controls)
+    assert not zeros.any()
+    ones, _ = mechanism(q, k, torch.ones_like(v), causal=causal, controls=controls)
+    assert torch.allclose(ones, torch.ones_like(ones)) == mechanism.traits.normalised
+
+
+@every_case
+def test_keys_without_positions_may_stand_in_any_order(name, causal):
+    mechanism = make(name)
+    if causal or mechanism.traits.positions != "none":
+        pytest.skip(f"{name} knows positions")
+    q, k, v, controls = tokens(mechanism)
+    order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
+    out, _ = mechanism(q, k, v, controls=controls)
+    mixed = {key: x[:, :, order] for key, x in controls.items()}
+    assert_close(mechanism(q, k[:, :, order], v[:, :, order], controls=mixed)[0], out)
+
+
+@every_case
+def test_gradients_are_those_of_finite_differences(name, causal):
+    mechanism = make(name, heads=1, width=3)
+    q, k, v, controls = tokens(mechanism, 9, batch=1)
+    parameters = [p for p in mechanism.parameters() if p.requires_grad]
+    inputs = [x.requires_grad_() for x in (q, k, v, *controls.values())]
+
+    def attend(q, k, v, *rest):
+        given = dict(zip(controls, rest, strict=False))
+        return mechanism(q, k, v, causal=causal, controls=given)[0]
+
+    assert torch.autograd.gradcheck(attend, (*inputs, *parameters), fast_mode=True)
+
+
+@every_case
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_very_short_sequences(name, causal, length):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, length)
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    assert out.shape == v.shape
+    assert_close(out, mechanism.weights(q, k, causal=causal, controls=controls) @ v)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_lower_precision_is_the_same_attention(name, causal, dtype):
+    exact = make(name)
+    mechanism = copy.deepcopy(exact).to(dtype)
+    exact.load_state_dict(mechanism.state_dict())  # the same rounded parameters
+    q, k, v, controls = tokens(mechanism, dtype=dtype)
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    assert out.dtype == dtype
+    right, _ = exact(q.double(), k.double(), v.double(), causal=causal,
+                     controls={key: x.double() for key, x in controls.items()})  # fmt: skip
+    error = (out.double() - right).abs().max() / right.abs().max()
+    assert error < 100 * torch.finfo(dtype).eps
+
+
+@every_name
+def test_a_checkpoint_restores_the_same_attention(name):
+    torch.manual_seed(1)
+    one, other = make(name), make(name)
+    if one.traits.random:
+        other.redraw(torch.Generator().manual_seed(5))
+    causal = not one.traits.full
+    q, k, v, controls = tokens(one)
+    out, _ = one(q, k, v, causal=causal, controls=controls)
+    if one.traits.random:
+        assert not torch.allclose(other(q, k, v, causal=causal, controls=controls)[0], out)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other(q, k, v, causal=causal, controls=controls)[0], out)
+
+
+@pytest.mark.parametrize("name", names_where(random=(True,)))
+def test_draws_come_from_the_generator_alone(name):
+    one, other = make(name), make(name)
+    for mechanism in (one, other):
+        torch.randn(3)  # torch's own generator has nothing to do with it
+        mechanism.redraw(torch.Generator().manual_seed(7))
+    causal = not one.traits.full
+    q, k, v, controls = tokens(one)
+    out, _ = one(q, k, v, causal=causal, controls=controls)
+    assert torch.equal(other(q, k, v, causal=causal, controls=controls)[0], out)
+    assert torch.equal(one(q, k, v, causal=causal, controls=controls)[0], out)
+
+
+@every_name
+def test_cost_grows_as_the_traits_say(name):
+    mechanism = make(name)
+    small, large = mechanism.cost(2**20), mechanism.cost(2**21)
+    assert small.bytes >= 4 * (2 * HEADS + 2 * mechanism.key_heads) * 2**20 * WIDTH
+    growth = large.operations / small.operations
+    assert 2 ** GROWTH[mechanism.traits.growth] * 0.97 < growth
+    assert growth < 2 ** GROWTH[mechanism.traits.growth] * 1.15
+    assert large.bytes / small.bytes <= growth * 1.001
+
+
+@every_name
+def test_every_mechanism_says_what_it_is(name):
+    kind = MECHANISMS[name]
+    assert kind.__doc__
+    assert kind.source
+    assert kind.formula
+
+
+def leaves(state):
+    """The tensors of a state, however deep."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    return [x for part in state for x in leaves(part)] if isinstance(state, tuple) else []
