@@ -5,11 +5,38 @@ from typing import Any
 
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.cosine import Cosformer
+from cosformer.mechanisms.decay import GatedLinear, Retention
+from cosformer.mechanisms.delta import Delta, GatedDelta
+from cosformer.mechanisms.elementwise import Identity, LeakyRelu, Linear, Relu
+from cosformer.mechanisms.learned import Based, Hedgehog
+from cosformer.mechanisms.performer import Performer
+from cosformer.mechanisms.rfa import Rfa, RfaArccos, RfaGated
+from cosformer.mechanisms.rotary import RopeLinear
 from cosformer.mechanisms.softmax import Softmax
+from cosformer.mechanisms.spe import Spe
+from cosformer.mechanisms.transnormer import TransNormer, TransNormerLocal
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "cosformer": Cosformer,
     "softmax": Softmax,
+    "linear": Linear,
+    "relu": Relu,
+    "leaky-relu": LeakyRelu,
+    "identity": Identity,
+    "performer": Performer,
+    "rfa": Rfa,
+    "rfa-arccos": RfaArccos,
+    "rfa-gated": RfaGated,
+    "spe": Spe,
+    "rope-linear": RopeLinear,
+    "based": Based,
+    "hedgehog": Hedgehog,
+    "transnormer": TransNormer,
+    "transnormer-local": TransNormerLocal,
+    "retention": Retention,
+    "gated-linear": GatedLinear,
+    "delta": Delta,
+    "gated-delta": GatedDelta,
 }
 
 

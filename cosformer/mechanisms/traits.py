@@ -31,6 +31,8 @@ class Traits:
     """Holds drawn numbers, saved with the parameters and drawn anew by `redraw` alone."""
     normalised: bool = True
     """The weights of a row sum to 1."""
+    norm_after: bool = False
+    """Nothing bounds its output: the layer puts a norm after it."""
     controls: tuple[str, ...] = ()
     """Per-token numbers that the layer projects from its input, one per key head."""
     growth: Literal["n", "n log n", "n√n", "n²", "n³"] = "n"

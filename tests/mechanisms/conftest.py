@@ -1,7 +1,9 @@
-"""One thread: these tensors are too small for a second to pay."""
+"""Small tensors: one thread, and chunks of eight tokens, so that there are several of them."""
 
 import pytest
 import torch
+
+from cosformer.ops import delta, span
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -10,3 +12,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    monkeypatch.setattr(span, "CHUNK_LENGTH", 8)
+    monkeypatch.setattr(delta, "CHUNK_LENGTH", 8)

@@ -12,6 +12,12 @@ F64 = torch.float64
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "cosformer": {"horizon": 64},
+    "rfa": {"features": 24},
+    "rfa-arccos": {"features": 24},
+    "rfa-gated": {"features": 24},
+    "spe": {"realizations": 8},
+    "based": {"features": 4},
+    "transnormer-local": {"block": 8},
 }
 """Options that a test needs: sizes that make blocks, windows and limits matter at LENGTH tokens."""
 

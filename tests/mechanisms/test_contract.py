@@ -21,6 +21,7 @@ from torch.testing import assert_close
 
 from cosformer.mechanisms import MECHANISMS
 from cosformer.mechanisms.traits import GROWTH
+from cosformer.ops import delta, span
 
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 every_name = pytest.mark.parametrize("name", NAMES)
@@ -178,6 +179,17 @@ def test_padding_changes_nothing(name, causal, side):
 
 
 @every_case
+def test_the_length_of_chunks_does_not_matter(name, causal, monkeypatch):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    for length in (5, 64):
+        for module in (span, delta):
+            monkeypatch.setattr(module, "CHUNK_LENGTH", length)
+        assert_close(mechanism(q, k, v, causal=causal, controls=controls)[0], out)
+
+
+@every_case
 def test_items_of_a_batch_do_not_see_each_other(name, causal):
     mechanism = make(name)
     q, k, v, controls = tokens(mechanism, batch=3)
@@ -214,7 +226,7 @@ def test_keys_without_positions_may_stand_in_any_order(name, causal):
 
 @every_case
 def test_gradients_are_those_of_finite_differences(name, causal):
-    mechanism = make(name, heads=1, width=3)
+    mechanism = make(name, heads=1, width=4)
     q, k, v, controls = tokens(mechanism, 9, batch=1)
     parameters = [p for p in mechanism.parameters() if p.requires_grad]
     inputs = [x.requires_grad_() for x in (q, k, v, *controls.values())]
