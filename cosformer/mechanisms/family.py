@@ -58,19 +58,18 @@ class LinearMechanism(Mechanism):
 
     def empty_state(self, k: Tensor, v: Tensor) -> State:
         k, v = k[:, :, :0], v[:, :, :0]
-        controls = dict.fromkeys(self.traits.controls, k[..., 0])
-        return self.advance(k, k, v, None, Request(True, None, 0, controls))[1]
+        request = Request(True, None, 0, dict.fromkeys(self.traits.controls, k[..., 0]))
+        keys = self.keys(k, 0, request)
+        options = self._engine(k, request)
+        return linear_attention_with_state(keys, keys, v.to(keys.dtype), **options)[1]
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, State]:
-        if state is not None:
-            check_state(state)
-        start = 0 if state is None else state.position
-        options = self._engine(k, request) | {"state": state}
-        given = self._features(q, k, v, request, start, start)
-        out, state = linear_attention_with_state(*given, **options)
-        return out.to(q.dtype), state
+        check_state(state)
+        given = self._features(q, k, v, request, state.position, state.position)
+        out, after = linear_attention_with_state(*given, state=state, **self._engine(k, request))
+        return out.to(q.dtype), after
 
     def state_size(self, length: int) -> int:
         columns = self.width + (self.normaliser == "sum")

@@ -106,7 +106,7 @@ def test_grouped_heads_are_repeated_heads(name, causal):
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("pieces", [(1,) * LENGTH, (20, 1, 16), (0, 37), (1, 36)])
 def test_a_stream_in_pieces_is_the_full_pass(name, pieces):
-    mechanism = make(name)
+    mechanism = make(name, heads=4, key_heads=2)
     q, k, v, controls = tokens(mechanism, value_width=5)
     whole, _ = mechanism(q, k, v, causal=True, controls=controls)
     state, outs, begin = mechanism.empty_state(k, v), [], 0
