@@ -67,5 +67,7 @@ def orthogonal_rows(rows: int, width: int, generator: torch.Generator | None = N
     device = "cpu" if generator is None else generator.device
     blocks = -(-rows // width)
     gaussian = torch.randn(2, blocks, width, width, generator=generator, device=device)
-    directions = torch.linalg.qr(gaussian[0])[0].mT.reshape(-1, width)
-    return (directions * gaussian[1].reshape(-1, width).norm(dim=-1, keepdim=True))[:rows]
+    q, r = torch.linalg.qr(gaussian[0])
+    # The signs that qr leaves are not drawn, and exp(ωx) is not even in ω: a bias that stays.
+    uniform = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.reshape(-1, width)
+    return (uniform * gaussian[1].reshape(-1, width).norm(dim=-1, keepdim=True))[:rows]
