@@ -1,6 +1,5 @@
 """`cosformer report`: measured rows into the tables of README.md and the figures of docs/."""
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from cosformer import records
 from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.tables import TABLES
+from cosformer.report.writing import write_whole
 
 OPEN = re.compile(r"<!-- rows:(?P<name>\S*) -->\n")
 CLOSE = "<!-- /rows -->"
@@ -82,17 +82,6 @@ def table(name: str, rows: dict[str, list[Row]]) -> str:
         known = ", ".join(TABLES)
         raise ValueError(f"rows:{name} must be rows:FILE/TABLE with TABLE among {known}")
     return "" if _is_left_out(source, rows) else TABLES[shape](_rows_of(source, rows))
-
-
-def write_whole(path: Path, content: bytes) -> bool:
-    """Replace a file at once, so that no reader meets half of it. False if nothing changed."""
-    if path.is_file() and path.read_bytes() == content:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)
-    return True
 
 
 def _is_left_out(source: str, rows: dict[str, list[Row]]) -> bool:

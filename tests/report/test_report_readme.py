@@ -6,7 +6,7 @@ import pytest
 
 from cosformer import records
 from cosformer.records import Row
-from cosformer.report import readme, tables
+from cosformer.report import readme, tables, writing
 
 BEFORE = """# Title
 <!-- rows:ops-cpu/time -->
@@ -84,9 +84,9 @@ def test_a_write_that_fails_leaves_the_old_file(
     def no_space(source: Path, target: Path) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(readme.os, "replace", no_space)
+    monkeypatch.setattr(writing.os, "replace", no_space)
     with pytest.raises(OSError, match="no space"):
-        readme.write_whole(path, b"new")
+        writing.write_whole(path, b"new")
     assert path.read_text() == "old"
 
 
