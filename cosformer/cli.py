@@ -13,6 +13,7 @@ from cosformer import __version__
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cosformer.demo", "the op at work: agreement, speed against softmax, a picture"),
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
+    "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
     "mechanisms": ("cosformer.catalogue", "what can be compared: abilities, formulas, costs"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
 }

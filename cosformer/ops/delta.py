@@ -45,10 +45,15 @@ def delta_rule(
         write = k * (decay[..., -1:] - decay).exp()[..., None]
         kept = decay[..., -1].exp()[..., None, None]
         outs = []
-        for n in range(k.shape[2]):
-            new = own[:, :, n] - answered[:, :, n] @ memory  # u
-            outs.append(read[:, :, :, n] @ memory[:, :, None] + score[:, :, :, n] @ new[:, :, None])
-            memory = kept[:, :, n] * memory + write[:, :, n].mT @ new
+        # unbind: the gradient of an index into all chunks would be as large as all of them
+        chunks = (x.unbind(2) for x in (own, answered, write, kept))
+        reads = (x.unbind(3) for x in (read, score))
+        for own_n, answered_n, write_n, kept_n, read_n, score_n in zip(
+            *chunks, *reads, strict=True
+        ):
+            new = own_n - answered_n @ memory  # u
+            outs.append(read_n @ memory[:, :, None] + score_n @ new[:, :, None])
+            memory = kept_n * memory + write_n.mT @ new
         out = torch.stack(outs, 3).flatten(1, 2).flatten(2, 3)  # [B, H, n·C, V]
     return out[:, :, :length], memory
 
