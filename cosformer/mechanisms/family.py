@@ -5,11 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import State, linear_attention, linear_attention_with_state
 from cosformer.ops.state import check_state
+
+SCRATCH = 2**22
+"""Numbers in memory while features are made; beyond a few megabytes a CPU waits for pages."""
 
 
 class LinearMechanism(Mechanism):
@@ -29,9 +33,13 @@ class LinearMechanism(Mechanism):
         """What φ is applied to, `[B, H, T, F]`; the first query stands at position `start`."""
         return q
 
-    def keys(self, k: Tensor, start: int | Tensor, request: Request) -> Tensor:
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         """The same of keys; those that are masked come as zeros, and whatever they become is."""
         return k
+
+    def share(self, request: Request) -> Tensor | None:
+        """A factor for every key, `[B, H_kv, S]`, if there is one."""
+        return None
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
         """theta, gamma or log_decay of `linear_attention`."""
@@ -40,6 +48,11 @@ class LinearMechanism(Mechanism):
     @property
     def feature_width(self) -> int:
         return self.width
+
+    @property
+    def scratch_width(self) -> int:
+        """Numbers per token that lie in memory while its features are made."""
+        return 2 * self.feature_width if self.stores_features else 0
 
     @property
     def stores_features(self) -> bool:
@@ -59,7 +72,7 @@ class LinearMechanism(Mechanism):
     def empty_state(self, k: Tensor, v: Tensor) -> State:
         k, v = k[:, :, :0], v[:, :, :0]
         request = Request(True, None, 0, dict.fromkeys(self.traits.controls, k[..., 0]))
-        keys = self.keys(k, 0, request)
+        keys = self.keys(k, 0)
         options = self._engine(k, request)
         return linear_attention_with_state(keys, keys, v.to(keys.dtype), **options)[1]
 
@@ -114,8 +127,39 @@ class LinearMechanism(Mechanism):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.stores_features and request.key_mask is not None:
             k = k.masked_fill(~request.key_mask[:, None, :, None], 0)
-        queries, keys = self.queries(q, query_start), self.keys(k, key_start, request)
+        queries = in_segments(self.queries, q, query_start, self.scratch_width)
+        keys = in_segments(self.keys, k, key_start, self.scratch_width)
+        if (share := self.share(request)) is not None:
+            keys = keys * share[..., None].to(keys.dtype)
         return queries, keys, v.to(keys.dtype)
+
+
+def in_segments(
+    features: Callable[[Tensor, int | Tensor], Tensor],
+    x: Tensor,
+    start: int | Tensor,
+    scratch_width: int,
+) -> Tensor:
+    """`features(x, start)`, a stretch of tokens at a time, made again in the backward pass.
+
+    What lies between tokens and features would otherwise be kept: several times the features.
+    """
+    length = x.shape[2]
+    rows = x.shape[0] * x.shape[1] * max(scratch_width, 1)
+    segment = max(1, SCRATCH // rows)
+    if not scratch_width or length <= segment:
+        return features(x, start)
+    parts, first = [], start
+    for tokens in x.split(segment, 2):  # slices would have gradients as long as x
+        if torch.is_grad_enabled():
+            made = checkpoint(
+                features, tokens, first, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            made = features(tokens, first)
+        parts.append(made)
+        first = first + segment
+    return torch.cat(parts, 2)
 
 
 def unmasked(control: Tensor, request: Request) -> Tensor:

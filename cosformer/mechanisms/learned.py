@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism, in_full
 
 
@@ -35,7 +34,7 @@ class Based(LinearMechanism):
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return in_full(lambda x: self._series(x, self.query_projection), q)
 
-    def keys(self, k: Tensor, start: int | Tensor, request: Request) -> Tensor:
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return in_full(lambda x: self._series(x, self.key_projection), k)
 
     def feature_operations(self) -> int:
@@ -66,7 +65,7 @@ class Hedgehog(LinearMechanism):
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return in_full(lambda x: _both_softmaxes(x, self.query_projection), q)
 
-    def keys(self, k: Tensor, start: int | Tensor, request: Request) -> Tensor:
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return in_full(lambda x: _both_softmaxes(x, self.key_projection), k)
 
     def feature_operations(self) -> int:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.ops.problem import compute_dtype
 
@@ -51,7 +50,7 @@ class Performer(LinearMechanism):
         # It cancels in the quotient. The same of keys would not: it would tell of the future.
         return (exponent - exponent.detach().amax(-1, keepdim=True)).exp() / self.features**0.5
 
-    def keys(self, k: Tensor, start: int | Tensor, request: Request) -> Tensor:
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return self._exponent(k).exp() / self.features**0.5
 
     def feature_operations(self) -> int:

@@ -58,7 +58,7 @@ class Rfa(LinearMechanism):
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return in_full(self._features_of_units, q)
 
-    def keys(self, k: Tensor, start: int | Tensor, request: Request) -> Tensor:
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return in_full(self._features_of_units, k)
 
     def feature_operations(self) -> int:
@@ -89,9 +89,8 @@ class RfaGated(Rfa):
     traits = replace(Rfa.traits, full=False, cross=False, controls=("gate",), positions="relative")
     formula = "S_t = g_t S_{t−1} + (1 − g_t) φ(k_t) v_tᵀ, the same for Σ φ(k); g = sigmoid(gate)"
 
-    def keys(self, k: Tensor, start: int | Tensor, request: Request) -> Tensor:
-        share = torch.sigmoid(-request.controls["gate"])  # 1 − g, without cancellation
-        return super().keys(k, start, request) * share[..., None].to(k.dtype)
+    def share(self, request: Request) -> Tensor:
+        return torch.sigmoid(-request.controls["gate"])  # 1 − g, without cancellation
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
         return {"log_decay": log_gate(request, "gate")}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cosformer.mechanisms.base import Request, repeat_heads
+from cosformer.mechanisms.base import repeat_heads
 from cosformer.mechanisms.family import LinearMechanism, in_full, positions
 
 
@@ -98,13 +98,17 @@ class Spe(LinearMechanism):
     def feature_width(self) -> int:
         return self.encoding.realizations
 
+    @property
+    def scratch_width(self) -> int:
+        return 6 * self.width * self.sines + self.feature_width
+
     def redraw(self, generator: torch.Generator | None = None) -> None:
         self.encoding.redraw(generator)
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return self.encoding.queries(q, positions(start, q.shape[2], q))
 
-    def keys(self, k: Tensor, start: int | Tensor, request: Request) -> Tensor:
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return self.encoding.keys(k, positions(start, k.shape[2], k))
 
     def feature_operations(self) -> int:

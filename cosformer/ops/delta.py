@@ -9,10 +9,12 @@ before a chunk and G the sums of g, S_t = e^(G_t) S_0 + Σ_{j≤t} e^(G_t−G_j)
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from cosformer.ops.problem import full_precision
 
 CHUNK_LENGTH = 64
+SEGMENT_LENGTH = 16 * CHUNK_LENGTH
 
 
 def delta_rule(
@@ -28,6 +30,23 @@ def delta_rule(
     length = k.shape[2]
     if not length:
         return v.new_zeros(*q.shape[:3], v.shape[3], dtype=memory.dtype), memory
+    tokens = (q, k, v, beta, log_decay)
+    if length <= SEGMENT_LENGTH:
+        return _segment(*tokens, memory)
+    outs = []
+    for parts in zip(*(x.split(SEGMENT_LENGTH, 2) for x in tokens), strict=True):
+        # made again in the backward pass: what it needs of a segment is ten times its tokens
+        out, memory = checkpoint(
+            _segment, *parts, memory, use_reentrant=False, preserve_rng_state=False
+        )
+        outs.append(out)
+    return torch.cat(outs, 2), memory
+
+
+def _segment(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    length = k.shape[2]
     with full_precision(q):
         q, k, v, beta, log_decay = (
             _chunks(x.to(memory.dtype), min(CHUNK_LENGTH, length))

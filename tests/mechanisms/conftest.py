@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cosformer.mechanisms import family
 from cosformer.ops import delta, span
 
 
@@ -18,3 +19,5 @@ def one_thread():
 def short_chunks(monkeypatch):
     monkeypatch.setattr(span, "CHUNK_LENGTH", 8)
     monkeypatch.setattr(delta, "CHUNK_LENGTH", 8)
+    monkeypatch.setattr(delta, "SEGMENT_LENGTH", 16)
+    monkeypatch.setattr(family, "SCRATCH", 2**11)
