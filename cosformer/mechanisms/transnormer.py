@@ -40,10 +40,13 @@ class TransNormerLocal(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         """Blocks of all heads stand side by side as heads of one short attention."""
         queries = q.shape[2]
-        q = F.pad(q, (0, 0, request.start, 0))  # a stream's block begins with the keys
+        if request.start:  # a stream's block begins with the keys
+            q = F.pad(q, (0, 0, request.start, 0))
         rows, keys, values = (self._blocks(x) for x in (q, repeat_heads(k, q), repeat_heads(v, q)))
         out = self._softmax(rows, keys, values, self._real(k, request.key_mask), request.causal)
         out = out.unflatten(1, (q.shape[1], -1)).flatten(2, 3)
+        if out.shape[2] == queries:
+            return out
         return out[:, :, request.start : request.start + queries]
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
@@ -67,7 +70,8 @@ class TransNormerLocal(Mechanism):
 
     def _blocks(self, x: Tensor) -> Tensor:
         """`[B, H, T, ·]` as `[B, H·n, block, ·]`."""
-        x = F.pad(x, (0, 0, 0, -x.shape[2] % self.block))
+        if x.shape[2] % self.block:
+            x = F.pad(x, (0, 0, 0, -x.shape[2] % self.block))
         return x.unflatten(2, (-1, self.block)).flatten(1, 2)
 
     def _real(self, k: Tensor, key_mask: Tensor | None) -> Tensor | None:

@@ -50,7 +50,10 @@ def test_a_second_report_changes_nothing(folder: Path, capsys: pytest.CaptureFix
 
 WRONG = [
     ("<!-- rows:ops-tpu/time -->\n<!-- /rows -->\n", "no rows named 'ops-tpu'.*there are: ops-cpu"),
-    ("<!-- rows:ops-cpu/prose -->\n<!-- /rows -->\n", "TABLE among time, summary, crossover"),
+    (
+        "<!-- rows:ops-cpu/prose -->\n<!-- /rows -->\n",
+        "TABLE among time, summary, crossover, mechanisms",
+    ),
     ("<!-- rows:ops-cpu -->\n<!-- /rows -->\n", "must be rows:FILE/TABLE"),
     ("<!-- rows:ops-cpu/time -->\n", "must be closed by <!-- /rows -->"),
     ("<!-- rows:ops-cpu/time -->\n<!-- rows:ops-cpu/time -->\n<!-- /rows -->\n", "must be closed"),
