@@ -4,15 +4,18 @@ import inspect
 from typing import Any
 
 from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.bigbird import BigBird
 from cosformer.mechanisms.cosine import Cosformer
 from cosformer.mechanisms.decay import GatedLinear, Retention
 from cosformer.mechanisms.delta import Delta, GatedDelta
 from cosformer.mechanisms.elementwise import Identity, LeakyRelu, Linear, Relu
 from cosformer.mechanisms.learned import Based, Hedgehog
+from cosformer.mechanisms.local import Local, Longformer
 from cosformer.mechanisms.performer import Performer
 from cosformer.mechanisms.rfa import Rfa, RfaArccos, RfaGated
 from cosformer.mechanisms.rotary import RopeLinear
 from cosformer.mechanisms.softmax import Softmax
+from cosformer.mechanisms.sparse import SparseFixed, SparseStrided
 from cosformer.mechanisms.spe import Spe
 from cosformer.mechanisms.transnormer import TransNormer, TransNormerLocal
 
@@ -37,6 +40,11 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "gated-linear": GatedLinear,
     "delta": Delta,
     "gated-delta": GatedDelta,
+    "local": Local,
+    "longformer": Longformer,
+    "sparse": SparseFixed,
+    "sparse-strided": SparseStrided,
+    "bigbird": BigBird,
 }
 
 

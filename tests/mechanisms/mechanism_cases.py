@@ -18,6 +18,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "spe": {"realizations": 8},
     "based": {"features": 4},
     "transnormer-local": {"block": 8},
+    "local": {"window": 8},
+    "longformer": {"window": 6, "global_tokens": 2},
+    "sparse": {"stride": 6, "summary": 2},
+    "sparse-strided": {"stride": 5},
+    "bigbird": {"block": 3, "random_blocks": 1},
 }
 """Options that a test needs: sizes that make blocks, windows and limits matter at LENGTH tokens."""
 
