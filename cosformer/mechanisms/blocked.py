@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cosformer.ops.problem import compute_dtype
 
-SLICE = 2**22  # scores made at once: 16 MB in float32
+SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
 
 Kept = Callable[[Tensor, Tensor], Tensor]
@@ -91,27 +91,33 @@ def _part_sums(
     start: int,
 ) -> Sums:
     """Σ e^(s − top) v `[B, H, T, V]`, Σ e^(s − top) and top `[B, H, T, 1]` of one part."""
-    queries, keys = q.shape[2], k.shape[2]
-    every = torch.ones(1, keys, dtype=torch.bool, device=q.device)
-    i = _arrange(torch.arange(start, start + queries, device=q.device)[:, None], part, False)
-    j = _arrange(torch.arange(keys, device=q.device)[:, None], part, True)[..., 0]
+    queries, keys, device = q.shape[2], k.shape[2], q.device
+    every = torch.ones(1, keys, dtype=torch.bool, device=device)
     real = _arrange((every if key_mask is None else key_mask)[..., None], part, True)[..., 0]
+    i = _arrange(_positions(start, queries, device), part, False)  # [G b 1]
+    j = _arrange(_positions(0, keys, device), part, True)  # [N c 1]
     q, k, v = _arrange(q, part, False), _arrange(k, part, True), _arrange(v, part, True)
     order: list[int] = []
     sums: list[Sums] = []
-    for members, lists in _slices(part.lists, q.shape[0] * q.shape[1] * q.shape[3] * k.shape[3]):
-        rows = torch.tensor(members, device=q.device)
-        blocks = torch.tensor(lists, device=q.device)  # [g m], -1 = none
+    for members in _like(part.lists):
+        rows = torch.tensor(members, device=device)
+        blocks = _table([part.lists[row] for row in members], device)  # [g m], -1 = none
         chosen = blocks.clamp(min=0)
-        seen = part.kept(i[rows], j[chosen].flatten(1)[:, None])  # [g b m·c]
-        seen = seen & (blocks >= 0).repeat_interleave(j.shape[1], 1)[:, None]
-        if causal:
-            seen = seen & (j[chosen].flatten(1)[:, None] <= i[rows])
-        seen = seen & _select(real, 1, chosen)[:, None, :, None]
-        keys_, values = _select(k, 2, chosen), _select(v, 2, chosen)  # [B H g m·c D]
-        sums.append(softmax_sums(q.index_select(2, rows), keys_, values, seen))
+        # One gather for all slices: each one's gradient is as large as k.
+        of_rows = q.index_select(2, rows), _select(k, 2, chosen), _select(v, 2, chosen)
+        count = max(1, SLICE // (of_rows[0][:, :, 0, :, 0].numel() * of_rows[1].shape[3]))
+        pieces = zip(*(x.split(count, 2) for x in of_rows), strict=True)
+        for n, (queries_, keys_, values_) in enumerate(pieces):
+            now = slice(n * count, (n + 1) * count)
+            where = j[chosen[now]].flatten(1)[:, None]  # [g 1 m·c]
+            seen = part.kept(i[rows[now]], where)
+            seen = seen & (blocks[now] >= 0).repeat_interleave(j.shape[1], 1)[:, None]
+            if causal:
+                seen = seen & (where <= i[rows[now]])
+            seen = seen & _select(real, 1, chosen[now])[:, None, :, None]  # [B 1 g b m·c]
+            sums.append(softmax_sums(queries_, keys_, values_, seen))
         order += members
-    back = torch.tensor(order, device=q.device).argsort()
+    back = torch.tensor(order, device=device).argsort()
     joined = [torch.cat(pieces, 2).index_select(2, back) for pieces in zip(*sums, strict=True)]
     values, total, top = (_restore(x, part, queries) for x in joined)
     return values, total, top
@@ -125,19 +131,23 @@ def softmax_sums(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Sums:
     return weights @ v, weights.sum(-1, keepdim=True), top
 
 
-def _slices(
-    lists: tuple[tuple[int, ...], ...], cost: int
-) -> Iterator[tuple[list[int], list[list[int]]]]:
-    """Blocks of queries with lists of like length, padded by -1; `cost` scores for each entry."""
+def _positions(first: int, count: int, device: torch.device) -> Tensor:
+    return torch.arange(first, first + count, dtype=torch.int32, device=device)[:, None]
+
+
+def _like(lists: tuple[tuple[int, ...], ...]) -> Iterable[list[int]]:
+    """Blocks of queries whose lists have about the same length."""
     like: dict[int, list[int]] = defaultdict(list)
     for row, blocks in enumerate(lists):
         like[len(blocks).bit_length()].append(row)
-    for members in like.values():
-        longest = max(1, *(len(lists[row]) for row in members))
-        count = max(1, SLICE // (cost * longest))
-        for first in range(0, len(members), count):
-            rows = members[first : first + count]
-            yield rows, [[*lists[row], *[-1] * (longest - len(lists[row]))] for row in rows]
+    return like.values()
+
+
+def _table(lists: list[tuple[int, ...]], device: torch.device) -> Tensor:
+    """Lists of different lengths as one tensor, -1 behind the ends; never without a column."""
+    longest = max(1, *(len(blocks) for blocks in lists))
+    rows = [[*blocks, *[-1] * (longest - len(blocks))] for blocks in lists]
+    return torch.tensor(rows, device=device)
 
 
 def _select(x: Tensor, dim: int, blocks: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Sparse Transformer ("Generating Long Sequences with Sparse Transformers", Child et al., 2019)."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,8 @@ from cosformer.mechanisms.blocked import Kept, Part, neighbours
 from cosformer.mechanisms.local import block_for
 from cosformer.mechanisms.masked import Masked, check_whole
 from cosformer.mechanisms.traits import Traits
+
+ROWS = 512  # queries that share a copy of the summaries
 
 
 class SparseFixed(Masked):
@@ -41,17 +42,38 @@ class SparseFixed(Masked):
         self.summary = check_whole("summary", summary, 1)
         if summary > stride:
             raise ValueError(f"summary must be at most stride={stride}, got {summary}")
-        self.blocks = (stride, math.gcd(stride, summary))
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
         stride, plain = self.stride, self.stride - self.summary
         return lambda i, j: (i // stride == j // stride) | (j % stride >= plain)
 
-    def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
-        stride = self.stride
-        yield first // stride * stride, -(-last // stride) * stride
-        for block in range(-(-keys // stride)):
-            yield (block + 1) * stride - self.summary, (block + 1) * stride
+    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
+        stride, summary = self.stride, self.summary
+        sizes: dict[str, Any] = {
+            "queries": q.shape[2],
+            "keys": keys,
+            "causal": causal,
+            "start": start,
+        }
+        own = neighbours(
+            lambda first, last: [(first // stride * stride, -(-last // stride) * stride)],
+            **sizes,
+            query_block=stride,
+            key_block=stride,
+        )
+        block = math.gcd(stride, summary)
+        ends = [(end - summary, end) for end in range(stride, keys + stride, stride)]
+        columns = neighbours(lambda _, last: ends, **sizes, query_block=ROWS, key_block=block)
+        plain = stride - summary
+        return (
+            Part(stride, stride, own, lambda i, j: i // stride == j // stride),
+            Part(
+                ROWS,
+                block,
+                columns,
+                lambda i, j: (j % stride >= plain) & (i // stride != j // stride),
+            ),
+        )
 
     def pairs(self, length: int) -> int:
         return length * min(length, self.stride + length * self.summary // self.stride)
