@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.ops.problem import compute_dtype
+from cosformer.ops.problem import compute_dtype, full_precision
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
@@ -45,8 +45,9 @@ def blocked_attention(
     """softmax(q kᵀ/√d) v over the pairs of disjoint parts; the first query stands at `start`."""
     dtype = compute_dtype(q.dtype)
     inputs = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
-    sums = [_part_sums(*inputs, part, causal, key_mask, start) for part in parts]
-    return divide(sums).to(q.dtype)
+    with full_precision(q):
+        sums = [_part_sums(*inputs, part, causal, key_mask, start) for part in parts]
+        return divide(sums).to(q.dtype)
 
 
 def divide(sums: Sequence[Sums]) -> Tensor:
@@ -125,7 +126,11 @@ def _part_sums(
 
 def softmax_sums(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Sums:
     """Σ e^(s − top) v, Σ e^(s − top) and the constant top = max s over the seen keys of a row."""
-    scores = (q @ k.mT).masked_fill(~seen, -torch.inf)
+    return exp_sums((q @ k.mT).masked_fill(~seen, -torch.inf), v)
+
+
+def exp_sums(scores: Tensor, v: Tensor) -> Sums:
+    """The same of scores, -inf for a key that is not seen."""
     top = scores.detach().amax(-1, keepdim=True).clamp(min=LOWEST)
     weights = (scores - top).exp()
     return weights @ v, weights.sum(-1, keepdim=True), top
