@@ -84,14 +84,16 @@ class Reformer(Whole):
     def order(self, q: Tensor) -> Tensor:
         """Tokens sorted by bucket and index in each round, padding last: `[B, H, rounds, N]`."""
         length = q.shape[2]
-        bucket = torch.zeros(*q.shape[:2], self.rounds, length, dtype=torch.int64, device=q.device)
-        for rotation in self.rotations(length):
-            turned = q.detach()[:, :, None] @ rotation.to(q.device, q.dtype)  # [B H r n b/2]
-            turned = torch.cat([turned, -turned], -1)
-            bucket = bucket * turned.shape[-1] + turned.argmax(-1)
-        last = bucket.amax() + 1
-        bucket = F.pad(bucket, (0, self._padded(length) - length), value=int(last))
-        return bucket.argsort(dim=-1, stable=True)
+        rotations = [rotation.to(q.device, q.dtype) for rotation in self.rotations(length)]
+        rounds = [
+            _buckets(q.detach(), [rotation[n] for rotation in rotations])
+            for n in range(self.rounds)
+        ]
+        bucket = torch.stack(rounds, 2)
+        pad = self._padded(length) - length
+        return F.pad(bucket, (0, pad), value=torch.iinfo(bucket.dtype).max).argsort(
+            dim=-1, stable=True
+        )
 
     def rotations(self, length: int) -> list[Tensor]:
         """R of every hash, `[rounds, D, buckets/2]`."""
@@ -137,6 +139,18 @@ class Reformer(Whole):
             sizes.append(min(missing + missing % 2, MOST_BUCKETS))
             missing = -(-missing // sizes[-1])
         return sizes
+
+
+def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
+    """argmax[xR; −xR] `[B, H, n]`, of several hashes one number."""
+    bucket = torch.zeros(x.shape[:3], dtype=torch.int64, device=x.device)
+    for rotation in rotations:
+        turned = x @ rotation
+        nearest = turned.abs().argmax(-1, keepdim=True)
+        opposite = turned.gather(-1, nearest) < 0
+        half = rotation.shape[-1]
+        bucket = bucket * 2 * half + (nearest + half * opposite)[..., 0]
+    return bucket
 
 
 def _sort(x: Tensor, order: Tensor) -> Tensor:

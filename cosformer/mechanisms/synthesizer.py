@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.masked import check_whole
@@ -66,12 +68,15 @@ class Synthesizer(Mechanism):
         """Operations that make the scores."""
         return 0
 
+    def positions(self, q: Tensor, k: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+        """Of queries and of keys, `[B or 1, T]` and `[B or 1, S]`."""
+        mask = request.key_mask
+        j = torch.arange(k.shape[2], device=q.device)[None] if mask is None else ranks(mask)
+        return j[:, request.start : request.start + q.shape[2]], j
+
     def _weights(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        queries, keys, mask = q.shape[2], k.shape[2], request.key_mask
-        j = torch.arange(keys, device=q.device)[None] if mask is None else ranks(mask)
-        i = j[:, request.start : request.start + queries]
-        score = self.scores(q.to(compute_dtype(q.dtype)), i, j)
-        found = seen(request, queries, keys, q.device)
+        score = self.scores(q.to(compute_dtype(q.dtype)), *self.positions(q, k, request))
+        found = seen(request, q.shape[2], k.shape[2], q.device)
         if found is None:
             return score.softmax(-1)
         weights = score.masked_fill(~found, -math.inf).softmax(-1)
@@ -96,7 +101,39 @@ class SynthesizerRandom(Synthesizer):
         return self.heads * length**2
 
 
-class SynthesizerFactorised(Synthesizer):
+class Factored(Synthesizer):
+    """Scores that are products after all, so that PyTorch's attention need not store them."""
+
+    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""
+        raise NotImplementedError
+
+    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        rows, columns = self.factors(q, i, j)
+        return rows @ columns.mT
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        dtype, mask = compute_dtype(q.dtype), request.key_mask
+        if mask is not None:
+            v = v.masked_fill(~mask[:, None, :, None], 0)
+        rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
+        width = max(rows.shape[3], v.shape[3])  # one for all, or PyTorch stores the scores
+
+        def widen(x: Tensor) -> Tensor:
+            return F.pad(x, (0, width - x.shape[3])).expand(q.shape[0], -1, -1, -1)
+
+        inputs = widen(rows), widen(columns), widen(repeat_heads(v, q).to(dtype))
+        plain = request.causal and mask is None and request.start == 0
+        found = None if plain else seen(request, q.shape[2], k.shape[2], q.device)
+        options: dict[str, Any] = {"attn_mask": found, "is_causal": plain, "scale": 1.0}
+        with full_precision(q):
+            out = F.scaled_dot_product_attention(*inputs, **options)
+        if found is not None:
+            out = out.masked_fill(~found.any(-1, keepdim=True), 0)  # NaN where nothing is seen
+        return out[..., : v.shape[3]].to(q.dtype)
+
+
+class SynthesizerFactorised(Factored):
     """The random one with scores of low rank; q and k have no part in it."""
 
     formula = "out = softmax(R₁ R₂ᵀ) V, R₁ and R₂ learned [heads, max_length, rank]"
@@ -116,9 +153,9 @@ class SynthesizerFactorised(Synthesizer):
         self.rows = nn.Parameter(size * torch.randn(heads, max_length, rank))
         self.columns = nn.Parameter(size * torch.randn(heads, max_length, rank))
 
-    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = self.rows.to(q.dtype)[:, i], self.columns.to(q.dtype)[:, j]  # [H B · r]
-        return (rows @ columns.mT).movedim(0, 1)
+        return rows.movedim(0, 1), columns.movedim(0, 1)
 
     def made(self, length: int) -> int:
         return 2 * self.heads * self.rank * length**2
@@ -127,7 +164,7 @@ class SynthesizerFactorised(Synthesizer):
         return 2 * self.heads * self.rank * length
 
 
-class SynthesizerDense(Synthesizer):
+class SynthesizerDense(Factored):
     """Each token makes its own row of scores from its q; k has no part in it."""
 
     formula = (
@@ -144,11 +181,11 @@ class SynthesizerDense(Synthesizer):
         self.output = nn.Parameter(size * torch.randn(heads, max_length, width))  # W₂
         self.output_bias = nn.Parameter(torch.zeros(heads, max_length))
 
-    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
         hidden = (q @ self.hidden.to(q.dtype).mT + self.hidden_bias.to(q.dtype)).relu()
         output = self.output.to(q.dtype)[:, j].movedim(0, 1)  # [B H S D]
-        bias = self.output_bias.to(q.dtype)[:, j].movedim(0, 1)
-        return hidden @ output.mT + bias[:, :, None]
+        bias = self.output_bias.to(q.dtype)[:, j].movedim(0, 1)[..., None]
+        return F.pad(hidden, (0, 1), value=1.0), torch.cat([output, bias], -1)
 
     def made(self, length: int) -> int:
         return 2 * self.heads * self.width * length * (self.width + length)
