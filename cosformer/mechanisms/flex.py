@@ -1,12 +1,15 @@
 """Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from cosformer.mechanisms.blocked import Kept, Ranges, neighbours
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # what the kernel skips by
 
@@ -26,20 +29,46 @@ def flex_pattern(
 
     Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
     """
+    mask = block_mask(
+        kept,
+        ranges,
+        q.shape[2],
+        k.shape[2],
+        causal=causal,
+        key_mask=key_mask,
+        start=start,
+        device=q.device,
+    )
+    attend = _compiled() if q.is_cuda else _plain()
+    return attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def block_mask(
+    kept: Kept,
+    ranges: Ranges,
+    queries: int,
+    keys: int,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    start: int,
+    device: torch.device,
+) -> "BlockMask":
+    """The blocks that `ranges` touch, by lists: PyTorch's own way goes through all n² pairs."""
     from torch.nn.attention.flex_attention import BlockMask
 
     lists = neighbours(
         ranges,
-        queries=q.shape[2],
-        keys=k.shape[2],
+        queries=queries,
+        keys=keys,
         query_block=BLOCK,
         key_block=BLOCK,
         causal=causal,
         start=start,
     )
-    longest = -(-k.shape[2] // BLOCK)
-    table = torch.tensor([[*blocks, *[0] * (longest - len(blocks))] for blocks in lists])
-    counts = torch.tensor([len(blocks) for blocks in lists])
+    longest = -(-keys // BLOCK)
+    table = [[*blocks, *[0] * (longest - len(blocks))] for blocks in lists]
+    counts = [len(blocks) for blocks in lists]
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         found = kept(query + start, key)
@@ -47,15 +76,13 @@ def flex_pattern(
             found = found & (key <= query + start)
         return found if key_mask is None else found & key_mask[b, key]
 
-    block_mask = BlockMask.from_kv_blocks(
-        counts[None, None].to(q.device, torch.int32),
-        table[None, None].to(q.device, torch.int32),
+    return BlockMask.from_kv_blocks(
+        torch.tensor(counts, dtype=torch.int32, device=device)[None, None],
+        torch.tensor(table, dtype=torch.int32, device=device)[None, None],
         BLOCK_SIZE=BLOCK,
         mask_mod=mask_mod,
-        seq_lengths=(q.shape[2], k.shape[2]),
+        seq_lengths=(queries, keys),
     )
-    attend = _compiled() if q.is_cuda else _plain()
-    return attend(q, k, v, block_mask=block_mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def _plain() -> Any:
