@@ -82,5 +82,5 @@ def log_one_vs_each(score: Tensor, mask: Tensor) -> Tensor:
 def _contests(score: Tensor, mask: Tensor, low: int, count: int) -> Tensor:
     mine = score[..., low : low + count, None]  # [B H t c 1]
     lost = F.softplus(score[..., None, :] - mine).masked_fill(~mask[..., None, :], 0)
-    itself = math.log(2) * mask[..., low : low + count]  # the term m = j, softplus(0)
+    itself = math.log(2) * mask[..., low : low + count].to(score.dtype)  # the term m = j
     return itself - lost.sum(-1)
