@@ -32,7 +32,12 @@ from cosformer.ops.scratch import forget
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
 LONGEST = {"cpu": 16384, "cuda": 65536}
-OPTIONS: dict[str, dict[str, Any]] = {}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "linformer": {"max_length": 65536},
+    "synthesizer": {"max_length": 4096},  # its table is as large as all scores
+    "synthesizer-factorised": {"max_length": 65536},
+    "synthesizer-dense": {"max_length": 65536},
+}
 """What a mechanism cannot be measured without: a maximum that reaches the longest sequence."""
 
 

@@ -4,16 +4,29 @@ import inspect
 from typing import Any
 
 from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.bigbird import BigBird
 from cosformer.mechanisms.cosine import Cosformer
 from cosformer.mechanisms.decay import GatedLinear, Retention
 from cosformer.mechanisms.delta import Delta, GatedDelta
 from cosformer.mechanisms.elementwise import Identity, LeakyRelu, Linear, Relu
 from cosformer.mechanisms.learned import Based, Hedgehog
+from cosformer.mechanisms.linformer import Linformer
+from cosformer.mechanisms.local import Local, Longformer
+from cosformer.mechanisms.nystromformer import Nystromformer
+from cosformer.mechanisms.one_vs_each import OneVsEach
 from cosformer.mechanisms.performer import Performer
+from cosformer.mechanisms.reformer import Reformer
 from cosformer.mechanisms.rfa import Rfa, RfaArccos, RfaGated
 from cosformer.mechanisms.rotary import RopeLinear
+from cosformer.mechanisms.sinkhorn import Sinkhorn
 from cosformer.mechanisms.softmax import Softmax
+from cosformer.mechanisms.sparse import SparseFixed, SparseStrided
 from cosformer.mechanisms.spe import Spe
+from cosformer.mechanisms.synthesizer import (
+    SynthesizerDense,
+    SynthesizerFactorised,
+    SynthesizerRandom,
+)
 from cosformer.mechanisms.transnormer import TransNormer, TransNormerLocal
 
 MECHANISMS: dict[str, type[Mechanism]] = {
@@ -37,6 +50,19 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "gated-linear": GatedLinear,
     "delta": Delta,
     "gated-delta": GatedDelta,
+    "local": Local,
+    "longformer": Longformer,
+    "sparse": SparseFixed,
+    "sparse-strided": SparseStrided,
+    "bigbird": BigBird,
+    "reformer": Reformer,
+    "linformer": Linformer,
+    "nystromformer": Nystromformer,
+    "one-vs-each": OneVsEach,
+    "sinkhorn": Sinkhorn,
+    "synthesizer": SynthesizerRandom,
+    "synthesizer-factorised": SynthesizerFactorised,
+    "synthesizer-dense": SynthesizerDense,
 }
 
 

@@ -33,6 +33,8 @@ class Traits:
     """The weights of a row sum to 1."""
     norm_after: bool = False
     """Nothing bounds its output: the layer puts a norm after it."""
+    shared_qk: bool = False
+    """Made for k = q: a layer projects once."""
     controls: tuple[str, ...] = ()
     """Per-token numbers that the layer projects from its input, one per key head."""
     growth: Literal["n", "n log n", "n√n", "n²", "n³"] = "n"

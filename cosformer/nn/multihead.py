@@ -37,6 +37,7 @@ class MultiHeadAttention(HeadProjections):
         gate: multiply the heads by silu of a projection of the input.
         dropout: the share of keys whose values are dropped in training.
 
+    Where keys are meant to be the queries (Reformer), the layer hands on those.
     Where a mechanism has controls (a gate per token), the layer projects them from its input.
 
     >>> layer = MultiHeadAttention(64, 4, mechanism="performer")
@@ -95,6 +96,11 @@ class MultiHeadAttention(HeadProjections):
         inner = create(
             mechanism, num_heads, scheme.key_width, key_heads=self.num_kv_heads, **options
         )
+        if inner.traits.shared_qk and self.num_kv_heads != num_heads:
+            raise ValueError(
+                f"num_kv_heads must be num_heads={num_heads} for {mechanism}, whose keys are "
+                f"the queries, got {num_kv_heads}"
+            )
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.positions = scheme.to(**made)
         self.mechanism = inner.to(**made)
@@ -187,6 +193,8 @@ class MultiHeadAttention(HeadProjections):
         placed = self.positions.embed(x, start)
         placed_source = placed if context is None else self.positions.embed(context, 0)
         q, k, v = self.project(placed, placed_source, source, batched=True)
+        if self.mechanism.traits.shared_qk:
+            k = q
         q, k = self.positions.encode(q, k, start, start if context is None else 0)
         controls = {name: project(source).mT for name, project in self.controls.items()}
         return q, k, v, controls

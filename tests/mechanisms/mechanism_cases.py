@@ -18,6 +18,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "spe": {"realizations": 8},
     "based": {"features": 4},
     "transnormer-local": {"block": 8},
+    "local": {"window": 8},
+    "longformer": {"window": 6, "global_tokens": 2},
+    "sparse": {"stride": 6, "summary": 2},
+    "sparse-strided": {"stride": 5},
+    "bigbird": {"block": 3, "random_blocks": 1},
+    "reformer": {"bucket": 4, "rounds": 2},
+    "linformer": {"max_length": 64, "projected": 5},
+    "nystromformer": {"landmarks": 8, "kernel": 5},
+    "sinkhorn": {"block": 5},
+    "synthesizer": {"max_length": 64},
+    "synthesizer-factorised": {"max_length": 64},
+    "synthesizer-dense": {"max_length": 64},
 }
 """Options that a test needs: sizes that make blocks, windows and limits matter at LENGTH tokens."""
 

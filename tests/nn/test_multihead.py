@@ -11,7 +11,7 @@ from cosformer.nn import MultiHeadAttention
 from cosformer.nn.positions import POSITIONS, sinusoids
 
 F64 = torch.float64
-OPTIONS = {"cosformer": {"horizon": 64}}
+OPTIONS = {"cosformer": {"horizon": 64}, "sparse-strided": {"stride": 4}}
 FULL = [name for name, kind in MECHANISMS.items() if kind.traits.full]
 STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
 
@@ -91,7 +91,8 @@ def test_padding_on_the_right_changes_nothing(name):
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_parameter_gets_a_gradient(name):
-    layer = make(name, gate=True, positions="learned")
+    blind = name in ("synthesizer", "synthesizer-factorised")  # positions move q and k alone
+    layer = make(name, gate=True, positions="none" if blind else "learned")
     causal = not MECHANISMS[name].traits.full
     layer(tokens(2, 20, 16), causal=causal).square().sum().backward()
     for key, parameter in layer.named_parameters():
@@ -211,3 +212,15 @@ def test_bad_inputs_are_named():
         layer(tokens(2, 7, 16))
     with pytest.raises(ValueError, match="query and key must agree"):
         layer(tokens(2, 7, 16), tokens(3, 7, 10))
+
+
+def test_a_mechanism_made_for_shared_queries_and_keys_gets_them():
+    layer = make("reformer", options={"bucket": 16})
+    x = tokens(2, 20, 16)
+    q = (x @ layer.in_proj_weight[:16].mT + layer.in_proj_bias[:16]).unflatten(2, (4, 4))
+    q = q.transpose(1, 2)
+    assert_close(layer.weights(x), layer.mechanism.weights(q, q))
+    with pytest.raises(
+        ValueError, match=r"num_kv_heads must be num_heads=4 for reformer, .* got 2"
+    ):
+        make("reformer", num_kv_heads=2)
