@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from cosformer import records
-from cosformer.bench.candidates import PASSES, Attend
+from cosformer.bench.candidates import PASSES
 from cosformer.bench.cells import Cell, Setup
 from cosformer.bench.gpu import failed
 from cosformer.bench.timing import (
@@ -207,21 +206,26 @@ def _make(options: Options, name: str) -> Mechanism:
 
 
 def _call(setup: Setup, mechanism: Mechanism, cell: Cell, pass_name: str, causal: bool) -> Call:
-    inputs = setup.draw(cell, count=4)
-    return PASSES[pass_name](_attend(mechanism, inputs[3]), inputs, causal=causal)
+    """One pass; gradients are those of q, k, v, controls and parameters, as in training."""
+    q, k, v, gradient = setup.draw(cell, count=4)
+    controls = {name: gradient[..., n] for n, name in enumerate(mechanism.traits.controls)}
+    if pass_name == "forward":
 
+        @torch.no_grad()
+        def forward() -> object:
+            return mechanism(q, k, v, causal=causal, controls=controls)
 
-def _attend(mechanism: Mechanism, numbers: Tensor) -> Attend:
-    """The mechanism as a function; its controls are some numbers."""
-    controls: Mapping[str, Tensor] = {
-        name: numbers[..., n] for n, name in enumerate(mechanism.traits.controls)
-    }
+        return forward
+    tokens = [x.detach().requires_grad_() for x in (q, k, v, *controls.values())]
+    wanted = [*tokens, *(p for p in mechanism.parameters() if p.requires_grad)]
+    given = dict(zip(controls, tokens[3:], strict=True))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-        out: Tensor = mechanism(q, k, v, causal=causal, controls=controls)[0]
-        return out
+    def both() -> object:
+        out, _ = mechanism(*tokens[:3], causal=causal, controls=given)
+        # not every mechanism looks at q and k
+        return torch.autograd.grad(out, wanted, gradient, allow_unused=True)
 
-    return attend
+    return both
 
 
 def _growth(

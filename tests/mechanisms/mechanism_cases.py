@@ -52,6 +52,11 @@ def names_where(**traits: Any) -> list[str]:
     ]
 
 
+def cases_where(causal: tuple[bool, ...] = (True, False), **traits: Any) -> list[tuple[str, bool]]:
+    """The cases of those names."""
+    return [(name, c) for name, c in CASES if c in causal and name in names_where(**traits)]
+
+
 def make(name: str, heads: int = HEADS, width: int = WIDTH, **options: Any) -> Mechanism:
     """In float64, parameters moved away from the symmetry of their first values."""
     torch.manual_seed(0)

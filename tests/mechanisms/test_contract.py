@@ -11,6 +11,7 @@ from mechanism_cases import (
     LENGTH,
     NAMES,
     WIDTH,
+    cases_where,
     cut,
     draw,
     make,
@@ -26,6 +27,7 @@ from cosformer.ops import delta, span
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 every_name = pytest.mark.parametrize("name", NAMES)
 STREAMS = names_where(state=("constant", "window", "cache"))
+SHIFTABLE = names_where(mask=(True,), positions=("none", "relative"))  # padding may stand first
 NOISE = 1e3  # what stands where nobody may look
 
 
@@ -54,12 +56,12 @@ def test_no_weight_lies_on_the_future(name):
     assert weights.tril().any()
 
 
-@every_case
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("name", "causal", "masked"),
+    [(*case, masked) for masked in (False, True) for case in cases_where(mask=(masked, True))],
+)
 def test_the_fast_path_is_the_dense_matrix_times_v(name, causal, masked):
     mechanism = make(name)
-    if masked and not mechanism.traits.mask:
-        pytest.skip(f"{name} has no masks")
     q, k, v, controls = tokens(mechanism, value_width=5)
     mask = draw(2, LENGTH, seed=9) > -0.8 if masked else None
     options = {"causal": causal, "key_mask": mask, "controls": controls}
@@ -72,12 +74,10 @@ def test_the_fast_path_is_the_dense_matrix_times_v(name, causal, masked):
         assert not weights.movedim(1, -1)[~mask[:, None].expand(-1, LENGTH, -1)].any()
 
 
-@every_case
+@pytest.mark.parametrize(("name", "causal"), cases_where(cross=(True,)))
 @pytest.mark.parametrize(("queries", "keys"), [(9, 20), (20, 9)])
 def test_queries_of_another_sequence(name, causal, queries, keys):
     mechanism = make(name)
-    if not mechanism.traits.cross:
-        pytest.skip(f"{name} has no cross attention")
     q, k, v, _ = tokens(mechanism, queries, keys=keys)
     out, _ = mechanism(q, k, v, causal=causal)
     assert_close(out, mechanism.weights(q, k, causal=causal) @ v)
@@ -119,11 +119,9 @@ def test_a_stream_in_pieces_is_the_full_pass(name, pieces):
     assert_close(torch.cat(outs, 2), whole)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", [name for name in STREAMS if name in SHIFTABLE])
 def test_a_stream_goes_on_from_a_padded_prompt(name):
     mechanism = make(name)
-    if not mechanism.traits.mask or mechanism.traits.positions == "absolute":
-        pytest.skip(f"{name} has no masks, or counts positions from the padding")
     q, k, v, controls = tokens(mechanism)
     mask = torch.ones(2, LENGTH, dtype=torch.bool)
     mask[1, :5] = False
@@ -156,13 +154,13 @@ def test_the_state_is_as_large_as_it_is_said_to_be(name):
         assert sizes[0] == sizes[1]
 
 
-@every_case
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("name", "causal", "side"),
+    [(*case, "right") for case in cases_where(mask=(True,))]
+    + [(name, causal, "left") for name, causal in CASES if name in SHIFTABLE],
+)
 def test_padding_changes_nothing(name, causal, side):
     mechanism = make(name)
-    traits = mechanism.traits
-    if not traits.mask or (side == "left" and traits.positions == "absolute"):
-        pytest.skip(f"{name} has no masks, or counts positions from the padding")
     q, k, v, controls = tokens(mechanism, 20)
     out, _ = mechanism(q, k, v, causal=causal, controls=controls)
     noise = [NOISE * x[:, :, :7] for x in (q, k, v)]
@@ -212,11 +210,9 @@ def test_constant_values(name, causal):
     assert torch.allclose(ones, torch.ones_like(ones)) == mechanism.traits.normalised
 
 
-@every_case
-def test_keys_without_positions_may_stand_in_any_order(name, causal):
+@pytest.mark.parametrize("name", names_where(positions=("none",), full=(True,)))
+def test_keys_without_positions_may_stand_in_any_order(name):
     mechanism = make(name)
-    if causal or mechanism.traits.positions != "none":
-        pytest.skip(f"{name} knows positions")
     q, k, v, controls = tokens(mechanism)
     order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
     out, _ = mechanism(q, k, v, controls=controls)
