@@ -34,6 +34,7 @@ class Mechanism(nn.Module):
     traits: Traits  # of the class; an instance whose options change them has its own
     source: ClassVar[str]
     """Who published it."""
+    length_hint: ClassVar[str] = "make it with a larger max_length"
     formula: ClassVar[str]
     """What it computes, in one line or a few."""
 
@@ -191,8 +192,12 @@ class Mechanism(nn.Module):
     def _check_length(self, length: int) -> None:
         limit = self.traits.max_length
         if limit is not None and length > limit:
-            task = f"attend over {length} tokens"
-            raise refuse(self, task, lambda other: (other.max_length or length) >= length)
+            raise refuse(
+                self,
+                f"attend over {length} tokens",
+                lambda other: (other.max_length or length) >= length,
+                self.length_hint,
+            )
 
 
 def repeat_heads(k: Tensor, q: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ class Cosformer(Mechanism):
 
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
+    length_hint = "make it with a larger horizon, or weight='raised_cosine'"
     formula = "out_i = Σ_j s_ij v_j / Σ_j s_ij, s_ij = relu(q_i)·relu(k_j) cos(π/2 (i − j)/horizon)"
 
     def __init__(
@@ -44,7 +45,9 @@ class Cosformer(Mechanism):
 
     def empty_state(self, k: Tensor, v: Tensor) -> State:
         if self.horizon is None:
-            raise ValueError("horizon must be a number for a stream, got None")
+            raise ValueError(
+                "horizon must be a number for a stream, got None: make it with one, as horizon=4096"
+            )
         sizes = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         return State.empty(
             *sizes,

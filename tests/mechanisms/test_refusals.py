@@ -7,6 +7,7 @@ import torch
 from mechanism_cases import LENGTH, NAMES, make, names_where, tokens
 
 from cosformer.mechanisms import MECHANISMS, create
+from cosformer.mechanisms.refusal import nearest
 
 
 def test_an_unknown_name_prints_the_known_ones():
@@ -86,6 +87,22 @@ def test_a_length_past_the_maximum_is_refused(name):
         mechanism(q, k, v, causal=causal, controls=controls)
     q, k, v, controls = tokens(mechanism, limit)
     assert mechanism(q, k, v, causal=causal, controls=controls)[0].isfinite().all()
+
+
+NEAREST = [
+    ("linformer", {"causal": ("exact",)}, "cosformer"),  # nothing is lost, and it is linear as well
+    ("bigbird", {"causal": ("exact",)}, "local"),  # a pattern of blocks as well
+    ("retention", {"full": (True,)}, "transnormer"),  # on the same engine, no denominator either
+    ("reformer", {"state": ("constant",)}, "cosformer"),
+]
+
+
+@pytest.mark.parametrize(("name", "able", "right"), NEAREST)
+def test_the_nearest_loses_least(name, able, right):
+    def can(traits):
+        return all(getattr(traits, key) in values for key, values in able.items())
+
+    assert nearest(make(name), can) == right
 
 
 @pytest.mark.parametrize("name", names_where(random=(False,)))
