@@ -116,6 +116,7 @@ def run(options: Options) -> int:
 def measure(options: Options) -> Iterator[records.Row]:
     """All rows of one run, each as soon as it is known."""
     this = records.Run.begin(device=options.device, seed=options.seed)
+    times: list[tuple[records.Row, int]] = []
     for name in options.names or MECHANISMS:
         mechanism, reason = attempt(functools.partial(_make, options, name), options.device)
         if mechanism is None:
@@ -125,7 +126,11 @@ def measure(options: Options) -> Iterator[records.Row]:
         if not causal:
             yield failed(this, name, "refused: it has no causal form", {"causal": True})
         for pass_name in PASSES:
-            yield from _measure_pass(options, this, name, mechanism, pass_name, causal)
+            for row in _measure_pass(options, this, name, mechanism, pass_name, causal):
+                yield row
+                if row.what == "time" and mechanism.traits.state == "constant":
+                    times.append((row, mechanism.state_size(1)))
+    yield from _per_feature(this, times)
 
 
 def _measure_pass(
@@ -163,6 +168,20 @@ def _measure_pass(
         yield this.row("time", milliseconds, "ms", **at, length=length)
     yield from _growth(this, "growth_exponent", by_length, at)
     yield from _growth(this, "memory_growth_exponent", peaks, at)
+
+
+def _per_feature(this: records.Run, times: list[tuple[records.Row, int]]) -> Iterator[records.Row]:
+    """Time for every number of a constant state, relative to cosFormer's in the same place."""
+    spent = {
+        (row.config["candidate"], row.config["pass"], row.config["length"]): row.value / size
+        for row, size in times
+    }
+    for row, _ in times:
+        name, *place = (row.config[key] for key in ("candidate", "pass", "length"))
+        reference = spent.get(("cosformer", *place))
+        if reference and name != "cosformer":
+            ratio = spent[name, *place] / reference
+            yield this.row("feature_time_ratio", ratio, "x cosformer", **row.config)
 
 
 class _Guard:

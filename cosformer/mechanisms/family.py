@@ -12,8 +12,8 @@ from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import State, linear_attention, linear_attention_with_state
 from cosformer.ops.state import check_state
 
-SCRATCH = 2**22
-"""Numbers in memory while features are made; beyond a few megabytes a CPU waits for pages."""
+SCRATCH = {"cpu": 2**22, "cuda": 2**28}
+"""Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""
 
 
 class LinearMechanism(Mechanism):
@@ -145,8 +145,8 @@ def in_segments(
     What lies between tokens and features would otherwise be kept: several times the features.
     """
     length = x.shape[2]
-    rows = x.shape[0] * x.shape[1] * max(scratch_width, 1)
-    segment = max(1, SCRATCH // rows)
+    rows = x.shape[0] * x.shape[1] * scratch_width
+    segment = max(1, SCRATCH.get(x.device.type, 2**28) // max(rows, 1))
     if not scratch_width or length <= segment:
         return features(x, start)
     parts, first = [], start

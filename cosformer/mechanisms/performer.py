@@ -48,17 +48,23 @@ class Performer(LinearMechanism):
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         exponent = self._exponent(q)
         # It cancels in the quotient. The same of keys would not: it would tell of the future.
-        return (exponent - exponent.detach().amax(-1, keepdim=True)).exp() / self.features**0.5
+        exponent = exponent - exponent.detach().amax(-1, keepdim=True)
+        return (exponent.exp() / self.features**0.5).to(_dtype(q))
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return self._exponent(k).exp() / self.features**0.5
+        return (self._exponent(k).exp() / self.features**0.5).to(_dtype(k))
 
     def feature_operations(self) -> int:
         return (2 * self.width + 3) * self.features
 
     def _exponent(self, x: Tensor) -> Tensor:
-        x = x.to(compute_dtype(x.dtype)) / self.width**0.25  # 16 bits hold no such exponentials
+        x = x.to(compute_dtype(x.dtype)) / self.width**0.25
         return x @ self.projection.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """Of features: float16 does not reach as far as their exponentials."""
+    return torch.float32 if x.dtype == torch.float16 else x.dtype
 
 
 def orthogonal_rows(rows: int, width: int, generator: torch.Generator | None = None) -> Tensor:

@@ -44,6 +44,17 @@ def test_every_mechanism_gives_times_and_memory_of_both_passes(tmp_path: Path) -
     assert mechanism_figure(few, "svg").startswith(b"<?xml")
 
 
+def test_time_per_feature_is_told_relative_to_cosformer(tmp_path: Path) -> None:
+    given = options(tmp_path, names=("cosformer", "relu", "softmax"), lengths=(16,))
+    rows = list(mechanisms.measure(given))
+    times = {(r.config["candidate"], r.config["pass"]): r.value for r in rows if r.what == "time"}
+    ratios = [row for row in rows if row.what == "feature_time_ratio"]
+    assert [row.config["candidate"] for row in ratios] == ["relu", "relu"]
+    for row in ratios:
+        relu, ours = (times[name, row.config["pass"]] for name in ("relu", "cosformer"))
+        assert row.value == pytest.approx(2 * relu / ours)  # it has half of the sums
+
+
 def test_rows_are_added_to_the_file(tmp_path: Path) -> None:
     given = options(tmp_path, names=("relu",), lengths=(16,))
     assert mechanisms.run(given) == mechanisms.run(given) == 0

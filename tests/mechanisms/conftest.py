@@ -20,4 +20,4 @@ def short_chunks(monkeypatch):
     monkeypatch.setattr(span, "CHUNK_LENGTH", 8)
     monkeypatch.setattr(delta, "CHUNK_LENGTH", 8)
     monkeypatch.setattr(delta, "SEGMENT_LENGTH", 16)
-    monkeypatch.setattr(family, "SCRATCH", 2**11)
+    monkeypatch.setitem(family.SCRATCH, "cpu", 2**11)

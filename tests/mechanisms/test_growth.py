@@ -57,7 +57,7 @@ SLICED = [name for name in SUBQUADRATIC if "impl" in signature(MECHANISMS[name])
 )
 def test_no_tensor_and_no_work_grows_faster_than_the_traits_say(name, at_once, monkeypatch):
     monkeypatch.setattr(delta, "SEGMENT_LENGTH", SHORT // 4)  # the tests' own are very short
-    monkeypatch.setattr(family, "SCRATCH", 2**16)
+    monkeypatch.setitem(family.SCRATCH, "cpu", 2**16)
     monkeypatch.setattr(blocked, "SLICE", at_once)  # slices hide growth, and have their own
     (short, growth), (long, _) = count(name, SHORT), count(name, LONG)
     allowed = 4 ** GROWTH[growth] * 1.3
