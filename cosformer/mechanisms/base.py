@@ -10,6 +10,7 @@ from cosformer.mechanisms.cache import Cache
 from cosformer.mechanisms.refusal import refuse
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.check import check_bool, check_inputs, check_key_mask, check_tensor
+from cosformer.ops.problem import full_precision
 
 NO_CONTROLS: Mapping[str, Tensor] = {}
 
@@ -73,9 +74,9 @@ class Mechanism(nn.Module):
         """
         q, k, v = check_inputs(q, k, v)
         if state is None:
-            return self.attend(
-                q, k, v, self._request(q, k, causal, key_mask, start, controls)
-            ), None
+            request = self._request(q, k, causal, key_mask, start, controls)
+            with full_precision(q):  # autocast has cast q, k and v, and shall round no more
+                return self.attend(q, k, v, request), None
         if self.traits.state == "none":
             raise refuse(self, "stream", lambda traits: traits.state != "none")
         if not causal:
@@ -86,7 +87,9 @@ class Mechanism(nn.Module):
             raise ValueError(
                 f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
             )
-        return self.advance(q, k, v, state, self._request(q, k, True, key_mask, None, controls))
+        request = self._request(q, k, True, key_mask, None, controls)
+        with full_precision(q):
+            return self.advance(q, k, v, state, request)
 
     def weights(
         self,
@@ -100,7 +103,9 @@ class Mechanism(nn.Module):
     ) -> Tensor:
         """The dense matrix A `[B, H, T, S]` with out = A v; quadratic, for tests and pictures."""
         q, k, _ = check_inputs(q, k, k)
-        return self.dense(q, k, self._request(q, k, causal, key_mask, start, controls))
+        request = self._request(q, k, causal, key_mask, start, controls)
+        with full_precision(q):
+            return self.dense(q, k, request)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         raise NotImplementedError

@@ -13,7 +13,7 @@ from cosformer.mechanisms.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.family import unmasked
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.delta import CHUNK_LENGTH, delta_rule, fade, strict
-from cosformer.ops.problem import compute_dtype, full_precision
+from cosformer.ops.problem import compute_dtype
 
 
 class Memory(NamedTuple):
@@ -37,17 +37,16 @@ class Delta(Mechanism):
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         """(q kᵀ ⊙ decay) u, where u solves for the identity as values."""
-        with full_precision(q):
-            queries, keys, beta, log_decay = self._given(q, k, request)
-            fading = fade(log_decay.cumsum(-1))
-            answers = torch.linalg.solve_triangular(
-                strict(keys, beta[..., None], fading),
-                torch.diag_embed(beta),
-                upper=False,
-                unitriangular=True,
-            )
-            score = queries.unflatten(1, (self.key_heads, -1)) @ keys[:, :, None].mT
-            dense = (score * fading[:, :, None]) @ answers[:, :, None]
+        queries, keys, beta, log_decay = self._given(q, k, request)
+        fading = fade(log_decay.cumsum(-1))
+        answers = torch.linalg.solve_triangular(
+            strict(keys, beta[..., None], fading),
+            torch.diag_embed(beta),
+            upper=False,
+            unitriangular=True,
+        )
+        score = queries.unflatten(1, (self.key_heads, -1)) @ keys[:, :, None].mT
+        dense = (score * fading[:, :, None]) @ answers[:, :, None]
         return dense.flatten(1, 2).to(q.dtype)
 
     def empty_state(self, k: Tensor, v: Tensor) -> Memory:

@@ -10,7 +10,7 @@ from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.masked import check_whole
 from cosformer.mechanisms.padding import ranks, real_first, take
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.problem import compute_dtype, full_precision
+from cosformer.ops.problem import compute_dtype
 
 
 class Linformer(Mechanism):
@@ -45,11 +45,10 @@ class Linformer(Mechanism):
         if mask is not None:
             order = real_first(mask)
             k, v = (take(x.masked_fill(~mask[:, None, :, None], 0), order) for x in (k, v))
-        with full_precision(q):
-            mixed_k = self.key_mix[:, :keys].to(dtype) @ k  # [B H_kv projected D]
-            mixed_v = self.value_mix[:, :keys].to(dtype) @ v
-            score = q.to(dtype) @ repeat_heads(mixed_k, q).mT / math.sqrt(self.width)
-            return (score.softmax(-1) @ repeat_heads(mixed_v, q)).to(q.dtype)
+        mixed_k = self.key_mix[:, :keys].to(dtype) @ k  # [B H_kv projected D]
+        mixed_v = self.value_mix[:, :keys].to(dtype) @ v
+        score = q.to(dtype) @ repeat_heads(mixed_k, q).mT / math.sqrt(self.width)
+        return (score.softmax(-1) @ repeat_heads(mixed_v, q)).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         mix_k, mix_v = self.key_mix[None, :, : k.shape[2]], self.value_mix[None, :, : k.shape[2]]

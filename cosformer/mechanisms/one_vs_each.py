@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.check import check_bool
-from cosformer.ops.problem import compute_dtype, full_precision
+from cosformer.ops.problem import compute_dtype
 
 SLICE = 2**22  # comparisons held at once: 16 MB in float32
 
@@ -39,12 +39,10 @@ class OneVsEach(Mechanism):
         if request.key_mask is not None:
             k, v = (x.masked_fill(~request.key_mask[:, None, :, None], 0) for x in (k, v))
         dtype = compute_dtype(q.dtype)
-        with full_precision(q):
-            return (self._weights(q, k, request) @ repeat_heads(v, q).to(dtype)).to(q.dtype)
+        return (self._weights(q, k, request) @ repeat_heads(v, q).to(dtype)).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        with full_precision(q):
-            return self._weights(q, k, request).to(q.dtype)
+        return self._weights(q, k, request).to(q.dtype)
 
     def cost(self, length: int) -> Cost:
         numbers = 2 * (self.heads + self.key_heads) * length * self.width

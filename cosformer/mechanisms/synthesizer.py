@@ -12,7 +12,7 @@ from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.masked import check_whole
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.problem import compute_dtype, full_precision
+from cosformer.ops.problem import compute_dtype
 
 TRAITS = Traits(
     causal="exact",
@@ -50,13 +50,11 @@ class Synthesizer(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         if request.key_mask is not None:
             v = v.masked_fill(~request.key_mask[:, None, :, None], 0)
-        with full_precision(q):
-            values = repeat_heads(v, q).to(compute_dtype(q.dtype))
-            return (self._weights(q, k, request) @ values).to(q.dtype)
+        values = repeat_heads(v, q).to(compute_dtype(q.dtype))
+        return (self._weights(q, k, request) @ values).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        with full_precision(q):
-            return self._weights(q, k, request).expand(q.shape[0], -1, -1, -1).to(q.dtype)
+        return self._weights(q, k, request).expand(q.shape[0], -1, -1, -1).to(q.dtype)
 
     def cost(self, length: int) -> Cost:
         pairs = self.heads * length**2
@@ -126,8 +124,7 @@ class Factored(Synthesizer):
         plain = request.causal and mask is None and request.start == 0
         found = None if plain else seen(request, q.shape[2], k.shape[2], q.device)
         options: dict[str, Any] = {"attn_mask": found, "is_causal": plain, "scale": 1.0}
-        with full_precision(q):
-            out = F.scaled_dot_product_attention(*inputs, **options)
+        out = F.scaled_dot_product_attention(*inputs, **options)
         if found is not None:
             out = out.masked_fill(~found.any(-1, keepdim=True), 0)  # NaN where nothing is seen
         return out[..., : v.shape[3]].to(q.dtype)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.padding import without_padding
-from cosformer.ops.problem import compute_dtype, full_precision
+from cosformer.ops.problem import compute_dtype
 
 
 class Whole(Mechanism):
@@ -30,10 +30,9 @@ class Whole(Mechanism):
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return self.attend_whole(q, k, v, request.causal) if q.shape[2] else v
 
-        with full_precision(q):
-            if request.key_mask is None:
-                return attend(*inputs).to(q.dtype)
-            return without_padding(attend, request.key_mask, *inputs).to(q.dtype)
+        if request.key_mask is None:
+            return attend(*inputs).to(q.dtype)
+        return without_padding(attend, request.key_mask, *inputs).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         dtype = compute_dtype(q.dtype)
@@ -42,7 +41,6 @@ class Whole(Mechanism):
         def dense(q: Tensor, k: Tensor) -> Tensor:
             return self.dense_whole(q, k, request.causal) if q.shape[2] else q @ k.mT
 
-        with full_precision(q):
-            if request.key_mask is None:
-                return dense(*inputs).to(q.dtype)
-            return without_padding(dense, request.key_mask, *inputs, square=True).to(q.dtype)
+        if request.key_mask is None:
+            return dense(*inputs).to(q.dtype)
+        return without_padding(dense, request.key_mask, *inputs, square=True).to(q.dtype)

@@ -119,6 +119,26 @@ def test_a_stream_in_pieces_is_the_full_pass(name, pieces):
     assert_close(torch.cat(outs, 2), whole)
 
 
+@pytest.mark.parametrize("name", STREAMS)
+def test_gradients_flow_through_the_state_of_a_stream(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    leaves = [x.requires_grad_() for x in (q, k, v, *controls.values())]
+    cotangent = draw(*v.shape, seed=8)
+    whole, _ = mechanism(q, k, v, causal=True, controls=controls)
+    state, outs = mechanism.empty_state(k, v), []
+    for now in (slice(0, 13), slice(13, 14), slice(14, None)):
+        given = (x[:, :, now] for x in (q, k, v))
+        out, state = mechanism(*given, causal=True, state=state, controls=cut(controls, now))
+        outs.append(out)
+    streamed = torch.autograd.grad(torch.cat(outs, 2), leaves, cotangent, allow_unused=True)
+    right = torch.autograd.grad(whole, leaves, cotangent, allow_unused=True)
+    for mine, theirs in zip(streamed, right, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", [name for name in STREAMS if name in SHIFTABLE])
 def test_a_stream_goes_on_from_a_padded_prompt(name):
     mechanism = make(name)
@@ -257,6 +277,16 @@ def test_lower_precision_is_the_same_attention(name, causal, dtype):
                      controls={key: x.double() for key, x in controls.items()})  # fmt: skip
     error = (out.double() - right).abs().max() / right.abs().max()
     assert error < 100 * torch.finfo(dtype).eps
+
+
+@every_case
+def test_autocast_is_the_same_as_inputs_cast(name, causal):
+    mechanism = make(name).float()
+    q, k, v, controls = tokens(mechanism, dtype=torch.float32)
+    right, _ = mechanism(*(x.bfloat16() for x in (q, k, v)), causal=causal, controls=controls)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    assert torch.equal(out, right)
 
 
 @every_name
