@@ -2,14 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.ops.problem import compute_dtype
+from cosformer.ops.problem import compute_dtype, full_precision
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
@@ -32,11 +32,20 @@ class Part(NamedTuple):
     """Blocks are residue classes of this number instead of neighbours."""
 
 
+class Pairs(NamedTuple):
+    """The pairs of all parts, and which of them count."""
+
+    parts: tuple[Part, ...]
+    causal: bool
+    key_mask: Tensor | None
+    start: int
+
+
 def blocked_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    parts: Iterable[Part],
+    parts: tuple[Part, ...],
     *,
     causal: bool,
     key_mask: Tensor | None,
@@ -45,16 +54,8 @@ def blocked_attention(
     """softmax(q kᵀ/√d) v over the pairs of disjoint parts; the first query stands at `start`."""
     dtype = compute_dtype(q.dtype)
     inputs = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
-    sums = [_part_sums(*inputs, part, causal, key_mask, start) for part in parts]
-    return divide(sums).to(q.dtype)
-
-
-def divide(sums: Sequence[Sums]) -> Tensor:
-    """Σ_p e^top_p values_p / Σ_p e^top_p total_p; zeros for a row without a key."""
-    values, total, top = (torch.stack(x) for x in zip(*sums, strict=True))
-    scale = (top - top.amax(0)).exp()
-    total = (total * scale).sum(0)
-    return (values * scale).sum(0) / torch.where(total > 0, total, 1)
+    out: Tensor = _Blocked.apply(*inputs, Pairs(parts, causal, key_mask, start))
+    return out.to(q.dtype)
 
 
 def neighbours(
@@ -81,46 +82,112 @@ def neighbours(
     return tuple(lists)
 
 
-def _part_sums(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    part: Part,
-    causal: bool,
-    key_mask: Tensor | None,
-    start: int,
-) -> Sums:
-    """Σ e^(s − top) v `[B, H, T, V]`, Σ e^(s − top) and top `[B, H, T, 1]` of one part."""
-    queries, keys, device = q.shape[2], k.shape[2], q.device
-    every = torch.ones(1, keys, dtype=torch.bool, device=device)
-    real = _arrange((every if key_mask is None else key_mask)[..., None], part, True)[..., 0]
-    i = _arrange(_positions(start, queries, device), part, False)  # [G b 1]
-    j = _arrange(_positions(0, keys, device), part, True)  # [N c 1]
-    q, k, v = _arrange(q, part, False), _arrange(k, part, True), _arrange(v, part, True)
-    order: list[int] = []
+class _Blocked(torch.autograd.Function):
+    """Nothing that is longer than q, k and v is kept for the gradient: scores are made again."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
+        out, log_total = _forward(q, k, v, pairs)
+        ctx.save_for_backward(q, k, v, out, log_total)
+        ctx.pairs = pairs
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_total = ctx.saved_tensors
+        with full_precision(q):
+            if torch.is_grad_enabled():  # gradients of gradients: through the forward pass itself
+                again, _ = _forward(q, k, v, ctx.pairs)
+                return *torch.autograd.grad(again, (q, k, v), grad, create_graph=True), None
+            return *_backward(q, k, v, out, log_total, grad, ctx.pairs), None
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """The output, and log Σ e^s of each row, +inf for a row without a key."""
     sums: list[Sums] = []
+    for part in pairs.parts:
+        rows, keys, values = (
+            _arrange(q, part, False),
+            _arrange(k, part, True),
+            _arrange(v, part, True),
+        )
+        widths = v.shape[3], 1, 1
+        found = [q.new_zeros(*rows.shape[:4], width) for width in widths]
+        for some, chosen, seen in _slices(q, k, part, pairs):
+            of_keys = _select(keys, 2, chosen), _select(values, 2, chosen)
+            pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
+            for whole, piece in zip(found, pieces, strict=True):
+                whole.index_copy_(2, some, piece)
+        weighted, total, top = (_restore(x, part, q.shape[2]) for x in found)
+        sums.append((weighted, total, top))
+    joined = join(sums)
+    _, total, top = joined
+    return divide(joined), torch.where(total > 0, top + total.log(), torch.inf).detach()
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_total: Tensor, grad: Tensor, pairs: Pairs
+) -> list[Tensor]:
+    """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − g·out), dv = pᵀ g."""
+    own = (grad * out).sum(-1, keepdim=True)
+    sums = [torch.zeros_like(x) for x in (q, k, v)]
+    for part in pairs.parts:
+        rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
+        keys, values = _arrange(k, part, True), _arrange(v, part, True)
+        to_rows, to_keys, to_values = (torch.zeros_like(x) for x in (rows[0], keys, values))
+        for some, chosen, seen in _slices(q, k, part, pairs):
+            queries, upper, total, mine = (x.index_select(2, some) for x in rows)
+            keys_, values_ = _select(keys, 2, chosen), _select(values, 2, chosen)
+            p = (queries @ keys_.mT).sub_(total).masked_fill_(~seen, -torch.inf).exp_()
+            slope = (upper @ values_.mT).sub_(mine).mul_(p)
+            to_rows.index_copy_(2, some, slope @ keys_)
+            _add(to_keys, chosen, slope.mT @ queries)
+            _add(to_values, chosen, p.mT @ upper)
+        parts = (to_rows, q.shape[2]), (to_keys, k.shape[2]), (to_values, k.shape[2])
+        for total, (x, length) in zip(sums, parts, strict=True):
+            total += _restore(x, part, length)
+    return sums
+
+
+def _slices(
+    q: Tensor, k: Tensor, part: Part, pairs: Pairs
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Blocks of queries `[g]`, key blocks for each `[g, m]`, and the pairs that count."""
+    queries, keys, device = q.shape[2], k.shape[2], q.device
+    i = _arrange(_positions(pairs.start, queries, device), part, False)  # [G b 1]
+    j = _arrange(_positions(0, keys, device), part, True)  # [N c 1]
+    every = torch.ones(1, keys, dtype=torch.bool, device=device)
+    real = every if pairs.key_mask is None else pairs.key_mask
+    real = _arrange(real[..., None], part, True)[..., 0]  # [B N c]
     for members in _like(part.lists):
         rows = torch.tensor(members, device=device)
-        blocks = _table([part.lists[row] for row in members], device)  # [g m], -1 = none
-        chosen = blocks.clamp(min=0)
-        # One gather for all slices: each one's gradient is as large as k.
-        of_rows = q.index_select(2, rows), _select(k, 2, chosen), _select(v, 2, chosen)
-        count = max(1, SLICE // (of_rows[0][:, :, 0, :, 0].numel() * of_rows[1].shape[3]))
-        pieces = zip(*(x.split(count, 2) for x in of_rows), strict=True)
-        for n, (queries_, keys_, values_) in enumerate(pieces):
-            now = slice(n * count, (n + 1) * count)
-            where = j[chosen[now]].flatten(1)[:, None]  # [g 1 m·c]
-            seen = part.kept(i[rows[now]], where)
-            seen = seen & (blocks[now] >= 0).repeat_interleave(j.shape[1], 1)[:, None]
-            if causal:
-                seen = seen & (where <= i[rows[now]])
-            seen = seen & _select(real, 1, chosen[now])[:, None, :, None]  # [B 1 g b m·c]
-            sums.append(softmax_sums(queries_, keys_, values_, seen))
-        order += members
-    back = torch.tensor(order, device=device).argsort()
-    joined = [torch.cat(pieces, 2).index_select(2, back) for pieces in zip(*sums, strict=True)]
-    values, total, top = (_restore(x, part, queries) for x in joined)
-    return values, total, top
+        blocks = _table([part.lists[row] for row in members], device)  # -1 = none
+        scores = q.shape[0] * q.shape[1] * i.shape[1] * blocks.shape[1] * j.shape[1]
+        count = max(1, SLICE // scores)
+        for some, listed in zip(rows.split(count), blocks.split(count), strict=True):
+            chosen = listed.clamp(min=0)
+            where = j[chosen].flatten(1)[:, None]  # [g 1 m·c]
+            seen = part.kept(i[some], where)
+            seen = seen & (listed >= 0).repeat_interleave(j.shape[1], 1)[:, None]
+            if pairs.causal:
+                seen = seen & (where <= i[some])
+            yield some, chosen, seen & _select(real, 1, chosen)[:, None, :, None]  # [B 1 g b m·c]
+
+
+def join(sums: Sequence[Sums]) -> Sums:
+    """The sums over disjoint sets of keys as one."""
+    if len(sums) == 1:
+        return sums[0]
+    values, total, top = (torch.stack(x) for x in zip(*sums, strict=True))
+    most = top.amax(0)
+    scale = (top - most).exp()
+    return (values * scale).sum(0), (total * scale).sum(0), most
+
+
+def divide(sums: Sums) -> Tensor:
+    """Σ e^s v / Σ e^s; zeros for a row without a key."""
+    values, total, _ = sums
+    return values / torch.where(total > 0, total, 1)
 
 
 def softmax_sums(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Sums:
@@ -159,6 +226,12 @@ def _select(x: Tensor, dim: int, blocks: Tensor) -> Tensor:
     return (
         x.index_select(dim, blocks.flatten()).unflatten(dim, blocks.shape).flatten(dim + 1, dim + 2)
     )
+
+
+def _add(x: Tensor, blocks: Tensor, values: Tensor) -> None:
+    """Add `[B, H, g, m·c, D]` to the blocks `[g, m]` of x `[B, H, N, c, D]`."""
+    pieces = values.unflatten(3, (blocks.shape[1], x.shape[3])).flatten(2, 3)
+    x.index_add_(2, blocks.flatten(), pieces)
 
 
 def _arrange(x: Tensor, part: Part, of_keys: bool) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.masked import check_whole
@@ -40,15 +41,16 @@ class Linformer(Mechanism):
         self.value_mix = nn.Parameter(torch.randn(shape) / math.sqrt(projected))  # F
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype, mask, keys = compute_dtype(q.dtype), request.key_mask, k.shape[2]
+        dtype, mask = compute_dtype(q.dtype), request.key_mask
         k, v = k.to(dtype), v.to(dtype)
         if mask is not None:
             order = real_first(mask)
             k, v = (take(x.masked_fill(~mask[:, None, :, None], 0), order) for x in (k, v))
-        mixed_k = self.key_mix[:, :keys].to(dtype) @ k  # [B H_kv projected D]
-        mixed_v = self.value_mix[:, :keys].to(dtype) @ v
-        score = q.to(dtype) @ repeat_heads(mixed_k, q).mT / math.sqrt(self.width)
-        return (score.softmax(-1) @ repeat_heads(mixed_v, q)).to(q.dtype)
+        mixed_k = self._mix(self.key_mix, k)  # [B H_kv projected D]
+        mixed_v = self._mix(self.value_mix, v)
+        grouped = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(q.to(dtype), mixed_k, mixed_v, enable_gqa=grouped)
+        return out.to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         mix_k, mix_v = self.key_mix[None, :, : k.shape[2]], self.value_mix[None, :, : k.shape[2]]
@@ -64,3 +66,10 @@ class Linformer(Mechanism):
         scores = self.heads * length * self.projected * (4 * self.width + 5)
         numbers = 2 * (self.heads + self.key_heads) * length * self.width
         return Cost(mixing + scores, 4 * (numbers + 2 * self.projected * length))
+
+    def _mix(self, mix: Tensor, x: Tensor) -> Tensor:
+        """Σ_t mix_pt x_t, one product for all items and heads."""
+        batch, heads, length, _ = x.shape
+        columns = x.permute(2, 0, 1, 3).flatten(1)  # [S B·H·D]
+        mixed = mix[:, :length].to(x.dtype) @ columns
+        return mixed.unflatten(1, (batch, heads, -1)).permute(1, 2, 0, 3)

@@ -109,7 +109,7 @@ class Longformer(Masked):
         dtype = compute_dtype(q.dtype)
         query, key = (x.to(dtype) for x in self._global(rows, k))
         values = repeat_heads(v, q).to(dtype)
-        first = divide([softmax_sums(query, key, values, real[:, None, None])])
+        first = divide(softmax_sums(query, key, values, real[:, None, None]))
         return torch.cat([first.to(q.dtype), out[:, :, self.global_tokens :]], 2)
 
     def _global(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.blocked import Sums, divide, exp_sums
+from cosformer.mechanisms.blocked import Sums, divide, exp_sums, join
 from cosformer.mechanisms.masked import check_whole
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.mechanisms.whole import Whole
@@ -59,7 +59,7 @@ class Reformer(Whole):
         order = self.order(q)  # [B H r N]
         q, k, v = (F.pad(x, (0, 0, 0, order.shape[-1] - length)) for x in (*self._scaled(q, k), v))
         sums = [self._round(q, k, v, order[:, :, n], length, causal) for n in range(self.rounds)]
-        return divide(sums)[:, :, :length]
+        return divide(join(sums))[:, :, :length]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         length = q.shape[2]

@@ -80,6 +80,24 @@ def test_blocks_have_the_gradients_of_the_reference(name, causal, masked, monkey
 
 
 @pytest.mark.parametrize("name", ["local", "sparse-strided"])
+def test_blocks_have_gradients_of_gradients(name):
+    mechanism = make(name, impl="blocked", heads=1, width=2)
+    inputs = [x.requires_grad_() for x in tokens(mechanism, 9, batch=1)[:3]]
+    assert torch.autograd.gradgradcheck(lambda *x: mechanism(*x, causal=True)[0], inputs)
+
+
+@every_pattern
+def test_blocks_keep_nothing_longer_than_the_tokens_for_the_gradient(name):
+    mechanism = make(name, impl="blocked")
+    inputs = [x.requires_grad_() for x in tokens(mechanism, 500)[:3]]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        mechanism(*inputs)
+    assert kept
+    assert max(x.numel() for x in kept) <= inputs[0].numel()
+
+
+@pytest.mark.parametrize("name", ["local", "sparse-strided"])
 @pytest.mark.parametrize(("queries", "keys"), [(20, 37), (37, 20), (1, 30)])
 @pytest.mark.parametrize("start", [None, 0, 7, 60])
 def test_blocks_serve_queries_at_any_position(name, queries, keys, start):
