@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from cosformer.mechanisms.blocked import Sums, divide, exp_sums, join
 from cosformer.mechanisms.masked import check_whole
@@ -58,7 +59,14 @@ class Reformer(Whole):
         length = q.shape[2]
         order = self.order(q)  # [B H r N]
         q, k, v = (F.pad(x, (0, 0, 0, order.shape[-1] - length)) for x in (*self._scaled(q, k), v))
-        sums = [self._round(q, k, v, order[:, :, n], length, causal) for n in range(self.rounds)]
+        # A round is made again for its gradient: kept, eight of them are 34 times q + k + v.
+        sums = [
+            checkpoint(
+                self._round, q, k, v, order[:, :, n], length, causal,
+                use_reentrant=False, preserve_rng_state=False,
+            )
+            for n in range(self.rounds)
+        ]  # fmt: skip
         return divide(join(sums))[:, :, :length]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
