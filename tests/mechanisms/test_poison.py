@@ -30,3 +30,18 @@ def test_poison_behind_the_mask_reaches_nothing(name, value):
         assert not grads[1].masked_select(hidden).any()
     for clean, poisoned in zip(*results, strict=True):
         assert torch.equal(clean, poisoned)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("masked", [slice(1, 2), slice(0, 2)])
+def test_an_item_without_a_real_token_gets_zeros(name, masked):
+    mechanism = make(name)
+    inputs = [x.requires_grad_() for x in tokens(mechanism)[:3]]
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[masked] = False
+    out, _ = mechanism(*inputs, key_mask=mask)
+    assert not out[masked].any()
+    grads = torch.autograd.grad(out.sum(), inputs, allow_unused=True, materialize_grads=True)
+    for grad in grads:
+        assert grad.isfinite().all()
+        assert not grad[masked].any()
