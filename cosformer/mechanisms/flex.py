@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # what the kernel skips by
+KERNELS = 64  # one for each pattern, with and without causality, mask and changing lengths
 
 
 def flex_pattern(
@@ -39,8 +40,11 @@ def flex_pattern(
         start=start,
         device=q.device,
     )
-    attend = _compiled() if q.is_cuda else _plain()
-    return attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    options: dict[str, Any] = {"block_mask": mask, "enable_gqa": q.shape[1] != k.shape[1]}
+    if not q.is_cuda or torch.compiler.is_compiling():  # an outer graph compiles it itself
+        return _plain()(q, k, v, **options)
+    with torch._dynamo.config.patch(recompile_limit=KERNELS):
+        return _compiled()(q, k, v, **options)
 
 
 def block_mask(
@@ -93,4 +97,4 @@ def _plain() -> Any:
 
 @cache
 def _compiled() -> Any:
-    return torch.compile(_plain())
+    return torch.compile(_plain(), fullgraph=True)  # never every score: it would say so
