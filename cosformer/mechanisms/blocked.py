@@ -106,13 +106,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs) -> tuple[Tensor, Ten
     """The output, and log Σ e^s of each row, +inf for a row without a key."""
     sums: list[Sums] = []
     for part in pairs.parts:
-        rows, keys, values = (
-            _arrange(q, part, False),
-            _arrange(k, part, True),
-            _arrange(v, part, True),
-        )
-        widths = v.shape[3], 1, 1
-        found = [q.new_zeros(*rows.shape[:4], width) for width in widths]
+        rows = _arrange(q, part, False)  # [B H G b D]
+        keys, values = _arrange(k, part, True), _arrange(v, part, True)  # [B H N c ·]
+        found = [q.new_zeros(*rows.shape[:4], width) for width in (v.shape[3], 1, 1)]
         for some, chosen, seen in _slices(q, k, part, pairs):
             of_keys = _select(keys, 2, chosen), _select(values, 2, chosen)
             pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
@@ -130,23 +126,22 @@ def _backward(
 ) -> list[Tensor]:
     """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − g·out), dv = pᵀ g."""
     own = (grad * out).sum(-1, keepdim=True)
-    sums = [torch.zeros_like(x) for x in (q, k, v)]
+    grads = [torch.zeros_like(x) for x in (q, k, v)]
     for part in pairs.parts:
         rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
         keys, values = _arrange(k, part, True), _arrange(v, part, True)
         to_rows, to_keys, to_values = (torch.zeros_like(x) for x in (rows[0], keys, values))
         for some, chosen, seen in _slices(q, k, part, pairs):
             queries, upper, total, mine = (x.index_select(2, some) for x in rows)
-            keys_, values_ = _select(keys, 2, chosen), _select(values, 2, chosen)
-            p = (queries @ keys_.mT).sub_(total).masked_fill_(~seen, -torch.inf).exp_()
-            slope = (upper @ values_.mT).sub_(mine).mul_(p)
-            to_rows.index_copy_(2, some, slope @ keys_)
+            near, theirs = _select(keys, 2, chosen), _select(values, 2, chosen)
+            p = (queries @ near.mT).sub_(total).masked_fill_(~seen, -torch.inf).exp_()
+            slope = (upper @ theirs.mT).sub_(mine).mul_(p)
+            to_rows.index_copy_(2, some, slope @ near)
             _add(to_keys, chosen, slope.mT @ queries)
             _add(to_values, chosen, p.mT @ upper)
-        parts = (to_rows, q.shape[2]), (to_keys, k.shape[2]), (to_values, k.shape[2])
-        for total, (x, length) in zip(sums, parts, strict=True):
-            total += _restore(x, part, length)
-    return sums
+        for sum_, x in zip(grads, (to_rows, to_keys, to_values), strict=True):
+            sum_ += _restore(x, part, sum_.shape[2])
+    return grads
 
 
 def _slices(
