@@ -13,6 +13,7 @@ from cosformer.mechanisms.flex import flex_pattern
 from cosformer.mechanisms.padding import ranks, real_first, take
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.check import check_choice
+from cosformer.ops.problem import compute_dtype
 
 IMPLEMENTATIONS = ("reference", "blocked", "flex")
 FEW = 16  # queries for which a row of scores each is cheaper than blocks
@@ -70,7 +71,9 @@ class Masked(Mechanism):
             k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
         impl = self.choose(q)
         if impl == "reference":
-            return self.dense(q, k, request) @ repeat_heads(v, q)
+            dtype = compute_dtype(q.dtype)
+            weights = self.dense(q.to(dtype), k.to(dtype), request)
+            return (weights @ repeat_heads(v, q).to(dtype)).to(q.dtype)
         if mask is None or self.traits.positions != "absolute":
             return self._sparse(q, k, v, request, impl)
         order = real_first(mask)
@@ -99,9 +102,8 @@ class Masked(Mechanism):
                 found = found & mask[:, start : start + q.shape[2], None]
                 j = ranks(mask)
                 i = j[:, start : start + q.shape[2]]
-        found = (found & self.pattern(keys, q.device)(i[..., None], j[:, None]))[
-            :, None
-        ]  # [B 1 T S]
+        kept = self.pattern(keys, q.device)
+        found = (found & kept(i[..., None], j[:, None]))[:, None]  # [B 1 T S]
         score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)
         score = score.masked_fill(~found, -math.inf)
         return score.softmax(-1).masked_fill(~found.any(-1, keepdim=True), 0)
