@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -23,7 +24,7 @@ class BigBird(Masked):
     in training and afterwards. The seed is saved with the parameters.
     """
 
-    traits = Traits(causal="no", cross=False, positions="absolute", random=True)
+    traits = Traits(causal="no", cross=False, positions="absolute", multiple_of=64, random=True)
     source = "Zaheer et al., 2020 (ITC)"
     formula = (
         "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j over blocks of i and j that are neighbours, "
@@ -46,6 +47,7 @@ class BigBird(Masked):
         self.random_blocks = check_whole("random_blocks", random_blocks, 0)
         self.seed = check_whole("seed", seed, 0)
         self.blocks = (block, block)
+        self.traits = replace(self.traits, multiple_of=block)
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
         block, last, drawn = self.block, (keys - 1) // self.block, self.drawn(keys)

@@ -1,6 +1,7 @@
 """Reformer ("Reformer: The Efficient Transformer", Kitaev et al., 2020): hashed attention."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +55,7 @@ class Reformer(Whole):
         self.bucket = check_whole("bucket", bucket, 1)
         self.rounds = check_whole("rounds", rounds, 1)
         self.seed = check_whole("seed", seed, 0)
+        self.traits = replace(self.traits, multiple_of=2 * bucket)
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         length = q.shape[2]

@@ -1,6 +1,7 @@
 """Sparse Sinkhorn attention ("Sparse Sinkhorn Attention", Tay et al., 2020)."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,7 @@ class Sinkhorn(Whole):
         """n · 2 block pairs, and n² d/block operations to mix blocks."""
         super().__init__(heads, width, key_heads=key_heads)
         self.block = check_whole("block", block, 1)
+        self.traits = replace(self.traits, multiple_of=block)
         self.iterations = check_whole("iterations", iterations, 1)
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0, got {temperature}")

@@ -200,6 +200,7 @@ def test_the_stride_of_a_call_is_the_root_of_its_length():
 
 def test_random_blocks_are_drawn_from_the_seed_in_training_and_evaluation():
     mechanism = make("bigbird", random_blocks=2)
+    assert mechanism.traits.multiple_of == 3
     before = mechanism.train().drawn(90)
     assert mechanism.eval().drawn(90) == before
     assert make("bigbird", random_blocks=2, seed=1).drawn(90) != before
