@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.decay import FORGETFUL, log_gate
-from cosformer.mechanisms.family import unmasked
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.delta import CHUNK_LENGTH, delta_rule, fade, strict
 from cosformer.ops.problem import compute_dtype
@@ -84,11 +83,11 @@ class Delta(Mechanism):
     def _given(
         self, q: Tensor, k: Tensor, request: Request
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Unit queries, scaled, unit keys, β and g; a masked token leaves the memory as it is."""
+        """Unit queries, scaled, unit keys, β and g; a masked key is 0 and leaves the memory alone."""
         dtype = compute_dtype(q.dtype)
         if request.key_mask is not None:
             k = k.masked_fill(~request.key_mask[:, None, :, None], 0)
-        beta = unmasked(request.controls["beta"].to(dtype).sigmoid(), request)
+        beta = request.controls["beta"].to(dtype).sigmoid()
         queries = F.normalize(q.to(dtype), dim=-1) / math.sqrt(self.width)
         return queries, F.normalize(k.to(dtype), dim=-1), beta, self.log_decay(request).to(dtype)
 
