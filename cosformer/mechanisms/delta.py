@@ -83,7 +83,7 @@ class Delta(Mechanism):
     def _given(
         self, q: Tensor, k: Tensor, request: Request
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Unit queries, scaled, unit keys, β and g; a masked key is 0 and leaves the memory alone."""
+        """Unit queries, scaled, unit keys, β and g; a masked key is 0, which changes nothing."""
         dtype = compute_dtype(q.dtype)
         if request.key_mask is not None:
             k = k.masked_fill(~request.key_mask[:, None, :, None], 0)

@@ -10,10 +10,16 @@ from torch.utils.checkpoint import checkpoint
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import State, linear_attention, linear_attention_with_state
+from cosformer.ops.normaliser import denominator
 from cosformer.ops.state import check_state
 
 SCRATCH = {"cpu": 2**22, "cuda": 2**28}
 """Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""
+
+KERNEL_WIDTH = 256
+"""Features that the kernels of the engine have room for."""
+GROUP = 128
+"""Features at a time where there are more: kernels work on powers of two."""
 
 
 class LinearMechanism(Mechanism):
@@ -104,7 +110,21 @@ class LinearMechanism(Mechanism):
         if request.start != (k.shape[2] - q.shape[2] if request.causal else 0):
             options["query_start"] = request.start
         given = self._features(q, k, v, request, request.start, 0)
+        if impl == "auto" and is_too_wide(given[0]):
+            return self._in_groups(*given, options).to(q.dtype)
         return linear_attention(*given, **options).to(q.dtype)
+
+    def _in_groups(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        """Sums over groups of features that kernels have room for, divided once."""
+        divided = self.normaliser == "sum"
+        options = options | {"normaliser": "none"}
+        if divided:
+            v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums weights
+        groups = zip(q.split(GROUP, -1), k.split(GROUP, -1), strict=True)
+        sums = torch.stack([linear_attention(*each, v, **options) for each in groups]).sum(0)
+        if not divided:
+            return sums
+        return sums[..., :-1] / denominator(sums[..., -1:], self.rule, self.eps)
 
     def _engine(self, k: Tensor, request: Request) -> dict[str, Any]:
         return {
@@ -132,6 +152,11 @@ class LinearMechanism(Mechanism):
         if (share := self.share(request)) is not None:
             keys = keys * share[..., None].to(keys.dtype)
         return queries, keys, v.to(keys.dtype)
+
+
+def is_too_wide(features: Tensor) -> bool:
+    """Whether kernels, which are worth it, have no room for all of the features at once."""
+    return features.is_cuda and features.shape[-1] > KERNEL_WIDTH
 
 
 def in_segments(
