@@ -127,12 +127,11 @@ def _options(kind: type[Mechanism]) -> Iterator[str]:
 
 
 def _costs(mechanism: Mechanism) -> Iterator[str]:
-    limit = mechanism.traits.max_length
-    for length in LENGTHS:
-        if limit is None or length <= limit:
-            cost = mechanism.cost(length)
-            amount = f"{cost.operations / 1e9:,.3g} G operations, {cost.bytes / 1e6:,.3g} MB"
-            yield f"{amount} at {length:,} tokens"
+    limit = mechanism.traits.max_length or max(LENGTHS)
+    for length in [n for n in LENGTHS if n <= limit] or [limit]:
+        cost = mechanism.cost(length)
+        amount = f"{cost.operations / 1e9:,.3g} G operations, {cost.bytes / 1e6:,.3g} MB"
+        yield f"{amount} at {length:,} tokens"
 
 
 def _yes(able: bool) -> str:

@@ -49,5 +49,6 @@ def test_the_page_in_docs_is_up_to_date(tmp_path: Path, capsys: pytest.CaptureFi
 def test_every_option_is_named_with_its_default(name: str) -> None:
     about = catalogue.about(name)
     assert about.startswith(f"## {name}\n")
+    assert "G operations" in about
     for option in list(catalogue._options(MECHANISMS[name])):
         assert option in about
