@@ -214,7 +214,7 @@ def repeat_heads(k: Tensor, q: Tensor) -> Tensor:
 def seen(request: Request, queries: int, keys: int, device: torch.device) -> Tensor | None:
     """Which keys a query may see by causality and mask, bool `[B or 1, 1, T, S]`; None for all."""
     found = None if request.key_mask is None else request.key_mask[:, None, None, :]
-    if not request.causal:
+    if not request.causal or request.start >= keys - 1:  # the first query sees every key
         return found
     i = torch.arange(queries, device=device)[:, None] + request.start
     past = (torch.arange(keys, device=device) <= i)[None, None]

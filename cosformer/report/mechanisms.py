@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from cosformer.records import Row
+from cosformer.report.figures import STYLE, short
 from cosformer.report.selection import Times, describe, run_with, times
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 REFERENCES = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
 """Those that every panel shows."""
-COLUMNS = 6
+COLUMNS = 8
 
 
 def mechanism_table(rows: Sequence[Row]) -> str:
@@ -34,14 +35,12 @@ def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from cosformer.report.figures import STYLE
-
     run = run_with(rows, "time")
     found = times(run, "forward_backward")
     names = [name for name in found if name not in REFERENCES] or list(found)
     lines = math.ceil(len(names) / COLUMNS)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(2.1 * COLUMNS, 1.75 * lines + 0.6), layout="constrained")
+        figure = Figure(figsize=(1.75 * COLUMNS, 1.6 * lines + 0.6), layout="constrained")
         axes = figure.subplots(lines, COLUMNS, squeeze=False, sharex=True, sharey=True).flatten()
         for axis, name in zip(axes, names, strict=False):
             _draw_panel(axis, name, found, _growth(run, "growth_exponent", name))
@@ -51,7 +50,7 @@ def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
         figure.legend(handles, [h.get_label() for h in handles], loc="outside upper right",
                       ncols=2, frameon=False)  # fmt: skip
         figure.supylabel("milliseconds, forward + backward", fontsize=10, color="#333333")
-        origin = textwrap.fill(f"tokens. {describe(run)}", 30 * COLUMNS)
+        origin = textwrap.fill(f"tokens. {describe(run)}", 25 * COLUMNS)
         figure.supxlabel(origin, fontsize=7, color="#777777")
         buffer = io.BytesIO()
         dateless = {"Date": None, "Creator": None} if file_format == "svg" else None
@@ -66,11 +65,15 @@ def _draw_panel(axis: Any, name: str, found: Times, growth: float | None) -> Non
             axis.loglog(*zip(*points, strict=True), color=colour, linewidth=1, label=reference)
     points = sorted(found[name].items())
     axis.loglog(*zip(*points, strict=True), "o-", color="#222222", markersize=2.5, linewidth=1.6)
-    exponent = "" if growth is None else f"   n^{growth:.2f}"
-    axis.set_title(f"{name}{exponent}", loc="left", fontsize=9)
+    axis.set_title(name, loc="left", fontsize=9)
+    if growth is not None:
+        place = {"xycoords": "axes fraction", "fontsize": 8, "color": "#555555"}
+        axis.annotate(f"n^{growth:.2f}", (0.05, 0.86), **place)
     axis.grid(which="major", color="#e6e8eb", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.minorticks_off()
+    lengths = sorted({length for by_length in found.values() for length in by_length})
+    axis.set_xticks(lengths[::3], [short(length) for length in lengths[::3]])
 
 
 def _line(run: Sequence[Row], name: str, length: int) -> list[str]:
