@@ -13,7 +13,7 @@ from cosformer.ops import State, linear_attention, linear_attention_with_state
 from cosformer.ops.normaliser import denominator
 from cosformer.ops.state import check_state
 
-SCRATCH = {"cpu": 2**22, "cuda": 2**28}
+SCRATCH = {"cpu": 2**20, "cuda": 2**28}
 """Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""
 
 KERNEL_WIDTH = 256
