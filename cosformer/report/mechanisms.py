@@ -73,7 +73,8 @@ def _draw_panel(axis: Any, name: str, found: Times, growth: float | None) -> Non
     axis.set_axisbelow(True)
     axis.minorticks_off()
     lengths = sorted({length for by_length in found.values() for length in by_length})
-    axis.set_xticks(lengths[::3], [short(length) for length in lengths[::3]])
+    ticks = lengths[:: max(1, (len(lengths) - 1) // 2)]  # the first, one between, the last
+    axis.set_xticks(ticks, [short(tick) for tick in ticks])
 
 
 def _line(run: Sequence[Row], name: str, length: int) -> list[str]:
