@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import test_contract
+import test_contract_module
 import torch
 
 from cosformer.mechanisms import MECHANISMS
@@ -29,10 +30,11 @@ def squared(monkeypatch):
 
 CONTRACT = [
     test
-    for name, test in inspect.getmembers(test_contract, inspect.isfunction)
+    for module in (test_contract, test_contract_module)
+    for name, test in inspect.getmembers(module, inspect.isfunction)
     if name.startswith("test_")
     and set(inspect.signature(test).parameters) <= {"name", "causal"}
-    and test is not test_contract.test_draws_come_from_the_generator_alone
+    and test is not test_contract_module.test_draws_come_from_the_generator_alone
 ]
 
 
