@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-gpu check bench report clean
+.PHONY: install demo test test-gpu check bench bench-mechanisms report clean
 
 # Set-up: one environment in .venv, remade when its inputs change.
 .venv/ready: pyproject.toml constraints.txt
@@ -28,6 +28,9 @@ check: .venv/ready        ## ruff and mypy
 
 bench: .venv/ready        ## measure the op on this machine: rows in results/
 	$(BIN)/cosformer bench ops
+
+bench-mechanisms: .venv/ready  ## the same of every mechanism, a quarter of an hour or more
+	$(BIN)/cosformer bench mechanisms
 
 report: .venv/ready       ## rows -> tables in README.md, figures in docs/
 	$(BIN)/cosformer report

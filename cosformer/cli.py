@@ -13,12 +13,15 @@ from cosformer import __version__
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cosformer.demo", "the op at work: agreement, speed against softmax, a picture"),
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
+    "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
+    "mechanisms": ("cosformer.catalogue", "what can be compared: abilities, formulas, costs"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
 }
 """Verb -> the module that does it, and one line of help.
 
 The module, loaded only when asked for, has `Options` (a frozen dataclass; its docstrings are the
 help) and `run(options) -> int` (the exit code). It raises ValueError for what the user can mend.
+`POSITIONAL` names the option, if any, that words in front of all flags belong to.
 """
 
 EXTRAS = {"tyro": "cli", "tqdm": "cli", "matplotlib": "plot"}
@@ -38,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _help_or_error(arguments)
     try:
         module = importlib.import_module(VERBS[verb][0])
+        if (bare := getattr(module, "POSITIONAL", None)) and rest and not rest[0].startswith("-"):
+            rest = [f"--{bare}", *rest]
         options = parse(module.Options, rest, prog=f"cosformer {verb}")
         return 0 if options is None else module.run(options)
     except ModuleNotFoundError as error:

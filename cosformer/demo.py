@@ -12,8 +12,8 @@ from cosformer.bench.candidates import CANDIDATES, draw, forward
 from cosformer.bench.checks import QUANTITIES, Check, against_formula, stream_against_full_pass
 from cosformer.bench.timing import busy, median_times
 from cosformer.report.figures import time_vs_length
-from cosformer.report.readme import write_whole
 from cosformer.report.selection import LABELS, Times, crossover_sentence, times
+from cosformer.report.writing import write_whole
 
 LIMITS = {"chunked": None, "reference": 2048, "sdpa": None}
 """Longest sequence of each candidate: the quadratic form holds several [H, T, T] at once."""

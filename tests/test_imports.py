@@ -15,7 +15,7 @@ MECHANISMS = OPS | {"mechanisms"}
 NN = MECHANISMS | {"nn"}
 MODELS = NN | {"models"}
 JOBS = MODELS | {"tasks", "records", "config"}
-ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "cli"}
+ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "catalogue", "cli"}
 
 ARROWS: dict[str, set[str]] = {
     "records": set(),
@@ -30,7 +30,8 @@ ARROWS: dict[str, set[str]] = {
     "report": {"report", "records"},
     "hf": {"hf", "models", "nn", "ops"},
     "demo": JOBS | {"bench", "report"},
-    "recipes": ALL - {"cli", "demo"},
+    "recipes": ALL - {"cli", "demo", "catalogue"},
+    "catalogue": {"mechanisms", "report"},
     "cli": ALL,
     "__main__": {"cli"},
     "__init__": NN,

@@ -35,7 +35,15 @@ def test_every_verb_in_the_makefile_exists() -> None:
         assert verb in VERBS
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/numerics.md", "NOTES.md"])
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "NOTES.md",
+    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_within_the_repository_lead_somewhere(page: str) -> None:
     folder = (ROOT / page).parent
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):

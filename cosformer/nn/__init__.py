@@ -1,6 +1,7 @@
-"""Layers: a linear-time stand-in for nn.MultiheadAttention, and its installer for whole models."""
+"""Layers: attention around any mechanism, and a linear-time stand-in for nn.MultiheadAttention."""
 
 from cosformer.nn.attention import CosformerAttention
 from cosformer.nn.convert import convert
+from cosformer.nn.multihead import LayerState, MultiHeadAttention
 
-__all__ = ["CosformerAttention", "convert"]
+__all__ = ["CosformerAttention", "LayerState", "MultiHeadAttention", "convert"]

@@ -84,7 +84,7 @@ def _draw_panel(axis: Any, found: Times, title: str) -> None:
     axis.minorticks_off()
     axis.yaxis.set_major_formatter("{x:,g}")
     ticks = sorted({length for by_length in found.values() for length in by_length})
-    axis.set_xticks(ticks, [_short(tick) for tick in ticks])
+    axis.set_xticks(ticks, [short(tick) for tick in ticks])
     if {"chunked", "sdpa"} <= found.keys():
         _mark_crossover(axis, found)
 
@@ -115,5 +115,5 @@ def _mark_crossover(axis: Any, found: Times) -> None:
     )
 
 
-def _short(length: int) -> str:
+def short(length: int) -> str:
     return f"{length // 1024}k" if length % 1024 == 0 else str(length)

@@ -1,6 +1,5 @@
-"""`cosformer report`: measured rows into the tables of README.md and the figures of docs/."""
+"""`cosformer report`: measured rows into the tables of README.md and docs/, and into figures."""
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,9 @@ from pathlib import Path
 from cosformer import records
 from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
+from cosformer.report.mechanisms import mechanism_figure
 from cosformer.report.tables import TABLES
+from cosformer.report.writing import write_whole
 
 OPEN = re.compile(r"<!-- rows:(?P<name>\S*) -->\n")
 CLOSE = "<!-- /rows -->"
@@ -17,9 +18,11 @@ CLOSE = "<!-- /rows -->"
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "time_vs_length.svg": ("ops-cpu", time_vs_length),
     "time_vs_length_cuda.svg": ("ops-cuda", token_time_vs_length),
+    "mechanisms.svg": ("mechanisms-cpu", mechanism_figure),
+    "mechanisms_cuda.svg": ("mechanisms-cuda", mechanism_figure),
 }
 """File in docs/ -> the rows it is drawn from, and how."""
-OPTIONAL = {"ops-cuda"}
+OPTIONAL = {"ops-cuda", "mechanisms-cpu", "mechanisms-cuda"}
 """Rows that not every machine can measure: without them a block is empty, a figure not drawn."""
 
 
@@ -32,7 +35,7 @@ class Options:
     readme: Path = Path("README.md")
     """File whose blocks from <!-- rows:FILE/TABLE --> to <!-- /rows --> are made anew."""
     figures: Path = Path("docs")
-    """Folder the figures are written to."""
+    """Folder the figures are written to; blocks in its pages (*.md) are made anew, too."""
 
     def __post_init__(self) -> None:
         if not self.results.is_dir():
@@ -44,8 +47,9 @@ class Options:
 def run(options: Options) -> int:
     """Make everything first, write afterwards: an error leaves all files as they were."""
     rows = {path.stem: records.read(path) for path in sorted(options.results.glob("*.jsonl"))}
-    before = options.readme.read_text(encoding="utf-8")
-    made = {options.readme: renew(before, rows).encode()}
+    pages = [options.readme, *sorted(options.figures.glob("*.md"))]
+    marked = {page: text for page in pages if OPEN.search(text := page.read_text("utf-8"))}
+    made = {page: renew(text, rows).encode() for page, text in marked.items()}
     for name, (source, draw) in FIGURES.items():
         if _is_left_out(source, rows):
             continue
@@ -82,17 +86,6 @@ def table(name: str, rows: dict[str, list[Row]]) -> str:
         known = ", ".join(TABLES)
         raise ValueError(f"rows:{name} must be rows:FILE/TABLE with TABLE among {known}")
     return "" if _is_left_out(source, rows) else TABLES[shape](_rows_of(source, rows))
-
-
-def write_whole(path: Path, content: bytes) -> bool:
-    """Replace a file at once, so that no reader meets half of it. False if nothing changed."""
-    if path.is_file() and path.read_bytes() == content:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)
-    return True
 
 
 def _is_left_out(source: str, rows: dict[str, list[Row]]) -> bool:

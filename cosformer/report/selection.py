@@ -34,6 +34,15 @@ def newest_run(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.date == newest]
 
 
+def run_with(rows: Sequence[Row], what: str) -> list[Row]:
+    """The newest run, which must have rows of this quantity."""
+    run = newest_run(rows)
+    if not any(row.what == what for row in run):
+        found = sorted({row.what for row in run})
+        raise ValueError(f"the newest run must have rows of {what!r}, got {found}")
+    return run
+
+
 def times(rows: Sequence[Row], pass_name: str) -> Times:
     """Times of one pass by candidate and length, in the order in which they were measured."""
     found: Times = {}

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
 from cosformer.report.cells import cell_table
+from cosformer.report.mechanisms import mechanism_table
 from cosformer.report.selection import (
     LABELS,
     PASSES,
     crossover_sentence,
     describe,
     is_of_cells,
-    newest_run,
+    run_with,
     times,
 )
 from cosformer.report.writing import MISSING, markdown, milliseconds
@@ -21,7 +22,7 @@ def time_table(rows: Sequence[Row]) -> str:
 
     By cell where more than the length differs.
     """
-    run = _run_with(rows, "time")
+    run = run_with(rows, "time")
     if is_of_cells(run):
         return cell_table(run)
     ratios = {
@@ -49,7 +50,7 @@ def time_table(rows: Sequence[Row]) -> str:
 
 def summary_table(rows: Sequence[Row]) -> str:
     """The numbers that are not a function of length, one per line."""
-    run = _run_with(rows, "peak_memory")
+    run = run_with(rows, "peak_memory")
     longest = max(r.config["length"] for r in run if r.what == "peak_memory")
     lines = []
     for row in run:
@@ -71,7 +72,7 @@ def summary_table(rows: Sequence[Row]) -> str:
 
 def crossover_list(rows: Sequence[Row]) -> str:
     """Where the op overtakes softmax attention, one line for each pass."""
-    run = _run_with(rows, "time")
+    run = run_with(rows, "time")
     return "\n".join(
         f"* {title}: {crossover_sentence(times(run, pass_name))}."
         for pass_name, title in PASSES.items()
@@ -83,18 +84,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "time": time_table,
     "summary": summary_table,
     "crossover": crossover_list,
+    "mechanisms": mechanism_table,
 }
-
-
-def _run_with(rows: Sequence[Row], what: str) -> list[Row]:
-    run = newest_run(rows)
-    if not any(row.what == what for row in run):
-        raise ValueError(f"the newest run must have rows of {what!r}, got {sorted(_whats(run))}")
-    return run
-
-
-def _whats(rows: Sequence[Row]) -> set[str]:
-    return {row.what for row in rows}
 
 
 def _spell(row: Row) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from cosformer import records
 from cosformer.records import Row
-from cosformer.report import readme, tables
+from cosformer.report import readme, tables, writing
 
 BEFORE = """# Title
 <!-- rows:ops-cpu/time -->
@@ -50,7 +50,10 @@ def test_a_second_report_changes_nothing(folder: Path, capsys: pytest.CaptureFix
 
 WRONG = [
     ("<!-- rows:ops-tpu/time -->\n<!-- /rows -->\n", "no rows named 'ops-tpu'.*there are: ops-cpu"),
-    ("<!-- rows:ops-cpu/prose -->\n<!-- /rows -->\n", "TABLE among time, summary, crossover"),
+    (
+        "<!-- rows:ops-cpu/prose -->\n<!-- /rows -->\n",
+        "TABLE among time, summary, crossover, mechanisms",
+    ),
     ("<!-- rows:ops-cpu -->\n<!-- /rows -->\n", "must be rows:FILE/TABLE"),
     ("<!-- rows:ops-cpu/time -->\n", "must be closed by <!-- /rows -->"),
     ("<!-- rows:ops-cpu/time -->\n<!-- rows:ops-cpu/time -->\n<!-- /rows -->\n", "must be closed"),
@@ -84,9 +87,9 @@ def test_a_write_that_fails_leaves_the_old_file(
     def no_space(source: Path, target: Path) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(readme.os, "replace", no_space)
+    monkeypatch.setattr(writing.os, "replace", no_space)
     with pytest.raises(OSError, match="no space"):
-        readme.write_whole(path, b"new")
+        writing.write_whole(path, b"new")
     assert path.read_text() == "old"
 
 

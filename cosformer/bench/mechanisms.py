@@ -1,0 +1,268 @@
+"""`cosformer bench mechanisms`: every mechanism against the length, every outcome a row."""
+
+import functools
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from cosformer import records
+from cosformer.bench.candidates import PASSES
+from cosformer.bench.cells import Cell, Setup
+from cosformer.bench.gpu import failed
+from cosformer.bench.timing import (
+    Call,
+    attempt,
+    busy,
+    growth_exponent,
+    median_times,
+    peak_extra_bytes,
+    synchronise,
+    threads,
+)
+from cosformer.mechanisms import MECHANISMS, Mechanism, create
+from cosformer.mechanisms.traits import GROWTH
+from cosformer.ops.scratch import forget
+
+GROWTH_FROM = 4096
+"""Below this length fixed costs hide how time grows."""
+LONGEST = {"cpu": 16384, "cuda": 65536}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "linformer": {"max_length": 65536},
+    "synthesizer": {"max_length": 4096},  # its table is as large as all scores
+    "synthesizer-factorised": {"max_length": 65536},
+    "synthesizer-dense": {"max_length": 65536},
+}
+"""What a mechanism cannot be measured without: a maximum that reaches the longest sequence."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Forward, forward + backward and peak memory of all mechanisms against length."""
+
+    names: tuple[str, ...] = ()
+    """Mechanisms to measure; all if not given."""
+    lengths: tuple[int, ...] | None = None
+    """Sequence lengths; 256 to 16,384 on cpu, to 65,536 on cuda if not given."""
+    batch: int = 1
+    """Sequences per call."""
+    heads: int = 8
+    """Attention heads."""
+    width: int = 64
+    """Width of queries, keys and values of one head."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of q, k and v; float32 on cpu, bfloat16 on cuda."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to measure."""
+    threads: int = 2
+    """CPU threads of torch."""
+    repeats: int = 5
+    """Samples behind each median."""
+    seconds: float = 10.0
+    """The longest call: lengths at which one would take longer are rows that say so."""
+    gigabytes: float = 6.0
+    """The most memory of a call on a cpu: lengths that would need more are rows that say so."""
+    out: Path | None = None
+    """File the rows are added to; results/mechanisms-DEVICE.jsonl if not given."""
+    seed: int = 0
+    """Seed of the inputs."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads", "width", "threads", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("seconds", "gigabytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.lengths is not None and min(self.lengths, default=0) < 1:
+            raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
+        for name in self.names:
+            if name not in MECHANISMS:
+                raise ValueError(f"names must be among {', '.join(MECHANISMS)}, got {name!r}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device must be one that torch can use here, got cuda")
+
+    @property
+    def path(self) -> Path:
+        return self.out or Path(f"results/mechanisms-{self.device}.jsonl")
+
+    @property
+    def sorted_lengths(self) -> list[int]:
+        powers = [2**n for n in range(8, 17) if 2**n <= LONGEST[self.device]]
+        return sorted(powers if self.lengths is None else self.lengths)
+
+    @property
+    def setup(self) -> Setup:
+        default = "float32" if self.device == "cpu" else "bfloat16"
+        dtype = getattr(torch, self.dtype or default)
+        return Setup(self.device, dtype, self.repeats, self.seed)
+
+
+def run(options: Options) -> int:
+    if warning := busy():
+        print(warning, file=sys.stderr)
+    with threads(options.threads):
+        for row in measure(options):
+            records.append(options.path, [row])
+            print(_line(row), flush=True)
+    print(f"rows added to {options.path}")
+    return 0
+
+
+def measure(options: Options) -> Iterator[records.Row]:
+    """All rows of one run, each as soon as it is known."""
+    this = records.Run.begin(device=options.device, seed=options.seed)
+    times: list[tuple[records.Row, int]] = []
+    for name in options.names or MECHANISMS:
+        mechanism, reason = attempt(functools.partial(_make, options, name), options.device)
+        if mechanism is None:
+            yield failed(this, name, reason, {})
+            continue
+        causal = mechanism.traits.causal != "no"
+        if not causal:
+            yield failed(this, name, "refused: it has no causal form", {"causal": True})
+        for pass_name in PASSES:
+            for row in _measure_pass(options, this, name, mechanism, pass_name, causal):
+                yield row
+                if row.what == "time" and mechanism.traits.state == "constant":
+                    times.append((row, mechanism.state_size(1)))
+    yield from _per_feature(this, times)
+
+
+def _measure_pass(
+    options: Options,
+    this: records.Run,
+    name: str,
+    mechanism: Mechanism,
+    pass_name: str,
+    causal: bool,
+) -> Iterator[records.Row]:
+    """Time and memory by length; lengths take turns, so that a changing pace bends no curve."""
+    setup, calls, peaks = options.setup, {}, {}
+    sizes = Cell(options.batch, options.heads, 0, options.width)
+    at = {"candidate": name, "pass": pass_name, **setup.config(sizes, causal=causal)}
+    guard = _Guard(options, GROWTH[mechanism.traits.growth])
+    for length in options.sorted_lengths:
+        reason = guard.reason(length)
+        if not reason:
+            call = _call(setup, mechanism, sizes._replace(length=length), pass_name, causal)
+            reason = guard.watch(call, length)
+        if reason:
+            about = {key: value for key, value in at.items() if key != "candidate"}
+            yield failed(this, name, reason, {**about, "length": length})
+            continue
+        calls[length], peaks[length] = call, guard.bytes
+        numbers = 3 * options.batch * options.heads * length * options.width
+        ratio = guard.bytes / (numbers * setup.dtype.itemsize)
+        yield this.row("peak_memory", ratio, "x (q+k+v)", **at, length=length)
+    if not calls:
+        return
+    named = {str(length): call for length, call in calls.items()}
+    times = median_times(named, repeats=setup.repeats, device=setup.device)
+    by_length = {int(length): value for length, value in times.items()}
+    for length, milliseconds in by_length.items():
+        yield this.row("time", milliseconds, "ms", **at, length=length)
+    yield from _growth(this, "growth_exponent", by_length, at)
+    yield from _growth(this, "memory_growth_exponent", peaks, at)
+
+
+def _per_feature(this: records.Run, times: list[tuple[records.Row, int]]) -> Iterator[records.Row]:
+    """Time for every number of a constant state, relative to cosFormer's in the same place."""
+    spent = {
+        (row.config["candidate"], row.config["pass"], row.config["length"]): row.value / size
+        for row, size in times
+    }
+    for row, _ in times:
+        name, *place = (row.config[key] for key in ("candidate", "pass", "length"))
+        reference = spent.get(("cosformer", *place))
+        if reference and name != "cosformer":
+            ratio = spent[name, *place] / reference
+            yield this.row("feature_time_ratio", ratio, "x cosformer", **row.config)
+
+
+class _Guard:
+    """Keeps calls away that would take too long, or all of the memory."""
+
+    def __init__(self, options: Options, exponent: float) -> None:
+        self.options, self.exponent = options, exponent
+        self.length, self.seconds, self.bytes, self.broken = 0, 0.0, 0, ""
+
+    def reason(self, length: int) -> str:
+        """Why this length had better not be tried, from what the last one took."""
+        if self.broken or not self.length:
+            return self.broken
+        factor = (length / self.length) ** self.exponent
+        if self.seconds * factor > self.options.seconds:
+            return f"skipped: a call would take about {self.seconds * factor:.0f} s"
+        needed = self.bytes * factor / 2**30
+        if self.options.device == "cpu" and needed > self.options.gigabytes:
+            return f"out of memory: it would need about {needed:.0f} GiB"
+        return ""
+
+    def watch(self, call: Call, length: int) -> str:
+        """Make the call once; why it failed, if it did."""
+        forget()  # memory kept from earlier calls counts as well
+        device = self.options.device
+        peak, reason = attempt(functools.partial(peak_extra_bytes, call, device), device)
+        if peak is None:
+            self.broken = "out of memory" if "OutOfMemory" in reason else reason
+            return self.broken
+        # the faster of two: a busy moment must not rule out the lengths after this one
+        self.seconds = min(_seconds(call, device), _seconds(call, device))
+        self.length, self.bytes = length, peak
+        return ""
+
+
+def _seconds(call: Call, device: str) -> float:
+    begin = time.perf_counter()
+    call()
+    synchronise(device)
+    return time.perf_counter() - begin
+
+
+def _make(options: Options, name: str) -> Mechanism:
+    torch.manual_seed(options.seed)
+    made = create(name, options.heads, options.width, **OPTIONS.get(name, {}))
+    return made.to(device=options.device, dtype=options.setup.dtype).eval()
+
+
+def _call(setup: Setup, mechanism: Mechanism, cell: Cell, pass_name: str, causal: bool) -> Call:
+    """One pass; gradients are those of q, k, v, controls and parameters, as in training."""
+    q, k, v, gradient = setup.draw(cell, count=4)
+    controls = {name: gradient[..., n] for n, name in enumerate(mechanism.traits.controls)}
+    if pass_name == "forward":
+
+        @torch.no_grad()
+        def forward() -> object:
+            return mechanism(q, k, v, causal=causal, controls=controls)
+
+        return forward
+    tokens = [x.detach().requires_grad_() for x in (q, k, v, *controls.values())]
+    wanted = [*tokens, *(p for p in mechanism.parameters() if p.requires_grad)]
+    given = dict(zip(controls, tokens[3:], strict=True))
+
+    def both() -> object:
+        out, _ = mechanism(*tokens[:3], causal=causal, controls=given)
+        # not every mechanism looks at q and k
+        return torch.autograd.grad(out, wanted, gradient, allow_unused=True)
+
+    return both
+
+
+def _growth(
+    this: records.Run, what: str, by_length: Mapping[int, float], at: Mapping[str, Any]
+) -> Iterator[records.Row]:
+    long = {length: value for length, value in by_length.items() if length >= GROWTH_FROM}
+    if len(long) > 1 and min(long.values()) > 0:
+        between = {"from": min(long), "to": max(long)}
+        yield this.row(what, growth_exponent(long), "", **at, **between)
+
+
+def _line(row: records.Row) -> str:
+    keys = ("candidate", "pass", "length", "reason")
+    place = " ".join(str(row.config[key]) for key in keys if key in row.config)
+    return f"{row.what:<22} {place:<46} {row.value:>12.4g} {row.unit}"

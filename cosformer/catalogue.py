@@ -1,0 +1,142 @@
+"""`cosformer mechanisms`: what there is, what each can do and costs; docs/mechanisms.md."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosformer.mechanisms import MECHANISMS, Mechanism, create
+from cosformer.report.writing import MISSING, markdown, write_whole
+
+HEADS, WIDTH = 8, 64
+LENGTHS = (1024, 4096, 16384)
+STREAM = 4000
+"""Sizes at which costs are told."""
+POSITIONAL = "names"
+"""The option that words without a flag belong to."""
+
+INTRODUCTION = f"""# Mechanisms
+
+Made by `cosformer mechanisms --write docs/mechanisms.md` from the classes themselves.
+
+`cosformer.nn.MultiHeadAttention(embed_dim, num_heads, mechanism=NAME, options={{…}})` puts any of
+them between the same projections; `cosformer.mechanisms.create(NAME, heads, width, …)` is the
+mechanism alone. A request outside of what one can do raises, and says who could do it.
+
+* **causal**: `exact`, or `leaky` where no weight lies on the future but *which* past is seen
+  depends on it.
+* **full**, **cross**: sees a whole sequence, queries of another one. **mask**: obeys a `key_mask`.
+* **streams**: what it remembers: sums of `constant` size, a `window`, or all tokens (`cache`).
+* **positions**: what weights know of positions by themselves.
+* **time**: how it grows with the length n. **state**: numbers that one stream remembers after
+  {STREAM:,} tokens, with {HEADS} heads of {WIDTH}.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The mechanisms: one table of all, or the formula, options and costs of those named."""
+
+    names: tuple[str, ...] = ()
+    """Mechanisms to tell more about."""
+    write: Path | None = None
+    """Write the page about all of them to this file instead."""
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in MECHANISMS:
+                raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got {name!r}")
+        if self.names and self.write is not None:
+            raise ValueError(f"names must not be given beside write, got {', '.join(self.names)}")
+
+
+def run(options: Options) -> int:
+    if options.write is not None:
+        changed = write_whole(options.write, page().encode())
+        print(f"{options.write}: {'written' if changed else 'unchanged'}")
+    elif options.names:
+        print("\n\n".join(about(name) for name in options.names))
+    else:
+        print(aligned(table()))
+        print("\ncosformer mechanisms NAME tells more about one.")
+    return 0
+
+
+def page() -> str:
+    """docs/mechanisms.md."""
+    header, *lines = table()
+    parts = [INTRODUCTION, markdown(header, lines), *(about(name) for name in MECHANISMS)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def table() -> list[list[str]]:
+    """A header, and a line for each mechanism."""
+    header = ["mechanism", "causal", "full", "cross", "mask", "streams", "positions", "time"]
+    lines = [[*header, "state", "source"]]
+    for name, kind in MECHANISMS.items():
+        traits, mechanism = kind.traits, create(name, HEADS, WIDTH)
+        streams = traits.state != "none"
+        state = f"{mechanism.state_size(STREAM):,}" if streams else MISSING
+        abilities = [_yes(traits.full), _yes(traits.cross), _yes(traits.mask)]
+        known = [_or_dash(traits.state), _or_dash(traits.positions), traits.growth, state]
+        lines.append([name, _or_dash(traits.causal), *abilities, *known, kind.source])
+    return lines
+
+
+def about(name: str) -> str:
+    """Formula, abilities, options and costs of one mechanism, as markdown."""
+    kind, mechanism = MECHANISMS[name], create(name, HEADS, WIDTH)
+    first_line = inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
+    lines = [f"## {name}", "", first_line, "", f"    {kind.formula}", ""]
+    lines += [f"* source: {kind.source}", f"* can do: {mechanism.traits.abilities}"]
+    lines += [f"* {extra}" for extra in _extras(mechanism)]
+    lines += [f"* options: {', '.join(_options(kind)) or 'none'}"]
+    if kind.__init__ is not Mechanism.__init__ and kind.__init__.__doc__:
+        lines += [f"  ({' '.join(kind.__init__.__doc__.split())})"]
+    lines += [f"* forward, {HEADS} heads of {WIDTH}: {'; '.join(_costs(mechanism))}"]
+    return "\n".join(lines)
+
+
+def aligned(lines: list[list[str]]) -> str:
+    """Columns for a terminal."""
+    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _extras(mechanism: Mechanism) -> Iterator[str]:
+    traits = mechanism.traits
+    if traits.controls:
+        yield f"per-token controls, projected by the layer: {', '.join(traits.controls)}"
+    if traits.random:
+        yield "random numbers, saved in checkpoints and drawn anew by `redraw` alone"
+    if traits.norm_after:
+        yield "no denominator: the layer puts an RMSNorm after it"
+    if traits.multiple_of > 1:
+        yield f"works in blocks of {traits.multiple_of} tokens, which it pads and masks by itself"
+
+
+def _options(kind: type[Mechanism]) -> Iterator[str]:
+    for name, parameter in list(inspect.signature(kind).parameters.items())[2:]:
+        if name not in ("key_heads", "generator"):
+            bare = parameter.default is inspect.Parameter.empty
+            yield f"`{name}`" if bare else f"`{name}={parameter.default!r}`"
+
+
+def _costs(mechanism: Mechanism) -> Iterator[str]:
+    limit = mechanism.traits.max_length or max(LENGTHS)
+    for length in [n for n in LENGTHS if n <= limit] or [limit]:
+        cost = mechanism.cost(length)
+        amount = f"{cost.operations / 1e9:,.3g} G operations, {cost.bytes / 1e6:,.3g} MB"
+        yield f"{amount} at {length:,} tokens"
+
+
+def _yes(able: bool) -> str:
+    return "yes" if able else MISSING
+
+
+def _or_dash(trait: str) -> str:
+    return MISSING if trait in ("no", "none") else trait

@@ -1,0 +1,116 @@
+"""Big Bird ("Big Bird: Transformers for Longer Sequences", Zaheer et al., 2020)."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from cosformer.mechanisms.base import Request
+from cosformer.mechanisms.blocked import Kept
+from cosformer.mechanisms.masked import Masked, check_whole
+from cosformer.mechanisms.padding import without_padding
+from cosformer.mechanisms.traits import Traits
+
+SEEDS = 2**31
+
+
+class BigBird(Masked):
+    """Blocks see their neighbours, the first, the last and a few random ones; those two see all.
+
+    The random blocks are a function of the seed and the number of blocks, the same for all heads,
+    in training and afterwards. The seed is saved with the parameters.
+    """
+
+    traits = Traits(causal="no", cross=False, positions="absolute", multiple_of=64, random=True)
+    source = "Zaheer et al., 2020 (ITC)"
+    formula = (
+        "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j over blocks of i and j that are neighbours, "
+        "first or last, or drawn for the block of i"
+    )
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        block: int = 64,
+        random_blocks: int = 3,
+        seed: int = 0,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, impl=impl)
+        self.block = check_whole("block", block, 1)
+        self.random_blocks = check_whole("random_blocks", random_blocks, 0)
+        self.seed = check_whole("seed", seed, 0)
+        self.blocks = (block, block)
+        self.traits = replace(self.traits, multiple_of=block)
+
+    def pattern(self, keys: int, device: torch.device) -> Kept:
+        block, last, drawn = self.block, (keys - 1) // self.block, self.drawn(keys)
+        table = torch.tensor(drawn, dtype=torch.int64, device=device)
+        table = table.reshape(len(drawn), self.random_blocks)
+
+        def kept(i: Tensor, j: Tensor) -> Tensor:
+            row, column = i // block, j // block
+            found = (row - column <= 1) & (column - row <= 1)
+            for side in (row, column):
+                found = found | (side == 0) | (side == last)
+            for n in range(table.shape[1]):
+                found = found | (table[row, n] == column)
+            return found
+
+        return kept
+
+    def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
+        final, drawn = (keys - 1) // self.block, self.drawn(keys)
+        for row in range(first // self.block, (last - 1) // self.block + 1):
+            if row in (0, final):
+                yield 0, keys
+                return
+            for column in (0, row - 1, row, row + 1, final, *drawn[row]):
+                yield column * self.block, (column + 1) * self.block
+
+    def drawn(self, keys: int) -> list[list[int]]:
+        """The random blocks of every block; its own number stands where there are too few."""
+        return draw_blocks(-(-keys // self.block), self.random_blocks, self.seed)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        if request.key_mask is None:
+            return super().attend(q, k, v, request)
+        alone, plain = super().attend, request._replace(key_mask=None)
+        return without_padding(lambda q, k, v: alone(q, k, v, plain), request.key_mask, q, k, v)
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        if request.key_mask is None:
+            return super().dense(q, k, request)
+        alone, plain = super().dense, request._replace(key_mask=None)
+        return without_padding(lambda q, k: alone(q, k, plain), request.key_mask, q, k, square=True)
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        self.seed = int(torch.randint(SEEDS, (), generator=generator))
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.seed)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.seed = int(state)
+
+    def pairs(self, length: int) -> int:
+        seen = self.block * (3 + 2 + self.random_blocks) + 2 * self.block
+        return length * min(length, seen)
+
+
+@lru_cache(maxsize=16)
+def draw_blocks(blocks: int, count: int, seed: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    table = []
+    for row in range(blocks):
+        taken = {0, row - 1, row, row + 1, blocks - 1}
+        found = draw.sample(range(blocks), min(blocks, count + len(taken)))
+        fresh = [column for column in found if column not in taken][:count]
+        table.append(fresh + [row] * (count - len(fresh)))
+    return table

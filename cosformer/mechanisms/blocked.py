@@ -1,0 +1,241 @@
+"""Exact softmax over a pattern of pairs, block by block: time and memory follow the pattern."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cosformer.ops.problem import compute_dtype, full_precision
+
+SLICE = 2**20  # scores made at once: 4 MB in float32
+LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
+
+Kept = Callable[[Tensor, Tensor], Tensor]
+Ranges = Callable[[int, int], Iterable[tuple[int, int]]]
+Sums = tuple[Tensor, Tensor, Tensor]
+
+
+class Part(NamedTuple):
+    """Pairs of a pattern, laid out so that a block of queries meets a list of whole key blocks."""
+
+    query_block: int
+    key_block: int
+    lists: tuple[tuple[int, ...], ...]
+    """For every block of queries the key blocks that it reads."""
+    kept: Kept
+    """Which of the pairs (i, j) in those blocks count; i and j are positions."""
+    stride: int | None = None
+    """Blocks are residue classes of this number instead of neighbours."""
+
+
+class Pairs(NamedTuple):
+    """The pairs of all parts, and which of them count."""
+
+    parts: tuple[Part, ...]
+    causal: bool
+    key_mask: Tensor | None
+    start: int
+
+
+def blocked_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    parts: tuple[Part, ...],
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    start: int,
+) -> Tensor:
+    """softmax(q kᵀ/√d) v over the pairs of disjoint parts; the first query stands at `start`."""
+    dtype = compute_dtype(q.dtype)
+    inputs = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
+    out: Tensor = _Blocked.apply(*inputs, Pairs(parts, causal, key_mask, start))
+    return out.to(q.dtype)
+
+
+def neighbours(
+    ranges: Ranges,
+    *,
+    queries: int,
+    keys: int,
+    query_block: int,
+    key_block: int,
+    causal: bool,
+    start: int,
+) -> tuple[tuple[int, ...], ...]:
+    """The key blocks that cover `ranges(first, last)`, for each block [first, last) of queries."""
+    lists = []
+    for first in range(start, start + queries, query_block):
+        last = min(first + query_block, start + queries)
+        end = min(keys, last) if causal else keys
+        wanted: set[int] = set()
+        for low, high in ranges(first, last):
+            low, high = max(low, 0), min(high, end)
+            if low < high:
+                wanted.update(range(low // key_block, -(-high // key_block)))
+        lists.append(tuple(sorted(wanted)))
+    return tuple(lists)
+
+
+class _Blocked(torch.autograd.Function):
+    """Nothing that is longer than q, k and v is kept for the gradient: scores are made again."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
+        out, log_total = _forward(q, k, v, pairs)
+        ctx.save_for_backward(q, k, v, out, log_total)
+        ctx.pairs = pairs
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_total = ctx.saved_tensors
+        with full_precision(q):
+            if torch.is_grad_enabled():  # gradients of gradients: through the forward pass itself
+                again, _ = _forward(q, k, v, ctx.pairs)
+                return *torch.autograd.grad(again, (q, k, v), grad, create_graph=True), None
+            return *_backward(q, k, v, out, log_total, grad, ctx.pairs), None
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """The output, and log Σ e^s of each row, +inf for a row without a key."""
+    sums: list[Sums] = []
+    for part in pairs.parts:
+        rows = _arrange(q, part, False)  # [B H G b D]
+        keys, values = _arrange(k, part, True), _arrange(v, part, True)  # [B H N c ·]
+        found = [q.new_zeros(*rows.shape[:4], width) for width in (v.shape[3], 1, 1)]
+        for some, chosen, seen in _slices(q, k, part, pairs):
+            of_keys = _select(keys, 2, chosen), _select(values, 2, chosen)
+            pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
+            for whole, piece in zip(found, pieces, strict=True):
+                whole.index_copy_(2, some, piece)
+        weighted, total, top = (_restore(x, part, q.shape[2]) for x in found)
+        sums.append((weighted, total, top))
+    joined = join(sums)
+    _, total, top = joined
+    return divide(joined), torch.where(total > 0, top + total.log(), torch.inf).detach()
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_total: Tensor, grad: Tensor, pairs: Pairs
+) -> list[Tensor]:
+    """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − g·out), dv = pᵀ g."""
+    own = (grad * out).sum(-1, keepdim=True)
+    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    for part in pairs.parts:
+        rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
+        keys, values = _arrange(k, part, True), _arrange(v, part, True)
+        to_rows, to_keys, to_values = (torch.zeros_like(x) for x in (rows[0], keys, values))
+        for some, chosen, seen in _slices(q, k, part, pairs):
+            queries, upper, total, mine = (x.index_select(2, some) for x in rows)
+            near, theirs = _select(keys, 2, chosen), _select(values, 2, chosen)
+            p = (queries @ near.mT).sub_(total).masked_fill_(~seen, -torch.inf).exp_()
+            slope = (upper @ theirs.mT).sub_(mine).mul_(p)
+            to_rows.index_copy_(2, some, slope @ near)
+            _add(to_keys, chosen, slope.mT @ queries)
+            _add(to_values, chosen, p.mT @ upper)
+        for sum_, x in zip(grads, (to_rows, to_keys, to_values), strict=True):
+            sum_ += _restore(x, part, sum_.shape[2])
+    return grads
+
+
+def _slices(
+    q: Tensor, k: Tensor, part: Part, pairs: Pairs
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Blocks of queries `[g]`, key blocks for each `[g, m]`, and the pairs that count."""
+    queries, keys, device = q.shape[2], k.shape[2], q.device
+    i = _arrange(_positions(pairs.start, queries, device), part, False)  # [G b 1]
+    j = _arrange(_positions(0, keys, device), part, True)  # [N c 1]
+    every = torch.ones(1, keys, dtype=torch.bool, device=device)
+    real = every if pairs.key_mask is None else pairs.key_mask
+    real = _arrange(real[..., None], part, True)[..., 0]  # [B N c]
+    for members in _like(part.lists):
+        rows = torch.tensor(members, device=device)
+        blocks = _table([part.lists[row] for row in members], device)  # -1 = none
+        scores = q.shape[0] * q.shape[1] * i.shape[1] * blocks.shape[1] * j.shape[1]
+        count = max(1, SLICE // scores)
+        for some, listed in zip(rows.split(count), blocks.split(count), strict=True):
+            chosen = listed.clamp(min=0)
+            where = j[chosen].flatten(1)[:, None]  # [g 1 m·c]
+            seen = part.kept(i[some], where)
+            seen = seen & (listed >= 0).repeat_interleave(j.shape[1], 1)[:, None]
+            if pairs.causal:
+                seen = seen & (where <= i[some])
+            yield some, chosen, seen & _select(real, 1, chosen)[:, None, :, None]  # [B 1 g b m·c]
+
+
+def join(sums: Sequence[Sums]) -> Sums:
+    """The sums over disjoint sets of keys as one."""
+    if len(sums) == 1:
+        return sums[0]
+    values, total, top = (torch.stack(x) for x in zip(*sums, strict=True))
+    most = top.amax(0)
+    scale = (top - most).exp()
+    return (values * scale).sum(0), (total * scale).sum(0), most
+
+
+def divide(sums: Sums) -> Tensor:
+    """Σ e^s v / Σ e^s; zeros for a row without a key."""
+    values, total, _ = sums
+    return values / torch.where(total > 0, total, 1)
+
+
+def softmax_sums(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Sums:
+    """Σ e^(s − top) v, Σ e^(s − top) and the constant top = max s over the seen keys of a row."""
+    return exp_sums((q @ k.mT).masked_fill(~seen, -torch.inf), v)
+
+
+def exp_sums(scores: Tensor, v: Tensor) -> Sums:
+    """The same of scores, -inf for a key that is not seen."""
+    top = scores.detach().amax(-1, keepdim=True).clamp(min=LOWEST)
+    weights = (scores - top).exp()
+    return weights @ v, weights.sum(-1, keepdim=True), top
+
+
+def _positions(first: int, count: int, device: torch.device) -> Tensor:
+    return torch.arange(first, first + count, dtype=torch.int32, device=device)[:, None]
+
+
+def _like(lists: tuple[tuple[int, ...], ...]) -> Iterable[list[int]]:
+    """Blocks of queries whose lists have about the same length."""
+    like: dict[int, list[int]] = defaultdict(list)
+    for row, blocks in enumerate(lists):
+        like[len(blocks).bit_length()].append(row)
+    return like.values()
+
+
+def _table(lists: list[tuple[int, ...]], device: torch.device) -> Tensor:
+    """Lists of different lengths as one tensor, -1 behind the ends; never without a column."""
+    longest = max(1, *(len(blocks) for blocks in lists))
+    rows = [[*blocks, *[-1] * (longest - len(blocks))] for blocks in lists]
+    return torch.tensor(rows, device=device)
+
+
+def _select(x: Tensor, dim: int, blocks: Tensor) -> Tensor:
+    """The blocks of a list, end to end: `[..., N, c, ...]` to `[..., g, m·c, ...]` at `dim`."""
+    return (
+        x.index_select(dim, blocks.flatten()).unflatten(dim, blocks.shape).flatten(dim + 1, dim + 2)
+    )
+
+
+def _add(x: Tensor, blocks: Tensor, values: Tensor) -> None:
+    """Add `[B, H, g, m·c, D]` to the blocks `[g, m]` of x `[B, H, N, c, D]`."""
+    pieces = values.unflatten(3, (blocks.shape[1], x.shape[3])).flatten(2, 3)
+    x.index_add_(2, blocks.flatten(), pieces)
+
+
+def _arrange(x: Tensor, part: Part, of_keys: bool) -> Tensor:
+    """`[..., n, D]` as blocks `[..., N, c, D]`, zeros behind the last token."""
+    length = x.shape[-2]
+    block = part.stride or (part.key_block if of_keys else part.query_block)
+    x = F.pad(x, (0, 0, 0, -length % block)).unflatten(-2, (-1, block))
+    return x if part.stride is None else x.transpose(-2, -3)
+
+
+def _restore(x: Tensor, part: Part, length: int) -> Tensor:
+    return (x if part.stride is None else x.transpose(-2, -3)).flatten(-3, -2)[..., :length, :]

@@ -1,0 +1,42 @@
+"""The memory of a stream that keeps its tokens, all of them or the last few."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Cache(NamedTuple):
+    """Keys and values that later queries may look at."""
+
+    k: Tensor  # [B, H_kv, kept, D]
+    v: Tensor  # [B, H_kv, kept, V]
+    key_mask: Tensor | None  # [B, kept]; None as long as no token was masked
+    position: int  # tokens so far, forgotten ones included
+
+    def append(self, k: Tensor, v: Tensor, key_mask: Tensor | None) -> "Cache":
+        """With the next tokens."""
+        if self.k.shape[:2] != k.shape[:2] or self.k.shape[3] != k.shape[3]:
+            raise ValueError(
+                f"state must hold keys {list(k.shape[:2])} of width {k.shape[3]}, "
+                f"got {list(self.k.shape)}"
+            )
+        mask = None
+        if self.key_mask is not None or key_mask is not None:
+            mask = torch.cat([_real(self.key_mask, self.k), _real(key_mask, k)], 1)
+        keys, values = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+        return Cache(keys, values, mask, self.position + k.shape[2])
+
+    def last(self, count: int) -> "Cache":
+        """Without the tokens before the last `count`; their memory is given back."""
+        drop = self.k.shape[2] - count
+        if drop <= 0:
+            return self
+        mask = None if self.key_mask is None else self.key_mask[:, drop:].clone()
+        return Cache(self.k[:, :, drop:].clone(), self.v[:, :, drop:].clone(), mask, self.position)
+
+
+def _real(key_mask: Tensor | None, k: Tensor) -> Tensor:
+    if key_mask is not None:
+        return key_mask
+    return torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)

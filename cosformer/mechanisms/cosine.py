@@ -1,0 +1,82 @@
+"""cosFormer as a mechanism ("cosFormer: Rethinking Softmax in Attention", Qin et al., 2022)."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from cosformer.mechanisms.base import Mechanism, Request
+from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops import State, attention, attention_weights, attention_with_state
+from cosformer.ops.problem import WEIGHTS, compute_dtype
+from cosformer.ops.state import check_horizon, check_weight
+
+
+class Cosformer(Mechanism):
+    """cosFormer: relu features, re-weighted by the cosine of the distance."""
+
+    traits = Traits(causal="exact", state="constant", positions="relative")
+    source = "Qin et al., ICLR 2022"
+    length_hint = "make it with a larger horizon, or weight='raised_cosine'"
+    formula = "out_i = Σ_j s_ij v_j / Σ_j s_ij, s_ij = relu(q_i)·relu(k_j) cos(π/2 (i − j)/horizon)"
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        horizon: float | None = None,
+        weight: str = "cosine",
+        eps: float = 1e-6,
+    ) -> None:
+        """`horizon=None` is the length of each call; a stream needs a number."""
+        super().__init__(heads, width, key_heads=key_heads)
+        self.horizon = None if horizon is None else check_horizon(horizon, heads, self.key_heads)
+        self.weight, self.eps = check_weight(weight), eps
+        if isinstance(self.horizon, float) and weight == "cosine":
+            self.traits = replace(self.traits, max_length=int(self.horizon))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        return attention(q, k, v, **self._options(request))
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        return attention_weights(q, k, **self._options(request))
+
+    def empty_state(self, k: Tensor, v: Tensor) -> State:
+        if self.horizon is None:
+            raise ValueError(
+                "horizon must be a number for a stream, got None: make it with one, as horizon=4096"
+            )
+        sizes = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+        return State.empty(
+            *sizes,
+            horizon=self.horizon,
+            weight=self.weight,
+            dtype=compute_dtype(k.dtype),
+            device=k.device,
+        )
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    ) -> tuple[Tensor, State]:
+        return attention_with_state(q, k, v, state=state, key_mask=request.key_mask, eps=self.eps)
+
+    def state_size(self, length: int) -> int:
+        return self.key_heads * WEIGHTS[self.weight] * self.width * (self.width + 1)
+
+    def cost(self, length: int) -> Cost:
+        states = WEIGHTS[self.weight]
+        numbers = 2 * (self.heads + self.key_heads) * length * self.width
+        operations = 4 * states * self.heads * length * self.width * (self.width + 1)
+        return Cost(operations, 4 * numbers)
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        return {
+            "causal": request.causal,
+            "horizon": self.horizon,
+            "key_mask": request.key_mask,
+            "query_start": request.start,
+            "weight": self.weight,
+            "eps": self.eps,
+        }

@@ -1,0 +1,68 @@
+"""Linear attention that forgets: a decay per head, or a gate per token."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cosformer.mechanisms.base import Request
+from cosformer.mechanisms.family import LinearMechanism, unmasked
+from cosformer.ops.problem import compute_dtype
+
+FORGETFUL = replace(
+    LinearMechanism.traits,
+    full=False,
+    cross=False,
+    positions="relative",
+    normalised=False,
+    norm_after=True,
+)
+
+
+class Retention(LinearMechanism):
+    """Retention: a decay per head in place of a denominator, a norm after it."""
+
+    traits = FORGETFUL
+    source = "Sun et al., 2023; lightning attention: Qin et al., 2024"
+    formula = "S_t = γ_h S_{t−1} + k_t v_tᵀ, out_t = S_tᵀ q_t/√d, γ_h = 1 − 2^(−5−h)"
+    normaliser = "none"
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        return q / math.sqrt(self.width)
+
+    def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
+        heads = torch.arange(self.key_heads, dtype=torch.float64, device=k.device)
+        return {"gamma": 1 - 2.0 ** (-5 - heads)}
+
+
+class GatedLinear(LinearMechanism):
+    """Gated linear attention: one forgetting number per token and head."""
+
+    traits = replace(FORGETFUL, controls=("gate",))
+    source = "Yang et al., 2023; scalar gate: Dao and Gu, 2024 (Mamba-2)"
+    formula = "S_t = g_t S_{t−1} + k_t v_tᵀ, out_t = S_tᵀ q_t/√d, g = sigmoid(gate)^(1/τ)"
+    normaliser = "none"
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, temperature: float = 16.0
+    ) -> None:
+        """`temperature` τ: the larger, the longer the memory."""
+        super().__init__(heads, width, key_heads=key_heads)
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
+        self.temperature = temperature
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        return q / math.sqrt(self.width)
+
+    def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
+        return {"log_decay": log_gate(request, "gate") / self.temperature}
+
+
+def log_gate(request: Request, name: str) -> Tensor:
+    """log sigmoid of a control in float32 at least; 0, that is no decay, at masked tokens."""
+    control = request.controls[name]
+    return unmasked(F.logsigmoid(control.to(compute_dtype(control.dtype))), request)

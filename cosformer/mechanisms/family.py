@@ -1,0 +1,205 @@
+"""What the linear family has in common: features of q and k, a weight, a normaliser, one engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from cosformer.mechanisms.base import Mechanism, Request
+from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops import State, linear_attention, linear_attention_with_state
+from cosformer.ops.normaliser import denominator
+from cosformer.ops.state import check_state
+
+SCRATCH = {"cpu": 2**20, "cuda": 2**28}
+"""Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""
+
+KERNEL_WIDTH = 256
+"""Features that the kernels of the engine have room for."""
+GROUP = 128
+"""Features at a time where there are more: kernels work on powers of two."""
+
+
+class LinearMechanism(Mechanism):
+    """out_i = Σ_j w(i, j) φ(q_i)·φ(k_j) v_j / D_i. A member says what φ, w and D are.
+
+    `feature_map` names a φ of the engine's, which costs no memory. One that the engine does not
+    have is `queries` and `keys`, with its width as `feature_width`.
+    """
+
+    traits = Traits(causal="exact", state="constant")
+    feature_map: str = "identity"
+    normaliser: str = "sum"
+    rule: str = "clamp"
+    eps: float = 1e-6
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        """What φ is applied to, `[B, H, T, F]`; the first query stands at position `start`."""
+        return q
+
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+        """The same of keys; those that are masked come as zeros, and whatever they become is."""
+        return k
+
+    def share(self, request: Request) -> Tensor | None:
+        """A factor for every key, `[B, H_kv, S]`, if there is one."""
+        return None
+
+    def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
+        """theta, gamma or log_decay of `linear_attention`."""
+        return {}
+
+    @property
+    def feature_width(self) -> int:
+        return self.width
+
+    @property
+    def scratch_width(self) -> int:
+        """Numbers per token that lie in memory while its features are made."""
+        return 2 * self.feature_width if self.stores_features else 0
+
+    @property
+    def stores_features(self) -> bool:
+        """Whether φ is stored before the engine sees it."""
+        return type(self).keys is not LinearMechanism.keys
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        return self._attend(q, k, v, request, "auto")
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        """The quadratic formula, read with the columns of the identity as values."""
+        identity = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
+        if not k.shape[2]:
+            return q.new_zeros(*q.shape[:3], 0)
+        return self._attend(q, k, identity.expand(*k.shape[:2], -1, -1), request, "reference")
+
+    def empty_state(self, k: Tensor, v: Tensor) -> State:
+        k, v = k[:, :, :0], v[:, :, :0]
+        request = Request(True, None, 0, dict.fromkeys(self.traits.controls, k[..., 0]))
+        keys = self.keys(k, 0)
+        options = self._engine(k, request)
+        return linear_attention_with_state(keys, keys, v.to(keys.dtype), **options)[1]
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    ) -> tuple[Tensor, State]:
+        check_state(state)
+        given = self._features(q, k, v, request, state.position, state.position)
+        out, after = linear_attention_with_state(*given, state=state, **self._engine(k, request))
+        return out.to(q.dtype), after
+
+    def state_size(self, length: int) -> int:
+        columns = self.width + (self.normaliser == "sum")
+        return self.key_heads * self.feature_width * columns
+
+    def cost(self, length: int) -> Cost:
+        tokens = (self.heads + self.key_heads) * length
+        products = 4 * self.heads * length * self.feature_width * (self.width + 1)
+        stored = tokens * self.feature_width if self.stores_features else 0
+        operations = products + tokens * self.feature_operations()
+        return Cost(operations, 4 * (2 * tokens * self.width + stored))
+
+    def feature_operations(self) -> int:
+        """To make the features of one token of one head."""
+        return self.feature_width
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
+        options = self._engine(k, request) | {"causal": request.causal, "impl": impl}
+        if request.start != (k.shape[2] - q.shape[2] if request.causal else 0):
+            options["query_start"] = request.start
+        given = self._features(q, k, v, request, request.start, 0)
+        if impl == "auto" and is_too_wide(given[0]):
+            return self._in_groups(*given, options).to(q.dtype)
+        return linear_attention(*given, **options).to(q.dtype)
+
+    def _in_groups(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        """Sums over groups of features that kernels have room for, divided once."""
+        divided = self.normaliser == "sum"
+        options = options | {"normaliser": "none"}
+        if divided:
+            v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums weights
+        groups = zip(q.split(GROUP, -1), k.split(GROUP, -1), strict=True)
+        sums = torch.stack([linear_attention(*each, v, **options) for each in groups]).sum(0)
+        if not divided:
+            return sums
+        return sums[..., :-1] / denominator(sums[..., -1:], self.rule, self.eps)
+
+    def _engine(self, k: Tensor, request: Request) -> dict[str, Any]:
+        return {
+            "feature_map": self.feature_map,
+            "normaliser": self.normaliser,
+            "rule": self.rule,
+            "eps": self.eps,
+            "key_mask": request.key_mask,
+            **self.weight(k, request),
+        }
+
+    def _features(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        request: Request,
+        query_start: int | Tensor,
+        key_start: int | Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.stores_features and request.key_mask is not None:
+            k = k.masked_fill(~request.key_mask[:, None, :, None], 0)
+        queries = in_segments(self.queries, q, query_start, self.scratch_width)
+        keys = in_segments(self.keys, k, key_start, self.scratch_width)
+        if (share := self.share(request)) is not None:
+            keys = keys * share[..., None].to(keys.dtype)
+        return queries, keys, v.to(keys.dtype)
+
+
+def is_too_wide(features: Tensor) -> bool:
+    """Whether kernels, which are worth it, have no room for all of the features at once."""
+    return features.is_cuda and features.shape[-1] > KERNEL_WIDTH
+
+
+def in_segments(
+    features: Callable[[Tensor, int | Tensor], Tensor],
+    x: Tensor,
+    start: int | Tensor,
+    scratch_width: int,
+) -> Tensor:
+    """`features(x, start)`, a stretch of tokens at a time, made again in the backward pass.
+
+    What lies between tokens and features would otherwise be kept: several times the features.
+    """
+    length = x.shape[2]
+    rows = x.shape[0] * x.shape[1] * scratch_width
+    segment = max(1, SCRATCH.get(x.device.type, 2**28) // max(rows, 1))
+    if not scratch_width or length <= segment:
+        return features(x, start)
+    parts, first = [], start
+    for tokens in x.split(segment, 2):  # slices would have gradients as long as x
+        if torch.is_grad_enabled():
+            made = checkpoint(
+                features, tokens, first, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            made = features(tokens, first)
+        parts.append(made)
+        first = first + segment
+    return torch.cat(parts, 2)
+
+
+def unmasked(control: Tensor, request: Request) -> Tensor:
+    """Zeros at masked tokens, which a stream then passes as if they were not there."""
+    if request.key_mask is None:
+        return control
+    return control.masked_fill(~request.key_mask[:, None], 0)
+
+
+def positions(start: int | Tensor, length: int, like: Tensor) -> Tensor:
+    """`[b, T]` float64: where tokens stand that begin at `start`, a number or one per stream."""
+    first = torch.as_tensor(start, device=like.device).reshape(-1, 1)
+    return first + torch.arange(length, dtype=torch.float64, device=like.device)
+
+
+def in_full(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A feature map in float32 at least, its result in the dtype of x."""
+    return function(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x).to(x.dtype)

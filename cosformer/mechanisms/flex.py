@@ -1,0 +1,100 @@
+"""Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cosformer.mechanisms.blocked import Kept, Ranges, neighbours
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128  # what the kernel skips by
+KERNELS = 64  # one for each pattern, with and without causality, mask and changing lengths
+
+
+def flex_pattern(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kept: Kept,
+    ranges: Ranges,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    start: int,
+) -> Tensor:
+    """softmax(q kᵀ/√d) v over the pairs that `kept` keeps, all of which lie in `ranges`.
+
+    Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
+    """
+    mask = block_mask(
+        kept,
+        ranges,
+        q.shape[2],
+        k.shape[2],
+        causal=causal,
+        key_mask=key_mask,
+        start=start,
+        device=q.device,
+    )
+    options: dict[str, Any] = {"block_mask": mask, "enable_gqa": q.shape[1] != k.shape[1]}
+    if not q.is_cuda or torch.compiler.is_compiling():  # an outer graph compiles it itself
+        return _plain()(q, k, v, **options)
+    with torch._dynamo.config.patch(recompile_limit=KERNELS):
+        return _compiled()(q, k, v, **options)
+
+
+def block_mask(
+    kept: Kept,
+    ranges: Ranges,
+    queries: int,
+    keys: int,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    start: int,
+    device: torch.device,
+) -> "BlockMask":
+    """The blocks that `ranges` touch, by lists: PyTorch's own way goes through all n² pairs."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    lists = neighbours(
+        ranges,
+        queries=queries,
+        keys=keys,
+        query_block=BLOCK,
+        key_block=BLOCK,
+        causal=causal,
+        start=start,
+    )
+    longest = -(-keys // BLOCK)
+    table = [[*blocks, *[0] * (longest - len(blocks))] for blocks in lists]
+    counts = [len(blocks) for blocks in lists]
+
+    def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        found = kept(query + start, key)
+        if causal:
+            found = found & (key <= query + start)
+        return found if key_mask is None else found & key_mask[b, key]
+
+    return BlockMask.from_kv_blocks(
+        torch.tensor(counts, dtype=torch.int32, device=device)[None, None],
+        torch.tensor(table, dtype=torch.int32, device=device)[None, None],
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(queries, keys),
+    )
+
+
+def _plain() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(_plain(), fullgraph=True)  # never every score: it would say so

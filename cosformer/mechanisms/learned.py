@@ -1,0 +1,77 @@
+"""Linear attention on features that are learned, or wide, so as to come close to softmax."""
+
+import torch
+from torch import Tensor, nn
+
+from cosformer.mechanisms.family import LinearMechanism, in_full
+
+
+class Based(LinearMechanism):
+    """The Taylor series of exp to second order, on narrow projections."""
+
+    source = "Arora et al., 2024"
+    formula = "φ(x) = [1, x, x⊗x/√2] of x ← Px/d'^¼, so that φ(q)·φ(k) = 1 + s + s²/2, s = q·k/√d'"
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, features: int = 16
+    ) -> None:
+        """`features` d': q and k are projected to this width if they are wider."""
+        super().__init__(heads, width, key_heads=key_heads)
+        if features < 1:
+            raise ValueError(f"features must be at least 1, got {features}")
+        self.narrow = min(features, width)
+        self.query_projection, self.key_projection = (
+            nn.Parameter(torch.randn(count, width, self.narrow) / width**0.5)
+            if self.narrow < width
+            else None
+            for count in (heads, self.key_heads)
+        )
+
+    @property
+    def feature_width(self) -> int:
+        return 1 + self.narrow + self.narrow**2
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        return in_full(lambda x: self._series(x, self.query_projection), q)
+
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+        return in_full(lambda x: self._series(x, self.key_projection), k)
+
+    def feature_operations(self) -> int:
+        return 2 * self.width * self.narrow + self.feature_width
+
+    def _series(self, x: Tensor, projection: Tensor | None) -> Tensor:
+        x = (x if projection is None else x @ projection.to(x.dtype)) / self.narrow**0.25
+        squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / 2**0.5
+        return torch.cat([torch.ones_like(x[..., :1]), x, squares], -1)
+
+
+class Hedgehog(LinearMechanism):
+    """Features that learn to be as pointed as softmax."""
+
+    source = "Zhang et al., ICLR 2024"
+    formula = "φ(x) = [softmax(Wx), softmax(−Wx)], W learned per head, at first the identity"
+
+    def __init__(self, heads: int, width: int, *, key_heads: int | None = None) -> None:
+        super().__init__(heads, width, key_heads=key_heads)
+        self.query_projection, self.key_projection = (
+            nn.Parameter(torch.eye(width).repeat(count, 1, 1)) for count in (heads, self.key_heads)
+        )
+
+    @property
+    def feature_width(self) -> int:
+        return 2 * self.width
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        return in_full(lambda x: _both_softmaxes(x, self.query_projection), q)
+
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+        return in_full(lambda x: _both_softmaxes(x, self.key_projection), k)
+
+    def feature_operations(self) -> int:
+        return 2 * self.width**2 + 10 * self.width
+
+
+def _both_softmaxes(x: Tensor, projection: Tensor) -> Tensor:
+    x = x @ projection.to(x.dtype).mT
+    return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)

@@ -1,0 +1,141 @@
+"""Softmax over a fixed pattern of pairs: one class, given a mask function and where it looks."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
+from cosformer.mechanisms.blocked import Kept, Part, blocked_attention, neighbours
+from cosformer.mechanisms.flex import flex_pattern
+from cosformer.mechanisms.padding import ranks, real_first, take
+from cosformer.mechanisms.traits import Cost
+from cosformer.ops.check import check_choice
+from cosformer.ops.problem import compute_dtype
+
+IMPLEMENTATIONS = ("reference", "blocked", "flex")
+FEW = 16  # queries for which a row of scores each is cheaper than blocks
+
+
+class Masked(Mechanism):
+    """Softmax over the pairs of a pattern. A subclass has `pattern` and `ranges`.
+
+    `pattern(keys)` is the mask function of positions (i, j); `ranges(first, last, keys)` says
+    where the keys of queries first … last − 1 lie, and nothing outside is looked at.
+
+    Patterns by absolute positions count real tokens: one behind `key_mask` is absent, as a key
+    and as a query (its output is 0), so that padding does not shift them.
+    """
+
+    blocks = (64, 64)
+    """Of queries and of keys, in the blocked path."""
+    flexible = True
+    """Whether FlexAttention serves it, which skips blocks of 128 keys."""
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, impl: str = "auto"
+    ) -> None:
+        """`impl`: reference (quadratic), blocked (any device), flex (CUDA), or auto."""
+        super().__init__(heads, width, key_heads=key_heads)
+        known = IMPLEMENTATIONS if self.flexible else IMPLEMENTATIONS[:2]
+        self.impl = check_choice("impl", impl, ("auto", *known))
+
+    def pattern(self, keys: int, device: torch.device) -> Kept:
+        """Whether query position i sees key position j, before causality and padding."""
+        raise NotImplementedError
+
+    def ranges(self, first: int, last: int, keys: int) -> Iterable[tuple[int, int]]:
+        """[low, high) of keys that hold all that queries first … last − 1 see."""
+        raise NotImplementedError
+
+    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
+        """The pairs, laid out in blocks."""
+        lists = neighbours(
+            lambda first, last: self.ranges(first, last, keys),
+            queries=q.shape[2],
+            keys=keys,
+            query_block=self.blocks[0],
+            key_block=self.blocks[1],
+            causal=causal,
+            start=start,
+        )
+        return (Part(*self.blocks, lists, self.pattern(keys, q.device)),)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        mask = request.key_mask
+        if 0 in (q.shape[2], k.shape[2]):
+            return q @ repeat_heads(k, q).mT @ repeat_heads(v, q)  # zeros with a gradient
+        if mask is not None:
+            k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
+        impl = self.choose(q)
+        if impl == "reference":
+            dtype = compute_dtype(q.dtype)
+            weights = self.dense(q.to(dtype), k.to(dtype), request)
+            return (weights @ repeat_heads(v, q).to(dtype)).to(q.dtype)
+        if mask is None or self.traits.positions != "absolute":
+            return self._sparse(q, k, v, request, impl)
+        order = real_first(mask)
+        q = take(F.pad(q, (0, 0, request.start, 0)), order)  # a query for every key
+        closed = Request(request.causal, mask.gather(1, order), 0, request.controls)
+        out = self._sparse(q, take(k, order), take(v, order), closed, impl)
+        out = take(out, order.argsort(1)).masked_fill(~mask[:, None, :, None], 0)
+        return out[:, :, request.start :]
+
+    def choose(self, q: Tensor) -> str:
+        """What `auto` means for these queries."""
+        if self.impl != "auto":
+            return self.impl
+        if q.shape[2] <= FEW:
+            return "reference"
+        return "flex" if q.is_cuda and q.dtype != torch.float64 and self.flexible else "blocked"
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        mask, start, keys = request.key_mask, request.start, k.shape[2]
+        i = torch.arange(start, start + q.shape[2], device=q.device)[None]
+        j = torch.arange(keys, device=q.device)[None]
+        found = j[:, None] <= i[..., None] if request.causal else torch.ones_like(j[:, None] > 0)
+        if mask is not None:
+            found = found & mask[:, None]
+            if self.traits.positions == "absolute":
+                found = found & mask[:, start : start + q.shape[2], None]
+                j = ranks(mask)
+                i = j[:, start : start + q.shape[2]]
+        kept = self.pattern(keys, q.device)
+        found = (found & kept(i[..., None], j[:, None]))[:, None]  # [B 1 T S]
+        score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)
+        score = score.masked_fill(~found, -math.inf)
+        return score.softmax(-1).masked_fill(~found.any(-1, keepdim=True), 0)
+
+    def pairs(self, length: int) -> int:
+        """How many keys all queries of a sequence see together."""
+        raise NotImplementedError
+
+    def cost(self, length: int) -> Cost:
+        numbers = 2 * (self.heads + self.key_heads) * length * self.width
+        return Cost(self.heads * self.pairs(length) * (4 * self.width + 5), 4 * numbers)
+
+    def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
+        keys = k.shape[2]
+        causal, key_mask, start, _ = request
+        if impl == "flex":
+            return flex_pattern(
+                q,
+                k,
+                v,
+                self.pattern(keys, q.device),
+                lambda first, last: self.ranges(first, last, keys),
+                causal=causal,
+                key_mask=key_mask,
+                start=start,
+            )
+        parts = self.parts(q, keys, causal, start)
+        k, v = repeat_heads(k, q), repeat_heads(v, q)
+        return blocked_attention(q, k, v, parts, causal=causal, key_mask=key_mask, start=start)
+
+
+def check_whole(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value}")
+    return value

@@ -1,0 +1,52 @@
+"""Padding taken out and put back, for mechanisms whose weights depend on absolute positions."""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def ranks(key_mask: Tensor) -> Tensor:
+    """How many real tokens stand before each token, `[B, S]`."""
+    return key_mask.cumsum(1) - key_mask.long()
+
+
+def real_first(key_mask: Tensor) -> Tensor:
+    """The order of tokens with the real ones in front, else as they were, `[B, S]`."""
+    return (~key_mask).to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def take(x: Tensor, order: Tensor) -> Tensor:
+    """Tokens of `[B, H, S, D]` in an order `[B, S]` of their own for each item."""
+    return x.gather(2, order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def without_padding(
+    function: Callable[..., Tensor], key_mask: Tensor, *inputs: Tensor, square: bool = False
+) -> Tensor:
+    """`function` on the real tokens alone; zeros where the others stood.
+
+    Items with equally many real tokens go together. Inputs are `[B, H, S, D]`; the result is
+    `[B, H, S, V]`, or `[B, H, S, S]` with `square`. The lengths are read on the host.
+    """
+    order = real_first(key_mask)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for item, length in enumerate(key_mask.sum(1).tolist()):
+        groups[length].append(item)
+    results, items = [], []
+    for length, members in groups.items():
+        rows = torch.tensor(members, device=key_mask.device)
+        chosen = order[rows, :length]
+        found = function(*(take(x[rows], chosen) for x in inputs))
+        results.append(_spread(found, chosen, key_mask.shape[1], square))
+        items += members
+    back = torch.tensor(items, device=key_mask.device).argsort()
+    return torch.cat(results)[back]
+
+
+def _spread(x: Tensor, order: Tensor, length: int, square: bool) -> Tensor:
+    """`x[:, :, n]` at index `order[:, n]` of a tensor of zeros; with `square` columns as well."""
+    index = order[:, None, :, None].expand_as(x)
+    x = x.new_zeros(*x.shape[:2], length, x.shape[3]).scatter(2, index, x)
+    return _spread(x.mT, order, length, False).mT if square else x

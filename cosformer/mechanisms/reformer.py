@@ -1,0 +1,167 @@
+"""Reformer ("Reformer: The Efficient Transformer", Kitaev et al., 2020): hashed attention."""
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from cosformer.mechanisms.blocked import Sums, divide, exp_sums, join
+from cosformer.mechanisms.masked import check_whole
+from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.mechanisms.whole import Whole
+
+SEEDS = 2**31
+ITSELF = -5e4  # the logit of a token with itself: chosen where there is nothing else
+MOST_BUCKETS = 128  # of one hash; more are the pairs, triples, … of several
+
+
+class Reformer(Whole):
+    """Softmax over tokens that hash alike: q is meant to be k, which is normalised here.
+
+    Buckets are those of q. Causal weights are never on the future, but it decides which of the
+    past is seen: how a sequence is sorted depends on all of it. The rotations are a function of
+    the seed, which is saved with the parameters, and of the length.
+    """
+
+    traits = Traits(
+        causal="leaky",
+        cross=False,
+        positions="absolute",
+        multiple_of=128,
+        random=True,
+        shared_qk=True,
+        growth="n log n",
+    )
+    source = "Kitaev et al., ICLR 2020"
+    formula = (
+        "out_i = Σ_j softmax_j(q_i·k̂_j / √d) v_j, k̂ = k/‖k‖, over the chunk of i and the one "
+        "before, tokens sorted by (argmax[xR; −xR], t); s_ii = −5·10⁴; rounds joined by logsumexp"
+    )
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        bucket: int = 64,
+        rounds: int = 8,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads)
+        self.bucket = check_whole("bucket", bucket, 1)
+        self.rounds = check_whole("rounds", rounds, 1)
+        self.seed = check_whole("seed", seed, 0)
+        self.traits = replace(self.traits, multiple_of=2 * bucket)
+
+    def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        length = q.shape[2]
+        order = self.order(q)  # [B H r N]
+        q, k, v = (F.pad(x, (0, 0, 0, order.shape[-1] - length)) for x in (*self._scaled(q, k), v))
+        # A round is made again for its gradient: kept, eight of them are 34 times q + k + v.
+        sums = [
+            checkpoint(
+                self._round, q, k, v, order[:, :, n], length, causal,
+                use_reentrant=False, preserve_rng_state=False,
+            )
+            for n in range(self.rounds)
+        ]  # fmt: skip
+        return divide(join(sums))[:, :, :length]
+
+    def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
+        length = q.shape[2]
+        chunk = self.order(q).argsort(-1)[..., :length] // self.bucket  # [B H r n]
+        chunks = self._padded(length) // self.bucket
+        behind = (chunk[..., :, None] - chunk[..., None, :]) % chunks
+        rounds = (behind <= 1).sum(2)  # in how many a pair meets
+        i = torch.arange(length, device=q.device)
+        if causal:
+            rounds = rounds * (i <= i[:, None])
+        query, key = self._scaled(q, k)
+        score = (query @ key.mT).masked_fill(i == i[:, None], ITSELF)
+        return (score + rounds.to(q.dtype).log()).softmax(-1)
+
+    def cost(self, length: int) -> Cost:
+        pairs = 2 * self.bucket * (4 * self.width + 5)
+        hashing = sum(self._hashes(length)) * self.width + 2 * math.ceil(math.log2(length + 1))
+        numbers = (2 + 3 * self.rounds) * length * self.width
+        each = length * self.rounds * (pairs + hashing)
+        return Cost(self.heads * each, 4 * self.heads * numbers)
+
+    def order(self, q: Tensor) -> Tensor:
+        """Tokens sorted by bucket and index in each round, padding last: `[B, H, rounds, N]`."""
+        length = q.shape[2]
+        rotations = [rotation.to(q.device, q.dtype) for rotation in self.rotations(length)]
+        rounds = [
+            _buckets(q.detach(), [rotation[n] for rotation in rotations])
+            for n in range(self.rounds)
+        ]
+        bucket = torch.stack(rounds, 2)
+        pad = self._padded(length) - length
+        return F.pad(bucket, (0, pad), value=torch.iinfo(bucket.dtype).max).argsort(
+            dim=-1, stable=True
+        )
+
+    def rotations(self, length: int) -> list[Tensor]:
+        """R of every hash, `[rounds, D, buckets/2]`."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shapes = [(self.rounds, self.width, size // 2) for size in self._hashes(length)]
+        return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        self.seed = int(torch.randint(SEEDS, (), generator=generator))
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.seed)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.seed = int(state)
+
+    def _round(
+        self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, length: int, causal: bool
+    ) -> Sums:
+        q, k, v = (_sort(x, order).unflatten(2, (-1, self.bucket)) for x in (q, k, v))
+        i = order.unflatten(2, (-1, self.bucket))[..., None]
+        j = torch.cat([i, i.roll(1, 2)], 3).mT  # [B H C 1 2·bucket]
+        seen = j < length
+        if causal:
+            seen = seen & (j <= i)
+        k, v = (torch.cat([x, x.roll(1, 2)], 3) for x in (k, v))
+        scores = (q @ k.mT).masked_fill(i == j, ITSELF).masked_fill(~seen, -torch.inf)
+        found = exp_sums(scores, v)
+        back = order.argsort(-1)
+        values, total, top = (_sort(x.flatten(2, 3), back) for x in found)
+        return values, total, top
+
+    def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q / math.sqrt(self.width), F.normalize(k, dim=-1)
+
+    def _padded(self, length: int) -> int:
+        return length + -length % (2 * self.bucket)
+
+    def _hashes(self, length: int) -> list[int]:
+        """Numbers of buckets, even, of hashes that together have one for every `bucket` tokens."""
+        missing, sizes = self._padded(length) // self.bucket, []
+        while missing > 1:
+            sizes.append(min(missing + missing % 2, MOST_BUCKETS))
+            missing = -(-missing // sizes[-1])
+        return sizes
+
+
+def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
+    """argmax[xR; −xR] `[B, H, n]`, of several hashes one number."""
+    bucket = torch.zeros(x.shape[:3], dtype=torch.int64, device=x.device)
+    for rotation in rotations:
+        turned = x @ rotation
+        nearest = turned.abs().argmax(-1, keepdim=True)
+        opposite = turned.gather(-1, nearest) < 0
+        half = rotation.shape[-1]
+        bucket = bucket * 2 * half + (nearest + half * opposite)[..., 0]
+    return bucket
+
+
+def _sort(x: Tensor, order: Tensor) -> Tensor:
+    return x.gather(2, order[..., None].expand(*order.shape, x.shape[-1]))

@@ -1,0 +1,96 @@
+"""Random feature attention ("Random Feature Attention", Peng et al., ICLR 2021)."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cosformer.mechanisms.base import Request, repeat_heads
+from cosformer.mechanisms.decay import log_gate
+from cosformer.mechanisms.family import LinearMechanism, in_full
+
+
+class Rfa(LinearMechanism):
+    """Random Fourier features of unit vectors; sums may be negative, and are kept from zero."""
+
+    traits = replace(LinearMechanism.traits, random=True)
+    source = "Peng et al., ICLR 2021"
+    formula = (
+        "φ(x) = [sin Wx, cos Wx]/√m, W = σ∘N(0, I)/τ, x of norm 1, σ learned; "
+        "a sum within ±eps of 0 becomes ±eps"
+    )
+    rule = "signed"  # max(Σ, eps) would blow up what a rare negative sum divides
+    parts = 2  # features for every row of W
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        features: int = 64,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """`features` m: rows of W; `temperature` τ."""
+        super().__init__(heads, width, key_heads=key_heads)
+        if features < 1:
+            raise ValueError(f"features must be at least 1, got {features}")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
+        self.features, self.temperature = features, temperature
+        self.scale = nn.Parameter(torch.ones(self.key_heads, 1, width))  # σ
+        self.noise: Tensor
+        self.register_buffer("noise", torch.empty(self.key_heads, features, width))
+        self.redraw(generator)
+
+    @property
+    def feature_width(self) -> int:
+        return self.parts * self.features
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        device = "cpu" if generator is None else generator.device
+        drawn = torch.randn(self.noise.shape, generator=generator, device=device)
+        self.noise.copy_(drawn)
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        return in_full(self._features_of_units, q)
+
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+        return in_full(self._features_of_units, k)
+
+    def feature_operations(self) -> int:
+        return 2 * self.width * self.features + self.feature_width
+
+    def _features_of_units(self, x: Tensor) -> Tensor:
+        projection = (self.scale * self.noise / self.temperature).to(x.dtype)[None]
+        turned = F.normalize(x, dim=-1) @ repeat_heads(projection, x).mT
+        return self.nonlinearity(turned) / self.features**0.5
+
+    def nonlinearity(self, turned: Tensor) -> Tensor:
+        return torch.cat([turned.sin(), turned.cos()], -1)
+
+
+class RfaArccos(Rfa):
+    """Random feature attention with the arc-cosine kernel's features."""
+
+    formula = "φ(x) = relu(Wx)/√m, W = σ∘N(0, I)/τ, x of norm 1, σ learned"
+    parts = 1
+
+    def nonlinearity(self, turned: Tensor) -> Tensor:
+        return turned.relu()
+
+
+class RfaGated(Rfa):
+    """Random feature attention whose gate forgets the past."""
+
+    traits = replace(Rfa.traits, full=False, cross=False, controls=("gate",), positions="relative")
+    formula = "S_t = g_t S_{t−1} + (1 − g_t) φ(k_t) v_tᵀ, the same for Σ φ(k); g = sigmoid(gate)"
+
+    def share(self, request: Request) -> Tensor:
+        return torch.sigmoid(-request.controls["gate"])  # 1 − g, without cancellation
+
+    def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
+        return {"log_decay": log_gate(request, "gate")}

@@ -1,0 +1,115 @@
+"""Stochastic positional encoding ("Relative Positional Encoding for Transformers with Linear
+Complexity", Liutkus et al., ICML 2021): sines, over linear attention."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cosformer.mechanisms.base import repeat_heads
+from cosformer.mechanisms.family import LinearMechanism, in_full, positions
+
+
+class SinePositions(nn.Module):
+    """q̂ and k̂ whose products are, on average, Σ_d q_d k_d P_d(i − j), P_d a sum of sines.
+
+    `noise` Z is the same for queries and keys; it is drawn once, and anew by `redraw` alone.
+    """
+
+    def __init__(
+        self,
+        key_heads: int,
+        width: int,
+        *,
+        realizations: int,
+        sines: int,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("realizations", realizations), ("sines", sines)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        shape = (key_heads, width, sines)
+        self.realizations = realizations
+        self.frequencies = nn.Parameter(torch.randn(shape) - 4)  # most sines begin slow
+        self.phases = nn.Parameter(torch.randn(shape))
+        self.gains = nn.Parameter(torch.zeros(shape))
+        self.noise: Tensor
+        self.register_buffer("noise", torch.empty(key_heads, width, 2 * sines, realizations))
+        self.redraw(generator)
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        device = "cpu" if generator is None else generator.device
+        self.noise.copy_(torch.randn(self.noise.shape, generator=generator, device=device))
+
+    def queries(self, q: Tensor, position: Tensor) -> Tensor:
+        """`[B, H, T, R]`."""
+        return in_full(lambda x: self._mix(x, position, self.phases), q)
+
+    def keys(self, k: Tensor, position: Tensor) -> Tensor:
+        return in_full(lambda x: self._mix(x, position, torch.zeros_like(self.phases)), k)
+
+    def _mix(self, x: Tensor, position: Tensor, phases: Tensor) -> Tensor:
+        """Σ_d x_d Ω_d λ_d Z_d / (d R)^¼, where Ω has the sines of all positions."""
+        heads, width = self.gains.shape[:2]
+        frequency = math.pi * self.frequencies.double().sigmoid()  # up to half a turn a token
+        angle = frequency[None, :, None] * position[:, None, :, None, None]
+        angle = angle + phases[None, :, None].double()  # [b, H, T, D, K]
+        gain = F.softplus(self.gains) / F.softplus(self.gains).norm(dim=-1, keepdim=True)
+        omega = torch.cat([angle.cos(), angle.sin()], -1) * gain.repeat(1, 1, 2)[None, :, None]
+        noise = self.noise.flatten(1, 2).to(x.dtype)  # [H, D·2K, R]
+        groups = x.shape[1] // heads
+        terms = x[..., None] * omega.to(x.dtype).repeat_interleave(groups, 1)
+        mixed = terms.flatten(-2) @ repeat_heads(noise[None], x)
+        return mixed / (width * self.realizations) ** 0.25
+
+
+class Spe(LinearMechanism):
+    """Stochastic sines as positions, over linear attention with features 1 + elu."""
+
+    traits = replace(LinearMechanism.traits, positions="absolute", random=True)
+    source = "Liutkus et al., ICML 2021"
+    formula = (
+        "q̂_i = Σ_d q_id Ω_i(f_d, θ_d) λ_d Z_d/(d R)^¼, k̂_j the same with θ = 0; "
+        "then linear attention on φ = 1 + elu of q̂ and k̂"
+    )
+    feature_map = "1+elu"
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        realizations: int = 256,
+        sines: int = 5,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """`realizations` R: the width of q̂ and k̂; `sines`: per dimension and head."""
+        super().__init__(heads, width, key_heads=key_heads)
+        self.encoding = SinePositions(
+            self.key_heads, width, realizations=realizations, sines=sines, generator=generator
+        )
+        self.sines = sines
+
+    @property
+    def feature_width(self) -> int:
+        return self.encoding.realizations
+
+    @property
+    def scratch_width(self) -> int:
+        return 6 * self.width * self.sines + self.feature_width
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        self.encoding.redraw(generator)
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        return self.encoding.queries(q, positions(start, q.shape[2], q))
+
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+        return self.encoding.keys(k, positions(start, k.shape[2], k))
+
+    def feature_operations(self) -> int:
+        return 4 * self.width * self.sines * self.feature_width

@@ -1,0 +1,191 @@
+"""Synthesizer ("Rethinking Self-Attention in Transformer Models", Tay et al., 2020)."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
+from cosformer.mechanisms.masked import check_whole
+from cosformer.mechanisms.padding import ranks
+from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops.problem import compute_dtype
+
+TRAITS = Traits(
+    causal="exact",
+    cross=False,
+    state="cache",
+    positions="absolute",
+    max_length=512,
+    growth="n²",
+)
+
+
+class Synthesizer(Mechanism):
+    """Softmax over scores that no query–key product made. A subclass has `scores`.
+
+    Positions count real tokens, so that padding does not shift them.
+    """
+
+    traits = TRAITS
+    source = "Tay et al., ICML 2021"
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads)
+        self.max_length = check_whole("max_length", max_length, 1)
+        self.traits = replace(self.traits, max_length=max_length)
+
+    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """`[B or 1, H, T, S]` of query positions i `[B or 1, T]` and key positions j."""
+        raise NotImplementedError
+
+    def parameters_read(self, length: int) -> int:
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        if request.key_mask is not None:
+            v = v.masked_fill(~request.key_mask[:, None, :, None], 0)
+        values = repeat_heads(v, q).to(compute_dtype(q.dtype))
+        return (self._weights(q, k, request) @ values).to(q.dtype)
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        return self._weights(q, k, request).expand(q.shape[0], -1, -1, -1).to(q.dtype)
+
+    def cost(self, length: int) -> Cost:
+        pairs = self.heads * length**2
+        numbers = 2 * (self.heads + self.key_heads) * length * self.width
+        made, read = self.made(length), self.parameters_read(length)
+        return Cost(pairs * (2 * self.width + 5) + made, 4 * (numbers + read + pairs))
+
+    def made(self, length: int) -> int:
+        """Operations that make the scores."""
+        return 0
+
+    def positions(self, q: Tensor, k: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+        """Of queries and of keys, `[B or 1, T]` and `[B or 1, S]`."""
+        mask = request.key_mask
+        j = torch.arange(k.shape[2], device=q.device)[None] if mask is None else ranks(mask)
+        return j[:, request.start : request.start + q.shape[2]], j
+
+    def _weights(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        score = self.scores(q.to(compute_dtype(q.dtype)), *self.positions(q, k, request))
+        found = seen(request, q.shape[2], k.shape[2], q.device)
+        if found is None:
+            return score.softmax(-1)
+        weights = score.masked_fill(~found, -math.inf).softmax(-1)
+        return weights.masked_fill(~found.any(-1, keepdim=True), 0)
+
+
+class SynthesizerRandom(Synthesizer):
+    """Learned scores for every pair of positions; q and k have no part in it."""
+
+    formula = "out = softmax(R) V, R learned [heads, max_length, max_length]"
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        self.table = nn.Parameter(torch.randn(heads, max_length, max_length))
+
+    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return self.table.to(q.dtype)[:, i[:, :, None], j[:, None]].movedim(0, 1)
+
+    def parameters_read(self, length: int) -> int:
+        return self.heads * length**2
+
+
+class Factored(Synthesizer):
+    """Scores that are products after all, so that PyTorch's attention need not store them."""
+
+    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""
+        raise NotImplementedError
+
+    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        rows, columns = self.factors(q, i, j)
+        return rows @ columns.mT
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        dtype, mask = compute_dtype(q.dtype), request.key_mask
+        if mask is not None:
+            v = v.masked_fill(~mask[:, None, :, None], 0)
+        rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
+        width = max(rows.shape[3], v.shape[3])  # one for all, or PyTorch stores the scores
+
+        def widen(x: Tensor) -> Tensor:
+            return F.pad(x, (0, width - x.shape[3])).expand(q.shape[0], -1, -1, -1)
+
+        inputs = widen(rows), widen(columns), widen(repeat_heads(v, q).to(dtype))
+        plain = request.causal and mask is None and request.start == 0
+        found = None if plain else seen(request, q.shape[2], k.shape[2], q.device)
+        options: dict[str, Any] = {"attn_mask": found, "is_causal": plain, "scale": 1.0}
+        out = F.scaled_dot_product_attention(*inputs, **options)
+        if found is not None:
+            out = out.masked_fill(~found.any(-1, keepdim=True), 0)  # NaN where nothing is seen
+        return out[..., : v.shape[3]].to(q.dtype)
+
+
+class SynthesizerFactorised(Factored):
+    """The random one with scores of low rank; q and k have no part in it."""
+
+    formula = "out = softmax(R₁ R₂ᵀ) V, R₁ and R₂ learned [heads, max_length, rank]"
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        max_length: int = 512,
+        rank: int = 8,
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        self.rank = check_whole("rank", rank, 1)
+        size = rank**-0.25  # scores of variance 1
+        self.rows = nn.Parameter(size * torch.randn(heads, max_length, rank))
+        self.columns = nn.Parameter(size * torch.randn(heads, max_length, rank))
+
+    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = self.rows.to(q.dtype)[:, i], self.columns.to(q.dtype)[:, j]  # [H B · r]
+        return rows.movedim(0, 1), columns.movedim(0, 1)
+
+    def made(self, length: int) -> int:
+        return 2 * self.heads * self.rank * length**2
+
+    def parameters_read(self, length: int) -> int:
+        return 2 * self.heads * self.rank * length
+
+
+class SynthesizerDense(Factored):
+    """Each token makes its own row of scores from its q; k has no part in it."""
+
+    formula = (
+        "out_i = softmax(W₂ relu(W₁ q_i + b₁) + b₂) V, a score for each of max_length positions"
+    )
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        size = 1 / math.sqrt(width)
+        self.hidden = nn.Parameter(size * torch.randn(heads, width, width))  # W₁
+        self.hidden_bias = nn.Parameter(torch.zeros(heads, 1, width))
+        self.output = nn.Parameter(size * torch.randn(heads, max_length, width))  # W₂
+        self.output_bias = nn.Parameter(torch.zeros(heads, max_length))
+
+    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = (q @ self.hidden.to(q.dtype).mT + self.hidden_bias.to(q.dtype)).relu()
+        output = self.output.to(q.dtype)[:, j].movedim(0, 1)  # [B H S D]
+        bias = self.output_bias.to(q.dtype)[:, j].movedim(0, 1)[..., None]
+        return F.pad(hidden, (0, 1), value=1.0), torch.cat([output, bias], -1)
+
+    def made(self, length: int) -> int:
+        return 2 * self.heads * self.width * length * (self.width + length)
+
+    def parameters_read(self, length: int) -> int:
+        return self.heads * (self.width + 1) * (self.width + length)

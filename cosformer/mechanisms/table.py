@@ -1,0 +1,81 @@
+"""Every mechanism by name. To add one: a file, and a line here."""
+
+import inspect
+from typing import Any
+
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.bigbird import BigBird
+from cosformer.mechanisms.cosine import Cosformer
+from cosformer.mechanisms.decay import GatedLinear, Retention
+from cosformer.mechanisms.delta import Delta, GatedDelta
+from cosformer.mechanisms.elementwise import Identity, LeakyRelu, Linear, Relu
+from cosformer.mechanisms.learned import Based, Hedgehog
+from cosformer.mechanisms.linformer import Linformer
+from cosformer.mechanisms.local import Local, Longformer
+from cosformer.mechanisms.nystromformer import Nystromformer
+from cosformer.mechanisms.one_vs_each import OneVsEach
+from cosformer.mechanisms.performer import Performer
+from cosformer.mechanisms.reformer import Reformer
+from cosformer.mechanisms.rfa import Rfa, RfaArccos, RfaGated
+from cosformer.mechanisms.rotary import RopeLinear
+from cosformer.mechanisms.sinkhorn import Sinkhorn
+from cosformer.mechanisms.softmax import Softmax
+from cosformer.mechanisms.sparse import SparseFixed, SparseStrided
+from cosformer.mechanisms.spe import Spe
+from cosformer.mechanisms.synthesizer import (
+    SynthesizerDense,
+    SynthesizerFactorised,
+    SynthesizerRandom,
+)
+from cosformer.mechanisms.transnormer import TransNormer, TransNormerLocal
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    "cosformer": Cosformer,
+    "softmax": Softmax,
+    "linear": Linear,
+    "relu": Relu,
+    "leaky-relu": LeakyRelu,
+    "identity": Identity,
+    "performer": Performer,
+    "rfa": Rfa,
+    "rfa-arccos": RfaArccos,
+    "rfa-gated": RfaGated,
+    "spe": Spe,
+    "rope-linear": RopeLinear,
+    "based": Based,
+    "hedgehog": Hedgehog,
+    "transnormer": TransNormer,
+    "transnormer-local": TransNormerLocal,
+    "retention": Retention,
+    "gated-linear": GatedLinear,
+    "delta": Delta,
+    "gated-delta": GatedDelta,
+    "local": Local,
+    "longformer": Longformer,
+    "sparse": SparseFixed,
+    "sparse-strided": SparseStrided,
+    "bigbird": BigBird,
+    "reformer": Reformer,
+    "linformer": Linformer,
+    "nystromformer": Nystromformer,
+    "one-vs-each": OneVsEach,
+    "sinkhorn": Sinkhorn,
+    "synthesizer": SynthesizerRandom,
+    "synthesizer-factorised": SynthesizerFactorised,
+    "synthesizer-dense": SynthesizerDense,
+}
+
+
+def create(name: str, heads: int, width: int, **options: Any) -> Mechanism:
+    """A mechanism by its name, for q of so many heads of this width.
+
+    >>> create("cosformer", 8, 64, horizon=4096).traits.state
+    'constant'
+    """
+    if name not in MECHANISMS:
+        raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got {name!r}")
+    known = list(inspect.signature(MECHANISMS[name]).parameters)[2:]
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise ValueError(f"options of {name} are {', '.join(known)}, got {', '.join(unknown)}")
+    return MECHANISMS[name](heads, width, **options)

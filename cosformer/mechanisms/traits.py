@@ -1,0 +1,64 @@
+"""What a mechanism can do and what it costs, as data that errors, tables and tests read."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+GROWTH = {"n": 1.0, "n log n": 1.0, "n√n": 1.5, "n²": 2.0, "n³": 3.0}
+"""How time and memory grow with the length -> the exponent, logarithms aside."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a mechanism can do. A request outside it raises."""
+
+    causal: Literal["exact", "leaky", "no"]
+    """`leaky`: weights on the future are zero, but which past is seen depends on it."""
+    full: bool = True
+    """Attends to a whole sequence; False: to the past only."""
+    cross: bool = True
+    """Queries may come from another sequence, or stand at another index, than the keys."""
+    state: Literal["constant", "window", "cache", "none"] = "none"
+    """What a stream remembers: sums, the last few tokens, all tokens; or it cannot stream."""
+    mask: bool = True
+    """Obeys `key_mask`."""
+    positions: Literal["none", "relative", "absolute"] = "none"
+    """What weights know of positions by themselves."""
+    max_length: int | None = None
+    """The longest sequence."""
+    multiple_of: int = 1
+    """Computes in blocks of so many tokens; it pads and masks by itself."""
+    random: bool = False
+    """Holds drawn numbers, saved with the parameters and drawn anew by `redraw` alone."""
+    normalised: bool = True
+    """The weights of a row sum to 1."""
+    norm_after: bool = False
+    """Nothing bounds its output: the layer puts a norm after it."""
+    shared_qk: bool = False
+    """Made for k = q: a layer projects once."""
+    controls: tuple[str, ...] = ()
+    """Per-token numbers that the layer projects from its input, one per key head."""
+    growth: Literal["n", "n log n", "n√n", "n²", "n³"] = "n"
+    """Of time."""
+
+    def __post_init__(self) -> None:
+        if self.causal == "no" and (self.state != "none" or not self.full):
+            raise ValueError("traits without a causal form must be full and have no state")
+
+    @property
+    def abilities(self) -> str:
+        """In words, for errors and tables."""
+        causal = {"exact": "causal", "leaky": "causal (leaky)", "no": ""}[self.causal]
+        streams = "" if self.state == "none" else f"streams ({self.state})"
+        limit = "" if self.max_length is None else f"up to {self.max_length} tokens"
+        full, cross = "full" if self.full else "", "cross" if self.cross else ""
+        words = (causal, full, cross, streams, "key_mask" if self.mask else "", limit)
+        return ", ".join(word for word in words if word)
+
+
+class Cost(NamedTuple):
+    """A forward pass over one sequence, all heads."""
+
+    operations: int
+    """Floating point; a multiplication with an addition counts two."""
+    bytes: int
+    """Of float32 numbers read or written: inputs, output, and what is stored between passes."""

@@ -1,0 +1,95 @@
+"""TransNormer ("The Devil in Linear Transformer", Qin et al., EMNLP 2022)."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
+from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.traits import Cost, Traits
+
+
+class TransNormer(LinearMechanism):
+    """Linear attention without a denominator: a norm after it bounds the output."""
+
+    traits = replace(LinearMechanism.traits, normalised=False, norm_after=True)
+    source = "Qin et al., EMNLP 2022"
+    formula = "out_i = φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ, φ = elu; the layer's norm after it"
+    feature_map = "elu"
+    normaliser = "none"
+
+
+class TransNormerLocal(Mechanism):
+    """TransNormer's early layers: softmax within blocks, which see nothing of each other."""
+
+    traits = Traits(causal="exact", cross=False, state="window", positions="absolute")
+    source = "Qin et al., EMNLP 2022 (DiagAttention)"
+    formula = "out_i = Σ_j softmax_j(q_i·k_j/√d) v_j over j in the block of i, ⌊j/b⌋ = ⌊i/b⌋"
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, block: int = 64
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads)
+        if block < 1:
+            raise ValueError(f"block must be at least 1, got {block}")
+        self.block = block
+        self.traits = replace(self.traits, multiple_of=block)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        """Blocks of all heads stand side by side as heads of one short attention."""
+        queries = q.shape[2]
+        if request.start:  # a stream's block begins with the keys
+            q = F.pad(q, (0, 0, request.start, 0))
+        rows, keys, values = (self._blocks(x) for x in (q, repeat_heads(k, q), repeat_heads(v, q)))
+        out = self._softmax(rows, keys, values, self._real(k, request.key_mask), request.causal)
+        out = out.unflatten(1, (q.shape[1], -1)).flatten(2, 3)
+        if out.shape[2] == queries:
+            return out
+        return out[:, :, request.start : request.start + queries]
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        score = q @ repeat_heads(k, q).mT / self.width**0.5
+        index = torch.arange(k.shape[2], device=k.device)
+        allowed = (index[:, None] // self.block == index // self.block)[None, None]
+        if request.causal:
+            allowed = allowed.tril()
+        if request.key_mask is not None:
+            allowed = allowed & request.key_mask[:, None, None]
+        score = score.masked_fill(~allowed, -torch.inf).softmax(-1)
+        return score.masked_fill(~allowed.any(-1, keepdim=True), 0)
+
+    def keep(self, position: int) -> int:
+        return position % self.block
+
+    def cost(self, length: int) -> Cost:
+        pairs = self.heads * length * self.block
+        numbers = 2 * (self.heads + self.key_heads) * length * self.width
+        return Cost(pairs * (4 * self.width + 5), 4 * numbers)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """`[B, H, T, ·]` as `[B, H·n, block, ·]`."""
+        if x.shape[2] % self.block:
+            x = F.pad(x, (0, 0, 0, -x.shape[2] % self.block))
+        return x.unflatten(2, (-1, self.block)).flatten(1, 2)
+
+    def _real(self, k: Tensor, key_mask: Tensor | None) -> Tensor | None:
+        """`[B, H·n, 1, block]`, False at masked tokens and those that fill the last block."""
+        if key_mask is None and k.shape[2] % self.block == 0:
+            return None
+        if key_mask is None:
+            key_mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
+        real = F.pad(key_mask, (0, -k.shape[2] % self.block)).unflatten(1, (-1, 1, self.block))
+        return real.repeat(1, self.heads, 1, 1)
+
+    def _softmax(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        if mask is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        if causal:
+            size = (self.block, self.block)
+            mask = mask & torch.ones(size, dtype=torch.bool, device=q.device).tril()
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.masked_fill(~mask.any(-1, keepdim=True), 0)

@@ -1,0 +1,46 @@
+"""Self-attention that must see a sequence as a whole: blocks and means shift with its length."""
+
+from torch import Tensor
+
+from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
+from cosformer.mechanisms.padding import without_padding
+from cosformer.ops.problem import compute_dtype
+
+
+class Whole(Mechanism):
+    """A subclass has `attend_whole` and `dense_whole`, on sequences without padding.
+
+    A token behind `key_mask` is absent, as a key and as a query (its output is 0): the real tokens
+    of each item are computed as if they stood alone, so that padding changes nothing at all.
+    Items of one length go together; the lengths are read on the host.
+    """
+
+    def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        """`[B, H, n, V]`; k and v have a head for each of q, all are float32 or float64."""
+        raise NotImplementedError
+
+    def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
+        """`[B, H, n, n]`."""
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        dtype = compute_dtype(q.dtype)
+        inputs = [x.to(dtype) for x in (q, repeat_heads(k, q), repeat_heads(v, q))]
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self.attend_whole(q, k, v, request.causal) if q.shape[2] else v
+
+        if request.key_mask is None:
+            return attend(*inputs).to(q.dtype)
+        return without_padding(attend, request.key_mask, *inputs).to(q.dtype)
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        dtype = compute_dtype(q.dtype)
+        inputs = [x.to(dtype) for x in (q, repeat_heads(k, q))]
+
+        def dense(q: Tensor, k: Tensor) -> Tensor:
+            return self.dense_whole(q, k, request.causal) if q.shape[2] else q @ k.mT
+
+        if request.key_mask is None:
+            return dense(*inputs).to(q.dtype)
+        return without_padding(dense, request.key_mask, *inputs, square=True).to(q.dtype)

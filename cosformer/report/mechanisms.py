@@ -1,0 +1,119 @@
+"""Every mechanism against the length: a table of growth and cost, and a panel for each."""
+
+import io
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from cosformer.records import Row
+from cosformer.report.figures import STYLE, short
+from cosformer.report.selection import Times, describe, run_with, times
+from cosformer.report.writing import MISSING, markdown, milliseconds
+
+REFERENCES = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
+"""Those that every panel shows."""
+COLUMNS = 8
+
+
+def mechanism_table(rows: Sequence[Row]) -> str:
+    """Growth of time and memory, and what one length costs, a line for each mechanism."""
+    run = run_with(rows, "time")
+    length = max(row.config["length"] for row in run if row.what == "time")
+    header = ["mechanism", "growth of time", "of memory"]
+    header += [f"forward, {length:,} tokens", "forward + backward", "peak memory, × (q + k + v)"]
+    lines = [_line(run, name, length) for name in _names(run)]
+    explained = (
+        "Growth: the exponent p of length^p, forward + backward, from 4,096 tokens. "
+        "Milliseconds; causal where a mechanism can be, else full (marked *)"
+    )
+    return f"{markdown(header, lines)}\n\n{explained}. {describe(run)}."
+
+
+def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
+    """Forward + backward against length, a panel for each, beside cosFormer and softmax."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    run = run_with(rows, "time")
+    found = times(run, "forward_backward")
+    names = [name for name in found if name not in REFERENCES] or list(found)
+    lines = math.ceil(len(names) / COLUMNS)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(1.75 * COLUMNS, 1.6 * lines + 0.6), layout="constrained")
+        axes = figure.subplots(lines, COLUMNS, squeeze=False, sharex=True, sharey=True).flatten()
+        for axis, name in zip(axes, names, strict=False):
+            _draw_panel(axis, name, found, _growth(run, "growth_exponent", name))
+        for axis in axes[len(names) :]:
+            axis.set_axis_off()
+        handles = [axes[0].lines[n] for n in range(len(axes[0].lines) - 1)]
+        figure.legend(handles, [h.get_label() for h in handles], loc="outside upper right",
+                      ncols=2, frameon=False)  # fmt: skip
+        figure.supylabel("milliseconds, forward + backward", fontsize=10, color="#333333")
+        origin = textwrap.fill(f"tokens. {describe(run)}", 25 * COLUMNS)
+        figure.supxlabel(origin, fontsize=7, color="#777777")
+        buffer = io.BytesIO()
+        dateless = {"Date": None, "Creator": None} if file_format == "svg" else None
+        figure.savefig(buffer, format=file_format, dpi=150, facecolor="white", metadata=dateless)
+    return buffer.getvalue()
+
+
+def _draw_panel(axis: Any, name: str, found: Times, growth: float | None) -> None:
+    for reference, colour in REFERENCES.items():
+        if reference in found and reference != name:
+            points = sorted(found[reference].items())
+            axis.loglog(*zip(*points, strict=True), color=colour, linewidth=1, label=reference)
+    points = sorted(found[name].items())
+    axis.loglog(*zip(*points, strict=True), "o-", color="#222222", markersize=2.5, linewidth=1.6)
+    axis.set_title(name, loc="left", fontsize=9)
+    if growth is not None:
+        place = {"xycoords": "axes fraction", "fontsize": 8, "color": "#555555"}
+        axis.annotate(f"n^{growth:.2f}", (0.05, 0.86), **place)
+    axis.grid(which="major", color="#e6e8eb", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.minorticks_off()
+    lengths = sorted({length for by_length in found.values() for length in by_length})
+    ticks = lengths[:: max(1, (len(lengths) - 1) // 2)]  # the first, one between, the last
+    axis.set_xticks(ticks, [short(tick) for tick in ticks])
+
+
+def _line(run: Sequence[Row], name: str, length: int) -> list[str]:
+    refused = any(row.what == "failed" and _of(row, name) and row.config.get("causal")
+                  and "refused" in row.config["reason"] for row in run)  # fmt: skip
+    cells = [f"{name} *" if refused else name]
+    for what in ("growth_exponent", "memory_growth_exponent"):
+        growth = _growth(run, what, name)
+        cells.append(MISSING if growth is None else f"{growth:.2f}")
+    for pass_name in ("forward", "forward_backward"):
+        cells.append(_value(run, "time", name, length, pass_name, milliseconds))
+    cells.append(_value(run, "peak_memory", name, length, "forward_backward", "{:.1f}".format))
+    return cells
+
+
+def _value(
+    run: Sequence[Row], what: str, name: str, length: int, pass_name: str, spell: Any
+) -> str:
+    """The number, or in its place why there is none."""
+    for row in run:
+        at = row.config
+        if _of(row, name) and at.get("length") == length and at.get("pass") == pass_name:
+            if row.what == what:
+                return str(spell(row.value))
+            if row.what == "failed":
+                return str(at["reason"]).partition(":")[0]
+    return MISSING
+
+
+def _growth(run: Sequence[Row], what: str, name: str) -> float | None:
+    for row in run:
+        if row.what == what and _of(row, name) and row.config["pass"] == "forward_backward":
+            return row.value
+    return None
+
+
+def _names(run: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.config["candidate"] for row in run if "candidate" in row.config))
+
+
+def _of(row: Row, name: str) -> bool:
+    return row.config.get("candidate") == name

@@ -1,0 +1,115 @@
+"""`cosformer bench mechanisms`: a row for every outcome, refusals and limits among them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosformer import records
+from cosformer.bench import mechanisms
+from cosformer.mechanisms import MECHANISMS
+from cosformer.report.mechanisms import mechanism_figure, mechanism_table
+
+SMALL = {"heads": 2, "width": 4, "repeats": 1, "threads": 1}
+
+
+def options(tmp_path: Path, **given: object) -> mechanisms.Options:
+    return mechanisms.Options(**{"out": tmp_path / "rows.jsonl", **SMALL, **given})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosformer.bench.timing.SHORTEST_SAMPLE", 0.0)
+    monkeypatch.setattr(mechanisms, "GROWTH_FROM", 16)
+    for limits in mechanisms.OPTIONS.values():  # tables for long sequences take long to make
+        monkeypatch.setitem(limits, "max_length", 64)
+
+
+def test_every_mechanism_gives_times_and_memory_of_both_passes(tmp_path: Path) -> None:
+    rows = list(mechanisms.measure(options(tmp_path, lengths=(16, 32))))
+    for name, kind in MECHANISMS.items():
+        mine = [row for row in rows if row.config.get("candidate") == name]
+        for what in ("time", "peak_memory"):
+            places = {(r.config["pass"], r.config["length"]) for r in mine if r.what == what}
+            assert places == {(p, n) for p in ("forward", "forward_backward") for n in (16, 32)}
+        assert {r.config["causal"] for r in mine if r.what == "time"} == {
+            kind.traits.causal != "no"
+        }
+        assert any(row.what == "growth_exponent" for row in mine)
+        assert any(row.what == "failed" for row in mine) == (kind.traits.causal == "no")
+    table = mechanism_table(rows)
+    assert table.count("\n|") == len(MECHANISMS) + 1
+    assert "| linformer * |" in table
+    few = [row for row in rows if row.config["candidate"] in ("cosformer", "softmax", "rfa")]
+    assert mechanism_figure(few, "svg").startswith(b"<?xml")
+
+
+def test_time_per_feature_is_told_relative_to_cosformer(tmp_path: Path) -> None:
+    given = options(tmp_path, names=("cosformer", "relu", "softmax"), lengths=(16,))
+    rows = list(mechanisms.measure(given))
+    times = {(r.config["candidate"], r.config["pass"]): r.value for r in rows if r.what == "time"}
+    ratios = [row for row in rows if row.what == "feature_time_ratio"]
+    assert [row.config["candidate"] for row in ratios] == ["relu", "relu"]
+    for row in ratios:
+        relu, ours = (times[name, row.config["pass"]] for name in ("relu", "cosformer"))
+        assert row.value == pytest.approx(2 * relu / ours)  # it has half of the sums
+
+
+def test_rows_are_added_to_the_file(tmp_path: Path) -> None:
+    given = options(tmp_path, names=("relu",), lengths=(16,))
+    assert mechanisms.run(given) == mechanisms.run(given) == 0
+    rows = records.read(given.path)
+    assert [row.what for row in rows] == 2 * ["peak_memory", "time", "peak_memory", "time"]
+    assert len({row.date for row in rows}) == 2
+
+
+def test_lengths_that_would_take_too_long_are_rows_that_say_so(tmp_path: Path) -> None:
+    given = options(tmp_path, names=("softmax",), lengths=(16, 2**20), seconds=1.0)
+    rows = list(mechanisms.measure(given))
+    (first, second) = [row for row in rows if row.what == "failed"]
+    assert first.config["length"] == second.config["length"] == 2**20
+    assert first.config["reason"].startswith("skipped: a call would take about ")
+    assert "skipped" in mechanism_table([*rows, *_time_of(rows, 2**20)])
+
+
+def test_lengths_that_would_take_all_memory_are_rows_that_say_so(tmp_path: Path) -> None:
+    given = options(tmp_path, names=("linear",), lengths=(64, 4096), gigabytes=1e-3, seconds=60)
+    reasons = {r.config["reason"] for r in mechanisms.measure(given) if r.what == "failed"}
+    assert len(reasons) > 0
+    assert all(reason.startswith("out of memory: it would need about ") for reason in reasons)
+
+
+def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate")
+
+    monkeypatch.setattr(MECHANISMS["linear"], "attend", explode)
+    rows = list(mechanisms.measure(options(tmp_path, names=("linear", "relu"), lengths=(16, 32))))
+    failed = [row.config for row in rows if row.what == "failed"]
+    assert [(c["candidate"], c["length"], c["reason"]) for c in failed] == [
+        ("linear", n, "out of memory") for n in (16, 32, 16, 32)
+    ]
+    assert any(row.what == "time" and row.config["candidate"] == "relu" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"names": ("sofmax",)}, "names must be among cosformer, .*, got 'sofmax'"),
+        ({"lengths": (0,)}, "lengths must be one or more positive numbers"),
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"seconds": 0.0}, "seconds must be above 0"),
+    ],
+)
+def test_bad_options_are_named(tmp_path: Path, given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        options(tmp_path, **given)
+
+
+def _time_of(rows: list[records.Row], length: int) -> list[records.Row]:
+    """A time at this length, of somebody else in the same run."""
+    row = next(row for row in rows if row.what == "time")
+    config = {**row.config, "candidate": "other", "length": length}
+    return [records.Row(**{**vars(row), "config": config})]

@@ -1,0 +1,99 @@
+"""Every mechanism of the table at a size for tests, and tokens for it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.mechanisms import MECHANISMS, Mechanism, create
+
+HEADS, WIDTH, LENGTH = 2, 6, 37
+F64 = torch.float64
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cosformer": {"horizon": 64},
+    "rfa": {"features": 24},
+    "rfa-arccos": {"features": 24},
+    "rfa-gated": {"features": 24},
+    "spe": {"realizations": 8},
+    "based": {"features": 4},
+    "transnormer-local": {"block": 8},
+    "local": {"window": 8},
+    "longformer": {"window": 6, "global_tokens": 2},
+    "sparse": {"stride": 6, "summary": 2},
+    "sparse-strided": {"stride": 5},
+    "bigbird": {"block": 3, "random_blocks": 1},
+    "reformer": {"bucket": 4, "rounds": 2},
+    "linformer": {"max_length": 64, "projected": 5},
+    "nystromformer": {"landmarks": 8, "kernel": 5},
+    "sinkhorn": {"block": 5},
+    "synthesizer": {"max_length": 64},
+    "synthesizer-factorised": {"max_length": 64},
+    "synthesizer-dense": {"max_length": 64},
+}
+"""Options that a test needs: sizes that make blocks, windows and limits matter at LENGTH tokens."""
+
+NAMES = tuple(MECHANISMS)
+CASES = [
+    (name, causal)
+    for name in NAMES
+    for causal in (True, False)
+    if (MECHANISMS[name].traits.causal != "no" if causal else MECHANISMS[name].traits.full)
+]
+"""Name, causal: what the traits say can be asked."""
+
+
+def names_where(**traits: Any) -> list[str]:
+    """Names whose traits have one of these values each: `names_where(state=("cache",))`."""
+    return [
+        name
+        for name in NAMES
+        if all(getattr(MECHANISMS[name].traits, key) in values for key, values in traits.items())
+    ]
+
+
+def cases_where(causal: tuple[bool, ...] = (True, False), **traits: Any) -> list[tuple[str, bool]]:
+    """The cases of those names."""
+    return [(name, c) for name, c in CASES if c in causal and name in names_where(**traits)]
+
+
+def make(name: str, heads: int = HEADS, width: int = WIDTH, **options: Any) -> Mechanism:
+    """In float64, parameters moved away from the symmetry of their first values."""
+    torch.manual_seed(0)
+    mechanism = create(name, heads, width, **{**OPTIONS.get(name, {}), **options}).double()
+    with torch.no_grad():
+        for parameter in mechanism.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return mechanism.eval()
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=F64).to(dtype)
+
+
+def tokens(
+    mechanism: Mechanism,
+    length: int = LENGTH,
+    *,
+    keys: int | None = None,
+    batch: int = 2,
+    value_width: int | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = F64,
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """q, k, v and controls; q and k lean to the positive, so that few rows sum to about 0."""
+    keys = length if keys is None else keys
+    rows = (batch, mechanism.key_heads, keys)
+    q = draw(batch, mechanism.heads, length, mechanism.width, seed=seed, dtype=dtype) + 0.5
+    k = draw(*rows, mechanism.width, seed=seed + 1, dtype=dtype) + 0.5
+    v = draw(*rows, value_width or mechanism.width, seed=seed + 2, dtype=dtype)
+    controls = {
+        name: draw(*rows, seed=seed + 3 + n, dtype=dtype)
+        for n, name in enumerate(mechanism.traits.controls)
+    }
+    return q, k, v, controls
+
+
+def cut(controls: dict[str, Tensor], where: slice) -> dict[str, Tensor]:
+    return {name: control[:, :, where] for name, control in controls.items()}

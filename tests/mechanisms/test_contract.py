@@ -1,0 +1,264 @@
+"""The contract: what holds for every mechanism of the table, by what its traits claim."""
+
+import pytest
+import torch
+from mechanism_cases import (
+    CASES,
+    F64,
+    HEADS,
+    LENGTH,
+    cases_where,
+    cut,
+    draw,
+    make,
+    names_where,
+    tokens,
+)
+from torch.testing import assert_close
+
+from cosformer.ops import delta, span
+
+every_case = pytest.mark.parametrize(("name", "causal"), CASES)
+STREAMS = names_where(state=("constant", "window", "cache"))
+SHIFTABLE = names_where(mask=(True,), positions=("none", "relative"))  # padding may stand first
+NOISE = 1e3  # what stands where nobody may look
+
+
+@pytest.mark.parametrize("name", names_where(causal=("exact",)))
+def test_future_tokens_do_not_change_the_past(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    before, _ = mechanism(q, k, v, causal=True, controls=controls)
+    for seed, cut_at in enumerate((1, 16, 17, LENGTH - 1)):
+        changed = [x.clone() for x in (q, k, v)]
+        others = {key: value.clone() for key, value in controls.items()}
+        for x in (*changed, *others.values()):
+            future = x[:, :, cut_at:]
+            future += 10 * draw(*future.shape, seed=seed)
+        after, _ = mechanism(*changed, causal=True, controls=others)
+        assert_close(after[:, :, :cut_at], before[:, :, :cut_at])
+        assert not torch.allclose(after[:, :, cut_at:], before[:, :, cut_at:])
+
+
+@pytest.mark.parametrize("name", names_where(causal=("leaky", "exact")))
+def test_no_weight_lies_on_the_future(name):
+    mechanism = make(name)
+    q, k, _, controls = tokens(mechanism)
+    weights = mechanism.weights(q, k, causal=True, controls=controls)
+    assert not weights.triu(1).any()
+    assert weights.tril().any()
+
+
+@pytest.mark.parametrize(
+    ("name", "causal", "masked"),
+    [(*case, masked) for masked in (False, True) for case in cases_where(mask=(masked, True))],
+)
+def test_the_fast_path_is_the_dense_matrix_times_v(name, causal, masked):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, value_width=5)
+    mask = draw(2, LENGTH, seed=9) > -0.8 if masked else None
+    options = {"causal": causal, "key_mask": mask, "controls": controls}
+    out, state = mechanism(q, k, v, **options)
+    assert state is None
+    weights = mechanism.weights(q, k, **options)
+    assert weights.shape == (2, HEADS, LENGTH, LENGTH)
+    assert_close(out, weights @ v)
+    if masked:
+        assert not weights.movedim(1, -1)[~mask[:, None].expand(-1, LENGTH, -1)].any()
+
+
+@pytest.mark.parametrize(("name", "causal"), cases_where(cross=(True,)))
+@pytest.mark.parametrize(("queries", "keys"), [(9, 20), (20, 9)])
+def test_queries_of_another_sequence(name, causal, queries, keys):
+    mechanism = make(name)
+    q, k, v, _ = tokens(mechanism, queries, keys=keys)
+    out, _ = mechanism(q, k, v, causal=causal)
+    assert_close(out, mechanism.weights(q, k, causal=causal) @ v)
+    if causal:  # the last query stands at the last key, unless start says otherwise
+        assert_close(out, mechanism(q, k, v, causal=True, start=keys - queries)[0])
+        early = mechanism.weights(q, k, causal=True, start=0)
+        assert not early.triu(1).any()
+        assert_close(mechanism(q, k, v, causal=True, start=0)[0], early @ v)
+
+
+@every_case
+def test_grouped_heads_are_repeated_heads(name, causal):
+    grouped, plain = make(name, heads=4, key_heads=2), make(name, heads=4)
+    q, k, v, controls = tokens(grouped)
+    out, _ = grouped(q, k, v, causal=causal, controls=controls)
+    assert_close(out, grouped.weights(q, k, causal=causal, controls=controls)
+                 @ v.repeat_interleave(2, 1))  # fmt: skip
+    shared = [p.shape for p in grouped.parameters()] == [p.shape for p in plain.parameters()]
+    if shared and grouped.traits.positions != "relative":  # a decay per head is one per key head
+        repeated = {key: x.repeat_interleave(2, 1) for key, x in controls.items()}
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        plain.load_state_dict(grouped.state_dict())
+        assert_close(out, plain(q, k, v, causal=causal, controls=repeated)[0])
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("pieces", [(1,) * LENGTH, (20, 1, 16), (0, 37), (1, 36)])
+def test_a_stream_in_pieces_is_the_full_pass(name, pieces):
+    mechanism = make(name, heads=4, key_heads=2)
+    q, k, v, controls = tokens(mechanism, value_width=5)
+    whole, _ = mechanism(q, k, v, causal=True, controls=controls)
+    state, outs, begin = mechanism.empty_state(k, v), [], 0
+    for piece in pieces:
+        now = slice(begin, begin + piece)
+        given = (x[:, :, now] for x in (q, k, v))
+        out, state = mechanism(*given, causal=True, state=state, controls=cut(controls, now))
+        outs.append(out)
+        begin += piece
+    assert_close(torch.cat(outs, 2), whole)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_gradients_flow_through_the_state_of_a_stream(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    leaves = [x.requires_grad_() for x in (q, k, v, *controls.values())]
+    cotangent = draw(*v.shape, seed=8)
+    whole, _ = mechanism(q, k, v, causal=True, controls=controls)
+    state, outs = mechanism.empty_state(k, v), []
+    for now in (slice(0, 13), slice(13, 14), slice(14, None)):
+        given = (x[:, :, now] for x in (q, k, v))
+        out, state = mechanism(*given, causal=True, state=state, controls=cut(controls, now))
+        outs.append(out)
+    streamed = torch.autograd.grad(torch.cat(outs, 2), leaves, cotangent, allow_unused=True)
+    right = torch.autograd.grad(whole, leaves, cotangent, allow_unused=True)
+    for mine, theirs in zip(streamed, right, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [name for name in STREAMS if name in SHIFTABLE])
+def test_a_stream_goes_on_from_a_padded_prompt(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[1, :5] = False
+    whole, _ = mechanism(q, k, v, causal=True, key_mask=mask, controls=controls)
+    state = mechanism.empty_state(k, v)
+    for now in (slice(0, 12), slice(12, LENGTH)):
+        given = (x[:, :, now] for x in (q, k, v))
+        out, state = mechanism(
+            *given, causal=True, state=state, key_mask=mask[:, now] if now.start == 0 else None,
+            controls=cut(controls, now),
+        )  # fmt: skip
+        assert_close(out, whole[:, :, now])
+    short = [x[1:, :, 5:] for x in (q, k, v)]
+    alone, _ = mechanism(*short, causal=True, controls=cut({n: c[1:] for n, c in controls.items()},
+                                                           slice(5, None)))  # fmt: skip
+    assert_close(whole[1:, :, 5:], alone)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_state_is_as_large_as_it_is_said_to_be(name):
+    mechanism = make(name)
+    sizes = []
+    for length in (5, LENGTH):
+        q, k, v, controls = tokens(mechanism, length, batch=1)
+        _, state = mechanism(q, k, v, causal=True, state=mechanism.empty_state(k, v),
+                             controls=controls)  # fmt: skip
+        sizes.append(sum(x.numel() for x in leaves(state) if x.is_floating_point()))
+        assert sizes[-1] == mechanism.state_size(length)
+    if mechanism.traits.state == "constant":
+        assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "causal", "side"),
+    [(*case, "right") for case in cases_where(mask=(True,))]
+    + [(name, causal, "left") for name, causal in CASES if name in SHIFTABLE],
+)
+def test_padding_changes_nothing(name, causal, side):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, 20)
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    noise = [NOISE * x[:, :, :7] for x in (q, k, v)]
+    order = slice(None, None, -1) if side == "left" else slice(None)
+
+    def pad(x, other):
+        return torch.cat([x, other][order], 2)
+
+    longer = [pad(x, n) for x, n in zip((q, k, v), noise, strict=True)]
+    controls = {key: pad(x, x[:, :, :7]) for key, x in controls.items()}
+    real = torch.cat([torch.ones(2, 20), torch.zeros(2, 7)][order], 1).bool()
+    padded, _ = mechanism(*longer, causal=causal, key_mask=real, controls=controls)
+    assert_close(padded[:, :, real[0]], out)
+
+
+@every_case
+def test_the_length_of_chunks_does_not_matter(name, causal, monkeypatch):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    for length in (5, 64):
+        for module in (span, delta):
+            monkeypatch.setattr(module, "CHUNK_LENGTH", length)
+        assert_close(mechanism(q, k, v, causal=causal, controls=controls)[0], out)
+
+
+@every_case
+def test_items_of_a_batch_do_not_see_each_other(name, causal):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, batch=3)
+    k = k * torch.tensor([1.0, 3.0, 0.2], dtype=F64)[:, None, None, None]
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    for n in range(3):
+        one = slice(n, n + 1)
+        mine = {key: x[one] for key, x in controls.items()}
+        alone, _ = mechanism(q[one], k[one], v[one], causal=causal, controls=mine)
+        assert_close(out[one], alone)
+
+
+@every_case
+def test_constant_values(name, causal):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    zeros, _ = mechanism(q, k, torch.zeros_like(v), causal=causal, controls=controls)
+    assert not zeros.any()
+    ones, _ = mechanism(q, k, torch.ones_like(v), causal=causal, controls=controls)
+    assert torch.allclose(ones, torch.ones_like(ones)) == mechanism.traits.normalised
+
+
+@pytest.mark.parametrize("name", names_where(positions=("none",), full=(True,)))
+def test_keys_without_positions_may_stand_in_any_order(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
+    out, _ = mechanism(q, k, v, controls=controls)
+    mixed = {key: x[:, :, order] for key, x in controls.items()}
+    assert_close(mechanism(q, k[:, :, order], v[:, :, order], controls=mixed)[0], out)
+
+
+@every_case
+def test_gradients_are_those_of_finite_differences(name, causal):
+    mechanism = make(name, heads=1, width=4)
+    q, k, v, controls = tokens(mechanism, 9, batch=1)
+    parameters = [p for p in mechanism.parameters() if p.requires_grad]
+    inputs = [x.requires_grad_() for x in (q, k, v, *controls.values())]
+
+    def attend(q, k, v, *rest):
+        given = dict(zip(controls, rest, strict=False))
+        return mechanism(q, k, v, causal=causal, controls=given)[0]
+
+    assert torch.autograd.gradcheck(attend, (*inputs, *parameters), fast_mode=True)
+
+
+@every_case
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_very_short_sequences(name, causal, length):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, length)
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    assert out.shape == v.shape
+    assert_close(out, mechanism.weights(q, k, causal=causal, controls=controls) @ v)
+
+
+def leaves(state):
+    """The tensors of a state, however deep."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    return [x for part in state for x in leaves(part)] if isinstance(state, tuple) else []

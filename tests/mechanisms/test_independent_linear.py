@@ -1,0 +1,135 @@
+"""The linear family against packages written by others, and where they are wrong, how."""
+
+import torch
+from independent import package
+from mechanism_cases import draw, make, tokens
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cosformer.mechanisms.rotary import rotate
+
+FLOAT32 = {"rtol": 1e-5, "atol": 1e-6, "check_dtype": False}  # what these packages compute in
+
+
+def token_major(*tensors):
+    return [x.transpose(1, 2) for x in tensors]
+
+
+def test_performer_is_that_of_performer_pytorch_without_its_epsilon():
+    theirs = package("performer_pytorch.performer_pytorch")
+    mechanism = make("performer", width=8)
+    q, k, v, _ = tokens(mechanism)
+    projection = mechanism.projection
+    features = [
+        theirs.softmax_kernel(x, projection_matrix=projection, is_query=is_query, eps=0)
+        for x, is_query in ((q, True), (k, False))
+    ]
+    assert_close(mechanism(q, k, v)[0], theirs.linear_attention(*features, v))
+
+
+def test_performer_draws_directions_as_performer_pytorch_does():
+    theirs = package("performer_pytorch.performer_pytorch")
+    mechanism = make("performer", width=8, features=20)
+    torch.manual_seed(0)
+    for matrix in (mechanism.projection, theirs.gaussian_orthogonal_random_matrix(20, 8).double()):
+        for block in matrix.split(8):
+            gram = block @ block.mT
+            assert_close(gram, gram.diag().diag(), atol=1e-5, rtol=0)
+            assert gram.diag().std() > 0.1  # lengths are drawn, too
+
+
+def test_performer_pytorch_tells_the_past_of_the_future_and_ours_does_not():
+    theirs = package("performer_pytorch.performer_pytorch")
+    mechanism = make("performer", width=8)
+    q, k, v, _ = tokens(mechanism)
+    louder = k.clone()
+    louder[:, :, 30:] *= 8  # the largest feature of all keys now lies in the future
+
+    def published(k):
+        options = {"projection_matrix": mechanism.projection}
+        features = [
+            theirs.softmax_kernel(q, is_query=True, **options),
+            theirs.softmax_kernel(k, is_query=False, **options),
+        ]
+        return theirs.causal_linear_attention_noncuda(*features, v)[:, :, :30]
+
+    assert (published(louder) - published(k)).abs().max() > 1e-2
+    ours = [mechanism(q, keys, v, causal=True)[0][:, :, :30] for keys in (k, louder)]
+    assert_close(ours[0], ours[1])
+
+
+def test_rotations_are_those_of_rotary_embedding_torch():
+    theirs = package("rotary_embedding_torch").RotaryEmbedding(8)
+    x = draw(2, 3, 20, 8, dtype=torch.float32)
+    right = theirs.rotate_queries_or_keys(x)
+    assert_close(rotate(x, torch.arange(20)[None]), right, rtol=1e-5, atol=1e-5)
+
+
+def test_rope_linear_turns_the_numerator_of_linear_attention_only():
+    theirs = package("rotary_embedding_torch").RotaryEmbedding(8).double()
+    mechanism = make("rope-linear", width=8)
+    q, k, v, _ = tokens(mechanism)
+    q_features, k_features = F.elu(q) + 1, F.elu(k) + 1
+    turned = (
+        theirs.rotate_queries_or_keys(q_features) @ theirs.rotate_queries_or_keys(k_features).mT
+    )
+    right = turned @ v / (q_features @ k_features.mT).sum(-1, keepdim=True)
+    assert_close(mechanism(q, k, v)[0], right, rtol=1e-5, atol=1e-6)  # its angles are float32
+
+
+def test_linear_is_the_recurrence_of_fla():
+    naive = package("fla.ops.linear_attn.naive")
+    mechanism = make("linear")
+    q, k, v, _ = tokens(mechanism)
+    rows = token_major(F.elu(q) + 1, F.elu(k) + 1, v)
+    right, _ = naive.naive_recurrent_linear_attn(*rows, normalize=True)
+    assert_close(mechanism(q, k, v, causal=True)[0], right.transpose(1, 2), **FLOAT32)
+
+
+def test_based_is_that_of_fla():
+    naive = package("fla.ops.based.naive")
+    mechanism = make("based", features=6)  # as wide as q: nothing is projected
+    q, k, v, _ = tokens(mechanism)
+    right = naive.naive_parallel_based(q.float(), k.float(), v.float())
+    assert_close(mechanism(q, k, v, causal=True)[0], right, **FLOAT32)
+
+
+def test_retention_is_that_of_fla():
+    naive = package("fla.ops.retention.naive")
+    mechanism = make("retention")
+    q, k, v, _ = tokens(mechanism)
+    assert_close(mechanism(q, k, v, causal=True)[0], naive.naive_retention(q, k, v), **FLOAT32)
+
+
+def test_gated_linear_is_the_recurrence_of_fla():
+    naive = package("fla.ops.simple_gla.naive")
+    mechanism = make("gated-linear")
+    q, k, v, controls = tokens(mechanism)
+    gate = F.logsigmoid(controls["gate"]) / 16
+    right, _ = naive.naive_recurrent_simple_gla(*token_major(q, k, v, gate))
+    out, _ = mechanism(q, k, v, causal=True, controls=controls)
+    assert_close(out, right.transpose(1, 2), **FLOAT32)
+
+
+def test_delta_is_the_recurrence_of_fla():
+    naive = package("fla.ops.delta_rule.naive")
+    mechanism = make("delta")
+    q, k, v, controls = tokens(mechanism)
+    unit_q, unit_k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    right, memory = naive.delta_rule_recurrence(unit_q, unit_k, v, controls["beta"].sigmoid())
+    out, state = mechanism(
+        q, k, v, causal=True, controls=controls, state=mechanism.empty_state(k, v)
+    )
+    assert_close(out, right, **FLOAT32)
+    assert_close(state.value, memory, **FLOAT32)
+
+
+def test_gated_delta_is_the_recurrence_of_fla():
+    naive = package("fla.ops.gated_delta_rule.naive")
+    mechanism = make("gated-delta", temperature=2.0)
+    q, k, v, controls = tokens(mechanism)
+    unit_q, unit_k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    beta, gate = controls["beta"].sigmoid(), F.logsigmoid(controls["gate"]) / 2
+    right, _ = naive.naive_recurrent_gated_delta_rule(*token_major(unit_q, unit_k, v, beta, gate))
+    out, _ = mechanism(q, k, v, causal=True, controls=controls)
+    assert_close(out, right.transpose(1, 2), **FLOAT32)

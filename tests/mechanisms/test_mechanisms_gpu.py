@@ -1,0 +1,74 @@
+"""Mechanisms on a GPU: the numbers of the CPU, and patterns through FlexAttention."""
+
+import pytest
+import torch
+from mechanism_cases import CASES, draw, make, tokens
+from torch.testing import assert_close
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+BOUNDS = {torch.bfloat16: 0.02, torch.float32: 1e-4}  # of the norm
+
+
+def run(mechanism, inputs, **options):
+    """Output and gradients."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out, _ = mechanism(*leaves, **options)
+    weight = draw(*out.shape, seed=8).to(out)
+    found = torch.autograd.grad(
+        (out * weight).sum(), leaves, allow_unused=True, materialize_grads=True
+    )
+    return [out.detach(), *found]
+
+
+@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_gpu_computes_what_a_cpu_does(name, causal, masked):
+    mechanism = make(name)
+    if masked and not mechanism.traits.mask:
+        pytest.skip(f"{name} has no masks")
+    *inputs, controls = tokens(mechanism)
+    mask = draw(2, inputs[0].shape[2], seed=9) > -0.8 if masked else None
+    right = run(mechanism, inputs, causal=causal, controls=controls, key_mask=mask)
+    mechanism.cuda()
+    there = {key: x.cuda() for key, x in controls.items()}
+    mask = None if mask is None else mask.cuda()
+    given = [x.cuda() for x in inputs]
+    found = run(mechanism, given, causal=causal, controls=there, key_mask=mask)
+    for one, other in zip(found, right, strict=True):
+        assert_close(one.cpu(), other)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("name", "causal"), [c for c in CASES if c[0] in ("local", "longformer", "bigbird")]
+)
+def test_flex_attention_has_the_output_and_gradients_of_the_formula(name, causal, masked, dtype):
+    options = {"heads": 4, "key_heads": 2, "width": 64}
+    exact, flex = make(name, **options, impl="reference"), make(name, **options, impl="flex")
+    for length in (129, 1000):
+        inputs = [x.to(dtype) for x in tokens(exact, length)[:3]]
+        mask = draw(2, length, seed=9) > -0.8 if masked else None
+        right = run(exact, [x.double() for x in inputs], causal=causal, key_mask=mask)
+        mask = None if mask is None else mask.cuda()
+        flex.to("cuda", dtype)
+        found = run(flex, [x.cuda() for x in inputs], causal=causal, key_mask=mask)
+        for one, other in zip(found, right, strict=True):
+            assert (one.cpu().double() - other).norm() < BOUNDS[dtype] * other.norm()
+
+
+@pytest.mark.parametrize("name", ["local", "longformer", "bigbird"])
+def test_a_long_sequence_takes_no_quadratic_memory(name):
+    mechanism = make(name, heads=4, width=64).to("cuda", torch.bfloat16)
+    length = 65536
+    inputs = [x.cuda() for x in tokens(mechanism, length, batch=1, dtype=torch.bfloat16)[:3]]
+    assert mechanism.choose(inputs[0]) == "flex"
+    run(mechanism, inputs)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(mechanism, inputs)
+    extra = torch.cuda.max_memory_allocated() - before
+    assert extra < 20 * sum(x.numel() * x.element_size() for x in inputs)  # all scores: 500 times

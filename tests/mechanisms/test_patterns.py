@@ -1,0 +1,249 @@
+"""Masked patterns: the pairs of the formula and no others, by every implementation."""
+
+import pytest
+import torch
+from mechanism_cases import LENGTH, OPTIONS, draw, make, tokens
+from torch.testing import assert_close
+
+from cosformer.mechanisms import blocked
+from cosformer.mechanisms.flex import block_mask
+
+PATTERNS = ("local", "longformer", "sparse", "sparse-strided", "bigbird")
+CAUSAL = ("local", "sparse", "sparse-strided")
+FLEXIBLE = ("local", "longformer", "bigbird")
+every_pattern = pytest.mark.parametrize("name", PATTERNS)
+
+
+def both_ways(name):
+    return (False, True) if name in CAUSAL else (False,)
+
+
+every_case = pytest.mark.parametrize(
+    ("name", "causal"), [(name, causal) for name in PATTERNS for causal in both_ways(name)]
+)
+
+
+def formula(mechanism, i, j, length):
+    """Whether i sees j, in the words of the papers."""
+    match type(mechanism).__name__:
+        case "Local":
+            return abs(i - j) <= 4
+        case "Longformer":
+            return abs(i - j) <= 3 or i < 2 or j < 2
+        case "SparseFixed":
+            return i // 6 == j // 6 or j % 6 in (4, 5)
+        case "SparseStrided":
+            return abs(i - j) < 5 or (i - j) % 5 == 0
+        case "BigBird":
+            row, column, last = i // 3, j // 3, (length - 1) // 3
+            near = abs(row - column) <= 1 or {row, column} & {0, last}
+            return near or column in mechanism.drawn(length)[row]
+
+
+def dense_mask(mechanism, length, causal):
+    rows = [
+        [formula(mechanism, i, j, length) and (j <= i or not causal) for j in range(length)]
+        for i in range(length)
+    ]
+    return torch.tensor(rows, dtype=torch.bool)
+
+
+@every_case
+@pytest.mark.parametrize("length", [1, 2, 17, 36, 37])
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_the_pairs_are_those_of_the_formula(name, causal, length, impl):
+    mechanism = make(name, impl=impl)
+    q, k, _, _ = tokens(mechanism, length)
+    v = torch.eye(length, dtype=q.dtype).expand(2, 2, -1, -1)  # out = weights
+    out, _ = mechanism(q, k, v, causal=causal)
+    mask = dense_mask(mechanism, length, causal)
+    assert torch.equal(out != 0, mask.expand_as(out))
+    score = (q @ k.mT / mechanism.width**0.5).masked_fill(~mask, -torch.inf)
+    rows = slice(2, None) if name == "longformer" else slice(None)  # global rows: see below
+    assert_close(out[:, :, rows], score.softmax(-1)[:, :, rows])
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_blocks_have_the_gradients_of_the_reference(name, causal, masked, monkeypatch):
+    monkeypatch.setattr(blocked, "SLICE", 500)  # several slices
+    mask = draw(2, LENGTH, seed=3) > -0.7 if masked else None
+    results = []
+    for impl in ("reference", "blocked"):
+        mechanism = make(name, impl=impl, heads=4, key_heads=2)
+        inputs = [x.requires_grad_() for x in tokens(mechanism, value_width=3)[:3]]
+        out, _ = mechanism(*inputs, causal=causal, key_mask=mask)
+        inputs += list(mechanism.parameters())
+        results.append([out, *torch.autograd.grad((out * draw(*out.shape, seed=8)).sum(), inputs)])
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["local", "sparse-strided"])
+def test_blocks_have_gradients_of_gradients(name):
+    mechanism = make(name, impl="blocked", heads=1, width=2)
+    inputs = [x.requires_grad_() for x in tokens(mechanism, 9, batch=1)[:3]]
+    assert torch.autograd.gradgradcheck(lambda *x: mechanism(*x, causal=True)[0], inputs)
+
+
+@every_pattern
+def test_blocks_keep_nothing_longer_than_the_tokens_for_the_gradient(name):
+    mechanism = make(name, impl="blocked")
+    inputs = [x.requires_grad_() for x in tokens(mechanism, 500)[:3]]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        mechanism(*inputs)
+    assert kept
+    assert max(x.numel() for x in kept) <= inputs[0].numel()
+
+
+@pytest.mark.parametrize("name", ["local", "sparse-strided"])
+@pytest.mark.parametrize(("queries", "keys"), [(20, 37), (37, 20), (1, 30)])
+@pytest.mark.parametrize("start", [None, 0, 7, 60])
+def test_blocks_serve_queries_at_any_position(name, queries, keys, start):
+    mechanism, reference = make(name, impl="blocked"), make(name, impl="reference")
+    q, k, v, _ = tokens(mechanism, queries, keys=keys)
+    for causal in (False, True):
+        out, _ = mechanism(q, k, v, causal=causal, start=start)
+        assert_close(out, reference(q, k, v, causal=causal, start=start)[0])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on a CPU
+@pytest.mark.parametrize("name", FLEXIBLE)
+@pytest.mark.parametrize("masked", [False, True])
+def test_flex_attention_computes_the_same(name, masked):
+    options = {"heads": 4, "key_heads": 2, "width": 16}
+    mechanism, other = (make(name, **options, impl=impl) for impl in ("flex", "blocked"))
+    q, k, v, _ = tokens(mechanism, 300)  # three of its blocks
+    mask = draw(2, 300, seed=3) > -0.7 if masked else None
+    for causal in both_ways(name):
+        out, _ = mechanism(q, k, v, causal=causal, key_mask=mask)
+        assert_close(out, other(q, k, v, causal=causal, key_mask=mask)[0])
+
+
+@pytest.mark.parametrize("name", FLEXIBLE)
+def test_the_blocks_of_flex_attention_hold_every_pair_and_few_others(name):
+    mechanism, length, device = make(name), 1500, torch.device("cpu")
+    kept = mechanism.pattern(length, device)
+    i = torch.arange(length)
+    for causal in both_ways(name):
+        blocks = block_mask(
+            kept, lambda first, last: mechanism.ranges(first, last, length), length, length,
+            causal=causal, key_mask=None, start=0, device=device,
+        ).to_dense()[0, 0]  # fmt: skip
+        pairs = kept(i[:, None], i) & ((i <= i[:, None]) | (not causal))
+        read = blocks.bool().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        assert not (pairs & ~read[:length, :length]).any()
+        if name == "local":
+            assert blocks.sum() <= (2 if causal else 3) * len(blocks)
+
+
+@pytest.mark.parametrize("name", ["sparse", "sparse-strided"])
+def test_flex_attention_is_refused_where_it_would_be_quadratic(name):
+    with pytest.raises(
+        ValueError, match=r"impl must be one of auto, reference, blocked, got 'flex'"
+    ):
+        make(name, impl="flex")
+
+
+@pytest.mark.parametrize("window", [0, 2, 8])
+def test_a_window_has_half_of_it_on_either_side(window):
+    mechanism = make("local", window=window)
+    q, k, _, _ = tokens(mechanism)
+    seen = (mechanism.weights(q, k) != 0).sum(-1)[0, 0]
+    past = (mechanism.weights(q, k, causal=True) != 0).sum(-1)[0, 0]
+    assert seen[LENGTH // 2] == window + 1
+    assert past.tolist() == [min(i, window // 2) + 1 for i in range(LENGTH)]
+    assert mechanism.keep(10**6) == window // 2
+    with pytest.raises(ValueError, match=r"window must be even.*got 7"):
+        make("local", window=7)
+
+
+@pytest.mark.parametrize("name", ["longformer", "sparse", "bigbird"])
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_padding_does_not_shift_a_pattern_of_positions(name, impl):
+    mechanism = make(name, impl=impl)
+    q, k, v, _ = tokens(mechanism, 20)
+    for causal in both_ways(name):
+        out, _ = mechanism(q, k, v, causal=causal)
+        noise = [1e3 * x[:, :, :7] for x in (q, k, v)]
+        padded = [torch.cat([n, x], 2) for n, x in zip(noise, (q, k, v), strict=True)]
+        mask = torch.arange(27).expand(2, -1) >= 7
+        assert_close(mechanism(*padded, causal=causal, key_mask=mask)[0][:, :, 7:], out)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_a_stream_of_fixed_blocks_goes_on_from_a_padded_prompt(impl):
+    mechanism = make("sparse", impl=impl)
+    q, k, v, _ = tokens(mechanism)
+    mask = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
+    whole, _ = mechanism(q, k, v, causal=True, key_mask=mask)
+    state, begin = mechanism.empty_state(k, v), 0
+    for end in (12, 13, LENGTH):
+        now = slice(begin, end)
+        given = (x[:, :, now] for x in (q, k, v))
+        out, state = mechanism(*given, causal=True, state=state, key_mask=mask[:, now])
+        assert_close(out, whole[:, :, now])
+        begin = end
+    alone, _ = mechanism(*(x[1:, :, 5:] for x in (q, k, v)), causal=True)
+    assert_close(whole[1:, :, 5:], alone)
+
+
+def test_the_stride_of_a_call_is_the_root_of_its_length():
+    mechanism, fixed = make("sparse-strided", stride=None), make("sparse-strided", stride=6)
+    q, k, v, _ = tokens(mechanism)
+    assert_close(mechanism(q, k, v, causal=True)[0], fixed(q, k, v, causal=True)[0])
+    with pytest.raises(ValueError, match="stride must be a number for a stream, got None"):
+        mechanism.empty_state(k, v)
+    assert (mechanism.traits.growth, fixed.traits.growth) == ("n√n", "n²")
+
+
+def test_random_blocks_are_drawn_from_the_seed_in_training_and_evaluation():
+    mechanism = make("bigbird", random_blocks=2)
+    assert mechanism.traits.multiple_of == 3
+    before = mechanism.train().drawn(90)
+    assert mechanism.eval().drawn(90) == before
+    assert make("bigbird", random_blocks=2, seed=1).drawn(90) != before
+    for row, columns in enumerate(before):
+        assert len(set(columns)) == 2
+        assert not set(columns) & {0, row - 1, row, row + 1, 29}
+    assert make("bigbird", random_blocks=2).drawn(9) == [[0, 0], [1, 1], [2, 2]]  # none is left
+
+
+def test_global_tokens_have_projections_of_their_own():
+    mechanism = make("longformer")
+    q, k, _, _ = tokens(mechanism)
+    query = torch.einsum("bhtd,hed->bhte", q, mechanism.global_query)
+    key = torch.einsum("bhtd,hed->bhte", k, mechanism.global_key)
+    expected = (query @ key.mT / mechanism.width**0.5).softmax(-1)
+    weights = mechanism.weights(q, k)
+    assert_close(weights[:, :, :2], expected[:, :, :2])
+    assert not torch.allclose(weights[:, :, 2:], expected[:, :, 2:])
+
+
+def test_global_tokens_begin_with_the_projections_of_all():
+    torch.manual_seed(0)
+    mechanism = type(make("longformer"))(2, 6, **OPTIONS["longformer"]).double()
+    q, k, _, _ = tokens(mechanism)
+    plain = (q @ k.mT / 6**0.5).softmax(-1)
+    assert_close(mechanism.weights(q, k)[:, :, :2], plain[:, :, :2])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sparse", {"stride": 8, "summary": 9}, "summary must be at most stride=8, got 9"),
+        ("sparse", {"stride": 0}, "stride must be a whole number from 1 on, got 0"),
+        ("sparse-strided", {"stride": 2.5}, r"stride must be a whole number from 1 on, got 2\.5"),
+        ("bigbird", {"block": 0}, "block must be a whole number from 1 on, got 0"),
+        ("longformer", {"global_tokens": -1}, "global_tokens must be a whole number from 0 on"),
+        (
+            "local",
+            {"impl": "fast"},
+            "impl must be one of auto, reference, blocked, flex, got 'fast'",
+        ),
+    ],
+)
+def test_bad_options(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, **options)

@@ -1,0 +1,47 @@
+"""Whatever stands behind a mask, NaN as well, reaches no output and no gradient."""
+
+import pytest
+import torch
+from mechanism_cases import LENGTH, draw, make, tokens
+
+NAMES = (
+    "local", "longformer", "sparse", "sparse-strided", "bigbird", "reformer", "linformer",
+    "nystromformer", "one-vs-each", "sinkhorn", "synthesizer", "synthesizer-factorised",
+    "synthesizer-dense",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_poison_behind_the_mask_reaches_nothing(name, value):
+    mechanism = make(name)
+    q, k, v, _ = tokens(mechanism)
+    mask = draw(2, LENGTH, seed=9) > -0.8
+    results = []
+    for poison in (0.0, value):
+        hidden = ~mask[:, None, :, None]
+        inputs = [x.masked_fill(hidden, poison).requires_grad_() for x in (k, v)]
+        out, _ = mechanism(q, *inputs, key_mask=mask, causal=mechanism.traits.causal == "exact")
+        wanted = [*inputs, *mechanism.parameters()]
+        grads = torch.autograd.grad(
+            out.sin().sum(), wanted, allow_unused=True, materialize_grads=True
+        )
+        results.append((out, *grads))
+        assert not grads[1].masked_select(hidden).any()
+    for clean, poisoned in zip(*results, strict=True):
+        assert torch.equal(clean, poisoned)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("masked", [slice(1, 2), slice(0, 2)])
+def test_an_item_without_a_real_token_gets_zeros(name, masked):
+    mechanism = make(name)
+    inputs = [x.requires_grad_() for x in tokens(mechanism)[:3]]
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[masked] = False
+    out, _ = mechanism(*inputs, key_mask=mask)
+    assert not out[masked].any()
+    grads = torch.autograd.grad(out.sum(), inputs, allow_unused=True, materialize_grads=True)
+    for grad in grads:
+        assert grad.isfinite().all()
+        assert not grad[masked].any()

@@ -1,0 +1,71 @@
+"""Random features are those of their kernels, in the mean."""
+
+import pytest
+import torch
+from independent import package
+from mechanism_cases import draw, make
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cosformer.mechanisms.performer import orthogonal_rows
+
+
+def kernel(name, **options):
+    """φ(q)·φ(k) of some mechanism, with the factor that it takes from queries put back."""
+    mechanism = make(name, width=4, features=30_000, **options)
+    q, k = 0.6 * draw(1, 2, 5, 4), 0.6 * draw(1, 2, 5, 4, seed=1)
+    with torch.no_grad():
+        for scale in mechanism.parameters():
+            scale.fill_(1)
+        return q, k, mechanism.queries(q, 0) @ mechanism.keys(k, 0).mT
+
+
+def test_performer_has_the_kernel_of_softmax():
+    q, k, found = kernel("performer")
+    right = (q @ k.mT / 2).exp()
+    scale = found.sum(-1, keepdim=True) / right.sum(-1, keepdim=True)  # one number per query
+    assert_close(found / scale, right, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_rfa_has_the_gaussian_kernel_of_unit_vectors(temperature):
+    q, k, found = kernel("rfa", temperature=temperature)
+    distance = torch.cdist(F.normalize(q, dim=-1), F.normalize(k, dim=-1))
+    assert_close(found, (-(distance**2) / (2 * temperature**2)).exp(), rtol=0, atol=0.03)
+
+
+def test_rfa_arccos_has_the_arc_cosine_kernel_of_unit_vectors():
+    q, k, found = kernel("rfa-arccos")
+    cosine = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+    angle = cosine.acos()
+    right = (angle.sin() + (torch.pi - angle) * cosine) / (2 * torch.pi)
+    assert_close(found, right, rtol=0, atol=0.02)
+
+
+def estimates(draw_rows, count=1500):
+    """φ(q)·φ(k) / exp(q·k) for many draws of eight directions: 1 in the mean."""
+    q, k = 0.4 * draw(20, 8), 0.4 * draw(20, 8, seed=1)
+    rows = torch.stack([draw_rows() for _ in range(count)]).double()  # [count, 8, 8]
+    q_features, k_features = (
+        (x @ rows.mT - x.square().sum(-1, keepdim=True) / 2).exp() for x in (q, k)
+    )
+    return q_features @ k_features.mT / 8 / (q @ k.mT).exp()
+
+
+def test_orthogonal_directions_are_right_in_the_mean_and_vary_less_than_independent_ones():
+    generator = torch.Generator().manual_seed(0)
+    orthogonal = estimates(lambda: orthogonal_rows(8, 8, generator))
+    independent = estimates(lambda: torch.randn(8, 8, generator=generator))
+    assert (orthogonal.mean(0) - 1).abs().mean() < 0.04
+    assert orthogonal.var(0).mean() < 0.8 * independent.var(0).mean()
+
+
+def test_performer_pytorch_draws_directions_with_a_bias():
+    """Its orthogonal matrices keep the signs of a QR decomposition: a mean of −0.8, not 0."""
+    theirs = package("performer_pytorch.performer_pytorch").gaussian_orthogonal_random_matrix
+    torch.manual_seed(0)
+    assert (estimates(lambda: theirs(8, 8)).mean(0) - 1).abs().mean() > 0.07
+    first = torch.stack([theirs(8, 8)[0, 0] for _ in range(300)]).mean()
+    ours = torch.stack([orthogonal_rows(8, 8)[0, 0] for _ in range(300)]).mean()
+    assert first < -0.5
+    assert abs(ours) < 0.2

@@ -1,0 +1,104 @@
+"""Mechanisms with a memory against their recurrences, token by token in float64, with gradients."""
+
+import pytest
+import torch
+from mechanism_cases import make, tokens
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+
+def recurrence(q, k, v, keep, beta=None):
+    """S_t = a_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, or + k_t v_tᵀ without β."""
+    state, outs = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=k.dtype), []
+    for t in range(k.shape[2]):
+        key, value = k[:, :, t, :, None], v[:, :, t, None]
+        state = keep[:, :, t, None, None] * state
+        if beta is not None:
+            share = beta[:, :, t, None, None]
+            state = state - share * key @ (key.mT @ state) + share * key @ value
+        else:
+            state = state + key @ value
+        outs.append(q[:, :, t, None] @ state)
+    return torch.cat(outs, 2)
+
+
+def delta(q, k, v, beta):
+    keep = torch.ones_like(beta)
+    q, k = F.normalize(q, dim=-1) / q.shape[-1] ** 0.5, F.normalize(k, dim=-1)
+    return recurrence(q, k, v, keep, beta.sigmoid())
+
+
+def gated_delta(q, k, v, beta, gate):
+    q, k = F.normalize(q, dim=-1) / q.shape[-1] ** 0.5, F.normalize(k, dim=-1)
+    return recurrence(q, k, v, gate.sigmoid() ** (1 / 16), beta.sigmoid())
+
+
+def gated_linear(q, k, v, gate):
+    return recurrence(q / q.shape[-1] ** 0.5, k, v, gate.sigmoid() ** (1 / 16))
+
+
+def retention(q, k, v):
+    keep = (1 - 2.0 ** (-5 - torch.arange(k.shape[1], dtype=k.dtype)))[None, :, None]
+    return recurrence(q / q.shape[-1] ** 0.5, k, v, keep.expand(k.shape[:3]))
+
+
+def gated_rfa(mechanism):
+    def attend(q, k, v, gate):
+        def features(x):
+            turned = F.normalize(x, dim=-1) @ (mechanism.scale * mechanism.noise).mT
+            return torch.cat([turned.sin(), turned.cos()], -1)
+
+        keep, keys = gate.sigmoid(), features(k) * (1 - gate.sigmoid())[..., None]
+        above = recurrence(features(q), keys, v, keep)
+        return above / recurrence(features(q), keys, torch.ones_like(v[..., :1]), keep)
+
+    return attend
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 150])
+@pytest.mark.parametrize("name", ["delta", "gated-delta", "gated-linear", "retention", "rfa-gated"])
+def test_the_chunked_form_is_the_recurrence(name, length):
+    mechanism = make(name)
+    formulas = {
+        "delta": delta,
+        "gated-delta": gated_delta,
+        "gated-linear": gated_linear,
+        "retention": retention,
+        "rfa-gated": gated_rfa(mechanism),
+    }
+    q, k, v, controls = tokens(mechanism, length, value_width=5)
+    leaves = [x.requires_grad_() for x in (q, k, v, *controls.values())]
+    out, _ = mechanism(q, k, v, causal=True, controls=controls)
+    right = formulas[name](*leaves)
+    assert_close(out, right)
+    cotangent = torch.randn_like(out)
+    for mine, theirs in zip(
+        torch.autograd.grad(out, leaves, cotangent),
+        torch.autograd.grad(right, leaves, cotangent),
+        strict=True,
+    ):
+        assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["delta", "gated-delta"])
+def test_a_key_written_with_beta_one_is_read_back(name):
+    mechanism = make(name, heads=1)
+    k = torch.eye(6, dtype=torch.float64)[None, None] * 3
+    v = torch.randn(1, 1, 6, 6, dtype=torch.float64)
+    controls = dict.fromkeys(mechanism.traits.controls, torch.full((1, 1, 6), 50.0).double())
+    state = mechanism(k, k, v, causal=True, controls=controls, state=mechanism.empty_state(k, v))[1]
+    assert_close(state.value[0, 0], v[0, 0])
+    again = mechanism(k, k, -v, causal=True, controls=controls, state=state)[1]
+    assert_close(again.value[0, 0], -v[0, 0])  # replaced, where linear attention would add
+
+
+def test_masked_tokens_leave_a_gated_memory_as_it_is():
+    for name in ("rfa-gated", "gated-linear", "delta", "gated-delta"):
+        mechanism = make(name)
+        q, k, v, controls = tokens(mechanism, 20)
+        real = torch.ones(2, 20, dtype=torch.bool)
+        real[:, 5:9] = False
+        out, _ = mechanism(q, k, v, causal=True, key_mask=real, controls=controls)
+        rest = [x[:, :, real[0]] for x in (q, k, v)]
+        kept = {key: x[:, :, real[0]] for key, x in controls.items()}
+        assert_close(out[:, :, real[0]], mechanism(*rest, causal=True, controls=kept)[0])

@@ -1,0 +1,144 @@
+"""Bad requests name the mechanism, what it can do, and the nearest that can."""
+
+import dataclasses
+
+import pytest
+import torch
+from mechanism_cases import LENGTH, NAMES, make, names_where, tokens
+
+from cosformer.mechanisms import MECHANISMS, create
+from cosformer.mechanisms.refusal import nearest
+
+
+def test_an_unknown_name_prints_the_known_ones():
+    with pytest.raises(ValueError, match=r"mechanism must be one of .*softmax.*, got 'sofmax'"):
+        create("sofmax", 2, 8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_option_prints_the_known_ones(name):
+    with pytest.raises(ValueError, match=rf"options of {name} are key_heads.*, got colour"):
+        create(name, 2, 8, colour=1)
+
+
+@pytest.mark.parametrize(("heads", "width", "key_heads"), [(0, 8, None), (2, 0, None), (4, 8, 3)])
+def test_sizes_that_do_not_fit(heads, width, key_heads):
+    with pytest.raises(ValueError, match="must"):
+        create("softmax", heads, width, key_heads=key_heads)
+
+
+def refusal(name, task):
+    """`NAME cannot TASK. It can do: …; the nearest that can is 'OTHER'`, OTHER from the table."""
+    others = "|".join(MECHANISMS)
+    return rf"^{name} cannot {task}.*\. It can do: .*; the nearest that can is '({others})'$"
+
+
+@pytest.mark.parametrize("name", names_where(causal=("no",)))
+def test_causality_is_refused_by_those_without(name):
+    mechanism = make(name)
+    q, k, v, _ = tokens(mechanism)
+    with pytest.raises(ValueError, match=refusal(name, "attend causally")):
+        mechanism(q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("name", names_where(full=(False,)))
+def test_full_attention_is_refused_by_those_without(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    with pytest.raises(ValueError, match=refusal(name, "attend without causal=True")):
+        mechanism(q, k, v, controls=controls)
+
+
+@pytest.mark.parametrize("name", names_where(cross=(False,)))
+def test_cross_attention_is_refused_by_those_without(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, 5, keys=8)
+    causal = not mechanism.traits.full
+    with pytest.raises(ValueError, match=refusal(name, "attend from 5 queries to 8 keys")):
+        mechanism(q, k, v, causal=causal, controls=controls)
+
+
+def test_masks_are_refused_by_those_without():
+    mechanism = make("linear")
+    mechanism.traits = dataclasses.replace(mechanism.traits, mask=False)
+    q, k, v, _ = tokens(mechanism)
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    with pytest.raises(ValueError, match=refusal("linear", "obey a key_mask")):
+        mechanism(q, k, v, key_mask=mask)
+
+
+@pytest.mark.parametrize("name", names_where(state=("none",)))
+def test_streams_are_refused_by_those_without(name):
+    mechanism = make(name)
+    _, k, v, _ = tokens(mechanism)
+    with pytest.raises(ValueError, match=refusal(name, "stream")):
+        mechanism.empty_state(k, v)
+    with pytest.raises(ValueError, match=refusal(name, "stream")):
+        mechanism.state_size(8)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if make(n).traits.max_length is not None])
+def test_a_length_past_the_maximum_is_refused(name):
+    mechanism = make(name)
+    limit = mechanism.traits.max_length
+    q, k, v, controls = tokens(mechanism, limit + 1)
+    causal = not mechanism.traits.full
+    with pytest.raises(ValueError, match=refusal(name, f"attend over {limit + 1} tokens")):
+        mechanism(q, k, v, causal=causal, controls=controls)
+    q, k, v, controls = tokens(mechanism, limit)
+    assert mechanism(q, k, v, causal=causal, controls=controls)[0].isfinite().all()
+
+
+NEAREST = [
+    ("linformer", {"causal": ("exact",)}, "cosformer"),  # nothing is lost, and it is linear as well
+    ("bigbird", {"causal": ("exact",)}, "local"),  # a pattern of blocks as well
+    ("retention", {"full": (True,)}, "transnormer"),  # on the same engine, no denominator either
+    ("reformer", {"state": ("constant",)}, "cosformer"),
+]
+
+
+@pytest.mark.parametrize(("name", "able", "right"), NEAREST)
+def test_the_nearest_loses_least(name, able, right):
+    def can(traits):
+        return all(getattr(traits, key) in values for key, values in able.items())
+
+    assert nearest(make(name), can) == right
+
+
+@pytest.mark.parametrize("name", names_where(random=(False,)))
+def test_nothing_is_redrawn_where_nothing_is_random(name):
+    with pytest.raises(ValueError, match=f"{name} cannot redraw"):
+        make(name).redraw()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_controls_are_those_of_the_traits(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+    causal = not mechanism.traits.full
+    with pytest.raises(ValueError, match=r"controls must be .*got.*colour"):
+        mechanism(q, k, v, causal=causal, controls={**controls, "colour": k[..., 0]})
+    if controls:
+        with pytest.raises(ValueError, match=r"controls must be .*, got none"):
+            mechanism(q, k, v, causal=causal)
+        short = {key: x[:, :, 1:] for key, x in controls.items()}
+        with pytest.raises(ValueError, match=r"must be \[batch, key heads, length\]"):
+            mechanism(q, k, v, causal=causal, controls=short)
+
+
+def test_arguments_that_exclude_each_other():
+    mechanism = make("softmax")
+    q, k, v, _ = tokens(mechanism)
+    state = mechanism.empty_state(k, v)
+    with pytest.raises(ValueError, match="causal must be True with a state"):
+        mechanism(q, k, v, state=state)
+    with pytest.raises(ValueError, match="start must be None with a state"):
+        mechanism(q, k, v, causal=True, state=state, start=3)
+    with pytest.raises(ValueError, match="as many queries as keys, got 36 and 37"):
+        mechanism(q[:, :, 1:], k, v, causal=True, state=state)
+    with pytest.raises(ValueError, match="q must have 2 heads of width 6"):
+        mechanism(q[..., :4], k[..., :4], v)
+    with pytest.raises(ValueError, match="state must hold keys"):
+        mechanism(q[:1], k[:1], v[:1], causal=True, state=state)
+    with pytest.raises(TypeError, match="state must be a Cache, got int"):
+        mechanism(q, k, v, causal=True, state=3)

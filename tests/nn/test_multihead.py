@@ -1,0 +1,224 @@
+"""MultiHeadAttention: the same layer around every mechanism, streams through one method."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cosformer.mechanisms import MECHANISMS
+from cosformer.nn import MultiHeadAttention
+from cosformer.nn.positions import POSITIONS, sinusoids
+
+F64 = torch.float64
+OPTIONS = {"cosformer": {"horizon": 64}, "sparse-strided": {"stride": 4}}
+FULL = [name for name, kind in MECHANISMS.items() if kind.traits.full]
+STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
+
+
+def make(name="softmax", embed_dim=16, heads=4, **arguments):
+    torch.manual_seed(0)
+    options = {**OPTIONS.get(name, {}), **arguments.pop("options", {})}
+    if arguments.get("positions") == "learned":
+        arguments["max_length"] = 40
+    layer = MultiHeadAttention(
+        embed_dim, heads, mechanism=name, options=options, dtype=F64, **arguments
+    )
+    return layer.eval()
+
+
+def tokens(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_with_softmax_it_is_pytorchs_own_layer(causal):
+    layer, theirs = make(), nn.MultiheadAttention(16, 4, batch_first=True, dtype=F64)
+    theirs.load_state_dict(layer.state_dict())
+    x = tokens(2, 11, 16)
+    mask = nn.Transformer.generate_square_subsequent_mask(11, dtype=F64) if causal else None
+    right, _ = theirs(x, x, x, attn_mask=mask, need_weights=False)
+    assert_close(layer(x, causal=causal), right)
+
+
+def test_cross_attention_with_softmax_is_pytorchs_own_layer():
+    layer = make(context_dim=10)
+    theirs = nn.MultiheadAttention(16, 4, kdim=10, vdim=10, batch_first=True, dtype=F64)
+    theirs.load_state_dict(layer.state_dict())
+    x, context = tokens(2, 7, 16), tokens(2, 13, 10, seed=2)
+    real = tokens(2, 13, seed=3) > -1
+    right, _ = theirs(x, context, context, key_padding_mask=~real, need_weights=False)
+    assert_close(layer(x, context, key_mask=real), right)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_stream_is_the_full_pass(name, positions):
+    layer = make(name, positions=positions, num_kv_heads=2, gate=True)
+    x = tokens(2, 20, 16)
+    whole = layer(x, causal=True)
+    state, outs = None, []
+    for piece in x.split([7, 1, 1, 11], 1):
+        out, state = layer.stream(piece, state)
+        outs.append(out)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if name == "identity" else {}  # sums of about 0
+    assert_close(torch.cat(outs, 1), whole, **tolerance)
+    assert state.position == 20
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in STREAMS if MECHANISMS[name].traits.positions != "absolute"]
+)
+def test_a_stream_goes_on_from_a_prompt_padded_on_the_left(name):
+    layer = make(name)
+    x = tokens(2, 12, 16)
+    real = torch.ones(2, 9, dtype=torch.bool)
+    real[1, :4] = False
+    _, state = layer.stream(x[:, :9], key_mask=real)
+    out, _ = layer.stream(x[:, 9:], state)
+    assert_close(out[1:], layer(x[1:, 4:], causal=True)[:, -3:])
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_padding_on_the_right_changes_nothing(name):
+    layer = make(name)
+    x = tokens(2, 12, 16)
+    real = torch.arange(12).expand(2, -1) < 9
+    assert_close(layer(x, key_mask=real)[:, :9], layer(x[:, :9]))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_parameter_gets_a_gradient(name):
+    blind = name in ("synthesizer", "synthesizer-factorised")  # positions move q and k alone
+    layer = make(name, gate=True, positions="none" if blind else "learned")
+    causal = not MECHANISMS[name].traits.full
+    layer(tokens(2, 20, 16), causal=causal).square().sum().backward()
+    for key, parameter in layer.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.any(), key
+
+
+def test_the_norm_and_the_gate_stand_between_the_mechanism_and_the_output():
+    layer = make("retention", gate=True)
+    with torch.no_grad():
+        layer.norm.weight.copy_(tokens(4))
+    x = tokens(2, 9, 16)
+    q, k, v = layer.project(x, x, x, batched=True)
+    heads, _ = layer.mechanism(q, k, v, causal=True)
+    heads = F.rms_norm(heads, (4,), layer.norm.weight, 1e-6).transpose(1, 2).flatten(2)
+    assert_close(layer(x, causal=True), layer.out_proj(heads * F.silu(layer.gate(x))))
+
+
+def test_a_norm_is_put_where_the_mechanism_asks_for_one():
+    assert make("retention").norm is not None
+    assert make("retention", norm=False).norm is None
+    assert make("softmax").norm is None
+    assert make("softmax", norm=True).norm is not None
+
+
+def test_controls_are_projected_from_the_input():
+    layer = make("gated-delta", num_kv_heads=2)
+    assert set(layer.controls) == {"beta", "gate"}
+    x = tokens(2, 9, 16)
+    before = layer(x, causal=True)
+    with torch.no_grad():
+        layer.controls["beta"].bias -= 50  # nothing is written any more
+    assert not torch.allclose(layer(x, causal=True), before)
+    q, k, v = layer.project(x, x, x, batched=True)
+    controls = {name: linear(x).mT for name, linear in layer.controls.items()}
+    assert_close(layer.mechanism(q, k, v, causal=True, controls=controls)[0], torch.zeros_like(q))
+
+
+def test_rotary_positions_depend_on_distances_only():
+    layer = make(positions="rotary")
+    x = tokens(1, 6, 16)
+    q, k, _, _ = layer._project(x, None, 0)
+    later_q, later_k, _, _ = layer._project(x, None, 1000)
+    assert_close(q @ k.mT, later_q @ later_k.mT)
+    assert not torch.allclose(q, later_q)
+
+
+def test_sinusoids_are_the_papers():
+    table = sinusoids(3, 5, 7, device=torch.device("cpu"))
+    assert_close(table[1, 2], torch.sin(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
+    assert_close(table[1, 3], torch.cos(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
+
+
+def test_stochastic_positions_are_sums_of_sines_on_average():
+    layer = make(positions="spe")
+    sines = layer.positions.sines
+    sines.noise = torch.zeros(4, 4, 10, 40_000, dtype=F64)
+    sines.realizations = 40_000
+    sines.redraw(torch.Generator().manual_seed(0))
+    q, k = tokens(1, 4, 3, 4), tokens(1, 4, 3, 4, seed=2)
+    at = torch.arange(3, dtype=F64)[None]
+    found = (sines.queries(q, at) @ sines.keys(k, at).mT)[0, 0]
+    gain = F.softplus(sines.gains[0])
+    gain = (gain / gain.norm(dim=-1, keepdim=True)).square()
+    turn = torch.pi * sines.frequencies[0].sigmoid()
+    distance = (at.mT - at)[..., None, None]
+    kernel = (gain * torch.cos(turn * distance + sines.phases[0])).sum(-1)  # P_d(i − j)
+    right = torch.einsum("id,jd,ijd->ij", q[0, 0], k[0, 0], kernel)
+    mean = found * (4 / 40_000) ** 0.5  # the sum over R was divided by √(d R)
+    assert_close(mean, right, rtol=0, atol=0.05)
+
+
+def test_dropout_drops_keys_in_training_only():
+    layer = make(dropout=0.5)
+    x = tokens(2, 9, 16)
+    assert_close(layer(x), layer(x))
+    layer.train()
+    assert not torch.allclose(layer(x), layer(x))
+    mean = torch.stack([layer(x) for _ in range(600)]).mean(0)
+    assert_close(mean, layer.eval()(x), rtol=0, atol=0.12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "sofmax"}, "mechanism must be one of .*softmax"),
+        ({"positions": "nope"}, "positions must be one of none, learned, .*, got 'nope'"),
+        ({"positions": "rotary", "heads": 16}, "width must be even for rotary positions, got 1"),
+        ({"options": {"colour": 1}}, "options of softmax are key_heads, got colour"),
+        ({"options": {"key_heads": 1}}, "options must not have key_heads"),
+        ({"dropout": 1.5}, r"dropout must lie in 0 \.\.\. 1, got 1.5"),
+        ({"positions": "none", "max_length": 4}, "max_length must be None unless"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
+
+
+def test_learned_positions_need_and_keep_a_length():
+    with pytest.raises(ValueError, match="max_length must be given for learned positions"):
+        MultiHeadAttention(16, 4, mechanism="softmax", positions="learned")
+    layer = make(positions="learned")
+    with pytest.raises(ValueError, match="length must be at most max_length=40, got 41"):
+        layer(tokens(1, 41, 16))
+    _, state = layer.stream(tokens(1, 40, 16))
+    with pytest.raises(ValueError, match="length must be at most max_length=40, got 41"):
+        layer.stream(tokens(1, 1, 16), state)
+
+
+def test_bad_inputs_are_named():
+    layer = make(context_dim=10)
+    with pytest.raises(ValueError, match=r"x must be \[batch, length, 16\], got \[2, 7, 10\]"):
+        layer(tokens(2, 7, 10))
+    with pytest.raises(ValueError, match="context must be given, of width 10"):
+        layer(tokens(2, 7, 16))
+    with pytest.raises(ValueError, match="query and key must agree"):
+        layer(tokens(2, 7, 16), tokens(3, 7, 10))
+
+
+def test_a_mechanism_made_for_shared_queries_and_keys_gets_them():
+    layer = make("reformer", options={"bucket": 16})
+    x = tokens(2, 20, 16)
+    q = (x @ layer.in_proj_weight[:16].mT + layer.in_proj_bias[:16]).unflatten(2, (4, 4))
+    q = q.transpose(1, 2)
+    assert_close(layer.weights(x), layer.mechanism.weights(q, q))
+    with pytest.raises(
+        ValueError, match=r"num_kv_heads must be num_heads=4 for reformer, .* got 2"
+    ):
+        make("reformer", num_kv_heads=2)
