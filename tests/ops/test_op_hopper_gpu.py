@@ -104,8 +104,8 @@ def test_the_gradient_of_a_sum(served):
 
 @pytest.mark.parametrize("split", [64, 500])
 def test_a_stream_in_two_pieces(split, segments, served):
-    q, k, v = torch.randn(3, 2, 3, 1000, 64, device="cuda", dtype=torch.bfloat16).abs()
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    q, k, v = torch.randn(3, 2, 3, 1000, 64, device="cuda", dtype=torch.bfloat16)
+    leaves = [x.detach().requires_grad_() for x in (q.abs(), k.abs(), v)]
 
     def pieces(*x):
         first, state = attention_with_state(*(y[:, :, :split] for y in x), horizon=2000)
