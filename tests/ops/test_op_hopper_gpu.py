@@ -5,7 +5,7 @@ import torch
 from kernel_cases import CASES, Case, check, results
 
 from cosformer import attention, attention_with_state, linear_attention
-from cosformer.ops import hopper
+from cosformer.ops import hopper, hopper_plan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,8 +41,8 @@ def segments(request, monkeypatch):
     def choose(programs, length, processors, **_):
         return max(1, min(request.param, length // 64))
 
-    monkeypatch.setattr(hopper, "choose_segments", choose)
-    monkeypatch.setattr(hopper, "_plans", {})
+    monkeypatch.setattr(hopper_plan, "choose_segments", choose)
+    monkeypatch.setattr(hopper_plan, "_plans", {})
     return request.param
 
 

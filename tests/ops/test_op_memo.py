@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cosformer import attention
-from cosformer.ops import hopper, memo
+from cosformer.ops import hopper_plan, memo
 
 
 @pytest.fixture(autouse=True)
@@ -69,24 +69,24 @@ def test_compiled_calls_keep_nothing():
 
 
 def test_segments_fill_the_processors():
-    assert hopper.choose_segments(128, 4096, 132, extra=0.6) == 1
-    assert hopper.choose_segments(32, 16384, 132, extra=0.6) == 4
-    assert hopper.choose_segments(16, 65536, 132, extra=0.6) == 8
-    assert hopper.choose_segments(1, 100, 132) == 1
+    assert hopper_plan.choose_segments(128, 4096, 132, extra=0.6) == 1
+    assert hopper_plan.choose_segments(32, 16384, 132, extra=0.6) == 4
+    assert hopper_plan.choose_segments(16, 65536, 132, extra=0.6) == 8
+    assert hopper_plan.choose_segments(1, 100, 132) == 1
     for programs in (1, 7, 100, 131, 133, 500):
         for length in (1, 257, 4096, 10**6):
-            segments = hopper.choose_segments(programs, length, 132)
+            segments = hopper_plan.choose_segments(programs, length, 132)
             assert 1 <= segments <= max(1, length // 256)
 
 
 def test_kernel_parameters_have_the_size_of_their_struct():
     pointers, wide, narrow = 12, 5 * 3 + 2 + 1 + 4, 8
-    assert pointers == hopper.POINTERS
-    assert hopper.TAIL.size == 8 * wide + 4 * (narrow + 1) + 4
+    assert pointers == hopper_plan.POINTERS
+    assert hopper_plan.TAIL.size == 8 * wide + 4 * (narrow + 1) + 4
 
 
 def test_the_kernel_asks_for_every_option():
     from pathlib import Path
 
-    source = Path(hopper.__file__).with_name("hopper.cu").read_text()
-    assert all(name in source for name in hopper.Sweep._fields)
+    source = Path(hopper_plan.__file__).with_name("hopper.cu").read_text()
+    assert all(name in source for name in hopper_plan.Sweep._fields)

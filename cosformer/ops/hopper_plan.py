@@ -1,0 +1,281 @@
+"""Launches of `hopper.cu`: its roles, how a sequence is cut, what is prepared for the next call."""
+
+import functools
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.nvrtc import Kernel, Launch, cubin
+
+RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
+CHUNK = 64
+THREADS = 640
+POINTERS = 12
+TAIL = struct.Struct("22q8if4x")  # of the kernel's parameters, behind the pointers
+PLANS = 256
+
+
+@functools.cache
+def choose_segments(
+    programs: int, length: int, processors: int, *, extra: float = 0.0, weight: int = 192
+) -> int:
+    """Into how many segments to cut a sequence: those that end first.
+
+    A program takes a multiprocessor for itself and costs its rows, and `weight` rows for a state
+    in or out. `extra`: what a cut sequence must be swept once more for, as a share of a sweep.
+    """
+    best, least = 1, float("inf")
+    for segments in range(1, max(1, min(64, length // (4 * CHUNK))) + 1):
+        rounds = -(-programs * segments // processors)
+        cost = rounds * (length / segments + weight * (segments > 1)) * (1 + extra * (segments > 1))
+        if cost < 0.98 * least:
+            best, least = segments, cost
+    return best
+
+
+class Sweep(NamedTuple):
+    """What the compiler is told; `hopper.cu` explains each."""
+
+    KW: int
+    R: int
+    TURNED: bool = False
+    READ: bool = True
+    WRITE: bool = True
+    REVERSE: bool = False
+    X_RELU: bool = False
+    Y_RELU: bool = False
+    Z_RELU: bool = False
+    RULE: int = 0
+    DELTA: int = 0
+    SCALED: bool = False
+    GATED: bool = False
+    MASKED: int = 0
+
+
+class Roles(NamedTuple):
+    """The sweep kernel in each of its roles."""
+
+    forward: Sweep
+    gather: Sweep
+    read: Sweep
+    dq: Sweep
+    dq_read: Sweep
+    dk: Sweep
+    dk_gather: Sweep
+    dk_read: Sweep
+    dv: Sweep
+    dv_read: Sweep
+
+
+@functools.cache
+def roles_of(
+    width: int, value_width: int, states: int, relu: bool, rule: int, masked: bool
+) -> Roles:
+    """`hopper.cu` has the table of what stands where."""
+    by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule)
+    by_value = Sweep(64 if value_width <= 64 else 128, states, RULE=rule, TURNED=True, GATED=relu)
+    divided, hidden, hides = rule != 0, 2 * masked, 1 * masked
+    forward = by_key._replace(X_RELU=relu, Y_RELU=relu, MASKED=hides)
+    dq = by_value._replace(Z_RELU=relu, DELTA=int(divided), MASKED=hides)
+    dk = by_value._replace(
+        Z_RELU=relu, DELTA=2 * divided, SCALED=divided, REVERSE=True, MASKED=hidden
+    )
+    dv = by_key._replace(X_RELU=relu, Y_RELU=relu, SCALED=divided, REVERSE=True, MASKED=hidden)
+    return Roles(
+        forward,
+        forward._replace(READ=False, X_RELU=False),
+        forward._replace(WRITE=False, Y_RELU=False),
+        dq, dq._replace(WRITE=False, Z_RELU=False),
+        dk, dk._replace(READ=False, GATED=False, MASKED=0), dk._replace(WRITE=False, Z_RELU=False),
+        dv, dv._replace(WRITE=False, Y_RELU=False),
+    )  # fmt: skip
+
+
+class Plan:
+    """Launches for tensors of one set of shapes and strides, each prepared when it first comes."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, states: int, masked: bool, feature_map: str,
+        rule: str, eps: float,
+    ) -> None:  # fmt: skip
+        self.device, self.eps, self.rule = q.device.index, eps, RULES[rule]
+        self.sums = rule != "none"
+        self._state = (states, q.shape[3], v.shape[3] + self.sums)
+        self._launches: dict[Any, Launch] = {}
+        self.roles = roles_of(
+            q.shape[3], v.shape[3], states, feature_map == "relu", self.rule, masked
+        )
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        programs = q.shape[0] * q.shape[1] * -(-v.shape[3] // 64)
+
+        def rows(length: int, extra: float = 0.0) -> int:
+            """The length of a segment."""
+            segments = choose_segments(programs, length, processors, extra=extra)
+            return -(-length // (segments * CHUNK)) * CHUNK
+
+        self.query_rows, self.key_rows = rows(q.shape[2]), rows(k.shape[2])
+        self.causal_rows = rows(q.shape[2], extra=0.6)
+
+    def states(self, like: Tensor, segments: int = 1) -> Tensor:
+        """Room for states `[B, H, segments, R, D, V(+1)]`, or `[B, H, R, D, V(+1)]` for one."""
+        several = (segments,) if segments > 1 else ()
+        return like.new_empty(*like.shape[:2], *several, *self._state, dtype=torch.float32)
+
+    def sweep(
+        self, options: Sweep, x: Tensor, y: Tensor, z: Tensor, basis: Tensor, rows: int, *,
+        out: Tensor | None = None, gate: Tensor | None = None, total: Tensor | None = None,
+        by_row: Tensor | None = None, mask: Tensor | None = None,
+        first: Tensor | None = None, last: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """One launch; without `out` it only sums states. `rows` is the length of a segment."""
+        launch = self._launches.get(options)
+        if launch is None:
+            batch, heads, length, contracted = x.shape
+            columns, segments = z.shape[3], -(-length // rows)
+            blocks = -(-columns // 64)
+            tail = TAIL.pack(
+                *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
+                *_per_head(basis), length, *_steps(first), *_steps(last),
+                heads, length, rows, segments, blocks, contracted, columns,
+                (contracted if options.TURNED else columns) + self.sums, self.eps,
+            )  # fmt: skip
+            grid = (batch * heads * segments * blocks, 1)
+            it = kernel("sweep", options, self.device)
+            launch = Launch(it, grid, THREADS, self.device, POINTERS, tail)
+            self._launches[options] = launch
+        inverse = _pointer(by_row)
+        launch(
+            x.data_ptr(), y.data_ptr(), z.data_ptr(), _pointer(gate), _pointer(out),
+            _pointer(total), inverse, inverse and inverse + by_row.stride(0) * 4,  # type: ignore[union-attr]
+            basis.data_ptr(), _pointer(first), _pointer(last), _pointer(mask),
+        )  # fmt: skip
+
+    def gather(
+        self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, rows: int, start: Tensor | None,
+        mask: Tensor | None, by_row: Tensor | None = None, *, causal: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """What each segment starts with, and the state after all of them."""
+        segments = -(-y.shape[2] // rows)
+        states = self.states(y, segments)
+        self.sweep(options, y, y, z, basis, rows, last=states, mask=mask, by_row=by_row)
+        if segments == 1 and start is None:
+            return states, states
+        last = self.states(y)
+        key = ("edges", options)
+        launch = self._launches.get(key)
+        if launch is None:
+            size = last.stride(1)
+            tail = struct.pack("q3i4x", size, segments, causal, options.REVERSE)
+            grid = (y.shape[0] * y.shape[1], -(-size // 256))
+            it = kernel("edges", Sweep(64, 1), self.device)
+            launch = Launch(it, grid, 256, self.device, 3, tail, (0, 8, 16, 24, 32, 36, 40))
+            self._launches[key] = launch
+        launch(states.data_ptr(), _pointer(start), last.data_ptr())
+        return states, last
+
+    def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> Tensor:
+        """1/D and δ of every row, `[2, B, H, T]`."""
+        by_row = total.new_empty(2, *total.shape)
+        launch = self._launches.get("prepare")
+        if launch is None:
+            width, rows = out.shape[3], total.numel()
+            wide = 64 if width <= 64 else 128
+            steps = (*grad.stride()[:3], *out.stride()[:3], rows)
+            tail = struct.pack("7q3if", *steps, *total.shape[1:], width, self.eps)
+            it = kernel("prepare", Sweep(wide, 1, RULE=self.rule), self.device)
+            places = (*range(0, 12 * 8, 8), 96, 100, 104, 108)
+            grid = (-(-rows * wide // 2048), 1)
+            launch = Launch(it, grid, 256, self.device, 5, tail, places)
+            self._launches["prepare"] = launch
+        inverse = by_row.data_ptr()
+        places = (inverse, inverse + 4 * by_row.stride(0))
+        launch(grad.data_ptr(), out.data_ptr(), total.data_ptr(), *places)
+        return by_row
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def plan_of(
+    q: Tensor, k: Tensor, v: Tensor, basis: Tensor, key_mask: Tensor | None, feature_map: str,
+    rule: str, eps: float, *others: Any,
+) -> Plan:  # fmt: skip
+    """The plan for these shapes and strides; `others` are whatever else a launch depends on."""
+    key = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), basis.shape, q.device,
+        key_mask is None, feature_map, rule, eps, others,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        while len(_plans) >= PLANS:
+            _plans.pop(next(iter(_plans)), None)
+        masked = key_mask is not None
+        plan = _plans[key] = Plan(q, k, v, basis.shape[3], masked, feature_map, rule, eps)
+    return plan
+
+
+@functools.cache
+def kernel(name: str, options: Sweep, device: int) -> Kernel:
+    flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
+    shared = "shared_bytes" if name == "sweep" else ""
+    return Kernel(cubin(_source(), flags), name, device, shared=shared)
+
+
+def _pointer(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _strides(x: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if x is None else x.stride()[:3]
+
+
+def _steps(states: Tensor | None) -> tuple[int, int]:
+    """From head to head and from segment to segment; one state may serve all segments."""
+    if states is None:
+        return 0, 0
+    return states.stride(1), states.stride(2) if states.dim() == 6 else 0
+
+
+def _per_head(basis: Tensor) -> tuple[int, int]:
+    batch, heads = basis.shape[:2]
+    return basis.stride(0) if batch > 1 else 0, basis.stride(1) if heads > 1 else 0
+
+
+@functools.cache
+def _source() -> str:
+    text = Path(__file__).with_name("hopper.cu").read_text()
+    return text.replace("//@MMA", "".join(_mma(n) for n in (8, 64, 72, 128, 136)))
+
+
+def _mma(n: int) -> str:
+    """Wrappers of `wgmma` with n columns: its operands must be spelt out one by one."""
+    count = n // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    places = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    name = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16"
+
+    def body(a: str, used: int, trans: str) -> str:
+        b, add = count + used, count + used + 1
+        return (
+            f'asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{add}, 0; '
+            f'{name} {{{sums}}}, {a}, %{b}, p, 1, 1, {trans}; }}" : {places} : '
+        )
+
+    quad = ", ".join(f"%{count + i}" for i in range(4))
+    return f"""
+template <> struct Mma<{n}> {{
+  template <int TA, int TB>
+  static INLINE void from_shared(float (&d)[{count}], u64 a, u64 b, int add) {{
+    {body(f"%{count}", 1, f"%{count + 3}, %{count + 4}")}
+      "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
+  }}
+  template <int TB>
+  static INLINE void from_registers(float (&d)[{count}], const u32* a, u64 b, int add) {{
+    {body(f"{{{quad}}}", 4, f"%{count + 6}")}
+      "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TB));
+  }}
+}};
+"""
