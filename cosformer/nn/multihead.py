@@ -122,14 +122,24 @@ class MultiHeadAttention(HeadProjections):
         *,
         causal: bool = False,
         key_mask: Tensor | None = None,
+        start: int = 0,
     ) -> Tensor:
         """Attend from x `[B, T, E]` to itself, or to a context `[B, S, C]`.
 
-        key_mask `[B, S]` bool: True = real token.
+        key_mask `[B, S]` bool: True = real token. start: the index of the context that the first
+        token of x stands at, so that a stream may look at one.
         """
-        q, k, v, controls = self._project(x, context, 0)
+        if start and (context is None or causal):
+            raise ValueError(f"start must be 0 unless x looks at a whole context, got {start}")
+        q, k, v, controls = self._project(x, context, start)
         out, _ = self.mechanism(
-            q, k, self._drop(v), causal=causal, key_mask=key_mask, controls=controls
+            q,
+            k,
+            self._drop(v),
+            causal=causal,
+            key_mask=key_mask,
+            start=start or None,
+            controls=controls,
         )
         return self._finish(x, out)
 

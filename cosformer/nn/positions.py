@@ -102,10 +102,14 @@ POSITIONS: dict[str, type[Positions]] = {
 
 def sinusoids(start: int, length: int, width: int, *, device: torch.device) -> Tensor:
     """sin and cos of position / 10⁴^(2n/width) in turn, `[T, E]` in float64 (Vaswani et al.)."""
-    position = start + torch.arange(length, dtype=torch.float64, device=device)
-    pairs = torch.arange(0, width, 2, dtype=torch.float64, device=device)
-    angle = position[:, None] * torch.exp(-math.log(1e4) * pairs / width)
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width]
+    return sinusoids_at(start + torch.arange(length, device=device), width)
+
+
+def sinusoids_at(position: Tensor, width: int) -> Tensor:
+    """The same for positions of any shape `[...]`: `[..., E]`."""
+    pairs = torch.arange(0, width, 2, dtype=torch.float64, device=position.device)
+    angle = position.double()[..., None] * torch.exp(-math.log(1e4) * pairs / width)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
 def _index(start: int, x: Tensor) -> Tensor:

@@ -1,0 +1,28 @@
+"""Models around any mechanism: encoders, a language model, an encoder–decoder."""
+
+from cosformer.models.backbone import ModelState
+from cosformer.models.config import ModelConfig
+from cosformer.models.create import create_model, parameter_count
+from cosformer.models.decoder import LanguageModel
+from cosformer.models.encoder import Classifier, MaskedLanguageModel, PairClassifier
+from cosformer.models.generation import generate, generate_tokens
+from cosformer.models.presets import PARAMETERS, PRESETS
+from cosformer.models.sampling import Sampling
+from cosformer.models.translation import EncoderDecoder
+
+__all__ = [
+    "PARAMETERS",
+    "PRESETS",
+    "Classifier",
+    "EncoderDecoder",
+    "LanguageModel",
+    "MaskedLanguageModel",
+    "ModelConfig",
+    "ModelState",
+    "PairClassifier",
+    "Sampling",
+    "create_model",
+    "generate",
+    "generate_tokens",
+    "parameter_count",
+]

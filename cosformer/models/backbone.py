@@ -1,0 +1,224 @@
+"""Embeddings and a stack of blocks, which all models share; its state when it streams."""
+
+import math
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from cosformer.mechanisms import Mechanism
+from cosformer.mechanisms.padding import ranks, real_first
+from cosformer.mechanisms.refusal import refuse
+from cosformer.models.config import ModelConfig
+from cosformer.nn import Block, FeedForward, LayerState, MultiHeadAttention
+from cosformer.nn.positions import sinusoids_at
+from cosformer.ops.check import check_tensor
+
+EMBEDDING_STD = 0.02
+
+
+class ModelState(NamedTuple):
+    """What a stream through a model remembers."""
+
+    layers: tuple[LayerState, ...]
+    position: Tensor  # [B] int64: real tokens so far
+    length: int  # tokens so far, padding included
+
+
+class Backbone(nn.Module):
+    """Tokens `[B, T]` to vectors `[B, T, width]`: embedding, positions, blocks, norm.
+
+    A token behind `key_mask` is as if it were not there, wherever it stands: positions count real
+    tokens, and the vectors at masked places mean nothing.
+
+    Args:
+        causal: every token sees those before it alone, and the stack streams.
+        cross: every block also looks at a context.
+    """
+
+    def __init__(self, config: ModelConfig, *, causal: bool, cross: bool = False) -> None:
+        super().__init__()
+        self.config, self.causal = config, causal
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        learned = config.positions == "learned"
+        places = config.max_length if learned else 0
+        self.positions = nn.Embedding(places, config.width) if learned else None
+        self.cls = nn.Parameter(torch.empty(config.width)) if config.pooling == "cls" else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(_block(config, cross=cross) for _ in range(config.layers))
+        self.cross = cross
+        self.norm = nn.LayerNorm(config.width)
+        self._check_mechanism()
+        self._initialise()
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of a sequence; None: any number."""
+        learned = None if self.positions is None else self.config.max_length
+        limits = [x for x in (learned, self._mechanism.traits.max_length) if x is not None]
+        return min(limits, default=None)
+
+    @property
+    def shifts(self) -> bool:
+        """Whether padding may stand before the first tokens of a stream."""
+        traits = self._mechanism.traits
+        relative = traits.positions != "absolute" and self.config.positions != "rotary"
+        return relative and traits.mask and not self.cross
+
+    def forward(
+        self,
+        tokens: Tensor,
+        key_mask: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Vectors `[B, T, width]`; with cls pooling `[B, 1 + T, width]`, that of the cls first."""
+        self.check_tokens("tokens", tokens, key_mask)
+        self._check_length(tokens.shape[1])
+        order = None if key_mask is None else real_first(key_mask)
+        if key_mask is not None and order is not None:  # padding last, where it shifts nobody
+            tokens, key_mask = tokens.gather(1, order), key_mask.gather(1, order)
+        x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+        if self.cls is not None:
+            x = torch.cat([self.cls.expand(len(x), 1, -1), x], 1)
+            if key_mask is not None:
+                key_mask = torch.cat([torch.ones_like(key_mask[:, :1]), key_mask], 1)
+        if self.causal and self._mechanism.traits.causal == "exact":
+            key_mask = None  # what stands last is seen by nobody, and softmax is faster without
+        for block in self._stack:
+            x = block(x, context, causal=self.causal, key_mask=key_mask, context_mask=context_mask)
+        x = self.norm(x)
+        if order is None:
+            return x
+        back = order.argsort(1)
+        if self.cls is not None:
+            back = torch.cat([torch.zeros_like(back[:, :1]), back + 1], 1)
+        return x.gather(1, back[..., None].expand_as(x))
+
+    def stream(
+        self,
+        tokens: Tensor,
+        state: ModelState | None = None,
+        key_mask: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> tuple[Tensor, ModelState]:
+        """Vectors of the next tokens `[B, T]`, and the state after them; it is not changed.
+
+        key_mask `[B, T]`: padding may stand before the first tokens of a stream, not between, and
+        only where `shifts`.
+        """
+        self.check_tokens("tokens", tokens, key_mask)
+        before = 0 if state is None else state.length
+        self._check_length(before + tokens.shape[1])
+        if state is None:
+            position = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+        else:
+            position = state.position
+        real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
+        x = self._embed(tokens, position[:, None] + ranks(real))
+        layers = []
+        for n, block in enumerate(self._stack):
+            x, after = block.stream(
+                x,
+                None if state is None else state.layers[n],
+                context,
+                key_mask=key_mask,
+                context_mask=context_mask,
+            )
+            layers.append(after)
+        moved = ModelState(tuple(layers), position + real.sum(1), before + tokens.shape[1])
+        return self.norm(x), moved
+
+    def check_tokens(self, name: str, tokens: Tensor, key_mask: Tensor | None) -> None:
+        check_tensor(name, tokens)
+        if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"{name} must be int64 [batch, length], got {tokens.dtype} {list(tokens.shape)}"
+            )
+        if key_mask is None:
+            return
+        check_tensor("key_mask", key_mask)
+        if key_mask.shape != tokens.shape or key_mask.dtype != torch.bool:
+            raise ValueError(
+                f"key_mask must be bool {list(tokens.shape)}, as {name} (True = real token), "
+                f"got {key_mask.dtype} {list(key_mask.shape)}"
+            )
+
+    @property
+    def _mechanism(self) -> Mechanism:
+        return self._stack[0].attention.mechanism
+
+    @property
+    def _stack(self) -> list[Block]:
+        return cast(list[Block], list(self.blocks))
+
+    def _embed(self, tokens: Tensor, position: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions(position)
+        elif self.config.positions == "sinusoidal":  # as large as the embeddings are at first
+            waves = sinusoids_at(position, self.config.width) * EMBEDDING_STD * math.sqrt(2)
+            x = x + waves.to(x.dtype)
+        out: Tensor = self.dropout(x)
+        return out
+
+    def _check_length(self, length: int) -> None:
+        learned = self.positions is not None
+        if learned and length > self.config.max_length:
+            raise ValueError(
+                f"length must be at most max_length={self.config.max_length}, got {length}"
+            )
+
+    def _check_mechanism(self) -> None:
+        """Refuse here what the first call would refuse."""
+        inner = self._mechanism
+        if self.causal and inner.traits.causal == "no":
+            raise refuse(inner, "attend causally", lambda traits: traits.causal == "exact")
+        if not self.causal and not inner.traits.full:
+            raise refuse(inner, "attend without causal=True", lambda traits: traits.full)
+        if self.cross and not (inner.traits.cross and inner.traits.full):
+            raise refuse(
+                inner,
+                "attend from one sequence to another",
+                lambda traits: traits.cross and traits.full,
+            )
+
+    def _initialise(self) -> None:
+        """Projections by Xavier; what is added to the residual stream less, the deeper the stack.
+
+        So that the stream's variance after all blocks does not depend on their number.
+        """
+        for table in (self.embedding, self.positions):
+            if table is not None:
+                nn.init.normal_(table.weight, std=EMBEDDING_STD)
+        if self.cls is not None:
+            nn.init.normal_(self.cls, std=EMBEDDING_STD)
+        for block in self._stack:
+            forward = cast(FeedForward, block.feed_forward)
+            added = [block.attention.out_proj, forward.down]
+            added += [] if block.cross is None else [block.cross.out_proj]
+            inner = [forward.up] + ([] if forward.gate is None else [forward.gate])
+            scale = (len(added) * self.config.layers) ** -0.5
+            for linear in (*inner, *added):
+                nn.init.xavier_normal_(linear.weight, gain=scale if linear in added else 1.0)
+                nn.init.zeros_(linear.bias)
+
+
+def _block(config: ModelConfig, *, cross: bool) -> Block:
+    def attention(positions: str) -> MultiHeadAttention:
+        return MultiHeadAttention(
+            config.width,
+            config.heads,
+            mechanism=config.mechanism,
+            options=config.mechanism_options,
+            num_kv_heads=config.key_heads,
+            positions=positions,
+        )
+
+    return Block(
+        attention("rotary" if config.positions == "rotary" else "none"),
+        FeedForward(config.width, config.feed_forward_width, glu=config.glu),
+        attention("none") if cross else None,
+        dropout=config.dropout,
+    )

@@ -1,0 +1,154 @@
+"""Text from a model: prompts are read in one pass, then every token costs the same."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from cosformer.models.backbone import ModelState
+from cosformer.models.decoder import LanguageModel
+from cosformer.models.sampling import Sampling, choose, draws
+from cosformer.models.translation import EncoderDecoder, Source
+
+GREEDY = Sampling(temperature=0)
+Tokens = Sequence[int]
+
+
+def generate(
+    model: LanguageModel | EncoderDecoder,
+    prompts: Sequence[Tokens],
+    sampling: Sampling = GREEDY,
+    *,
+    sources: Sequence[Tokens] | None = None,
+) -> list[list[int]]:
+    """The tokens that follow each prompt, as if it were alone.
+
+    Args:
+        model: in evaluation mode, with a mechanism that streams.
+        prompts: of any lengths from 1 on; together they are padded on the left. Where the mechanism
+            knows absolute positions, prompts of one length go together instead.
+        sampling: how to choose and when to stop.
+        sources: what an encoder-decoder looks at, one for each prompt; prompts then are how the
+            targets begin.
+
+    >>> model = LanguageModel(ModelConfig()).eval()
+    >>> [len(tokens) for tokens in generate(model, [b"To be", b"or"], Sampling(max_new_tokens=9))]
+    [9, 9]
+    """
+    _check(model, prompts, sampling, sources)
+    together: dict[int, list[int]] = defaultdict(list)
+    for row, prompt in enumerate(prompts):
+        together[0 if model.backbone.shifts else len(prompt)].append(row)
+    found: list[list[int]] = [[] for _ in prompts]
+    for rows in together.values():
+        for tokens in _steps(model, prompts, sampling, sources, rows):
+            for row, token in zip(rows, tokens, strict=True):
+                if token is not None:
+                    found[row].append(token)
+    return found
+
+
+def generate_tokens(
+    model: LanguageModel | EncoderDecoder,
+    prompt: Tokens,
+    sampling: Sampling = GREEDY,
+    *,
+    source: Tokens | None = None,
+) -> Iterator[int]:
+    """The tokens of `generate` for one prompt, each as soon as it is known."""
+    sources = None if source is None else [source]
+    _check(model, [prompt], sampling, sources)
+    for (token,) in _steps(model, [prompt], sampling, sources, [0]):
+        if token is not None:
+            yield token
+
+
+def _steps(
+    model: LanguageModel | EncoderDecoder,
+    prompts: Sequence[Tokens],
+    sampling: Sampling,
+    sources: Sequence[Tokens] | None,
+    rows: list[int],
+) -> Iterator[list[int | None]]:
+    """The next token of every row; None for those that have ended."""
+    device = model.head.weight.device
+    noise = draws(rows, sampling).to(device)
+    tokens, mask = _pad([prompts[row] for row in rows], device, left=True)
+    source = None
+    if sources is not None and isinstance(model, EncoderDecoder):
+        with torch.no_grad():
+            source = model.read(*_pad([sources[row] for row in rows], device, left=False))
+    state = None
+    stops = torch.tensor(sampling.stop, dtype=torch.int64, device=device)
+    ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
+    for n in range(sampling.max_new_tokens):
+        logits, state = _logits(model, tokens, state, mask if n == 0 else None, source)
+        chosen = choose(logits, sampling, noise[:, n])
+        running = (~ended).tolist()
+        yield [t if on else None for t, on in zip(chosen.tolist(), running, strict=True)]
+        ended = ended | torch.isin(chosen, stops)
+        if len(sampling.stop) and bool(ended.all()):
+            return
+        tokens = chosen[:, None]
+
+
+@torch.no_grad()
+def _logits(
+    model: LanguageModel | EncoderDecoder,
+    tokens: Tensor,
+    state: ModelState | None,
+    mask: Tensor | None,
+    source: Source | None,
+) -> tuple[Tensor, ModelState]:
+    """After the last token, `[B, vocabulary]`: those of a whole prompt would be large."""
+    x, state = model.backbone.stream(tokens, state, mask, *(source or ()))
+    return model.head(x[:, -1]), state
+
+
+def _pad(
+    sequences: Sequence[Tokens], device: torch.device, *, left: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`[B, longest]` and its key mask, None where all are as long."""
+    longest = max(map(len, sequences))
+    tokens = torch.zeros(len(sequences), longest, dtype=torch.int64, device=device)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        place = slice(longest - len(sequence), None) if left else slice(len(sequence))
+        tokens[row, place] = torch.tensor(list(sequence), device=device)
+        mask[row, place] = True
+    return tokens, None if all(len(each) == longest for each in sequences) else mask
+
+
+def _check(
+    model: LanguageModel | EncoderDecoder,
+    prompts: Sequence[Tokens],
+    sampling: Sampling,
+    sources: Sequence[Tokens] | None,
+) -> None:
+    if not isinstance(model, LanguageModel | EncoderDecoder):
+        raise TypeError(f"model must be one that generates, got {type(model).__name__}")
+    if model.training:
+        raise ValueError("model must be in evaluation mode: call model.eval() first")
+    if (sources is not None) != isinstance(model, EncoderDecoder):
+        rule = "must be given to" if sources is None else "must be None without"
+        raise ValueError(f"sources {rule} an encoder-decoder")
+    if sources is not None and len(sources) != len(prompts):
+        raise ValueError(f"sources must be one per prompt, {len(prompts)}, got {len(sources)}")
+    vocabulary, limit = model.config.vocabulary, model.backbone.limit
+    for name, sequences in (("prompts", prompts), ("sources", sources or ())):
+        for n, sequence in enumerate(sequences):
+            if len(sequence) == 0:
+                raise ValueError(f"{name} must have at least one token each, got none in {n}")
+            outside = [token for token in sequence if not 0 <= token < vocabulary]
+            if outside:
+                raise ValueError(
+                    f"{name} must hold tokens from 0 to {vocabulary - 1}, got {outside[0]} in {n}"
+                )
+    longest = max(map(len, prompts), default=0)
+    # The last token is chosen, and not read again.
+    if limit is not None and longest + sampling.max_new_tokens - 1 > limit:
+        raise ValueError(
+            f"max_new_tokens must be at most {limit + 1 - longest} after a prompt of {longest} "
+            f"tokens, for the model's limit of {limit}, got {sampling.max_new_tokens}"
+        )

@@ -1,0 +1,21 @@
+"""Sizes with names: change what differs by `dataclasses.replace(PRESETS["small"], kind=…)`."""
+
+from cosformer.models.config import ModelConfig
+
+PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(layers=2, width=64, heads=2),
+    "mini": ModelConfig(layers=4, width=128, heads=4),
+    "small": ModelConfig(layers=6, width=256, heads=4),
+    "medium": ModelConfig(vocabulary=8192, layers=8, width=512, heads=8),
+    "base": ModelConfig(vocabulary=50304, layers=12, width=768, heads=12, max_length=2048),
+}
+"""Decoders over bytes, but for the last two, whose vocabularies are those of a BPE."""
+
+PARAMETERS = {
+    "tiny": 182_016,
+    "mini": 957_184,
+    "small": 5_066_752,
+    "medium": 29_938_688,
+    "base": 125_262_336,
+}
+"""Of each preset as it stands; a test counts them."""

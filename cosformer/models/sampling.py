@@ -1,0 +1,75 @@
+"""The choice of a token from its logits."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cosformer.models.config import check_size
+from cosformer.ops.check import check_number
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How generation chooses tokens and when it ends."""
+
+    max_new_tokens: int = 100
+    """The most tokens after a prompt."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the likeliest token, the first of equals."""
+    top_k: int | None = None
+    """Choose among so many of the likeliest tokens; None: among all."""
+    top_p: float | None = None
+    """Choose among the likeliest tokens that together reach this probability; None: among all."""
+    seed: int = 0
+    """Prompt n of a call draws from seed + n, whatever stands beside it."""
+    stop: tuple[int, ...] = ()
+    """Tokens that end a sequence; the one that did is its last."""
+
+    def __post_init__(self) -> None:
+        check_size("max_new_tokens", self.max_new_tokens)
+        check_number("temperature", self.temperature)
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        if self.top_k is not None:
+            check_size("top_k", self.top_k)
+        if self.top_p is not None:
+            check_number("top_p", self.top_p)
+            if not 0 < self.top_p <= 1:
+                raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        for name, choice in (("top_k", self.top_k), ("top_p", self.top_p)):
+            if choice is not None and self.temperature == 0:
+                raise ValueError(f"{name} must be None at temperature=0, got {choice}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed must be an int, got {type(self.seed).__name__}")
+        if not isinstance(self.stop, tuple) or any(type(token) is not int for token in self.stop):
+            raise TypeError(f"stop must be a tuple of ints, got {self.stop!r}")
+
+
+def choose(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
+    """A token `[B]` for each row of logits `[B, vocabulary]`; noise `[B]` lies in [0, 1).
+
+    The token is where noise falls among the cumulated probabilities, likeliest first.
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    scores, tokens = logits.double().sort(-1, descending=True, stable=True)
+    if sampling.top_k is not None:
+        scores, tokens = scores[:, : sampling.top_k], tokens[:, : sampling.top_k]
+    reached = (scores / sampling.temperature).softmax(-1).cumsum(-1)
+    total = reached[:, -1:]
+    if sampling.top_p is not None:  # the first token to reach it is still one of them
+        last = (reached < sampling.top_p).sum(-1, keepdim=True).clamp(max=reached.shape[1] - 1)
+        total = reached.gather(1, last)
+    chosen = torch.searchsorted(reached, noise.to(reached)[:, None] * total, right=True)
+    return tokens.gather(1, chosen.clamp(max=reached.shape[1] - 1))[:, 0]
+
+
+def draws(rows: list[int], sampling: Sampling) -> Tensor:
+    """Noise `[B, max_new_tokens]` of these prompts, on the CPU so that no device changes it."""
+
+    def draw(row: int) -> Tensor:
+        generator = torch.Generator().manual_seed(sampling.seed + row)
+        return torch.rand(sampling.max_new_tokens, generator=generator, dtype=torch.float64)
+
+    return torch.stack([draw(row) for row in rows])
