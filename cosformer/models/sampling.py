@@ -51,12 +51,15 @@ def choose(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
 
     The token is where noise falls among the cumulated probabilities, likeliest first.
     """
+    if not bool(logits.isfinite().all()):
+        raise ValueError("logits must be finite, got NaN or inf: the model has diverged")
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    scores, tokens = logits.double().sort(-1, descending=True, stable=True)
+    scores, tokens = logits.double().sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
         scores, tokens = scores[:, : sampling.top_k], tokens[:, : sampling.top_k]
-    reached = (scores / sampling.temperature).softmax(-1).cumsum(-1)
+    below = scores - scores[:, :1]  # at most 0, so that no temperature makes it inf
+    reached = (below / sampling.temperature).softmax(-1).cumsum(-1)
     total = reached[:, -1:]
     if sampling.top_p is not None:  # the first token to reach it is still one of them
         last = (reached < sampling.top_p).sum(-1, keepdim=True).clamp(max=reached.shape[1] - 1)
