@@ -42,6 +42,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "ops": {"torch", "triton"},
     "mechanisms": {"torch"},
     "nn": {"torch"},
+    "models": {"torch"},
     "tasks": {"torch", "numpy"},
     "report": {"matplotlib"},
 }
@@ -139,6 +140,7 @@ CASES = {
     "from cosformer import attention": ["ops"],
     "from cosformer import records, __version__": ["records"],
     "import cosformer.nn.attention": ["nn"],
+    "from cosformer.models import create_model": ["models"],
     "from cosformer.report.tables import TABLES": ["report"],
     "import torch.nn, json": ["torch.nn"],
     "def f():\n    import tyro": ["tyro"],

@@ -1,0 +1,73 @@
+"""Models small enough for tests, one for every mechanism and kind, and tokens for them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.mechanisms import MECHANISMS
+from cosformer.models import ModelConfig, create_model
+
+F64 = torch.float64
+VOCABULARY = 23
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "performer": {"features": 8},
+    "rfa": {"features": 8},
+    "rfa-arccos": {"features": 8},
+    "rfa-gated": {"features": 8},
+    "spe": {"realizations": 8},
+    "based": {"features": 4},
+    "transnormer-local": {"block": 4},
+    "local": {"window": 6},
+    "longformer": {"window": 6},
+    "sparse": {"stride": 4, "summary": 2},
+    "sparse-strided": {"stride": 4},
+    "bigbird": {"block": 3, "random_blocks": 1},
+    "reformer": {"bucket": 4, "rounds": 2},
+    "linformer": {"projected": 5},
+    "nystromformer": {"landmarks": 4, "kernel": 3},
+    "sinkhorn": {"block": 4},
+}
+"""Sizes at which blocks and windows matter for a few tokens."""
+
+CAUSAL = [name for name, kind in MECHANISMS.items() if kind.traits.causal != "no"]
+FULL = [name for name, kind in MECHANISMS.items() if kind.traits.full]
+STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
+CROSS = [name for name in CAUSAL if name in FULL and MECHANISMS[name].traits.cross]
+
+
+def config(mechanism: str = "cosformer", **arguments: Any) -> ModelConfig:
+    given = {"vocabulary": VOCABULARY, "width": 16, "max_length": 48, **arguments}
+    if given.get("kind") in ("classifier", "pairs"):
+        given.setdefault("classes", 5)
+    return ModelConfig(mechanism=mechanism, options=OPTIONS.get(mechanism, {}), **given)
+
+
+def make(mechanism: str = "cosformer", **arguments: Any) -> Any:
+    """In float64, in evaluation mode, its weights large enough for tokens to matter."""
+    torch.manual_seed(0)
+    model = create_model(config(mechanism, **arguments)).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter += (1 if "embedding" in name else 0.2) * torch.randn_like(parameter)
+    return model
+
+
+def draw(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pad(tokens: Tensor, side: str, count: int = 5) -> tuple[Tensor, Tensor]:
+    """With other tokens left, right, or scattered among these, and the mask of the real ones."""
+    length = tokens.shape[1] + count
+    mixed = torch.randperm(length, generator=torch.Generator().manual_seed(0))
+    places = {
+        "left": torch.arange(count, length),
+        "right": torch.arange(tokens.shape[1]),
+        "between": mixed[: tokens.shape[1]].sort().values,
+    }[side]
+    padded = draw(len(tokens), length, seed=9)
+    mask = torch.zeros(len(tokens), length, dtype=torch.bool)
+    padded[:, places], mask[:, places] = tokens, True
+    return padded, mask

@@ -1,0 +1,129 @@
+"""Configs, presets and what is refused, each by name, rule and value."""
+
+import dataclasses
+
+import pytest
+import torch
+from model_cases import config, draw, make
+
+from cosformer.models import PARAMETERS, PRESETS, ModelConfig, create_model, parameter_count
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_parameters_they_state(name):
+    with torch.device("meta"):
+        assert parameter_count(create_model(PRESETS[name])) == PARAMETERS[name]
+
+
+def test_presets_go_from_tiny_to_125m():
+    assert list(PARAMETERS) == list(PRESETS)
+    assert list(PARAMETERS.values()) == sorted(PARAMETERS.values())
+    assert PARAMETERS["tiny"] < 1e6
+    assert round(PARAMETERS["base"] / 1e6) == 125
+
+
+def test_a_count_by_hand():
+    """Embedding, positions; q, k, v, out and two norms and 8 d² of feed-forward a block; norm."""
+    d, block = 16, (3 * 16 + 1 * 16) * 16 + 4 * 16 + 2 * 2 * 16 + 2 * 4 * 16 * 16 + 5 * 16
+    assert parameter_count(create_model(config())) == 23 * d + 48 * d + 2 * block + 2 * d
+
+
+def test_a_gated_feed_forward_has_about_as_many_parameters():
+    plain, gated = (
+        parameter_count(create_model(config(width=192, glu=glu))) for glu in (False, True)
+    )
+    assert abs(gated / plain - 1) < 0.02
+
+
+def test_a_config_is_a_value():
+    one = ModelConfig(layers=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.layers = 4
+    assert dataclasses.replace(one, layers=2) == ModelConfig(layers=2)
+
+
+def test_limits_of_mechanisms_follow_max_length_unless_given():
+    assert make("cosformer").backbone.limit == 48
+    assert make("synthesizer", positions="none").backbone.limit == 48
+    assert make("softmax", positions="none").backbone.limit is None
+    own = ModelConfig(max_length=48, positions="none", options={"horizon": 99})
+    assert create_model(own).backbone.limit == 99
+    cls = create_model(config(kind="classifier", pooling="cls"))
+    assert cls(draw(1, 48)).shape == (1, 5)  # the cls token stands beside the 48
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "gpt"}, "kind must be one of decoder, masked-lm, .*, got 'gpt'"),
+        ({"mechanism": "sofmax"}, "mechanism must be one of cosformer, .*, got 'sofmax'"),
+        ({"positions": "alibi"}, "positions must be one of none, .*, got 'alibi'"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"width": 30, "heads": 4}, "width must be a multiple of heads=4, got 30"),
+        ({"heads": 4, "key_heads": 3}, "key_heads must divide heads=4, got 3"),
+        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1.0"),
+        ({"classes": 3}, "classes must be None for kind='decoder', got 3"),
+        ({"kind": "pairs"}, "classes must be given for kind='pairs', got None"),
+        ({"pooling": "cls"}, "pooling must be left as 'mean' for kind='decoder'"),
+        (
+            {"kind": "classifier", "classes": 2, "tied": False},
+            "tied must be left as True for kind='classifier', got False",
+        ),
+    ],
+)
+def test_bad_configs_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layers": 2.0}, "layers must be an int, got float"),
+        ({"glu": 1}, "glu must be a bool, got int"),
+        ({"options": 3}, "options must be a mapping, got int"),
+    ],
+)
+def test_bad_types_are_named(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        ModelConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mechanism": "linformer"}, "linformer cannot attend causally.*the nearest that can is"),
+        ({"mechanism": "delta", "kind": "masked-lm"}, "delta cannot attend without causal=True"),
+        (
+            {"mechanism": "sinkhorn", "kind": "encoder-decoder"},
+            "sinkhorn cannot attend from one sequence to another",
+        ),
+        ({"options": {"colour": 1}}, "options of cosformer are .*, got colour"),
+    ],
+)
+def test_what_a_mechanism_cannot_do_is_refused_when_the_model_is_made(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        create_model(ModelConfig(**arguments))
+
+
+def test_only_a_config_makes_a_model():
+    with pytest.raises(TypeError, match="config must be a ModelConfig, got dict"):
+        create_model({"layers": 2})
+
+
+def test_bad_tokens_are_named():
+    model = make()
+    with pytest.raises(ValueError, match=r"tokens must be int64 \[batch, length\], got .*float"):
+        model(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"key_mask must be bool \[2, 3\], as tokens"):
+        model(draw(2, 3), torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="length must be at most max_length=48, got 49"):
+        model(draw(1, 49))
+    with pytest.raises(ValueError, match="cannot attend over 49 tokens"):
+        make(positions="none")(draw(1, 49))
+    pairs = make(kind="pairs")
+    with pytest.raises(ValueError, match="second must have the batch of first, 2, got 1"):
+        pairs(draw(2, 3), draw(1, 3))
+    both = make(kind="encoder-decoder")
+    with pytest.raises(ValueError, match=r"key_mask must be bool \[2, 3\], as source"):
+        both(draw(2, 3), draw(2, 3), torch.ones(2, 4, dtype=torch.bool))

@@ -1,0 +1,252 @@
+"""Generation: the stream is the full pass, prompts do not see each other, memory is flat."""
+
+import doctest
+import itertools
+
+import pytest
+import torch
+from model_cases import CAUSAL, CROSS, STREAMS, VOCABULARY, draw, make, pad
+from torch.testing import assert_close
+
+from cosformer.mechanisms import MECHANISMS
+from cosformer.models import Sampling, create, decoder, generate, generate_tokens, generation
+from cosformer.models.config import ModelConfig
+from cosformer.models.decoder import LanguageModel
+
+GREEDY = Sampling(max_new_tokens=12, temperature=0)
+PROMPTS = [draw(n, 1, seed=n)[:, 0].tolist() for n in (3, 9, 1, 9)]
+
+
+def by_full_passes(model, prompt, count, *source):
+    """Greedy decoding as one would write it without a state."""
+    tokens = torch.tensor([prompt])
+    for _ in range(count):
+        logits = model(*source, tokens)[:, -1]
+        tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], 1)
+    return tokens[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_prompts_together_get_what_each_gets_by_full_passes(name):
+    model = make(name, tied=False)  # a tied one that has learnt nothing repeats itself
+    together = generate(model, PROMPTS, GREEDY)
+    assert together == [by_full_passes(model, prompt, 12) for prompt in PROMPTS]
+    assert len({token for tokens in together for token in tokens}) > 2
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_prompts_together_are_sampled_as_each_alone(name):
+    model = make(name)
+    sampling = Sampling(max_new_tokens=8, temperature=1.5, top_k=15, top_p=0.9, seed=3)
+    together = generate(model, PROMPTS, sampling)
+    for n, prompt in enumerate(PROMPTS):
+        own = Sampling(max_new_tokens=8, temperature=1.5, top_k=15, top_p=0.9, seed=3 + n)
+        assert generate(model, [prompt], own) == [together[n]]
+
+
+@pytest.mark.parametrize("positions", ["none", "learned", "sinusoidal", "rotary"])
+@pytest.mark.parametrize("name", ["cosformer", "softmax"])
+def test_every_position_scheme_generates(name, positions):
+    model = make(name, positions=positions, key_heads=1, glu=True)
+    assert generate(model, PROMPTS, GREEDY) == [by_full_passes(model, p, 12) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_an_encoder_decoder_generates_what_full_passes_do(name):
+    model = make(name, kind="encoder-decoder")
+    sources = [draw(n, 1, seed=n)[:, 0].tolist() for n in (4, 11, 2)]
+    prompts = PROMPTS[1:]  # two of one length, which go together
+    found = generate(model, prompts, Sampling(max_new_tokens=5, temperature=0), sources=sources)
+    for prompt, source, tokens in zip(prompts, sources, found, strict=True):
+        assert tokens == by_full_passes(model, prompt, 5, torch.tensor([source]))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_is_the_full_pass(name):
+    model, tokens = make(name), draw(2, 20)
+    state, outs = None, []
+    for piece in tokens.split([7, 1, 1, 11], 1):
+        out, state = model.stream(piece, state)
+        outs.append(out)
+    loose = {"rtol": 1e-4, "atol": 1e-4} if name in ("identity", "leaky-relu") else {}
+    assert_close(torch.cat(outs, 1), model(tokens), **loose)
+    assert state.length == 20
+    assert state.position.tolist() == [20, 20]
+
+
+@pytest.mark.parametrize("name", [name for name in STREAMS if make(name).backbone.shifts])
+def test_a_stream_goes_on_from_prompts_padded_on_the_left(name):
+    model, tokens, last = make(name), draw(2, 11), draw(2, 1, seed=2)
+    padded, mask = pad(tokens, "left")
+    first, state = model.stream(padded, key_mask=mask)
+    second, _ = model.stream(last, state)
+    right = model(torch.cat([tokens, last], 1))
+    loose = {"rtol": 1e-4, "atol": 1e-4} if name in ("identity", "leaky-relu") else {}
+    assert_close(torch.cat([first[:, 5:], second], 1), right, **loose)
+
+
+def test_an_encoder_decoder_streams():
+    model, source, tokens = make(kind="encoder-decoder"), draw(2, 9), draw(2, 12, seed=2)
+    read, state, outs = model.read(source), None, []
+    for piece in tokens.split([5, 1, 6], 1):
+        out, state = model.stream(read, piece, state)
+        outs.append(out)
+    assert_close(torch.cat(outs, 1), model(source, tokens))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_memory_is_flat_where_the_state_is_constant(name):
+    model = make(name)
+    kind, sizes = MECHANISMS[name].traits.state, []
+    for length in (10, 20, 40):
+        _, state = model.stream(draw(1, length))
+        sizes.append(sum(x.numel() for x in leaves(state)))
+    if kind == "constant":
+        assert sizes[0] == sizes[1] == sizes[2]
+    elif kind == "window":
+        assert sizes[2] <= sizes[0] + 2 * 2 * 16 * 8  # a window of 8 tokens in two layers
+    else:
+        assert sizes[2] - sizes[1] == 20 * 2 * 2 * 16
+
+
+@pytest.mark.parametrize("name", ["cosformer", "softmax"])
+def test_a_prompt_is_read_once_and_then_one_token_at_a_time(name, monkeypatch):
+    model, read, sizes = make(name), [], []
+    stream = model.backbone.stream
+
+    def watched(tokens, state, *rest):
+        read.append(list(tokens.shape))
+        x, state = stream(tokens, state, *rest)
+        sizes.append(sum(leaf.numel() for leaf in leaves(state)))
+        return x, state
+
+    monkeypatch.setattr(model.backbone, "stream", watched)
+    generate(model, PROMPTS, GREEDY)
+    assert read == [[4, 9], *[[4, 1]] * 11]
+    grown = sizes[-1] - sizes[0]
+    assert grown == (0 if name == "cosformer" else 11 * 4 * (2 * 2 * 16 + 2))  # k, v, mask
+
+
+def test_logits_are_made_of_the_last_token_alone(monkeypatch):
+    model, seen = make(), []
+    model.head.register_forward_pre_hook(lambda _, x: seen.append(list(x[0].shape)))
+    generate(model, PROMPTS, Sampling(max_new_tokens=2))
+    assert seen == [[4, 16], [4, 16]]
+
+
+def test_prompts_of_an_absolute_mechanism_go_by_their_lengths(monkeypatch):
+    model, read = make("spe"), []
+    stream = model.backbone.stream
+    monkeypatch.setattr(
+        model.backbone, "stream", lambda t, *rest: (read.append(list(t.shape)), stream(t, *rest))[1]
+    )
+    generate(model, PROMPTS, Sampling(max_new_tokens=1))
+    assert read == [[1, 3], [2, 9], [1, 1]]
+
+
+def test_it_ends_with_a_stop_token_row_by_row():
+    model = make()
+    free = generate(model, PROMPTS, GREEDY)
+    stop = (free[0][4], free[1][2])
+
+    def cut(tokens):
+        ends = [n for n, token in enumerate(tokens) if token in stop]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+    found = generate(model, PROMPTS, Sampling(max_new_tokens=12, temperature=0, stop=stop))
+    assert found == [cut(tokens) for tokens in free]
+    assert len(found[0]) <= 5
+
+
+def test_generation_ends_when_every_row_has_ended(monkeypatch):
+    model, calls = make(), []
+    stream = model.backbone.stream
+    monkeypatch.setattr(
+        model.backbone, "stream", lambda *given: (calls.append(1), stream(*given))[1]
+    )
+    every = tuple(range(VOCABULARY))
+    found = generate(model, PROMPTS, Sampling(max_new_tokens=30, stop=every))
+    assert [len(tokens) for tokens in found] == [1, 1, 1, 1]
+    assert len(calls) == 1
+
+
+def test_tokens_come_one_by_one():
+    model = make()
+    tokens = generate_tokens(model, PROMPTS[0], GREEDY)
+    assert list(itertools.islice(tokens, 3)) == generate(model, PROMPTS[:1], GREEDY)[0][:3]
+    both = make(kind="encoder-decoder")
+    streamed = list(generate_tokens(both, PROMPTS[0], GREEDY, source=[1, 2, 3]))
+    assert streamed == generate(both, PROMPTS[:1], GREEDY, sources=[[1, 2, 3]])[0]
+
+
+def test_no_gradient_is_recorded_and_no_mode_changed():
+    model = make()
+    _, state = generation._logits(model, draw(1, 4), None, None, None)
+    assert not any(x.requires_grad for x in leaves(state))
+    next(generate_tokens(model, PROMPTS[0], GREEDY))
+    assert torch.is_grad_enabled()
+    assert not model.training
+
+
+def test_no_prompts_give_no_tokens():
+    assert generate(make(), [], GREEDY) == []
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name not in STREAMS])
+def test_what_cannot_stream_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} cannot stream. It can do: .* the nearest"):
+        generate(make(name), PROMPTS, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": [[1], []]}, "prompts must have at least one token each, got none in 1"),
+        ({"prompts": [[1, 99]]}, "prompts must hold tokens from 0 to 22, got 99 in 0"),
+        ({"sources": [[1]] * 4}, "sources must be None without an encoder-decoder"),
+        (
+            {"sampling": Sampling(max_new_tokens=41)},
+            "max_new_tokens must be at most 40 after a prompt of 9 tokens, .* limit of 48, got 41",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        generate(make(), **{"prompts": PROMPTS, **arguments})
+
+
+def test_the_whole_limit_can_be_used():
+    found = generate(make(), PROMPTS, Sampling(max_new_tokens=40))
+    assert [len(tokens) for tokens in found] == [40] * 4
+
+
+def test_bad_models_are_named():
+    with pytest.raises(ValueError, match="model must be in evaluation mode"):
+        generate(make().train(), PROMPTS)
+    with pytest.raises(TypeError, match="model must be one that generates, got Classifier"):
+        generate(make(kind="classifier"), PROMPTS)
+    both = make(kind="encoder-decoder")
+    with pytest.raises(ValueError, match="sources must be given to an encoder-decoder"):
+        generate(both, PROMPTS)
+    with pytest.raises(ValueError, match="sources must be one per prompt, 4, got 1"):
+        generate(both, PROMPTS, sources=[[1]])
+
+
+@pytest.mark.parametrize("module", [decoder, create, generation])
+def test_the_examples_in_docstrings_hold(module):
+    names = {
+        "torch": torch,
+        "ModelConfig": ModelConfig,
+        "LanguageModel": LanguageModel,
+        "Sampling": Sampling,
+    }
+    done = doctest.testmod(module, extraglobs=names)
+    assert done.attempted
+    assert not done.failed
+
+
+def leaves(state):
+    """The tensors of a state, however deep."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    return [x for part in state for x in leaves(part)] if isinstance(state, tuple) else []

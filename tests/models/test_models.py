@@ -1,0 +1,206 @@
+"""Models: padding changes nothing, every parameter learns, shapes and errors are as said."""
+
+import math
+
+import pytest
+import torch
+from model_cases import CAUSAL, CROSS, F64, FULL, VOCABULARY, config, draw, make, pad
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cosformer.models import create_model
+
+KINDS = ("decoder", "masked-lm", "classifier", "pairs", "encoder-decoder")
+SIDES = ("left", "right", "between")
+# Signed sums of about 0 stand below the fraction bar.
+LOOSE = {"identity": {"rtol": 1e-4, "atol": 1e-4}, "leaky-relu": {"rtol": 1e-5, "atol": 1e-5}}
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_padding_changes_nothing_in_a_decoder(name, side):
+    model, tokens = make(name), draw(2, 13)
+    padded, mask = pad(tokens, side)
+    out = model(padded, mask)[mask].view(2, 13, -1)
+    assert_close(out, model(tokens), **LOOSE.get(name, {}))
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", FULL)
+def test_padding_changes_nothing_in_an_encoder(name, side):
+    model, tokens = make(name, kind="masked-lm"), draw(2, 13)
+    padded, mask = pad(tokens, side)
+    out = model(padded, mask)[mask].view(2, 13, -1)
+    assert_close(out, model(tokens), **LOOSE.get(name, {}))
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("pooling", ["mean", "cls", "first"])
+def test_padding_changes_nothing_in_a_classifier(pooling, side):
+    model, tokens = make(kind="classifier", pooling=pooling), draw(2, 13)
+    right = model(tokens)
+    assert right.shape == (2, 5)
+    assert_close(model(*pad(tokens, side)), right)
+    pairs, second = make(kind="pairs", pooling=pooling), draw(2, 7, seed=2)
+    (a, a_mask), (b, b_mask) = pad(tokens, side), pad(second, side)
+    assert_close(pairs(a, b, a_mask, b_mask), pairs(tokens, second))
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", CROSS)
+def test_padding_changes_nothing_in_an_encoder_decoder(name, side):
+    model, source, tokens = make(name, kind="encoder-decoder"), draw(2, 9), draw(2, 13, seed=2)
+    (a, a_mask), (b, b_mask) = pad(source, side), pad(tokens, side)
+    out = model(a, b, a_mask, b_mask)[b_mask].view(2, 13, -1)
+    assert_close(out, model(source, tokens), **LOOSE.get(name, {}))
+
+
+def test_a_batch_of_different_lengths_is_each_alone():
+    model = make(kind="classifier")
+    tokens = draw(3, 12)
+    mask = torch.arange(12) < torch.tensor([[12], [4], [7]])
+    out = model(tokens, mask)
+    for row, length in enumerate((12, 4, 7)):
+        assert_close(out[row], model(tokens[row : row + 1, :length])[0])
+
+
+def test_a_sequence_without_tokens_is_pooled_to_zeros():
+    model = make(kind="classifier")
+    mask = torch.tensor([[True, True], [False, False]])
+    out = model(draw(2, 2), mask)
+    assert_close(out[1], model.head(torch.zeros(16, dtype=F64)))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "first"])
+def test_pooling_reads_what_it_says(pooling):
+    model, tokens = make(kind="classifier", pooling=pooling), draw(2, 6)
+    x = model.backbone(tokens)
+    assert x.shape[1] == 6 + (pooling == "cls")
+    vector = {"mean": x.mean(1), "cls": x[:, 0], "first": x[:, 0]}[pooling]
+    assert_close(model(tokens), model.head(vector))
+
+
+@pytest.mark.parametrize("positions", ["none", "learned", "sinusoidal", "rotary"])
+def test_positions_are_as_the_config_says(positions):
+    """Softmax alone knows no order: without positions, tokens may be swapped."""
+    model, tokens = make("softmax", positions=positions, kind="masked-lm"), draw(1, 6)
+    swapped = tokens[:, [1, 0, 2, 3, 4, 5]]
+    assert tokens[0, 0] != tokens[0, 1]
+    same = torch.allclose(model(tokens)[:, -1], model(swapped)[:, -1])
+    assert same == (positions == "none")
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name != "reformer"])  # leaky
+def test_the_future_does_not_change_the_past(name):
+    model, tokens = make(name), draw(1, 13)
+    other = tokens.clone()
+    other[:, 8:] = (other[:, 8:] + 1) % VOCABULARY
+    assert_close(model(other)[:, :8], model(tokens)[:, :8])
+    assert not torch.allclose(model(other)[:, 8:], model(tokens)[:, 8:])
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_parameter_of_a_decoder_gets_a_gradient(name):
+    model = create_model(config(name, glu=True, tied=False)).double()
+    tokens = draw(4, 20)
+    # Random weights, so that no sum of gradients is zero by symmetry (that over a softmax is).
+    (model(tokens) * torch.randn(4, 20, VOCABULARY, dtype=F64)).sum().backward()
+    check_gradients(model)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("name", ["cosformer", "softmax"])
+def test_every_parameter_of_other_kinds_gets_a_gradient(name, kind):
+    cls = {"pooling": "cls"} if kind in ("classifier", "pairs") else {}
+    model, tokens = create_model(config(name, kind=kind, **cls)).double(), draw(4, 20)
+    out = model(tokens, tokens.flip(1)) if kind in ("pairs", "encoder-decoder") else model(tokens)
+    (out * torch.randn_like(out)).sum().backward()
+    check_gradients(model)
+
+
+def check_gradients(model):
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.any(), key
+
+
+def test_the_first_loss_is_that_of_guessing():
+    torch.manual_seed(0)
+    model = create_model(config(layers=8, width=64))
+    tokens = draw(8, 40)
+    logits = model(tokens)
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    assert abs(loss.item() - math.log(VOCABULARY)) < 0.1
+
+
+def test_the_residual_stream_does_not_grow_with_depth():
+    spread = {}
+    for layers in (2, 16):
+        torch.manual_seed(0)
+        model = create_model(config(layers=layers, width=64))
+        seen = []
+        model.backbone.norm.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0]))
+        model(draw(4, 40))
+        spread[layers] = seen[0].std().item()
+    assert 0.5 < spread[16] / spread[2] < 2
+
+
+def test_tied_models_have_one_table():
+    tied, untied = (create_model(config(tied=tied)) for tied in (True, False))
+    assert tied.head.weight is tied.backbone.embedding.weight
+    assert untied.head.weight is not untied.backbone.embedding.weight
+    assert not torch.equal(untied.head.weight, untied.backbone.embedding.weight)
+    both = create_model(config(kind="encoder-decoder"))
+    assert both.encoder.embedding.weight is both.backbone.embedding.weight is both.head.weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_dict_goes_there_and_back(kind):
+    def run(model):
+        two = kind in ("pairs", "encoder-decoder")
+        return model(tokens, tokens) if two else model(tokens)
+
+    first, tokens = make(kind=kind, glu=True), draw(2, 9)
+    torch.manual_seed(1)
+    second = create_model(config(kind=kind, glu=True)).double().eval()
+    assert not torch.allclose(run(second), run(first))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(run(second), run(first))
+
+
+@pytest.mark.parametrize(
+    ("name", "masked"), [("cosformer", False), ("softmax", False), ("softmax", True)]
+)
+def test_a_decoder_compiles_to_one_graph(name, masked):
+    model, tokens = make(name, layers=1), draw(2, 16)
+    mask = pad(draw(2, 11), "left")[1] if masked else None
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    right = model(tokens, mask)
+    assert_close(compiled(tokens, mask), right)
+    right.square().sum().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    compiled(tokens, mask).square().sum().backward()
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        assert_close(parameter.grad, grad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_runs_and_stays_near(kind):
+    model, tokens = make(kind=kind).float(), draw(2, 20)
+    inputs = (tokens, tokens.flip(1)) if kind in ("pairs", "encoder-decoder") else (tokens,)
+    right = model(*inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(*inputs)
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - right).norm() < 0.1 * right.norm()
+    out.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_dropout_is_for_training_only():
+    model, tokens = make(dropout=0.3), draw(2, 9)
+    assert torch.equal(model(tokens), model(tokens))
+    model.train()
+    assert not torch.allclose(model(tokens), model(tokens))

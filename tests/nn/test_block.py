@@ -1,0 +1,82 @@
+"""A block: attention, cross attention and feed-forward, each added to what came before."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cosformer.nn import Block, FeedForward, MultiHeadAttention
+
+F64 = torch.float64
+
+
+def make(*, cross=False, glu=False, mechanism="softmax", **arguments):
+    torch.manual_seed(0)
+    options = {"horizon": 64} if mechanism == "cosformer" else {}
+    layers = [MultiHeadAttention(16, 4, mechanism=mechanism, options=options) for _ in range(2)]
+    forward = FeedForward(16, 24, glu=glu)
+    block = Block(layers[0], forward, layers[1] if cross else None, **arguments).double().eval()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return block
+
+
+def draw(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def test_a_block_adds_its_parts_in_turn():
+    block, x, context = make(cross=True), draw(2, 9, 16), draw(2, 7, 16, seed=2)
+    mask = draw(2, 7, seed=3) > -1
+    out = block(x, context, causal=True, context_mask=mask)
+    x = x + block.attention(block.attention_norm(x), causal=True)
+    x = x + block.cross(block.cross_norm(x), context, key_mask=mask)
+    assert_close(out, x + block.feed_forward(block.feed_forward_norm(x)))
+
+
+def test_the_feed_forward_is_its_formula():
+    x = draw(2, 9, 16)
+    for glu in (False, True):
+        part = make(glu=glu).feed_forward
+        inner = F.silu(part.gate(x)) * part.up(x) if glu else F.gelu(part.up(x))
+        assert_close(part(x), part.down(inner))
+
+
+@pytest.mark.parametrize("mechanism", ["cosformer", "softmax", "rope-linear", "spe"])
+def test_a_stream_with_a_context_is_the_full_pass(mechanism):
+    block, x, context = make(cross=True, mechanism=mechanism), draw(2, 9, 16), draw(2, 7, 16)
+    state, outs = None, []
+    for piece in x.split([4, 1, 4], 1):
+        out, state = block.stream(piece, state, context)
+        outs.append(out)
+    assert_close(torch.cat(outs, 1), block(x, context, causal=True))
+
+
+def test_dropout_is_for_training_and_of_the_added_parts():
+    block, x = make(dropout=0.5), draw(2, 9, 16)
+    assert_close(block(x), block(x))
+    block.train()
+    assert not torch.allclose(block(x), block(x))
+    mean = torch.stack([block(x) for _ in range(400)]).mean(0)
+    assert (mean - block.eval()(x)).abs().mean() < 0.2
+
+
+def test_a_start_needs_a_whole_context():
+    layer = make().attention
+    with pytest.raises(ValueError, match="start must be 0 unless x looks at a whole context"):
+        layer(draw(1, 3, 16), start=2)
+
+
+def test_bad_arguments_are_named():
+    x = draw(1, 3, 16)
+    with pytest.raises(ValueError, match="context must not be given to a block without cross"):
+        make()(x, x)
+    with pytest.raises(ValueError, match="context must be given to one of cross attention"):
+        make(cross=True)(x)
+    with pytest.raises(ValueError, match="context_mask must be None without a context"):
+        make()(x, context_mask=torch.ones(1, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"dropout must lie in 0 \.\.\. 1, got 2"):
+        make(dropout=2)
+    with pytest.raises(TypeError, match="glu must be a bool, got int"):
+        FeedForward(4, 4, glu=1)
