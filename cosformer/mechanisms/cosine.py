@@ -63,8 +63,8 @@ class Cosformer(Mechanism):
     ) -> tuple[Tensor, State]:
         if q.shape[2] == 1 and request.key_mask is None and not torch.is_grad_enabled():
             check_state(state)
-            sums = (x.clone() for x in state[:3])  # step works in place, a state is a value
-            moved = State(*sums, state.horizon)
+            key_value, key_sum, position = (x.clone() for x in state[:3])  # step works in place
+            moved = State(key_value, key_sum, position, state.horizon)
             return step(q, k, v, moved, eps=self.eps), moved
         return attention_with_state(q, k, v, state=state, key_mask=request.key_mask, eps=self.eps)
 
