@@ -12,7 +12,7 @@ from cosformer.mechanisms.refusal import refuse
 from cosformer.models.config import ModelConfig
 from cosformer.nn import Block, FeedForward, LayerState, MultiHeadAttention
 from cosformer.nn.positions import sinusoids_at
-from cosformer.ops.check import check_tensor
+from cosformer.ops.check import check_tensor, readable
 
 EMBEDDING_STD = 0.02
 
@@ -115,6 +115,8 @@ class Backbone(nn.Module):
             position = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
         else:
             position = state.position
+        if key_mask is not None:
+            self._check_padding(key_mask, position)
         real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
         x = self._embed(tokens, position[:, None] + ranks(real))
         layers = []
@@ -168,6 +170,24 @@ class Backbone(nn.Module):
         if learned and length > self.config.max_length:
             raise ValueError(
                 f"length must be at most max_length={self.config.max_length}, got {length}"
+            )
+
+    def _check_padding(self, key_mask: Tensor, position: Tensor) -> None:
+        """Padding of a stream stands before the first real token, in each row."""
+        if not readable(key_mask) or bool(key_mask.all()):
+            return
+        if not self.shifts:
+            scheme = f"mechanism={self.config.mechanism!r}, positions={self.config.positions!r}"
+            raise ValueError(
+                f"key_mask must be all True in a stream with {scheme}"
+                f"{' and a context' if self.cross else ''}: padding would shift its positions"
+            )
+        begun = (position[:, None] + ranks(key_mask) > 0) & ~key_mask
+        if bool(begun.any()):
+            row = int(begun.any(1).nonzero()[0])
+            raise ValueError(
+                "key_mask must have padding before the first real token of a stream alone, "
+                f"got some after it in row {row}"
             )
 
     def _check_mechanism(self) -> None:

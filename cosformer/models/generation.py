@@ -59,9 +59,8 @@ def generate_tokens(
     """The tokens of `generate` for one prompt, each as soon as it is known."""
     sources = None if source is None else [source]
     _check(model, [prompt], sampling, sources)
-    for (token,) in _steps(model, [prompt], sampling, sources, [0]):
-        if token is not None:
-            yield token
+    steps = _steps(model, [prompt], sampling, sources, [0])
+    return (token for (token,) in steps if token is not None)
 
 
 def _steps(
@@ -136,8 +135,14 @@ def _check(
     if sources is not None and len(sources) != len(prompts):
         raise ValueError(f"sources must be one per prompt, {len(prompts)}, got {len(sources)}")
     vocabulary, limit = model.config.vocabulary, model.backbone.limit
+    if any(not 0 <= token < vocabulary for token in sampling.stop):
+        raise ValueError(f"stop must hold tokens from 0 to {vocabulary - 1}, got {sampling.stop}")
     for name, sequences in (("prompts", prompts), ("sources", sources or ())):
         for n, sequence in enumerate(sequences):
+            if not isinstance(sequence, Sequence) or isinstance(sequence, str):
+                raise TypeError(
+                    f"{name} must be sequences of ints each, got {type(sequence).__name__} in {n}"
+                )
             if len(sequence) == 0:
                 raise ValueError(f"{name} must have at least one token each, got none in {n}")
             outside = [token for token in sequence if not 0 <= token < vocabulary]

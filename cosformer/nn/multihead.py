@@ -211,7 +211,7 @@ class MultiHeadAttention(HeadProjections):
 
     def _finish(self, x: Tensor, out: Tensor) -> Tensor:
         if self.norm is not None:
-            out = self.norm(out)
+            out = self.norm(out.to(self.norm.weight.dtype))  # autocast has rounded it alone
         if self.gate is not None:
             out = out * F.silu(self.gate(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return self.merge_heads(out, batched=True)

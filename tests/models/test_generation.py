@@ -85,6 +85,32 @@ def test_a_stream_goes_on_from_prompts_padded_on_the_left(name):
     assert_close(torch.cat([first[:, 5:], second], 1), right, **loose)
 
 
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_state_may_be_continued_twice(name):
+    model = make(name)
+    with torch.no_grad():
+        _, state = model.stream(draw(2, 11))
+        first, _ = model.stream(draw(2, 1, seed=2), state)
+        assert torch.equal(model.stream(draw(2, 1, seed=2), state)[0], first)
+
+
+def test_padding_in_the_midst_of_a_stream_is_refused():
+    model, tokens = make(), draw(2, 4)
+    mask = torch.tensor([[True] * 4, [False, True, False, True]])
+    message = "padding before the first real token of a stream alone, got some after it in row 1"
+    with pytest.raises(ValueError, match=message):
+        model.stream(tokens, key_mask=mask)
+    late = torch.tensor([[False, False, True, True], [False] * 4])
+    _, state = model.stream(tokens, key_mask=late)  # a long prompt may be read in stretches
+    assert state.position.tolist() == [2, 0]
+    with pytest.raises(ValueError, match="row 0"):
+        model.stream(tokens, state, key_mask=mask.flip(0))
+    out, state = model.stream(tokens, state, key_mask=mask.sort(1).values)
+    assert_close(out[1:, 2:], model(tokens[1:, 2:]))
+    with pytest.raises(ValueError, match=r"key_mask must be all True in a stream with .*'spe'"):
+        make("spe").stream(tokens, key_mask=late)
+
+
 def test_an_encoder_decoder_streams():
     model, source, tokens = make(kind="encoder-decoder"), draw(2, 9), draw(2, 12, seed=2)
     read, state, outs = model.read(source), None, []
@@ -204,6 +230,7 @@ def test_what_cannot_stream_is_refused(name):
         ({"prompts": [[1], []]}, "prompts must have at least one token each, got none in 1"),
         ({"prompts": [[1, 99]]}, "prompts must hold tokens from 0 to 22, got 99 in 0"),
         ({"sources": [[1]] * 4}, "sources must be None without an encoder-decoder"),
+        ({"sampling": Sampling(stop=(23,))}, r"stop must hold tokens from 0 to 22, got \(23,\)"),
         (
             {"sampling": Sampling(max_new_tokens=41)},
             "max_new_tokens must be at most 40 after a prompt of 9 tokens, .* limit of 48, got 41",
@@ -221,6 +248,8 @@ def test_the_whole_limit_can_be_used():
 
 
 def test_bad_models_are_named():
+    with pytest.raises(TypeError, match="prompts must be sequences of ints each, got str in 1"):
+        generate(make(), [[1], "text"])
     with pytest.raises(ValueError, match="model must be in evaluation mode"):
         generate(make().train(), PROMPTS)
     with pytest.raises(TypeError, match="model must be one that generates, got Classifier"):

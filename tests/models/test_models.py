@@ -8,6 +8,7 @@ from model_cases import CAUSAL, CROSS, F64, FULL, VOCABULARY, config, draw, make
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from cosformer.mechanisms import MECHANISMS
 from cosformer.models import create_model
 
 KINDS = ("decoder", "masked-lm", "classifier", "pairs", "encoder-decoder")
@@ -196,6 +197,18 @@ def test_autocast_runs_and_stays_near(kind):
     assert out.dtype == torch.bfloat16
     assert (out.float() - right).norm() < 0.1 * right.norm()
     out.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_autocast_trains_and_streams_with_every_mechanism(name):
+    """Without a warning: those are errors here."""
+    model, tokens = create_model(config(name)), draw(2, 9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(tokens).float().square().mean().backward()
+        if MECHANISMS[name].traits.state != "none":
+            _, state = model.stream(tokens[:, :8])
+            assert model.stream(tokens[:, 8:], state)[0].dtype == torch.bfloat16
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
