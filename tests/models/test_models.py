@@ -56,6 +56,20 @@ def test_padding_changes_nothing_in_an_encoder_decoder(name, side):
     assert_close(out, model(source, tokens), **LOOSE.get(name, {}))
 
 
+def test_the_head_of_pairs_reads_both_their_product_and_their_difference():
+    model, first, second = make(kind="pairs"), draw(2, 13), draw(2, 7, seed=2)
+    a, b = model.backbone(first).mean(1), model.backbone(second).mean(1)
+    assert_close(model(first, second), model.head(torch.cat([a, b, a * b, a - b], -1)))
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_vectors_stand_where_their_tokens_do_behind_a_cls(side):
+    model, tokens = make(kind="classifier", pooling="cls").backbone, draw(2, 13)
+    padded, mask = pad(tokens, side)
+    whole = torch.cat([torch.ones(2, 1, dtype=torch.bool), mask], 1)
+    assert_close(model(padded, mask)[whole].view(2, 14, -1), model(tokens))
+
+
 def test_a_batch_of_different_lengths_is_each_alone():
     model = make(kind="classifier")
     tokens = draw(3, 12)
