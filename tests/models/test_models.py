@@ -26,7 +26,7 @@ def test_padding_changes_nothing_in_a_decoder(name, side):
     assert_close(out, model(tokens), **LOOSE.get(name, {}))
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", FULL)
 def test_padding_changes_nothing_in_an_encoder(name, side):
     model, tokens = make(name, kind="masked-lm"), draw(2, 13)
@@ -47,7 +47,7 @@ def test_padding_changes_nothing_in_a_classifier(pooling, side):
     assert_close(pairs(a, b, a_mask, b_mask), pairs(tokens, second))
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", CROSS)
 def test_padding_changes_nothing_in_an_encoder_decoder(name, side):
     model, source, tokens = make(name, kind="encoder-decoder"), draw(2, 9), draw(2, 13, seed=2)
