@@ -1,0 +1,59 @@
+"""Sequences of different lengths side by side in one array, with a label each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Sequence n is `flat[starts[n] : starts[n + 1]]`; its label is `labels[n]`."""
+
+    flat: Array
+    starts: Array
+    labels: Array
+
+    def __post_init__(self) -> None:
+        if len(self.starts) != len(self.labels) + 1:
+            raise ValueError(
+                f"starts must be one more than labels, got {len(self.starts)} and "
+                f"{len(self.labels)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Array:
+        return self.flat[self.starts[index] : self.starts[index + 1]]
+
+    @property
+    def lengths(self) -> Array:
+        return np.diff(self.starts)
+
+    @classmethod
+    def of(cls, sequences: Sequence[Array], labels: Any, dtype: Any = np.uint8) -> "Ragged":
+        """From sequences one by one."""
+        starts = np.concatenate([[0], np.cumsum([len(each) for each in sequences], dtype=np.int64)])
+        parts = [np.asarray(each, dtype) for each in sequences]
+        flat = np.concatenate(parts) if parts else np.zeros(0, dtype)
+        return cls(flat, starts.astype(np.int64), np.asarray(labels, np.int64))
+
+    @classmethod
+    def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
+        """One after the other."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        labels = np.concatenate([part.labels for part in parts])
+        return cls(np.concatenate([part.flat for part in parts]), starts, labels)
+
+    def take(self, indices: Array) -> "Ragged":
+        """The sequences with these numbers, in this order."""
+        lengths = self.lengths[indices]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+        flat = self.flat[np.repeat(self.starts[indices], lengths) + within]
+        return Ragged(flat, starts, self.labels[indices])
