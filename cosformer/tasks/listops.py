@@ -13,7 +13,7 @@ from cosformer.tasks.ragged import Array, Ragged
 TOKENS = ("[MIN", "[MAX", "[MED", "[SM", *"0123456789", "]")
 DIGIT, CLOSE = 4, 14
 """The token of the digit 0, and of a closing bracket; operators are 0 to 3."""
-TREES = 20_000
+TREES = 8_000
 """Trees that start at once: enough to keep arrays long, few enough for the cache."""
 
 

@@ -1,0 +1,171 @@
+"""Long-Range Arena (Tay et al. 2021): five tasks on sequences of a thousand tokens and more."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cosformer.tasks import files, generated, tables
+from cosformer.tasks.base import SPLITS, Facts, require_options
+from cosformer.tasks.classify import classify
+from cosformer.tasks.listops import TOKENS
+from cosformer.tasks.ragged import Array, Ragged
+from cosformer.tasks.sequences import SequenceTask, complete, majority
+
+Device = torch.device | str
+PAIRS, DOCUMENTS, PICTURES = "aan_pairs.tsv.xz", "aan_docs_4k.jsonl.xz", "cifar10_gray.npz"
+
+
+def listops(
+    *,
+    data: Path | str | None = None,
+    sizes: tuple[int, int, int] = (96_000, 2_000, 2_000),
+    seed: int = 0,
+    length: int = 2_000,
+    workers: int = 1,
+    device: Device = "cpu",
+) -> SequenceTask:
+    """The value of nested operators on digits. Generated when it is not in the folder yet."""
+    found = _generated("listops", data, sizes, seed, workers)
+    test = found.labels[len(found) - sizes[2] :]
+    facts = Facts(
+        data_tokens=len(TOKENS),
+        classes=10,
+        length=length,
+        asks="sequence",
+        metric="accuracy",
+        floor=max(majority(test), 0.36),
+        floor_is="the root operator alone; 0.49 with the digits right below it",
+    )
+    return _cut_generated(found, sizes, facts, device)
+
+
+def pathfinder(
+    *,
+    data: Path | str | None = None,
+    sizes: tuple[int, int, int] = (160_000, 20_000, 20_000),
+    seed: int = 0,
+    workers: int = 1,
+    device: Device = "cpu",
+) -> SequenceTask:
+    """Whether two marked ends belong to one path, 1,024 pixels. Generated likewise."""
+    found = _generated("pathfinder", data, sizes, seed, workers)
+    facts = _pictures(2, majority(found.labels[len(found) - sizes[2] :]))
+    return _cut_generated(found, sizes, facts, device)
+
+
+def text(
+    *, data: Path | str | None = None, length: int = 4_000, device: Device = "cpu"
+) -> SequenceTask:
+    """Whether a film review (IMDB) is positive, from its bytes."""
+    return classify(name="imdb", data=data, length=length, device=device)
+
+
+def retrieval(
+    *, data: Path | str | None = None, length: int = 4_000, device: Device = "cpu"
+) -> SequenceTask:
+    """Whether one paper cites another, from the bytes of both, encoded apart.
+
+    The pairs are real citations of the ACL Anthology, but not the published pairs: results are
+    not comparable with published ones.
+    """
+    require_options(length=length)
+    where, remedy = files.folder(data), "`cosformer data get retrieval` fetches it"
+    paths = [files.require(where / name, remedy) for name in (PAIRS, DOCUMENTS)]
+    table = tables.read({"": paths[0]}, text=("doc1", "doc2"))
+    documents = _documents(paths[1])
+    if missing := {each for column in table.texts for each in column} - documents.keys():
+        raise ValueError(f"{paths[1]} must hold every paper of the pairs, got no {min(missing)!r}")
+    names = list(documents)
+    numbers = {name: n for n, name in enumerate(names)}
+    library = Ragged.of([documents[name] for name in names], np.zeros(len(names)))
+    indices = complete(table.splits, len(table.labels))
+    facts = Facts(
+        data_tokens=256,
+        classes=2,
+        length=length,
+        asks="sequence",
+        metric="accuracy",
+        floor=majority(table.labels[indices["test"]]),
+        floor_is="the most frequent class of the test split",
+        towers=2,
+    )
+    splits = {
+        split: [
+            _labelled(
+                library.take(np.array([numbers[column[n]] for n in indices[split]])),
+                table.labels[indices[split]],
+            )
+            for column in table.texts
+        ]
+        for split in SPLITS
+    }
+    return SequenceTask(splits, facts, device)
+
+
+def image(*, data: Path | str | None = None, device: Device = "cpu") -> SequenceTask:
+    """The class of a grey CIFAR-10 picture, 1,024 pixels in a row; 45,000 / 5,000 / 10,000."""
+    path = files.folder(data) / PICTURES
+    files.require(path, "`cosformer data get image` fetches it")
+    arrays = files.load_arrays(path)
+    if missing := {"x_train", "y_train", "x_test", "y_test"} - arrays.keys():
+        raise ValueError(f"{path} must hold x and y of train and test, got no {min(missing)}")
+    pictures = np.concatenate([arrays["x_train"], arrays["x_test"]])
+    labels = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)
+    train = len(arrays["x_train"])
+    indices = complete(
+        {"train": np.arange(train), "test": np.arange(train, len(labels))}, len(labels)
+    )
+    whole = Ragged(pictures.reshape(-1), np.arange(len(labels) + 1) * pictures[0].size, labels)
+    facts = _pictures(10, majority(labels[indices["test"]]))
+    return SequenceTask({s: [whole.take(indices[s])] for s in SPLITS}, facts, device)
+
+
+def _pictures(classes: int, floor: float) -> Facts:
+    return Facts(
+        data_tokens=256,
+        classes=classes,
+        length=1024,
+        asks="sequence",
+        metric="accuracy",
+        floor=floor,
+        floor_is="the most frequent class of the test split",
+    )
+
+
+def _generated(
+    name: str, data: Path | str | None, sizes: tuple[int, int, int], seed: int, workers: int
+) -> Ragged:
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(f"sizes must be three numbers from 1 on, got {sizes}")
+    return generated.load(
+        generated.make(name, data, count=sum(sizes), seed=seed, workers=workers)
+    )
+
+
+def _cut_generated(
+    found: Ragged, sizes: tuple[int, int, int], facts: Facts, device: Device
+) -> SequenceTask:
+    ends = np.cumsum(sizes)
+    parts = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    splits = {s: [found.take(part)] for s, part in zip(SPLITS, parts, strict=True)}
+    return SequenceTask(splits, facts, device)
+
+
+def _documents(path: Path) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for number, line in enumerate(files.read_text(path).split("\n"), 1):
+        if not line:
+            continue
+        try:
+            paper = json.loads(line)
+            found[paper["id"]] = np.frombuffer(paper["text"].encode(), np.uint8)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{path}, line {number}, must be an object with id and text"
+            raise ValueError(f"{message}: {error!r}") from None
+    return found
+
+
+def _labelled(texts: Ragged, labels: Array) -> Ragged:
+    return Ragged(texts.flat, texts.starts, labels)

@@ -1,0 +1,119 @@
+"""What a training loop knows of a task: its facts, and batches as a pure function."""
+
+import abc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SPLITS = ("train", "valid", "test")
+IGNORED = -100
+"""Label of a place where nothing is asked; PyTorch's cross entropy leaves it out by default."""
+SPECIALS = ("pad", "mask", "separator", "start")
+"""Tokens that every task has above those of its data, so that none is confused with data."""
+
+Batch = dict[str, Tensor]
+"""`tokens` [B, T] and `mask` [B, T] (True: a real token); `labels`: one a place [B, T] or one a
+sequence [B]; for two towers also `tokens2` and `mask2`."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Shapes, losses and what a result must beat."""
+
+    data_tokens: int
+    """Tokens of the data are 0 … data_tokens - 1; the specials follow."""
+    classes: int
+    """Labels are 0 … classes - 1: the width of a model's output."""
+    length: int
+    """No sequence is longer."""
+    asks: Literal["tokens", "sequence"]
+    """One label a place, or one a sequence. The loss is cross entropy, mean over labels."""
+    metric: Literal["accuracy", "nats"]
+    """What to report: share of right answers (higher is better), or the loss (lower is)."""
+    floor: float
+    """What the metric is without having learnt anything of use."""
+    floor_is: str
+    """How one gets the floor."""
+    causal: bool = False
+    """A model must not look ahead: the answer may lie there."""
+    towers: int = 1
+    """2 if a sample is two sequences, encoded apart."""
+
+    @property
+    def vocabulary(self) -> int:
+        return self.data_tokens + len(SPECIALS)
+
+    def token(self, special: str) -> int:
+        """The number of one of `SPECIALS`."""
+        return self.data_tokens + SPECIALS.index(special)
+
+
+class Task(abc.ABC):
+    """Data in three splits. `facts` and `sizes` (samples of each split) are set when built."""
+
+    facts: Facts
+    sizes: Mapping[str, int]
+    device: torch.device
+
+    def batch(
+        self, split: str, *, seed: int, rank: int, step: int, batch_size: int, ranks: int = 1
+    ) -> Batch:
+        """One batch, on the task's device; nothing but the arguments decides what is in it.
+
+        Training steps never end: every epoch has its own order, and `ranks` share each step. The
+        others go once through all samples, in one order whatever the seed; `batches` says how far.
+        """
+        self._require(split, seed=seed, rank=rank, step=step, batch_size=batch_size, ranks=ranks)
+        draws = np.random.default_rng([seed, SPLITS.index(split), rank, step])
+        place = Place(split, seed, rank, step, batch_size, ranks)
+        return self._batch(place, draws)
+
+    def batches(self, split: str, batch_size: int, *, ranks: int = 1) -> int:
+        """Steps that see every sample once; while training the rest of an epoch is left out."""
+        self._require(split, seed=0, rank=0, step=0, batch_size=batch_size, ranks=ranks)
+        whole, rest = divmod(self.sizes[split], batch_size * ranks)
+        return max(1, whole) if split == "train" else whole + (rest > 0)
+
+    def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
+        """All of a split, once; masks and other draws are those of seed 0."""
+        for step in range(self.batches(split, batch_size)):
+            yield self.batch(split, seed=0, rank=0, step=step, batch_size=batch_size)
+
+    @abc.abstractmethod
+    def _batch(self, place: "Place", draws: np.random.Generator) -> Batch:
+        """The batch; `draws` is for what is random within it."""
+
+    def _require(self, split: str, **numbers: int) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        for name, value in numbers.items():
+            least = 1 if name in ("batch_size", "ranks") else 0
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+        if numbers["rank"] >= numbers["ranks"]:
+            raise ValueError(f"rank must be below ranks = {numbers['ranks']}, got {numbers['rank']}")
+        if self.sizes[split] == 0:
+            raise ValueError(f"split must have samples, got {split!r}, which has none")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which batch is meant."""
+
+    split: str
+    seed: int
+    rank: int
+    step: int
+    batch_size: int
+    ranks: int
+
+
+def require_options(**numbers: Any) -> None:
+    """All of these are whole numbers from 1 on."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")

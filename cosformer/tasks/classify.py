@@ -1,0 +1,94 @@
+"""Classification of sentences and pairs of them: known sets, or tables of the user's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cosformer.tasks import files, tables
+from cosformer.tasks import vocabulary as vocabularies
+from cosformer.tasks.base import SPLITS, Facts, require_options
+from cosformer.tasks.ragged import Array, Ragged
+from cosformer.tasks.sequences import SequenceTask, complete, majority
+
+
+def classify(
+    *,
+    data: Path | str | None = None,
+    name: str | None = None,
+    text: Sequence[str] = (),
+    label: str = "label",
+    towers: int = 1,
+    tokens: vocabularies.Kind = "bytes",
+    vocabulary: int | None = None,
+    length: int = 512,
+    device: torch.device | str = "cpu",
+) -> SequenceTask:
+    """Labelled texts: the known set `name` in the folder `data`, or `data` is a table itself.
+
+    With one tower, a pair is one sequence with a separator between its parts, the longer part cut
+    first. `text` names one column or two, `label` that of the classes.
+    """
+    require_options(length=length, towers=towers)
+    table = _table(data, name, text, label)
+    if towers > 2 or (towers == 2 and len(table.texts) != 2):
+        raise ValueError(f"towers must be 1, or 2 for pairs of texts, got {towers}")
+    if len(table.texts) == 2 and towers == 1 and length < 3:
+        raise ValueError(f"length must be 3 or more for pairs, got {length}")
+    indices = complete(table.splits, len(table.labels))
+    learnt = b"\n".join(c[n].encode() for n in indices["train"] for c in table.texts)
+    kind = vocabularies.create(tokens, learnt, vocabulary)
+    facts = Facts(
+        data_tokens=kind.size,
+        classes=len(table.classes),
+        length=length,
+        asks="sequence",
+        metric="accuracy",
+        floor=majority(table.labels[indices["test"]]),
+        floor_is="the most frequent class of the test split",
+        towers=towers,
+    )
+    columns = [[kind.encode(each.encode()) for each in column] for column in table.texts]
+    if len(columns) == 2 and towers == 1:
+        separator = facts.token("separator")
+        pairs = zip(*columns, strict=True)
+        columns = [[join(first, second, separator, length) for first, second in pairs]]
+    whole = [_ragged(column, table.labels, facts.vocabulary) for column in columns]
+    splits = {split: [tower.take(indices[split]) for tower in whole] for split in SPLITS}
+    return SequenceTask(splits, facts, device)
+
+
+def join(first: Array, second: Array, separator: int, length: int) -> Array:
+    """Two sequences as one of at most `length`: what is cut is cut from the longer one."""
+    room = length - 1
+    short = min(len(first), len(second), room // 2)
+    limits = [max(short, room - min(len(x), room - short)) for x in (second, first)]
+    parts = (first[: limits[0]], [separator], second[: limits[1]])
+    return np.concatenate([np.asarray(part, np.int32) for part in parts])
+
+
+def _table(
+    data: Path | str | None, name: str | None, text: Sequence[str], label: str
+) -> tables.Table:
+    if isinstance(text, str) or len(text) > 2:
+        raise ValueError(f"text must name one column or two, got {text!r}")
+    if name is None:
+        if data is None or not Path(data).is_file():
+            known = ", ".join(tables.KNOWN)
+            raise ValueError(f"data must be a table where no name ({known}) is given, got {data}")
+        return tables.read({"": Path(data)}, text=text, label=label)
+    if name not in tables.KNOWN:
+        raise ValueError(f"name must be one of {', '.join(tables.KNOWN)}, got {name!r}")
+    if text or label != "label":
+        raise ValueError(f"text and label must not be given beside a name, got {text!r}, {label!r}")
+    known_set, where = tables.KNOWN[name], files.folder(data)
+    paths = {
+        split: files.require(where / file, f"`cosformer data get {name}` fetches it")
+        for split, file in known_set.files.items()
+    }
+    return tables.read(paths, text=known_set.text, label=known_set.label)
+
+
+def _ragged(sequences: Sequence[Array], labels: Array, vocabulary: int) -> Ragged:
+    return Ragged.of(sequences, labels, np.uint8 if vocabulary <= 256 else np.int32)

@@ -1,0 +1,110 @@
+"""Where data lies, how it is opened, and how a file is written: whole or not at all."""
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from cosformer.tasks.ragged import Array
+
+VARIABLE = "COSFORMER_DATA"
+"""Environment variable that names the data folder."""
+OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+
+
+def folder(given: Path | str | None = None) -> Path:
+    """The data folder: as given, else that of the environment, else one for caches."""
+    if given is not None:
+        return Path(given)
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cosformer"
+
+
+def require(path: Path, remedy: str) -> Path:
+    """The path of a file that is there; else an error that says what to do."""
+    if not path.is_file():
+        raise ValueError(f"data must hold the file {path.name}, got {path.parent}; {remedy}")
+    return path
+
+
+def read_bytes(path: Path) -> bytes:
+    """Contents of a file, unpacked where its name says that it is packed."""
+    opener = OPENERS.get(path.suffix)
+    if opener is None:
+        return path.read_bytes()
+    try:
+        with opener(path, "rb") as file:
+            return file.read()
+    except (lzma.LZMAError, EOFError, gzip.BadGzipFile, OSError) as error:
+        raise ValueError(f"{path} must be a whole {path.suffix} file: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """The same as text; lines end as they do in the file."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8: {error}") from None
+
+
+def plain_suffix(path: Path) -> str:
+    """What kind of file it is: `.tsv` of `x.tsv.xz`."""
+    return Path(path.stem).suffix if path.suffix in OPENERS else path.suffix
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `path` once all is written and on disk; else nothing does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # a name of its own: two writers do not meet, the last one wins with a whole file
+    handle, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(unfinished, 0o666 & ~_umask())
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+
+
+def save_arrays(path: Path, **arrays: Array) -> None:
+    """Arrays by name in one `.npz`, written whole."""
+    with replacing(path) as file:
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        file.write(buffer.getbuffer())
+
+
+def load_arrays(path: Path) -> dict[str, Array]:
+    """All arrays of an `.npz`; its checksums are verified, and nothing in it is executed."""
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return {name: found[name] for name in found.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile and numpy raise a dozen kinds for a broken file
+        raise ValueError(f"{path} must be a whole .npz of plain arrays: {error}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,171 @@
+"""Language modelling on text: the next token, or tokens that were masked."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cosformer.tasks import text as texts
+from cosformer.tasks import vocabulary as vocabularies
+from cosformer.tasks.base import IGNORED, SPLITS, Batch, Facts, Place, Task, require_options
+from cosformer.tasks.order import Order
+from cosformer.tasks.ragged import Array
+from cosformer.tasks.resident import place as put
+
+
+class LanguageTask(Task):
+    """Windows of a text; every label is the token that follows.
+
+    Each epoch of training begins its windows at another place. Validation and test ask for every
+    token of the text but the first, once.
+    """
+
+    def __init__(
+        self,
+        tokens: dict[str, Array],
+        vocabulary: vocabularies.Vocabulary,
+        *,
+        length: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        require_options(length=length)
+        for split, found in tokens.items():
+            if len(found) < length + 2 and split == "train":
+                raise ValueError(f"length must be below the text's {len(found) - 1}, got {length}")
+            if len(found) < 2:
+                raise ValueError(f"text must have 2 tokens or more to {split}, got {len(found)}")
+        self.vocabulary, self.device = vocabulary, torch.device(device)
+        self._tokens = {split: put(_signed(tokens[split]), self.device) for split in SPLITS}
+        # windows of training leave a window's room, so that they can begin anywhere in it
+        room = {split: len(tokens[split]) - 1 for split in SPLITS}
+        self.sizes = {s: (room[s] // length if s == "train" else -(-room[s] // length)) for s in SPLITS}
+        self.sizes["train"] = max(1, self.sizes["train"] - 1)
+        self._orders = {
+            split: Order(np.full(size, length), shuffled=split == "train")
+            for split, size in self.sizes.items()
+        }
+        self.facts = Facts(
+            data_tokens=vocabulary.size,
+            classes=vocabulary.size,
+            length=length,
+            asks="tokens",
+            metric="nats",
+            floor=unigram(tokens["train"], tokens["test"], vocabulary.size),
+            floor_is="frequencies of single tokens in the training text",
+            causal=True,
+        )
+
+    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
+        flat, length = self._tokens[place.split], self.facts.length
+        indices = self._orders[place.split].indices(place)
+        begin = 0
+        if place.split == "train":
+            epoch = place.step // self.batches("train", place.batch_size, ranks=place.ranks)
+            spare = len(flat) - 1 - self.sizes["train"] * length
+            begin = int(np.random.default_rng([place.seed, epoch, 1]).integers(0, spare + 1))
+        starts = torch.from_numpy(begin + indices * length).to(flat.device)
+        places = starts[:, None] + torch.arange(length + 1, device=flat.device)
+        inside = places < len(flat)
+        found = flat[places.clamp(max=len(flat) - 1)].long()
+        tokens = torch.where(inside, found, self.facts.token("pad"))
+        labels = torch.where(inside, found, IGNORED)
+        mask = inside[:, 1:]  # a last token that nothing follows is no input
+        batch = {
+            "tokens": torch.where(mask, tokens[:, :-1], self.facts.token("pad")),
+            "mask": mask,
+            "labels": labels[:, 1:],
+        }
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+
+class MaskedTask(Task):
+    """Masked prediction on the inputs of any task: BERT's (80 % masked, 10 % random, 10 % left).
+
+    This is also how a model pre-trains on the inputs of the task that it will be judged on.
+    """
+
+    def __init__(self, task: Task, *, rate: float = 0.15) -> None:
+        if not 0 < rate <= 1:
+            raise ValueError(f"rate must lie above 0 and up to 1, got {rate}")
+        if task.facts.towers != 1:
+            raise ValueError(f"task must have one tower to be masked, got {task.facts.towers}")
+        self.task, self.rate = task, rate
+        self.sizes, self.device = task.sizes, task.device
+        of = task.facts
+        self.facts = dataclasses.replace(
+            of,
+            classes=of.data_tokens,
+            asks="tokens",
+            metric="nats",
+            floor=of.floor if of.causal else math.log(of.data_tokens),
+            floor_is=of.floor_is if of.causal else "the same chance for every token",
+            causal=False,
+        )
+
+    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
+        batch = self.task._batch(place, draws)
+        tokens, mask = batch["tokens"], batch["mask"]
+        chance = torch.from_numpy(draws.random(tuple(tokens.shape), np.float32)).to(self.device)
+        other = draws.integers(0, self.facts.data_tokens, tuple(tokens.shape))
+        # separators and the like are not asked for
+        chosen = mask & (tokens < self.facts.data_tokens) & (chance < self.rate)
+        given = torch.where(chance < 0.8 * self.rate, self.facts.token("mask"), tokens)
+        is_random = (chance >= 0.8 * self.rate) & (chance < 0.9 * self.rate)
+        given = torch.where(is_random, torch.from_numpy(other).to(self.device), given)
+        return {
+            "tokens": torch.where(chosen, given, tokens),
+            "mask": mask,
+            "labels": torch.where(chosen, tokens, IGNORED),
+        }
+
+
+def language(
+    *,
+    text: str = "python",
+    data: Path | str | None = None,
+    tokens: vocabularies.Kind = "bytes",
+    vocabulary: int | None = None,
+    length: int = 512,
+    device: torch.device | str = "cpu",
+) -> LanguageTask:
+    """The next token of a text: a known one, or a file or folder of the user's."""
+    found = texts.load(text, data)
+    kind = vocabularies.create(tokens, found["train"], vocabulary)
+    encoded = {split: kind.encode(found[split]) for split in SPLITS}
+    return LanguageTask(encoded, kind, length=length, device=device)
+
+
+def masked(
+    *,
+    text: str = "python",
+    data: Path | str | None = None,
+    tokens: vocabularies.Kind = "bytes",
+    vocabulary: int | None = None,
+    length: int = 512,
+    rate: float = 0.15,
+    device: torch.device | str = "cpu",
+) -> MaskedTask:
+    """Masked tokens of the same windows."""
+    windows = language(
+        text=text, data=data, tokens=tokens, vocabulary=vocabulary, length=length, device=device
+    )
+    return MaskedTask(windows, rate=rate)
+
+
+def unigram(train: Array, test: Array, size: int) -> float:
+    """Nats a token of `test`, each token as likely as it is in `train` (one more time)."""
+    counts, asked = _counts(train, size) + 1.0, _counts(test, size)
+    return float(-(asked * np.log(counts / counts.sum())).sum() / asked.sum())
+
+
+def _counts(tokens: Array, size: int) -> Array:
+    """In pieces: numpy counts in a copy that is eight times as large as bytes are."""
+    pieces = np.array_split(tokens, len(tokens) // 2**22 + 1)
+    return sum(np.bincount(piece, minlength=size) for piece in pieces)
+
+
+def _signed(tokens: Array) -> Array:
+    """Types that every operation of torch takes; bytes stay bytes."""
+    return tokens.astype(np.int32) if tokens.dtype == np.uint16 else tokens.copy()
