@@ -15,6 +15,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
     "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
     "mechanisms": ("cosformer.catalogue", "what can be compared: abilities, formulas, costs"),
+    "data list": ("cosformer.data.listing", "the data sets, and which are there"),
+    "data get": ("cosformer.data.get", "download published data sets, verified"),
+    "data make": ("cosformer.data.make", "generate ListOps and Pathfinder"),
+    "data check": ("cosformer.data.check", "verify what is there: checksums, counts"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
 }
 """Verb -> the module that does it, and one line of help.
@@ -24,7 +28,7 @@ help) and `run(options) -> int` (the exit code). It raises ValueError for what t
 `POSITIONAL` names the option, if any, that words in front of all flags belong to.
 """
 
-EXTRAS = {"tyro": "cli", "tqdm": "cli", "matplotlib": "plot"}
+EXTRAS = {"tyro": "cli", "tqdm": "cli", "matplotlib": "plot", "numpy": "tasks"}
 """Optional package -> the extra of this package that installs it."""
 
 USER_ERROR = 2

@@ -15,7 +15,7 @@ MECHANISMS = OPS | {"mechanisms"}
 NN = MECHANISMS | {"nn"}
 MODELS = NN | {"models"}
 JOBS = MODELS | {"tasks", "records", "config"}
-ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "catalogue", "cli"}
+ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "catalogue", "cli"} | {"data"}
 
 ARROWS: dict[str, set[str]] = {
     "records": set(),
@@ -32,6 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "demo": JOBS | {"bench", "report"},
     "recipes": ALL - {"cli", "demo", "catalogue"},
     "catalogue": {"mechanisms", "report"},
+    "data": {"data", "tasks"},
     "cli": ALL,
     "__main__": {"cli"},
     "__init__": NN,
@@ -44,6 +45,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "nn": {"torch"},
     "models": {"torch"},
     "tasks": {"torch", "numpy"},
+    "data": {"numpy"},
     "report": {"matplotlib"},
 }
 """Packages from outside that a part may import; parts not named here are free to, but not early."""

@@ -139,9 +139,7 @@ def _generated(
 ) -> Ragged:
     if len(sizes) != 3 or min(sizes) < 1:
         raise ValueError(f"sizes must be three numbers from 1 on, got {sizes}")
-    return generated.load(
-        generated.make(name, data, count=sum(sizes), seed=seed, workers=workers)
-    )
+    return generated.load(generated.make(name, data, count=sum(sizes), seed=seed, workers=workers))
 
 
 def _cut_generated(

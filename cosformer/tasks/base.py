@@ -95,7 +95,9 @@ class Task(abc.ABC):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
         if numbers["rank"] >= numbers["ranks"]:
-            raise ValueError(f"rank must be below ranks = {numbers['ranks']}, got {numbers['rank']}")
+            raise ValueError(
+                f"rank must be below ranks = {numbers['ranks']}, got {numbers['rank']}"
+            )
         if self.sizes[split] == 0:
             raise ValueError(f"split must have samples, got {split!r}, which has none")
 

@@ -91,4 +91,4 @@ def _table(
 
 
 def _ragged(sequences: Sequence[Array], labels: Array, vocabulary: int) -> Ragged:
-    return Ragged.of(sequences, labels, np.uint8 if vocabulary <= 256 else np.int32)
+    return Ragged.of(sequences, labels, np.int16 if vocabulary <= 2**15 else np.int32)

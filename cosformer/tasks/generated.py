@@ -4,7 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -149,7 +149,7 @@ def _known(sample: Array, seen: set[bytes]) -> bool:
     return is_known
 
 
-def _blocks(name: str, *, seed: int, workers: int) -> Iterator[Ragged]:
+def _blocks(name: str, *, seed: int, workers: int) -> Generator[Ragged, None, None]:
     """Blocks 0, 1, … in order."""
     if workers == 1:
         number = 0

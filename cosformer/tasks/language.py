@@ -40,7 +40,9 @@ class LanguageTask(Task):
         self._tokens = {split: put(_signed(tokens[split]), self.device) for split in SPLITS}
         # windows of training leave a window's room, so that they can begin anywhere in it
         room = {split: len(tokens[split]) - 1 for split in SPLITS}
-        self.sizes = {s: (room[s] // length if s == "train" else -(-room[s] // length)) for s in SPLITS}
+        self.sizes = {
+            s: (room[s] // length if s == "train" else -(-room[s] // length)) for s in SPLITS
+        }
         self.sizes["train"] = max(1, self.sizes["train"] - 1)
         self._orders = {
             split: Order(np.full(size, length), shuffled=split == "train")
@@ -163,7 +165,7 @@ def unigram(train: Array, test: Array, size: int) -> float:
 def _counts(tokens: Array, size: int) -> Array:
     """In pieces: numpy counts in a copy that is eight times as large as bytes are."""
     pieces = np.array_split(tokens, len(tokens) // 2**22 + 1)
-    return sum(np.bincount(piece, minlength=size) for piece in pieces)
+    return np.sum([np.bincount(piece, minlength=size) for piece in pieces], axis=0)
 
 
 def _signed(tokens: Array) -> Array:

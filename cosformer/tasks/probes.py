@@ -57,7 +57,9 @@ class Recall(Probe):
     ) -> None:
         require_options(length=length, pairs=pairs, vocabulary=vocabulary)
         if length % 2 or length < 4 * pairs:
-            raise ValueError(f"length must be even and 4 · pairs = {4 * pairs} or more, got {length}")
+            raise ValueError(
+                f"length must be even and 4 · pairs = {4 * pairs} or more, got {length}"
+            )
         if vocabulary < 2 * pairs + 2:
             raise ValueError(f"vocabulary must be {2 * pairs + 2} or more, got {vocabulary}")
         self.pairs, half = pairs, vocabulary // 2

@@ -34,7 +34,7 @@ class SequenceTask(Task):
         }
         self._orders = {
             split: Order(
-                sum(np.minimum(tower.lengths, facts.length) for tower in splits[split]),
+                np.sum([np.minimum(x.lengths, facts.length) for x in splits[split]], axis=0),
                 shuffled=split == "train",
             )
             for split in SPLITS

@@ -69,9 +69,7 @@ class Table:
     """Split -> numbers of its samples, where the file says so."""
 
 
-def read(
-    paths: Mapping[str, Path], *, text: Sequence[str] = (), label: str = "label"
-) -> Table:
+def read(paths: Mapping[str, Path], *, text: Sequence[str] = (), label: str = "label") -> Table:
     """All samples of a set; keys are splits, or "" where a column `split` may tell."""
     columns: dict[str, list[str]] = {}
     splits: list[str] = []

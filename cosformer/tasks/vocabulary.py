@@ -5,6 +5,7 @@ libraries for it are compiled packages of their own.
 """
 
 import heapq
+import itertools
 import re
 from collections import Counter, defaultdict
 from typing import Literal, Protocol
@@ -85,7 +86,7 @@ class Merges:
 
     def _merge(self, tokens: list[int]) -> list[int]:
         while len(tokens) > 1:
-            pairs = list(zip(tokens, tokens[1:], strict=False))
+            pairs = list(itertools.pairwise(tokens))
             best = min(pairs, key=lambda pair: self.ranks.get(pair, 1 << 30))
             if best not in self.ranks:
                 break
@@ -123,7 +124,7 @@ def _learn(text: bytes, count: int) -> dict[tuple[int, int], int]:
     pairs: Counter[tuple[int, int]] = Counter()
     where: dict[tuple[int, int], set[int]] = defaultdict(set)
     for n, tokens in enumerate(words):
-        for pair in zip(tokens, tokens[1:], strict=False):
+        for pair in itertools.pairwise(tokens):
             pairs[pair] += times[n]
             where[pair].add(n)
     ranks: dict[tuple[int, int], int] = {}
@@ -141,10 +142,10 @@ def _learn(text: bytes, count: int) -> dict[tuple[int, int], int]:
         for n in where.pop(best):
             before, words[n] = words[n], _replace(words[n], best, new)
             for sign, tokens in ((-1, before), (1, words[n])):
-                for pair in zip(tokens, tokens[1:], strict=False):
+                for pair in itertools.pairwise(tokens):
                     pairs[pair] += sign * times[n]
                     changed.add(pair)
-            for pair in zip(words[n], words[n][1:], strict=False):
+            for pair in itertools.pairwise(words[n]):
                 where[pair].add(n)
         for pair in changed:
             heapq.heappush(heap, (-pairs[pair], pair))

@@ -1,0 +1,1 @@
+"""`cosformer data`: which data sets there are, fetching, generating and checking them."""

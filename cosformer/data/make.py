@@ -1,0 +1,63 @@
+"""`cosformer data make NAME …`: generate ListOps and Pathfinder once, by all cores."""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosformer.tasks import files, generated
+
+POSITIONAL = "names"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Generate data sets; the same seed gives the same samples on any number of cores."""
+
+    names: tuple[str, ...] = tuple(generated.MADE)
+    """Which ones: listops, pathfinder."""
+    count: int | None = None
+    """Samples in all; as many as Long-Range Arena has if not given."""
+    seed: int = 0
+    """Seed of the samples."""
+    workers: int = os.cpu_count() or 1
+    """Processes."""
+    data: Path | None = None
+    """Folder for the files; COSFORMER_DATA, else one in the user's cache, if not given."""
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            generated.require_known(name)
+        for name, value, least in (("count", self.count, 1), ("seed", self.seed, 0)):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
+
+
+def run(options: Options) -> int:
+    for name in options.names:
+        count = generated.MADE[name].count if options.count is None else options.count
+        path = generated.path_of(name, options.data, count=count, seed=options.seed)
+        if path.exists():
+            print(f"{name}: {path} already there")
+            continue
+        began = time.perf_counter()
+        generated.make(
+            name,
+            files.folder(options.data),
+            count=count,
+            seed=options.seed,
+            workers=options.workers,
+            progress=_show,
+        )
+        seconds = time.perf_counter() - began
+        rate = f"{count / seconds:,.0f} a second by {options.workers} processes"
+        print(f"{name}: {count:,} samples in {seconds:.1f} s, {rate}: {path}")
+    return 0
+
+
+def _show(have: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r  {have:,} of {total:,}", end="\n" if have == total else "", file=sys.stderr)
