@@ -62,9 +62,8 @@ def classify(
 def join(first: Array, second: Array, separator: int, length: int) -> Array:
     """Two sequences as one of at most `length`: what is cut is cut from the longer one."""
     room = length - 1
-    short = min(len(first), len(second), room // 2)
-    limits = [max(short, room - min(len(x), room - short)) for x in (second, first)]
-    parts = (first[: limits[0]], [separator], second[: limits[1]])
+    kept = min(len(second), max(room // 2, room - len(first)))
+    parts = (first[: room - kept], [separator], second[:kept])
     return np.concatenate([np.asarray(part, np.int32) for part in parts])
 
 

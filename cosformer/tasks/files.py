@@ -96,7 +96,8 @@ def save_arrays(path: Path, **arrays: Array) -> None:
 def load_arrays(path: Path) -> dict[str, Array]:
     """All arrays of an `.npz`; its checksums are verified, and nothing in it is executed."""
     try:
-        with np.load(path, allow_pickle=False) as found:
+        # opened here: numpy leaves a broken file open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return {name: found[name] for name in found.files}
     except FileNotFoundError:
         raise

@@ -4,8 +4,9 @@ import hashlib
 import json
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def draw(
 ) -> Ragged:
     """`count` different samples, the same whatever the number of workers."""
     parts, have, seen = list[Ragged](), 0, set[bytes]()
-    blocks = _blocks(name, seed=seed, workers=workers)
+    blocks = _blocks(name, -(-count // BLOCK), seed=seed, workers=workers)
     try:
         while have < count:
             part = next(blocks)
@@ -149,8 +150,8 @@ def _known(sample: Array, seen: set[bytes]) -> bool:
     return is_known
 
 
-def _blocks(name: str, *, seed: int, workers: int) -> Generator[Ragged, None, None]:
-    """Blocks 0, 1, … in order."""
+def _blocks(name: str, expected: int, *, seed: int, workers: int) -> Generator[Ragged, None, None]:
+    """Blocks 0, 1, … in order; no more than `expected` are drawn before they are asked for."""
     if workers == 1:
         number = 0
         while True:
@@ -158,13 +159,14 @@ def _blocks(name: str, *, seed: int, workers: int) -> Generator[Ragged, None, No
             number += 1
     # fresh processes: a fork of one with threads of torch can hang
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
-        ahead = [pool.submit(_draw_block, name, seed, number) for number in range(2 * workers)]
-        number = len(ahead)
+        ahead = deque[Future[Ragged]]()
+        number = 0
         try:
             while True:
-                yield ahead.pop(0).result()
-                ahead.append(pool.submit(_draw_block, name, seed, number))
-                number += 1
+                while not ahead or (len(ahead) < 2 * workers and number < expected):
+                    ahead.append(pool.submit(_draw_block, name, seed, number))
+                    number += 1
+                yield ahead.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

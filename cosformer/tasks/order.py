@@ -12,6 +12,10 @@ POOL = 50
 small enough that what is long comes at any time of the epoch."""
 
 
+JITTER = 0.1
+"""Share of its length by which a sample may be misplaced in that sorting."""
+
+
 class Order:
     """The order of samples with these lengths."""
 
@@ -44,6 +48,8 @@ class Order:
         if self.is_even:
             return order
         pools = np.array_split(order, np.arange(together * POOL, len(order), together * POOL))
-        sorted_pools = [pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools]
+        # not quite sorted: a small set would have the same batches in every epoch
+        roughly = self.lengths * rng.uniform(1 - JITTER, 1 + JITTER, count)
+        sorted_pools = [pool[np.argsort(roughly[pool], kind="stable")] for pool in pools]
         steps = np.concatenate(sorted_pools).reshape(-1, together)
         return rng.permutation(steps).reshape(-1)

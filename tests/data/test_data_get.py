@@ -1,0 +1,230 @@
+"""`cosformer data get` against a server on this machine: whole, verified files or none."""
+
+import gzip
+import hashlib
+import io
+import lzma
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cosformer import cli
+from cosformer.data import convert, fetch, known
+from cosformer.data.known import Content, Source
+
+TEXT = "".join(f"line {n}\n" for n in range(5000)).encode()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `content` at every path; what it was asked for is in `asked`."""
+
+    content = TEXT
+    with_ranges = True
+    cut_after: int | None = None
+    """Break off each answer after so many bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.server.asked.append(asked)
+        content, start = self.server.content, 0
+        if "missing" in self.path:
+            return self.send_error(404)
+        if asked and self.server.with_ranges:
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                return self.send_error(416)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        end = None if self.server.cut_after is None else start + self.server.cut_after
+        self.wfile.write(content[start:end])
+        self.close_connection = True
+        return None
+
+    def log_message(self, *_: object) -> None:
+        """No lines on stderr."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def small(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The set tinyshakespeare is TEXT, and comes from the server."""
+    source = Source(f"{server.url}/data/input.txt", ("tinyshakespeare.txt.xz",))
+    monkeypatch.setitem(known.SOURCES, "tinyshakespeare", (source,))
+    content = Content(hashlib.sha256(TEXT).hexdigest(), TEXT.count(b"\n"))
+    monkeypatch.setitem(known.CONTENTS, "tinyshakespeare.txt.xz", content)
+
+
+def run(tmp_path: Path, *more: str) -> int:
+    return cli.main(["data", "get", "tinyshakespeare", "--data", str(tmp_path), *more])
+
+
+def there(tmp_path: Path) -> list[str]:
+    return sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
+
+
+def test_a_set_is_fetched_once_and_can_be_checked(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    assert lzma.decompress((tmp_path / "tinyshakespeare.txt.xz").read_bytes()) == TEXT
+    assert there(tmp_path) == ["tinyshakespeare.txt.xz"]
+    assert run(tmp_path) == 0
+    assert "already there" in capsys.readouterr().out
+    assert server.asked == [None]
+    assert run(tmp_path, "--force") == 0
+    assert server.asked == [None, None]
+    assert cli.main(["data", "check", "--data", str(tmp_path)]) == 0
+    assert "5,000 lines" in capsys.readouterr().out
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.cut_after = 1000
+    assert run(tmp_path) == 2
+    assert f"after 1,000 of {len(TEXT):,} bytes" in capsys.readouterr().err
+    assert not (tmp_path / "tinyshakespeare.txt.xz").exists()
+    server.cut_after = None
+    assert run(tmp_path) == 0
+    assert server.asked == [None, "bytes=1000-"]
+    assert lzma.decompress((tmp_path / "tinyshakespeare.txt.xz").read_bytes()) == TEXT
+    assert there(tmp_path) == ["tinyshakespeare.txt.xz"]
+
+
+@pytest.mark.parametrize("what", ["no ranges", "too much", "other version"])
+def test_what_cannot_be_continued_starts_anew(tmp_path: Path, server: Server, what: str) -> None:
+    partial = tmp_path / "downloads" / ".tinyshakespeare-input.txt.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(b"x" * (len(TEXT) + 5 if what == "too much" else 1000))
+    server.with_ranges = what != "no ranges"
+    assert run(tmp_path) == 0
+    assert lzma.decompress((tmp_path / "tinyshakespeare.txt.xz").read_bytes()) == TEXT
+    assert there(tmp_path) == ["tinyshakespeare.txt.xz"]
+
+
+def test_a_wrong_checksum_leaves_nothing(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.content = TEXT.replace(b"line 7\n", b"line 8\n")
+    assert run(tmp_path) == 2
+    assert "must give tinyshakespeare.txt.xz the sha256" in capsys.readouterr().err
+    assert there(tmp_path) == []
+
+
+def test_without_a_network_the_way_out_is_told(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--mirror", "http://127.0.0.1:1") == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    for part in ("cannot be reached", "--mirror", "copy tinyshakespeare.txt.xz", str(tmp_path)):
+        assert part in message
+    assert run(tmp_path, "--mirror", f"{server.url}/missing") == 2
+    assert "was refused: 404" in capsys.readouterr().err
+    assert there(tmp_path) == []
+    assert run(tmp_path, "--mirror", f"{server.url}/elsewhere/") == 0
+
+
+BAD = [([], "names must be one or more of"), (["x"], "names must be among"), (["mnli"], "mnli_20k")]
+
+
+@pytest.mark.parametrize(("names", "message"), BAD)
+def test_what_cannot_be_fetched_is_said(
+    names: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["data", "get", *names]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_source_makes_files_that_tasks_read() -> None:
+    for name, sources in known.SOURCES.items():
+        made = [file for source in sources for file in source.files]
+        assert sorted(made) == sorted(known.SETS[name][0])
+        for source in sources:
+            assert source.md5 or all(file in known.CONTENTS for file in source.files)
+
+
+def _tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_reviews_become_a_table(tmp_path: Path) -> None:
+    members = {
+        "aclImdb/train/neg/0_3.txt": b"bad",
+        "aclImdb/train/pos/10_9.txt": b"tabs\tgo",
+        "aclImdb/train/pos/2_7.txt": "gréat".encode(),
+        "aclImdb/train/unsup/0_0.txt": b"no label",
+        "aclImdb/test/pos/0_8.txt": b"other split",
+        "aclImdb/README": b"x",
+    }
+    found = convert.reviews(_tar(tmp_path / "x.tar.gz", members), "imdb_train.tsv.xz").decode()
+    assert found == "label\trating\tid\ttext\n1\t7\t2\tgréat\n1\t9\t10\ttabs go\n0\t3\t0\tbad\n"
+
+
+def test_colour_pictures_become_grey_ones(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    records = rng.integers(0, 10, (12, 1 + 3 * 1024), np.uint8)
+    names = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
+    members = {f"cifar/{n}": records[2 * i : 2 * i + 2].tobytes() for i, n in enumerate(names)}
+    path = _tar(tmp_path / "x.tar.gz", members)
+    with np.load(io.BytesIO(convert.grey_pictures(path, "cifar10_gray.npz"))) as found:
+        assert found["x_train"].shape == (10, 32, 32)
+        assert found["y_test"].tolist() == records[10:, 0].tolist()
+        red, green, blue = records[3, 1:].reshape(3, 32, 32)[:, 5, 6].tolist()
+        assert found["x_train"][3, 5, 6] == round(0.299 * red + 0.587 * green + 0.114 * blue)
+    with pytest.raises(ValueError, match=r"must hold data_batch_1\.bin"):
+        convert.grey_pictures(_tar(tmp_path / "y.tar.gz", {"a": b""}), "")
+    path.write_bytes(gzip.compress(b"no tar"))
+    with pytest.raises(ValueError, match="must be a whole tar"):
+        convert.grey_pictures(path, "")
+
+
+def test_a_member_is_taken_out_of_a_zip(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("enwik8", b"content")
+    assert convert.member_of_zip(tmp_path / "x.zip", "enwik8.xz") == b"content"
+    with pytest.raises(ValueError, match="must be a zip with other"):
+        convert.member_of_zip(tmp_path / "x.zip", "other.xz")
+
+
+def test_a_download_has_its_final_name_only_when_whole(tmp_path: Path, server: Server) -> None:
+    seen = []
+    fetch.fetch(f"{server.url}/x", tmp_path / "x", lambda *_: seen.append(there(tmp_path)))
+    assert seen == [[".x.partial"]]
+    assert there(tmp_path) == ["x"]

@@ -1,0 +1,171 @@
+"""What holds for every task: batches are a pure function, whole epochs, nothing padded unseen."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cosformer import tasks
+from cosformer.tasks import IGNORED, SPLITS, Task
+from cosformer.tasks.base import Place
+from cosformer.tasks.order import Order
+from cosformer.tasks.probes import Probe
+
+
+def same(one: tasks.Batch, other: tasks.Batch) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_batch_is_a_pure_function_of_its_arguments(task: Task) -> None:
+    at = {"seed": 3, "rank": 1, "ranks": 2, "batch_size": 4}
+    first = task.batch("train", step=7, **at)
+    for step in (0, 30, 8):
+        task.batch("train", step=step, **at)  # what was asked before does not matter
+    assert same(first, task.batch("train", step=7, **at))
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, {"step": 8}, {"rank": 0}])
+def test_seed_step_and_rank_change_a_training_batch(task: Task, change: dict[str, int]) -> None:
+    at = {"seed": 3, "rank": 1, "step": 7}
+    first = task.batch("train", **at, ranks=2, batch_size=4)
+    assert not same(first, task.batch("train", **(at | change), ranks=2, batch_size=4))
+
+
+def test_shapes_and_labels_are_what_the_facts_say(task: Task) -> None:
+    facts = task.facts
+    for split in SPLITS:
+        batch = task.batch(split, seed=0, rank=0, step=0, batch_size=5)
+        names = {"tokens", "mask", "labels"} | (
+            {"tokens2", "mask2"} if facts.towers == 2 else set()
+        )
+        assert batch.keys() == names
+        for suffix in ("", "2")[: facts.towers]:
+            tokens, mask = batch[f"tokens{suffix}"], batch[f"mask{suffix}"]
+            assert tokens.dtype == torch.int64
+            assert mask.dtype == torch.bool
+            assert tokens.shape == mask.shape
+            assert tokens.shape[1] <= facts.length
+            assert int(tokens.min()) >= 0
+            assert int(tokens.max()) < facts.vocabulary
+            assert torch.equal(tokens == facts.token("pad"), ~mask)
+        labels = batch["labels"]
+        assert labels.shape == (
+            batch["tokens"].shape if facts.asks == "tokens" else (min(5, task.sizes[split]),)
+        )
+        assert int(labels.max()) < facts.classes
+        assert ((labels >= 0) | (labels == IGNORED)).all()
+        assert (labels >= 0).any()
+    assert facts.floor > 0
+    assert facts.floor_is
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_evaluation_sees_every_sample_once_whatever_the_number_of_ranks(
+    task: Task, split: str
+) -> None:
+    if isinstance(task, Probe):
+        task.sizes = {"train": 10, "valid": 13, "test": 7}
+
+    def found(ranks: int) -> list[str]:
+        steps = range(task.batches(split, 3, ranks=ranks))
+        at = {"seed": 0, "batch_size": 3, "ranks": ranks}
+        batches = [task.batch(split, step=s, rank=r, **at) for s in steps for r in range(ranks)]
+        if isinstance(task, tasks.MaskedTask):  # the samples below the masks
+            steps = range(task.task.batches(split, 3, ranks=ranks))
+            batches = [
+                task.task.batch(split, step=s, rank=r, **at) for s in steps for r in range(ranks)
+            ]
+        return sorted(
+            str(
+                [
+                    b[key][n][b[key.replace("tokens", "mask")][n]].tolist()
+                    for key in b
+                    if "tok" in key
+                ]
+            )
+            for b in batches
+            for n in range(len(b["labels"]))
+        )
+
+    alone = found(1)
+    assert len(alone) == task.sizes[split]
+    assert found(2) == alone
+
+
+BAD = [
+    ({"split": "dev"}, "split must be one of train, valid, test, got 'dev'"),
+    ({"batch_size": 0}, "batch_size must be a whole number from 1 on, got 0"),
+    ({"step": -1}, "step must be a whole number from 0 on, got -1"),
+    ({"rank": 2}, "rank must be below ranks = 2, got 2"),
+    ({"seed": 1.5}, "seed must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD)
+def test_bad_arguments_are_named(given: dict[str, object], message: str) -> None:
+    at = {"split": "train", "seed": 0, "rank": 0, "step": 0, "batch_size": 2, "ranks": 2}
+    with pytest.raises(ValueError, match=message):
+        tasks.create("copying").batch(**(at | given))
+
+
+def _order(lengths: np.ndarray, step: int, *, rank: int = 0, ranks: int = 1) -> np.ndarray:
+    return Order(lengths, shuffled=True).indices(Place("train", 0, rank, step, 8, ranks))
+
+
+def test_an_epoch_has_every_sample_once_and_the_next_one_another_order() -> None:
+    lengths = np.arange(160) % 37
+    first, second = (
+        np.concatenate(
+            [
+                _order(lengths, 10 * epoch + step, rank=rank, ranks=2)
+                for step in range(10)
+                for rank in range(2)
+            ]
+        )
+        for epoch in range(2)
+    )
+    assert sorted(first) == sorted(second) == list(range(160))
+    assert not np.array_equal(first, second)
+
+
+def test_samples_of_similar_length_come_together_on_all_ranks() -> None:
+    lengths = np.random.default_rng(0).integers(1, 2000, 4000)
+    spread = [np.ptp(lengths[_order(lengths, step)]) for step in range(50)]
+    assert np.mean(spread) < 400  # about 1,600 without buckets
+    for step in range(20):
+        means = [lengths[_order(lengths, step, rank=rank, ranks=4)].mean() for rank in range(4)]
+        assert np.ptp(means) < 250
+
+
+def test_a_small_set_has_other_batches_in_every_epoch() -> None:
+    lengths = np.repeat(np.arange(1, 17), 4) * 10
+    batches = [
+        {tuple(sorted(_order(lengths, 8 * epoch + n))) for n in range(8)} for epoch in (0, 1)
+    ]
+    assert len(batches[0] & batches[1]) <= 4
+
+
+def test_a_set_smaller_than_a_batch_is_repeated() -> None:
+    counts = np.bincount(_order(np.ones(3), 5), minlength=3)
+    assert counts.sum() == 8
+    assert counts.min() >= 2
+
+
+def test_data_lies_on_the_device_where_it_fits(folder: Path) -> None:
+    task = tasks.create("image", data=folder, device="cpu")
+    assert {tower.flat.device.type for tower in task._towers["train"]} == {"cpu"}
+    assert task._towers["train"][0].flat.dtype == torch.uint8
+
+
+def test_unknown_tasks_and_options_list_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"task must be one of lm, mlm, .*sst2.*, got 'glue'"):
+        tasks.create("glue")
+    with pytest.raises(ValueError, match=r"option of mqar must be one of length.*, got 'size'"):
+        tasks.create("mqar", size=3)
+
+
+@pytest.mark.parametrize("name", ["sst2", "imdb", "retrieval", "image"])
+def test_a_missing_file_is_named_with_the_remedy(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data must hold the file .*`cosformer data get"):
+        tasks.create(name, data=tmp_path)

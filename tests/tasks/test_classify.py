@@ -1,0 +1,117 @@
+"""Tables of labelled texts: formats, splits, pairs, and what is wrong with a file."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cosformer import tasks
+from cosformer.tasks import tables
+from cosformer.tasks.classify import join
+from cosformer.tasks.sequences import complete
+
+ROWS = [("good", 'say "hi", twice'), ("bad", "two\twords"), ("good", "ünï")] * 10
+
+
+def write(path: Path) -> Path:
+    if path.suffix == ".csv":
+        lines = [f'{label},"{text.replace(chr(34), chr(34) * 2)}"' for label, text in ROWS]
+        path.write_text("\n".join(["mood,text", *lines]))
+    elif path.suffix == ".tsv":
+        lines = [f"{label}\t{text.replace(chr(9), ' ')}" for label, text in ROWS]
+        path.write_text("\n".join(["mood\ttext", *lines]) + "\n")
+    else:
+        lines = [json.dumps({"mood": label, "text": text}) for label, text in ROWS]
+        path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_own_tables_are_read_in_each_format(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"own.{suffix}")
+    found = tables.read({"": path}, label="mood")
+    texts = [t.replace("\t", " ") if suffix == "tsv" else t for _, t in ROWS]
+    assert found.texts == (texts,)
+    assert found.classes == ["bad", "good"]
+    assert found.labels.tolist() == [1, 0, 1] * 10
+    task = tasks.create("classify", data=path, label="mood")
+    assert sum(task.sizes.values()) == 30
+    assert min(task.sizes.values()) >= 3
+
+
+def test_numbers_are_classes_in_the_order_of_their_value(tmp_path: Path) -> None:
+    (tmp_path / "x.tsv").write_text("label\ttext\n10\ta\n2\tb\n")
+    assert tables.read({"": tmp_path / "x.tsv"}).classes == ["2", "10"]
+
+
+def test_what_is_judged_is_never_what_choices_are_made_on() -> None:
+    train, dev = np.arange(80), np.arange(80, 100)
+    found = complete({"train": train, "valid": dev}, 100)
+    assert found["test"].tolist() == dev.tolist()
+    assert sorted([*found["train"], *found["valid"]]) == train.tolist()
+    assert len(found["valid"]) == 8
+    nothing = complete({}, 100)
+    assert sorted(np.concatenate(list(nothing.values()))) == list(range(100))
+    with pytest.raises(ValueError, match="samples to train on, got valid alone"):
+        complete({"valid": dev}, 100)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [(3, 4, (3, 4)), (3, 40, (3, 16)), (40, 3, (16, 3)), (40, 40, (10, 9)), (9, 12, (9, 10))],
+)
+def test_pairs_that_are_too_long_lose_of_the_longer_part(
+    first: int, second: int, kept: tuple[int, int]
+) -> None:
+    found = join(np.full(first, 1), np.full(second, 2), 9, 20).tolist()
+    assert found == [1] * kept[0] + [9] + [2] * kept[1]
+
+
+def test_a_pair_has_a_separator_that_is_no_data(folder: Path) -> None:
+    task = tasks.create("mnli", data=folder, length=64)
+    batch = task.batch("test", seed=0, rank=0, step=0, batch_size=3)
+    separator = task.facts.token("separator")
+    assert separator >= 256
+    assert (batch["tokens"] == separator).sum(dim=1).tolist() == [1, 1, 1]
+
+
+WRONG = {
+    "x.tsv": ("label\ttext\n1\ta\tb\n", r"row 2, must have 2 fields as the header has, got 3"),
+    "y.tsv": ("label\ttext\n", "must have a header and one or more rows, got none"),
+    "z.tsv": ("label\ttext\n1\ta\n1\tb\n", r"label must have two or more values, got \['1'\]"),
+    "a.tsv": ("label\tbody\n1\ta\n", r"text must name the columns with the texts.*'label', 'body'"),
+    "b.tsv": ("mood\ttext\n1\ta\n", "must have the column 'label', got 'mood', 'text'"),
+    "c.jsonl": ("{]\n", "line 1, must be JSON"),
+    "d.jsonl": ("[1]\n", "line 1, must be an object, got list"),
+    "e.xlsx": ("", r"must be a \.tsv, \.csv or \.jsonl file, packed or not, got '.xlsx'"),
+    "f.tsv": (
+        "split\tlabel\ttext\nlearn\t1\ta\ntest\t2\tb\n",
+        "split must be one of .*got 'learn'",
+    ),
+    "g.tsv.xz": ("no xz", r"must be a whole \.xz file"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_file_is_said(name: str, tmp_path: Path) -> None:
+    content, message = WRONG[name]
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        tasks.create("classify", data=tmp_path / name)
+
+
+BAD = [
+    ({"name": "glue"}, "name must be one of sst2, .*got 'glue'"),
+    ({"name": "sst2", "label": "x"}, "text and label must not be given beside a name"),
+    ({"data": None}, r"data must be a table where no name \(sst2, "),
+    ({"name": "sst2", "towers": 2}, "towers must be 1, or 2 for pairs of texts, got 2"),
+    ({"name": "mnli", "length": 2}, "length must be 3 or more for pairs, got 2"),
+    ({"text": "sentence"}, "text must name one column or two, got 'sentence'"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD)
+def test_bad_options_are_named(given: dict[str, object], message: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        tasks.create("classify", **({"data": folder} | given))

@@ -1,0 +1,96 @@
+"""Generated sets: the same whoever draws them, whole on disk, verified."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cosformer.tasks import files, generated
+from cosformer.tasks.ragged import Ragged
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated, "BLOCK", 20)
+
+
+def same(one: Ragged, other: Ragged) -> bool:
+    return np.array_equal(one.flat, other.flat) and np.array_equal(one.labels, other.labels)
+
+
+def test_a_set_is_kept_and_comes_back_as_it_was_drawn(tmp_path: Path) -> None:
+    path = generated.make("listops", tmp_path, count=50, seed=3)
+    drawn = generated.draw("listops", count=50, seed=3)
+    assert same(generated.load(path), drawn)
+    assert len(drawn) == 50
+    before = path.stat().st_mtime_ns
+    assert generated.make("listops", tmp_path, count=50, seed=3) == path
+    assert path.stat().st_mtime_ns == before
+    assert [p.name for p in tmp_path.iterdir()] == ["listops-50-seed3.npz"]
+
+
+def test_another_seed_draws_other_samples_and_more_samples_begin_alike() -> None:
+    few = generated.draw("listops", count=30, seed=0)
+    assert not same(few, generated.draw("listops", count=30, seed=1))
+    assert same(few, generated.draw("listops", count=50, seed=0).take(np.arange(30)))
+
+
+def test_several_processes_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # other processes have blocks of the usual size
+    alone = generated.draw("listops", count=1100, seed=0)
+    assert same(alone, generated.draw("listops", count=1100, seed=0, workers=2))
+
+
+def test_a_sample_drawn_twice_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_block = generated._draw_block
+    monkeypatch.setattr(
+        generated, "_draw_block", lambda name, seed, number: draw_block(name, seed, number // 2)
+    )
+    found = generated.draw("listops", count=50, seed=0)
+    assert len({found[n].tobytes() for n in range(50)}) == 50
+
+
+def test_a_killed_writer_leaves_no_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        generated.make("listops", tmp_path, count=10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verification_finds_damage_wrong_labels_and_other_rules(tmp_path: Path) -> None:
+    path = generated.make("listops", tmp_path, count=30)
+    assert len(generated.verify("listops", path)) == 30
+    arrays = files.load_arrays(path)
+    files.save_arrays(path, **(arrays | {"labels": (arrays["labels"] + 1) % 10}))
+    with pytest.raises(ValueError, match="must begin as seed 0 does"):
+        generated.verify("listops", path)
+    files.save_arrays(path, **(arrays | {"about": np.array('{"name": "listops"}')}))
+    with pytest.raises(ValueError, match="must be of the rule of today"):
+        generated.verify("listops", path)
+    files.save_arrays(path, flat=arrays["flat"])
+    with pytest.raises(ValueError, match="must hold what `cosformer data make` writes"):
+        generated.load(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"must be a whole \.npz"):
+        generated.load(path)
+
+
+def test_arrays_that_would_run_code_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.array([print], dtype=object))
+    with pytest.raises(ValueError, match="plain arrays"):
+        files.load_arrays(tmp_path / "x.npz")
+
+
+BAD = [({"count": 0}, "count"), ({"seed": -1}, "seed"), ({"workers": 0}, "workers")]
+
+
+@pytest.mark.parametrize(("given", "name"), BAD)
+def test_bad_numbers_are_named(given: dict[str, int], name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least"):
+        generated.make("listops", tmp_path, **given)
+    with pytest.raises(ValueError, match="name must be one of listops, pathfinder, got 'x'"):
+        generated.make("x", tmp_path)

@@ -1,0 +1,105 @@
+"""Pathfinder: pictures that follow the rule, labels that only the path tells."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from cosformer.tasks import pathfinder, strokes
+from cosformer.tasks.pathfinder import PathfinderRule, _Canvas, _Snake
+from cosformer.tasks.ragged import Array
+
+COUNT = 600
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[Array, Array]:
+    return pathfinder.draw(np.random.default_rng(0), COUNT)
+
+
+def test_pictures_are_scaled_to_all_grey_levels(drawn: tuple[Array, Array]) -> None:
+    pictures, labels = drawn
+    assert pictures.shape == (COUNT, 32, 32)
+    assert pictures.dtype == np.uint8
+    assert (pictures.min(axis=(1, 2)) == 0).all()
+    assert (pictures.max(axis=(1, 2)) == 255).all()
+    assert set(labels.tolist()) == {0, 1}
+
+
+def test_labels_are_in_balance_and_brightness_does_not_tell_them(
+    drawn: tuple[Array, Array],
+) -> None:
+    pictures, labels = drawn
+    assert abs(labels.mean() - 0.5) < 4 * 0.5 / COUNT**0.5
+    bright = pictures.mean(axis=(1, 2))
+    spread = bright.std() * 2 / COUNT**0.5
+    assert abs(bright[labels == 1].mean() - bright[labels == 0].mean()) < 4 * spread
+
+
+def _paths(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
+    """Heads [pictures, dashes, 2] of both snakes of many pictures."""
+    extend, keep = pathfinder._extend, _Snake.keep
+    heads: dict[int, list[Array]] = {}
+
+    def following(rng, canvas, snake, contrast):
+        ok = extend(rng, canvas, snake, contrast)
+        heads.setdefault(id(snake), []).append(snake.head)
+        return ok
+
+    def keeping(self: _Snake, who: Array) -> None:
+        keep(self, who)
+        heads[id(self)] = [each[who] for each in heads.get(id(self), [])]
+
+    monkeypatch.setattr(pathfinder, "_extend", following)
+    monkeypatch.setattr(_Snake, "keep", keeping)
+    canvas = _Canvas(PathfinderRule(), 2048)
+    snakes = pathfinder._grow_two(np.random.default_rng(1), canvas)
+    return [np.stack(heads[id(snake)], axis=1) for snake in snakes]
+
+
+def _cross(p: Array, q: Array) -> bool:
+    def side(a: Array, b: Array, c: Array) -> float:
+        return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+
+    return any(
+        side(a, b, c) * side(a, b, d) < 0 and side(c, d, a) * side(c, d, b) < 0
+        for a, b in itertools.pairwise(p)
+        for c, d in itertools.pairwise(q)
+    )
+
+
+def test_snakes_have_all_dashes_stay_inside_and_do_not_cross(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = _paths(monkeypatch)
+    assert first.shape[1:] == second.shape[1:] == (13, 2)
+    assert 0.05 < len(first) / 2048 < 0.2  # of attempts, those that find room for all
+    for heads in (first, second):
+        assert heads.min() > 0
+        assert heads.max() < 31
+        # from head to head: two halves of a bend, so never more than l + 2m + rounding
+        steps = np.linalg.norm(np.diff(heads, axis=1), axis=2)
+        assert steps.max() <= 4 + 1e-6
+    crossings = sum(_cross(p, q) for p, q in zip(first, second, strict=True))
+    assert crossings / len(first) <= 0.05  # a gap is one pixel wide: a few still slip through
+
+
+def test_the_same_seed_draws_the_same_pictures() -> None:
+    first, second = (pathfinder.draw(np.random.default_rng(5), 40) for _ in range(2))
+    assert np.array_equal(first[0], second[0])
+    assert np.array_equal(first[1], second[1])
+
+
+def test_a_stroke_is_reduced_to_half_its_size_and_keeps_its_amount() -> None:
+    large = strokes.stroke(0.0, back=4, ahead=0, thickness=2, radius=8)
+    small = strokes.reduce(large, 8)
+    assert large.shape == (33, 33)
+    assert small.shape == (17, 17)
+    assert small.sum() * 4 == pytest.approx(large.sum(), rel=0.1)
+    assert small[8, 5:8].min() > 0.8  # behind the centre, where it comes from
+    assert small[8, 11:].max() < 0.1
+
+
+def test_a_window_too_small_for_its_seeds_is_refused() -> None:
+    with pytest.raises(ValueError, match="size must exceed four times seed_distance = 7, got 28"):
+        PathfinderRule(size=28)
