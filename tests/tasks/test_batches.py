@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cosformer import tasks
-from cosformer.tasks import IGNORED, SPLITS, Task
+from cosformer.tasks import IGNORED, SPLITS, Task, resident
 from cosformer.tasks.base import Place
 from cosformer.tasks.order import Order
 from cosformer.tasks.probes import Probe
@@ -152,10 +152,14 @@ def test_a_set_smaller_than_a_batch_is_repeated() -> None:
     assert counts.min() >= 2
 
 
-def test_data_lies_on_the_device_where_it_fits(folder: Path) -> None:
-    task = tasks.create("image", data=folder, device="cpu")
-    assert {tower.flat.device.type for tower in task._towers["train"]} == {"cpu"}
-    assert task._towers["train"][0].flat.dtype == torch.uint8
+@pytest.mark.parametrize(("free", "where"), [(1000, "on the device"), (300, "beside it")])
+def test_data_lies_on_the_device_where_it_fits(
+    free: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: "on the device")
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: "beside it")
+    assert resident.place(np.zeros(100, np.uint8), torch.device("cuda")) == where
 
 
 def test_unknown_tasks_and_options_list_the_known_ones() -> None:
