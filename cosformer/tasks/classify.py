@@ -54,6 +54,9 @@ def classify(
         separator = facts.token("separator")
         pairs = zip(*columns, strict=True)
         columns = [[join(first, second, separator, length) for first, second in pairs]]
+    # an empty text is one token: a sequence with none has no mean
+    nothing = np.array([facts.token("start")])
+    columns = [[each if len(each) else nothing for each in column] for column in columns]
     whole = [_ragged(column, table.labels, facts.vocabulary) for column in columns]
     splits = {split: [tower.take(indices[split]) for tower in whole] for split in SPLITS}
     return SequenceTask(splits, facts, device)

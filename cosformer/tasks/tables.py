@@ -94,7 +94,10 @@ def _columns(path: Path) -> dict[str, list[str]]:
     if kind == ".jsonl":
         rows = [_object(line, path, n) for n, line in enumerate(content.split("\n"), 1) if line]
         header = list(rows[0]) if rows else []
-        lines = [[str(row.get(name, "")) for name in header] for row in rows]
+        for n, row in enumerate(rows, 1):
+            if missing := [name for name in header if row.get(name) is None]:
+                raise ValueError(f"{path}, object {n}, must have {missing[0]!r}, got {list(row)}")
+        lines = [[str(row[name]) for name in header] for row in rows]
     elif kind in (".tsv", ".csv"):
         if kind == ".tsv":  # published without quoting: a quote is a quote
             table = [line.rstrip("\r").split("\t") for line in content.split("\n") if line]

@@ -76,6 +76,12 @@ def test_a_pair_has_a_separator_that_is_no_data(folder: Path) -> None:
     assert (batch["tokens"] == separator).sum(dim=1).tolist() == [1, 1, 1]
 
 
+def test_an_empty_text_is_one_token(folder: Path) -> None:
+    task = tasks.create("mnli", data=folder, length=64, towers=2)
+    shortest = [b["mask2"].sum(dim=1).min() for s in tasks.SPLITS for b in task.evaluation(s, 8)]
+    assert min(shortest) == 1  # some hypotheses of the file are empty
+
+
 WRONG = {
     "x.tsv": ("label\ttext\n1\ta\tb\n", r"row 2, must have 2 fields as the header has, got 3"),
     "y.tsv": ("label\ttext\n", "must have a header and one or more rows, got none"),
@@ -84,6 +90,7 @@ WRONG = {
     "b.tsv": ("mood\ttext\n1\ta\n", "must have the column 'label', got 'mood', 'text'"),
     "c.jsonl": ("{]\n", "line 1, must be JSON"),
     "d.jsonl": ("[1]\n", "line 1, must be an object, got list"),
+    "h.jsonl": ('{"label": 1, "text": "a"}\n{"label": 2}\n', "object 2, must have 'text', got"),
     "e.xlsx": ("", r"must be a \.tsv, \.csv or \.jsonl file, packed or not, got '.xlsx'"),
     "f.tsv": (
         "split\tlabel\ttext\nlearn\t1\ta\ntest\t2\tb\n",
