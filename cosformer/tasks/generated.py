@@ -112,15 +112,17 @@ def load(path: Path) -> Ragged:
     if missing := {"flat", "starts", "labels", "about"} - arrays.keys():
         raise ValueError(f"{path} must hold what `cosformer data make` writes, got no {missing}")
     found = Ragged(arrays["flat"], arrays["starts"], arrays["labels"].astype(np.int64))
-    if found.starts[-1] != len(found.flat):
-        raise ValueError(f"{path} must end where its last sample does, got {len(found.flat)}")
+    edges = (found.starts[0], found.starts[-1])
+    if edges != (0, len(found.flat)) or (found.lengths < 1).any():
+        raise ValueError(f"{path} must have samples from 0 to {len(found.flat)}, got {edges}")
     return found
 
 
 def verify(name: str, path: Path) -> Ragged:
     """The set, after its first block was drawn anew and, for ListOps, 200 values computed anew."""
     found, about = load(path), json.loads(str(files.load_arrays(path)["about"]))
-    if about != _about(name, count=len(found), seed=about.get("seed")):
+    seed = about.get("seed") if isinstance(about, dict) else None
+    if about != _about(name, count=len(found), seed=seed):
         raise ValueError(f"{path} must be of the rule of today, got {about}")
     again = draw(name, count=min(len(found), BLOCK), seed=about["seed"])
     first = found.take(np.arange(len(again)))
@@ -138,7 +140,7 @@ def require_known(name: str) -> None:
         raise ValueError(f"name must be one of {', '.join(MADE)}, got {name!r}")
 
 
-def _about(name: str, *, count: int, seed: int) -> dict[str, object]:
+def _about(name: str, *, count: int, seed: int | None) -> dict[str, object]:
     rule = asdict(MADE[name].rule)  # type: ignore[call-overload]
     return {"name": name, "count": count, "seed": seed, "block": BLOCK, "rule": rule}
 

@@ -70,6 +70,12 @@ def test_verification_finds_damage_wrong_labels_and_other_rules(tmp_path: Path) 
     files.save_arrays(path, **(arrays | {"about": np.array('{"name": "listops"}')}))
     with pytest.raises(ValueError, match="must be of the rule of today"):
         generated.verify("listops", path)
+    files.save_arrays(path, **(arrays | {"about": np.array("[]")}))
+    with pytest.raises(ValueError, match="must be of the rule of today"):
+        generated.verify("listops", path)
+    files.save_arrays(path, **(arrays | {"flat": arrays["flat"][:-5]}))
+    with pytest.raises(ValueError, match="must have samples from 0 to"):
+        generated.load(path)
     files.save_arrays(path, flat=arrays["flat"])
     with pytest.raises(ValueError, match="must hold what `cosformer data make` writes"):
         generated.load(path)
