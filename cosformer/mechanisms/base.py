@@ -19,7 +19,7 @@ class Request(NamedTuple):
     """How to attend, checked: what `attend` and `weights` of a mechanism receive."""
 
     causal: bool
-    key_mask: Tensor | None  # [B, S] bool, True = real token
+    key_mask: Tensor | None  # [B, S] bool, True = real token; k, v and controls are 0 elsewhere
     start: int  # the key index that the first query stands at
     controls: Mapping[str, Tensor]  # name -> [B, H_kv, S], before any activation
 
@@ -75,6 +75,7 @@ class Mechanism(nn.Module):
         q, k, v = check_inputs(q, k, v)
         if state is None:
             request = self._request(q, k, causal, key_mask, start, controls)
+            k, v = hide(k, key_mask), hide(v, key_mask)
             with full_precision(q):  # autocast has cast q, k and v, and shall round no more
                 return self.attend(q, k, v, request), None
         if self.traits.state == "none":
@@ -88,6 +89,7 @@ class Mechanism(nn.Module):
                 f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
             )
         request = self._request(q, k, True, key_mask, None, controls)
+        k, v = hide(k, key_mask), hide(v, key_mask)
         with full_precision(q):
             return self.advance(q, k, v, state, request)
 
@@ -105,7 +107,7 @@ class Mechanism(nn.Module):
         q, k, _ = check_inputs(q, k, k)
         request = self._request(q, k, causal, key_mask, start, controls)
         with full_precision(q):
-            return self.dense(q, k, request)
+            return self.dense(q, hide(k, key_mask), request)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         raise NotImplementedError
@@ -192,7 +194,8 @@ class Mechanism(nn.Module):
                 )
         if start is None:
             start = k.shape[2] - q.shape[2] if causal else 0
-        return Request(causal, key_mask, start, controls)
+        shown = {name: hide(control, key_mask) for name, control in controls.items()}
+        return Request(causal, key_mask, start, shown)
 
     def _check_length(self, length: int) -> None:
         limit = self.traits.max_length
@@ -203,6 +206,13 @@ class Mechanism(nn.Module):
                 lambda other: (other.max_length or length) >= length,
                 self.length_hint,
             )
+
+
+def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Zeros at masked tokens of `[B, H, S, …]`, whatever stood there: 0 · NaN would be NaN."""
+    if key_mask is None:
+        return x
+    return x.masked_fill(~key_mask.view(x.shape[0], 1, x.shape[2], *[1] * (x.dim() - 3)), 0)
 
 
 def repeat_heads(k: Tensor, q: Tensor) -> Tensor:

@@ -98,7 +98,13 @@ class _Blocked(torch.autograd.Function):
         with full_precision(q):
             if torch.is_grad_enabled():  # gradients of gradients: through the forward pass itself
                 again, _ = _forward(q, k, v, ctx.pairs)
-                return *torch.autograd.grad(again, (q, k, v), grad, create_graph=True), None
+                wanted = [
+                    x for x, needed in zip((q, k, v), ctx.needs_input_grad, strict=False) if needed
+                ]
+                found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
+                return *(
+                    next(found) if needed else None for needed in ctx.needs_input_grad[:3]
+                ), None
             return *_backward(q, k, v, out, log_total, grad, ctx.pairs), None
 
 

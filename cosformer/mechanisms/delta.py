@@ -61,8 +61,6 @@ class Delta(Mechanism):
         if state.value.shape != wanted:
             raise ValueError(f"state must hold {list(wanted)}, got {list(state.value.shape)}")
         queries, keys, beta, log_decay = self._given(q, k, request)
-        if request.key_mask is not None:
-            v = v.masked_fill(~request.key_mask[:, None, :, None], 0)
         out, memory = delta_rule(queries, keys, v, beta, log_decay, state.value)
         return out.to(q.dtype), Memory(memory)
 
@@ -85,8 +83,6 @@ class Delta(Mechanism):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Unit queries, scaled, unit keys, β and g; a masked key is 0, which changes nothing."""
         dtype = compute_dtype(q.dtype)
-        if request.key_mask is not None:
-            k = k.masked_fill(~request.key_mask[:, None, :, None], 0)
         beta = request.controls["beta"].to(dtype).sigmoid()
         queries = F.normalize(q.to(dtype), dim=-1) / math.sqrt(self.width)
         return queries, F.normalize(k.to(dtype), dim=-1), beta, self.log_decay(request).to(dtype)

@@ -145,8 +145,6 @@ class LinearMechanism(Mechanism):
         query_start: int | Tensor,
         key_start: int | Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if self.stores_features and request.key_mask is not None:
-            k = k.masked_fill(~request.key_mask[:, None, :, None], 0)
         queries = in_segments(self.queries, q, query_start, self.scratch_width)
         keys = in_segments(self.keys, k, key_start, self.scratch_width)
         if (share := self.share(request)) is not None:

@@ -45,7 +45,7 @@ class Linformer(Mechanism):
         k, v = k.to(dtype), v.to(dtype)
         if mask is not None:
             order = real_first(mask)
-            k, v = (take(x.masked_fill(~mask[:, None, :, None], 0), order) for x in (k, v))
+            k, v = take(k, order), take(v, order)
         mixed_k = self._mix(self.key_mix, k)  # [B H_kv projected D]
         mixed_v = self._mix(self.value_mix, v)
         grouped = q.shape[1] != k.shape[1]
@@ -57,7 +57,6 @@ class Linformer(Mechanism):
         if request.key_mask is not None:
             place, real = ranks(request.key_mask), request.key_mask[:, None]
             mix_k, mix_v = (x[0][:, place].movedim(0, 1) * real for x in (mix_k, mix_v))
-            k = k.masked_fill(~request.key_mask[:, None, :, None], 0)
         keys = mix_k[:, None] @ repeat_heads(k, q)
         return (q @ keys.mT / math.sqrt(self.width)).softmax(-1) @ mix_v[:, None]
 
@@ -69,7 +68,7 @@ class Linformer(Mechanism):
 
     def _mix(self, mix: Tensor, x: Tensor) -> Tensor:
         """Σ_t mix_pt x_t, one product for all items and heads."""
-        batch, heads, length, _ = x.shape
+        batch, heads, length, width = x.shape
         columns = x.permute(2, 0, 1, 3).flatten(1)  # [S B·H·D]
         mixed = mix[:, :length].to(x.dtype) @ columns
-        return mixed.unflatten(1, (batch, heads, -1)).permute(1, 2, 0, 3)
+        return mixed.unflatten(1, (batch, heads, width)).permute(1, 2, 0, 3)

@@ -67,8 +67,6 @@ class Masked(Mechanism):
         mask = request.key_mask
         if 0 in (q.shape[2], k.shape[2]):
             return q @ repeat_heads(k, q).mT @ repeat_heads(v, q)  # zeros with a gradient
-        if mask is not None:
-            k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
         impl = self.choose(q)
         if impl == "reference":
             dtype = compute_dtype(q.dtype)

@@ -36,8 +36,6 @@ class OneVsEach(Mechanism):
             self.traits = replace(self.traits, normalised=True)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        if request.key_mask is not None:
-            k, v = (x.masked_fill(~request.key_mask[:, None, :, None], 0) for x in (k, v))
         dtype = compute_dtype(q.dtype)
         return (self._weights(q, k, request) @ repeat_heads(v, q).to(dtype)).to(q.dtype)
 

@@ -48,8 +48,6 @@ class Synthesizer(Mechanism):
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        if request.key_mask is not None:
-            v = v.masked_fill(~request.key_mask[:, None, :, None], 0)
         values = repeat_heads(v, q).to(compute_dtype(q.dtype))
         return (self._weights(q, k, request) @ values).to(q.dtype)
 
@@ -112,8 +110,6 @@ class Factored(Synthesizer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         dtype, mask = compute_dtype(q.dtype), request.key_mask
-        if mask is not None:
-            v = v.masked_fill(~mask[:, None, :, None], 0)
         rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
         width = max(rows.shape[3], v.shape[3])  # one for all, or PyTorch stores the scores
 

@@ -131,7 +131,15 @@ class MultiHeadAttention(HeadProjections):
         """
         if start and (context is None or causal):
             raise ValueError(f"start must be 0 unless x looks at a whole context, got {start}")
-        q, k, v, controls = self._project(x, context, start)
+        first = start
+        if causal and context is not None:  # the last token stands at the last of the context
+            first = context.shape[1] - x.shape[1]
+            if first < 0 and type(self.positions) is not POSITIONS["none"]:
+                raise ValueError(
+                    f"x must not be longer than a context under causal=True with positions, got "
+                    f"{x.shape[1]} and {context.shape[1]} tokens"
+                )
+        q, k, v, controls = self._project(x, context, first)
         out, _ = self.mechanism(
             q,
             k,
@@ -148,7 +156,7 @@ class MultiHeadAttention(HeadProjections):
     ) -> tuple[Tensor, LayerState]:
         """The next tokens `[B, T, E]` of a causal stream; a state of None begins one.
 
-        Every causal mechanism streams: what it remembers (sums, a window, all tokens) is in its
+        What a mechanism remembers (sums, a window, all tokens, or nothing: it raises) is in its
         traits. To go on from a padded batch, pad on the left. The state is not changed.
         """
         position = 0 if state is None else state.position

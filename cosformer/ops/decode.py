@@ -91,10 +91,11 @@ class StepGraph:
 
         if not q.is_cuda:
             raise ValueError(f"q must be on a CUDA device, got {q.device.type}")
+        self.state = state  # a replay writes to its memory
         q, k, v = self.inputs = (q.detach().clone(), k.detach().clone(), v.detach().clone())
         self.slots = None if slots is None else slots.clone()
         saved = [x.clone() for x in state[:3]]
-        with torch.no_grad():
+        with torch.no_grad(), torch.cuda.device(q.device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # compiles the kernels, which a capture may not
@@ -111,9 +112,11 @@ class StepGraph:
         if (slots is None) != (self.slots is None):
             raise ValueError("slots must be given with every call, or not at all, as when captured")
         for mine, given in zip(self.inputs, (q, k, v), strict=True):
-            if mine.shape != given.shape:
-                raise ValueError(f"shapes must be those captured, {mine.shape}, got {given.shape}")
-            mine.copy_(given)
+            for what in ("shape", "dtype", "device"):
+                wanted, found = getattr(mine, what), getattr(given, what)
+                if wanted != found:
+                    raise ValueError(f"{what} must be that captured, {wanted}, got {found}")
+            mine.copy_(given.detach())
         if slots is not None and self.slots is not None:
             self.slots.copy_(slots)
         self.graph.replay()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cosformer.ops.check import check_choice
 from cosformer.ops.chunked import chunked, fused
-from cosformer.ops.problem import Problem, full_precision
+from cosformer.ops.problem import Problem, full_precision, on_device_of
 from cosformer.ops.reference import reference
 
 HAS_TRITON = find_spec("triton") is not None
@@ -42,5 +42,5 @@ def compute(
     chosen = auto_impl(q, k, v, problem) if impl == "auto" else impl
     if impl == "triton" and (reason := why_not_triton(q, k, v, problem)):
         raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
-    with full_precision(q):
+    with full_precision(q), on_device_of(q):
         return IMPLEMENTATIONS[chosen](q, k, v, problem, state)

@@ -63,8 +63,9 @@ constexpr int LOADERS = 2;  // warpgroups that load
 constexpr bool LATE = KEEPERS == 1;  // the state is stored while the next is summed: takes registers
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
 constexpr int LOADER_REGISTERS = KEEPERS == 2 ? 80 : 64;
-constexpr int KEEPER_REGISTERS = !READ ? 152 : KEEPERS == 2 ? 104 : 128;
+constexpr int KEEPER_REGISTERS = !READ ? 144 : KEEPERS == 2 ? 104 : 128;
 constexpr int GIVER_REGISTERS = !READ ? 24 : 112;
+static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int OUT_AT = STATE_AT + (READ ? (WRITE ? 2 : 1) * STATE_BYTES : 0);
 constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
@@ -234,7 +235,8 @@ template <int W, int THREADS> struct Rows {
         v[i] = load16<false>(next + i * STEP * stride, row(i) < left && block() * 8 < width);
     }
   }
-  INLINE void announce(long long stride) const {
+  INLINE void announce(long long stride, int width) const {
+    if (block() * 8 >= width) return;
 #pragma unroll
     for (int i = 0; i < N; ++i) prefetch(next + ((REVERSE ? 1 - AHEAD : AHEAD - 1) * CHUNK + i * STEP) * stride);
   }
@@ -276,7 +278,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     const bool announced = c + AHEAD - 1 < at.chunks && ahead + CHUNK <= at.stop;
     if (READ) {
       xs.load(p.xs[2], left, width);
-      if (announced) xs.announce(p.xs[2]);
+      if (announced) xs.announce(p.xs[2], width);
       if (MASKED == 2) xs.hide(mask + begin, left);
       xs.move(p.xs[2]);
     }
@@ -284,7 +286,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     if (WRITE) {
       ys.load(p.ys[2], left, width);
       zs.load(p.zs[2], left, columns);
-      if (announced) ys.announce(p.ys[2]), zs.announce(p.zs[2]);
+      if (announced) ys.announce(p.ys[2], width), zs.announce(p.zs[2], columns);
       if (MASKED == 1) ys.hide(mask + begin, left), zs.hide(mask + begin, left);
       ys.move(p.ys[2]), zs.move(p.zs[2]);
 #pragma unroll

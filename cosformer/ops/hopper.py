@@ -122,7 +122,7 @@ def backward(
         q, k, v, query_basis, key_mask, feature_map, rule, eps, causal, state is None,
         grad_last is None, grad.stride(), out.stride(),
     )  # fmt: skip
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)  # as the fakes
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
     by_row = plan.prepare(grad, out, total) if plan.sums else None
     by: dict[str, Any] = {"by_row": by_row, "mask": mask}
@@ -159,4 +159,6 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 
 def _aligned(x: Tensor) -> Tensor:
     """x, or a copy of it whose rows are in one piece and begin where 16 bytes do."""
-    return x if _in_pieces(x.stride()) and x.data_ptr() % 16 == 0 else x.contiguous()
+    if _in_pieces(x.stride()) and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,9 @@
 """Launches of `hopper.cu`: its roles, how a sequence is cut, what is prepared for the next call."""
 
 import functools
+import math
 import struct
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,6 +199,7 @@ class Plan:
 
 
 _plans: dict[Any, Plan] = {}
+_lock = threading.Lock()
 
 
 def plan_of(
@@ -210,10 +213,12 @@ def plan_of(
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        while len(_plans) >= PLANS:
-            _plans.pop(next(iter(_plans)), None)
         masked = key_mask is not None
-        plan = _plans[key] = Plan(q, k, v, basis.shape[3], masked, feature_map, rule, eps)
+        plan = Plan(q, k, v, basis.shape[3], masked, feature_map, rule, eps)
+        with _lock:
+            while len(_plans) >= PLANS:
+                _plans.pop(next(iter(_plans)))
+            _plans[key] = plan
     return plan
 
 
@@ -221,7 +226,8 @@ def plan_of(
 def kernel(name: str, options: Sweep, device: int) -> Kernel:
     flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
     shared = "shared_bytes" if name == "sweep" else ""
-    return Kernel(cubin(_source(), flags), name, device, shared=shared)
+    with torch.cuda.device(device):
+        return Kernel(cubin(_source(), flags), name, device, shared=shared)
 
 
 def _pointer(x: Tensor | None) -> int:
@@ -236,7 +242,8 @@ def _steps(states: Tensor | None) -> tuple[int, int]:
     """From head to head and from segment to segment; one state may serve all segments."""
     if states is None:
         return 0, 0
-    return states.stride(1), states.stride(2) if states.dim() == 6 else 0
+    one = math.prod(states.shape[-3:])  # strides of a single head may be anything
+    return (one, 0) if states.dim() == 5 else (states.shape[2] * one, one)
 
 
 def _per_head(basis: Tensor) -> tuple[int, int]:

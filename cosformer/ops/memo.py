@@ -4,6 +4,7 @@ Positions, angles and ψ take a dozen small launches on a GPU: more time on the 
 attention takes on the device.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,10 @@ from cosformer.ops.problem import Problem, basis, compute_dtype
 ENTRIES = 32
 KINDS = {bool, int, float, str, type(None)}
 PLAIN = (Tensor, Parameter)
-LONGEST = 1 << 18  # positions: above it a call takes longer than making them
+LONGEST = 1 << 16  # positions: above it a call takes longer than making them
 
 _kept: dict[Any, Problem] = {}
+_lock = threading.Lock()
 _captured: dict[int, Problem] = {}  # a CUDA graph reads their memory for as long as it lives
 
 
@@ -43,7 +45,7 @@ def remembered(values: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) 
     alike = (values, kinds, compute_dtype(q.dtype), q.device)  # kinds: True equals 1
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         # Whatever stream made it has finished: a capture begins with all of them at rest.
-        found = next((kept for key, kept in _kept.items() if key[0] == alike), None)
+        found = next((kept for key, kept in list(_kept.items()) if key[0] == alike), None)
         if found is None:
             return make()
         _captured[id(found)] = found
@@ -54,9 +56,10 @@ def remembered(values: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) 
         with torch.inference_mode(False), torch.no_grad():
             found = with_basis(make(), compute_dtype(q.dtype))
         if max(found.query_position.numel(), found.key_position.numel()) <= LONGEST:
-            while len(_kept) >= ENTRIES:
-                _kept.pop(next(iter(_kept)), None)
-            _kept[alike, stream] = found
+            with _lock:
+                while len(_kept) >= ENTRIES:
+                    _kept.pop(next(iter(_kept)))
+                _kept[alike, stream] = found
     return found
 
 

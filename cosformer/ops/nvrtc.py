@@ -75,7 +75,7 @@ def cubin(source: str, flags: tuple[str, ...]) -> bytes:
         code = _compile(source, flags)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         part.write_bytes(code)
         part.replace(path)
     except OSError:  # a cache that cannot be written costs a compilation, no more

@@ -55,6 +55,17 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Kernels start on the current device, which need not be that of their tensors."""
+    if (
+        not x.is_cuda
+        or torch.compiler.is_compiling()
+        or x.device.index == torch.cuda.current_device()
+    ):
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """Autocast would round the products that must stay in float32."""
     return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()

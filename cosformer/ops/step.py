@@ -8,7 +8,7 @@ from torch import Tensor
 from cosformer.ops.build import angle_of
 from cosformer.ops.check import check_choice, check_eps, check_inputs, check_tensor
 from cosformer.ops.dispatch import HAS_TRITON
-from cosformer.ops.problem import basis, full_precision
+from cosformer.ops.problem import basis, full_precision, on_device_of
 from cosformer.ops.state import State, check_continues, check_length
 
 
@@ -69,7 +69,8 @@ def step(
 
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
-        return fused_step(q, k, v, state, turn, slots, eps, limit=limit)
+        with on_device_of(q):
+            return fused_step(q, k, v, state, turn, slots, eps, limit=limit)
     theta = angle_of(horizon, k)
     with full_precision(q):
         if slots is None:

@@ -52,7 +52,7 @@ def step_kernel(
 ):  # fmt: skip
     """One token of one key head: its sums and states in place, and the heads of q that share it."""
     program = tl.program_id(0)
-    head = program % heads
+    head = (program % heads).to(tl.int64)
     row = (program // heads).to(tl.int64)
     stream = row
     if SLOTS:
@@ -70,7 +70,7 @@ def step_kernel(
                 tl.store(out + g * o_h + column * o_d, nothing, mask=column < V)
     else:
         if NUMBER:
-            turn = theta.to(tl.float64, bitcast=True)
+            turn = theta.to(tl.int64).to(tl.float64, bitcast=True)
         else:
             turn = tl.load(theta + head * theta_h)
         keys = tl.load(k + row * k_b + head * k_h + lane * k_d, mask=in_k, other=0.0)

@@ -195,3 +195,10 @@ def test_the_dense_synthesizer_makes_a_row_of_scores_from_each_query():
         score = F.linear(hidden.relu(), mechanism.output[head], mechanism.output_bias[head])
         assert_close(weights[:, head], score[..., :LENGTH].softmax(-1))
     assert torch.equal(weights, mechanism.weights(q, 2 * k))
+
+
+@pytest.mark.parametrize("name", ["linformer", "nystromformer"])
+def test_an_empty_batch(name):
+    mechanism = make(name)
+    q, k, v, _ = (x[:0] if isinstance(x, torch.Tensor) else x for x in tokens(mechanism))
+    assert mechanism(q, k, v)[0].shape == q.shape

@@ -247,3 +247,16 @@ def test_global_tokens_begin_with_the_projections_of_all():
 def test_bad_options(name, options, message):
     with pytest.raises(ValueError, match=message):
         make(name, **options)
+
+
+@every_pattern
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_second_gradients_of_one_input_alone(name, wanted):
+    mechanism = make(name)
+    inputs = list(tokens(mechanism)[:3])
+    inputs[wanted].requires_grad_()
+    (grad,) = torch.autograd.grad(
+        mechanism(*inputs)[0].sin().sum(), inputs[wanted], create_graph=True
+    )
+    grad.square().sum().backward()
+    assert inputs[wanted].grad.isfinite().all()

@@ -222,3 +222,16 @@ def test_a_mechanism_made_for_shared_queries_and_keys_gets_them():
         ValueError, match=r"num_kv_heads must be num_heads=4 for reformer, .* got 2"
     ):
         make("reformer", num_kv_heads=2)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("name", ["softmax", "cosformer", "linear"])
+def test_the_last_tokens_of_a_causal_context(name, positions):
+    layer, x = make(name, positions=positions), tokens(2, 12, 16)
+    assert_close(layer(x[:, 8:], x, causal=True), layer(x, causal=True)[:, 8:])
+
+
+def test_positions_before_the_context_are_refused():
+    layer, x = make(positions="rotary"), tokens(2, 12, 16)
+    with pytest.raises(ValueError, match="longer than a context"):
+        layer(x, x[:, 4:], causal=True)

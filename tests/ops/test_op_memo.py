@@ -1,10 +1,14 @@
 """Problems are kept for the next call, and nothing else changes."""
 
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from cosformer import attention
-from cosformer.ops import hopper_plan, memo
+from cosformer.ops import hopper, hopper_plan, memo
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +70,36 @@ def test_what_inference_mode_made_serves_training():
 def test_compiled_calls_keep_nothing():
     torch.compile(lambda q, k, v: attention(q, k, v), backend="eager")(*qkv())
     assert not memo._kept
+
+
+def test_threads_share_it(monkeypatch):
+    monkeypatch.setattr(memo, "ENTRIES", 3)
+    monkeypatch.setattr(memo, "basis", lambda *a, own=memo.basis: (time.sleep(0), own(*a))[1])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            outs = list(pool.map(lambda n: attention(*qkv(1 + n % 9)), range(300)))
+    finally:
+        sys.setswitchinterval(before)
+    for n, out in enumerate(outs):
+        assert torch.equal(out, attention(*qkv(1 + n % 9)))
+
+
+def test_rows_are_copied_where_they_do_not_begin_at_16_bytes():
+    flat = torch.randn(2 * 3 * 8 * 16 + 1).bfloat16()
+    moved = flat[1:].view(2, 3, 8, 16)
+    assert moved.is_contiguous()
+    assert moved.data_ptr() % 16
+    assert hopper._aligned(moved).data_ptr() % 16 == 0
+    assert hopper._aligned(flat[:-1].view(2, 3, 8, 16)).data_ptr() == flat.data_ptr()
+
+
+def test_steps_between_states_follow_from_their_shape():
+    state = torch.zeros(1, 2, 2, 8, 9).transpose(0, 1)  # [2, 1, …]: the head's stride is anything
+    assert state.is_contiguous()
+    assert hopper_plan._steps(state) == (2 * 8 * 9, 0)
+    assert hopper_plan._steps(torch.zeros(2, 3, 4, 2, 8, 9)) == (4 * 144, 144)
 
 
 def test_segments_fill_the_processors():

@@ -142,3 +142,12 @@ def test_slots_need_a_position_per_stream():
     state = State.empty(3, 2, 6, 5, horizon=10.0)
     with pytest.raises(ValueError, match="one position per stream"):
         step(q, k, v, state, slots=torch.tensor([0, 1]))
+
+
+def test_a_horizon_without_end():
+    q, k, v = rows(length=3)
+    exact = attention(*(x.double() for x in (q, k, v)), causal=True, horizon=math.inf)
+    state = State.empty(3, 2, 6, 5, horizon=math.inf)
+    for t in range(3):
+        out = step(*(x[:, :, t : t + 1] for x in (q, k, v)), state, impl="triton")
+        torch.testing.assert_close(out.double(), exact[:, :, t : t + 1], rtol=1e-5, atol=1e-6)
