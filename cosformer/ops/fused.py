@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cosformer.ops import hopper
 from cosformer.ops.passes import MANY_PROGRAMS, Pass, Rows, Tiles, choose_tiles
-from cosformer.ops.problem import Problem
+from cosformer.ops.problem import Problem, outputs
 
 MAX_WIDTH = 256
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run in Python, on the CPU
@@ -56,7 +56,7 @@ def forward_pass(
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
     x, y, z = Rows(q, 1, relu), Rows(k, groups, relu), Rows(v, groups)
-    out, total = _outputs(q, v, rule)
+    out, total = outputs(q, v, rule)
     options: dict[str, Any] = {"rule": rule, "eps": eps, "masked": "writer"}
     first, last, rows = this.gather(y, z, _as_segment(state), causal=causal, sums=sums, **options)
     new = None
@@ -90,7 +90,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     *_, rule, _eps = others
     shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
-    return *_outputs(q, v, rule), q.new_empty(shape, dtype=torch.float32)
+    return *outputs(q, v, rule), q.new_empty(shape, dtype=torch.float32)
 
 
 def backward_pass(
@@ -197,13 +197,6 @@ def _(
         for x in (q, k)
     )
     return dq, dk, dv, q.new_empty(shape, dtype=torch.float32), by_query, by_key
-
-
-def _outputs(q: Tensor, v: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-    same_width = q.shape[3] == v.shape[3]
-    out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[3])
-    rows = 0 if rule == "none" else q.shape[2]
-    return out, q.new_empty(*q.shape[:2], rows, dtype=torch.float32)
 
 
 def _dots(rows: Tensor, decay: Tensor | None, tiles: Tiles) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cosformer.ops.hopper_plan import plan_of
 from cosformer.ops.nvrtc import libraries
+from cosformer.ops.problem import outputs
 
 MAX_WIDTH = 128
 
@@ -77,9 +78,7 @@ def forward(
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     state = None if state is None else state.contiguous()
     plan = plan_of(q, k, v, query_basis, key_mask, feature_map, rule, eps, causal, state is None)
-    same_width = q.shape[3] == v.shape[3]
-    out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[3])
-    total = q.new_empty(q.shape[:3] if plan.sums else (*q.shape[:2], 0), dtype=torch.float32)
+    out, total = outputs(q, v, rule)
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
     given: dict[str, Any] = {"out": out, "total": total, "mask": mask}
     if causal and rows >= q.shape[2]:
@@ -126,21 +125,21 @@ def backward(
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
     by_row = plan.prepare(grad, out, total) if plan.sums else None
     by: dict[str, Any] = {"by_row": by_row, "mask": mask}
-    if causal and rows >= q.shape[2]:
-        grad_first = plan.states(q)
-        plan.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, first=state, **by)
-        ends: dict[str, Any] = {"first": grad_last, "last": grad_first}
-        plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, **ends, **by)
-        plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=grad_last, **by)
-        return dq, dk, dv, grad_first
     if causal:
-        first, _ = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=True)
+        first, end, last = state, grad_last, None
+        cut = rows < q.shape[2]
+        if cut:
+            first, _ = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=True)
         plan.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, first=first, **by)
-        first, grad_first = plan.gather(
-            roles.dk_gather, grad, q, key_basis, rows, grad_last, None, by_row, causal=True
-        )
-        plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, first=first, **by)
-        plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=first, **by)
+        if cut:
+            end, grad_first = plan.gather(
+                roles.dk_gather, grad, q, key_basis, rows, grad_last, None, by_row, causal=True
+            )
+        else:
+            grad_first = last = plan.states(q)
+        ends: dict[str, Any] = {"first": end, "last": last}
+        plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, **ends, **by)
+        plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=end, **by)
         return dq, dk, dv, grad_first
     here, there = plan.query_rows, plan.key_rows
     _, first = plan.gather(roles.gather, k, v, key_basis, there, state, mask, causal=False)

@@ -50,6 +50,14 @@ def basis(position: Tensor, theta: Tensor, weight: str, dtype: torch.dtype) -> T
     return torch.stack(parts, -1).to(dtype)
 
 
+def outputs(q: Tensor, v: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+    """Room for what kernels give out: `[B, H, T, V]`, and row totals `[B, H, T]` if any."""
+    same_width = q.shape[3] == v.shape[3]
+    out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[3])
+    rows = 0 if rule == "none" else q.shape[2]
+    return out, q.new_empty(*q.shape[:2], rows, dtype=torch.float32)
+
+
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sums, states and denominators are never below float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
