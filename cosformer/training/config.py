@@ -62,16 +62,16 @@ class Schedule:
 
     shape: Shape = "cosine"
     """After the warm-up: `constant`, `cosine`, `linear` or `inverse-sqrt`."""
-    warmup: int = 100
-    """Steps over which the rate rises; at most all of them."""
+    warmup: float = 0.05
+    """Share of all steps over which the rate rises."""
     final: float = 0.1
     """Share of the highest rate that `cosine` and `linear` end at."""
 
     def __post_init__(self) -> None:
         check_choice("shape", self.shape, get_args(Shape))
-        _whole(0, warmup=self.warmup)
-        if not 0 <= self.final <= 1:
-            raise ValueError(f"final must lie in 0 to 1, got {self.final}")
+        for name in ("warmup", "final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in 0 to 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

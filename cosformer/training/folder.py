@@ -34,21 +34,30 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def adopt(config: RunConfig) -> None:
-    """Make the folder this run's, or find that it is already; the folder of another is refused."""
-    folder, wanted = config.out, comparable(plain(config))
-    path = folder / CONFIG
-    if path.exists():
-        found = comparable(read_json(path))
-        if wrong := differences(found, wanted):
-            raise ValueError(
-                f"out must be a new folder or one of the same run, got {folder}, whose "
-                f"{_shown(found, wrong[0])} is {_shown(wanted, wrong[0], bare=True)} here"
-                + (f", and {len(wrong) - 1} more settings differ" if wrong[1:] else "")
-            )
+    """Make the folder this run's, unless it is already; the folder of another is refused."""
+    if is_same_run(config):
         return
-    if foreign := [p.name for p in folder.iterdir() if p.name != LOCK]:
-        raise ValueError(f"out must be a run or an empty folder, got {folder} with {foreign[0]}")
-    write_json(path, plain(config))
+    if foreign := [path.name for path in config.out.iterdir() if path.name != LOCK]:
+        raise ValueError(
+            f"out must be a run or an empty folder, got {config.out} with {foreign[0]}"
+        )
+    write_json(config.out / CONFIG, plain(config))
+
+
+def is_same_run(config: RunConfig) -> bool:
+    """Whether the folder holds this run; False: none; that of another run is refused."""
+    path = config.out / CONFIG
+    if not path.exists():
+        return False
+    found, wanted = comparable(read_json(path)), comparable(plain(config))
+    if wrong := differences(found, wanted):
+        there, here = (_setting(each, wrong[0]) for each in (found, wanted))
+        more = f" and {len(wrong) - 1} more settings differ" if wrong[1:] else ""
+        raise ValueError(
+            f"out must be a new folder or that of the same run, got {config.out} with "
+            f"{wrong[0]} = {there!r}, here it is {here!r}{more}"
+        )
+    return True
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:
@@ -124,8 +133,7 @@ def _remove_unfinished(folder: Path) -> None:
             path.unlink()
 
 
-def _shown(settings: dict[str, Any], path: str, *, bare: bool = False) -> str:
-    value: Any = settings
+def _setting(settings: Any, path: str) -> Any:
     for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return repr(value) if bare else f"{path} = {value!r}"
+        settings = settings.get(name) if isinstance(settings, dict) else None
+    return settings

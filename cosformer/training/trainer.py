@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from cosformer.config import plain
+from cosformer.models import parameter_count
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import evaluate, is_better, judged_by
@@ -15,7 +16,7 @@ from cosformer.training.feed import feed
 from cosformer.training.folder import BEST, LAST, LOG, STATUS, Log, adopt, locked, write_json
 from cosformer.training.learner import Diverged, Learner
 from cosformer.training.phases import phases
-from cosformer.training.progress import Evaluated, Event, Meter, Progress
+from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,10 @@ class Place:
     """Of the log."""
     seconds: float = 0.0
     """Spent so far."""
+    metric: str | None = None
+    """What the phase's task is judged by."""
     best: float | None = None
-    """Of the metric that the phase's task is judged by."""
+    """Its best value so far."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
 
@@ -102,9 +105,12 @@ class Trainer:
                 learner.restore(found, self.place.step)
                 found = None
             else:
-                self.place = replace(self.place, phase=number, step=0, best=None, metrics={})
+                self.place = replace(
+                    self.place, phase=number, step=0, metric=None, best=None, metrics={}
+                )
                 if before is not None:
                     learner.begin_from(before)
+            yield _started(learner)
             yield from self._steps(learner, log)
             before = learner.judged
         assert before is not None
@@ -144,9 +150,16 @@ class Trainer:
         steps = learner.phase.budget.steps
         left = meter.left(steps - learner.step)
         event = Progress(
-            learner.phase.name, learner.step, steps, loss, learner.lr, norm,
-            meter.speed(), meter.memory(), left,
-        )  # fmt: skip
+            phase=learner.phase.name,
+            step=learner.step,
+            steps=steps,
+            loss=loss,
+            lr=learner.lr,
+            gradient_norm=norm,
+            tokens_per_second=meter.speed(),
+            memory=meter.memory(),
+            seconds_left=left,
+        )
         log.append(asdict(event))
         return event
 
@@ -161,10 +174,10 @@ class Trainer:
             batches=settings.batches,
             precision=self.config.precision,
         )
-        value = metrics[judged_by(phase.task.facts)]
-        is_best = is_better(phase.task.facts, value, self.place.best)
-        best = value if is_best else self.place.best
-        self.place = replace(self.place, step=learner.step, best=best, metrics=metrics)
+        name = judged_by(phase.task.facts)
+        is_best = is_better(phase.task.facts, metrics[name], self.place.best)
+        best = metrics[name] if is_best else self.place.best
+        self.place = replace(self.place, step=learner.step, metric=name, best=best, metrics=metrics)
         if is_best and phase.is_last:
             tensors = {f"model.{name}": t for name, t in weights(learner.judged).items()}
             write(self.config.out / BEST, Checkpoint(tensors, self._facts(learner)))
@@ -184,6 +197,19 @@ class Trainer:
     def _status(self, state: str, message: str | None = None) -> None:
         status = {"state": state, **asdict(self.place), "message": message}
         write_json(self.config.out / STATUS, status)
+
+
+def _started(learner: Learner) -> Started:
+    phase = learner.phase
+    return Started(
+        phase=phase.name,
+        step=learner.step,
+        budget=phase.budget,
+        model=phase.model,
+        parameters=parameter_count(learner.model),
+        length=phase.task.facts.length,
+        device=str(learner.device),
+    )
 
 
 def resolved(device: str) -> str:
