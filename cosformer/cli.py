@@ -90,10 +90,8 @@ def gathered(arguments: Sequence[str], flag: str) -> list[str]:
         name, equals, value = word.partition("=")
         if name != flag:
             rest.append(word)
-        elif equals:
-            values.append(value)
         else:
-            values += [value] if (value := next(words, None)) is not None else [flag]
+            values.append(value if equals else next(words, flag))  # of a flag at the end: itself
     return [*rest, flag, *values] if values else rest
 
 

@@ -96,11 +96,10 @@ def resolve(options: Options) -> RunConfig:
     named = given.get("task", {}).get("name", options.task)
     if named != options.task:
         raise ValueError(f"task must be that of the config, {named}, got {options.task}")
-    for layer in (given, _flags(options), settings.parse(options.set)):
-        config = settings.merge(config, layer)
+    config = settings.merge(settings.merge(config, given), _flags(options))
     if options.pretrain is not None:
         config = pretrained(config, options.pretrain)
-        config = settings.merge(config, settings.parse(options.set))
+    config = settings.merge(config, settings.parse(options.set))
     if options.out is None and "out" not in given:
         config = replace(config, out=RUNS / _name(config))
     return config

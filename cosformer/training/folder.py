@@ -13,7 +13,7 @@ from cosformer.training.config import ELSEWHERE, RunConfig
 
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
 LAST, BEST = "last.safetensors", "best.safetensors"
-STATES = ("running", "interrupted", "finished", "failed")
+BOARD = "tensorboard"
 
 
 @contextlib.contextmanager
@@ -94,12 +94,12 @@ class Log:
     """JSON lines. Lines after those that a checkpoint knows of are written again, so they go."""
 
     def __init__(self, path: Path, lines: int) -> None:
-        self.lines = lines
         self._file: IO[bytes] = path.open("ab")
-        known = path.read_bytes().split(b"\n")[:lines]
-        if len(known) < lines:
-            raise ValueError(f"{path} must have {lines} lines, as the checkpoint says, got fewer")
-        self._file.truncate(sum(len(line) + 1 for line in known))
+        kept = path.read_bytes().splitlines(keepends=True)[:lines]
+        if kept and not kept[-1].endswith(b"\n"):
+            kept.pop()
+        self._file.truncate(sum(map(len, kept)))
+        self.lines = len(kept)
 
     def append(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row).encode() + b"\n")
@@ -109,7 +109,10 @@ class Log:
     def sync(self) -> None:
         os.fsync(self._file.fileno())
 
-    def close(self) -> None:
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

@@ -1,5 +1,6 @@
 """The loop: steps, log, evaluations and checkpoints of all phases, from where a run stands."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -9,13 +10,14 @@ from torch import nn
 
 from cosformer.config import plain
 from cosformer.models import parameter_count
+from cosformer.training.board import Board
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import evaluate, is_better, judged_by
 from cosformer.training.feed import feed
-from cosformer.training.folder import BEST, LAST, LOG, STATUS, Log, adopt, locked, write_json
-from cosformer.training.learner import Diverged, Learner
-from cosformer.training.phases import phases
+from cosformer.training.folder import BEST, BOARD, LAST, LOG, STATUS, Log, adopt, locked, write_json
+from cosformer.training.learner import Learner
+from cosformer.training.phases import Phase, phases
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 
 
@@ -72,19 +74,26 @@ class Trainer:
 
     def events(self) -> Iterator[Event]:
         """Train, telling of every line of the log."""
-        with locked(self.config.out):
+        out = self.config.out
+        todo = phases(self.config, self.config.task.create(self.device))
+        with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
             found = self._found()
-            log = Log(self.config.out / LOG, self.place.lines)
+            log = closed.enter_context(Log(out / LOG, self.place.lines))
+            board = Board(out / BOARD) if self.config.tensorboard else None
+            if board is not None:
+                closed.callback(board.close)
+            self._status("running")
             try:
-                self._status("running")
-                yield from self._phases(found, log)
-                self._status("finished")
-            except Diverged as error:
-                self._status("failed", str(error))
+                for event in self._phases(todo, found, log):
+                    if board is not None:
+                        board.add(event)
+                    yield event
+            except Exception as error:
+                with contextlib.suppress(OSError):  # of a full disk: the first error says it
+                    self._status("failed", str(error))
                 raise
-            finally:
-                log.close()
+            self._status("finished")
 
     def _found(self) -> Checkpoint | None:
         """The last checkpoint, if there is one; `place` is where it was written."""
@@ -95,9 +104,7 @@ class Trainer:
         self.place = Place(**found.facts["place"])
         return found
 
-    def _phases(self, found: Checkpoint | None, log: Log) -> Iterator[Event]:
-        task = self.config.task.create(self.device)
-        todo = phases(self.config, task)
+    def _phases(self, todo: list[Phase], found: Checkpoint | None, log: Log) -> Iterator[Event]:
         before: nn.Module | None = None
         for number in range(self.place.phase, len(todo)):
             learner = Learner(self.config, todo[number], number)
