@@ -51,7 +51,6 @@ class Learner:
         """One update of the parameters."""
         # draws of a step depend on its number alone, so that no state of a generator is kept
         torch.manual_seed((self.config.seed * 2 + self.number) * 2**32 + self.step)
-        self.model.train()
         loss = torch.zeros((), device=self.device)
         for part in _parts(fed.batch, self.phase.budget.accumulate):
             with autocast(self.device, self.config.precision):

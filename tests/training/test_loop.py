@@ -197,3 +197,15 @@ def test_an_evaluation_counts_every_label_once() -> None:
     assert small["accuracy"] == large["accuracy"]
     assert small["loss"] == pytest.approx(large["loss"], rel=1e-5)
     assert model.training
+
+
+def test_an_evaluation_of_a_part_is_spread_over_the_split(monkeypatch: Any) -> None:
+    """Samples lie in the order of their length: the first ones would be the short ones."""
+    task = create("copying", length=8, copied=2, vocabulary=4)
+    model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10))
+    asked, batch = [], task.batch
+    monkeypatch.setattr(
+        task, "batch", lambda *a, step, **k: asked.append(step) or batch(*a, step=step, **k)
+    )
+    evaluate(model, task, "valid", batch_size=100, batches=3)
+    assert asked == [0, 10, 20]  # of 30
