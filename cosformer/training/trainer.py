@@ -10,12 +10,24 @@ from torch import nn
 
 from cosformer.config import plain
 from cosformer.models import parameter_count
+from cosformer.tasks.language import vocabulary_of
 from cosformer.training.board import Board
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import evaluate, is_better, judged_by
 from cosformer.training.feed import feed
-from cosformer.training.folder import BEST, BOARD, LAST, LOG, STATUS, Log, adopt, locked, write_json
+from cosformer.training.folder import (
+    BEST,
+    BOARD,
+    LAST,
+    LOG,
+    STATUS,
+    VOCABULARY,
+    Log,
+    adopt,
+    locked,
+    write_json,
+)
 from cosformer.training.learner import Learner
 from cosformer.training.phases import Phase, phases
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
@@ -75,9 +87,12 @@ class Trainer:
     def events(self) -> Iterator[Event]:
         """Train, telling of every line of the log."""
         out = self.config.out
-        todo = phases(self.config, self.config.task.create(self.device))
+        task = self.config.task.create(self.device)
+        todo = phases(self.config, task)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
+            if (vocabulary := vocabulary_of(task)) is not None:
+                write_json(out / VOCABULARY, vocabulary.plain())
             found = self._found()
             log = closed.enter_context(Log(out / LOG, self.place.lines))
             board = Board(out / BOARD) if self.config.tensorboard else None

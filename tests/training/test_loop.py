@@ -19,6 +19,7 @@ from cosformer.training import (
     RunConfig,
     Schedule,
     Started,
+    TaskConfig,
     Trainer,
     evaluate,
     load,
@@ -209,3 +210,23 @@ def test_an_evaluation_of_a_part_is_spread_over_the_split(monkeypatch: Any) -> N
     )
     evaluate(model, task, "valid", batch_size=100, batches=3)
     assert asked == [0, 10, 20]  # of 30
+
+
+@pytest.mark.parametrize(("name", "kind"), [("lm", "bpe"), ("mlm", "bytes")])
+def test_a_vocabulary_outlives_the_data(
+    config: RunConfig, tmp_path: Path, name: str, kind: str
+) -> None:
+    (tmp_path / "my.txt").write_text("one two three, " * 100)
+    options = {"text": str(tmp_path / "my.txt"), "length": 8, "tokens": kind}
+    train(replace(config, task=TaskConfig(name, options), budget=Budget(steps=1, batch=2)))
+    (tmp_path / "my.txt").unlink()
+    found = load(config.out).vocabulary
+    assert found.decode(found.encode(b"two three")) == "two three"
+    with pytest.raises(ValueError, match="text must be one of"):
+        _ = load(config.out).task
+
+
+def test_a_task_without_text_has_no_vocabulary(config: RunConfig) -> None:
+    train(config)
+    with pytest.raises(ValueError, match=r"run must be of a language task .* got copying"):
+        _ = load(config.out).vocabulary
