@@ -173,6 +173,8 @@ class RunConfig:
     """Whether TensorBoard's files are written beside the log."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.out, Path):
+            raise TypeError(f"out must be a Path, got {type(self.out).__name__}")
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         _whole(0, seed=self.seed)

@@ -11,8 +11,9 @@ from cosformer.tasks import Task
 from cosformer.tasks.vocabulary import Vocabulary, restore
 from cosformer.training.checkpoint import load_weights, read
 from cosformer.training.config import RunConfig
+from cosformer.training.device import resolved
 from cosformer.training.folder import CONFIG, VOCABULARY, read_json
-from cosformer.training.trainer import Place, resolved
+from cosformer.training.place import Place, place_of
 
 CHECKPOINTS = ("best", "last")
 
@@ -54,11 +55,11 @@ def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> 
     if not path.is_file():
         raise ValueError(f"run must have the checkpoint {checkpoint}, got {folder}, without it yet")
     found = read(path)
-    model = create_model(build(ModelConfig, found.facts["model"]))
+    model = create_model(build(ModelConfig, found.facts.get("model", {})))
     load_weights(model, found.part("average") or found.part("model"), str(path))
     where = resolved(device)
     model.to(where).eval()
-    return Loaded(model, folder, config, Place(**found.facts["place"]), where)
+    return Loaded(model, folder, config, place_of(found, path), where)
 
 
 def load_config(folder: Path) -> RunConfig:

@@ -142,6 +142,8 @@ def test_recipe_then_file_then_flags_then_set(here: Path) -> None:
     config = resolve(Options(**given, steps=2, batch=2, set=("budget.batch=3",)))
     assert (config.seed, config.budget.steps, config.budget.batch) == (1, 2, 3)
     assert config.preset == recipe("lm", Setting()).preset
+    (here / "c.json").write_text(json.dumps({"device": "cpu"}))
+    assert resolve(Options("lm", config=Path("c.json"))).device == "cpu"
     (here / "b.toml").write_text("task.name = 'mlm'\n")
     with pytest.raises(ValueError, match="task must be that of the config, mlm, got lm"):
         resolve(Options("lm", config=Path("b.toml")))

@@ -130,3 +130,29 @@ def test_weights_of_another_model_are_refused() -> None:
     wide = create_model(ModelConfig(layers=1, width=32, max_length=8))
     with pytest.raises(ValueError, match=r"in here must be \[.*\], got \["):
         load_weights(small, weights(wide), "here")
+
+
+STRANGE: dict[str, dict[str, Any]] = {
+    "place": {"facts": {}},
+    "step": {"facts": {"place": {"step": "far"}}},
+    "later": {"facts": {"place": {"later": 3}}},
+    "phase": {"facts": {"place": {"phase": 7}}},
+    "tensors": {"tensors": {"model.x": torch.zeros(1)}},
+    "optimiser": {"tensors": {"optimiser.step.x": torch.zeros(1)}},
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_a_checkpoint_of_something_else_is_refused(config: RunConfig, case: str) -> None:
+    train(config)
+    last = config.out / "last.safetensors"
+    found = read(last)
+    changes = STRANGE[case]
+    write(
+        last,
+        Checkpoint(
+            {**found.tensors, **changes.get("tensors", {})}, changes.get("facts", found.facts)
+        ),
+    )
+    with pytest.raises(ValueError, match=r"must|setting"):
+        train(config)

@@ -156,7 +156,7 @@ def test_one_process_at_a_time_works_in_a_run(config: RunConfig) -> None:
     assert state_of(config.out)["state"] == "running"
     with pytest.raises(ValueError, match="nobody works in"):
         train(config)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert state_of(config.out)["state"] == "interrupted"
     assert train(config).place.step == 24
 
