@@ -105,7 +105,6 @@ def test_a_step_replays_as_a_cuda_graph() -> None:
     assert int(state.position) == 10
 
 
-@pytest.mark.filterwarnings("ignore:TensorFloat32")  # inductor's advice
 def test_it_compiles_without_a_break() -> None:
     q, k, v = (x.float().cuda().requires_grad_() for x in draw(2, 4, 300, 16))
     compiled = torch.compile(lambda q, k, v: attention(q, k, v, causal=True), fullgraph=True)
