@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.mechanisms.masked import check_whole
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.mechanisms.whole import Whole
+from cosformer.ops.check import check_whole
 
 
 class Nystromformer(Whole):

@@ -12,6 +12,7 @@ from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.family import LinearMechanism, in_full, positions
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops import State, linear_attention, linear_attention_with_state
+from cosformer.ops.check import check_positive
 
 
 def rotate(x: Tensor, position: Tensor, base: float = 1e4) -> Tensor:
@@ -32,8 +33,7 @@ def rotate(x: Tensor, position: Tensor, base: float = 1e4) -> Tensor:
 def check_rotary(width: int, base: float) -> None:
     if width % 2:
         raise ValueError(f"width must be even for rotary positions, got {width}")
-    if not base > 0:
-        raise ValueError(f"base must be above 0, got {base}")
+    check_positive("base", base)
 
 
 class TwoSums(NamedTuple):

@@ -32,10 +32,7 @@ class TransNormerLocal(Mechanism):
         self, heads: int, width: int, *, key_heads: int | None = None, block: int = 64
     ) -> None:
         super().__init__(heads, width, key_heads=key_heads)
-        if block < 1:
-            raise ValueError(f"block must be at least 1, got {block}")
-        self.block = block
-        self.traits = replace(self.traits, multiple_of=block)
+        self.set_block(block)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         """Blocks of all heads stand side by side as heads of one short attention."""

@@ -9,7 +9,7 @@ from cosformer.ops.build import angle_of
 from cosformer.ops.check import check_choice, check_eps, check_inputs, check_tensor
 from cosformer.ops.dispatch import HAS_TRITON
 from cosformer.ops.problem import basis, full_precision, on_device_of
-from cosformer.ops.state import State, check_continues, check_length
+from cosformer.ops.state import State, check_continues, check_length, whole_limit
 
 
 def step(
@@ -65,7 +65,7 @@ def step(
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots))
     if kernels:
-        from cosformer.ops.decode import fused_step, whole_limit
+        from cosformer.ops.decode import fused_step
 
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
