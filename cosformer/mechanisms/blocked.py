@@ -135,7 +135,8 @@ def _forward(
         weighted, total, top = (_restore(x, part, q.shape[2]) for x in found)
         sums.append((weighted, total, top))
     joined = join(sums)
-    return divide(joined), log_sum(joined)
+    values, total, _ = joined
+    return values.div_(torch.where(total > 0, total, 1)), log_sum(joined)
 
 
 def _backward(
@@ -149,7 +150,7 @@ def _backward(
     pairs: Pairs,
 ) -> list[Tensor]:
     """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − own), dv = pᵀ g; own = g·out − dlog Σ."""
-    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    grads: list[Tensor] = []
     for part in pairs.parts:
         rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
         keys, values = _arrange(k, part, True), _arrange(v, part, True)
@@ -162,8 +163,9 @@ def _backward(
             to_rows.index_copy_(2, some, slope @ near)
             _add(to_keys, chosen, slope.mT @ queries)
             _add(to_values, chosen, p.mT @ upper)
-        for sum_, x in zip(grads, (to_rows, to_keys, to_values), strict=True):
-            sum_ += _restore(x, part, sum_.shape[2])
+        found = zip((to_rows, to_keys, to_values), (q, k, v), strict=True)
+        these = [_restore(x, part, like.shape[2]) for x, like in found]
+        grads = [x.add_(y) for x, y in zip(grads, these, strict=True)] if grads else these
     return grads
 
 
@@ -262,7 +264,9 @@ def _arrange(x: Tensor, part: Part, of_keys: bool) -> Tensor:
     """`[..., n, D]` as blocks `[..., N, c, D]`, zeros behind the last token."""
     length = x.shape[-2]
     block = part.stride or (part.key_block if of_keys else part.query_block)
-    x = F.pad(x, (0, 0, 0, -length % block)).unflatten(-2, (-1, block))
+    if length % block:
+        x = F.pad(x, (0, 0, 0, -length % block))
+    x = x.unflatten(-2, (-1, block))
     return x if part.stride is None else x.transpose(-2, -3)
 
 
