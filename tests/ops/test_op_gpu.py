@@ -122,3 +122,14 @@ def test_autocast_rounds_inputs_only() -> None:
     exact = attention(*(x.bfloat16().double() for x in (q, k, v)), causal=True)
     assert out.dtype == torch.bfloat16
     assert relative_error(out, exact.cpu()) <= torch.finfo(torch.bfloat16).eps
+
+
+def test_a_slot_that_does_not_exist_is_named_before_anything_is_written() -> None:
+    q, k, v = (x.float().cuda() for x in draw(2, 2, 1, 8))
+    position = torch.zeros(3, dtype=torch.int64)
+    state = State.empty(3, 2, 8, 8, horizon=50.0, position=position.cuda(), device="cuda")
+    with pytest.raises(ValueError, match="slots must be below 3, got 7"):
+        step(q, k, v, state, slots=torch.tensor([0, 7], device="cuda"))
+    assert not state.key_value.any()
+    step(q, k, v, state, slots=torch.tensor([2, -1], device="cuda"))
+    assert state.position.tolist() == [0, 0, 1]
