@@ -217,3 +217,15 @@ def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: P
     before = Pretraining("masked", rate=1.0, budget=Budget(steps=2, batch=2))
     with pytest.raises(ValueError, match="pretraining must fit the model"):
         train(replace(config, task=task, model=model, pretraining=before))
+
+
+def test_a_run_does_not_go_on_with_other_data(config: RunConfig, tmp_path: Path) -> None:
+    text = tmp_path / "my.txt"
+    text.write_text("to be or not to be, " * 50)
+    config = replace(config, task=TaskConfig("lm", {"text": str(text), "length": 8}))
+    next(Trainer(config).events())
+    text.write_text("that is the question " * 50)
+    with pytest.raises(ValueError, match=r"data must be those that the run .* began with"):
+        train(config)
+    text.write_text("to be or not to be, " * 50)
+    assert train(config).place.step == 24
