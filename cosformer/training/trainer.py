@@ -64,6 +64,8 @@ class Trainer:
     """Set when the events have ended."""
 
     def __init__(self, config: RunConfig) -> None:
+        import safetensors  # noqa: F401  # missing, it should be so before the work and not after
+
         self.config, self.device = config, resolved(config.device)
         self.place = Place()
 
