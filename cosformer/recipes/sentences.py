@@ -6,7 +6,7 @@ from typing import Any
 from cosformer.recipes.setting import RUNS, Setting
 from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, TaskConfig
 
-LONG = {"imdb": 1024, "amazon": 512}
+LONG = {"imdb": 512, "amazon": 256}
 """Sets whose texts are longer than a sentence or two -> where they are cut."""
 
 
@@ -25,7 +25,8 @@ def known(name: str) -> Callable[[Setting], RunConfig]:
 
 
 def _run(name: str, setting: Setting) -> RunConfig:
-    options: dict[str, Any] = {"length": LONG.get(name, 256)}
+    # merged bytes: single ones say little to a model that is small
+    options: dict[str, Any] = {"length": LONG.get(name, 128), "tokens": "bpe"}
     if setting.data is not None:
         options["data"] = setting.data
     steps = 10_000 if setting.has_gpu else 1_000
