@@ -19,16 +19,27 @@ VERBS: dict[str, tuple[str, str]] = {
     "data get": ("cosformer.data.get", "download published data sets, verified"),
     "data make": ("cosformer.data.make", "generate ListOps and Pathfinder"),
     "data check": ("cosformer.data.check", "verify what is there: checksums, counts"),
+    "train": ("cosformer.commands.train", "train a model on a task; again: continue"),
+    "evaluate": ("cosformer.commands.evaluate", "judge a trained model on a split"),
+    "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
 }
 """Verb -> the module that does it, and one line of help.
 
 The module, loaded only when asked for, has `Options` (a frozen dataclass; its docstrings are the
 help) and `run(options) -> int` (the exit code). It raises ValueError for what the user can mend.
-`POSITIONAL` names the option, if any, that words in front of all flags belong to.
+`POSITIONAL` names the option, if any, that words in front of all flags belong to; `REPEATED` one
+that may be given again and again, a value each time.
 """
 
-EXTRAS = {"tyro": "cli", "tqdm": "cli", "matplotlib": "plot", "numpy": "tasks"}
+EXTRAS = {
+    "tyro": "cli",
+    "tqdm": "cli",
+    "matplotlib": "plot",
+    "numpy": "tasks",
+    "safetensors": "train",
+    "tensorboard": "tensorboard",
+}
 """Optional package -> the extra of this package that installs it."""
 
 USER_ERROR = 2
@@ -47,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(VERBS[verb][0])
         if (bare := getattr(module, "POSITIONAL", None)) and rest and not rest[0].startswith("-"):
             rest = [f"--{bare}", *rest]
+        if repeated := getattr(module, "REPEATED", None):
+            rest = gathered(rest, f"--{repeated}")
         options = parse(module.Options, rest, prog=f"cosformer {verb}")
         return 0 if options is None else module.run(options)
     except ModuleNotFoundError as error:
@@ -67,6 +80,22 @@ def split_verb(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         if verb in VERBS:
             return verb, list(arguments[count:])
     return None, list(arguments)
+
+
+def gathered(arguments: Sequence[str], flag: str) -> list[str]:
+    """The arguments with all values of a flag behind one, as `--set a=1 --set b=2` means."""
+    values, rest = list[str](), list[str]()
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != flag:
+            rest.append(word)
+            continue
+        given = value if equals else next(words, None)
+        if given is None:
+            raise ValueError(f"{flag} must have a value, got none")
+        values.append(given)
+    return [*rest, flag, *values] if values else rest
 
 
 def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> Any | None:
