@@ -14,6 +14,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cosformer.demo", "the op at work: agreement, speed against softmax, a picture"),
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
     "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
+    "bench training": ("cosformer.bench.training", "tokens a second of training steps"),
+    "bench generation": ("cosformer.bench.generation", "time of a token, near and far into a text"),
+    "bench data": ("cosformer.bench.data", "how fast data sets are generated"),
     "mechanisms": ("cosformer.catalogue", "what can be compared: abilities, formulas, costs"),
     "data list": ("cosformer.data.listing", "the data sets, and which are there"),
     "data get": ("cosformer.data.get", "download published data sets, verified"),
@@ -86,7 +89,7 @@ def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> An
 def help_text(verbs: Mapping[str, tuple[str, str]], prefix: str = "") -> str:
     """Usage and one line for each verb."""
     lines = [f"usage: cosformer {prefix or 'VERB'} [options]".replace("  ", " "), ""]
-    lines += [f"  {verb:<12} {line}" for verb, (_, line) in verbs.items()]
+    lines += [f"  {verb:<16} {line}" for verb, (_, line) in verbs.items()]
     lines += ["", "cosformer VERB --help shows the options of a verb; cosformer --version."]
     return "\n".join(lines)
 
