@@ -1,0 +1,37 @@
+"""Training: runs that resume, judge themselves and keep what they learnt."""
+
+from cosformer.training.config import (
+    Budget,
+    Evaluation,
+    Optimiser,
+    Pretraining,
+    RunConfig,
+    Schedule,
+    TaskConfig,
+)
+from cosformer.training.evaluation import evaluate
+from cosformer.training.learner import Diverged
+from cosformer.training.loading import Loaded, load
+from cosformer.training.progress import Evaluated, Event, Progress
+from cosformer.training.trainer import Place, Result, Trainer, train
+
+__all__ = [
+    "Budget",
+    "Diverged",
+    "Evaluated",
+    "Evaluation",
+    "Event",
+    "Loaded",
+    "Optimiser",
+    "Place",
+    "Pretraining",
+    "Progress",
+    "Result",
+    "RunConfig",
+    "Schedule",
+    "TaskConfig",
+    "Trainer",
+    "evaluate",
+    "load",
+    "train",
+]

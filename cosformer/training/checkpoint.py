@@ -1,0 +1,104 @@
+"""Checkpoints: one safetensors file each, written whole or not at all, read without pickle."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from cosformer.tasks.files import replacing
+
+FORMAT = 1
+"""Number of the layout below; raised when old files can no longer be read as they are."""
+KIND = "cosformer checkpoint"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by name, as `model.head.weight`, and facts that JSON can hold."""
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors below `name.`, which is cut off; none if there is no such part."""
+        prefix = name + "."
+        return {k.removeprefix(prefix): t for k, t in self.tensors.items() if k.startswith(prefix)}
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Replace the file at once; whatever happens, the old one or the new one is there."""
+    import safetensors.torch
+
+    about = {"kind": KIND, "format": str(FORMAT), "facts": json.dumps(dict(checkpoint.facts))}
+    tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
+    content = safetensors.torch.save(tensors, about)
+    try:
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as error:
+        kept = "the one before it is kept" if path.exists() else "there is none before it"
+        message = f"{error.strerror}: checkpoint of {len(content):,} bytes not written, {kept}"
+        raise OSError(error.errno, message, str(path)) from error
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint that `write` wrote; anything else is an error, and nothing in it is executed."""
+    import safetensors
+
+    if not path.is_file():
+        raise ValueError(f"checkpoint must be a file, got {path}")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            _check_kind(path, about)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"checkpoint must be a whole safetensors file, got {path}: {error}"
+        ) from None
+    return Checkpoint(tensors, json.loads(about["facts"]))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model by name; tensors that share memory are there once."""
+    return {
+        name: tensor for name, tensor in model.state_dict().items() if _owner(model)[name] == name
+    }
+
+
+def load_weights(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
+    """Copy a stored state into a model of the same shape."""
+    own, owner = model.state_dict(), _owner(model)
+    needed = {name for name in own if owner[name] == name}
+    if wrong := sorted(needed ^ stored.keys()):
+        raise ValueError(
+            f"{where} must have the tensors of the model, got a difference: {wrong[0]}"
+        )
+    for name in needed:
+        if own[name].shape != stored[name].shape:
+            raise ValueError(
+                f"{name} in {where} must be {list(own[name].shape)}, got {list(stored[name].shape)}"
+            )
+    model.load_state_dict({name: stored[owner[name]] for name in own})
+
+
+def _owner(model: nn.Module) -> dict[str, str]:
+    """Name of a tensor in the state -> the first name under which it is there."""
+    first: dict[int | str, str] = {}
+    return {
+        name: first.setdefault(tensor.data_ptr() if tensor.numel() else name, name)
+        for name, tensor in model.state_dict(keep_vars=True).items()
+    }
+
+
+def _check_kind(path: Path, about: Mapping[str, str]) -> None:
+    if about.get("kind") != KIND or "facts" not in about:
+        raise ValueError(f"checkpoint must be one that cosformer wrote, got {path}")
+    if about.get("format") != str(FORMAT):
+        raise ValueError(
+            f"checkpoint must have format {FORMAT}, got {about.get('format')} in {path}: "
+            "use the version of cosformer that wrote it"
+        )

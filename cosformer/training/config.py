@@ -1,0 +1,214 @@
+"""A training run as one frozen value: recipes return it, a run folder keeps it."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from cosformer.config import TYPED_BY
+from cosformer.models import PRESETS, ModelConfig
+from cosformer.ops.check import check_choice
+from cosformer.tasks import Facts, Task, create
+
+Shape = Literal["constant", "cosine", "linear", "inverse-sqrt"]
+Objective = Literal["masked", "causal"]
+Precision = Literal["float32", "bfloat16"]
+OF_TASK = ("kind", "vocabulary", "classes")
+"""Fields of a model that follow from the task."""
+ELSEWHERE = ("out", "device", "save_seconds", "tensorboard")
+"""Settings that say where and how a run is kept: it may be continued with others."""
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What is learnt."""
+
+    name: str
+    """A name of `cosformer.tasks.TASKS`, or a known table as `sst2`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the task: `length`, `text`, `data`, …; docs/tasks.md has them."""
+
+    def create(self, device: str) -> Task:
+        return create(self.name, **self.options, device=device)
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """AdamW. Weights of matrices decay; embeddings, biases and norms do not."""
+
+    lr: float = 1e-3
+    """The highest learning rate."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of the two moments."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+    weight_decay: float = 0.01
+    """Of matrices."""
+    clip: float | None = 1.0
+    """The largest norm of a gradient; none: as it comes."""
+
+    def __post_init__(self) -> None:
+        _positive(lr=self.lr, eps=self.eps, clip=self.clip)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be at least 0 and below 1, got {self.betas}")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over time: up to its highest value, then down."""
+
+    shape: Shape = "cosine"
+    """After the warm-up: `constant`, `cosine`, `linear` or `inverse-sqrt`."""
+    warmup: int = 100
+    """Steps over which the rate rises; at most all of them."""
+    final: float = 0.1
+    """Share of the highest rate that `cosine` and `linear` end at."""
+
+    def __post_init__(self) -> None:
+        check_choice("shape", self.shape, get_args(Shape))
+        _whole(0, warmup=self.warmup)
+        if not 0 <= self.final <= 1:
+            raise ValueError(f"final must lie in 0 to 1, got {self.final}")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is learnt."""
+
+    steps: int = 1000
+    """Updates of the parameters."""
+    batch: int = 16
+    """Sequences in a step."""
+    accumulate: int = 1
+    """Parts in which a step goes through the model, for less memory."""
+
+    def __post_init__(self) -> None:
+        _whole(1, steps=self.steps, batch=self.batch, accumulate=self.accumulate)
+        if self.accumulate > self.batch:
+            raise ValueError(
+                f"accumulate must be at most batch={self.batch}, got {self.accumulate}"
+            )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the model is judged while it learns, on the validation split."""
+
+    every: int = 200
+    """Steps from one to the next; the last step always has one."""
+    batches: int | None = None
+    """The first so many batches; none: the whole split."""
+
+    def __post_init__(self) -> None:
+        _whole(1, every=self.every, batches=self.batches)
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Learning from the task's own inputs first; the backbone then goes on with the task."""
+
+    objective: Objective = "masked"
+    """`masked`: tokens that were hidden; `causal`: the next token."""
+    rate: float = 0.15
+    """Share of tokens that are hidden, for `masked`."""
+    budget: Budget = field(default_factory=Budget)
+    """Steps and batches of this phase."""
+    lr: float = 1e-3
+    """Its highest learning rate; all else is as in the run."""
+
+    def __post_init__(self) -> None:
+        check_choice("objective", self.objective, get_args(Objective))
+        _positive(lr=self.lr)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that decides what a run does."""
+
+    task: TaskConfig
+    """What is learnt."""
+    out: Path
+    """Folder of the run: config, log, checkpoints."""
+    preset: str = "tiny"
+    """Size of the model: a name of `cosformer.models.PRESETS`."""
+    model: Mapping[str, Any] = field(default_factory=dict, metadata={TYPED_BY: ModelConfig})
+    """Fields of `ModelConfig` that differ from the preset. The task decides kind, vocabulary and
+    classes, and max_length where it is not here."""
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    """AdamW's numbers."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """The learning rate over time."""
+    budget: Budget = field(default_factory=Budget)
+    """Steps and batches."""
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    """When and on how much the model is judged."""
+    pretraining: Pretraining | None = None
+    """A phase before, on the task's own inputs; none: no such phase."""
+    precision: Precision = "float32"
+    """`bfloat16` computes in it where that is safe; parameters and sums stay float32."""
+    compile: bool = False
+    """Whether torch.compile makes one program of model and loss."""
+    average: float | None = None
+    """Decay of a moving average of the weights, as 0.999, which is then what is judged; none: the
+    weights themselves."""
+    seed: int = 0
+    """Of initial weights, order of samples and dropout."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`; `auto`: a GPU where there is one."""
+    log_every: int = 10
+    """Steps from one line of the log to the next."""
+    save_seconds: float = 60.0
+    """At most so much work is lost when the machine stops; 0 saves at every step."""
+    tensorboard: bool = False
+    """Whether TensorBoard's files are written beside the log."""
+
+    def __post_init__(self) -> None:
+        check_choice("preset", self.preset, PRESETS)
+        check_choice("precision", self.precision, get_args(Precision))
+        _whole(0, seed=self.seed)
+        _whole(1, log_every=self.log_every)
+        if self.average is not None and not 0 < self.average < 1:
+            raise ValueError(f"average must lie between 0 and 1, got {self.average}")
+        if self.save_seconds < 0:
+            raise ValueError(f"save_seconds must be at least 0, got {self.save_seconds}")
+        for name in self.model:
+            if name in OF_TASK:
+                raise ValueError(f"model.{name} must be left to the task, got {self.model[name]!r}")
+
+    def model_config(self, facts: Facts) -> ModelConfig:
+        """The model for a task with these facts."""
+        if facts.asks == "tokens":
+            kind, classes = "decoder" if facts.causal else "masked-lm", None
+        else:
+            kind, classes = "pairs" if facts.towers == 2 else "classifier", facts.classes
+        given = {"max_length": facts.length, **self.model}
+        if given["max_length"] < facts.length:
+            raise ValueError(
+                f"model.max_length must be at least the task's length {facts.length}, "
+                f"got {given['max_length']}"
+            )
+        if classes is None:  # what a classifier's pooling is, a model of tokens does not have
+            given.pop("pooling", None)
+        return dataclasses.replace(
+            PRESETS[self.preset],
+            **given,
+            kind=kind,
+            classes=classes,
+            vocabulary=facts.vocabulary,
+        )
+
+
+def _positive(**numbers: float | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def _whole(least: int, **numbers: int | None) -> None:
+    for name, value in numbers.items():
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_whole and value >= least):
+            raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")

@@ -1,0 +1,88 @@
+"""What a model answers, how wrong it is, and what is reported of it."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cosformer.tasks import IGNORED, Batch, Facts, Task
+from cosformer.training.feed import Fed, described
+
+Answers = Callable[[nn.Module, Batch], Tensor]
+
+
+def answers(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits `[B, T, vocabulary]` or `[B, classes]`, as the task asks."""
+    towers = [name for name in ("tokens", "tokens2") if name in batch]
+    masks = [batch.get(name.replace("tokens", "mask")) for name in towers]
+    logits: Tensor = model(*(batch[name] for name in towers), *masks)
+    return logits
+
+
+def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy, the sum over all labels, in float32."""
+    return _cross_entropy(answers(model, batch), batch["labels"])
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    flat = logits.flatten(0, -2).float()
+    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    split: str,
+    *,
+    batch_size: int,
+    batches: int | None = None,
+    precision: str = "float32",
+) -> dict[str, float]:
+    """Metrics of a split, by name: `loss` in nats a label, and what the task is judged by."""
+    was_training = model.training
+    model.eval()
+    loss = torch.zeros((), dtype=torch.float64, device=task.device)
+    right, labels = torch.zeros((), dtype=torch.int64, device=task.device), 0
+    for fed in _batches(task, split, batch_size, batches):
+        with autocast(task.device, precision):
+            logits = answers(model, fed.batch)
+        asked = fed.batch["labels"]
+        loss += _cross_entropy(logits, asked)
+        right += ((logits.argmax(-1) == asked) & (asked != IGNORED)).sum()
+        labels += fed.labels
+    model.train(was_training)
+    if labels == 0:
+        raise ValueError(f"split must have labels to be judged by, got {split!r}, which has none")
+    return metrics(task.facts, loss.item() / labels, right.item() / labels)
+
+
+def metrics(facts: Facts, loss: float, accuracy: float) -> dict[str, float]:
+    """By name, the task's own metric among them."""
+    found = {"loss": loss, "accuracy": accuracy}
+    if facts.metric == "nats":
+        found["perplexity"] = math.exp(min(loss, 700.0))  # beyond, a float is inf
+    return found
+
+
+def judged_by(facts: Facts) -> str:
+    """The name of the metric that decides which checkpoint is best."""
+    return "loss" if facts.metric == "nats" else "accuracy"
+
+
+def is_better(facts: Facts, new: float, old: float | None) -> bool:
+    if old is None:
+        return True
+    return new < old if facts.metric == "nats" else new > old
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
+def _batches(task: Task, split: str, batch_size: int, batches: int | None) -> Iterator[Fed]:
+    for batch in itertools.islice(task.evaluation(split, batch_size), batches):
+        yield described(batch)

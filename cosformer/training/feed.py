@@ -1,0 +1,67 @@
+"""Batches that are ready when they are asked for."""
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from cosformer.tasks import IGNORED, Batch, Task
+
+AHEAD = 2
+"""Batches that are prepared while the model learns from one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fed:
+    """A batch, and what is known of it without asking the device again."""
+
+    batch: Batch
+    """Without a mask where all tokens are real: models are faster then."""
+    tokens: int
+    """Real tokens."""
+    labels: int
+    """Places that are asked for."""
+    ready: torch.cuda.Event | None = None
+
+
+def feed(task: Task, *, seed: int, batch_size: int, begin: int, end: int) -> Iterator[Fed]:
+    """Training batches of these steps, prepared by another thread, on a stream of its own."""
+    device = task.device
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def prepare(step: int) -> Fed:
+        with torch.cuda.stream(stream):  # of None: nothing
+            batch = task.batch("train", seed=seed, rank=0, step=step, batch_size=batch_size)
+            return described(batch, None if stream is None else stream.record_event())
+
+    with ThreadPoolExecutor(1, "feed") as thread:
+        ahead: list[Future[Fed]] = []
+        try:
+            for step in range(begin, end):
+                last = min(step + 1 + AHEAD, end)
+                ahead += [thread.submit(prepare, n) for n in range(step + len(ahead), last)]
+                yield _received(ahead.pop(0).result())
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+def described(batch: Batch, ready: torch.cuda.Event | None = None) -> Fed:
+    """The batch with its counts, all masks left out if they hide nothing."""
+    masks = [name for name in batch if name.startswith("mask")]
+    counts = [batch[name].sum() for name in masks] + [(batch["labels"] != IGNORED).sum()]
+    *tokens, labels = torch.stack(counts).tolist()
+    if sum(tokens) == sum(batch[name].numel() for name in masks):
+        batch = {name: tensor for name, tensor in batch.items() if name not in masks}
+    return Fed(batch, sum(tokens), labels, ready)
+
+
+def _received(fed: Fed) -> Fed:
+    """Safe to use on the current stream."""
+    if fed.ready is not None:
+        stream = torch.cuda.current_stream()
+        stream.wait_event(fed.ready)
+        for tensor in fed.batch.values():
+            tensor.record_stream(stream)
+    return fed

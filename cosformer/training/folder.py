@@ -1,0 +1,131 @@
+"""The folder of a run: who works in it, its config, its state, its log, its checkpoints."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from cosformer.config import differences, plain
+from cosformer.tasks.files import replacing
+from cosformer.training.config import ELSEWHERE, RunConfig
+
+CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
+LAST, BEST = "last.safetensors", "best.safetensors"
+STATES = ("running", "interrupted", "finished", "failed")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time works in a run; the lock falls when that ends, however it does."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"out must be a run that nobody works in, got {folder}, which is being trained"
+            ) from None
+        _remove_unfinished(folder)
+        yield
+
+
+def adopt(config: RunConfig) -> None:
+    """Make the folder this run's, or find that it is already; the folder of another is refused."""
+    folder, wanted = config.out, comparable(plain(config))
+    path = folder / CONFIG
+    if path.exists():
+        found = comparable(read_json(path))
+        if wrong := differences(found, wanted):
+            raise ValueError(
+                f"out must be a new folder or one of the same run, got {folder}, whose "
+                f"{_shown(found, wrong[0])} is {_shown(wanted, wrong[0], bare=True)} here"
+                + (f", and {len(wrong) - 1} more settings differ" if wrong[1:] else "")
+            )
+        return
+    if foreign := [p.name for p in folder.iterdir() if p.name != LOCK]:
+        raise ValueError(f"out must be a run or an empty folder, got {folder} with {foreign[0]}")
+    write_json(path, plain(config))
+
+
+def comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """What decides the result of a run, as JSON holds it."""
+    kept = {name: value for name, value in settings.items() if name not in ELSEWHERE}
+    return json.loads(json.dumps(kept))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold an object, got {type(found).__name__}")
+    return found
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(content, indent=2).encode() + b"\n")
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """`status.json`, its state as it is now: one that runs without a process was interrupted."""
+    path = folder / STATUS
+    status = read_json(path) if path.exists() else {"state": "running", "step": 0}
+    if status["state"] == "running" and not _is_locked(folder):
+        status["state"] = "interrupted"
+    return status
+
+
+class Log:
+    """JSON lines. Lines after those that a checkpoint knows of are written again, so they go."""
+
+    def __init__(self, path: Path, lines: int) -> None:
+        self.lines = lines
+        self._file: IO[bytes] = path.open("ab")
+        known = path.read_bytes().split(b"\n")[:lines]
+        if len(known) < lines:
+            raise ValueError(f"{path} must have {lines} lines, as the checkpoint says, got fewer")
+        self._file.truncate(sum(len(line) + 1 for line in known))
+
+    def append(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
+        self.lines += 1
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _is_locked(folder: Path) -> bool:
+    import fcntl
+
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """What a killed writer left: files that never got their name."""
+    for path in folder.iterdir():
+        if any(path.name.startswith(f".{name}.") for name in (CONFIG, STATUS, LAST, BEST)):
+            path.unlink()
+
+
+def _shown(settings: dict[str, Any], path: str, *, bare: bool = False) -> str:
+    value: Any = settings
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return repr(value) if bare else f"{path} = {value!r}"

@@ -1,0 +1,156 @@
+"""A model that learns: weights, optimiser and what they leave behind, as one state to save."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from cosformer.models import create_model
+from cosformer.tasks import Batch
+from cosformer.training.checkpoint import Checkpoint, load_weights, weights
+from cosformer.training.config import RunConfig
+from cosformer.training.evaluation import autocast, summed_loss
+from cosformer.training.feed import Fed
+from cosformer.training.optimiser import create_optimiser, grouped
+from cosformer.training.phases import Phase
+from cosformer.training.schedule import rate
+
+
+class Diverged(ArithmeticError):
+    """A loss or a gradient was not finite."""
+
+
+class Learner:
+    """Takes one step after the other; `window` has what came of those since the last reading.
+
+    Losses and norms of gradients stay on the device until they are read: a step never waits for
+    its own result.
+    """
+
+    def __init__(self, config: RunConfig, phase: Phase, number: int) -> None:
+        self.config, self.phase, self.number = config, phase, number
+        self.device = phase.task.device
+        torch.manual_seed(config.seed)
+        self.model: nn.Module = create_model(phase.model).to(self.device)
+        self.groups = grouped(self.model)
+        self.optimiser = create_optimiser(self.groups, phase.optimiser)
+        self.average = _average(self.model, config.average)
+        self.step = 0
+        self._loss = torch.compile(summed_loss) if config.compile else summed_loss
+        # a row a step: the loss, then the norm of each group's gradient
+        self._window = torch.zeros(config.log_every, 1 + len(self.groups), device=self.device)
+        self._filled = 0
+
+    @property
+    def judged(self) -> nn.Module:
+        """The model to evaluate and to keep."""
+        return self.model if self.average is None else self.average.module
+
+    def learn(self, fed: Fed) -> None:
+        """One update of the parameters."""
+        # draws of a step depend on its number alone, so that no state of a generator is kept
+        torch.manual_seed((self.config.seed * 2 + self.number) * 2**32 + self.step)
+        self.model.train()
+        loss = torch.zeros((), device=self.device)
+        for part in _parts(fed.batch, self.phase.budget.accumulate):
+            with autocast(self.device, self.config.precision):
+                share = self._loss(self.model, part) / max(fed.labels, 1)
+            share.backward()
+            loss += share.detach()
+        self._record(loss, self._clip())
+        highest = self.phase.optimiser.lr
+        share_of_highest = rate(self.config.schedule, self.step, self.phase.budget.steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = highest * share_of_highest
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        self.step += 1
+
+    def read(self, *, clear: bool) -> tuple[float, float]:
+        """Mean loss and last gradient norm of the window; an error if one was not finite."""
+        rows = self._window[: self._filled].tolist()
+        names = ["loss", *(f"gradient of the group {name!r}" for name in self.groups)]
+        for n, row in enumerate(rows):
+            wrong = [
+                name for name, value in zip(names, row, strict=True) if not math.isfinite(value)
+            ]
+            if wrong:
+                step = self.step - self._filled + n + 1
+                raise Diverged(f"step {step} of {self.phase.name}: {', '.join(wrong)} not finite")
+        if clear:
+            self._filled = 0
+        mean = math.fsum(row[0] for row in rows) / len(rows) if rows else math.nan
+        return mean, math.hypot(*rows[-1][1:]) if rows else math.nan
+
+    @property
+    def lr(self) -> float:
+        """The rate of the last step."""
+        return float(self.optimiser.param_groups[0]["lr"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the next step depends on, by name."""
+        found = {f"model.{name}": tensor for name, tensor in weights(self.model).items()}
+        if self.average is not None:
+            kept = weights(self.average.module)
+            found |= {f"average.{name}": tensor for name, tensor in kept.items()}
+        for name, parameter in self.model.named_parameters():
+            for key, tensor in self.optimiser.state.get(parameter, {}).items():
+                found[f"optimiser.{key}.{name}"] = tensor
+        found["window"] = self._window[: self._filled]
+        return found
+
+    def restore(self, checkpoint: Checkpoint, step: int) -> None:
+        """Go on where a checkpoint was written."""
+        where = "the checkpoint"
+        load_weights(self.model, checkpoint.part("model"), where)
+        if self.average is not None:
+            load_weights(self.average.module, checkpoint.part("average"), where)
+            self.average.n_averaged.fill_(step)
+        stored = checkpoint.part("optimiser")
+        parameters = dict(self.model.named_parameters())
+        for key_and_name, tensor in stored.items():
+            key, name = key_and_name.split(".", 1)
+            self.optimiser.state[parameters[name]][key] = tensor.to(self.device)
+        window = checkpoint.tensors["window"]
+        self._filled = len(window)
+        self._window[: self._filled] = window.to(self.device)
+        self.step = step
+
+    def begin_from(self, before: nn.Module) -> None:
+        """Take over the backbone of a model that has been pre-trained."""
+        own = self.model.get_submodule("backbone").state_dict()
+        learnt = before.get_submodule("backbone").state_dict()
+        self.model.get_submodule("backbone").load_state_dict({**own, **learnt})
+        if self.average is not None:
+            self.average = _average(self.model, self.config.average)
+
+    def _clip(self) -> list[Tensor]:
+        """The norm of each group's gradient; all are scaled if the whole is too long."""
+        norms = [
+            torch.nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])
+            for group in self.groups.values()
+        ]
+        clip = self.phase.optimiser.clip
+        if clip is not None:
+            total = torch.linalg.vector_norm(torch.stack(norms))
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, total)
+        return norms
+
+    def _record(self, loss: Tensor, norms: list[Tensor]) -> None:
+        torch.stack([loss, *norms], out=self._window[self._filled])
+        self._filled += 1
+
+
+def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
+    if decay is None:
+        return None
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+
+
+def _parts(batch: Batch, count: int) -> list[Batch]:
+    """The batch cut along its sequences."""
+    pieces = {name: tensor.tensor_split(count) for name, tensor in batch.items()}
+    return [{name: pieces[name][n] for name in batch} for n in range(count)]

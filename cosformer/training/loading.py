@@ -1,0 +1,67 @@
+"""A run's model and task again, to be judged or used."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cosformer.config import build
+from cosformer.models import ModelConfig, create_model
+from cosformer.models.create import Model
+from cosformer.tasks import LanguageTask, MaskedTask, Task
+from cosformer.tasks.vocabulary import Vocabulary
+from cosformer.training.checkpoint import load_weights, read
+from cosformer.training.config import RunConfig
+from cosformer.training.folder import CONFIG, read_json
+from cosformer.training.trainer import Place, resolved
+
+CHECKPOINTS = ("best", "last")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode, and where it comes from."""
+
+    model: Model
+    config: RunConfig
+    place: Place
+    """Of the checkpoint."""
+    device: str
+
+    @cached_property
+    def task(self) -> Task:
+        """Read when it is first asked for: not all that a model is used for needs the data."""
+        return self.config.task.create(self.device)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """How the model's tokens are written."""
+        task = self.task.task if isinstance(self.task, MaskedTask) else self.task
+        if not isinstance(task, LanguageTask):
+            raise ValueError(
+                f"run must be of a language task to have a vocabulary, got {self.config.task.name}"
+            )
+        return task.vocabulary
+
+
+def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> Loaded:
+    """The model that a run's checkpoint holds: `best` on validation, or the `last`."""
+    folder = Path(run)
+    if checkpoint not in CHECKPOINTS:
+        raise ValueError(f"checkpoint must be one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
+    config = load_config(folder)
+    path = folder / f"{checkpoint}.safetensors"
+    if not path.is_file():
+        raise ValueError(f"run must have the checkpoint {checkpoint}, got {folder}, without it yet")
+    found = read(path)
+    model = create_model(build(ModelConfig, found.facts["model"]))
+    load_weights(model, found.part("average") or found.part("model"), str(path))
+    where = resolved(device)
+    model.to(where).eval()
+    return Loaded(model, config, Place(**found.facts["place"]), where)
+
+
+def load_config(folder: Path) -> RunConfig:
+    """The config that a run folder keeps."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"run must be a folder with {CONFIG}, got {folder}")
+    return build(RunConfig, read_json(folder / CONFIG))

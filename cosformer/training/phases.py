@@ -1,0 +1,36 @@
+"""What a run does one after the other: pre-training on the task's inputs, then the task."""
+
+from dataclasses import dataclass, replace
+
+from cosformer.models import ModelConfig
+from cosformer.tasks import Task
+from cosformer.tasks.pretraining import from_inputs
+from cosformer.training.config import Budget, Optimiser, RunConfig
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of training with a model, a task and a budget of its own."""
+
+    name: str
+    task: Task
+    model: ModelConfig
+    optimiser: Optimiser
+    budget: Budget
+    is_last: bool
+    """Whether its best checkpoint is that of the run."""
+
+
+def phases(config: RunConfig, task: Task) -> list[Phase]:
+    """The phases of a run on this task."""
+    of_task = Phase(
+        "training", task, config.model_config(task.facts), config.optimiser, config.budget, True
+    )
+    before = config.pretraining
+    if before is None:
+        return [of_task]
+    inputs = from_inputs(task, before.objective, rate=before.rate)
+    # both models have the same backbone, so it fits the longer of the two
+    model = replace(config.model_config(inputs.facts), max_length=of_task.model.max_length)
+    optimiser = replace(config.optimiser, lr=before.lr)
+    return [Phase("pretraining", inputs, model, optimiser, before.budget, False), of_task]

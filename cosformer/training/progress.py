@@ -1,0 +1,97 @@
+"""What a run tells while it goes on, and the line that shows it."""
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Steps since the last of these."""
+
+    phase: str
+    step: int
+    steps: int
+    loss: float
+    """Mean over these steps."""
+    lr: float
+    gradient_norm: float
+    """Of the last step, before it was clipped."""
+    tokens_per_second: float
+    memory: int
+    """Bytes at the highest so far: of the GPU's memory where there is one, else of the process."""
+    seconds_left: float
+    """Until this phase ends."""
+
+    def __str__(self) -> str:
+        width = len(str(self.steps))
+        return (
+            f"{self.phase} {self.step:>{width}}/{self.steps}  loss {self.loss:.4f}  "
+            f"{self.tokens_per_second:,.0f} tokens/s  {self.memory / 2**30:.2f} GiB  "
+            f"{duration(self.seconds_left)} left"
+        )
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The model was judged on the validation split."""
+
+    phase: str
+    step: int
+    metrics: dict[str, float]
+    best: bool
+    """Better than ever before in this phase."""
+
+    def __str__(self) -> str:
+        found = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        return f"{self.phase} {self.step}: {found}{'  (best)' if self.best else ''}"
+
+
+Event = Progress | Evaluated
+
+
+class Meter:
+    """Tokens a second and time left, without what evaluations take."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.began = self._since = time.perf_counter()
+        self._tokens = self._steps = 0
+
+    def add(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._steps += 1
+
+    def skip(self, seconds: float) -> None:
+        """Time that was not spent on steps."""
+        self._since += seconds
+
+    def speed(self) -> float:
+        """Tokens a second since the last call."""
+        now = time.perf_counter()
+        found = self._tokens / max(now - self._since, 1e-9)
+        self._tokens, self._since = 0, now
+        return found
+
+    def left(self, steps: int) -> float:
+        """Seconds that so many steps will take, evaluations included."""
+        return (time.perf_counter() - self.began) / max(self._steps, 1) * steps
+
+    def memory(self) -> int:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3:20 min`, `2:05 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
