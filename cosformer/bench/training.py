@@ -1,22 +1,26 @@
 """`cosformer bench training`: steps of one decoder with one mechanism or another, in turns."""
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import functools
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from cosformer import records, tasks
 from cosformer.bench.flops import peak_flops, training_flops
 from cosformer.bench.gpu import failed, split_failures
 from cosformer.bench.rows import keep
-from cosformer.bench.timing import Call, median_times, peak_extra_bytes
+from cosformer.bench.timing import median_times, peak_extra_bytes
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelConfig, parameter_count
 from cosformer.ops.scratch import forget
+from cosformer.training import Budget, RunConfig, TaskConfig
+from cosformer.training.feed import Fed, described, feed
+from cosformer.training.learner import Learner
+from cosformer.training.phases import Phase
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"preset": "mini", "lengths": (1024, 4096), "tokens": 8192, "dtype": "float32"},
@@ -30,6 +34,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """Device -> what is measured there where the options do not say."""
 DATA = "data"
 """What stands beside the mechanisms: the making of a batch."""
+MOST_STEPS = 10_000
+"""Of a measurement; far more than it takes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Options:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
     compile: bool = False
-    """Compile model and loss as a whole by torch.compile."""
+    """Whether torch.compile makes one program of model and loss."""
     threads: int = 2
     """CPU threads of torch."""
     repeats: int = 5
@@ -116,24 +122,59 @@ def _measure_length(options: Options, this: records.Run, length: int) -> Iterato
     """All mechanisms on sequences of one length."""
     if options.compile:
         torch.compiler.reset()  # what was compiled for other lengths serves nobody any more
-    batch = options.given("tokens") // length
-    draw = Batches(text_task(options, length), batch, options.seed)
-    at = _config(options, length, batch)
-    models, steps = dict[str, LanguageModel](), dict[str, Call]()
-    for name in options.mechanisms:
-        models[name] = _model(options, name, length)
-        steps[name] = training_step(options, models[name], draw)
-    working, reasons = split_failures(steps, options.device)
-    for name, reason in reasons.items():
-        yield failed(this, name, reason, at)
-    if not working:
-        return
-    times = median_times({**working, DATA: draw}, repeats=options.repeats, device=options.device)
-    yield from _speeds(this, at, times, {name: models[name] for name in working})
-    for name, call in working.items():
-        forget()  # memory kept from earlier calls counts as well
-        extra = peak_extra_bytes(call, options.device)
-        yield this.row("peak_memory", extra, "bytes", candidate=name, **at)
+    at = _config(options, length)
+    task = tasks.create("lm", text="python", length=length, device=options.device)
+    with contextlib.ExitStack() as feeds:
+        steps = {name: Steps(options, name, task) for name in options.mechanisms}
+        for each in steps.values():
+            feeds.callback(each.close)
+        calls, reasons = split_failures(steps, options.device)
+        for name, reason in reasons.items():
+            yield failed(this, name, reason, at)
+        if not calls:
+            return
+        loading = {DATA: functools.partial(_batch, task, at["batch"], options.seed)}
+        times = median_times({**calls, **loading}, repeats=options.repeats, device=options.device)
+        models = {name: steps[name].model for name in calls}
+        yield from _speeds(this, at, times, models)
+        for name, call in calls.items():
+            forget()  # memory kept from earlier calls counts as well
+            extra = peak_extra_bytes(call, options.device)
+            yield this.row("peak_memory", extra, "bytes", candidate=name, **at)
+
+
+class Steps:
+    """Training, a step with every call: what a run does between two lines of its log."""
+
+    def __init__(self, options: Options, mechanism: str, task: tasks.Task) -> None:
+        budget = Budget(MOST_STEPS, options.given("tokens") // task.facts.length)
+        config = RunConfig(
+            TaskConfig("lm"),
+            Path(),  # nothing is kept
+            budget=budget,
+            precision=options.given("dtype"),
+            compile=options.compile,
+            seed=options.seed,
+            log_every=MOST_STEPS,
+        )
+        model = options.model(mechanism, task.facts.length)
+        phase = Phase("training", task, model, config.optimiser, budget, True)
+        self._learner = Learner(config, phase, 0)
+        place = {"seed": options.seed, "batch_size": budget.batch}
+        self._batches = feed(task, **place, begin=0, end=budget.steps)
+
+    def __call__(self) -> None:
+        self._learner.learn(next(self._batches))
+
+    @property
+    def model(self) -> LanguageModel:
+        model = self._learner.model
+        assert isinstance(model, LanguageModel)  # by its config
+        return model
+
+    def close(self) -> None:
+        """End the thread that makes batches."""
+        cast(Generator[Fed, None, None], self._batches).close()
 
 
 def _speeds(
@@ -158,54 +199,17 @@ def _speeds(
             yield this.row("train_speed_ratio", ratio, "x", of=first, **about)
 
 
-def text_task(options: Options, length: int) -> tasks.Task:
-    """Text that every machine has."""
-    return tasks.create("lm", text="python", length=length, device=options.device)
+def _batch(task: tasks.Task, batch_size: int, seed: int) -> Fed:
+    """As a run makes it, though by a thread of its own, while the model learns."""
+    return described(task.batch("train", seed=seed, rank=0, step=0, batch_size=batch_size))
 
 
-class Batches:
-    """The next batch of a task with every call."""
-
-    def __init__(self, task: tasks.Task, batch_size: int, seed: int) -> None:
-        self.task, self.batch_size, self.seed, self.step = task, batch_size, seed, 0
-
-    def __call__(self) -> tasks.Batch:
-        place = {"seed": self.seed, "rank": 0, "step": self.step}
-        self.step += 1
-        return self.task.batch("train", batch_size=self.batch_size, **place)
-
-
-def training_step(options: Options, model: LanguageModel, draw: Batches) -> Call:
-    """Batch, forward, backward and AdamW, as a run of training makes them."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    dtype = getattr(torch, options.given("dtype"))
-
-    def loss(tokens: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast(options.device, dtype, enabled=dtype != torch.float32):
-            return F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
-
-    forward = torch.compile(loss, dynamic=False) if options.compile else loss
-
-    def step() -> None:
-        batch = draw()
-        torch.autograd.backward(forward(batch["tokens"], batch["labels"]))
-        optimiser.step()
-        optimiser.zero_grad()
-
-    return step
-
-
-def _model(options: Options, mechanism: str, length: int) -> LanguageModel:
-    torch.manual_seed(options.seed)
-    return LanguageModel(options.model(mechanism, length)).to(options.device)
-
-
-def _config(options: Options, length: int, batch: int) -> dict[str, Any]:
+def _config(options: Options, length: int) -> dict[str, Any]:
     return {
         "preset": options.given("preset"),
         "dtype": options.given("dtype"),
         "compile": options.compile,
         "repeats": options.repeats,
-        "batch": batch,
+        "batch": options.given("tokens") // length,
         "length": length,
     }

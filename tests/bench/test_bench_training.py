@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cosformer import records
+from cosformer import records, tasks
 from cosformer.bench import data, generation, training
 from cosformer.bench.flops import peak_flops, training_flops
 from cosformer.models import PRESETS, LanguageModel
@@ -50,18 +50,16 @@ def test_steps_give_speed_memory_and_the_share_of_the_data(tmp_path: Path) -> No
     assert "peak flops" not in table  # nobody states one for a processor
 
 
-def test_a_step_trains_the_model_on_the_next_batch(tmp_path: Path) -> None:
+def test_a_step_trains_the_preset_as_a_run_would(tmp_path: Path) -> None:
     given = options(tmp_path)
-    torch.manual_seed(0)
-    model = LanguageModel(given.model("cosformer", 8))
-    before = [p.detach().clone() for p in model.parameters()]
-    draw = training.Batches(training.text_task(given, 8), 8, seed=0)
-    step = training.training_step(given, model, draw)
-    step()
-    assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    assert all(p.grad is None for p in model.parameters())
-    assert draw.step == 1
-    assert not torch.equal(draw()["tokens"], draw()["tokens"])
+    task = tasks.create("lm", text="python", length=8)
+    steps = training.Steps(given, "cosformer", task)
+    assert steps.model.config.vocabulary == PRESETS["tiny"].vocabulary  # not the task's
+    before = [p.detach().clone() for p in steps.model.parameters()]
+    steps()
+    steps.close()
+    after = steps.model.parameters()
+    assert all(not torch.equal(p, q) for p, q in zip(after, before, strict=True))
 
 
 def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
