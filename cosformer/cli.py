@@ -12,6 +12,7 @@ from cosformer import __version__
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cosformer.demo", "the op at work: agreement, speed against softmax, a picture"),
+    "generate": ("cosformer.training.generate", "text from a trained language model"),
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
     "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
     "bench training": ("cosformer.bench.training", "tokens a second of training steps"),
