@@ -23,13 +23,15 @@ VERBS: dict[str, tuple[str, str]] = {
     "data get": ("cosformer.data.get", "download published data sets, verified"),
     "data make": ("cosformer.data.make", "generate ListOps and Pathfinder"),
     "data check": ("cosformer.data.check", "verify what is there: checksums, counts"),
+    "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
 }
 """Verb -> the module that does it, and one line of help.
 
 The module, loaded only when asked for, has `Options` (a frozen dataclass; its docstrings are the
 help) and `run(options) -> int` (the exit code). It raises ValueError for what the user can mend.
-`POSITIONAL` names the option, if any, that words in front of all flags belong to.
+`POSITIONAL` names the option, if any, that words in front of all flags belong to, `WORDS` values
+of options that a shell can complete.
 """
 
 EXTRAS = {"tyro": "cli", "tqdm": "cli", "matplotlib": "plot", "numpy": "tasks"}

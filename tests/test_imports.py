@@ -34,6 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "catalogue": {"mechanisms", "report"},
     "data": {"data", "tasks"},
     "cli": ALL,
+    "completion": {"cli"},
     "__main__": {"cli"},
     "__init__": NN,
 }

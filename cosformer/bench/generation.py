@@ -20,6 +20,9 @@ SAMPLING = Sampling(temperature=0.8, top_k=40)
 """How a token is chosen; the choice is part of the time."""
 
 
+WORDS = {"mechanisms": MECHANISMS, "preset": PRESETS}
+
+
 @dataclass(frozen=True)
 class Options:
     """Time of a generated token and memory of the stream, by position."""

@@ -38,6 +38,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """What a mechanism cannot be measured without: a maximum that reaches the longest sequence."""
 
 
+WORDS = {"names": MECHANISMS}
+
+
 @dataclass(frozen=True)
 class Options:
     """Forward, forward + backward and peak memory of all mechanisms against length."""

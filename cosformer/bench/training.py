@@ -38,6 +38,9 @@ MOST_STEPS = 10_000
 """Of a measurement; far more than it takes."""
 
 
+WORDS = {"mechanisms": MECHANISMS, "preset": PRESETS}
+
+
 @dataclass(frozen=True)
 class Options:
     """Tokens a second, utilisation and memory of training steps, forward to optimiser.
