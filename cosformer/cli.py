@@ -12,7 +12,6 @@ from cosformer import __version__
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cosformer.demo", "the op at work: agreement, speed against softmax, a picture"),
-    "generate": ("cosformer.training.generate", "text from a trained language model"),
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
     "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
     "bench training": ("cosformer.bench.training", "tokens a second of training steps"),
@@ -23,6 +22,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "data get": ("cosformer.data.get", "download published data sets, verified"),
     "data make": ("cosformer.data.make", "generate ListOps and Pathfinder"),
     "data check": ("cosformer.data.check", "verify what is there: checksums, counts"),
+    "train": ("cosformer.commands.train", "train a model on a task; again: continue"),
+    "evaluate": ("cosformer.commands.evaluate", "judge a trained model on a split"),
+    "generate": ("cosformer.commands.generate", "text from a trained language model"),
+    "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
     "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
 }
@@ -30,11 +33,19 @@ VERBS: dict[str, tuple[str, str]] = {
 
 The module, loaded only when asked for, has `Options` (a frozen dataclass; its docstrings are the
 help) and `run(options) -> int` (the exit code). It raises ValueError for what the user can mend.
-`POSITIONAL` names the option, if any, that words in front of all flags belong to, `WORDS` values
-of options that a shell can complete.
+`POSITIONAL` names the option, if any, that words in front of all flags belong to; `REPEATED` one
+that may be given again and again, a value each time; `WORDS` values of options that a shell can
+complete.
 """
 
-EXTRAS = {"tyro": "cli", "tqdm": "cli", "matplotlib": "plot", "numpy": "tasks"}
+EXTRAS = {
+    "tyro": "cli",
+    "tqdm": "cli",
+    "matplotlib": "plot",
+    "numpy": "tasks",
+    "safetensors": "train",
+    "tensorboard": "tensorboard",
+}
 """Optional package -> the extra of this package that installs it."""
 
 USER_ERROR = 2
@@ -53,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(VERBS[verb][0])
         if (bare := getattr(module, "POSITIONAL", None)) and rest and not rest[0].startswith("-"):
             rest = [f"--{bare}", *rest]
+        if repeated := getattr(module, "REPEATED", None):
+            rest = gathered(rest, f"--{repeated}")
         options = parse(module.Options, rest, prog=f"cosformer {verb}")
         return 0 if options is None else module.run(options)
     except ModuleNotFoundError as error:
@@ -73,6 +86,19 @@ def split_verb(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         if verb in VERBS:
             return verb, list(arguments[count:])
     return None, list(arguments)
+
+
+def gathered(arguments: Sequence[str], flag: str) -> list[str]:
+    """The arguments with all values of a flag behind one, as `--set a=1 --set b=2` means."""
+    values, rest = list[str](), list[str]()
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != flag:
+            rest.append(word)
+        else:
+            values.append(value if equals else next(words, flag))  # of a flag at the end: itself
+    return [*rest, flag, *values] if values else rest
 
 
 def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> Any | None:

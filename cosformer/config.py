@@ -6,7 +6,17 @@ import tomllib
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 T = TypeVar("T")
 
@@ -51,24 +61,24 @@ def parse(settings: Iterable[str]) -> dict[str, Any]:
 
 def merge(config: T, given: Mapping[str, Any], where: str = "") -> T:
     """The config with these settings in place of its own; nested ones are merged as well."""
-    assert dataclasses.is_dataclass(config)
-    kind = type(config)
     changes = {
-        name: _merged(getattr(config, name), value, _field(kind, name, where), where + name)
+        name: _value(
+            getattr(config, name, None), value, _slot(type(config), name, where), where + name
+        )
         for name, value in given.items()
     }
-    return dataclasses.replace(config, **changes)  # type: ignore[return-value]
+    return cast(T, dataclasses.replace(cast(Any, config), **changes))
 
 
 def build(kind: type[T], given: Mapping[str, Any], where: str = "") -> T:
     """A config from settings alone."""
     fields = {
-        name: _merged(None, value, _field(kind, name, where), where + name)
+        name: _value(None, value, _slot(kind, name, where), where + name)
         for name, value in given.items()
     }
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        optional = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
-        if not optional and field.name not in fields:
+    for field in dataclasses.fields(cast(Any, kind)):
+        needed = field.default is field.default_factory is dataclasses.MISSING
+        if needed and field.name not in fields:
             raise ValueError(f"{where}{field.name} must be given, got {', '.join(given) or 'none'}")
     return kind(**fields)
 
@@ -139,46 +149,47 @@ def _plain_type(value: Any, annotation: Any, where: str) -> Any:
     return value
 
 
-def _merged(old: Any, value: Any, field: dataclasses.Field[Any], where: str) -> Any:
-    annotation = field.type
-    if isinstance(value, Mapping) and dataclasses.is_dataclass(old) and old is not None:
-        return merge(old, value, where + ".")
-    if TYPED_BY in field.metadata and isinstance(value, Mapping):
-        kind = field.metadata[TYPED_BY]
-        typed = {
-            name: _merged((old or {}).get(name), each, _field(kind, name, where + "."), where)
-            for name, each in value.items()
-        }
-        return {**(old or {}), **typed}
-    found = coerce(value, annotation, where)
-    if isinstance(found, dict) and isinstance(old, Mapping):
-        return {**old, **found}
-    return found
+class Slot(NamedTuple):
+    """What a field takes."""
+
+    annotation: Any
+    typed_by: Any
+    """For a mapping: the dataclass whose fields its values are."""
 
 
-def _field(kind: Any, name: str, where: str) -> dataclasses.Field[Any]:
-    """The field of this name, its type resolved."""
+def _slot(kind: Any, name: str, where: str) -> Slot:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if name not in fields:
         raise ValueError(f"setting must be one of {', '.join(fields)}, got {where}{name}")
-    field = fields[name]
-    field.type = get_type_hints(kind)[name]
-    return field
+    return Slot(get_type_hints(kind)[name], fields[name].metadata.get(TYPED_BY))
+
+
+def _value(old: Any, value: Any, slot: Slot, path: str) -> Any:
+    """What a field holds after `value` was given for it."""
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(old):
+        return merge(old, value, path + ".")
+    before = dict(old) if isinstance(old, Mapping) else {}
+    if isinstance(value, Mapping) and slot.typed_by is not None:
+        slots = {name: _slot(slot.typed_by, name, path + ".") for name in value}
+        return before | {
+            name: _value(before.get(name), value[name], slots[name], f"{path}.{name}")
+            for name in value
+        }
+    found = coerce(value, slot.annotation, path)
+    return before | found if isinstance(found, dict) else found
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
     if type(None) in kinds and (value is None or value == "none"):
         return None
-    kinds = tuple(kind for kind in kinds if kind is not type(None))
     errors = []
     for kind in kinds:
-        try:
-            return coerce(value, kind, where)
-        except ValueError as error:
-            errors.append(error)
-    if type(None) in kinds or len(errors) == 1:
-        raise errors[0]
-    raise ValueError("; or ".join(map(str, errors)))
+        if kind is not type(None):
+            try:
+                return coerce(value, kind, where)
+            except ValueError as error:
+                errors.append(str(error))
+    raise ValueError("; or ".join(errors))
 
 
 def _parsed(value: Any) -> Any:

@@ -15,7 +15,8 @@ MECHANISMS = OPS | {"mechanisms"}
 NN = MECHANISMS | {"nn"}
 MODELS = NN | {"models"}
 JOBS = MODELS | {"tasks", "records", "config"}
-ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "catalogue", "cli"} | {"data"}
+ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "catalogue", "cli"}
+ALL |= {"data", "commands"}
 
 ARROWS: dict[str, set[str]] = {
     "records": set(),
@@ -30,7 +31,8 @@ ARROWS: dict[str, set[str]] = {
     "report": {"report", "records"},
     "hf": {"hf", "models", "nn", "ops"},
     "demo": JOBS | {"bench", "report", "training"},
-    "recipes": ALL - {"cli", "demo", "catalogue"},
+    "recipes": ALL - {"cli", "demo", "catalogue", "commands"},
+    "commands": ALL - {"cli"},
     "catalogue": {"mechanisms", "report"},
     "data": {"data", "tasks"},
     "cli": ALL,

@@ -48,6 +48,7 @@ class LanguageTask(Task):
             split: Order(np.full(size, length), shuffled=split == "train")
             for split, size in self.sizes.items()
         }
+        self.bytes_per_token = {split: _mean_width(tokens[split], vocabulary) for split in SPLITS}
         self.facts = Facts(
             data_tokens=vocabulary.size,
             classes=vocabulary.size,
@@ -160,6 +161,13 @@ def unigram(train: Array, test: Array, size: int) -> float:
     """Nats a token of `test`, each token as likely as it is in `train` (one more time)."""
     counts, asked = _counts(train, size) + 1.0, _counts(test, size)
     return float(-(asked * np.log(counts / counts.sum())).sum() / asked.sum())
+
+
+def _mean_width(tokens: Array, vocabulary: vocabularies.Vocabulary) -> float | None:
+    """Bytes that a token of a text stands for; None where that is not known."""
+    if vocabulary.widths is None:
+        return None
+    return float(_counts(tokens, vocabulary.size) @ vocabulary.widths / len(tokens))
 
 
 def _counts(tokens: Array, size: int) -> Array:

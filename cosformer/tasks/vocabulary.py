@@ -23,6 +23,8 @@ class Vocabulary(Protocol):
     """Texts as numbers and back."""
 
     size: int
+    widths: Array | None
+    """Bytes that each token stands for; None where a text's bytes are not known from its tokens."""
 
     def encode(self, text: bytes) -> Array: ...
 
@@ -33,6 +35,7 @@ class Bytes:
     """UTF-8 as it is."""
 
     size = 256
+    widths = np.ones(256, np.int64)
 
     def encode(self, text: bytes) -> Array:
         return np.frombuffer(text, np.uint8)
@@ -43,6 +46,8 @@ class Bytes:
 
 class Words:
     """Words between blanks, an end after each line; those not in the training text are `<unk>`."""
+
+    widths = None
 
     def __init__(self, text: bytes) -> None:
         counts = Counter(_words(text))
@@ -70,6 +75,7 @@ class Merges:
         self.pieces = [bytes([n]) for n in range(256)]
         for left, right in self.ranks:
             self.pieces.append(self.pieces[left] + self.pieces[right])
+        self.widths = np.array([len(piece) for piece in self.pieces])
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: bytes) -> Array:

@@ -12,7 +12,7 @@ from cosformer.training.config import (
 from cosformer.training.evaluation import evaluate
 from cosformer.training.learner import Diverged
 from cosformer.training.loading import Loaded, load
-from cosformer.training.progress import Evaluated, Event, Progress
+from cosformer.training.progress import Evaluated, Event, Progress, Started
 from cosformer.training.trainer import Place, Result, Trainer, train
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Result",
     "RunConfig",
     "Schedule",
+    "Started",
     "TaskConfig",
     "Trainer",
     "evaluate",

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from cosformer.config import TYPED_BY
 from cosformer.models import PRESETS, ModelConfig
+from cosformer.models.config import Kind
 from cosformer.ops.check import check_choice
 from cosformer.tasks import Facts, Task, create
 
@@ -28,6 +29,10 @@ class TaskConfig:
     """A name of `cosformer.tasks.TASKS`, or a known table as `sst2`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the task: `length`, `text`, `data`, …; docs/tasks.md has them."""
+
+    def __post_init__(self) -> None:
+        if "device" in self.options:
+            raise ValueError("task.options.device must be left out: the run has its device")
 
     def create(self, device: str) -> Task:
         return create(self.name, **self.options, device=device)
@@ -62,16 +67,16 @@ class Schedule:
 
     shape: Shape = "cosine"
     """After the warm-up: `constant`, `cosine`, `linear` or `inverse-sqrt`."""
-    warmup: int = 100
-    """Steps over which the rate rises; at most all of them."""
+    warmup: float = 0.05
+    """Share of all steps over which the rate rises."""
     final: float = 0.1
     """Share of the highest rate that `cosine` and `linear` end at."""
 
     def __post_init__(self) -> None:
         check_choice("shape", self.shape, get_args(Shape))
-        _whole(0, warmup=self.warmup)
-        if not 0 <= self.final <= 1:
-            raise ValueError(f"final must lie in 0 to 1, got {self.final}")
+        for name in ("warmup", "final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in 0 to 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -180,25 +185,27 @@ class RunConfig:
 
     def model_config(self, facts: Facts) -> ModelConfig:
         """The model for a task with these facts."""
-        if facts.asks == "tokens":
-            kind, classes = "decoder" if facts.causal else "masked-lm", None
-        else:
-            kind, classes = "pairs" if facts.towers == 2 else "classifier", facts.classes
         given = {"max_length": facts.length, **self.model}
         if given["max_length"] < facts.length:
             raise ValueError(
                 f"model.max_length must be at least the task's length {facts.length}, "
                 f"got {given['max_length']}"
             )
-        if classes is None:  # what a classifier's pooling is, a model of tokens does not have
-            given.pop("pooling", None)
+        classes = facts.classes if facts.asks == "sequence" else None
         return dataclasses.replace(
             PRESETS[self.preset],
             **given,
-            kind=kind,
+            kind=kind_of(facts),
             classes=classes,
             vocabulary=facts.vocabulary,
         )
+
+
+def kind_of(facts: Facts) -> Kind:
+    """The kind of model that answers what a task asks."""
+    if facts.asks == "tokens":
+        return "decoder" if facts.causal else "masked-lm"
+    return "pairs" if facts.towers == 2 else "classifier"
 
 
 def _positive(**numbers: float | None) -> None:

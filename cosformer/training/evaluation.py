@@ -2,16 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.tasks import IGNORED, Batch, Facts, Task
+from cosformer.tasks import IGNORED, Batch, Facts, LanguageTask, Task
 from cosformer.training.feed import Fed, described
-
-Answers = Callable[[nn.Module, Batch], Tensor]
 
 
 def answers(model: nn.Module, batch: Batch) -> Tensor:
@@ -57,14 +55,16 @@ def evaluate(
     model.train(was_training)
     if labels == 0:
         raise ValueError(f"split must have labels to be judged by, got {split!r}, which has none")
-    return metrics(task.facts, loss.item() / labels, right.item() / labels)
+    return _metrics(task, split, loss.item() / labels, right.item() / labels)
 
 
-def metrics(facts: Facts, loss: float, accuracy: float) -> dict[str, float]:
+def _metrics(task: Task, split: str, loss: float, accuracy: float) -> dict[str, float]:
     """By name, the task's own metric among them."""
     found = {"loss": loss, "accuracy": accuracy}
-    if facts.metric == "nats":
+    if task.facts.metric == "nats":
         found["perplexity"] = math.exp(min(loss, 700.0))  # beyond, a float is inf
+    if isinstance(task, LanguageTask) and (width := task.bytes_per_token[split]) is not None:
+        found["bits_per_byte"] = loss / math.log(2) / width
     return found
 
 

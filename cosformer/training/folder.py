@@ -13,7 +13,7 @@ from cosformer.training.config import ELSEWHERE, RunConfig
 
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
 LAST, BEST = "last.safetensors", "best.safetensors"
-STATES = ("running", "interrupted", "finished", "failed")
+BOARD = "tensorboard"
 
 
 @contextlib.contextmanager
@@ -34,21 +34,30 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def adopt(config: RunConfig) -> None:
-    """Make the folder this run's, or find that it is already; the folder of another is refused."""
-    folder, wanted = config.out, comparable(plain(config))
-    path = folder / CONFIG
-    if path.exists():
-        found = comparable(read_json(path))
-        if wrong := differences(found, wanted):
-            raise ValueError(
-                f"out must be a new folder or one of the same run, got {folder}, whose "
-                f"{_shown(found, wrong[0])} is {_shown(wanted, wrong[0], bare=True)} here"
-                + (f", and {len(wrong) - 1} more settings differ" if wrong[1:] else "")
-            )
+    """Make the folder this run's, unless it is already; the folder of another is refused."""
+    if is_same_run(config):
         return
-    if foreign := [p.name for p in folder.iterdir() if p.name != LOCK]:
-        raise ValueError(f"out must be a run or an empty folder, got {folder} with {foreign[0]}")
-    write_json(path, plain(config))
+    if foreign := [path.name for path in config.out.iterdir() if path.name != LOCK]:
+        raise ValueError(
+            f"out must be a run or an empty folder, got {config.out} with {foreign[0]}"
+        )
+    write_json(config.out / CONFIG, plain(config))
+
+
+def is_same_run(config: RunConfig) -> bool:
+    """Whether the folder holds this run; False: none; that of another run is refused."""
+    path = config.out / CONFIG
+    if not path.exists():
+        return False
+    found, wanted = comparable(read_json(path)), comparable(plain(config))
+    if wrong := differences(found, wanted):
+        there, here = (_setting(each, wrong[0]) for each in (found, wanted))
+        more = f" and {len(wrong) - 1} more settings differ" if wrong[1:] else ""
+        raise ValueError(
+            f"out must be a new folder or that of the same run, got {config.out} with "
+            f"{wrong[0]} = {there!r}, here it is {here!r}{more}"
+        )
+    return True
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:
@@ -85,12 +94,12 @@ class Log:
     """JSON lines. Lines after those that a checkpoint knows of are written again, so they go."""
 
     def __init__(self, path: Path, lines: int) -> None:
-        self.lines = lines
         self._file: IO[bytes] = path.open("ab")
-        known = path.read_bytes().split(b"\n")[:lines]
-        if len(known) < lines:
-            raise ValueError(f"{path} must have {lines} lines, as the checkpoint says, got fewer")
-        self._file.truncate(sum(len(line) + 1 for line in known))
+        kept = path.read_bytes().splitlines(keepends=True)[:lines]
+        if kept and not kept[-1].endswith(b"\n"):
+            kept.pop()
+        self._file.truncate(sum(map(len, kept)))
+        self.lines = len(kept)
 
     def append(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row).encode() + b"\n")
@@ -100,7 +109,10 @@ class Log:
     def sync(self) -> None:
         os.fsync(self._file.fileno())
 
-    def close(self) -> None:
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
@@ -124,8 +136,7 @@ def _remove_unfinished(folder: Path) -> None:
             path.unlink()
 
 
-def _shown(settings: dict[str, Any], path: str, *, bare: bool = False) -> str:
-    value: Any = settings
+def _setting(settings: Any, path: str) -> Any:
     for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return repr(value) if bare else f"{path} = {value!r}"
+        settings = settings.get(name) if isinstance(settings, dict) else None
+    return settings

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cosformer.models import create_model
+from cosformer.models import ModelConfig, create_model
 from cosformer.tasks import Batch
 from cosformer.training.checkpoint import Checkpoint, load_weights, weights
 from cosformer.training.config import RunConfig
@@ -32,7 +32,7 @@ class Learner:
         self.config, self.phase, self.number = config, phase, number
         self.device = phase.task.device
         torch.manual_seed(config.seed)
-        self.model: nn.Module = create_model(phase.model).to(self.device)
+        self.model: nn.Module = _create(phase.model).to(self.device)
         self.groups = grouped(self.model)
         self.optimiser = create_optimiser(self.groups, phase.optimiser)
         self.average = _average(self.model, config.average)
@@ -142,6 +142,13 @@ class Learner:
     def _record(self, loss: Tensor, norms: list[Tensor]) -> None:
         torch.stack([loss, *norms], out=self._window[self._filled])
         self._filled += 1
+
+
+def _create(config: ModelConfig) -> nn.Module:
+    try:
+        return create_model(config)
+    except TypeError as error:  # an option that the mechanism does not have
+        raise ValueError(f"model.options: {error}") from None
 
 
 def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from cosformer.models import ModelConfig
 from cosformer.tasks import Task
 from cosformer.tasks.pretraining import from_inputs
-from cosformer.training.config import Budget, Optimiser, RunConfig
+from cosformer.training.config import Budget, Optimiser, RunConfig, kind_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,12 @@ def phases(config: RunConfig, task: Task) -> list[Phase]:
     if before is None:
         return [of_task]
     inputs = from_inputs(task, before.objective, rate=before.rate)
-    # both models have the same backbone, so it fits the longer of the two
-    model = replace(config.model_config(inputs.facts), max_length=of_task.model.max_length)
+    # the backbone of the task's model; what it pools has no part in it
+    model = replace(
+        of_task.model,
+        kind=kind_of(inputs.facts),
+        classes=None,
+        pooling="mean",
+    )
     optimiser = replace(config.optimiser, lr=before.lr)
     return [Phase("pretraining", inputs, model, optimiser, before.budget, False), of_task]

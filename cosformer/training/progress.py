@@ -7,6 +7,32 @@ from dataclasses import dataclass
 
 import torch
 
+from cosformer.models import ModelConfig
+from cosformer.training.config import Budget
+
+
+@dataclass(frozen=True)
+class Started:
+    """A phase begins, or goes on."""
+
+    phase: str
+    step: int
+    """Steps of it that were done before."""
+    budget: Budget
+    model: ModelConfig
+    parameters: int
+    length: int
+    device: str
+
+    def __str__(self) -> str:
+        model, budget = self.model, self.budget
+        begun = f", from step {self.step:,} on" if self.step else ""
+        return (
+            f"{self.phase}: {model.mechanism} {model.kind}, {model.layers} layers of "
+            f"{model.width}, {self.parameters:,} parameters; {budget.steps:,} steps of "
+            f"{budget.batch} × {self.length:,} tokens on {self.device}{begun}"
+        )
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -50,7 +76,7 @@ class Evaluated:
         return f"{self.phase} {self.step}: {found}{'  (best)' if self.best else ''}"
 
 
-Event = Progress | Evaluated
+Event = Started | Progress | Evaluated
 
 
 class Meter:

@@ -7,7 +7,7 @@ from cosformer.training.config import Schedule
 
 def rate(schedule: Schedule, step: int, steps: int) -> float:
     """Share of the highest rate at step 0 … steps - 1."""
-    warmup = min(schedule.warmup, steps)
+    warmup = round(schedule.warmup * steps)
     if step < warmup:
         return (step + 1) / warmup
     if schedule.shape == "constant":

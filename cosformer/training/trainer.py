@@ -1,5 +1,6 @@
 """The loop: steps, log, evaluations and checkpoints of all phases, from where a run stands."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -8,14 +9,16 @@ import torch
 from torch import nn
 
 from cosformer.config import plain
+from cosformer.models import parameter_count
+from cosformer.training.board import Board
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import evaluate, is_better, judged_by
 from cosformer.training.feed import feed
-from cosformer.training.folder import BEST, LAST, LOG, STATUS, Log, adopt, locked, write_json
-from cosformer.training.learner import Diverged, Learner
-from cosformer.training.phases import phases
-from cosformer.training.progress import Evaluated, Event, Meter, Progress
+from cosformer.training.folder import BEST, BOARD, LAST, LOG, STATUS, Log, adopt, locked, write_json
+from cosformer.training.learner import Learner
+from cosformer.training.phases import Phase, phases
+from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,10 @@ class Place:
     """Of the log."""
     seconds: float = 0.0
     """Spent so far."""
+    metric: str | None = None
+    """What the phase's task is judged by."""
     best: float | None = None
-    """Of the metric that the phase's task is judged by."""
+    """Its best value so far."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
 
@@ -69,19 +74,26 @@ class Trainer:
 
     def events(self) -> Iterator[Event]:
         """Train, telling of every line of the log."""
-        with locked(self.config.out):
+        out = self.config.out
+        todo = phases(self.config, self.config.task.create(self.device))
+        with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
             found = self._found()
-            log = Log(self.config.out / LOG, self.place.lines)
+            log = closed.enter_context(Log(out / LOG, self.place.lines))
+            board = Board(out / BOARD) if self.config.tensorboard else None
+            if board is not None:
+                closed.callback(board.close)
+            self._status("running")
             try:
-                self._status("running")
-                yield from self._phases(found, log)
-                self._status("finished")
-            except Diverged as error:
-                self._status("failed", str(error))
+                for event in self._phases(todo, found, log):
+                    if board is not None:
+                        board.add(event)
+                    yield event
+            except Exception as error:
+                with contextlib.suppress(OSError):  # of a full disk: the first error says it
+                    self._status("failed", str(error))
                 raise
-            finally:
-                log.close()
+            self._status("finished")
 
     def _found(self) -> Checkpoint | None:
         """The last checkpoint, if there is one; `place` is where it was written."""
@@ -92,9 +104,7 @@ class Trainer:
         self.place = Place(**found.facts["place"])
         return found
 
-    def _phases(self, found: Checkpoint | None, log: Log) -> Iterator[Event]:
-        task = self.config.task.create(self.device)
-        todo = phases(self.config, task)
+    def _phases(self, todo: list[Phase], found: Checkpoint | None, log: Log) -> Iterator[Event]:
         before: nn.Module | None = None
         for number in range(self.place.phase, len(todo)):
             learner = Learner(self.config, todo[number], number)
@@ -102,9 +112,12 @@ class Trainer:
                 learner.restore(found, self.place.step)
                 found = None
             else:
-                self.place = replace(self.place, phase=number, step=0, best=None, metrics={})
+                self.place = replace(
+                    self.place, phase=number, step=0, metric=None, best=None, metrics={}
+                )
                 if before is not None:
                     learner.begin_from(before)
+            yield _started(learner)
             yield from self._steps(learner, log)
             before = learner.judged
         assert before is not None
@@ -144,9 +157,16 @@ class Trainer:
         steps = learner.phase.budget.steps
         left = meter.left(steps - learner.step)
         event = Progress(
-            learner.phase.name, learner.step, steps, loss, learner.lr, norm,
-            meter.speed(), meter.memory(), left,
-        )  # fmt: skip
+            phase=learner.phase.name,
+            step=learner.step,
+            steps=steps,
+            loss=loss,
+            lr=learner.lr,
+            gradient_norm=norm,
+            tokens_per_second=meter.speed(),
+            memory=meter.memory(),
+            seconds_left=left,
+        )
         log.append(asdict(event))
         return event
 
@@ -161,10 +181,10 @@ class Trainer:
             batches=settings.batches,
             precision=self.config.precision,
         )
-        value = metrics[judged_by(phase.task.facts)]
-        is_best = is_better(phase.task.facts, value, self.place.best)
-        best = value if is_best else self.place.best
-        self.place = replace(self.place, step=learner.step, best=best, metrics=metrics)
+        name = judged_by(phase.task.facts)
+        is_best = is_better(phase.task.facts, metrics[name], self.place.best)
+        best = metrics[name] if is_best else self.place.best
+        self.place = replace(self.place, step=learner.step, metric=name, best=best, metrics=metrics)
         if is_best and phase.is_last:
             tensors = {f"model.{name}": t for name, t in weights(learner.judged).items()}
             write(self.config.out / BEST, Checkpoint(tensors, self._facts(learner)))
@@ -184,6 +204,19 @@ class Trainer:
     def _status(self, state: str, message: str | None = None) -> None:
         status = {"state": state, **asdict(self.place), "message": message}
         write_json(self.config.out / STATUS, status)
+
+
+def _started(learner: Learner) -> Started:
+    phase = learner.phase
+    return Started(
+        phase=phase.name,
+        step=learner.step,
+        budget=phase.budget,
+        model=phase.model,
+        parameters=parameter_count(learner.model),
+        length=phase.task.facts.length,
+        device=str(learner.device),
+    )
 
 
 def resolved(device: str) -> str:

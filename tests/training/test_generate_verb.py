@@ -14,7 +14,7 @@ from cosformer.models import PRESETS, LanguageModel, Sampling
 from cosformer.models.sampling import choose
 from cosformer.tasks import vocabulary as vocabularies
 from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig, train
-from cosformer.training.generate import Writer, encode, until
+from cosformer.training.writer import Writer, encode, until
 
 
 @pytest.fixture(scope="module")

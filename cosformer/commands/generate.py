@@ -1,22 +1,19 @@
 """`cosformer generate RUN`: text from a language model that was trained here."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from cosformer.models import LanguageModel, Sampling, generate, generate_tokens
-from cosformer.tasks.vocabulary import Vocabulary, Words
-from cosformer.training.loading import load
+from cosformer.models import LanguageModel, Sampling
+from cosformer.tasks.vocabulary import Vocabulary
+from cosformer.training import load
+from cosformer.training.writer import Writer, encode
 
 POSITIONAL = "run"
 MOST_TOKENS = 300
 """New tokens where nobody says how many."""
-UNFINISHED = "\ufffd"
-"""What the beginning of a character of several bytes decodes to."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def read_prompts(options: Options) -> Sequence[str]:
 
 def create_writer(
     options: Options, model: LanguageModel, vocabulary: Vocabulary, prompts: Sequence[str]
-) -> "Writer":
+) -> Writer:
     """Stops that are one token end a sequence at once; longer ones are found in the text."""
     tokens, limit = options.tokens, model.backbone.limit
     if tokens is None:
@@ -104,59 +101,3 @@ def create_writer(
         data_tokens=vocabulary.size,
     )
     return Writer(model, vocabulary, sampling)
-
-
-@dataclass(frozen=True)
-class Writer:
-    """A language model that reads and writes text."""
-
-    model: LanguageModel
-    vocabulary: Vocabulary
-    sampling: Sampling
-
-    def together(self, prompts: Sequence[str], stop: Sequence[str] = ()) -> list[str]:
-        """What follows each prompt, all generated at once."""
-        found = generate(self.model, [self._read(prompt) for prompt in prompts], self.sampling)
-        return [until(self._write(tokens), stop) for tokens in found]
-
-    def stream(self, prompt: str, stop: Sequence[str] = ()) -> Iterator[str]:
-        """The same for one prompt, in pieces, as soon as none of them can change any more."""
-        tokens, shown = list[int](), 0
-        for token in generate_tokens(self.model, self._read(prompt), self.sampling):
-            tokens.append(token)
-            text = self._write(tokens)
-            if (end := until(text, stop)) != text:
-                yield end[shown:]
-                return
-            settled = len(text) - _open_end(text, stop)
-            if settled > shown:
-                yield text[shown:settled]
-                shown = settled
-        yield self._write(tokens)[shown:]
-
-    def _read(self, text: str) -> list[int]:
-        tokens = encode(self.vocabulary, text)
-        if not tokens:
-            raise ValueError(f"prompt must be at least one token, got {text!r}")
-        return tokens
-
-    def _write(self, tokens: Sequence[int]) -> str:
-        return self.vocabulary.decode(np.array(tokens, np.int64))
-
-
-def encode(vocabulary: Vocabulary, text: str) -> list[int]:
-    """Tokens of a text that goes on: words have no line's end after the last of them."""
-    tokens: list[int] = vocabulary.encode(text.encode()).tolist()
-    return tokens[:-1] if isinstance(vocabulary, Words) and not text.endswith("\n") else tokens
-
-
-def until(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of these."""
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
-
-
-def _open_end(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end that the next token may still change, or turn into a stop."""
-    unfinished = len(text) - len(text.rstrip(UNFINISHED))
-    begun = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-    return max(unfinished, max(begun, default=0))

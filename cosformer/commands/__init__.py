@@ -1,0 +1,1 @@
+"""The verbs that train models and use them."""

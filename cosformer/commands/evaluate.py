@@ -1,0 +1,60 @@
+"""`cosformer evaluate RUN`: what a trained model is worth, on the screen and as a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cosformer.training import evaluate, load
+from cosformer.training.evaluation import judged_by
+from cosformer.training.folder import write_json
+
+POSITIONAL = "run"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Judge a trained model on one split of its task; metrics-SPLIT-CHECKPOINT.json keeps them."""
+
+    run: Path
+    """Folder of the run."""
+    checkpoint: Literal["best", "last"] = "best"
+    """best on validation, or last."""
+    split: Literal["train", "valid", "test"] = "test"
+    """Part of the data."""
+    batches: int | None = None
+    """The first so many batches; the whole split if not given."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        if self.batches is not None and self.batches < 1:
+            raise ValueError(f"batches must be at least 1, got {self.batches}")
+
+
+def run(options: Options) -> int:
+    found = load(options.run, options.checkpoint, device=options.device)
+    facts = found.task.facts
+    metrics = evaluate(
+        found.model,
+        found.task,
+        options.split,
+        batch_size=found.config.budget.batch,
+        batches=options.batches,
+        precision=found.config.precision,
+    )
+    print(f"{options.run}: {options.checkpoint} checkpoint, step {found.place.step:,}")
+    for name, value in metrics.items():
+        print(f"  {options.split} {name:<14} {value:.4f}")
+    print(f"  to beat: {judged_by(facts)} {facts.floor:.4f} ({facts.floor_is})")
+    path = options.run / f"metrics-{options.split}-{options.checkpoint}.json"
+    content = {
+        "split": options.split,
+        "checkpoint": options.checkpoint,
+        "batches": options.batches,
+        "step": found.place.step,
+        "metrics": metrics,
+        "floor": facts.floor,
+    }
+    write_json(path, content)
+    print(f"written: {path}")
+    return 0

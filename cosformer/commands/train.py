@@ -1,0 +1,166 @@
+"""`cosformer train TASK`: from a task to a trained model; the same command again continues."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from cosformer import config as settings
+from cosformer.data import make
+from cosformer.recipes import Setting, pretrained, recipe
+from cosformer.recipes.setting import RUNS
+from cosformer.tasks import generated
+from cosformer.training import Diverged, Event, Progress, RunConfig, Trainer
+from cosformer.training.folder import LAST, comparable, is_same_run, state_of
+from cosformer.training.progress import duration
+from cosformer.training.trainer import resolved
+
+POSITIONAL = "task"
+REPEATED = "set"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a model on a task. Its recipe decides what is not said here; a file (--config) changes
+    the recipe, flags and --set change both. Stopped at any moment, the same command continues.
+
+    cosformer train lm --data my.txt
+
+    cosformer train listops --mechanism softmax --steps 2000
+
+    cosformer train image --pretrain masked
+
+    cosformer train lm --set optimiser.clip=0.5 --set model.options.horizon=512
+    """
+
+    task: str
+    """What to learn: lm, mlm, classify, sst2, listops, image, mqar, … (docs/tasks.md)."""
+    data: str | None = None
+    """Your text file, folder or table, or the name of a text; for other tasks the data folder."""
+    mechanism: str | None = None
+    """Attention: cosformer, softmax, … as `cosformer mechanisms` lists them."""
+    preset: str | None = None
+    """Size of the model: tiny, mini, small, medium, base."""
+    length: int | None = None
+    """Tokens of a sequence."""
+    batch: int | None = None
+    """Sequences in a step."""
+    steps: int | None = None
+    """Updates of the parameters."""
+    lr: float | None = None
+    """The highest learning rate."""
+    seed: int | None = None
+    """Of weights, order and dropout."""
+    pretrain: Literal["masked", "causal"] | None = None
+    """Learn from the task's own inputs first, for as many steps again."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+    out: Path | None = None
+    """Folder of the run; one in runs/ that its settings name, if not given."""
+    config: Path | None = None
+    """A TOML file with settings, as `[optimiser]` and `lr = 1e-3`; or a run's config.json."""
+    set: tuple[str, ...] = ()
+    """Any setting by its path, as budget.accumulate=4; again for each."""
+
+
+def run(options: Options) -> int:
+    """0 at the end of training, 1 if the run has diverged, 130 if it was interrupted."""
+    config = resolve(options)
+    if is_same_run(config) and (status := state_of(config.out))["state"] == "finished":
+        print(f"{config.out} is finished: {_summary(status)}; see `cosformer evaluate`")
+        return 0
+    _generate(config)
+    print(f"run: {config.out} (the same command continues it)")
+    trainer = Trainer(config)
+    try:
+        for event in trainer.events():
+            _show(event)
+    except Diverged as error:
+        print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {_kept(config)}", file=sys.stderr)
+        return 130
+    print(f"finished: {_summary(vars(trainer.place))}; {config.out}")
+    return 0
+
+
+def resolve(options: Options) -> RunConfig:
+    """Recipe, then file, then flags, then --set."""
+    device = resolved(options.device)
+    config = recipe(options.task, Setting(device, _data(options.data)))
+    given = {} if options.config is None else settings.load(options.config)
+    named = given.get("task", {}).get("name", options.task)
+    if named != options.task:
+        raise ValueError(f"task must be that of the config, {named}, got {options.task}")
+    config = settings.merge(settings.merge(config, given), _flags(options))
+    if options.pretrain is not None:
+        config = pretrained(config, options.pretrain)
+    config = settings.merge(config, settings.parse(options.set))
+    if options.out is None and "out" not in given:
+        config = replace(config, out=RUNS / _name(config))
+    return config
+
+
+def _flags(options: Options) -> dict[str, Any]:
+    """The flags that were given, as nested settings."""
+    paths = {
+        "mechanism": "model.mechanism",
+        "preset": "preset",
+        "length": "task.options.length",
+        "batch": "budget.batch",
+        "steps": "budget.steps",
+        "lr": "optimiser.lr",
+        "seed": "seed",
+        "out": "out",
+    }
+    given = {path: getattr(options, flag) for flag, path in paths.items()}
+    nested = settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
+    return {**nested, "device": options.device}
+
+
+def _data(data: str | None) -> str | None:
+    """A path in full, so that a run can be continued and judged from any folder."""
+    return str(Path(data).resolve()) if data is not None and Path(data).exists() else data
+
+
+def _name(config: RunConfig) -> str:
+    """Of the folder: the same settings give the same one."""
+    known = json.dumps(comparable(settings.plain(config)), sort_keys=True)
+    mechanism = config.model.get("mechanism", "cosformer")
+    return f"{config.task.name}-{mechanism}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
+
+
+def _generate(config: RunConfig) -> None:
+    """What is generated and not there yet is made first, by all cores."""
+    name, options = config.task.name, config.task.options
+    if name not in generated.MADE:
+        return
+    count = sum(options["sizes"]) if "sizes" in options else generated.MADE[name].count
+    seed, data = options.get("seed", 0), options.get("data")
+    if not generated.path_of(name, data, count=count, seed=seed).exists():
+        print(f"{name}: {count:,} samples are generated first, and kept")
+        where = None if data is None else Path(data)
+        make.run(make.Options((name,), count=count, seed=seed, data=where))
+
+
+def _show(event: Event) -> None:
+    """On a terminal progress stays on one line."""
+    is_terminal = sys.stdout.isatty()
+    stays = is_terminal and isinstance(event, Progress)
+    begin = "\r\x1b[K" if is_terminal else ""  # over what stood there
+    print(f"{begin}{event}", end="" if stays else "\n", flush=True)
+
+
+def _summary(place: Mapping[str, Any]) -> str:
+    best = "" if place["best"] is None else f", best {place['metric']} {place['best']:.4f}"
+    return f"{place['step']:,} steps in {duration(place['seconds'])}{best}"
+
+
+def _kept(config: RunConfig) -> str:
+    if not (config.out / LAST).exists():
+        return f"no checkpoint yet in {config.out}"
+    return f"the checkpoint of step {state_of(config.out)['step']:,} is in {config.out}"

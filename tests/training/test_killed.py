@@ -1,0 +1,113 @@
+"""A run that is killed again and again ends as one that is not, bit for bit."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+import training_cases as cases
+
+from cosformer.training import RunConfig, checkpoint, folder, train
+from cosformer.training.folder import state_of
+
+PROCESSES = multiprocessing.get_context("forkserver")
+# imported once for all processes, with what an optimiser imports on first use
+PROCESSES.set_forkserver_preload(["cosformer.training", "torch._dynamo", "safetensors.torch"])
+
+
+def in_process(config: RunConfig) -> None:
+    torch.set_num_threads(1)
+    train(config)
+
+
+def dies_in_write(config: RunConfig, number: int) -> None:
+    """Train, and be killed in the middle of the write of this number."""
+    whole, writes = folder.replacing, iter(range(1, 10**9))
+
+    @contextlib.contextmanager
+    def half(path: Path) -> Iterator[Any]:
+        with whole(path) as file:
+            yield Half(file) if next(writes) == number else file
+
+    folder.replacing = checkpoint.replacing = half
+    in_process(config)
+
+
+class Half:
+    """A file that takes half of what is written, then the process is no more."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+
+    def write(self, content: bytes) -> None:
+        self.file.write(content[: len(content) // 2])
+        self.file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ended(target: Any, *arguments: Any) -> int | None:
+    """Exit code of a process."""
+    process = PROCESSES.Process(target=target, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def killed(config: RunConfig, *, steps: int, after: float) -> bool:
+    """Kill a run so many steps and seconds after it began; False if it has ended before."""
+    process = PROCESSES.Process(target=in_process, args=(config,))
+    last = config.out / "last.safetensors"
+    process.start()
+    seen = {_version(last)}
+    while process.is_alive() and len(seen) <= steps:
+        seen.add(_version(last))
+        time.sleep(0.001)
+    process.join(after)
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def _version(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_ino
+    return None
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The outcome of a run that nothing happened to."""
+    out = tmp_path_factory.mktemp("whole")
+    assert ended(in_process, cases.config(out, pretraining=cases.pretraining())) == 0
+    return out
+
+
+def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path, whole: Path) -> None:
+    config = cases.config(tmp_path / "killed", pretraining=cases.pretraining())
+    chance, times = random.Random(0), 0
+    while killed(config, steps=chance.randrange(5), after=chance.uniform(0, 0.05)):
+        times += 1
+        if (log := config.out / "log.jsonl").exists():
+            log.write_bytes(log.read_bytes() + b'{"phase": "tr')  # as a write that was cut short
+    assert times >= 5
+    assert state_of(config.out)["state"] == "finished"
+    cases.assert_same_outcome(config.out, whole)
+
+
+def test_killed_in_the_middle_of_a_write_it_ends_the_same(tmp_path: Path, whole: Path) -> None:
+    config = cases.config(tmp_path / "killed", pretraining=cases.pretraining())
+    for number in (1, 2, 3, 4, 9, 14, 19):
+        assert ended(dies_in_write, config, number) == -signal.SIGKILL
+        assert (config.out / "config.json").exists() == (number > 1)
+        assert state_of(config.out)["state"] == "interrupted"
+    assert ended(in_process, config) == 0
+    cases.assert_same_outcome(config.out, whole)
+    assert not list(config.out.glob(".*")), "unfinished files are left"

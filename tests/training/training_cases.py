@@ -1,0 +1,69 @@
+"""Small runs, and what is compared of two of them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cosformer.training import (
+    Budget,
+    Evaluation,
+    Optimiser,
+    Pretraining,
+    RunConfig,
+    Schedule,
+    TaskConfig,
+)
+from cosformer.training import checkpoint as checkpoints
+
+TIMES = ("tokens_per_second", "memory", "seconds_left")
+"""What differs from one run of the same config to the next."""
+
+
+def config(out: Path, **changes: Any) -> RunConfig:
+    """Copying with dropout and a moving average: all that a state consists of."""
+    given: dict[str, Any] = {
+        "task": TaskConfig("copying", {"length": 12, "copied": 3, "vocabulary": 4}),
+        "out": out,
+        "model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.1},
+        "optimiser": Optimiser(lr=1e-2),
+        "schedule": Schedule(warmup=0.2),
+        "budget": Budget(steps=24, batch=8),
+        "evaluation": Evaluation(every=8, batches=2),
+        "average": 0.9,
+        "device": "cpu",
+        "log_every": 3,
+        "save_seconds": 0.0,
+    }
+    return RunConfig(**(given | changes))
+
+
+def pretraining() -> Pretraining:
+    return Pretraining(objective="causal", budget=Budget(steps=10, batch=4), lr=1e-2)
+
+
+def log(out: Path) -> list[dict[str, Any]]:
+    """The lines of a log without times; every one must be whole."""
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    return dict(checkpoints.read(path).tensors)
+
+
+def assert_same_outcome(one: Path, other: Path) -> None:
+    """Logs line by line, checkpoints bit for bit."""
+    assert log(one) == log(other)
+    for name in ("last.safetensors", "best.safetensors"):
+        left, right = tensors(one / name), tensors(other / name)
+        assert left.keys() == right.keys()
+        for key in left:
+            assert torch.equal(left[key], right[key]), f"{name}: {key}"
+
+
+def remove(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
