@@ -11,7 +11,7 @@ from typing import Any
 from cosformer import __version__
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("cosformer.demo", "the op at work: agreement, speed against softmax, a picture"),
+    "demo": ("cosformer.demo.command", "cosFormer beside softmax: checked, trained, writing text"),
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
     "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
     "bench training": ("cosformer.bench.training", "tokens a second of training steps"),

@@ -60,7 +60,6 @@ def run(options: Options) -> int:
     return keep(measure(options), options.out, keys=keys, count=options.threads)
 
 
-@torch.no_grad()
 def measure(options: Options) -> Iterator[records.Row]:
     """All rows of one run; positions take turns, so that a changing pace meets all alike."""
     this = records.Run.begin(seed=options.seed)
@@ -68,7 +67,7 @@ def measure(options: Options) -> Iterator[records.Row]:
     about = {"preset": options.preset, "dtype": "float32", "repeats": options.repeats}
     for name in options.mechanisms:
         model = _model(options, name, last + 1)
-        states = {position: _read(options, model, position) for position in options.positions}
+        states = {n: state_after(model, n, options.seed) for n in options.positions}
         calls = {
             str(position): functools.partial(_next, model, state)
             for position, state in states.items()
@@ -85,6 +84,14 @@ def measure(options: Options) -> Iterator[records.Row]:
             yield this.row("stream_memory_ratio", held[last] / held[first], "x", **at)
 
 
+@torch.no_grad()
+def state_after(model: LanguageModel, position: int, seed: int = 0) -> ModelState:
+    """The state after so many random tokens, read at once as a prompt is."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(model.config.vocabulary, (1, position), generator=generator)
+    return model.backbone.stream(tokens)[1]
+
+
 def held_bytes(state: Any) -> int:
     """Of all tensors in a state, however deep they lie."""
     if isinstance(state, Tensor):
@@ -96,13 +103,6 @@ def _model(options: Options, mechanism: str, length: int) -> LanguageModel:
     torch.manual_seed(options.seed)
     config = replace(PRESETS[options.preset], mechanism=mechanism, max_length=length)
     return LanguageModel(config).eval()
-
-
-def _read(options: Options, model: LanguageModel, position: int) -> ModelState:
-    """The state after so many tokens, read at once as a prompt is."""
-    generator = torch.Generator().manual_seed(options.seed)
-    tokens = torch.randint(model.config.vocabulary, (1, position), generator=generator)
-    return model.backbone.stream(tokens)[1]
 
 
 @torch.no_grad()

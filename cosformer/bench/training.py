@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from torch import nn
 
 from cosformer import records, tasks
 from cosformer.bench.flops import peak_flops, training_flops
@@ -128,7 +129,10 @@ def _measure_length(options: Options, this: records.Run, length: int) -> Iterato
     at = _config(options, length)
     task = tasks.create("lm", text="python", length=length, device=options.device)
     with contextlib.ExitStack() as feeds:
-        steps = {name: Steps(options, name, task) for name in options.mechanisms}
+        config = _run_config(options, at["batch"])
+        steps = {
+            name: Steps(config, options.model(name, length), task) for name in options.mechanisms
+        }
         for each in steps.values():
             feeds.callback(each.close)
         calls, reasons = split_failures(steps, options.device)
@@ -138,42 +142,36 @@ def _measure_length(options: Options, this: records.Run, length: int) -> Iterato
             return
         loading = {DATA: functools.partial(_batch, task, at["batch"], options.seed)}
         times = median_times({**calls, **loading}, repeats=options.repeats, device=options.device)
-        models = {name: steps[name].model for name in calls}
+        models = {name: cast(LanguageModel, steps[name].model) for name in calls}
         yield from _speeds(this, at, times, models)
-        for name, call in calls.items():
-            forget()  # memory kept from earlier calls counts as well
-            extra = peak_extra_bytes(call, options.device)
+        for name in calls:
+            extra = steps[name].peak_bytes()
             yield this.row("peak_memory", extra, "bytes", candidate=name, **at)
 
 
 class Steps:
     """Training, a step with every call: what a run does between two lines of its log."""
 
-    def __init__(self, options: Options, mechanism: str, task: tasks.Task) -> None:
-        budget = Budget(MOST_STEPS, options.given("tokens") // task.facts.length)
-        config = RunConfig(
-            TaskConfig("lm"),
-            Path(),  # nothing is kept
-            budget=budget,
-            precision=options.given("dtype"),
-            compile=options.compile,
-            seed=options.seed,
-            log_every=MOST_STEPS,
-        )
-        model = options.model(mechanism, task.facts.length)
+    def __init__(self, config: RunConfig, model: ModelConfig, task: tasks.Task) -> None:
+        budget = replace(config.budget, steps=MOST_STEPS)
         phase = Phase("training", task, model, config.optimiser, budget, True)
-        self._learner = Learner(config, phase, 0)
-        place = {"seed": options.seed, "batch_size": budget.batch}
-        self._batches = feed(task, **place, begin=0, end=budget.steps)
+        self._learner = Learner(replace(config, log_every=MOST_STEPS), phase, 0)
+        place = {"seed": config.seed, "batch_size": budget.batch}
+        self._batches = feed(task, **place, begin=0, end=MOST_STEPS)
 
     def __call__(self) -> None:
         self._learner.learn(next(self._batches))
 
     @property
-    def model(self) -> LanguageModel:
-        model = self._learner.model
-        assert isinstance(model, LanguageModel)  # by its config
-        return model
+    def model(self) -> nn.Module:
+        return self._learner.model
+
+    def peak_bytes(self) -> int:
+        """The most that a step holds beyond the model, the optimiser's state and its batch."""
+        fed = next(self._batches)
+        forget()  # memory kept from earlier calls counts as well
+        device = self._learner.device.type
+        return peak_extra_bytes(lambda: self._learner.learn(fed), device)
 
     def close(self) -> None:
         """End the thread that makes batches."""
@@ -205,6 +203,17 @@ def _speeds(
 def _batch(task: tasks.Task, batch_size: int, seed: int) -> Fed:
     """As a run makes it, though by a thread of its own, while the model learns."""
     return described(task.batch("train", seed=seed, rank=0, step=0, batch_size=batch_size))
+
+
+def _run_config(options: Options, batch: int) -> RunConfig:
+    return RunConfig(
+        TaskConfig("lm"),
+        Path(),  # nothing is kept
+        budget=Budget(batch=batch),
+        precision=options.given("dtype"),
+        compile=options.compile,
+        seed=options.seed,
+    )
 
 
 def _config(options: Options, length: int) -> dict[str, Any]:

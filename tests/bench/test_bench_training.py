@@ -11,6 +11,7 @@ from cosformer.bench import data, generation, training
 from cosformer.bench.flops import peak_flops, training_flops
 from cosformer.models import PRESETS, LanguageModel
 from cosformer.report.tables import TABLES
+from cosformer.training import Budget, RunConfig, TaskConfig
 
 SMALL = {"preset": "tiny", "lengths": (8, 32), "tokens": 64, "repeats": 1, "threads": 1}
 
@@ -53,7 +54,8 @@ def test_steps_give_speed_memory_and_the_share_of_the_data(tmp_path: Path) -> No
 def test_a_step_trains_the_preset_as_a_run_would(tmp_path: Path) -> None:
     given = options(tmp_path)
     task = tasks.create("lm", text="python", length=8)
-    steps = training.Steps(given, "cosformer", task)
+    config = RunConfig(TaskConfig("lm"), tmp_path, budget=Budget(batch=2))
+    steps = training.Steps(config, given.model("cosformer", 8), task)
     assert steps.model.config.vocabulary == PRESETS["tiny"].vocabulary  # not the task's
     before = [p.detach().clone() for p in steps.model.parameters()]
     steps()
