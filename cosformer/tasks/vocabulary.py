@@ -35,7 +35,7 @@ class Bytes:
     """UTF-8 as it is."""
 
     size = 256
-    widths = np.ones(256, np.int64)
+    widths: Array | None = np.ones(256, np.int64)
 
     def encode(self, text: bytes) -> Array:
         return np.frombuffer(text, np.uint8)
@@ -47,7 +47,7 @@ class Bytes:
 class Words:
     """Words between blanks, an end after each line; those not in the training text are `<unk>`."""
 
-    widths = None
+    widths: Array | None = None
 
     def __init__(self, text: bytes) -> None:
         counts = Counter(_words(text))
@@ -75,7 +75,7 @@ class Merges:
         self.pieces = [bytes([n]) for n in range(256)]
         for left, right in self.ranks:
             self.pieces.append(self.pieces[left] + self.pieces[right])
-        self.widths = np.array([len(piece) for piece in self.pieces])
+        self.widths: Array | None = np.array([len(piece) for piece in self.pieces])
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: bytes) -> Array:

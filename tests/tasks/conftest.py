@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     (where / "own.txt").write_text(TEXT)
     rows = [
-        f"{'train' if n < 80 else 'dev'}\t{n % 2}\t{'word ' * (1 + n % 40)}" for n in range(100)
+        f"{'train' if n < 80 else 'dev'}\t{n % 2}\t{n} {'word ' * (1 + n % 40)}" for n in range(100)
     ]
     pack(where / "sst2.tsv.xz", "\n".join(["split\tlabel\tsentence", *rows]) + "\n")
     rows = [f"train\t{n % 3}\tpremise {n}\t{'so ' * (n % 30)}" for n in range(90)]

@@ -1,0 +1,285 @@
+"""The loop: what it learns from, when it judges, what it says, and what stops it."""
+
+import json
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import training_cases as cases
+
+from cosformer.tasks import create
+from cosformer.training import (
+    Budget,
+    Diverged,
+    Evaluated,
+    Evaluation,
+    Optimiser,
+    Progress,
+    RunConfig,
+    Schedule,
+    Started,
+    Trainer,
+    load,
+    train,
+)
+from cosformer.training.feed import described, feed
+from cosformer.training.folder import state_of
+from cosformer.training.learner import Learner
+from cosformer.training.optimiser import grouped
+from cosformer.training.phases import phases
+from cosformer.training.schedule import rate
+
+
+def learner(config: RunConfig) -> Learner:
+    return Learner(config, phases(config, config.task.create("cpu"))[-1], 0)
+
+
+def test_a_run_learns(config: RunConfig) -> None:
+    config = replace(config, budget=Budget(steps=150, batch=32), average=None, save_seconds=60)
+    events = list(Trainer(config).events())
+    losses = [event.loss for event in events if isinstance(event, Progress)]
+    assert losses[-1] < 0.7 * losses[0]
+    judged = [event for event in events if isinstance(event, Evaluated)]
+    assert judged[-1].metrics["accuracy"] > 0.5  # a token of four
+
+
+def test_events_tell_of_begin_steps_and_evaluations(config: RunConfig) -> None:
+    events = list(Trainer(config).events())
+    assert isinstance(events[0], Started)
+    assert "24 steps of 8 × 15 tokens on cpu" in str(events[0])
+    assert [e.step for e in events if isinstance(e, Progress)] == [3, 6, 9, 12, 15, 18, 21, 24]
+    assert [e.step for e in events if isinstance(e, Evaluated)] == [8, 16, 24]
+    line = str(events[-2])
+    for word in ("training 24/24", "loss", "tokens/s", "GiB", "left"):
+        assert word in line
+
+
+def test_the_log_has_a_line_for_every_event(config: RunConfig) -> None:
+    events = [vars(event) for event in Trainer(config).events() if not isinstance(event, Started)]
+    rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
+    assert rows == events
+
+
+def test_the_loss_of_a_line_is_the_mean_of_its_steps(config: RunConfig) -> None:
+    every = [e.loss for e in Trainer(replace(config, log_every=1)).events() if hasattr(e, "loss")]
+    cases.remove(config.out)
+    third = [e.loss for e in Trainer(replace(config, log_every=3)).events() if hasattr(e, "loss")]
+    assert third[1] == pytest.approx(sum(every[3:6]) / 3, rel=1e-12)
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(config: RunConfig) -> None:
+    result = train(config)
+    rows = [row for row in cases.log(config.out) if "metrics" in row]
+    best = max(row["metrics"]["accuracy"] for row in rows)
+    assert load(config.out, "best").place.best == best == result.place.best
+    assert [row["step"] for row in rows if row["best"]][-1] == load(config.out).place.step
+    assert load(config.out, "last").place.step == 24
+
+
+def test_the_average_is_what_is_judged_and_loaded(config: RunConfig) -> None:
+    result = train(config)
+    loaded = load(config.out, "last", device="cpu").model
+    stored = cases.tensors(config.out / "last.safetensors")
+    name = "backbone.embedding.weight"
+    assert torch.equal(loaded.state_dict()[name], stored[f"average.{name}"])
+    assert torch.equal(result.model.state_dict()[name], stored[f"average.{name}"])
+    assert not torch.equal(stored[f"model.{name}"], stored[f"average.{name}"])
+
+
+def test_parts_of_a_batch_add_up_to_its_gradient(config: RunConfig) -> None:
+    config = replace(config, model={**config.model, "dropout": 0.0})
+    gradients = []
+    for parts in (1, 3):
+        one = learner(replace(config, budget=Budget(steps=4, batch=8, accumulate=parts)))
+        one.optimiser.zero_grad = lambda: None  # type: ignore[method-assign]
+        task = one.phase.task
+        one.learn(described(task.batch("train", seed=0, rank=0, step=0, batch_size=8)))
+        gradients.append([p.grad for p in one.model.parameters() if p.grad is not None])
+    for whole, summed in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, summed, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_is_no_longer_than_clip(config: RunConfig) -> None:
+    one = learner(replace(config, optimiser=Optimiser(clip=1e-3)))
+    one.optimiser.zero_grad = lambda: None  # type: ignore[method-assign]
+    batch = one.phase.task.batch("train", seed=0, rank=0, step=0, batch_size=8)
+    one.learn(described(batch))
+    found = torch.nn.utils.get_total_norm([p.grad for p in one.model.parameters() if p is not None])
+    assert found.item() == pytest.approx(1e-3, rel=1e-3)
+    _, norm = one.read(clear=False)
+    assert norm > 1e-2  # as it was before
+
+
+def test_weights_of_matrices_alone_decay(config: RunConfig) -> None:
+    one = learner(config)
+    groups = grouped(one.model)
+    assert [group["weight_decay"] > 0 for group in one.optimiser.param_groups] == [
+        name == "matrices" for name in groups
+    ]
+    names = {id(parameter): name for name, parameter in one.model.named_parameters()}
+    of_group = {group: [names[id(p)] for p in found] for group, found in groups.items()}
+    assert set(of_group["embeddings"]) == {"backbone.embedding.weight", "backbone.positions.weight"}
+    assert all(name.endswith("weight") for name in of_group["matrices"])
+    assert "backbone.norm.weight" in of_group["vectors"]
+
+
+SHAPES = {
+    "constant": [1.0, 1.0, 1.0],
+    "linear": [0.55, 0.325, 0.1],
+    "cosine": [0.55, 0.1 + 0.9 * (1 + 2**-0.5 * -1) / 2, 0.1],
+    "inverse-sqrt": [0.5**0.5, 0.4**0.5, 3**-0.5],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_rate_rises_and_then_follows_its_shape(shape: Any) -> None:
+    schedule = Schedule(shape, warmup=1 / 3, final=0.1)
+    rates = [rate(schedule, step, 12) for step in range(12)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert [rates[n] for n in (7, 9, 11)] == pytest.approx(SHAPES[shape])
+
+
+def test_steps_draw_from_their_number_alone(config: RunConfig) -> None:
+    """Dropout is the same whatever was drawn between two steps."""
+    first = train(config).model.state_dict()
+    cases.remove(config.out)
+    for event in (trainer := Trainer(config)).events():
+        torch.rand(event.step + 1)
+    second = trainer.result.model.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_two_runs_go_side_by_side(tmp_path: Path) -> None:
+    configs = [cases.config(tmp_path / name, seed=n) for n, name in enumerate("ab")]
+    alone = [cases.log(c.out) for c in configs if train(c)]
+    for config in configs:
+        cases.remove(config.out)
+    for _ in zip(*(Trainer(config).events() for config in configs), strict=True):
+        pass
+    assert [cases.log(config.out) for config in configs] == alone
+    assert alone[0] != alone[1]
+
+
+def test_a_feed_gives_the_batches_of_its_steps() -> None:
+    task = create("copying", length=8, copied=2)
+    fed = list(feed(task, seed=3, batch_size=2, begin=4, end=9))
+    assert len(fed) == 5
+    for step, each in enumerate(fed, 4):
+        wanted = task.batch("train", seed=3, rank=0, step=step, batch_size=2)
+        assert torch.equal(each.batch["tokens"], wanted["tokens"])
+        assert "mask" not in each.batch  # all are real
+        assert (each.tokens, each.labels) == (20, 4)
+
+
+def test_an_error_of_the_feed_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = create("copying", length=8, copied=2)
+    monkeypatch.setattr(task, "_batch", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(feed(task, seed=0, batch_size=2, begin=0, end=3))
+
+
+def test_bfloat16_and_compile_learn_as_well(config: RunConfig, monkeypatch: Any) -> None:
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda what: compiled.append(what) or what)
+    plain = train(config).place.metrics["loss"]
+    cases.remove(config.out)
+    cast = train(replace(config, precision="bfloat16", compile=True)).place.metrics["loss"]
+    assert len(compiled) == 1
+    assert cast != plain
+    assert cast == pytest.approx(plain, rel=0.05)
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_what_is_not_finite_stops_the_run(
+    config: RunConfig, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says step and group; the last checkpoint is from before."""
+    poison(monkeypatch, where, step=13)
+    with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
+        train(config)
+    assert ("loss" in str(caught.value)) == (where == "loss")
+    assert "'vectors'" in str(caught.value)
+    assert ("'matrices'" in str(caught.value)) == (where == "loss")
+    status = state_of(config.out)
+    assert status["state"] == "failed"
+    assert "step 14" in status["message"]
+    assert load(config.out, "last").place.step == 13
+    assert all(t.isfinite().all() for t in cases.tensors(config.out / "last.safetensors").values())
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
+    """NaN into the loss, or into the gradient of one norm, after so many steps."""
+    from cosformer.training import learner as module
+
+    normal = module.summed_loss
+
+    class Poison(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient * float("nan")
+
+    calls = iter(range(10**6))
+
+    def poisoned(model: Any, batch: Any) -> torch.Tensor:
+        loss = normal(model, batch)
+        if next(calls) < step:
+            return loss
+        if where == "loss":
+            return loss * float("nan")
+        return loss + 0 * Poison.apply(model.get_submodule("backbone").norm.weight.sum())
+
+    monkeypatch.setattr(module, "summed_loss", poisoned)
+
+
+def test_tensorboard_gets_what_the_log_gets(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = fake_tensorboard(monkeypatch)
+    train(replace(config, tensorboard=True, pretraining=cases.pretraining()))
+    rows = cases.log(config.out)
+    for phase in ("pretraining", "training"):
+        losses = [(r["step"], r["loss"]) for r in rows if r["phase"] == phase and "loss" in r]
+        assert shown[phase]["loss"] == losses
+    assert [step for step, _ in shown["training"]["valid/accuracy"]] == [8, 16, 24]
+
+
+def fake_tensorboard(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, list[Any]]]:
+    shown: dict[str, dict[str, list[Any]]] = {}
+
+    class SummaryWriter:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            assert purge_step == 1
+            self.into = shown.setdefault(Path(folder).name, {})
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.into.setdefault(name, []).append((step, value))
+
+        def close(self) -> None:
+            self.add_scalar = None  # type: ignore[method-assign, assignment]
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    return shown
+
+
+def test_an_evaluation_counts_every_label_once() -> None:
+    from cosformer.models import ModelConfig, create_model
+    from cosformer.training import evaluate
+
+    task = create("copying", length=8, copied=2, vocabulary=4)
+    model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10))
+    small, large = (evaluate(model, task, "valid", batch_size=n) for n in (70, 3000))
+    assert small["accuracy"] == large["accuracy"]
+    assert small["loss"] == pytest.approx(large["loss"], rel=1e-5)
+    assert model.training
+    assert Evaluation().batches is None
