@@ -72,10 +72,10 @@ def run(options: Options) -> int:
     options.out.mkdir(parents=True, exist_ok=True)  # no work whose result could not be written
     rows += show_race(this, options)
     texts = {}
-    for name, (make, share) in JOBS.items():
-        seconds = share * options.seconds
+    for name, job in JOBS.items():
+        seconds, config = job.share * options.seconds, job.make(options.out, options.seed)
         print(f"\n{TITLES[name]} is made ready …", flush=True)
-        pair = plan(this, name, make(options.out, options.seed), seconds)
+        pair = plan(this, name, config, seconds, job.judged)
         rows += show_learning(this, pair, seconds)
         if isinstance(pair.task, LanguageTask):
             texts = show_text(options, pair)

@@ -1,9 +1,22 @@
 """What is learnt in the demo: the next token of a text, and the value of nested operators."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from cosformer.training import Budget, Optimiser, RunConfig, TaskConfig
+from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, TaskConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is made with either mechanism."""
+
+    make: Callable[[Path, int], RunConfig]
+    """From the demo's folder and a seed; the steps are planned later."""
+    share: float
+    """Of the time for learning."""
+    judged: int
+    """How often a run is judged, the last time at its end."""
 
 
 def language(out: Path, seed: int) -> RunConfig:
@@ -13,20 +26,23 @@ def language(out: Path, seed: int) -> RunConfig:
         TaskConfig("lm", task),
         out,
         preset="tiny",
-        optimiser=Optimiser(lr=6e-3),
+        model={"tied": False, "heads": 4},
+        optimiser=Optimiser(lr=1e-2),
         budget=Budget(batch=1),
+        evaluation=Evaluation(batches=8),
         device="cpu",
         seed=seed,
     )
 
 
 def listops(out: Path, seed: int) -> RunConfig:
-    """Nested operators on digits, as Long-Range Arena has them, but fewer."""
+    """Nested operators on digits, as Long-Range Arena has them, but few; read at their root."""
     task = {"sizes": (2000, 200, 200), "workers": 2, "data": str(out / "data")}
     return RunConfig(
         TaskConfig("listops", task),
         out,
         preset="tiny",
+        model={"pooling": "first"},
         optimiser=Optimiser(lr=2e-3),
         budget=Budget(batch=4),
         device="cpu",
@@ -34,8 +50,5 @@ def listops(out: Path, seed: int) -> RunConfig:
     )
 
 
-JOBS: dict[str, tuple[Callable[[Path, int], RunConfig], float]] = {
-    "lm": (language, 0.65),
-    "listops": (listops, 0.35),
-}
-"""Name -> what makes the run, and its share of the time for learning."""
+JOBS = {"lm": Job(language, 0.65, 4), "listops": Job(listops, 0.35, 2)}
+"""Name of the task -> what is learnt, in this order."""

@@ -12,15 +12,11 @@ from cosformer.bench.training import Steps
 from cosformer.models import LanguageModel, parameter_count
 from cosformer.records import Row, Run
 from cosformer.tasks import Task
-from cosformer.training import Evaluated, Evaluation, Event, Progress, RunConfig, Trainer
+from cosformer.training import Evaluated, Event, Progress, RunConfig, Trainer
 
 MECHANISMS = ("cosformer", "softmax")
 POINTS = 40
 """Of a curve."""
-JUDGED = 4
-"""Evaluations of a run."""
-JUDGED_ON = 8192
-"""Tokens, about, of an evaluation."""
 RESERVE = 0.8
 """Share of the time that steps get; the rest is for evaluations and checkpoints."""
 
@@ -41,7 +37,7 @@ class Pair:
         return self.configs[MECHANISMS[0]].budget.steps
 
 
-def plan(this: Run, name: str, config: RunConfig, seconds: float) -> Pair:
+def plan(this: Run, name: str, config: RunConfig, seconds: float, judged: int) -> Pair:
     """As many steps as both can make in the time, by what a few of them take."""
     task = config.task.create(config.device)
     configs = {each: _with_mechanism(config, each) for each in MECHANISMS}
@@ -59,8 +55,8 @@ def plan(this: Run, name: str, config: RunConfig, seconds: float) -> Pair:
                 for what, value, unit in _sizes(step, facts.length)
             ]
         milliseconds = sum(median_times(steps, repeats=2).values())
-    count = max(JUDGED, int(RESERVE * 1e3 * seconds / milliseconds))
-    planned = {each: _with_steps(given, task, count) for each, given in configs.items()}
+    count = _count(seconds, milliseconds, judged)
+    planned = {each: _with_steps(given, count, judged) for each, given in configs.items()}
     return Pair(name, task, planned, tuple(rows))
 
 
@@ -136,16 +132,20 @@ def _rows(this: Run, event: Event | None, at: Mapping[str, Any]) -> Iterator[Row
             yield this.row(f"valid_{name}", value, "", **at)
 
 
+def _count(seconds: float, milliseconds: float, judged: int) -> int:
+    """Steps in so many seconds, of such milliseconds for a step of each."""
+    return max(judged, int(RESERVE * 1e3 * seconds / milliseconds))
+
+
 def _with_mechanism(config: RunConfig, mechanism: str) -> RunConfig:
     folder = config.out / f"{config.task.name}-{mechanism}"
     return replace(config, out=folder, model={**config.model, "mechanism": mechanism})
 
 
-def _with_steps(config: RunConfig, task: Task, count: int) -> RunConfig:
-    batches = max(1, JUDGED_ON // (config.budget.batch * task.facts.length))
+def _with_steps(config: RunConfig, count: int, judged: int) -> RunConfig:
     return replace(
         config,
         budget=replace(config.budget, steps=count),
-        evaluation=Evaluation(every=-(-count // JUDGED), batches=batches),
+        evaluation=replace(config.evaluation, every=-(-count // judged)),
         log_every=max(1, count // POINTS),
     )
