@@ -29,8 +29,8 @@ class Options:
 
     mechanisms: tuple[str, ...] = ("cosformer", "softmax")
     """Whose states are measured."""
-    preset: str = "mini"
-    """Size of the decoder; mini is that of the demo."""
+    preset: str = "tiny"
+    """Size of the decoder; tiny is that of the demo."""
     positions: tuple[int, ...] = (100, 8000)
     """Tokens before the one that is timed."""
     threads: int = 2

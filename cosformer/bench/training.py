@@ -24,9 +24,16 @@ from cosformer.training.learner import Learner
 from cosformer.training.phases import Phase
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"preset": "mini", "lengths": (1024, 4096), "tokens": 8192, "dtype": "float32"},
+    "cpu": {
+        "preset": "tiny",
+        "vocabulary": 1028,
+        "lengths": (1024, 4096),
+        "tokens": 4096,
+        "dtype": "float32",
+    },
     "cuda": {
         "preset": "base",
+        "vocabulary": None,
         "lengths": (2048, 16384, 65536),
         "tokens": 65536,
         "dtype": "bfloat16",
@@ -53,11 +60,13 @@ class Options:
     mechanisms: tuple[str, ...] = ("cosformer", "softmax")
     """Who is measured, ratios relative to the others."""
     preset: str | None = None
-    """Size of the decoder; mini (that of the demo) on cpu, base (125M) on cuda."""
+    """Size of the decoder; tiny, as in the demo, on cpu, base (125M) on cuda."""
+    vocabulary: int | None = None
+    """Tokens that it knows; 1,028, as in the demo, on cpu, those of the preset on cuda."""
     lengths: tuple[int, ...] | None = None
     """Tokens of a sequence; 1,024 and 4,096 on cpu, 2,048, 16,384 and 65,536 on cuda."""
     tokens: int | None = None
-    """Tokens of a step, a multiple of every length; 8,192 on cpu, 65,536 on cuda."""
+    """Tokens of a step, a multiple of every length; 4,096 on cpu, 65,536 on cuda."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the products, weights staying float32; float32 on cpu, bfloat16 on cuda."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -74,9 +83,9 @@ class Options:
     """Seed of weights and batches."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("threads", "repeats", "vocabulary"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
         if not self.mechanisms or not set(self.mechanisms) <= MECHANISMS.keys():
@@ -102,8 +111,10 @@ class Options:
 
     def model(self, mechanism: str, length: int) -> ModelConfig:
         """The preset for sequences of this length, with as many weights at any."""
+        preset = PRESETS[self.given("preset")]
         return replace(
-            PRESETS[self.given("preset")],
+            preset,
+            vocabulary=self.given("vocabulary") or preset.vocabulary,
             mechanism=mechanism,
             max_length=length,
             positions="sinusoidal",

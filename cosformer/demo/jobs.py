@@ -26,7 +26,7 @@ def language(out: Path, seed: int) -> RunConfig:
         TaskConfig("lm", task),
         out,
         preset="tiny",
-        model={"tied": False, "heads": 4},
+        model={"tied": False},
         optimiser=Optimiser(lr=1e-2),
         budget=Budget(batch=1),
         evaluation=Evaluation(batches=8),
@@ -50,5 +50,5 @@ def listops(out: Path, seed: int) -> RunConfig:
     )
 
 
-JOBS = {"lm": Job(language, 0.65, 4), "listops": Job(listops, 0.35, 2)}
+JOBS = {"lm": Job(language, 0.7, 4), "listops": Job(listops, 0.3, 2)}
 """Name of the task -> what is learnt, in this order."""

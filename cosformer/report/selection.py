@@ -150,7 +150,8 @@ def origin(row: Row, setting: str) -> str:
     """Where and by which code a row was measured, around what was set."""
     where = row.hardware["name"]
     if "threads" in row.hardware:
-        where += f", {row.hardware['threads']} threads"
+        count = row.hardware["threads"]
+        where += ", 1 thread" if count == 1 else f", {count} threads"
     if "repeats" in row.config:
         setting += f"; median of {row.config['repeats']}"
     code = f"torch {row.versions['torch']}, commit {row.commit or 'unknown'}, {row.date[:10]}"

@@ -56,7 +56,7 @@ def test_a_step_trains_the_preset_as_a_run_would(tmp_path: Path) -> None:
     task = tasks.create("lm", text="python", length=8)
     config = RunConfig(TaskConfig("lm"), tmp_path, budget=Budget(batch=2))
     steps = training.Steps(config, given.model("cosformer", 8), task)
-    assert steps.model.config.vocabulary == PRESETS["tiny"].vocabulary  # not the task's
+    assert steps.model.config.vocabulary == 1028  # not the task's
     before = [p.detach().clone() for p in steps.model.parameters()]
     steps()
     steps.close()
@@ -144,7 +144,8 @@ def test_generated_sets_are_timed_and_nothing_is_kept(tmp_path: Path) -> None:
 BAD = [
     (training.Options, {"preset": "huge"}, "preset must be one of tiny, .*, got 'huge'"),
     (training.Options, {"mechanisms": ()}, "mechanisms must be among cosformer, "),
-    (training.Options, {"lengths": (1000,)}, "tokens must be a multiple of every length, got 8192"),
+    (training.Options, {"lengths": (1000,)}, "tokens must be a multiple of every length, got 4096"),
+    (training.Options, {"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
     (training.Options, {"repeats": 0}, "repeats must be at least 1, got 0"),
     (generation.Options, {"positions": ()}, "positions must be one or more above 0"),
     (generation.Options, {"preset": "huge"}, "preset must be one of tiny"),

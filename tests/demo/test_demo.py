@@ -97,7 +97,7 @@ def test_the_demo_checks_trains_writes_and_leaves_a_page(
         "speed in training, sequences/s",
         "memory of a step",
         "to beat: ",
-        "What the cosFormer model writes:\n  | The ",
+        "What the cosFormer model writes:\n  | The following example ",
         "demo.html",
     ):
         assert words in printed
