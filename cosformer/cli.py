@@ -96,8 +96,11 @@ def gathered(arguments: Sequence[str], flag: str) -> list[str]:
         name, equals, value = word.partition("=")
         if name != flag:
             rest.append(word)
-        else:
-            values.append(value if equals else next(words, flag))  # of a flag at the end: itself
+            continue
+        given = value if equals else next(words, None)
+        if given is None:
+            raise ValueError(f"{flag} must have a value, got none")
+        values.append(given)
     return [*rest, flag, *values] if values else rest
 
 

@@ -22,7 +22,7 @@ class Options:
     split: Literal["train", "valid", "test"] = "test"
     """Part of the data."""
     batches: int | None = None
-    """The first so many batches; the whole split if not given."""
+    """So many batches, spread over the split; all of it if not given."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
 

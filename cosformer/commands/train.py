@@ -16,9 +16,9 @@ from cosformer.recipes import RECIPES, Setting, pretrained, recipe
 from cosformer.recipes.setting import RUNS
 from cosformer.tasks import generated
 from cosformer.training import Diverged, Event, Progress, RunConfig, Trainer
+from cosformer.training.device import resolved
 from cosformer.training.folder import LAST, comparable, is_same_run, state_of
 from cosformer.training.progress import duration
-from cosformer.training.trainer import resolved
 
 POSITIONAL = "task"
 REPEATED = "set"
@@ -59,8 +59,8 @@ class Options:
     """Of weights, order and dropout."""
     pretrain: Literal["masked", "causal"] | None = None
     """Learn from the task's own inputs first, for as many steps again."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+    device: str | None = None
+    """cpu, cuda, cuda:1; a GPU where there is one, if not given."""
     out: Path | None = None
     """Folder of the run; one in runs/ that its settings name, if not given."""
     config: Path | None = None
@@ -93,9 +93,9 @@ def run(options: Options) -> int:
 
 def resolve(options: Options) -> RunConfig:
     """Recipe, then file, then flags, then --set."""
-    device = resolved(options.device)
-    config = recipe(options.task, Setting(device, _data(options.data)))
     given = {} if options.config is None else settings.load(options.config)
+    device = resolved(options.device or str(given.get("device", "auto")))
+    config = recipe(options.task, Setting(device, _data(options.data)))
     named = given.get("task", {}).get("name", options.task)
     if named != options.task:
         raise ValueError(f"task must be that of the config, {named}, got {options.task}")
@@ -118,11 +118,11 @@ def _flags(options: Options) -> dict[str, Any]:
         "steps": "budget.steps",
         "lr": "optimiser.lr",
         "seed": "seed",
+        "device": "device",
         "out": "out",
     }
     given = {path: getattr(options, flag) for flag, path in paths.items()}
-    nested = settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
-    return {**nested, "device": options.device}
+    return settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
 
 
 def _data(data: str | None) -> str | None:

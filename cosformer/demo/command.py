@@ -134,12 +134,11 @@ def show_text(options: Options, pair: Pair) -> dict[str, str]:
     if not (folder / BEST).is_file():
         print("\nThe time was too short for a checkpoint: there is no text.")
         return {}
-    model = load(folder, device="cpu").model
-    assert isinstance(model, LanguageModel)
-    assert isinstance(pair.task, LanguageTask)
-    vocabulary = pair.task.vocabulary
+    loaded = load(folder, device="cpu")
+    assert isinstance(loaded.model, LanguageModel)  # by its task
+    vocabulary = loaded.vocabulary
     sampling = Sampling(**SAMPLING, seed=options.seed, data_tokens=vocabulary.size)
-    texts = Writer(model, vocabulary, sampling).together(PROMPTS)
+    texts = Writer(loaded.model, vocabulary, sampling).together(PROMPTS)
     print("\nWhat the cosFormer model writes:")
     for prompt, text in zip(PROMPTS, texts, strict=True):
         print(textwrap.indent(f"{prompt}{text}", "  | ", lambda line: True))

@@ -2,9 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from cosformer.bench.generation import held_bytes, state_after
 from cosformer.bench.timing import median_times
@@ -121,7 +121,7 @@ class _Watched:
         return now | {self.unit: self.seen}
 
     def close(self) -> None:
-        cast(Generator[Event, None, None], self._events).close()
+        self._events.close()
 
 
 def _rows(this: Run, event: Event | None, at: Mapping[str, Any]) -> Iterator[Row]:

@@ -157,6 +157,12 @@ def masked(
     return MaskedTask(windows, rate=rate)
 
 
+def vocabulary_of(task: Task) -> vocabularies.Vocabulary | None:
+    """How a task's tokens are written, where they are those of a text."""
+    inner = task.task if isinstance(task, MaskedTask) else task
+    return inner.vocabulary if isinstance(inner, LanguageTask) else None
+
+
 def unigram(train: Array, test: Array, size: int) -> float:
     """Nats a token of `test`, each token as likely as it is in `train` (one more time)."""
     counts, asked = _counts(train, size) + 1.0, _counts(test, size)

@@ -8,7 +8,8 @@ import heapq
 import itertools
 import re
 from collections import Counter, defaultdict
-from typing import Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -30,6 +31,9 @@ class Vocabulary(Protocol):
 
     def decode(self, tokens: Array) -> str: ...
 
+    def plain(self) -> dict[str, Any]:
+        """What JSON can keep of it, for `restore`."""
+
 
 class Bytes:
     """UTF-8 as it is."""
@@ -43,18 +47,26 @@ class Bytes:
     def decode(self, tokens: Array) -> str:
         return bytes(np.asarray(tokens, np.uint8)).decode(errors="replace")
 
+    def plain(self) -> dict[str, Any]:
+        return {"kind": "bytes"}
+
 
 class Words:
     """Words between blanks, an end after each line; those not in the training text are `<unk>`."""
 
     widths: Array | None = None
 
-    def __init__(self, text: bytes) -> None:
-        counts = Counter(_words(text))
-        counts.setdefault("<unk>", 0)
-        self.names = [word for word, _ in counts.most_common()]
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
         self.numbers = {word: n for n, word in enumerate(self.names)}
         self.size = len(self.names)
+
+    @classmethod
+    def learn(cls, text: bytes) -> "Words":
+        """The words of a text, frequent ones first."""
+        counts = Counter(_words(text))
+        counts.setdefault("<unk>", 0)
+        return cls([word for word, _ in counts.most_common()])
 
     def encode(self, text: bytes) -> Array:
         unknown = self.numbers["<unk>"]
@@ -63,20 +75,28 @@ class Words:
     def decode(self, tokens: Array) -> str:
         return " ".join(self.names[n] for n in np.asarray(tokens).tolist()).replace("<eos>", "\n")
 
+    def plain(self) -> dict[str, Any]:
+        return {"kind": "words", "names": self.names}
+
 
 class Merges:
-    """Bytes, and `size - 256` merges of neighbours, the most frequent ones of the training text."""
+    """Bytes, and merges of neighbours: token 256 + n is the pair of tokens with number n."""
 
-    def __init__(self, text: bytes, size: int) -> None:
-        if not 256 < size <= 65536:
-            raise ValueError(f"vocabulary must lie in 257 to 65,536, got {size}")
-        self.ranks = _learn(text, size - 256)
+    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
+        self.ranks = {pair: n for n, pair in enumerate(pairs)}
         self.size = 256 + len(self.ranks)
         self.pieces = [bytes([n]) for n in range(256)]
         for left, right in self.ranks:
             self.pieces.append(self.pieces[left] + self.pieces[right])
         self.widths: Array | None = np.array([len(piece) for piece in self.pieces])
         self._known: dict[str, list[int]] = {}
+
+    @classmethod
+    def learn(cls, text: bytes, size: int) -> "Merges":
+        """The `size - 256` merges that are most frequent in a text, or as many as it has."""
+        if not 256 < size <= 65536:
+            raise ValueError(f"vocabulary must lie in 257 to 65,536, got {size}")
+        return cls(_learn(text, size - 256))
 
     def encode(self, text: bytes) -> Array:
         found: list[int] = []
@@ -89,6 +109,9 @@ class Merges:
     def decode(self, tokens: Array) -> str:
         joined = b"".join(self.pieces[n] for n in np.asarray(tokens).tolist())
         return joined.decode(errors="replace")
+
+    def plain(self) -> dict[str, Any]:
+        return {"kind": "bpe", "pairs": [list(pair) for pair in self.ranks]}
 
     def _merge(self, tokens: list[int]) -> list[int]:
         while len(tokens) > 1:
@@ -103,14 +126,30 @@ class Merges:
 def create(kind: Kind, text: bytes, size: int | None = None) -> Vocabulary:
     """The vocabulary of a training text; `size` is for `bpe` alone."""
     if kind == "bpe":
-        return Merges(text, 2048 if size is None else size)
+        return Merges.learn(text, 2048 if size is None else size)
     if size is not None:
         raise ValueError(f"vocabulary must be given for tokens = 'bpe' alone, got {size}")
     if kind == "bytes":
         return Bytes()
     if kind == "words":
-        return Words(text)
+        return Words.learn(text)
     raise ValueError(f"tokens must be one of bytes, bpe, words, got {kind!r}")
+
+
+def restore(plain: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary that `plain` describes."""
+    try:
+        if plain["kind"] == "bytes":
+            return Bytes()
+        if plain["kind"] == "words":
+            return Words(plain["names"])
+        if plain["kind"] == "bpe":
+            return Merges((left, right) for left, right in plain["pairs"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"vocabulary must be as it was kept, got a broken one: {error!r}"
+        ) from None
+    raise ValueError(f"vocabulary must be bytes, words or bpe, got {plain['kind']!r}")
 
 
 def _decode(text: bytes) -> str:
@@ -122,7 +161,7 @@ def _words(text: bytes) -> list[str]:
     return [word for line in lines for word in (*line.split(), "<eos>")]
 
 
-def _learn(text: bytes, count: int) -> dict[tuple[int, int], int]:
+def _learn(text: bytes, count: int) -> list[tuple[int, int]]:
     """Pairs in the order in which they are merged. Counts are kept, not taken anew each time."""
     found = Counter(WORD.findall(_decode(text)))
     words = [list(word.encode()) for word in found]
@@ -133,18 +172,18 @@ def _learn(text: bytes, count: int) -> dict[tuple[int, int], int]:
         for pair in itertools.pairwise(tokens):
             pairs[pair] += times[n]
             where[pair].add(n)
-    ranks: dict[tuple[int, int], int] = {}
+    merges: list[tuple[int, int]] = []
     # ties go to the smaller pair: the same merges on every machine
     heap = [(-times_seen, pair) for pair, times_seen in pairs.items()]
     heapq.heapify(heap)
-    while len(ranks) < count and heap:
+    while len(merges) < count and heap:
         negative, best = heapq.heappop(heap)
         if -negative != pairs[best]:  # counted anew since: a later entry is right
             continue
         if pairs[best] < 2:
             break
-        new, changed = 256 + len(ranks), set[tuple[int, int]]()
-        ranks[best] = len(ranks)
+        new, changed = 256 + len(merges), set[tuple[int, int]]()
+        merges.append(best)
         for n in where.pop(best):
             before, words[n] = words[n], _replace(words[n], best, new)
             for sign, tokens in ((-1, before), (1, words[n])):
@@ -155,7 +194,7 @@ def _learn(text: bytes, count: int) -> dict[tuple[int, int], int]:
                 where[pair].add(n)
         for pair in changed:
             heapq.heappush(heap, (-pairs[pair], pair))
-    return ranks
+    return merges
 
 
 def _replace(tokens: list[int], pair: tuple[int, int], new: int) -> list[int]:

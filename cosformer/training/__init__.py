@@ -12,8 +12,9 @@ from cosformer.training.config import (
 from cosformer.training.evaluation import evaluate
 from cosformer.training.learner import Diverged
 from cosformer.training.loading import Loaded, load
+from cosformer.training.place import Place
 from cosformer.training.progress import Evaluated, Event, Progress, Started
-from cosformer.training.trainer import Place, Result, Trainer, train
+from cosformer.training.trainer import Result, Trainer, train
 
 __all__ = [
     "Budget",

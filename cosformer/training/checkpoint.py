@@ -59,7 +59,10 @@ def read(path: Path) -> Checkpoint:
         raise ValueError(
             f"checkpoint must be a whole safetensors file, got {path}: {error}"
         ) from None
-    return Checkpoint(tensors, json.loads(about["facts"]))
+    try:
+        return Checkpoint(tensors, json.loads(about["facts"]))
+    except ValueError as error:
+        raise ValueError(f"checkpoint must hold facts in JSON, got {path}: {error}") from None
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ class Evaluation:
     every: int = 200
     """Steps from one to the next; the last step always has one."""
     batches: int | None = None
-    """The first so many batches; none: the whole split."""
+    """So many batches, spread over the split; none: all of it."""
 
     def __post_init__(self) -> None:
         _whole(1, every=self.every, batches=self.batches)
@@ -127,6 +127,8 @@ class Pretraining:
     def __post_init__(self) -> None:
         check_choice("objective", self.objective, get_args(Objective))
         _positive(lr=self.lr)
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate must lie above 0 and up to 1, got {self.rate}")
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class RunConfig:
     """Whether TensorBoard's files are written beside the log."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.out, Path):
+            raise TypeError(f"out must be a Path, got {type(self.out).__name__}")
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         _whole(0, seed=self.seed)

@@ -1,6 +1,5 @@
 """What a model answers, how wrong it is, and what is reported of it."""
 
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -84,5 +83,9 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def _batches(task: Task, split: str, batch_size: int, batches: int | None) -> Iterator[Fed]:
-    for batch in itertools.islice(task.evaluation(split, batch_size), batches):
-        yield described(batch)
+    """All of a split, or so many batches, evenly spaced: the shortest samples come first."""
+    total = task.batches(split, batch_size)
+    count = total if batches is None else min(batches, total)
+    for n in range(count):
+        step = n * total // count
+        yield described(task.batch(split, seed=0, rank=0, step=step, batch_size=batch_size))

@@ -29,6 +29,8 @@ def feed(task: Task, *, seed: int, batch_size: int, begin: int, end: int) -> Ite
     """Training batches of these steps, prepared by another thread, on a stream of its own."""
     device = task.device
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream(device))  # until the data are there
 
     def prepare(step: int) -> Fed:
         with torch.cuda.stream(stream):  # of None: nothing

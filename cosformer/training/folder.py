@@ -13,7 +13,9 @@ from cosformer.training.config import ELSEWHERE, RunConfig
 
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
 LAST, BEST = "last.safetensors", "best.safetensors"
-BOARD = "tensorboard"
+BOARD, VOCABULARY = "tensorboard", "vocabulary.json"
+WRITTEN = (CONFIG, STATUS, VOCABULARY, LAST, BEST)
+"""Files that are replaced as a whole."""
 
 
 @contextlib.contextmanager
@@ -132,7 +134,7 @@ def _is_locked(folder: Path) -> bool:
 def _remove_unfinished(folder: Path) -> None:
     """What a killed writer left: files that never got their name."""
     for path in folder.iterdir():
-        if any(path.name.startswith(f".{name}.") for name in (CONFIG, STATUS, LAST, BEST)):
+        if any(path.name.startswith(f".{name}.") for name in WRITTEN):
             path.unlink()
 
 

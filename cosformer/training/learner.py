@@ -51,7 +51,6 @@ class Learner:
         """One update of the parameters."""
         # draws of a step depend on its number alone, so that no state of a generator is kept
         torch.manual_seed((self.config.seed * 2 + self.number) * 2**32 + self.step)
-        self.model.train()
         loss = torch.zeros((), device=self.device)
         for part in _parts(fed.batch, self.phase.budget.accumulate):
             with autocast(self.device, self.config.precision):
@@ -109,14 +108,16 @@ class Learner:
         if self.average is not None:
             load_weights(self.average.module, checkpoint.part("average"), where)
             self.average.n_averaged.fill_(step)
-        stored = checkpoint.part("optimiser")
         parameters = dict(self.model.named_parameters())
-        for key_and_name, tensor in stored.items():
-            key, name = key_and_name.split(".", 1)
+        for key_and_name, tensor in checkpoint.part("optimiser").items():
+            key, _, name = key_and_name.partition(".")
+            if name not in parameters:
+                raise ValueError(f"{where} must have the model's parameters alone, got {name!r}")
             self.optimiser.state[parameters[name]][key] = tensor.to(self.device)
-        window = checkpoint.tensors["window"]
+        window = checkpoint.tensors.get("window", torch.zeros(0))
         self._filled = len(window)
-        self._window[: self._filled] = window.to(self.device)
+        if self._filled:
+            self._window[: self._filled] = window.to(self.device)
         self.step = step
 
     def begin_from(self, before: nn.Module) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from cosformer.config import build
 from cosformer.models import ModelConfig, create_model
 from cosformer.models.create import Model
-from cosformer.tasks import LanguageTask, MaskedTask, Task
-from cosformer.tasks.vocabulary import Vocabulary
+from cosformer.tasks import Task
+from cosformer.tasks.vocabulary import Vocabulary, restore
 from cosformer.training.checkpoint import load_weights, read
 from cosformer.training.config import RunConfig
-from cosformer.training.folder import CONFIG, read_json
-from cosformer.training.trainer import Place, resolved
+from cosformer.training.device import resolved
+from cosformer.training.folder import CONFIG, VOCABULARY, read_json
+from cosformer.training.place import Place, place_of
 
 CHECKPOINTS = ("best", "last")
 
@@ -22,6 +23,7 @@ class Loaded:
     """A model in evaluation mode, and where it comes from."""
 
     model: Model
+    folder: Path
     config: RunConfig
     place: Place
     """Of the checkpoint."""
@@ -34,13 +36,13 @@ class Loaded:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """How the model's tokens are written."""
-        task = self.task.task if isinstance(self.task, MaskedTask) else self.task
-        if not isinstance(task, LanguageTask):
+        """How the model's tokens are written; the data are not needed for it."""
+        path = self.folder / VOCABULARY
+        if not path.is_file():
             raise ValueError(
                 f"run must be of a language task to have a vocabulary, got {self.config.task.name}"
             )
-        return task.vocabulary
+        return restore(read_json(path))
 
 
 def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> Loaded:
@@ -53,11 +55,11 @@ def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> 
     if not path.is_file():
         raise ValueError(f"run must have the checkpoint {checkpoint}, got {folder}, without it yet")
     found = read(path)
-    model = create_model(build(ModelConfig, found.facts["model"]))
+    model = create_model(build(ModelConfig, found.facts.get("model", {})))
     load_weights(model, found.part("average") or found.part("model"), str(path))
     where = resolved(device)
     model.to(where).eval()
-    return Loaded(model, config, Place(**found.facts["place"]), where)
+    return Loaded(model, folder, config, place_of(found, path), where)
 
 
 def load_config(folder: Path) -> RunConfig:

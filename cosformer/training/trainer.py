@@ -2,43 +2,37 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass, replace
 
-import torch
 from torch import nn
 
 from cosformer.config import plain
 from cosformer.models import parameter_count
 from cosformer.tasks import Task
+from cosformer.tasks.language import vocabulary_of
 from cosformer.training.board import Board
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
+from cosformer.training.device import resolved
 from cosformer.training.evaluation import evaluate, is_better, judged_by
 from cosformer.training.feed import feed
-from cosformer.training.folder import BEST, BOARD, LAST, LOG, STATUS, Log, adopt, locked, write_json
+from cosformer.training.folder import (
+    BEST,
+    BOARD,
+    LAST,
+    LOG,
+    STATUS,
+    VOCABULARY,
+    Log,
+    adopt,
+    locked,
+    write_json,
+)
 from cosformer.training.learner import Learner
 from cosformer.training.phases import Phase, phases
+from cosformer.training.place import Place, place_of
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run stands: what its checkpoint knows besides tensors."""
-
-    phase: int = 0
-    step: int = 0
-    """Steps of the phase that are done."""
-    lines: int = 0
-    """Of the log."""
-    seconds: float = 0.0
-    """Spent so far."""
-    metric: str | None = None
-    """What the phase's task is judged by."""
-    best: float | None = None
-    """Its best value so far."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +68,15 @@ class Trainer:
         self.config, self.device, self._task = config, resolved(config.device), task
         self.place = Place()
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event, None, None]:
         """Train, telling of every line of the log."""
         out = self.config.out
         task = self._task or self.config.task.create(self.device)
         todo = phases(self.config, task)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
+            if (vocabulary := vocabulary_of(task)) is not None:
+                write_json(out / VOCABULARY, vocabulary.plain())
             found = self._found()
             log = closed.enter_context(Log(out / LOG, self.place.lines))
             board = Board(out / BOARD) if self.config.tensorboard else None
@@ -104,11 +100,13 @@ class Trainer:
         if not path.exists():
             return None
         found = read(path)
-        self.place = Place(**found.facts["place"])
+        self.place = place_of(found, path)
         return found
 
     def _phases(self, todo: list[Phase], found: Checkpoint | None, log: Log) -> Iterator[Event]:
         before: nn.Module | None = None
+        if self.place.phase >= len(todo):
+            raise ValueError(f"phase must be below {len(todo)}, got {self.place.phase}")
         for number in range(self.place.phase, len(todo)):
             learner = Learner(self.config, todo[number], number)
             if found is not None:
@@ -220,16 +218,3 @@ def _started(learner: Learner) -> Started:
         length=phase.task.facts.length,
         device=str(learner.device),
     )
-
-
-def resolved(device: str) -> str:
-    """The device that is meant."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be there, got {device!r} on a machine without a GPU")
-    return device

@@ -1,5 +1,6 @@
 """Texts, vocabularies and windows: every token is asked for once, nothing is lost on the way."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +26,19 @@ def test_text_comes_back_from_its_tokens(kind: vocabulary.Kind) -> None:
 
 
 def test_merging_takes_the_most_frequent_pair_first_and_shortens_the_text() -> None:
-    found = vocabulary.Merges(b"abab abab abab cd", 258)
+    found = vocabulary.Merges.learn(b"abab abab abab cd", 258)
     assert found.pieces[256:] == [b"ab", b"abab"]
     assert found.encode(b"abab ab").tolist() == [257, 32, 256]
-    story = vocabulary.Merges(STORY, 400)
+    story = vocabulary.Merges.learn(STORY, 400)
     assert len(story.encode(STORY)) < len(STORY) / 3
 
 
 def test_merging_stops_where_nothing_occurs_twice() -> None:
-    assert vocabulary.Merges(b"abc", 1000).size == 256
+    assert vocabulary.Merges.learn(b"abc", 1000).size == 256
 
 
 def test_unknown_words_are_one_token() -> None:
-    words = vocabulary.Words(b"a b a\nc")
+    words = vocabulary.Words.learn(b"a b a\nc")
     assert words.decode(words.encode(b"a x\n")) == "a <unk> \n"
     assert words.size == 5  # a, b, c, <eos>, <unk>
 
@@ -135,3 +136,26 @@ def test_bad_options_are_named(given: dict[str, object], message: str, folder: P
     if "rate" not in given:
         with pytest.raises(ValueError, match="rate must lie above 0 and up to 1, got 0"):
             tasks.create("mlm", text=str(folder / "own.txt"), length=8, rate=0)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "words"])
+def test_a_vocabulary_is_kept_as_json(kind):
+    first = vocabulary.create(kind, STORY)
+    second = vocabulary.restore(json.loads(json.dumps(first.plain())))
+    assert second.size == first.size
+    assert np.array_equal(second.encode(STORY), first.encode(STORY))
+    assert second.decode(first.encode(STORY)) == first.decode(first.encode(STORY))
+
+
+BROKEN = [
+    {"kind": "cake"},
+    {},
+    {"kind": "bpe", "pairs": [[1]]},
+    {"kind": "bpe", "pairs": [[1, 900]]},
+]
+
+
+@pytest.mark.parametrize("plain", BROKEN)
+def test_a_broken_vocabulary_is_refused(plain):
+    with pytest.raises(ValueError, match="vocabulary must be"):
+        vocabulary.restore(plain)

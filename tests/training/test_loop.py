@@ -1,8 +1,6 @@
 """The loop: what it learns from, when it judges, what it says, and what stops it."""
 
 import json
-import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +9,23 @@ import pytest
 import torch
 import training_cases as cases
 
+from cosformer.models import ModelConfig, create_model
 from cosformer.tasks import create
 from cosformer.training import (
     Budget,
-    Diverged,
     Evaluated,
-    Evaluation,
     Optimiser,
     Progress,
     RunConfig,
     Schedule,
     Started,
+    TaskConfig,
     Trainer,
+    evaluate,
     load,
     train,
 )
 from cosformer.training.feed import described, feed
-from cosformer.training.folder import state_of
 from cosformer.training.learner import Learner
 from cosformer.training.optimiser import grouped
 from cosformer.training.phases import phases
@@ -193,93 +191,42 @@ def test_bfloat16_and_compile_learn_as_well(config: RunConfig, monkeypatch: Any)
     assert cast == pytest.approx(plain, rel=0.05)
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_what_is_not_finite_stops_the_run(
-    config: RunConfig, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message says step and group; the last checkpoint is from before."""
-    poison(monkeypatch, where, step=13)
-    with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
-        train(config)
-    assert ("loss" in str(caught.value)) == (where == "loss")
-    assert "'vectors'" in str(caught.value)
-    assert ("'matrices'" in str(caught.value)) == (where == "loss")
-    status = state_of(config.out)
-    assert status["state"] == "failed"
-    assert "step 14" in status["message"]
-    assert load(config.out, "last").place.step == 13
-    assert all(t.isfinite().all() for t in cases.tensors(config.out / "last.safetensors").values())
-
-
-def poison(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
-    """NaN into the loss, or into the gradient of one norm, after so many steps."""
-    from cosformer.training import learner as module
-
-    normal = module.summed_loss
-
-    class Poison(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-            return gradient * float("nan")
-
-    calls = iter(range(10**6))
-
-    def poisoned(model: Any, batch: Any) -> torch.Tensor:
-        loss = normal(model, batch)
-        if next(calls) < step:
-            return loss
-        if where == "loss":
-            return loss * float("nan")
-        return loss + 0 * Poison.apply(model.get_submodule("backbone").norm.weight.sum())
-
-    monkeypatch.setattr(module, "summed_loss", poisoned)
-
-
-def test_tensorboard_gets_what_the_log_gets(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = fake_tensorboard(monkeypatch)
-    train(replace(config, tensorboard=True, pretraining=cases.pretraining()))
-    rows = cases.log(config.out)
-    for phase in ("pretraining", "training"):
-        losses = [(r["step"], r["loss"]) for r in rows if r["phase"] == phase and "loss" in r]
-        assert shown[phase]["loss"] == losses
-    assert [step for step, _ in shown["training"]["valid/accuracy"]] == [8, 16, 24]
-
-
-def fake_tensorboard(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, list[Any]]]:
-    shown: dict[str, dict[str, list[Any]]] = {}
-
-    class SummaryWriter:
-        def __init__(self, folder: str, purge_step: int) -> None:
-            assert purge_step == 1
-            self.into = shown.setdefault(Path(folder).name, {})
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            self.into.setdefault(name, []).append((step, value))
-
-        def close(self) -> None:
-            self.add_scalar = None  # type: ignore[method-assign, assignment]
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    return shown
-
-
 def test_an_evaluation_counts_every_label_once() -> None:
-    from cosformer.models import ModelConfig, create_model
-    from cosformer.training import evaluate
-
     task = create("copying", length=8, copied=2, vocabulary=4)
     model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10))
     small, large = (evaluate(model, task, "valid", batch_size=n) for n in (70, 3000))
     assert small["accuracy"] == large["accuracy"]
     assert small["loss"] == pytest.approx(large["loss"], rel=1e-5)
     assert model.training
-    assert Evaluation().batches is None
+
+
+def test_an_evaluation_of_a_part_is_spread_over_the_split(monkeypatch: Any) -> None:
+    """Samples lie in the order of their length: the first ones would be the short ones."""
+    task = create("copying", length=8, copied=2, vocabulary=4)
+    model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10))
+    asked, batch = [], task.batch
+    monkeypatch.setattr(
+        task, "batch", lambda *a, step, **k: asked.append(step) or batch(*a, step=step, **k)
+    )
+    evaluate(model, task, "valid", batch_size=100, batches=3)
+    assert asked == [0, 10, 20]  # of 30
+
+
+@pytest.mark.parametrize(("name", "kind"), [("lm", "bpe"), ("mlm", "bytes")])
+def test_a_vocabulary_outlives_the_data(
+    config: RunConfig, tmp_path: Path, name: str, kind: str
+) -> None:
+    (tmp_path / "my.txt").write_text("one two three, " * 100)
+    options = {"text": str(tmp_path / "my.txt"), "length": 8, "tokens": kind}
+    train(replace(config, task=TaskConfig(name, options), budget=Budget(steps=1, batch=2)))
+    (tmp_path / "my.txt").unlink()
+    found = load(config.out).vocabulary
+    assert found.decode(found.encode(b"two three")) == "two three"
+    with pytest.raises(ValueError, match="text must be one of"):
+        _ = load(config.out).task
+
+
+def test_a_task_without_text_has_no_vocabulary(config: RunConfig) -> None:
+    train(config)
+    with pytest.raises(ValueError, match=r"run must be of a language task .* got copying"):
+        _ = load(config.out).vocabulary

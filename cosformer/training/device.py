@@ -1,0 +1,18 @@
+"""Where a run computes."""
+
+import torch
+
+
+def resolved(device: str) -> str:
+    """The device that is meant."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
+    if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device must be there, got {device!r} with {torch.cuda.device_count()} GPUs"
+        )
+    return device

@@ -1,0 +1,34 @@
+"""Where a run stands."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cosformer.config import build
+from cosformer.training.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands: what its checkpoint knows besides tensors."""
+
+    phase: int = 0
+    step: int = 0
+    """Steps of the phase that are done."""
+    lines: int = 0
+    """Of the log."""
+    seconds: float = 0.0
+    """Spent so far."""
+    metric: str | None = None
+    """What the phase's task is judged by."""
+    best: float | None = None
+    """Its best value so far."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
+
+
+def place_of(checkpoint: Checkpoint, path: Path) -> Place:
+    """Where the run stood when the checkpoint was written."""
+    place = checkpoint.facts.get("place")
+    if not isinstance(place, dict):
+        raise ValueError(f"checkpoint must say where its run stood, got {path}")
+    return build(Place, place)

@@ -1,0 +1,158 @@
+"""Checkpoints: what is read is what was written, or a clear error; nothing is ever executed."""
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from cosformer.mechanisms import MECHANISMS
+from cosformer.models import ModelConfig, create_model
+from cosformer.training import RunConfig, load, train
+from cosformer.training.checkpoint import Checkpoint, load_weights, read, weights, write
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A checkpoint of one tensor."""
+    write(tmp_path / "x.safetensors", Checkpoint({"model.a": torch.arange(1000.0)}, {"step": 3}))
+    return tmp_path / "x.safetensors"
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    found = read(path)
+    assert found.facts == {"step": 3}
+    assert torch.equal(found.part("model")["a"], torch.arange(1000.0))
+    assert found.part("average") == {}
+
+
+@pytest.mark.parametrize("length", [0, 4, 8, 50, 1000, -1])
+def test_a_truncated_file_is_an_error(path: Path, length: int) -> None:
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"must be a whole safetensors file, got .*x.safetensors"):
+        read(path)
+
+
+class Malicious:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("dump", [pickle.dump, torch.save])
+def test_a_pickle_is_refused_and_not_run(path: Path, tmp_path: Path, dump: Any) -> None:
+    target = tmp_path / "owned"
+    with path.open("wb") as file:
+        dump(Malicious(target), file)
+    with pytest.raises(ValueError, match="must be a whole safetensors file"):
+        read(path)
+    assert not target.exists()
+    with path.open("rb") as file:  # the bait is one
+        torch.load(file, weights_only=False) if dump is torch.save else pickle.load(file)
+    assert target.exists()
+
+
+FOREIGN = {
+    "other": (None, "one that cosformer wrote"),
+    "kind": ({"kind": "a cake", "facts": "{}"}, "one that cosformer wrote"),
+    "format": (
+        {"kind": "cosformer checkpoint", "format": "7", "facts": "{}"},
+        "format 1, got 7",
+    ),
+    "facts": (
+        {"kind": "cosformer checkpoint", "format": "1", "facts": "{"},
+        "facts in JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_foreign_file_is_an_error(path: Path, case: str) -> None:
+    metadata, message = FOREIGN[case]
+    safetensors.torch.save_file({"a": torch.zeros(2)}, path, metadata)
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_a_header_that_promises_too_much_is_an_error(path: Path) -> None:
+    path.write_bytes(struct.pack("<Q", 2**60) + path.read_bytes()[8:])
+    with pytest.raises(ValueError, match="must be a whole safetensors file"):
+        read(path)
+
+
+def test_a_run_with_a_broken_checkpoint_stays_as_it_is(config: RunConfig) -> None:
+    train(config)
+    last = config.out / "last.safetensors"
+    last.write_bytes(last.read_bytes()[:-1])
+    broken = last.read_bytes()
+    with pytest.raises(ValueError, match="must be a whole safetensors file"):
+        train(config)
+    assert last.read_bytes() == broken
+    with pytest.raises(ValueError, match="must be a whole safetensors file"):
+        load(config.out, "last")
+    assert load(config.out, "best").place.step > 0
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        write(path, Checkpoint({"a": torch.zeros(1)}, {"step": object()}))
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["softmax", "performer", "reformer", "bigbird", "linformer"])
+def test_weights_make_the_same_model(name: str) -> None:
+    """With what mechanisms have drawn, and tied weights once."""
+    assert name in MECHANISMS
+    config = ModelConfig(kind="masked-lm", mechanism=name, vocabulary=30, max_length=32)
+    torch.manual_seed(0)
+    first, second = create_model(config).eval(), create_model(config).eval()
+    tokens = torch.randint(30, (2, 32))
+    assert not torch.equal(first(tokens), second(tokens))
+    stored = weights(first)
+    assert "head.weight" not in stored
+    load_weights(second, stored, "here")
+    assert torch.equal(first(tokens), second(tokens))
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    small, large = (create_model(ModelConfig(layers=n, max_length=8)) for n in (1, 2))
+    with pytest.raises(ValueError, match=r"here must have the tensors of the model, .*blocks.1"):
+        load_weights(small, weights(large), "here")
+    wide = create_model(ModelConfig(layers=1, width=32, max_length=8))
+    with pytest.raises(ValueError, match=r"in here must be \[.*\], got \["):
+        load_weights(small, weights(wide), "here")
+
+
+STRANGE: dict[str, dict[str, Any]] = {
+    "place": {"facts": {}},
+    "step": {"facts": {"place": {"step": "far"}}},
+    "later": {"facts": {"place": {"later": 3}}},
+    "phase": {"facts": {"place": {"phase": 7}}},
+    "tensors": {"tensors": {"model.x": torch.zeros(1)}},
+    "optimiser": {"tensors": {"optimiser.step.x": torch.zeros(1)}},
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_a_checkpoint_of_something_else_is_refused(config: RunConfig, case: str) -> None:
+    train(config)
+    last = config.out / "last.safetensors"
+    found = read(last)
+    changes = STRANGE[case]
+    write(
+        last,
+        Checkpoint(
+            {**found.tensors, **changes.get("tensors", {})}, changes.get("facts", found.facts)
+        ),
+    )
+    with pytest.raises(ValueError, match=r"must|setting"):
+        train(config)

@@ -1,0 +1,94 @@
+"""Pre-training on the task's own inputs, then the task, as one run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import training_cases as cases
+
+from cosformer.training import (
+    Budget,
+    Evaluated,
+    Pretraining,
+    RunConfig,
+    Started,
+    TaskConfig,
+    Trainer,
+    load,
+    train,
+)
+from cosformer.training.learner import Learner
+from cosformer.training.phases import phases
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> TaskConfig:
+    """Which of two letters a text has."""
+    lines = [f"{n % 2}\t{'ab'[n % 2] * (1 + n % 20)}" for n in range(200)]
+    (tmp_path / "own.tsv").write_text("\n".join(["label\ttext", *lines]) + "\n")
+    return TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 20})
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_both_phases_are_one_run(
+    config: RunConfig, table: TaskConfig, objective: str, pooling: str
+) -> None:
+    before = replace(cases.pretraining(), objective=objective)
+    config = replace(
+        config, task=table, pretraining=before, model={**config.model, "pooling": pooling}
+    )
+    events = list(Trainer(config).events())
+    kinds = [event.model.kind for event in events if isinstance(event, Started)]
+    assert kinds == ["masked-lm" if objective == "masked" else "decoder", "classifier"]
+    judged = [(e.phase, e.step) for e in events if isinstance(e, Evaluated)]
+    assert judged == [("pretraining", 8), ("pretraining", 10)] + [
+        ("training", step) for step in (8, 16, 24)
+    ]
+    loaded = load(config.out)
+    assert loaded.model.config.kind == "classifier"
+    assert loaded.place.metric == "accuracy"
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_the_task_begins_with_the_backbone_that_was_learnt(
+    config: RunConfig, table: TaskConfig, average: float | None
+) -> None:
+    config = replace(config, task=table, pretraining=cases.pretraining(), average=average)
+    first, second = phases(config, table.create("cpu"))
+    before, after = Learner(config, first, 0), Learner(config, second, 1)
+    with torch.no_grad():
+        for parameter in before.model.parameters():
+            parameter.add_(1.0)
+    after.begin_from(before.model)
+    learnt = before.model.get_submodule("backbone").state_dict()
+    for model in (after.model, after.judged):
+        found = model.get_submodule("backbone").state_dict()
+        assert found.keys() == learnt.keys()
+        assert all(torch.equal(found[name], learnt[name]) for name in learnt)
+
+
+def test_a_run_goes_on_in_either_phase(config: RunConfig, tmp_path: Path) -> None:
+    config = replace(config, pretraining=cases.pretraining())
+    whole = replace(config, out=tmp_path / "whole")
+    train(whole)
+    for stop in (("pretraining", 6), ("pretraining", 10), ("training", 3), ("training", 16)):
+        for event in Trainer(config).events():
+            if (event.phase, event.step) == stop:
+                break
+    train(config)
+    cases.assert_same_outcome(config.out, whole.out)
+
+
+def test_both_phases_have_a_budget_and_a_rate_of_their_own(config: RunConfig) -> None:
+    before = Pretraining("causal", budget=Budget(steps=5, batch=2), lr=0.5)
+    first, second = phases(replace(config, pretraining=before), config.task.create("cpu"))
+    assert (first.budget, first.optimiser.lr) == (before.budget, 0.5)
+    assert (second.budget, second.optimiser) == (config.budget, config.optimiser)
+    assert (first.is_last, second.is_last) == (False, True)
+
+
+def test_a_rate_that_is_no_share_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rate must lie above 0 and up to 1, got 2"):
+        Pretraining(rate=2.0)

@@ -1,0 +1,187 @@
+"""What stops a run, and what is left then: nothing that was kept is lost."""
+
+import errno
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import training_cases as cases
+
+from cosformer.training import (
+    Budget,
+    Diverged,
+    RunConfig,
+    TaskConfig,
+    Trainer,
+    checkpoint,
+    learner,
+    load,
+    train,
+)
+from cosformer.training.folder import state_of
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_what_is_not_finite_stops_the_run(
+    config: RunConfig, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says step and group; the last checkpoint is from before."""
+    poison(monkeypatch, where, step=13)
+    with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
+        train(config)
+    assert ("loss" in str(caught.value)) == (where == "loss")
+    assert "'vectors'" in str(caught.value)
+    assert ("'matrices'" in str(caught.value)) == (where == "loss")
+    status = state_of(config.out)
+    assert status["state"] == "failed"
+    assert "step 14" in status["message"]
+    assert load(config.out, "last").place.step == 13
+    assert all(t.isfinite().all() for t in cases.tensors(config.out / "last.safetensors").values())
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
+    """NaN into the loss, or into the gradient of one norm, after so many steps."""
+    normal = learner.summed_loss
+
+    class Poison(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient * float("nan")
+
+    calls = iter(range(10**6))
+
+    def poisoned(model: Any, batch: Any) -> torch.Tensor:
+        loss = normal(model, batch)
+        if next(calls) < step:
+            return loss
+        if where == "loss":
+            return loss * float("nan")
+        return loss + 0 * Poison.apply(model.get_submodule("backbone").norm.weight.sum())
+
+    monkeypatch.setattr(learner, "summed_loss", poisoned)
+
+
+def test_tensorboard_gets_what_the_log_gets(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = fake_tensorboard(monkeypatch)
+    train(replace(config, tensorboard=True, pretraining=cases.pretraining()))
+    rows = cases.log(config.out)
+    for phase in ("pretraining", "training"):
+        losses = [(r["step"], r["loss"]) for r in rows if r["phase"] == phase and "loss" in r]
+        assert shown[phase]["loss"] == losses
+    assert [step for step, _ in shown["training"]["valid/accuracy"]] == [8, 16, 24]
+
+
+def fake_tensorboard(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, list[Any]]]:
+    shown: dict[str, dict[str, list[Any]]] = {}
+
+    class SummaryWriter:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            assert purge_step == 1
+            self.into = shown.setdefault(Path(folder).name, {})
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.into.setdefault(name, []).append((step, value))
+
+        def close(self) -> None:
+            self.add_scalar = None  # type: ignore[method-assign, assignment]
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    return shown
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = checkpoint.replacing, iter(range(10**6))
+
+    def full(path: Path) -> Any:
+        if next(calls) >= 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path)
+
+    monkeypatch.setattr(checkpoint, "replacing", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        train(config)
+    monkeypatch.undo()
+    assert "the one before it is kept" in str(caught.value)
+    assert caught.value.errno == errno.ENOSPC
+    assert state_of(config.out)["state"] == "failed"
+    assert load(config.out, "last").place.step == 5
+    train(config)
+    other = cases.config(tmp_path / "whole")
+    train(other)
+    cases.assert_same_outcome(config.out, other.out)
+
+
+def test_the_folder_of_another_run_is_left_alone(config: RunConfig) -> None:
+    train(config)
+    before = (config.out / "last.safetensors").read_bytes()
+    with pytest.raises(ValueError, match=r"budget.steps = 24, here it is 25 and 1 more setting"):
+        train(replace(config, budget=Budget(steps=25, batch=8), seed=1))
+    assert (config.out / "last.safetensors").read_bytes() == before
+
+
+def test_a_run_goes_on_elsewhere(config: RunConfig, tmp_path: Path) -> None:
+    """Where it is and how often it is saved may change."""
+    train(config)
+    config.out.rename(tmp_path / "moved")
+    again = replace(config, out=tmp_path / "moved", save_seconds=5.0, device="auto")
+    assert train(again).place.step == 24
+
+
+def test_a_folder_with_something_else_is_refused(config: RunConfig) -> None:
+    config.out.mkdir()
+    (config.out / "thesis.tex").write_text("all my work")
+    with pytest.raises(ValueError, match=r"out must be a run or an empty folder, .* thesis.tex"):
+        train(config)
+    assert (config.out / "thesis.tex").read_text() == "all my work"
+
+
+def test_one_process_at_a_time_works_in_a_run(config: RunConfig) -> None:
+    events = Trainer(config).events()
+    next(events)
+    assert state_of(config.out)["state"] == "running"
+    with pytest.raises(ValueError, match="nobody works in"):
+        train(config)
+    events.close()
+    assert state_of(config.out)["state"] == "interrupted"
+    assert train(config).place.step == 24
+
+
+def test_missing_data_leaves_no_folder(config: RunConfig, tmp_path: Path) -> None:
+    task = TaskConfig("image", {"data": str(tmp_path)})
+    with pytest.raises(ValueError, match="cosformer data get image"):
+        train(replace(config, task=task))
+    assert not config.out.exists()
+
+
+def test_a_log_that_was_lost_stops_nothing(config: RunConfig) -> None:
+    train(config)
+    (config.out / "log.jsonl").unlink()
+    assert train(config).place.step == 24
+
+
+@pytest.mark.parametrize("options", [{"lenght": 3}, {"horizon": "far"}])
+def test_a_wrong_option_of_the_mechanism_is_named(
+    config: RunConfig, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        train(replace(config, model={"options": options}))
+
+
+def test_a_device_that_is_not_there_is_refused(config: RunConfig) -> None:
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda or cuda:N, got 'gpu'"):
+        Trainer(replace(config, device="gpu"))
