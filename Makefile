@@ -15,8 +15,8 @@ install: .venv/ready
 demo: .venv/ready         ## cosFormer beside softmax: checked, trained, writing text; a page
 	$(BIN)/cosformer demo
 
-test: .venv/ready         ## every test that needs no GPU
-	$(BIN)/pytest
+test: .venv/ready         ## every test that needs no GPU, in as many processes as there are cores
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 test-gpu:                 ## the tests that need one, with whatever Python has torch there
 	python3 -m pytest -m gpu tests/*/test_*_gpu.py

@@ -1,5 +1,6 @@
 """`cosformer mechanisms`: what there is, what each can do and costs; docs/mechanisms.md."""
 
+import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def table() -> list[list[str]]:
     header = ["mechanism", "causal", "full", "cross", "mask", "streams", "positions", "time"]
     lines = [[*header, "state", "source"]]
     for name, kind in MECHANISMS.items():
-        traits, mechanism = kind.traits, create(name, HEADS, WIDTH)
+        traits, mechanism = kind.traits, _usual(name)
         streams = traits.state != "none"
         state = f"{mechanism.state_size(STREAM):,}" if streams else MISSING
         abilities = [_yes(traits.full), _yes(traits.cross), _yes(traits.mask)]
@@ -86,7 +87,7 @@ def table() -> list[list[str]]:
 
 def about(name: str) -> str:
     """Formula, abilities, options and costs of one mechanism, as markdown."""
-    kind, mechanism = MECHANISMS[name], create(name, HEADS, WIDTH)
+    kind, mechanism = MECHANISMS[name], _usual(name)
     first_line = inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
     lines = [f"## {name}", "", first_line, "", f"    {kind.formula}", ""]
     lines += [f"* source: {kind.source}", f"* can do: {mechanism.traits.abilities}"]
@@ -106,6 +107,12 @@ def aligned(lines: list[list[str]]) -> str:
         for line in lines
     )
     return "\n".join(line.rstrip() for line in padded)
+
+
+@functools.cache
+def _usual(name: str) -> Mechanism:
+    """With all defaults; drawing parameters takes longer than all the rest."""
+    return create(name, HEADS, WIDTH)
 
 
 def _extras(mechanism: Mechanism) -> Iterator[str]:

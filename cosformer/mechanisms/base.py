@@ -1,6 +1,7 @@
 """The interface of every mechanism: q, k, v to values, under one set of arguments."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -9,7 +10,13 @@ from torch import Tensor, nn
 from cosformer.mechanisms.cache import Cache
 from cosformer.mechanisms.refusal import refuse
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.check import check_bool, check_inputs, check_key_mask, check_tensor
+from cosformer.ops.check import (
+    check_bool,
+    check_inputs,
+    check_key_mask,
+    check_tensor,
+    check_whole,
+)
 from cosformer.ops.problem import full_precision
 
 NO_CONTROLS: Mapping[str, Tensor] = {}
@@ -44,10 +51,18 @@ class Mechanism(nn.Module):
         self.heads, self.width = heads, width
         self.key_heads = heads if key_heads is None else key_heads
         for name, size in (("heads", heads), ("width", width), ("key_heads", self.key_heads)):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{name} must be a whole number above 0, got {size}")
+            check_whole(name, size, 1)
         if heads % self.key_heads:
             raise ValueError(f"key_heads must divide heads={heads}, got {key_heads}")
+
+    def set_max_length(self, max_length: int) -> None:
+        """An option of those whose parameters have a place for every position."""
+        self.traits = replace(self.traits, max_length=check_whole("max_length", max_length, 1))
+
+    def set_block(self, block: int) -> None:
+        """An option of those that compute in blocks."""
+        self.block = check_whole("block", block, 1)
+        self.traits = replace(self.traits, multiple_of=block)
 
     def forward(
         self,
@@ -164,6 +179,8 @@ class Mechanism(nn.Module):
         traits = self.traits
         check_bool("causal", causal)
         check_key_mask(key_mask, k)
+        if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
+            raise ValueError(f"start must be a whole number, got {start}")
         for name, x, heads in (("q", q, self.heads), ("k", k, self.key_heads)):
             if x.shape[1] != heads or x.shape[3] != self.width:
                 raise ValueError(

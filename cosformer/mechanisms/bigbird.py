@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -10,18 +9,18 @@ from torch import Tensor
 
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.blocked import Kept
-from cosformer.mechanisms.masked import Masked, check_whole
+from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import without_padding
+from cosformer.mechanisms.seeded import Seeded
 from cosformer.mechanisms.traits import Traits
+from cosformer.ops.check import check_whole
 
-SEEDS = 2**31
 
-
-class BigBird(Masked):
+class BigBird(Seeded, Masked):
     """Blocks see their neighbours, the first, the last and a few random ones; those two see all.
 
     The random blocks are a function of the seed and the number of blocks, the same for all heads,
-    in training and afterwards. The seed is saved with the parameters.
+    in training and afterwards.
     """
 
     traits = Traits(causal="no", cross=False, positions="absolute", multiple_of=64, random=True)
@@ -43,11 +42,10 @@ class BigBird(Masked):
         impl: str = "auto",
     ) -> None:
         super().__init__(heads, width, key_heads=key_heads, impl=impl)
-        self.block = check_whole("block", block, 1)
+        self.set_block(block)
         self.random_blocks = check_whole("random_blocks", random_blocks, 0)
-        self.seed = check_whole("seed", seed, 0)
+        self.plant(seed)
         self.blocks = (block, block)
-        self.traits = replace(self.traits, multiple_of=block)
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
         block, last, drawn = self.block, (keys - 1) // self.block, self.drawn(keys)
@@ -89,15 +87,6 @@ class BigBird(Masked):
             return super().dense(q, k, request)
         alone, plain = super().dense, request._replace(key_mask=None)
         return without_padding(lambda q, k: alone(q, k, plain), request.key_mask, q, k, square=True)
-
-    def redraw(self, generator: torch.Generator | None = None) -> None:
-        self.seed = int(torch.randint(SEEDS, (), generator=generator))
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.seed)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.seed = int(state)
 
     def pairs(self, length: int) -> int:
         seen = self.block * (3 + 2 + self.random_blocks) + 2 * self.block

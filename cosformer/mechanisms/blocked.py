@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.ops.problem import compute_dtype, full_precision
+from cosformer.ops.trilinear import fold_vmapped
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
@@ -37,7 +38,6 @@ class Pairs(NamedTuple):
 
     parts: tuple[Part, ...]
     causal: bool
-    key_mask: Tensor | None
     start: int
 
 
@@ -54,7 +54,7 @@ def blocked_attention(
     """softmax(q kᵀ/√d) v over the pairs of disjoint parts; the first query stands at `start`."""
     dtype = compute_dtype(q.dtype)
     inputs = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
-    out: Tensor = _Blocked.apply(*inputs, Pairs(parts, causal, key_mask, start))
+    out, _ = _Blocked.apply(*inputs, key_mask, Pairs(parts, causal, start))
     return out.to(q.dtype)
 
 
@@ -83,39 +83,51 @@ def neighbours(
 
 
 class _Blocked(torch.autograd.Function):
-    """Nothing that is longer than q, k and v is kept for the gradient: scores are made again."""
+    """Nothing that is longer than q, k and v is kept for the gradient: scores are made again.
+
+    log Σ e^s is a result with a gradient of its own, which is what lets the backward pass, made
+    of differentiable steps, be differentiated in turn.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
-        out, log_total = _forward(q, k, v, pairs)
-        ctx.save_for_backward(q, k, v, out, log_total)
-        ctx.pairs = pairs
-        return out
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, pairs: Pairs
+    ) -> tuple[Tensor, Tensor]:
+        return _forward(q, k, v, key_mask, pairs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, log_total = ctx.saved_tensors
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, key_mask, ctx.pairs = inputs
+        ctx.save_for_backward(q, k, v, key_mask, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_total: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask, out, log_total = ctx.saved_tensors
+        grad = torch.zeros_like(out) if grad is None else grad
+        own = (grad * out).sum(-1, keepdim=True)
+        if grad_total is not None:
+            own = own - grad_total
         with full_precision(q):
-            if torch.is_grad_enabled():  # gradients of gradients: through the forward pass itself
-                again, _ = _forward(q, k, v, ctx.pairs)
-                wanted = [
-                    x for x, needed in zip((q, k, v), ctx.needs_input_grad, strict=False) if needed
-                ]
-                found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
-                return *(
-                    next(found) if needed else None for needed in ctx.needs_input_grad[:3]
-                ), None
-            return *_backward(q, k, v, out, log_total, grad, ctx.pairs), None
+            return *_backward(q, k, v, key_mask, log_total, grad, own, ctx.pairs), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return fold_vmapped(_Blocked.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 3))
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, pairs: Pairs
+) -> tuple[Tensor, Tensor]:
     """The output, and log Σ e^s of each row, +inf for a row without a key."""
     sums: list[Sums] = []
     for part in pairs.parts:
         rows = _arrange(q, part, False)  # [B H G b D]
         keys, values = _arrange(k, part, True), _arrange(v, part, True)  # [B H N c ·]
         found = [q.new_zeros(*rows.shape[:4], width) for width in (v.shape[3], 1, 1)]
-        for some, chosen, seen in _slices(q, k, part, pairs):
+        for some, chosen, seen in _slices(q, k, key_mask, part, pairs):
             of_keys = _select(keys, 2, chosen), _select(values, 2, chosen)
             pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
             for whole, piece in zip(found, pieces, strict=True):
@@ -123,21 +135,27 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: Pairs) -> tuple[Tensor, Ten
         weighted, total, top = (_restore(x, part, q.shape[2]) for x in found)
         sums.append((weighted, total, top))
     joined = join(sums)
-    _, total, top = joined
-    return divide(joined), torch.where(total > 0, top + total.log(), torch.inf).detach()
+    values, total, _ = joined
+    return values.div_(torch.where(total > 0, total, 1)), log_sum(joined)
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_total: Tensor, grad: Tensor, pairs: Pairs
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    log_total: Tensor,
+    grad: Tensor,
+    own: Tensor,
+    pairs: Pairs,
 ) -> list[Tensor]:
-    """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − g·out), dv = pᵀ g."""
-    own = (grad * out).sum(-1, keepdim=True)
-    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − own), dv = pᵀ g; own = g·out − dlog Σ."""
+    grads: list[Tensor] = []
     for part in pairs.parts:
         rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
         keys, values = _arrange(k, part, True), _arrange(v, part, True)
         to_rows, to_keys, to_values = (torch.zeros_like(x) for x in (rows[0], keys, values))
-        for some, chosen, seen in _slices(q, k, part, pairs):
+        for some, chosen, seen in _slices(q, k, key_mask, part, pairs):
             queries, upper, total, mine = (x.index_select(2, some) for x in rows)
             near, theirs = _select(keys, 2, chosen), _select(values, 2, chosen)
             p = (queries @ near.mT).sub_(total).masked_fill_(~seen, -torch.inf).exp_()
@@ -145,20 +163,21 @@ def _backward(
             to_rows.index_copy_(2, some, slope @ near)
             _add(to_keys, chosen, slope.mT @ queries)
             _add(to_values, chosen, p.mT @ upper)
-        for sum_, x in zip(grads, (to_rows, to_keys, to_values), strict=True):
-            sum_ += _restore(x, part, sum_.shape[2])
+        found = zip((to_rows, to_keys, to_values), (q, k, v), strict=True)
+        these = [_restore(x, part, like.shape[2]) for x, like in found]
+        grads = [x.add_(y) for x, y in zip(grads, these, strict=True)] if grads else these
     return grads
 
 
 def _slices(
-    q: Tensor, k: Tensor, part: Part, pairs: Pairs
+    q: Tensor, k: Tensor, key_mask: Tensor | None, part: Part, pairs: Pairs
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Blocks of queries `[g]`, key blocks for each `[g, m]`, and the pairs that count."""
     queries, keys, device = q.shape[2], k.shape[2], q.device
     i = _arrange(_positions(pairs.start, queries, device), part, False)  # [G b 1]
     j = _arrange(_positions(0, keys, device), part, True)  # [N c 1]
     every = torch.ones(1, keys, dtype=torch.bool, device=device)
-    real = every if pairs.key_mask is None else pairs.key_mask
+    real = every if key_mask is None else key_mask
     real = _arrange(real[..., None], part, True)[..., 0]  # [B N c]
     for members in _like(part.lists):
         rows = torch.tensor(members, device=device)
@@ -189,6 +208,12 @@ def divide(sums: Sums) -> Tensor:
     """Σ e^s v / Σ e^s; zeros for a row without a key."""
     values, total, _ = sums
     return values / torch.where(total > 0, total, 1)
+
+
+def log_sum(sums: Sums) -> Tensor:
+    """log Σ e^s; +inf for a row without a key, so that e^(s − log Σ) is 0."""
+    _, total, top = sums
+    return torch.where(total > 0, top + total.log(), torch.inf)
 
 
 def softmax_sums(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Sums:
@@ -239,7 +264,9 @@ def _arrange(x: Tensor, part: Part, of_keys: bool) -> Tensor:
     """`[..., n, D]` as blocks `[..., N, c, D]`, zeros behind the last token."""
     length = x.shape[-2]
     block = part.stride or (part.key_block if of_keys else part.query_block)
-    x = F.pad(x, (0, 0, 0, -length % block)).unflatten(-2, (-1, block))
+    if length % block:
+        x = F.pad(x, (0, 0, 0, -length % block))
+    x = x.unflatten(-2, (-1, block))
     return x if part.stride is None else x.transpose(-2, -3)
 
 

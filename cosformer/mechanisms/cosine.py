@@ -1,5 +1,6 @@
 """cosFormer as a mechanism ("cosFormer: Rethinking Softmax in Attention", Qin et al., 2022)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ from torch import Tensor
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
+from cosformer.ops.check import check_eps
 from cosformer.ops.problem import WEIGHTS, compute_dtype
-from cosformer.ops.state import check_horizon, check_state, check_weight
+from cosformer.ops.state import check_state, check_weight, read_horizon, whole_limit
 
 
 class Cosformer(Mechanism):
@@ -27,16 +29,17 @@ class Cosformer(Mechanism):
         width: int,
         *,
         key_heads: int | None = None,
-        horizon: float | None = None,
+        horizon: float | Sequence[float] | Tensor | None = None,
         weight: str = "cosine",
         eps: float = 1e-6,
     ) -> None:
-        """`horizon=None` is the length of each call; a stream needs a number."""
+        """`horizon`: one number or one per head; None is the length of each call, where a stream
+        needs a number. It is an option and in no checkpoint."""
         super().__init__(heads, width, key_heads=key_heads)
-        self.horizon = None if horizon is None else check_horizon(horizon, heads, self.key_heads)
-        self.weight, self.eps = check_weight(weight), eps
-        if isinstance(self.horizon, float) and weight == "cosine":
-            self.traits = replace(self.traits, max_length=int(self.horizon))
+        self.horizon = read_horizon(horizon, heads, self.key_heads)
+        self.weight, self.eps = check_weight(weight), check_eps(eps)
+        if self.horizon is not None and weight == "cosine":
+            self.traits = replace(self.traits, max_length=whole_limit(self.horizon))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         return attention(q, k, v, **self._options(request))

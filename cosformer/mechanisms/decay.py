@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism, unmasked
+from cosformer.ops.check import check_positive
 from cosformer.ops.problem import compute_dtype
 
 FORGETFUL = replace(
@@ -51,9 +52,7 @@ class GatedLinear(LinearMechanism):
     ) -> None:
         """`temperature` τ: the larger, the longer the memory."""
         super().__init__(heads, width, key_heads=key_heads)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
-        self.temperature = temperature
+        self.temperature = check_positive("temperature", temperature)
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return q / math.sqrt(self.width)

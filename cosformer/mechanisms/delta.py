@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.traits import Cost
+from cosformer.ops.check import check_positive
 from cosformer.ops.delta import CHUNK_LENGTH, delta_rule, fade, strict
 from cosformer.ops.problem import compute_dtype
 
@@ -103,9 +104,7 @@ class GatedDelta(Delta):
     ) -> None:
         """`temperature` τ: the larger, the longer the memory."""
         super().__init__(heads, width, key_heads=key_heads)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
-        self.temperature = temperature
+        self.temperature = check_positive("temperature", temperature)
 
     def log_decay(self, request: Request) -> Tensor:
         return log_gate(request, "gate") / self.temperature

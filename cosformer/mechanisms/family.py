@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops import State, linear_attention, linear_attention_with_state
+from cosformer.ops import linear_attention, linear_attention_with_state
+from cosformer.ops.check import check_generator
 from cosformer.ops.normaliser import denominator
+from cosformer.ops.recompute import recomputed
 from cosformer.ops.state import check_state
 
 SCRATCH = {"cpu": 2**20, "cuda": 2**28}
@@ -75,7 +76,7 @@ class LinearMechanism(Mechanism):
             return q.new_zeros(*q.shape[:3], 0)
         return self._attend(q, k, identity.expand(*k.shape[:2], -1, -1), request, "reference")
 
-    def empty_state(self, k: Tensor, v: Tensor) -> State:
+    def empty_state(self, k: Tensor, v: Tensor) -> Any:
         k, v = k[:, :, :0], v[:, :, :0]
         request = Request(True, None, 0, dict.fromkeys(self.traits.controls, k[..., 0]))
         keys = self.keys(k, 0)
@@ -84,7 +85,7 @@ class LinearMechanism(Mechanism):
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, Any]:
         check_state(state)
         given = self._features(q, k, v, request, state.position, state.position)
         out, after = linear_attention_with_state(*given, state=state, **self._engine(k, request))
@@ -174,13 +175,7 @@ def in_segments(
         return features(x, start)
     parts, first = [], start
     for tokens in x.split(segment, 2):  # slices would have gradients as long as x
-        if torch.is_grad_enabled():
-            made = checkpoint(
-                features, tokens, first, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            made = features(tokens, first)
-        parts.append(made)
+        parts.append(recomputed(features, tokens, first))
         first = first + segment
     return torch.cat(parts, 2)
 
@@ -196,6 +191,13 @@ def positions(start: int | Tensor, length: int, like: Tensor) -> Tensor:
     """`[b, T]` float64: where tokens stand that begin at `start`, a number or one per stream."""
     first = torch.as_tensor(start, device=like.device).reshape(-1, 1)
     return first + torch.arange(length, dtype=torch.float64, device=like.device)
+
+
+def draw_normal(into: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal numbers, the same on every device: a generator has one of its own."""
+    check_generator(generator)
+    device = "cpu" if generator is None else generator.device
+    return into.copy_(torch.randn(into.shape, generator=generator, device=device))
 
 
 def in_full(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

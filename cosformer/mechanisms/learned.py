@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.mechanisms.family import LinearMechanism, in_full
+from cosformer.ops.check import check_whole
 
 
 class Based(LinearMechanism):
@@ -17,9 +18,7 @@ class Based(LinearMechanism):
     ) -> None:
         """`features` d': q and k are projected to this width if they are wider."""
         super().__init__(heads, width, key_heads=key_heads)
-        if features < 1:
-            raise ValueError(f"features must be at least 1, got {features}")
-        self.narrow = min(features, width)
+        self.narrow = min(check_whole("features", features, 1), width)
         self.query_projection, self.key_projection = (
             nn.Parameter(torch.randn(count, width, self.narrow) / width**0.5)
             if self.narrow < width

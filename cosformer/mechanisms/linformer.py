@@ -1,16 +1,15 @@
 """Linformer ("Linformer: Self-Attention with Linear Complexity", Wang et al., 2020)."""
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
-from cosformer.mechanisms.masked import check_whole
 from cosformer.mechanisms.padding import ranks, real_first, take
 from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops.check import check_whole
 from cosformer.ops.problem import compute_dtype
 
 
@@ -35,7 +34,7 @@ class Linformer(Mechanism):
     ) -> None:
         super().__init__(heads, width, key_heads=key_heads)
         self.projected = check_whole("projected", projected, 1)
-        self.traits = replace(self.traits, max_length=check_whole("max_length", max_length, 1))
+        self.set_max_length(max_length)
         shape = projected, max_length
         self.key_mix = nn.Parameter(torch.randn(shape) / math.sqrt(projected))  # E
         self.value_mix = nn.Parameter(torch.randn(shape) / math.sqrt(projected))  # F

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from cosformer.mechanisms.base import Request, repeat_heads
 from cosformer.mechanisms.blocked import Kept, divide, softmax_sums
-from cosformer.mechanisms.masked import Masked, check_whole
+from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.traits import Traits
+from cosformer.ops.check import check_whole
 from cosformer.ops.problem import compute_dtype
 
 

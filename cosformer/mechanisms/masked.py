@@ -131,9 +131,3 @@ class Masked(Mechanism):
         parts = self.parts(q, keys, causal, start)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
         return blocked_attention(q, k, v, parts, causal=causal, key_mask=key_mask, start=start)
-
-
-def check_whole(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, got {value}")
-    return value

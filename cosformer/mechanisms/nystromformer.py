@@ -1,14 +1,19 @@
 """Nyströmformer ("Nyströmformer: A Nyström-Based Algorithm for …", Xiong et al., 2021)."""
 
 import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.mechanisms.masked import check_whole
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.mechanisms.whole import Whole
+from cosformer.ops.check import check_whole
+
+SPAN = 1024
+"""Tokens at a time on a CPU: their convolution stays in its cache, where memory is used again."""
 
 
 class Nystromformer(Whole):
@@ -41,13 +46,28 @@ class Nystromformer(Whole):
         self.conv = nn.Parameter((2 * torch.rand(heads, kernel) - 1) / math.sqrt(max(kernel, 1)))
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        left, middle, right = self._factors(q, k)
-        return left @ (middle @ (right @ v)) + self._convolve(v)
+        """Scores stay inside of PyTorch's attention, and what else is long in spans of tokens."""
+        marks, keys = self._landmarks(q, k)
+        middle = pseudo_inverse((marks @ keys.mT).softmax(-1), self.iterations)
+        width = max(q.shape[3], v.shape[3])  # one for all, or PyTorch stores the scores
+        mixed = middle @ _attend(marks, k, v, width, 1.0)
+        span = max(SPAN, self.kernel) if q.device.type == "cpu" else q.shape[2]
+        outs = [_attend(rows, keys, mixed, width, self.width**-0.5) for rows in q.split(span, 2)]
+        if self.kernel:
+            near = with_neighbours(v.split(span, 2), self.kernel // 2)
+            outs = [self._convolve(x).add_(out) for x, out in zip(near, outs, strict=True)]
+        return torch.cat(outs, 2)
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
-        left, middle, right = self._factors(q, k)
+        marks, keys = self._landmarks(q, k)
+        left = (q / math.sqrt(self.width) @ keys.mT).softmax(-1)
+        middle = pseudo_inverse((marks @ keys.mT).softmax(-1), self.iterations)
+        dense = left @ middle @ (marks @ k.mT).softmax(-1)
+        if not self.kernel:
+            return dense
         unit = torch.eye(q.shape[2], dtype=q.dtype, device=q.device)
-        return left @ middle @ right + self._convolve(unit.expand(*q.shape[:2], -1, -1))
+        (near,) = with_neighbours([unit.expand(*q.shape[:2], -1, -1)], self.kernel // 2)
+        return dense + self._convolve(near)
 
     def cost(self, length: int) -> Cost:
         width, count = self.width, min(self.landmarks, length)
@@ -59,27 +79,38 @@ class Nystromformer(Whole):
         )
         return Cost(self.heads * (scores + inverse + conv), 4 * numbers)
 
-    def _factors(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _landmarks(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Means of stretches of q/√d and of k, `[B, H, m, D]`."""
         length = q.shape[2]
         count = min(self.landmarks, length)
-        q = q / math.sqrt(self.width)
-        stretch = torch.arange(length, device=q.device) * count // length
-        mean = F.one_hot(stretch, count).to(q.dtype)  # [n m]
-        mean = (mean / mean.sum(0)).mT
-        marks, keys = mean @ q, mean @ k
-        left, middle, right = q @ keys.mT, marks @ keys.mT, marks @ k.mT
-        return (
-            left.softmax(-1),
-            pseudo_inverse(middle.softmax(-1), self.iterations),
-            right.softmax(-1),
-        )
+        ends = [-(-n * length // count) for n in range(count + 1)]
+        sizes = [after - before for before, after in pairwise(ends)]
+        marks, keys = (torch.stack([t.mean(2) for t in x.split(sizes, 2)], 2) for x in (q, k))
+        return marks / math.sqrt(self.width), keys
 
     def _convolve(self, v: Tensor) -> Tensor:
         """Each head's own weights over neighbouring tokens, alike for its channels."""
-        if not self.kernel:
-            return torch.zeros_like(v)
         weight = self.conv.to(v.dtype)[:, None, :, None]  # [H 1 kernel 1]
-        return F.conv2d(v, weight, padding=(self.kernel // 2, 0), groups=self.heads)
+        return F.conv2d(v, weight, groups=self.heads)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float) -> Tensor:
+    """softmax(scale · q kᵀ) v."""
+    q, k, wide = (F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, wide, scale=scale)[..., : v.shape[3]]
+
+
+def with_neighbours(pieces: Sequence[Tensor], reach: int) -> Iterator[Tensor]:
+    """Each piece `[B, H, span, D]` between `reach` tokens of those beside it, zeros at the ends.
+
+    No piece but the last is shorter than `reach`.
+    """
+    for n, piece in enumerate(pieces):
+        nothing = piece[:, :, :0]
+        before = pieces[n - 1][:, :, pieces[n - 1].shape[2] - reach :] if n else nothing
+        after = pieces[n + 1][:, :, :reach] if n + 1 < len(pieces) else nothing
+        missing = (reach - before.shape[2], reach - after.shape[2])
+        yield F.pad(torch.cat([before, piece, after], 2), (0, 0, *missing))
 
 
 def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.check import check_bool
 from cosformer.ops.problem import compute_dtype
+from cosformer.ops.recompute import recomputed
 
 SLICE = 2**22  # comparisons held at once: 16 MB in float32
 
@@ -67,10 +67,7 @@ def log_one_vs_each(score: Tensor, mask: Tensor) -> Tensor:
     blocks = []
     for first in range(0, queries, rows):
         some, real = score[:, :, first : first + rows], mask[:, :, first : first + rows]
-        row = [
-            checkpoint(_contests, some, real, low, columns, use_reentrant=False)
-            for low in range(0, keys, columns)
-        ]
+        row = [recomputed(_contests, some, real, low, columns) for low in range(0, keys, columns)]
         blocks.append(torch.cat(row, -1))
     return torch.cat(blocks, 2) if blocks and keys else score
 

@@ -2,23 +2,44 @@
 
 import math
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.base import Request
+from cosformer.mechanisms.family import LinearMechanism, in_segments
+from cosformer.ops import State
+from cosformer.ops.check import check_generator, check_whole, readable
 from cosformer.ops.problem import compute_dtype
+
+LEAP = 40.0
+"""How far exponents of keys may rise above a constant that all are relative to: float32 has e⁸⁸."""
+
+
+class Scaled(NamedTuple):
+    """The state of a stream: sums of e^(exponent − level), and the level `[B, H_kv]`."""
+
+    sums: State
+    level: Tensor
 
 
 class Performer(LinearMechanism):
-    """FAVOR+: positive orthogonal random features of the softmax kernel."""
+    """FAVOR+: positive orthogonal random features of the softmax kernel.
+
+    Exponents of long keys are far below 0, and their exponentials would all be 0. They are
+    computed relative to a level, which cancels in the quotient: the largest exponent of all keys,
+    or, causally, that of the first key. Where a later key rises far above it the level follows
+    the largest so far, and the sums fade as it rises; nothing depends on the future.
+    """
 
     traits = replace(LinearMechanism.traits, random=True)
     source = "Choromanski et al., ICLR 2021"
     formula = (
         "φ(x) = exp(Ωx − ‖x‖²/2)/√m, x ← x/d^¼; Ω: orthogonal rows with the norms of Gaussian ones"
     )
-    eps = 1e-20  # sums of exponentials are small without being nothing
+    eps = 1e-30  # relative to a level, a sum is nothing only where all of it underflows
 
     def __init__(
         self,
@@ -31,12 +52,11 @@ class Performer(LinearMechanism):
     ) -> None:
         """`features` m: int(d ln d) if None."""
         super().__init__(heads, width, key_heads=key_heads)
-        self.features = max(1, int(width * math.log(width))) if features is None else features
-        if self.features < 1:
-            raise ValueError(f"features must be at least 1, got {features}")
+        usual = max(1, int(width * math.log(width)))
+        self.features = usual if features is None else check_whole("features", features, 1)
         self.projection: Tensor
         self.register_buffer("projection", torch.empty(self.features, width))
-        self.redraw(generator)
+        self.redraw(check_generator(generator))
 
     @property
     def feature_width(self) -> int:
@@ -46,25 +66,122 @@ class Performer(LinearMechanism):
         self.projection.copy_(orthogonal_rows(self.features, self.width, generator))
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        """Relative to the largest exponent of each query alone."""
         exponent = self._exponent(q)
-        # It cancels in the quotient. The same of keys would not: it would tell of the future.
-        exponent = exponent - exponent.detach().amax(-1, keepdim=True)
-        return (exponent.exp() / self.features**0.5).to(_dtype(q))
+        return self._exp(exponent - exponent.detach().amax(-1, keepdim=True), q)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return (self._exponent(k).exp() / self.features**0.5).to(_dtype(k))
+        """Relative to 0."""
+        return self._exp(self._exponent(k), k)
+
+    def empty_state(self, k: Tensor, v: Tensor) -> Scaled:
+        level = torch.full(k.shape[:2], -torch.inf, dtype=compute_dtype(k.dtype), device=k.device)
+        return Scaled(super().empty_state(k, v), level)
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    ) -> tuple[Tensor, Scaled]:
+        if not isinstance(state, Scaled):
+            raise TypeError(f"state must be Scaled, got {type(state).__name__}")
+        if not k.shape[2]:
+            return q.new_zeros(*q.shape[:3], v.shape[3]), state
+        levels, level = self._levels(k, request, state.level)
+        # A state of the engine says whether it fades: these may, or may not, with every call.
+        sums = state.sums._replace(horizon=None if "fading" in levels else math.inf)
+        out, after = super().advance(q, k, v, sums, request._replace(controls=levels))
+        return out, Scaled(after, level)
+
+    def state_size(self, length: int) -> int:
+        return super().state_size(length) + self.key_heads
+
+    def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
+        fading = request.controls.get("fading")
+        return {} if fading is None else {"log_decay": fading}
 
     def feature_operations(self) -> int:
-        return (2 * self.width + 3) * self.features
+        return (3 * self.width + 3) * self.features  # on average: exponents of keys twice
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
+        levels, _ = self._levels(k, request, None)
+        queries, keys, start = q.shape[2], k.shape[2], request.start
+        if "fading" not in levels or (start == 0 and queries == keys):
+            return super()._attend(q, k, v, request._replace(controls=levels), impl)
+        # Sums that fade are read as they are made: a query for every key, and a key for each.
+        first, end = min(start, 0), start + queries
+        mask = k.new_ones(k.shape[0], keys, dtype=torch.bool)
+        mask = mask if request.key_mask is None else request.key_mask
+        mask = F.pad(mask, (-first, end - keys))
+        k, v = (F.pad(x, (0, 0, -first, end - keys)) for x in (k, v))
+        q = F.pad(q, (0, 0, start - first, 0))
+        aligned = Request(True, mask, 0, {})
+        return self._attend(q, k, v, aligned, impl)[:, :, start - first :]
+
+    def _features(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        request: Request,
+        query_start: int | Tensor,
+        key_start: int | Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        levels = request.controls["levels"]  # [B, H, S]
+
+        def relative(k: Tensor, first: Any) -> Tensor:
+            level = levels[:, :, first : first + k.shape[2], None]
+            return self._exp(self._exponent(k) - level, k)
+
+        keys = in_segments(relative, k, 0, self.scratch_width)
+        return in_segments(self.queries, q, 0, self.scratch_width), keys, v.to(keys.dtype)
+
+    @torch.no_grad()
+    def _levels(
+        self, k: Tensor, request: Request, before: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What exponents of keys are relative to, `[B, H, S]`, and the level of a stream after.
+
+        `fading` is how the sums shrink from key to key, where the level rises.
+        """
+        tops = in_segments(self._top, k.detach(), 0, self.scratch_width)[..., 0]
+        if request.key_mask is not None:
+            tops = tops.masked_fill(~request.key_mask[:, None], -torch.inf)
+        if not k.shape[2]:
+            return {"levels": tops}, tops.sum(-1)
+        if not request.causal:
+            level = tops.amax(-1)
+            return {"levels": _finite(level)[..., None].expand_as(tops)}, level
+        before = torch.full_like(tops[..., 0], -torch.inf) if before is None else before
+        so_far = torch.maximum(tops.cummax(-1).values, before[..., None])
+        first = so_far.masked_fill(so_far.isinf(), torch.inf).amin(-1)  # of the first real key
+        first = torch.where(before.isinf(), first, before)
+        after = so_far[..., -1]
+        base = _finite(first)[..., None]
+        if _may_read(k) and bool((_finite(after) - base[..., 0] <= LEAP).all()):
+            return {"levels": base.expand_as(tops)}, torch.where(after.isinf(), after, first)
+        levels = torch.maximum(so_far, base)
+        return {"levels": levels, "fading": torch.cat([base, levels[..., :-1]], -1) - levels}, after
+
+    def _top(self, k: Tensor, first: int | Tensor) -> Tensor:
+        return self._exponent(k).amax(-1, keepdim=True)
 
     def _exponent(self, x: Tensor) -> Tensor:
         x = x.to(compute_dtype(x.dtype)) / self.width**0.25
         return x @ self.projection.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
 
+    def _exp(self, exponent: Tensor, x: Tensor) -> Tensor:
+        """Features in the dtype of x; float16 does not reach as far as exponentials."""
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+        return (exponent.exp() / self.features**0.5).to(dtype)
 
-def _dtype(x: Tensor) -> torch.dtype:
-    """Of features: float16 does not reach as far as their exponentials."""
-    return torch.float32 if x.dtype == torch.float16 else x.dtype
+
+def _finite(level: Tensor) -> Tensor:
+    """Levels, 0 where there is no key yet."""
+    return level.masked_fill(level.isinf(), 0)
+
+
+def _may_read(x: Tensor) -> bool:
+    """Whether the host may look at numbers: not in a graph of any kind."""
+    return readable(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def orthogonal_rows(rows: int, width: int, generator: torch.Generator | None = None) -> Tensor:

@@ -6,24 +6,22 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from cosformer.mechanisms.blocked import Sums, divide, exp_sums, join
-from cosformer.mechanisms.masked import check_whole
+from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
+from cosformer.mechanisms.seeded import Seeded
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.mechanisms.whole import Whole
+from cosformer.ops.check import check_whole
 
-SEEDS = 2**31
-ITSELF = -5e4  # the logit of a token with itself: chosen where there is nothing else
 MOST_BUCKETS = 128  # of one hash; more are the pairs, triples, … of several
 
 
-class Reformer(Whole):
+class Reformer(Seeded, Whole):
     """Softmax over tokens that hash alike: q is meant to be k, which is normalised here.
 
     Buckets are those of q. Causal weights are never on the future, but it decides which of the
     past is seen: how a sequence is sorted depends on all of it. The rotations are a function of
-    the seed, which is saved with the parameters, and of the length.
+    the seed and of the length.
     """
 
     traits = Traits(
@@ -54,22 +52,15 @@ class Reformer(Whole):
         super().__init__(heads, width, key_heads=key_heads)
         self.bucket = check_whole("bucket", bucket, 1)
         self.rounds = check_whole("rounds", rounds, 1)
-        self.seed = check_whole("seed", seed, 0)
+        self.plant(seed)
         self.traits = replace(self.traits, multiple_of=2 * bucket)
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         length = q.shape[2]
         order = self.order(q)  # [B H r N]
         q, k, v = (F.pad(x, (0, 0, 0, order.shape[-1] - length)) for x in (*self._scaled(q, k), v))
-        # A round is made again for its gradient: kept, eight of them are 34 times q + k + v.
-        sums = [
-            checkpoint(
-                self._round, q, k, v, order[:, :, n], length, causal,
-                use_reentrant=False, preserve_rng_state=False,
-            )
-            for n in range(self.rounds)
-        ]  # fmt: skip
-        return divide(join(sums))[:, :, :length]
+        chunks = Chunks(self.bucket, length, causal)
+        return hashed_attention(q, k, v, order, chunks)[:, :, :length]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         length = q.shape[2]
@@ -111,31 +102,6 @@ class Reformer(Whole):
         shapes = [(self.rounds, self.width, size // 2) for size in self._hashes(length)]
         return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
-    def redraw(self, generator: torch.Generator | None = None) -> None:
-        self.seed = int(torch.randint(SEEDS, (), generator=generator))
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.seed)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.seed = int(state)
-
-    def _round(
-        self, q: Tensor, k: Tensor, v: Tensor, order: Tensor, length: int, causal: bool
-    ) -> Sums:
-        q, k, v = (_sort(x, order).unflatten(2, (-1, self.bucket)) for x in (q, k, v))
-        i = order.unflatten(2, (-1, self.bucket))[..., None]
-        j = torch.cat([i, i.roll(1, 2)], 3).mT  # [B H C 1 2·bucket]
-        seen = j < length
-        if causal:
-            seen = seen & (j <= i)
-        k, v = (torch.cat([x, x.roll(1, 2)], 3) for x in (k, v))
-        scores = (q @ k.mT).masked_fill(i == j, ITSELF).masked_fill(~seen, -torch.inf)
-        found = exp_sums(scores, v)
-        back = order.argsort(-1)
-        values, total, top = (_sort(x.flatten(2, 3), back) for x in found)
-        return values, total, top
-
     def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q / math.sqrt(self.width), F.normalize(k, dim=-1)
 
@@ -161,7 +127,3 @@ def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
         half = rotation.shape[-1]
         bucket = bucket * 2 * half + (nearest + half * opposite)[..., 0]
     return bucket
-
-
-def _sort(x: Tensor, order: Tensor) -> Tensor:
-    return x.gather(2, order[..., None].expand(*order.shape, x.shape[-1]))

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Request, repeat_heads
 from cosformer.mechanisms.decay import log_gate
-from cosformer.mechanisms.family import LinearMechanism, in_full
+from cosformer.mechanisms.family import LinearMechanism, draw_normal, in_full
+from cosformer.ops.check import check_positive, check_whole
 
 
 class Rfa(LinearMechanism):
@@ -36,11 +37,8 @@ class Rfa(LinearMechanism):
     ) -> None:
         """`features` m: rows of W; `temperature` τ."""
         super().__init__(heads, width, key_heads=key_heads)
-        if features < 1:
-            raise ValueError(f"features must be at least 1, got {features}")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
-        self.features, self.temperature = features, temperature
+        self.features = check_whole("features", features, 1)
+        self.temperature = check_positive("temperature", temperature)
         self.scale = nn.Parameter(torch.ones(self.key_heads, 1, width))  # σ
         self.noise: Tensor
         self.register_buffer("noise", torch.empty(self.key_heads, features, width))
@@ -51,9 +49,7 @@ class Rfa(LinearMechanism):
         return self.parts * self.features
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        device = "cpu" if generator is None else generator.device
-        drawn = torch.randn(self.noise.shape, generator=generator, device=device)
-        self.noise.copy_(drawn)
+        draw_normal(self.noise, generator)
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return in_full(self._features_of_units, q)

@@ -12,6 +12,7 @@ from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.family import LinearMechanism, in_full, positions
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops import State, linear_attention, linear_attention_with_state
+from cosformer.ops.check import check_positive
 
 
 def rotate(x: Tensor, position: Tensor, base: float = 1e4) -> Tensor:
@@ -24,16 +25,28 @@ def rotate(x: Tensor, position: Tensor, base: float = 1e4) -> Tensor:
     angle = position.double()[:, None, :, None] * base ** (-pairs / x.shape[-1])  # [b, 1, T, D/2]
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    even, odd = x[..., 0::2].to(dtype), x[..., 1::2].to(dtype)
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1)
-    return turned.flatten(-2).to(x.dtype)
+    turn = _turn_traced if torch.compiler.is_compiling() else _turn
+    return turn(x.to(dtype), cos, sin).to(x.dtype)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs as complex numbers, which must begin at even places in memory: one product each."""
+    x = x.contiguous()
+    x = x.clone() if x.storage_offset() % 2 else x
+    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+    return torch.view_as_real(turned).flatten(-2)
+
+
+def _turn_traced(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same by real numbers, four times as slow by itself: compilers know no complex ones."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
 
 
 def check_rotary(width: int, base: float) -> None:
     if width % 2:
         raise ValueError(f"width must be even for rotary positions, got {width}")
-    if not base > 0:
-        raise ValueError(f"base must be above 0, got {base}")
+    check_positive("base", base)
 
 
 class TwoSums(NamedTuple):
@@ -130,8 +143,9 @@ class RopeLinear(Mechanism):
         turned_q = rotate(q, positions(query_start, q.shape[2], q), self.base)
         turned_k = rotate(k, positions(key_start, k.shape[2], k), self.base)
         above = attend(turned_q, turned_k, v)
-        return above / attend(q, k, torch.ones_like(k[..., :1])).clamp(min=self.eps)
+        below = attend(q, k, torch.ones_like(k[..., :1])).clamp(min=self.eps)
+        return above * below.reciprocal()  # a quotient's gradient makes three more tensors
 
 
 def _one_plus_elu(x: Tensor) -> Tensor:
-    return 1 + F.elu(x)
+    return F.elu(x).add_(1)

@@ -1,15 +1,14 @@
 """Sparse Sinkhorn attention ("Sparse Sinkhorn Attention", Tay et al., 2020)."""
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.masked import check_whole
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.mechanisms.whole import Whole
+from cosformer.ops.check import check_positive, check_whole
 
 LOWEST = -1e30  # a logit that takes no part; finite, so that gradients are
 
@@ -41,12 +40,9 @@ class Sinkhorn(Whole):
     ) -> None:
         """n · 2 block pairs, and n² d/block operations to mix blocks."""
         super().__init__(heads, width, key_heads=key_heads)
-        self.block = check_whole("block", block, 1)
-        self.traits = replace(self.traits, multiple_of=block)
+        self.set_block(block)
         self.iterations = check_whole("iterations", iterations, 1)
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
-        self.temperature = temperature
+        self.temperature = check_positive("temperature", temperature)
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         own, moved, mixing, total = self._weights(q, k, causal)

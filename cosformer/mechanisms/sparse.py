@@ -9,8 +9,9 @@ from torch import Tensor
 
 from cosformer.mechanisms.blocked import Kept, Part, neighbours
 from cosformer.mechanisms.local import block_for
-from cosformer.mechanisms.masked import Masked, check_whole
+from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.traits import Traits
+from cosformer.ops.check import check_whole
 
 ROWS = 512  # queries that share a copy of the summaries
 

@@ -3,13 +3,17 @@ Complexity", Liutkus et al., ICML 2021): sines, over linear attention."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cosformer.mechanisms.base import repeat_heads
-from cosformer.mechanisms.family import LinearMechanism, in_full, positions
+from cosformer.mechanisms.base import Request, repeat_heads
+from cosformer.mechanisms.family import LinearMechanism, draw_normal, in_full, positions
+from cosformer.ops import State
+from cosformer.ops.check import check_whole
+from cosformer.ops.state import check_state
 
 
 class SinePositions(nn.Module):
@@ -28,21 +32,19 @@ class SinePositions(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("realizations", realizations), ("sines", sines)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        shape = (key_heads, width, sines)
-        self.realizations = realizations
-        self.frequencies = nn.Parameter(torch.randn(shape) - 4)  # most sines begin slow
-        self.phases = nn.Parameter(torch.randn(shape))
+        self.realizations = check_whole("realizations", realizations, 1)
+        shape = (key_heads, width, check_whole("sines", sines, 1))
+        frequencies, phases = (draw_normal(torch.empty(shape), generator) for _ in range(2))
+        self.frequencies = nn.Parameter(frequencies - 4)  # most sines begin slow
+        self.phases = nn.Parameter(phases)
         self.gains = nn.Parameter(torch.zeros(shape))
         self.noise: Tensor
         self.register_buffer("noise", torch.empty(key_heads, width, 2 * sines, realizations))
         self.redraw(generator)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        device = "cpu" if generator is None else generator.device
-        self.noise.copy_(torch.randn(self.noise.shape, generator=generator, device=device))
+        """The noise anew; frequencies and phases are learned."""
+        draw_normal(self.noise, generator)
 
     def queries(self, q: Tensor, position: Tensor) -> Tensor:
         """`[B, H, T, R]`."""
@@ -67,7 +69,12 @@ class SinePositions(nn.Module):
 
 
 class Spe(LinearMechanism):
-    """Stochastic sines as positions, over linear attention with features 1 + elu."""
+    """Stochastic sines as positions, over linear attention with features 1 + elu.
+
+    Only in the mean do weights depend on i − j alone, so positions count from the first real key:
+    padding in front does not shift them. Queries stand among the keys, unless they are of another
+    sequence: not causal, and not as many.
+    """
 
     traits = replace(LinearMechanism.traits, positions="absolute", random=True)
     source = "Liutkus et al., ICML 2021"
@@ -105,6 +112,17 @@ class Spe(LinearMechanism):
     def redraw(self, generator: torch.Generator | None = None) -> None:
         self.encoding.redraw(generator)
 
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    ) -> tuple[Tensor, State]:
+        check_state(state)
+        if request.key_mask is None:
+            return super().advance(q, k, v, state, request)
+        none_yet = (state.position == 0).expand(k.shape[0])
+        padding = torch.where(none_yet, _padding_in_front(request.key_mask), 0)
+        begun = state._replace(position=state.position - padding)
+        return super().advance(q, k, v, begun, request)
+
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return self.encoding.queries(q, positions(start, q.shape[2], q))
 
@@ -113,3 +131,24 @@ class Spe(LinearMechanism):
 
     def feature_operations(self) -> int:
         return 4 * self.width * self.sines * self.feature_width
+
+    def _features(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        request: Request,
+        query_start: int | Tensor,
+        key_start: int | Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if request.key_mask is not None and isinstance(key_start, int):
+            padding = _padding_in_front(request.key_mask)
+            key_start = key_start - padding
+            if request.causal or q.shape[2] == k.shape[2]:
+                query_start = query_start - padding
+        return super()._features(q, k, v, request, query_start, key_start)
+
+
+def _padding_in_front(key_mask: Tensor) -> Tensor:
+    """`[B]`: tokens before the first real one."""
+    return (key_mask.cumsum(1) == 0).sum(1)

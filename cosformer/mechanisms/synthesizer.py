@@ -1,7 +1,6 @@
 """Synthesizer ("Rethinking Self-Attention in Transformer Models", Tay et al., 2020)."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
-from cosformer.mechanisms.masked import check_whole
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops.check import check_whole
 from cosformer.ops.problem import compute_dtype
 
 TRAITS = Traits(
@@ -37,8 +36,7 @@ class Synthesizer(Mechanism):
         self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
     ) -> None:
         super().__init__(heads, width, key_heads=key_heads)
-        self.max_length = check_whole("max_length", max_length, 1)
-        self.traits = replace(self.traits, max_length=max_length)
+        self.set_max_length(max_length)
 
     def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """`[B or 1, H, T, S]` of query positions i `[B or 1, T]` and key positions j."""

@@ -32,19 +32,15 @@ class TransNormerLocal(Mechanism):
         self, heads: int, width: int, *, key_heads: int | None = None, block: int = 64
     ) -> None:
         super().__init__(heads, width, key_heads=key_heads)
-        if block < 1:
-            raise ValueError(f"block must be at least 1, got {block}")
-        self.block = block
-        self.traits = replace(self.traits, multiple_of=block)
+        self.set_block(block)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        """Blocks of all heads stand side by side as heads of one short attention."""
         queries = q.shape[2]
         if request.start:  # a stream's block begins with the keys
             q = F.pad(q, (0, 0, request.start, 0))
         rows, keys, values = (self._blocks(x) for x in (q, repeat_heads(k, q), repeat_heads(v, q)))
         out = self._softmax(rows, keys, values, self._real(k, request.key_mask), request.causal)
-        out = out.unflatten(1, (q.shape[1], -1)).flatten(2, 3)
+        out = out.reshape(*q.shape[:2], -1, v.shape[3])
         if out.shape[2] == queries:
             return out
         return out[:, :, request.start : request.start + queries]
@@ -69,19 +65,24 @@ class TransNormerLocal(Mechanism):
         return Cost(pairs * (4 * self.width + 5), 4 * numbers)
 
     def _blocks(self, x: Tensor) -> Tensor:
-        """`[B, H, T, ·]` as `[B, H·n, block, ·]`."""
+        """`[B, H, T, ·]` as `[B·H·n, 1, block, ·]`, or `[B·H, n, block, ·]` on a GPU.
+
+        Heads come back interleaved on a CPU, which would copy them and their gradients; a GPU has
+        a limit on items.
+        """
         if x.shape[2] % self.block:
             x = F.pad(x, (0, 0, 0, -x.shape[2] % self.block))
-        return x.unflatten(2, (-1, self.block)).flatten(1, 2)
+        x = x.unflatten(2, (-1, self.block)).flatten(0, 1)
+        return x if x.is_cuda else x.flatten(0, 1).unsqueeze(1)
 
     def _real(self, k: Tensor, key_mask: Tensor | None) -> Tensor | None:
-        """`[B, H·n, 1, block]`, False at masked tokens and those that fill the last block."""
+        """For `_blocks` of keys, False at masked tokens and those that fill the last block."""
         if key_mask is None and k.shape[2] % self.block == 0:
             return None
         if key_mask is None:
             key_mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
-        real = F.pad(key_mask, (0, -k.shape[2] % self.block)).unflatten(1, (-1, 1, self.block))
-        return real.repeat(1, self.heads, 1, 1)
+        real = key_mask[:, None, :, None].expand(-1, self.heads, -1, -1)
+        return self._blocks(real).mT
 
     def _softmax(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool

@@ -11,15 +11,9 @@ from cosformer.nn.masks import read_attn_mask, read_key_padding_mask
 from cosformer.nn.projections import HeadProjections, check_dense
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
 from cosformer.ops.build import CONVENTIONS
-from cosformer.ops.check import (
-    check_bools,
-    check_choice,
-    check_eps,
-    check_number,
-    check_number_or_tensor,
-)
+from cosformer.ops.check import check_bools, check_choice, check_eps, check_number
 from cosformer.ops.dispatch import IMPLEMENTATIONS
-from cosformer.ops.state import Horizon, check_horizon, check_state, check_weight, same_horizon
+from cosformer.ops.state import Horizon, check_state, check_weight, read_horizon, same_horizon
 
 
 class CosformerAttention(HeadProjections):
@@ -102,7 +96,7 @@ class CosformerAttention(HeadProjections):
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must lie in 0 ... 1, got {dropout}")
         self.dropout = dropout
-        self.horizon = _read_horizon(horizon, num_heads, self.num_kv_heads)
+        self.horizon = read_horizon(horizon, num_heads, self.num_kv_heads)
         self.weight = check_weight(weight)
         self.positions = check_choice("positions", positions, CONVENTIONS)
         self.eps = check_eps(eps)
@@ -271,19 +265,3 @@ class CosformerAttention(HeadProjections):
         if self.positions != "index":
             raise ValueError(f"positions must be 'index' for streaming, got {self.positions!r}")
         return self.horizon
-
-
-def _read_horizon(
-    horizon: float | Sequence[float] | Tensor | None, heads: int, key_heads: int
-) -> Horizon | None:
-    """None, a float, or a float64 tensor that stays on the CPU: casts of the layer spare it."""
-    if horizon is None:
-        return None
-    if isinstance(horizon, Sequence) and not isinstance(horizon, str):
-        for n, number in enumerate(horizon):
-            check_number(f"horizon[{n}]", number)
-        horizon = torch.tensor(horizon, dtype=torch.float64, device="cpu")
-    check_number_or_tensor("horizon", horizon)
-    if isinstance(horizon, Tensor):
-        horizon = horizon.to(dtype=torch.float64, device="cpu")
-    return check_horizon(horizon, heads, key_heads)

@@ -159,6 +159,8 @@ class MultiHeadAttention(HeadProjections):
         What a mechanism remembers (sums, a window, all tokens, or nothing: it raises) is in its
         traits. To go on from a padded batch, pad on the left. The state is not changed.
         """
+        if not isinstance(state, LayerState | None):
+            raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
         position = 0 if state is None else state.position
         q, k, v, controls = self._project(x, None, position)
         before = self.mechanism.empty_state(k, v) if state is None else state.mechanism

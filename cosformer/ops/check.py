@@ -96,11 +96,27 @@ def check_choice(name: str, value: str, known: Collection[str]) -> str:
     return value
 
 
+def check_positive(name: str, value: float) -> float:
+    check_number(name, value)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be above 0, got {value}")
+    return value
+
+
 def check_eps(eps: float) -> float:
-    check_number("eps", eps)
-    if not 0 < eps < float("inf"):
-        raise ValueError(f"eps must be above 0, got {eps}")
-    return eps
+    return check_positive("eps", eps)
+
+
+def check_whole(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value}")
+    return value
+
+
+def check_generator(generator: torch.Generator | None) -> torch.Generator | None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+    return generator
 
 
 def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:

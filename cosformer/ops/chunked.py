@@ -37,14 +37,14 @@ from cosformer.ops.trilinear import (
 
 def chunked(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Output `[B, H, T, V]` and the state `[B, H, R, D, V(+1)]` after the last key."""
+) -> tuple[Tensor, Tensor | None]:
+    """Output `[B, H, T, V]`; the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
     return _any_lengths(q, k, v, problem, state, kernels=False)
 
 
 def fused(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """The same by Triton kernels, forward and backward; derivatives beyond go the torch way."""
     if problem.feature_map not in ("relu", "identity"):  # the kernels know these two
         phi = FEATURE_MAPS[problem.feature_map].forward
@@ -58,20 +58,28 @@ def fused(
 
 def _any_lengths(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None, *, kernels: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     if not problem.causal or (problem.query_start == 0 and q.shape[2] == k.shape[2]):
-        return _attend(q, k, v, problem, state, kernels=kernels)
+        return _attend(q, k, v, problem, state, kernels=kernels, wanted=state is not None)
     return _attend_unequal(q, k, v, problem, kernels=kernels)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None, *, kernels: bool
-) -> tuple[Tensor, Tensor]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: Problem,
+    state: Tensor | None,
+    *,
+    kernels: bool,
+    wanted: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`wanted`: whether anybody asks for the last state, which kernels need not write down."""
     if problem.query_basis is None or problem.key_basis is None:
         problem = with_basis(problem, compute_dtype(q.dtype))
     # In plain eager mode past the binding of arguments and functorch: 40 µs.
     apply = super(Function, _Attention).apply if eager(q, k, v) else _Attention.apply
-    out, _, state = apply(
+    out, _, state, *_ = apply(
         q,
         k,
         v,
@@ -87,13 +95,14 @@ def _attend(
         problem.rule,
         problem.eps,
         kernels,
+        wanted,
     )
     return out, state
 
 
 def _attend_unequal(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, kernels: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Causal with T ≠ S: earlier keys meet the queries as a state, and later queries the keys.
 
     keys       ┌── before ──┬── shared ──┐ (later keys are never seen)
@@ -141,7 +150,7 @@ def _piece(
     *,
     causal: bool,
     kernels: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """A stretch of queries and keys, with L counted from the last key before it."""
     query_decay, key_decay = problem.query_decay, problem.key_decay
     if query_decay is not None and key_decay is not None:
@@ -159,11 +168,14 @@ def _piece(
         key_mask=None if problem.key_mask is None else problem.key_mask[:, keys],
     )
     rows = (q[:, :, queries], k[:, :, keys], v[:, :, keys])
-    return _attend(*rows, part, state, kernels=kernels)
+    return _attend(*rows, part, state, kernels=kernels, wanted=True)
 
 
 class _Attention(Function):
-    """(q, k, v, decay, state) -> (out, total, state), all within one sweep."""
+    """(q, k, v, decay, state) -> (out, total, state), all within one sweep.
+
+    Kernels may add a fourth result that they keep for their backward pass.
+    """
 
     @staticmethod
     def forward(
@@ -182,16 +194,24 @@ class _Attention(Function):
         rule: str,
         eps: float,
         kernels: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        wanted: bool,
+    ) -> tuple[Tensor | None, ...]:
         rows = _Rows(q, k, v, key_mask, feature_map, rule)
         if kernels:
             from cosformer.ops.fused import forward_pass, fused_forward
 
             first = None if state is None else rows.spread(state, 0)
             arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
-            compute = forward_pass if eager(q, k, v) else fused_forward  # an operator costs 20 µs
-            out, total, last = compute(q, k, v, *arrays, causal, feature_map, rule, eps)
-            return out, total, last if rows.groups == 1 else last[:, :: rows.groups]
+            given = (q, k, v, *arrays, causal, feature_map, rule, eps, wanted)
+            kept: Tensor | None = None
+            last: Tensor | None
+            if eager(q, k, v):  # an operator costs 20 µs
+                out, total, last, kept = forward_pass(*given)
+            else:
+                out, total, last = fused_forward(*given)
+            if wanted and rows.groups > 1:
+                last = last[:, :: rows.groups]  # type: ignore[index]
+            return (out, total, last) if kept is None else (out, total, last, kept)
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
         same_width = q.shape[-1] == v.shape[-1]
         out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
@@ -218,20 +238,25 @@ class _Attention(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.causal, ctx.feature_map, ctx.rule, ctx.eps, ctx.kernels = inputs
-        out, total, last = output
+        *tensors, ctx.causal, ctx.feature_map, ctx.rule, ctx.eps, ctx.kernels, _ = inputs
+        out, total, last, *kept = output
         # The last state is kept only where the decay's gradient asks for it.
-        ctx.save_for_backward(*tensors, out, total, last if tensors[3] is not None else None)
+        asked = last if tensors[3] is not None else None
+        ctx.save_for_backward(*tensors, out, total, asked, *kept)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(
-        ctx: Any, grad_out: Tensor | None, grad_total: Tensor | None, grad_last: Tensor | None
+        ctx: Any,
+        grad_out: Tensor | None,
+        grad_total: Tensor | None,
+        grad_last: Tensor | None,
+        *others: None,
     ) -> tuple[Tensor | None, ...]:
         q, k, v, decay, state, key_mask, query_basis, key_basis, sequence, bounds, *outputs = (
             ctx.saved_tensors
         )
-        out, total, last = outputs
+        out, total, last, *kept = outputs
         rows = _Rows(q, k, v, key_mask, ctx.feature_map, ctx.rule)
         if ctx.kernels and not recorded() and grad_total is None:
             from cosformer.ops.fused import backward_pass, fused_backward
@@ -241,16 +266,16 @@ class _Attention(Function):
             grads_in = torch.zeros_like(out) if grad_out is None else grad_out
             arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
             options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
-            compute = backward_pass if eager(q, k, grads_in) else fused_backward
-            dq, dk, dv, grad_first, by_query, by_key = compute(
-                q, k, v, *arrays, out, total, grads_in, end, *options
-            )
+            given = (q, k, v, *arrays, out, total, grads_in, end, *options)
+            here = eager(q, k, grads_in)
+            found: Any = backward_pass(*given, *kept) if here else fused_backward(*given)
+            dq, dk, dv, grad_first, by_query, by_key = found
             grad_decay = None
             if decay is not None:
                 at_end = None if end is None else end * rows.spread(last, 0)
                 grad_decay = decay_gradient(by_query, by_key, at_end, decay)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
-            return dq, dk, dv, grad_decay, back, *[None] * 10
+            return dq, dk, dv, grad_decay, back, *[None] * 11
         pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
         slopes = FEATURE_MAPS[ctx.feature_map].backward
 
@@ -303,10 +328,10 @@ class _Attention(Function):
             )
             grad_decay = None
             if decay is not None:
-                at_end = grad_state * rows.spread(last, 0)
+                at_end = None if grad_last is None else grad_state * rows.spread(last, 0)
                 grad_decay = decay_gradient(query_dots[0], key_dots[0], at_end, decay)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), grad_decay, back, *[None] * 10
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), grad_decay, back, *[None] * 11
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

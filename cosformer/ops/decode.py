@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.passes import padded
-from cosformer.ops.state import Horizon, State
+from cosformer.ops.state import State
 
 
 def fused_step(
@@ -121,9 +121,3 @@ class StepGraph:
             self.slots.copy_(slots)
         self.graph.replay()
         return self.out
-
-
-def whole_limit(horizon: Horizon) -> int:
-    """The largest position a stream may reach."""
-    least = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
-    return int(min(least, 2.0**62))

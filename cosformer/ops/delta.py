@@ -9,9 +9,9 @@ before a chunk and G the sums of g, S_t = e^(G_t) S_0 + Σ_{j≤t} e^(G_t−G_j)
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from cosformer.ops.problem import full_precision
+from cosformer.ops.recompute import recomputed
 
 CHUNK_LENGTH = 64
 SEGMENT_LENGTH = 16 * CHUNK_LENGTH
@@ -35,10 +35,8 @@ def delta_rule(
         return _segment(*tokens, memory)
     outs = []
     for parts in zip(*(x.split(SEGMENT_LENGTH, 2) for x in tokens), strict=True):
-        # made again in the backward pass: what it needs of a segment is ten times its tokens
-        out, memory = checkpoint(
-            _segment, *parts, memory, use_reentrant=False, preserve_rng_state=False
-        )
+        # what the backward pass needs of a segment is ten times its tokens
+        out, memory = recomputed(_segment, *parts, memory)
         outs.append(out)
     return torch.cat(outs, 2), memory
 

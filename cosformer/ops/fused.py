@@ -47,11 +47,15 @@ def forward_pass(
     feature_map: str,
     rule: str,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output `[B, H, T, V]`, row totals `[B, H, T]`, and the state `[B, H, R, D, V(+1)]`."""
+    wanted: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Output `[B, H, T, V]`, row totals `[B, H, T]`, state `[B, H, R, D, V(+1)]` if `wanted`.
+
+    And, or None, what is worth keeping for `backward_pass`, which can do without it.
+    """
     if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3]) is None:
         return hopper.forward(
-            q, k, v, state, key_mask, query_basis, key_basis, causal, feature_map, rule, eps
+            q, k, v, state, key_mask, query_basis, key_basis, causal, feature_map, rule, eps, wanted
         )
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
@@ -71,26 +75,7 @@ def forward_pass(
     )  # fmt: skip
     if causal and bounds is None and not q.shape[2] and first is not None:
         last = first.clone()
-    return out, total, last[:, :, 0].clone()
-
-
-fused_forward = torch.library.custom_op("cosformer::fused_forward", forward_pass, mutates_args=())
-
-
-@fused_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Any,
-    state: Any,
-    key_mask: Any,
-    query_basis: Tensor,
-    *others: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    *_, rule, _eps = others
-    shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
-    return *outputs(q, v, rule), q.new_empty(shape, dtype=torch.float32)
+    return out, total, last[:, :, 0].clone() if wanted else None, None
 
 
 def backward_pass(
@@ -111,15 +96,15 @@ def backward_pass(
     feature_map: str,
     rule: str,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the state `[B, H, R, D, V(+1)]`; φ(q)·dφ(q) and φ(k)·dφ(k)."""
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of q, k, v and the state if there is one; φ(q)·dφ(q), φ(k)·dφ(k) for a decay."""
     if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3]) is None:
         found = hopper.backward(
             q, k, v, state, key_mask, query_basis, key_basis, out, total, grad_out, grad_last,
-            causal, feature_map, rule, eps,
+            causal, feature_map, rule, eps, kept,
         )  # fmt: skip
-        nothing = q.new_empty(0, dtype=torch.float32)
-        return *found, nothing, nothing.clone()
+        return *found, None, None
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
     scale, column, deltas = this.prepare(grad_out, out, total, rule, eps)
@@ -166,16 +151,55 @@ def backward_pass(
         dk, dv = (x.unflatten(1, (-1, groups)).sum(2).to(k.dtype) for x in (dk, dv))
     if causal and bounds is None and not q.shape[2] and end is not None:
         grad_first = end.clone()
+    back = None if state is None else grad_first[:, :, 0].clone()
     if query_dots is None or key_dots is None:
-        by_query, by_key = (q.new_empty(0, dtype=torch.float32) for _ in range(2))
-    else:
-        by_query, by_key = (x.sum(-1, keepdim=True) for x in (query_dots, key_dots))
-    return dq, dk, dv, grad_first[:, :, 0].clone(), by_query, by_key
+        return dq, dk, dv, back, None, None
+    by_query, by_key = (x.sum(-1, keepdim=True) for x in (query_dots, key_dots))
+    return dq, dk, dv, back, by_query, by_key
 
 
-fused_backward = torch.library.custom_op(
-    "cosformer::fused_backward", backward_pass, mutates_args=()
+ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? state, Tensor? key_mask, \
+Tensor query_basis, Tensor key_basis, Tensor? bounds"
+OPTIONS = "bool causal, str feature_map, str rule, float eps"
+fused_forward = torch.library.custom_op(
+    "cosformer::fused_forward",
+    lambda *given: _tensors(forward_pass(*given)[:3]),
+    mutates_args=(),
+    schema=f"({ARRAYS}, {OPTIONS}, bool wanted) -> (Tensor, Tensor, Tensor)",
 )
+fused_backward = torch.library.custom_op(
+    "cosformer::fused_backward",
+    lambda *given: _tensors(backward_pass(*given)),
+    mutates_args=(),
+    schema=f"({ARRAYS}, Tensor out, Tensor total, Tensor grad_out, Tensor? grad_last, {OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _tensors(found: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """An operator returns tensors: empty ones for None."""
+    return tuple(_nothing(found[0]) if x is None else x for x in found)  # type: ignore[arg-type]
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return like.new_empty(0, dtype=torch.float32)
+
+
+@fused_forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Any,
+    first: Any,
+    key_mask: Any,
+    query_basis: Tensor,
+    *others: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    *_, rule, _eps, wanted = others
+    shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
+    state = q.new_empty(shape, dtype=torch.float32) if wanted else _nothing(q)
+    return *outputs(q, v, rule), state
 
 
 @fused_backward.register_fake
@@ -196,7 +220,8 @@ def _(
         q.new_empty((0,) if decay is None else (*q.shape[:2], x.shape[2], 1), dtype=torch.float32)
         for x in (q, k)
     )
-    return dq, dk, dv, q.new_empty(shape, dtype=torch.float32), by_query, by_key
+    back = _nothing(q) if state is None else q.new_empty(shape, dtype=torch.float32)
+    return dq, dk, dv, back, by_query, by_key
 
 
 def _dots(rows: Tensor, decay: Tensor | None, tiles: Tiles) -> Tensor | None:

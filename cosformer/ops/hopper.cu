@@ -56,21 +56,23 @@ constexpr int STATE_BYTES = (TURNED ? XB : ZB) * STATE_PITCH;
 constexpr int X_BYTES = READ ? XB * PITCH : 0, Y_BYTES = WRITE ? XB * PITCH : 0;
 constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
 constexpr int STAGE_BYTES = X_BYTES + Y_BYTES + Z_BYTES;
-constexpr int STAGES = KW == 64 ? 3 : 2;
+constexpr int STAGES = !READ ? 4 : KW == 64 ? 3 : 2;
 // Wide states are kept by two warpgroups, else two give out, taking turns.
 constexpr int KEEPERS = STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
-constexpr int LOADERS = 2;  // warpgroups that load
-constexpr bool LATE = KEEPERS == 1;  // the state is stored while the next is summed: takes registers
+constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
+constexpr int TEAMS = READ ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
+constexpr bool LATE = KEEPERS == 1 && !TURNED;  // the state is stored while the next is summed: takes registers
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
-constexpr int LOADER_REGISTERS = KEEPERS == 2 ? 80 : 64;
-constexpr int KEEPER_REGISTERS = !READ ? 144 : KEEPERS == 2 ? 104 : 128;
-constexpr int GIVER_REGISTERS = !READ ? 24 : 112;
+constexpr int LOADER_REGISTERS = !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
+constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED);
+constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER ? 96 : LATE ? 128 : 104;
+constexpr int GIVER_REGISTERS = !READ ? 24 : BUSY_GIVER ? 128 : 112;
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int OUT_AT = STATE_AT + (READ ? (WRITE ? 2 : 1) * STATE_BYTES : 0);
 constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
 extern "C" __constant__ const int shared_bytes = BARRIERS_AT + 16 * 8;
-constexpr int AHEAD = 3;  // chunks that are on their way to the L2 cache
+constexpr int AHEAD = 1 + 2 * TEAMS;  // chunks that are on their way to the L2 cache
 
 // ---- Hopper's instructions ----
 
@@ -81,8 +83,10 @@ INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 INLINE void init_barrier(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
 }
+// Once for a warp: 32 arrivals at one place would queue for shared memory.
 INLINE void arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 INLINE void wait(u32 barrier, u32 parity) {
   asm volatile(
@@ -223,7 +227,7 @@ template <int W, int THREADS> struct Rows {
   INLINE static int block() { return threadIdx.x % BLOCKS; }
 
   INLINE void start(const bf16* p, long long stride) { next = p + row(0) * stride + block() * 8; }
-  INLINE void move(long long stride) { next += REVERSE ? -CHUNK * stride : CHUNK * stride; }
+  INLINE void move(long long stride) { next += (REVERSE ? -TEAMS : TEAMS) * CHUNK * stride; }
   // `left` rows and `width` columns exist.
   INLINE void load(long long stride, int left, int width) {
     if (left >= CHUNK && width >= W) {
@@ -256,13 +260,12 @@ template <int W, int THREADS> struct Rows {
 };
 
 INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
-  constexpr int THREADS = LOADERS * 128;
-  const int thread = threadIdx.x;
+  const int thread = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
   const int width = p.contracted, columns = p.columns - at.block * 64;
-  Rows<KW, THREADS> xs, ys;
-  Rows<64, THREADS> zs;
+  Rows<KW, TEAM> xs, ys;
+  Rows<64, TEAM> zs;
   float psi[zs.N][R], scale[zs.N], d;
-  const long long from = at.begin(0);
+  const long long from = at.begin(team);
   if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
   if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
   if (WRITE) zs.start(p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64 + from * p.zs[2], p.zs[2]);
@@ -273,7 +276,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 
   auto load = [&](int c) {  // one after the other
     const int begin = at.begin(c), left = at.stop - begin;
-    constexpr int MOVE = REVERSE ? -CHUNK : CHUNK;
+    constexpr int MOVE = (REVERSE ? -TEAMS : TEAMS) * CHUNK;
     const int ahead = at.begin(c + AHEAD - 1);
     const bool announced = c + AHEAD - 1 < at.chunks && ahead + CHUNK <= at.stop;
     if (READ) {
@@ -299,15 +302,8 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     }
   };
 
-  if (AUGMENTED) {  // the last column block of x and y is never written again
-    for (int i = thread; i < STAGES * CHUNK; i += THREADS) {
-      const u32 tile = shared + i / CHUNK * STAGE_BYTES + (XB - 1) * PITCH + i % CHUNK * 16;
-      if (READ) put16(tile, make_uint4(0, 0, 0, 0));
-      if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
-    }
-  }
-  if (at.chunks > 0) load(0);
-  for (int c = 0; c < at.chunks; ++c) {
+  if (team < at.chunks) load(team);
+  for (int c = team; c < at.chunks; c += TEAMS) {
     const int stage = c % STAGES, use = c / STAGES;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
@@ -344,7 +340,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     }
     to_tensor_cores();
     arrive(full + stage * 8);
-    if (c + 1 < at.chunks) load(c + 1);
+    if (c + TEAMS < at.chunks) load(c + TEAMS);
   }
 }
 
@@ -355,43 +351,57 @@ struct State {
   static constexpr bool EXTRA = TURNED ? AUGMENTED : ONES;
   static constexpr int BLOCKS = STATE_N / 8 - EXTRA;
   float f[TILES][STATE_F];  // a thread's share, as wgmma deals it out
-  u32 pairs[TILES][STATE_F / 2];  // the same as 16-bit operand
+  u32 pairs[TILES][LATE ? BLOCKS * 2 : 1], extra[TILES][2];  // the same as 16-bit operand
   const int tile, row, lane;
 
   INLINE State(int mine)
       : tile(mine), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
 
-  // Visits every element with its place in the state [R, D, V (+1)], and whether it has one.
-  template <class F> INLINE void each(const Params& p, const Place& at, F&& visit) {
+  // Where element (a, n + rest) of a tile [64, STATE_N] stands in the state [R, D, V (+1)]; -1: nowhere.
+  INLINE int place(const Params& p, const Place& at, int m, int a, int n, int rest) const {
     const int from = at.block * 64;
-    int row = this->row, lane = this->lane;
-    asm volatile("" : "+r"(row), "+r"(lane));  // else places would be kept in registers until the end
+    int r, d, v;
+    bool known;
+    if (TURNED) {
+      r = tile + m, d = from + a, v = n < KW ? n + rest : p.contracted;
+      known = d < p.columns && (n < KW ? v < p.contracted : AUGMENTED && rest == 0);
+    } else {
+      const bool sums = n >= R * 64;
+      r = sums ? rest : n / 64, d = (tile + m) * 64 + a, v = sums ? p.columns : from + n % 64 + rest;
+      known = d < p.contracted && r < R && (sums || v < p.columns);
+    }
+    return known ? (r * (TURNED ? p.columns : p.contracted) + d) * p.pitch + v : -1;
+  }
+  INLINE void load(const Params& p, const Place& at, const float* from) {
 #pragma unroll
     for (int m = 0; m < TILES; ++m)
 #pragma unroll
       for (int i = 0; i < STATE_F; ++i) {
-        const int a = row + (i & 2) * 4, n = i / 4 * 8 + (i & 1), b = n + lane * 2;  // [64, STATE_N]
-        int r, d, v;
-        bool known;
-        if (TURNED) {
-          r = tile + m, d = from + a, v = n >= KW ? p.contracted : b;
-          known = d < p.columns && (n >= KW ? b == KW && AUGMENTED : b < p.contracted);
-        } else {
-          r = n >= R * 64 ? b - R * 64 : n / 64, d = (tile + m) * 64 + a, v = n >= R * 64 ? p.columns : from + b % 64;
-          known = d < p.contracted && r < R && (n >= R * 64 || v < p.columns);
-        }
-        visit(f[m][i], (r * (TURNED ? p.columns : p.contracted) + d) * p.pitch + v, known, !TURNED && n >= R * 64);
+        const int here = place(p, at, m, row + (i & 2) * 4, i / 4 * 8, lane * 2 + (i & 1));
+        f[m][i] = load4(from + here, from && here >= 0);
       }
-  }
-  INLINE void load(const Params& p, const Place& at, const float* from) {
-    each(p, at, [&](float& value, int place, bool known, bool) { value = load4(from + place, from && known); });
     hold_all();
   }
-  INLINE void save(const Params& p, const Place& at, float* to) {
+  // Through shared memory, 16 rows a warp: as the accumulators lie, they would be written piecemeal.
+  INLINE void save(const Params& p, const Place& at, float* to, float* room) {
+    const int line = threadIdx.x % 32, first = threadIdx.x % 128 / 32 * 16;
     join();
-    each(p, at, [&](float value, int place, bool known, bool shared) {
-      if (known && !(shared && at.block)) to[place] = value;
-    });
+    room += (tile * 4 + threadIdx.x % 128 / 32) * 16 * STATE_N;
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) {
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < STATE_F; i += 2)
+        *(float2*)(room + (line / 4 + (i & 2) * 4) * STATE_N + i / 4 * 8 + lane * 2) = make_float2(f[m][i], f[m][i + 1]);
+      __syncwarp();
+      for (int a = 0; a < 16; ++a)
+#pragma unroll
+        for (int n = 0; n < STATE_N; n += 32) {
+          const int here = place(p, at, m, first + a, n + line / 8 * 8, line % 8);
+          const bool twice = !TURNED && n >= R * 64 && at.block;  // every block has these sums
+          if (n + line < STATE_N && here >= 0 && !twice) to[here] = room[a * STATE_N + n + line];
+        }
+    }
   }
   INLINE void hold_all() {
 #pragma unroll
@@ -417,7 +427,7 @@ struct State {
 #pragma unroll
     for (int m = 0; m < TILES; ++m) {
 #pragma unroll
-      for (int i = 0; i < STATE_F / 2 - 2 * EXTRA; ++i) pairs[m][i] = pack(f[m][2 * i], f[m][2 * i + 1]);
+      for (int i = 0; i < (LATE ? BLOCKS * 2 : 0); ++i) pairs[m][i] = pack(f[m][2 * i], f[m][2 * i + 1]);
       if (EXTRA)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -428,7 +438,7 @@ struct State {
           if (TURNED && DELTA == 1) pair = lane == 0 ? pack(c, c) : lane == 1 ? pack(rest, 0.f) : 0;
           else if (TURNED || R == 1) pair = lane == 0 ? pack(c, rest) : 0;
           else pair = lane == 0 ? pack(c, d) : lane == 1 ? pack(rest, d - rounded(d)) : 0;
-          pairs[m][STATE_F / 2 - 2 + half] = pair;
+          extra[m][half] = pair;
         }
     }
   }
@@ -437,11 +447,16 @@ struct State {
     at += (tile * 64 + threadIdx.x % 128 / 32 * 16 + line % 16) * 16;
 #pragma unroll
     for (int m = 0; m < TILES; ++m) {
-      const u32 rows = at + m * 1024, *e = pairs[m];
+      const u32 rows = at + m * 1024;
 #pragma unroll
-      for (int n = 0; n < BLOCKS; n += 2)
-        put_blocks(rows + (n + line / 16) * STATE_PITCH, e[n * 2], e[n * 2 + 1], e[n * 2 + 2], e[n * 2 + 3]);
-      if (EXTRA) put_blocks(rows + BLOCKS * STATE_PITCH, e[BLOCKS * 2], e[BLOCKS * 2 + 1]);
+      for (int n = 0; n < BLOCKS; n += 2) {
+        u32 e[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          e[i] = LATE ? pairs[m][LATE ? n * 2 + i : 0] : pack(f[m][n * 4 + i * 2], f[m][n * 4 + i * 2 + 1]);
+        put_blocks(rows + (n + line / 16) * STATE_PITCH, e[0], e[1], e[2], e[3]);
+      }
+      if (EXTRA) put_blocks(rows + BLOCKS * STATE_PITCH, extra[m][0], extra[m][1]);
     }
   }
 };
@@ -457,11 +472,12 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
   auto publish = [&](int c) {
     const int buffer = c & 1, use = c / 2;
     if (use) wait(state_empty + buffer * 8, (use - 1) & 1);
+    if (!LATE) state.round();
     state.put(shared + STATE_AT + buffer * STATE_BYTES);
     to_tensor_cores();
     arrive(state_full + buffer * 8);
   };
-  if (READ) state.round();
+  if (READ && LATE) state.round();
   if (READ && !(WRITE && LATE)) publish(0);
   if (WRITE) {
     for (int c = 0; c < at.chunks; ++c) {
@@ -479,13 +495,17 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
       if (READ && LATE) publish(c);  // what stood there before
       mma_wait<0>();
       state.hold_all();
-      if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
+      arrive(empty + stage * 8);
       if (READ && c + 1 < at.chunks) {
-        state.round();
-        if (!LATE) publish(c + 1);
+        if (LATE) state.round();
+        else publish(c + 1);
       }
     }
-    if (p.last) state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s);
+    if (!p.last) return;
+    for (int s = 0; s < min(STAGES, at.chunks); ++s)  // nobody needs the tiles any more
+      wait(empty + s * 8, (at.chunks - 1 - s) / STAGES & 1);
+    float* room = (float*)__cvta_shared_to_generic(shared);
+    state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s, room);
   }
 }
 
@@ -513,6 +533,10 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const Operand x(x_tile, PITCH), y(y_tile, PITCH), z(y_tile + Y_BYTES, 128);
     const Operand state(shared + STATE_AT + buffer * STATE_BYTES, TURNED ? STATE_PITCH : 128);
+    if (GATED && GIVERS == 1 && c + 1 < at.chunks && thread < CHUNK) {
+      const int next = at.begin(c + 1) + thread;
+      if (next < at.stop) prefetch(gate + next * p.gs[2]);
+    }
     float f[2][R], scale[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -570,10 +594,8 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     mma_wait<0>();
     hold(sums);
     if (ONES) hold(totals);
-    if (threadIdx.x % 32 == 0) {
-      arrive(empty + stage * 8);
-      if (WRITE) arrive(state_empty + buffer * 8);
-    }
+    arrive(empty + stage * 8);
+    if (WRITE) arrive(state_empty + buffer * 8);
 
     if (ONES || DELTA == 1) {
 #pragma unroll
@@ -627,13 +649,21 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
   const u32 shared = shared_address(memory);
   const u32 full = shared + BARRIERS_AT, empty = full + STAGES * 8;
   const u32 state_full = empty + STAGES * 8, state_empty = state_full + 16;
+  if (AUGMENTED) {  // the last column block of x and y is never written again
+    for (int i = threadIdx.x; i < STAGES * CHUNK; i += blockDim.x) {
+      const u32 tile = shared + i / CHUNK * STAGE_BYTES + (XB - 1) * PITCH + i % CHUNK * 16;
+      if (READ) put16(tile, make_uint4(0, 0, 0, 0));
+      if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
+    }
+    to_tensor_cores();
+  }
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      init_barrier(full + i * 8, 128 * LOADERS);
+      init_barrier(full + i * 8, TEAM / 32);  // a warp, an arrival
       init_barrier(empty + i * 8, 4 * (READ + KEEPERS * WRITE));
     }
     for (int i = 0; i < 2; ++i) {
-      init_barrier(state_full + i * 8, 128 * KEEPERS);
+      init_barrier(state_full + i * 8, 4 * KEEPERS);
       init_barrier(state_empty + i * 8, 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -695,5 +725,5 @@ extern "C" __global__ void edges(float* states, const float* start, float* last,
       sum += added[i];
     }
   }
-  last[head * size + element] = sum;
+  if (last) last[head * size + element] = sum;
 }

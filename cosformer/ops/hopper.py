@@ -73,26 +73,31 @@ def forward(
     feature_map: str,
     rule: str,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, row totals and the state after the last key, as `forward_pass` in `fused.py`."""
+    wanted: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """As `forward_pass` in `fused.py`; kept are the states that backward begins with."""
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     state = None if state is None else state.contiguous()
-    plan = plan_of(q, k, v, query_basis, key_mask, feature_map, rule, eps, causal, state is None)
+    plan = plan_of(
+        q, k, v, query_basis, key_mask, feature_map, rule, eps, causal, state is None, wanted
+    )
     out, total = outputs(q, v, rule)
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
     given: dict[str, Any] = {"out": out, "total": total, "mask": mask}
     if causal and rows >= q.shape[2]:
-        last = plan.states(q)
+        last = plan.states(q) if wanted else None
         plan.sweep(roles.forward, q, k, v, key_basis, rows, first=state, last=last, **given)
-        return out, total, last
+        return out, total, last, None
     if causal:
-        first, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=True)
+        first, last = plan.gather(
+            roles.gather, k, v, key_basis, rows, state, mask, causal=True, total=wanted
+        )
         plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **given)
-        return out, total, last
+        return out, total, last, first
     rows = plan.key_rows
     _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
     plan.sweep(roles.read, q, q, v, query_basis, plan.query_rows, first=last, **given)
-    return out, total, last
+    return (out, total, last, None) if wanted else (out, total, None, last)
 
 
 def backward(
@@ -111,8 +116,9 @@ def backward(
     feature_map: str,
     rule: str,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the state."""
+    kept: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and, if there is one, the state."""
     grad, out = _aligned(grad), _aligned(out)
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     state = None if state is None else state.contiguous()
@@ -125,31 +131,39 @@ def backward(
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
     by_row = plan.prepare(grad, out, total) if plan.sums else None
     by: dict[str, Any] = {"by_row": by_row, "mask": mask}
+    wanted = state is not None
     if causal:
-        first, end, last = state, grad_last, None
+        first, end, grad_first = state, grad_last, None
         cut = rows < q.shape[2]
         if cut:
-            first, _ = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=True)
+            first = kept
+        if cut and kept is None:
+            first, _ = plan.gather(
+                roles.gather, k, v, key_basis, rows, state, mask, causal=True, total=False
+            )
         plan.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, first=first, **by)
         if cut:
             end, grad_first = plan.gather(
-                roles.dk_gather, grad, q, key_basis, rows, grad_last, None, by_row, causal=True
-            )
-        else:
-            grad_first = last = plan.states(q)
-        ends: dict[str, Any] = {"first": end, "last": last}
+                roles.dk_gather, grad, q, key_basis, rows, grad_last, None, by_row,
+                causal=True, total=wanted,
+            )  # fmt: skip
+        elif wanted:
+            grad_first = plan.states(q)
+        ends: dict[str, Any] = {"first": end, "last": None if cut else grad_first}
         plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, **ends, **by)
         plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=end, **by)
         return dq, dk, dv, grad_first
     here, there = plan.query_rows, plan.key_rows
-    _, first = plan.gather(roles.gather, k, v, key_basis, there, state, mask, causal=False)
+    first = kept
+    if first is None:
+        _, first = plan.gather(roles.gather, k, v, key_basis, there, state, mask, causal=False)
     plan.sweep(roles.dq_read, grad, grad, k, query_basis, here, out=dq, gate=q, first=first, **by)
     _, grad_first = plan.gather(
         roles.dk_gather, grad, q, query_basis, here, grad_last, None, by_row, causal=False
     )
     plan.sweep(roles.dk_read, v, v, q, key_basis, there, out=dk, gate=k, first=grad_first, **by)
     plan.sweep(roles.dv_read, k, k, grad, key_basis, there, out=dv, first=grad_first, **by)
-    return dq, dk, dv, grad_first
+    return dq, dk, dv, grad_first if wanted else None
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:

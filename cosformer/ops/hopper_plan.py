@@ -157,25 +157,25 @@ class Plan:
 
     def gather(
         self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, rows: int, start: Tensor | None,
-        mask: Tensor | None, by_row: Tensor | None = None, *, causal: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """What each segment starts with, and the state after all of them."""
+        mask: Tensor | None, by_row: Tensor | None = None, *, causal: bool, total: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """What each segment starts with, and the state after all of them if `total`."""
         segments = -(-y.shape[2] // rows)
         states = self.states(y, segments)
         self.sweep(options, y, y, z, basis, rows, last=states, mask=mask, by_row=by_row)
         if segments == 1 and start is None:
             return states, states
-        last = self.states(y)
+        last = self.states(y) if total else None
         key = ("edges", options)
         launch = self._launches.get(key)
         if launch is None:
-            size = last.stride(1)
+            size = math.prod(self._state)
             tail = struct.pack("q3i4x", size, segments, causal, options.REVERSE)
             grid = (y.shape[0] * y.shape[1], -(-size // 256))
             it = kernel("edges", Sweep(64, 1), self.device)
             launch = Launch(it, grid, 256, self.device, 3, tail, (0, 8, 16, 24, 32, 36, 40))
             self._launches[key] = launch
-        launch(states.data_ptr(), _pointer(start), last.data_ptr())
+        launch(states.data_ptr(), _pointer(start), _pointer(last))
         return states, last
 
     def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """CUDA C++ at run time: NVRTC compiles, the driver loads and launches; torch brings both along."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -7,29 +8,40 @@ import os
 import struct
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 NO_CONTEXT = 201
+DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17")
+CHECKSUM = hashlib.sha256().digest_size
+
+
+class Code(NamedTuple):
+    """Machine code, and what it was made from."""
+
+    binary: bytes
+    source: str
+    options: tuple[str, ...]
+    stored: bool
+    """Whether it was read from the cache, which may be wrong."""
 
 
 class Kernel:
     """A function on a device, and the shared memory it takes."""
 
-    def __init__(self, code: bytes, name: str, device: int, *, shared: str = "") -> None:
+    def __init__(self, code: Code, name: str, device: int, *, shared: str = "") -> None:
         """`shared` names a constant of the code: how much dynamic shared memory it takes."""
-        cuda = libraries()[0]
         _enter(device)
-        module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
+        module, self.function = _load(code), ctypes.c_void_p()
         place, size, wanted = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
-        _check(cuda.cuModuleLoadData(ctypes.byref(module), code))
-        _check(cuda.cuModuleGetFunction(ctypes.byref(self.function), module, name.encode()))
+        _driver("cuModuleGetFunction", ctypes.byref(self.function), module, name.encode())
         if shared:
             found = (ctypes.byref(place), ctypes.byref(size), module, shared.encode())
-            _check(cuda.cuModuleGetGlobal_v2(*found))
-            _check(cuda.cuMemcpyDtoH_v2(ctypes.byref(wanted), place, 4))
-            _check(cuda.cuFuncSetAttribute(self.function, 8, wanted.value))
+            _driver("cuModuleGetGlobal_v2", *found)
+            _driver("cuMemcpyDtoH_v2", ctypes.byref(wanted), place, ctypes.c_size_t(4))
+            _driver("cuFuncSetAttribute", self.function, DYNAMIC_SHARED_MEMORY, wanted.value)
         self.shared = wanted.value
 
 
@@ -61,51 +73,76 @@ class Launch:
             if code == NO_CONTEXT:  # a thread that torch has not used CUDA in
                 _enter(self._device)
                 code = _launch()(*self._shape, stream, self._places, None)
-        _check(code)
+        _check("cuLaunchKernel", code)
 
 
-def cubin(source: str, flags: tuple[str, ...]) -> bytes:
+def cubin(source: str, flags: tuple[str, ...]) -> Code:
     """Machine code for these flags, from the cache on disk or from the compiler."""
-    digest = hashlib.sha256("\0".join((source, *flags)).encode()).hexdigest()[:32]
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    path = Path(home, "cosformer", f"{digest}.cubin")
+    options = (*OPTIONS, *flags)
     try:
-        return path.read_bytes()
+        kept = _path(source, options).read_bytes()
     except OSError:
-        code = _compile(source, flags)
+        kept = b""
+    binary = kept[CHECKSUM:]
+    if binary and hashlib.sha256(binary).digest() == kept[:CHECKSUM]:
+        return Code(binary, source, options, stored=True)
+    return Code(_made(source, options), source, options, stored=False)
+
+
+def _path(source: str, options: tuple[str, ...]) -> Path:
+    """Where the cache keeps what this compiler makes of it."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _nvrtc("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+    compiler = f"{major.value}.{minor.value}"
+    digest = hashlib.sha256("\0".join((compiler, source, *options)).encode()).hexdigest()[:32]
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home, "cosformer", f"{digest}.cubin")
+
+
+def _made(source: str, options: tuple[str, ...]) -> bytes:
+    """Compiled, and kept for the next process if the cache can be written."""
+    binary, path = _compile(source, options), _path(source, options)
+    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        part.write_bytes(code)
+        part.write_bytes(hashlib.sha256(binary).digest() + binary)
         part.replace(path)
     except OSError:  # a cache that cannot be written costs a compilation, no more
-        pass
-    return code
+        with contextlib.suppress(OSError):
+            part.unlink()
+    return binary
 
 
-def _compile(source: str, flags: tuple[str, ...]) -> bytes:
-    nvrtc = libraries()[1]
+def _load(code: Code) -> ctypes.c_void_p:
+    """The code as a module; what the cache held and the driver refuses is compiled again."""
+    module = ctypes.c_void_p()
+    failed = libraries()[0].cuModuleLoadData(ctypes.byref(module), code.binary)
+    if failed and code.stored:
+        fresh = _made(code.source, code.options)
+        failed = libraries()[0].cuModuleLoadData(ctypes.byref(module), fresh)
+    _check("cuModuleLoadData", failed)
+    return module
+
+
+def _compile(source: str, options: tuple[str, ...]) -> bytes:
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"cosformer.cu", 0, None, None)
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++17", *(flag.encode() for flag in flags)]
-    failed = nvrtc.nvrtcCompileProgram(
-        program, len(options), (ctypes.c_char_p * len(options))(*options)
-    )
+    text = (source.encode(), b"cosformer.cu", 0, None, None)
+    _nvrtc("nvrtcCreateProgram", ctypes.byref(program), *text)
 
     def read(what: str) -> bytes:
-        getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        _nvrtc(f"nvrtcGet{what}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
-        getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+        _nvrtc(f"nvrtcGet{what}", program, buffer)
         return buffer.raw
 
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     try:
-        if failed:
-            raise RuntimeError(
-                f"NVRTC could not compile the kernels: {read('ProgramLog').decode()}"
-            )
+        if libraries()[1].nvrtcCompileProgram(program, len(options), given):
+            log = read("ProgramLog").rstrip(b"\0").decode()
+            raise RuntimeError(f"NVRTC could not compile the kernels: {log}")
         return read("CUBIN")
     finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        _nvrtc("nvrtcDestroyProgram", ctypes.byref(program))
 
 
 @functools.cache
@@ -131,14 +168,25 @@ def _launch() -> Any:
 
 def _enter(device: int) -> None:
     """Makes torch's context the one of this thread."""
-    cuda, number, context = libraries()[0], ctypes.c_int(), ctypes.c_void_p()
-    _check(cuda.cuDeviceGet(ctypes.byref(number), device))
-    _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
-    _check(cuda.cuCtxSetCurrent(context))
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _driver("cuDeviceGet", ctypes.byref(number), device)
+    _driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    _driver("cuCtxSetCurrent", context)
 
 
-def _check(code: int) -> None:
+def _driver(name: str, *args: Any) -> None:
+    _check(name, getattr(libraries()[0], name)(*args))
+
+
+def _nvrtc(name: str, *args: Any) -> None:
+    if code := getattr(libraries()[1], name)(*args):
+        raise RuntimeError(f"{name} failed with error {code} of NVRTC")
+
+
+def _check(name: str, code: int) -> None:
     if code:
         text = ctypes.c_char_p(b"unknown")
         libraries()[0].cuGetErrorString(code, ctypes.byref(text))
-        raise RuntimeError(f"CUDA driver error {code}: {(text.value or b'').decode()}")
+        raise RuntimeError(
+            f"{name} failed with error {code} of the CUDA driver: {(text.value or b'').decode()}"
+        )

@@ -1,12 +1,13 @@
 """The constant-size memory of a stream."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.check import check_number_or_tensor, readable
+from cosformer.ops.check import check_number, check_number_or_tensor, readable
 from cosformer.ops.problem import WEIGHTS
 
 Horizon = float | Tensor
@@ -131,6 +132,26 @@ def check_weight(weight: str) -> str:
     return weight
 
 
+def read_horizon(
+    horizon: float | Sequence[float] | Tensor | None, heads: int, key_heads: int
+) -> Horizon | None:
+    """The option of a module: None, a float, or a float64 tensor on the CPU.
+
+    It is part of how a module is made, like its width, and of no checkpoint: a cast of the module
+    would round it.
+    """
+    if horizon is None:
+        return None
+    if isinstance(horizon, Sequence) and not isinstance(horizon, str):
+        for n, number in enumerate(horizon):
+            check_number(f"horizon[{n}]", number)
+        horizon = torch.tensor(horizon, dtype=torch.float64, device="cpu")
+    check_number_or_tensor("horizon", horizon)
+    if isinstance(horizon, Tensor):
+        horizon = horizon.to(dtype=torch.float64, device="cpu")
+    return check_horizon(horizon, heads, key_heads)
+
+
 def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
     """A positive number, or a tensor of them with one per head (or per key head)."""
     check_number_or_tensor("horizon", horizon)
@@ -151,6 +172,12 @@ def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
     if not number > 0:
         raise ValueError(f"horizon must be above 0, got {number:g}")
     return number
+
+
+def whole_limit(horizon: Horizon) -> int:
+    """The largest position a stream may reach."""
+    least = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
+    return int(min(least, 2.0**62))
 
 
 def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.build import angle_of
-from cosformer.ops.check import check_choice, check_eps, check_inputs, check_tensor
+from cosformer.ops.check import check_choice, check_eps, check_inputs, check_tensor, readable
 from cosformer.ops.dispatch import HAS_TRITON
 from cosformer.ops.problem import basis, full_precision, on_device_of
-from cosformer.ops.state import State, check_continues, check_length
+from cosformer.ops.state import State, check_continues, check_length, whole_limit
 
 
 def step(
@@ -29,7 +29,9 @@ def step(
         state: from `State.empty` or `attention_with_state`. Its tensors are changed.
         slots: `[B]` int64, for a state of more streams than B: which one each row belongs to, no
             two the same; a negative one is padding, whose output is zero. Needs one position per
-            stream: `State.empty(..., position=torch.zeros(streams, dtype=torch.int64))`.
+            stream: `State.empty(..., position=torch.zeros(streams, dtype=torch.int64))`. On a GPU
+            two that are the same go unnoticed, and under raised cosine weights or in a graph,
+            where the host looks at nothing, any slot that does not exist.
         impl: `auto`, `chunked` (plain torch) or `triton`.
 
     Returns:
@@ -63,9 +65,9 @@ def step(
     limited = state.weight == "cosine"
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if limited and not (kernels and captured):
-        check_length(1, horizon, _positions(state, slots))
+        check_length(1, horizon, _positions(state, slots, captured=captured))
     if kernels:
-        from cosformer.ops.decode import fused_step, whole_limit
+        from cosformer.ops.decode import fused_step
 
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
@@ -109,11 +111,22 @@ def _torch_step_in_slots(
     return out
 
 
-def _positions(state: State, slots: Tensor | None) -> Tensor:
-    """Where the streams that take a token stand."""
+def _positions(state: State, slots: Tensor | None, *, captured: bool) -> Tensor:
+    """Where the streams that take a token stand; slots on a GPU are checked by the same look."""
     if slots is None:
         return state.position
-    return state.position[slots.clamp(min=0)].where(slots >= 0, 0)
+    streams = state.key_value.shape[0]
+    here = state.position[slots.clamp(0, streams - 1)].where(slots >= 0, 0)
+    if slots.is_cpu or captured or not slots.numel() or not readable(slots):
+        return here
+    highest, furthest = torch.stack([slots.max(), here.max()]).tolist()
+    _check_highest(highest, streams)
+    return torch.tensor(furthest)
+
+
+def _check_highest(slot: int, streams: int) -> None:
+    if slot >= streams:
+        raise ValueError(f"slots must be below {streams}, got {slot}")
 
 
 def _check_slots(slots: Tensor | None, k: Tensor, state: State) -> None:
@@ -129,8 +142,7 @@ def _check_slots(slots: Tensor | None, k: Tensor, state: State) -> None:
         raise ValueError("slots need a state with one position per stream, got one for all")
     if slots.is_cpu and slots.numel():  # a look at those of a GPU would wait for it
         streams, real = state.key_value.shape[0], slots[slots >= 0]
-        if int(slots.max()) >= streams:
-            raise ValueError(f"slots must be below {streams}, got {int(slots.max())}")
+        _check_highest(int(slots.max()), streams)
         if real.unique().numel() != real.numel():
             raise ValueError(f"slots must differ from each other, got {slots.tolist()}")
 

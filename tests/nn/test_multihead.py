@@ -235,3 +235,9 @@ def test_positions_before_the_context_are_refused():
     layer, x = make(positions="rotary"), tokens(2, 12, 16)
     with pytest.raises(ValueError, match="longer than a context"):
         layer(x, x[:, 4:], causal=True)
+
+
+def test_a_stream_refuses_what_is_no_state_of_a_layer():
+    layer = MultiHeadAttention(8, 2, mechanism="linear")
+    with pytest.raises(TypeError, match="state must be a LayerState, got int"):
+        layer.stream(torch.randn(1, 3, 8), 5)

@@ -193,7 +193,9 @@ def check(case: Case, length: int, dtype: torch.dtype, **where: object) -> None:
     truth = results(plain(case, options), [x.double() for x in rounded])
     formula = results(plain(case, options), rounded)
     found = results(ours(case, options, "triton"), rounded)
-    again = results(ours(case, options, "triton"), rounded)
+    again = found
+    if leaves[0].is_cuda:  # the interpreter runs one program after the other
+        again = results(ours(case, options, "triton"), rounded)
     names = ("out", "dq", "dk", "dv", "dgate")
     room = ROUNDINGS * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
     for name, t, f, mine, same in zip(names, truth, formula, found, again, strict=False):

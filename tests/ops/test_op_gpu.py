@@ -105,7 +105,6 @@ def test_a_step_replays_as_a_cuda_graph() -> None:
     assert int(state.position) == 10
 
 
-@pytest.mark.filterwarnings("ignore:TensorFloat32")  # inductor's advice
 def test_it_compiles_without_a_break() -> None:
     q, k, v = (x.float().cuda().requires_grad_() for x in draw(2, 4, 300, 16))
     compiled = torch.compile(lambda q, k, v: attention(q, k, v, causal=True), fullgraph=True)
@@ -123,3 +122,14 @@ def test_autocast_rounds_inputs_only() -> None:
     exact = attention(*(x.bfloat16().double() for x in (q, k, v)), causal=True)
     assert out.dtype == torch.bfloat16
     assert relative_error(out, exact.cpu()) <= torch.finfo(torch.bfloat16).eps
+
+
+def test_a_slot_that_does_not_exist_is_named_before_anything_is_written() -> None:
+    q, k, v = (x.float().cuda() for x in draw(2, 2, 1, 8))
+    position = torch.zeros(3, dtype=torch.int64)
+    state = State.empty(3, 2, 8, 8, horizon=50.0, position=position.cuda(), device="cuda")
+    with pytest.raises(ValueError, match="slots must be below 3, got 7"):
+        step(q, k, v, state, slots=torch.tensor([0, 7], device="cuda"))
+    assert not state.key_value.any()
+    step(q, k, v, state, slots=torch.tensor([2, -1], device="cuda"))
+    assert state.position.tolist() == [0, 0, 1]

@@ -13,7 +13,6 @@ pytestmark = [
         not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
         reason="needs a Hopper GPU",
     ),
-    pytest.mark.filterwarnings("ignore:.*deterministic"),
 ]
 CAUSAL = {"causal": True}
 SERVED = [

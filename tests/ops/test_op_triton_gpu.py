@@ -32,14 +32,12 @@ def poisoned():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.filterwarnings("ignore:.*deterministic")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("length", [1, 63, 1000])
 def test_every_option_agrees_with_its_formula(name, length):
     check(CASES[name], length, torch.bfloat16, device="cuda")
 
 
-@pytest.mark.filterwarnings("ignore:.*deterministic")
 @each_dtype
 @pytest.mark.parametrize("width", [16, 64, 128, 256])
 @pytest.mark.parametrize("causal", [True, False])
@@ -48,20 +46,17 @@ def test_every_tile_agrees_with_the_formula(width, causal, dtype):
     check(case, 300, dtype, device="cuda")
 
 
-@pytest.mark.filterwarnings("ignore:.*deterministic")
 @each_dtype
 def test_a_long_odd_sequence_in_segments(dtype):
     check(Case(options={"causal": True}, width=64, value_width=64), 4097, dtype, device="cuda")
 
 
-@pytest.mark.filterwarnings("ignore:.*deterministic")
 def test_more_blocks_than_a_grid_axis_holds():
     q, k, v = (torch.randn(5000, 16, 8, 16, device="cuda") for _ in range(3))
     out = attention(q, k, v, causal=True, impl="triton")
     torch.testing.assert_close(out, attention(q, k, v, causal=True, impl="chunked"))
 
 
-@pytest.mark.filterwarnings("ignore:.*deterministic")
 def test_a_million_tokens():
     x = torch.randn(3, 1, 1, 2**20, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = (y.requires_grad_() for y in x)

@@ -1,0 +1,79 @@
+"""torch.func over the whole table: segments, blocks and sorted chunks have gradients there too."""
+
+import pytest
+import torch
+from mechanism_cases import CASES, make, tokens
+from torch.testing import assert_close
+
+from cosformer.mechanisms import blocked, hashed
+from cosformer.mechanisms.rotary import rotate
+
+PIECEWISE = ("performer", "local", "longformer", "sparse", "sparse-strided", "bigbird", "reformer")
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch):
+    monkeypatch.setattr(blocked, "SLICE", 500)
+    monkeypatch.setitem(hashed.SLICE, "cpu", 500)
+
+
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_functional_gradients_are_those_of_autograd(name, causal):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+
+    def loss(q, k, v):
+        return mechanism(q, k, v, causal=causal, controls=controls)[0].sin().sum()
+
+    found = torch.func.grad(loss, argnums=(0, 1, 2))(q, k, v)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    right = torch.autograd.grad(loss(*leaves), leaves, allow_unused=True, materialize_grads=True)
+    for mine, theirs in zip(found, right, strict=True):
+        assert_close(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap's own, in gradients
+@pytest.mark.parametrize("name", PIECEWISE)
+def test_gradients_of_each_example_alone(name):
+    mechanism = make(name)
+    q, k, v, _ = tokens(mechanism, 20)
+
+    def loss(q, k, v):
+        return mechanism(q, k, v)[0].sin().sum()
+
+    examples = [torch.stack([x, 0.5 * x]) for x in (q, k, v)]
+    per_example = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), randomness="same")
+    found = per_example(*examples)
+    for n in range(2):
+        alone = torch.func.grad(loss, argnums=(0, 1, 2))(*(x[n] for x in examples))
+        for mine, right in zip(found, alone, strict=True):
+            assert_close(mine[n], right)
+
+
+@pytest.mark.parametrize("name", ["local", "reformer"])
+def test_second_derivatives_by_transforms_are_those_of_autograd(name):
+    mechanism = make(name, heads=1, width=3)
+    q, k, v, _ = tokens(mechanism, 9, batch=1)
+
+    def loss(v):
+        return mechanism(q + v, k, v, causal=True)[0].sin().sum()
+
+    def of_gradient(v):
+        (grad,) = torch.autograd.grad(loss(v), v, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), v)[0]
+
+    found = torch.func.grad(lambda v: torch.func.grad(loss)(v).square().sum())(v)
+    assert_close(found, of_gradient(v.requires_grad_()))
+    assert torch.autograd.gradgradcheck(
+        lambda v: mechanism(q + v, k, v, causal=True)[0], v, fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_rotations_are_the_same_in_a_graph_and_from_any_place_in_memory(shift):
+    memory = torch.randn(2 * 3 * 5 * 6 + 1, dtype=torch.float64)
+    x = memory[shift : shift + 180].view(2, 3, 5, 6)
+    position = torch.arange(5)[None]
+    compiled = torch.compile(rotate, backend="eager", fullgraph=True)
+    assert_close(compiled(x, position), rotate(x, position))
+    assert_close(rotate(x.mT.contiguous().mT, position), rotate(x, position))

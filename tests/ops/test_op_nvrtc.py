@@ -1,0 +1,211 @@
+"""Compiling and keeping kernels, with a driver and a compiler that are stubs."""
+
+import hashlib
+
+import pytest
+
+from cosformer.ops import nvrtc
+
+MACHINE_CODE = b"\x7fELF machine code"
+
+
+class Compiler:
+    """What `nvrtc.py` calls of NVRTC; `broken` names calls that fail, or is the log of an error."""
+
+    def __init__(self):
+        self.version, self.made, self.broken, self.log = (12, 8), [], {}, b""
+
+    def __getattr__(self, name):
+        if not name.startswith("nvrtc"):
+            raise AttributeError(name)
+        return lambda *args: self.broken.get(name, 0)
+
+    def nvrtcVersion(self, major, minor):
+        major._obj.value, minor._obj.value = self.version
+        return self.broken.get("nvrtcVersion", 0)
+
+    def nvrtcCompileProgram(self, program, count, options):
+        self.made.append([options[n] for n in range(count)])
+        return 6 if self.log else 0
+
+    def nvrtcGetCUBINSize(self, program, size):
+        size._obj.value = len(MACHINE_CODE)
+        return 0
+
+    def nvrtcGetCUBIN(self, program, buffer):
+        buffer.raw = MACHINE_CODE
+        return self.broken.get("nvrtcGetCUBIN", 0)
+
+    def nvrtcGetProgramLogSize(self, program, size):
+        size._obj.value = len(self.log) + 1
+        return 0
+
+    def nvrtcGetProgramLog(self, program, buffer):
+        buffer.value = self.log
+        return 0
+
+
+class Driver:
+    """What it calls of the driver; modules are loaded from the one right code alone."""
+
+    def __init__(self):
+        self.broken, self.loads, self.attributes = {}, [], []
+
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        return lambda *args: self.broken.get(name, 0)
+
+    def cuModuleLoadData(self, module, code):
+        self.loads.append(code)
+        return self.broken.get("cuModuleLoadData", 0) or (0 if code == MACHINE_CODE else 200)
+
+    def cuMemcpyDtoH_v2(self, wanted, place, size):
+        wanted._obj.value = 4096
+        return self.broken.get("cuMemcpyDtoH_v2", 0)
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        self.attributes.append((attribute, value))
+        return self.broken.get("cuFuncSetAttribute", 0)
+
+    def cuGetErrorString(self, code, text):
+        text._obj.value = b"something is wrong"
+        return 0
+
+
+@pytest.fixture
+def stubs(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    driver, compiler = Driver(), Compiler()
+    monkeypatch.setattr(nvrtc, "libraries", lambda: (driver, compiler))
+    return driver, compiler
+
+
+def kept(tmp_path):
+    return list(tmp_path.glob("cosformer/*"))
+
+
+def test_code_is_compiled_once_and_read_from_the_cache_afterwards(stubs, tmp_path):
+    _, compiler = stubs
+    first, again = (nvrtc.cubin("source", ("-DR=2",)) for _ in range(2))
+    assert first.binary == again.binary == MACHINE_CODE
+    assert (first.stored, again.stored) == (False, True)
+    assert compiler.made == [[b"--gpu-architecture=sm_90a", b"--std=c++17", b"-DR=2"]]
+    (path,) = kept(tmp_path)  # and nothing half written
+    assert path.suffix == ".cubin"
+
+
+def test_source_flags_architecture_and_compiler_have_files_of_their_own(
+    stubs, tmp_path, monkeypatch
+):
+    _, compiler = stubs
+    nvrtc.cubin("source", ())
+    nvrtc.cubin("other source", ())
+    nvrtc.cubin("source", ("-DR=2",))
+    compiler.version = (12, 9)
+    nvrtc.cubin("source", ())
+    monkeypatch.setattr(nvrtc, "OPTIONS", ("--gpu-architecture=sm_100a",))
+    nvrtc.cubin("source", ())
+    assert len(compiler.made) == len(kept(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 100, "half"])
+def test_a_damaged_file_is_compiled_again(stubs, tmp_path, damage):
+    _, compiler = stubs
+    nvrtc.cubin("source", ())
+    (path,) = kept(tmp_path)
+    path.write_bytes(path.read_bytes()[:-3] if damage == "half" else damage)
+    code = nvrtc.cubin("source", ())
+    assert (code.binary, code.stored, len(compiler.made)) == (MACHINE_CODE, False, 2)
+    assert nvrtc.cubin("source", ()).stored
+
+
+def test_code_of_the_cache_that_the_driver_refuses_is_compiled_again(stubs, tmp_path):
+    driver, _ = stubs
+    nvrtc.cubin("source", ())
+    (path,) = kept(tmp_path)
+    alien = b"code of another driver"
+    path.write_bytes(hashlib.sha256(alien).digest() + alien)
+    kernel = nvrtc.Kernel(nvrtc.cubin("source", ()), "sweep", 0, shared="bytes")
+    assert driver.loads == [alien, MACHINE_CODE]
+    assert kernel.shared == 4096
+    assert driver.attributes == [(8, 4096)]
+    assert path.read_bytes().endswith(MACHINE_CODE)
+
+
+def test_fresh_code_that_the_driver_refuses_is_an_error(stubs):
+    driver, compiler = stubs
+    driver.broken["cuModuleLoadData"] = 218
+    with pytest.raises(RuntimeError, match="cuModuleLoadData failed with error 218 of the CUDA"):
+        nvrtc.Kernel(nvrtc.cubin("source", ()), "sweep", 0)
+    assert len(compiler.made) == 1
+
+
+@pytest.mark.parametrize("obstacle", ["a file in its place", "not writable"])
+def test_without_a_cache_that_can_be_written_all_else_works(stubs, tmp_path, monkeypatch, obstacle):
+    _, compiler = stubs
+    if obstacle == "a file in its place":
+        (tmp_path / "cosformer").write_text("")
+    else:
+
+        def refuse(*args, **kwargs):
+            raise PermissionError
+
+        monkeypatch.setattr(nvrtc.Path, "write_bytes", refuse)
+    for count in (1, 2):
+        assert nvrtc.cubin("source", ()).binary == MACHINE_CODE
+        assert len(compiler.made) == count
+
+
+def test_an_error_of_the_compiler_has_its_log(stubs):
+    _, compiler = stubs
+    compiler.log = b"line 3: no such thing"
+    with pytest.raises(RuntimeError, match=r"could not compile .*: line 3: no such thing$"):
+        nvrtc.cubin("source", ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nvrtcVersion", "nvrtcCreateProgram", "nvrtcGetCUBIN", "nvrtcDestroyProgram"],
+)
+def test_every_call_of_the_compiler_is_checked(stubs, name):
+    stubs[1].broken[name] = 5
+    with pytest.raises(RuntimeError, match=f"{name} failed with error 5 of NVRTC"):
+        nvrtc.cubin("source", ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cuDeviceGet",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxSetCurrent",
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuModuleGetGlobal_v2",
+        "cuMemcpyDtoH_v2",
+        "cuFuncSetAttribute",
+    ],
+)
+def test_every_call_of_the_driver_is_checked(stubs, name):
+    code = nvrtc.cubin("source", ())
+    stubs[0].broken[name] = 700
+    with pytest.raises(RuntimeError, match=f"{name} failed with error 700 .*: something is wrong"):
+        nvrtc.Kernel(code, "sweep", 0, shared="bytes")
+
+
+def test_a_launch_that_fails_is_an_error_and_one_without_a_context_is_tried_again(
+    stubs, monkeypatch
+):
+    codes = [nvrtc.NO_CONTEXT, 0, 719]
+    monkeypatch.setattr(nvrtc, "_launch", lambda: lambda *args: codes.pop(0))
+    monkeypatch.setattr(nvrtc.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(
+        nvrtc.torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False
+    )
+    kernel = nvrtc.Kernel(nvrtc.cubin("source", ()), "sweep", 0)
+    launch = nvrtc.Launch(kernel, (1, 1), 32, 0, 2, b"tail")
+    launch(1, 2)
+    assert codes == [719]
+    with pytest.raises(RuntimeError, match="cuLaunchKernel failed with error 719"):
+        launch(1, 2)
