@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "bench": JOBS | {"bench", "training"},
     "report": {"report", "records"},
     "hf": {"hf", "models", "nn", "ops"},
-    "demo": JOBS | {"bench", "report", "training"},
+    "demo": JOBS | {"demo", "bench", "report", "training"},
     "recipes": ALL - {"cli", "demo", "catalogue", "commands"},
     "commands": ALL - {"cli"},
     "catalogue": {"mechanisms", "report"},

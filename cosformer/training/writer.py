@@ -47,7 +47,8 @@ class Writer:
         return tokens
 
     def _write(self, tokens: Sequence[int]) -> str:
-        return self.vocabulary.decode(np.array(tokens, np.int64))
+        begin = " " if isinstance(self.vocabulary, Words) else ""
+        return begin + self.vocabulary.decode(np.array(tokens, np.int64))
 
 
 def encode(vocabulary: Vocabulary, text: str) -> list[int]:

@@ -112,9 +112,18 @@ def test_bytes_that_are_no_text_still_end() -> None:
 
 
 def test_words_of_a_prompt_do_not_end_its_line() -> None:
-    words = vocabularies.Words(b"to be or\nnot to be\n")
+    words = vocabularies.Words.learn(b"to be or\nnot to be\n")
     assert [words.names[n] for n in encode(words, "to be")] == ["to", "be"]
     assert [words.names[n] for n in encode(words, "to be\n")] == ["to", "be", "<eos>"]
+
+
+def test_a_blank_stands_between_the_words_of_a_prompt_and_what_follows() -> None:
+    words = vocabularies.Words.learn(b"to be or not to be")
+    model = LanguageModel(replace(PRESETS["tiny"], vocabulary=words.size)).eval()
+    writer = Writer(model, words, Sampling(max_new_tokens=1, temperature=0))
+    (text,) = writer.together(["to be"])
+    assert text.startswith(" ")
+    assert "".join(writer.stream("to be")) == text
 
 
 def test_a_text_ends_before_the_first_stop() -> None:
