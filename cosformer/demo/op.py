@@ -1,5 +1,6 @@
 """The op by itself: how close to its formula, how fast against softmax."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 
 from cosformer.bench.candidates import CANDIDATES, draw, forward
 from cosformer.bench.checks import Check, against_formula, stream_against_full_pass
-from cosformer.bench.timing import median_times
+from cosformer.bench.timing import median_times, threads
 from cosformer.records import Row, Run
 from cosformer.report.selection import LABELS, Times
 
@@ -22,6 +23,25 @@ SETTING: dict[str, Any] = {
     "repeats": 3,
     "pass": "forward",
 }
+
+
+def fastest_threads(seed: int) -> int:
+    """All threads of torch, or one less where others keep a core busy.
+
+    Threads that wait for such a core slow many small products more than one large one.
+    """
+    shape = (SETTING["batch"], SETTING["heads"], 1024, SETTING["width"])
+    inputs = draw(shape, 4, dtype=torch.float32, seed=seed)
+    attend = forward(CANDIDATES["chunked"].attend, inputs, causal=True)
+
+    def with_threads(count: int) -> None:
+        with threads(count):
+            attend()
+
+    most = torch.get_num_threads()
+    counts = {str(n): functools.partial(with_threads, n) for n in (most, most - 1) if n > 0}
+    times = median_times(counts, repeats=SETTING["repeats"])
+    return int(min(times, key=lambda count: times[count]))
 
 
 def checks(seed: int) -> list[Check]:
