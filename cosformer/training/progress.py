@@ -50,7 +50,7 @@ class Progress:
     memory: int
     """Bytes at the highest so far: of the GPU's memory where there is one, else of the process."""
     seconds_left: float
-    """Until this phase ends."""
+    """Until this phase ends, at the speed of these steps, without evaluations."""
 
     def __str__(self) -> str:
         width = len(str(self.steps))
@@ -80,7 +80,7 @@ Event = Started | Progress | Evaluated
 
 
 class Meter:
-    """Tokens a second and time left, without what evaluations take."""
+    """How fast steps go, without what evaluations take."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -95,16 +95,13 @@ class Meter:
         """Time that was not spent on steps."""
         self._since += seconds
 
-    def speed(self) -> float:
-        """Tokens a second since the last call."""
+    def read(self) -> tuple[float, float]:
+        """Tokens a second and seconds a step since the last reading."""
         now = time.perf_counter()
-        found = self._tokens / max(now - self._since, 1e-9)
-        self._tokens, self._since = 0, now
+        seconds = max(now - self._since, 1e-9)
+        found = self._tokens / seconds, seconds / max(self._steps, 1)
+        self._tokens, self._steps, self._since = 0, 0, now
         return found
-
-    def left(self, steps: int) -> float:
-        """Seconds that so many steps will take, evaluations included."""
-        return (time.perf_counter() - self.began) / max(self._steps, 1) * steps
 
     def memory(self) -> int:
         if self.device.type == "cuda":

@@ -156,7 +156,7 @@ class Trainer:
     def _logged(self, learner: Learner, meter: Meter, log: Log) -> Progress:
         loss, norm = learner.read(clear=True)
         steps = learner.phase.budget.steps
-        left = meter.left(steps - learner.step)
+        speed, seconds = meter.read()
         event = Progress(
             phase=learner.phase.name,
             step=learner.step,
@@ -164,9 +164,9 @@ class Trainer:
             loss=loss,
             lr=learner.lr,
             gradient_norm=norm,
-            tokens_per_second=meter.speed(),
+            tokens_per_second=speed,
             memory=meter.memory(),
-            seconds_left=left,
+            seconds_left=seconds * (steps - learner.step),
         )
         log.append(asdict(event))
         return event

@@ -1,0 +1,47 @@
+"""A state holds all that the next step depends on, whatever the mechanism draws or keeps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import training_cases as cases
+
+from cosformer.mechanisms import MECHANISMS
+from cosformer.tasks import create
+from cosformer.tasks.pretraining import from_inputs
+from cosformer.training.checkpoint import Checkpoint, read, write
+from cosformer.training.feed import described
+from cosformer.training.learner import Learner
+from cosformer.training.phases import Phase
+
+TASK = create("copying", length=12, copied=4, vocabulary=6)
+
+
+def learner(name: str, tmp_path: Path, seed: int) -> Learner:
+    """Of masked tokens where the mechanism looks both ways, else of the next one."""
+    objective = "masked" if MECHANISMS[name].traits.full else "causal"
+    task = from_inputs(TASK, objective, rate=0.5)
+    config = cases.config(tmp_path, seed=seed, model={"mechanism": name, "width": 16})
+    model = config.model_config(task.facts)
+    phase = Phase("training", task, model, config.optimiser, config.budget, is_last=True)
+    return Learner(config, phase, 0)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_next_step_is_the_same_from_a_checkpoint(name: str, tmp_path: Path) -> None:
+    first, second = (learner(name, tmp_path, seed) for seed in (0, 1))
+    batches = [
+        described(first.phase.task.batch("train", seed=0, rank=0, step=n, batch_size=4))
+        for n in range(3)
+    ]
+    for fed in batches[:2]:
+        first.learn(fed)
+    path = tmp_path / "x.safetensors"
+    write(path, Checkpoint(first.tensors(), {}))
+    second.config = first.config  # another start, the same draws
+    second.restore(read(path), 2)
+    for each in (first, second):
+        each.learn(batches[2])
+    one, other = first.tensors(), second.tensors()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
