@@ -27,8 +27,9 @@ from cosformer.training import load
 from cosformer.training.folder import BEST, CONFIG, state_of
 from cosformer.training.writer import Writer
 
-PROMPTS = ("The following example ", "Return the number of ", "If the object is ")
-SAMPLING: dict[str, Any] = {"max_new_tokens": 80, "temperature": 0.7, "top_k": 40}
+PROMPTS = ("The following", "Return the number of", "If the object is")
+"""No blank at the end: a piece of a word begins with its own."""
+SAMPLING: dict[str, Any] = {"max_new_tokens": 80, "temperature": 0.6, "top_k": 40}
 GRACE = 1.1
 """A machine that has become slower since the plan was made gets this much of the time."""
 
@@ -81,7 +82,7 @@ def run(options: Options) -> int:
     records.append(options.out / "demo.jsonl", rows)
     write_whole(options.out / "demo.html", page(rows, texts).encode())
     print(f"\nIn {time.monotonic() - began:.0f} s. Page: {options.out / 'demo.html'}")
-    print(f"Go on: cosformer generate {options.out / 'lm-cosformer'} --prompt 'This function '")
+    print(f"Go on: cosformer generate {options.out / 'lm-cosformer'} --prompt 'This function'")
     return 0
 
 
@@ -121,6 +122,8 @@ def show_learning(this: records.Run, pair: Pair, seconds: float) -> list[Row]:
         for row in learn(this, pair, deadline=time.monotonic() + GRACE * seconds):
             rows.append(row)
             screen.show(row)
+    if screen.done < pair.steps:
+        print(f"  The time is up after {screen.done:,} steps.")
     for title, *cells in summary(rows, pair.name):
         print(f"  {title:<28}" + "".join(f"{cell:>18}" for cell in cells))
     print(f"  to beat: {facts.floor:.3f} ({facts.floor_is})")

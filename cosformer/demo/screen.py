@@ -34,6 +34,11 @@ class Screen:
     ) -> None:
         self._bar.close()
 
+    @property
+    def done(self) -> int:
+        """Steps of the run that is behind."""
+        return min(self._done.values()) if len(self._done) == len(MECHANISMS) else 0
+
     def show(self, row: Row) -> None:
         if row.what not in self._shown:
             return

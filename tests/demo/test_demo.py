@@ -97,7 +97,7 @@ def test_the_demo_checks_trains_writes_and_leaves_a_page(
         "speed in training, sequences/s",
         "memory of a step",
         "to beat: ",
-        "What the cosFormer model writes:\n  | The following example ",
+        "What the cosFormer model writes:\n  | The following",
         "demo.html",
     ):
         assert words in printed
@@ -152,7 +152,9 @@ def test_without_time_nothing_is_learnt_and_nothing_written(
 ) -> None:
     monkeypatch.setattr(command, "GRACE", 0.0)
     assert run(options) == 0
-    assert "too short for a checkpoint" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.count("The time is up after 0 steps.") == 2
+    assert "too short for a checkpoint" in printed
     assert (options.out / "demo.html").read_text().count("<svg") == 1
 
 
