@@ -94,16 +94,16 @@ def run(options: Options) -> int:
 def resolve(options: Options) -> RunConfig:
     """Recipe, then file, then flags, then --set."""
     given = {} if options.config is None else settings.load(options.config)
+    layers = [given, _flags(options), settings.parse(options.set)]
     device = resolved(options.device or str(given.get("device", "auto")))
     config = recipe(options.task, Setting(device, _data(options.data)))
-    named = given.get("task", {}).get("name", options.task)
-    if named != options.task:
-        raise ValueError(f"task must be that of the config, {named}, got {options.task}")
-    config = settings.merge(settings.merge(config, given), _flags(options))
+    config = settings.merge(settings.merge(config, layers[0]), layers[1])
     if options.pretrain is not None:
         config = pretrained(config, options.pretrain)
-    config = settings.merge(config, settings.parse(options.set))
-    if options.out is None and "out" not in given:
+    config = settings.merge(config, layers[2])
+    if config.task.name != options.task:
+        raise ValueError(f"task must be that of the config, {config.task.name}, got {options.task}")
+    if not any("out" in layer for layer in layers):
         config = replace(config, out=RUNS / _name(config))
     return config
 

@@ -202,15 +202,15 @@ class _Attention(Function):
 
             first = None if state is None else rows.spread(state, 0)
             arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
-            given = (q, k, v, *arrays, causal, feature_map, rule, eps, wanted)
+            given = (q, k, v, *arrays, causal, feature_map, rule, eps)
             kept: Tensor | None = None
             last: Tensor | None
             if eager(q, k, v):  # an operator costs 20 µs
-                out, total, last, kept = forward_pass(*given)
+                out, total, last, kept = forward_pass(*given, wanted)
             else:
                 out, total, last = fused_forward(*given)
-            if wanted and rows.groups > 1:
-                last = last[:, :: rows.groups]  # type: ignore[index]
+            if last is not None and rows.groups > 1:
+                last = last[:, :: rows.groups]
             return (out, total, last) if kept is None else (out, total, last, kept)
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
         same_width = q.shape[-1] == v.shape[-1]

@@ -47,7 +47,7 @@ def forward_pass(
     feature_map: str,
     rule: str,
     eps: float,
-    wanted: bool,
+    wanted: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Output `[B, H, T, V]`, row totals `[B, H, T]`, state `[B, H, R, D, V(+1)]` if `wanted`.
 
@@ -165,7 +165,7 @@ fused_forward = torch.library.custom_op(
     "cosformer::fused_forward",
     lambda *given: _tensors(forward_pass(*given)[:3]),
     mutates_args=(),
-    schema=f"({ARRAYS}, {OPTIONS}, bool wanted) -> (Tensor, Tensor, Tensor)",
+    schema=f"({ARRAYS}, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
 )
 fused_backward = torch.library.custom_op(
     "cosformer::fused_backward",
@@ -191,15 +191,14 @@ def _(
     k: Tensor,
     v: Tensor,
     decay: Any,
-    first: Any,
+    state: Any,
     key_mask: Any,
     query_basis: Tensor,
     *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    *_, rule, _eps, wanted = others
+    *_, rule, _eps = others
     shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
-    state = q.new_empty(shape, dtype=torch.float32) if wanted else _nothing(q)
-    return *outputs(q, v, rule), state
+    return *outputs(q, v, rule), q.new_empty(shape, dtype=torch.float32)
 
 
 @fused_backward.register_fake

@@ -27,7 +27,8 @@ def _run(name: str, setting: Setting) -> RunConfig:
     if setting.has_gpu:
         preset, budget, rate = "small", Budget(steps=10_000, batch=64), 1e-3
     else:
-        preset, budget, rate = "mini", Budget(steps=1_000, batch=16), 2e-3
+        # the same text in small batches teaches more than in large ones, while cores are few
+        preset, budget, rate = "mini", Budget(steps=2_000, batch=8), 2e-3
     return RunConfig(
         task=TaskConfig(name, options),
         out=RUNS / name,

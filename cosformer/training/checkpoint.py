@@ -67,9 +67,8 @@ def read(path: Path) -> Checkpoint:
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model by name; tensors that share memory are there once."""
-    return {
-        name: tensor for name, tensor in model.state_dict().items() if _owner(model)[name] == name
-    }
+    owner = _owner(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if owner[name] == name}
 
 
 def load_weights(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:

@@ -17,6 +17,8 @@ Objective = Literal["masked", "causal"]
 Precision = Literal["float32", "bfloat16"]
 OF_TASK = ("kind", "vocabulary", "classes")
 """Fields of a model that follow from the task."""
+MOST_SEEDS = 2**30
+"""Seeds of steps are made of a run's seed and the step: both fit into 64 bits."""
 ELSEWHERE = ("out", "device", "save_seconds", "tensorboard")
 """Settings that say where and how a run is kept: it may be continued with others."""
 
@@ -178,12 +180,16 @@ class RunConfig:
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         _whole(0, seed=self.seed)
+        if self.seed >= MOST_SEEDS:
+            raise ValueError(f"seed must be below {MOST_SEEDS}, got {self.seed}")
         _whole(1, log_every=self.log_every)
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must lie between 0 and 1, got {self.average}")
         if self.save_seconds < 0:
             raise ValueError(f"save_seconds must be at least 0, got {self.save_seconds}")
+        fields = [each.name for each in dataclasses.fields(ModelConfig)]
         for name in self.model:
+            check_choice("model", name, fields)
             if name in OF_TASK:
                 raise ValueError(f"model.{name} must be left to the task, got {self.model[name]!r}")
 

@@ -62,7 +62,7 @@ def described(batch: Batch, ready: torch.cuda.Event | None = None) -> Fed:
 def _received(fed: Fed) -> Fed:
     """Safe to use on the current stream."""
     if fed.ready is not None:
-        stream = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream(fed.batch["tokens"].device)
         stream.wait_event(fed.ready)
         for tensor in fed.batch.values():
             tensor.record_stream(stream)

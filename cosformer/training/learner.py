@@ -18,7 +18,7 @@ from cosformer.training.schedule import rate
 
 
 class Diverged(ArithmeticError):
-    """A loss or a gradient was not finite."""
+    """A loss, a gradient or a weight was not finite."""
 
 
 class Learner:
@@ -68,21 +68,19 @@ class Learner:
             self.average.update_parameters(self.model)
         self.step += 1
 
-    def read(self, *, clear: bool) -> tuple[float, float]:
-        """Mean loss and last gradient norm of the window; an error if one was not finite."""
-        rows = self._window[: self._filled].tolist()
-        names = ["loss", *(f"gradient of the group {name!r}" for name in self.groups)]
-        for n, row in enumerate(rows):
-            wrong = [
-                name for name, value in zip(names, row, strict=True) if not math.isfinite(value)
-            ]
-            if wrong:
-                step = self.step - self._filled + n + 1
-                raise Diverged(f"step {step} of {self.phase.name}: {', '.join(wrong)} not finite")
-        if clear:
-            self._filled = 0
-        mean = math.fsum(row[0] for row in rows) / len(rows) if rows else math.nan
-        return mean, math.hypot(*rows[-1][1:]) if rows else math.nan
+    def read(self) -> tuple[float, float]:
+        """Mean loss and last gradient norm of the steps since the last reading."""
+        rows = self._rows()
+        self._filled = 0
+        return math.fsum(row[0] for row in rows) / len(rows), math.hypot(*rows[-1][1:])
+
+    def check(self) -> None:
+        """An error if a loss, a gradient or a weight is not finite: nothing such is kept."""
+        self._rows()
+        norms = {name: torch.nn.utils.get_total_norm(found) for name, found in self.groups.items()}
+        wrong = [f"weights of {name}" for name, norm in norms.items() if not norm.isfinite()]
+        if wrong:
+            raise self._diverged(self.step, wrong)
 
     @property
     def lr(self) -> float:
@@ -124,7 +122,10 @@ class Learner:
         """Take over the backbone of a model that has been pre-trained."""
         own = self.model.get_submodule("backbone").state_dict()
         learnt = before.get_submodule("backbone").state_dict()
-        self.model.get_submodule("backbone").load_state_dict({**own, **learnt})
+        try:
+            self.model.get_submodule("backbone").load_state_dict({**own, **learnt})
+        except RuntimeError as error:  # a mechanism made for one length, and a cls beside it
+            raise ValueError(f"pretraining must fit the model: {error}") from None
         if self.average is not None:
             self.average = _average(self.model, self.config.average)
 
@@ -139,6 +140,19 @@ class Learner:
             total = torch.linalg.vector_norm(torch.stack(norms))
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, total)
         return norms
+
+    def _rows(self) -> list[list[float]]:
+        """The window, a row a step; an error if something in it is not finite."""
+        rows: list[list[float]] = self._window[: self._filled].tolist()
+        names = ["loss", *(f"gradient of {name}" for name in self.groups)]
+        for step, row in enumerate(rows, self.step - self._filled + 1):
+            pairs = zip(names, row, strict=True)
+            if wrong := [name for name, value in pairs if not math.isfinite(value)]:
+                raise self._diverged(step, wrong)
+        return rows
+
+    def _diverged(self, step: int, wrong: list[str]) -> Diverged:
+        return Diverged(f"step {step} of {self.phase.name}: {', '.join(wrong)} not finite")
 
     def _record(self, loss: Tensor, norms: list[Tensor]) -> None:
         torch.stack([loss, *norms], out=self._window[self._filled])

@@ -154,7 +154,7 @@ class Trainer:
                 saved = time.monotonic()
 
     def _logged(self, learner: Learner, meter: Meter, log: Log) -> Progress:
-        loss, norm = learner.read(clear=True)
+        loss, norm = learner.read()
         steps = learner.phase.budget.steps
         speed, seconds = meter.read()
         event = Progress(
@@ -172,7 +172,7 @@ class Trainer:
         return event
 
     def _evaluated(self, learner: Learner, log: Log) -> Evaluated:
-        learner.read(clear=False)  # nothing that has diverged is judged, or kept
+        learner.check()
         phase, settings = learner.phase, self.config.evaluation
         metrics = evaluate(
             learner.judged,
@@ -194,7 +194,7 @@ class Trainer:
         return event
 
     def _save(self, learner: Learner, log: Log) -> None:
-        learner.read(clear=False)
+        learner.check()
         log.sync()
         write(self.config.out / LAST, Checkpoint(learner.tensors(), self._facts(learner)))
         self._status("running")

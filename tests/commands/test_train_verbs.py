@@ -26,6 +26,7 @@ TINY = [
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with a text."""
     (tmp_path / "my.txt").write_text(TEXT)
+    (tmp_path / "task.toml").write_text("task = 'lm'\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -115,6 +116,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "mqar", "--data", "x"], "data must not be given for mqar"),
     (["train", "lm", "--device", "gpu"], "device must be auto, cpu"),
     (["train", "lm", "--config", "no.toml"], "config must be a file, got no.toml"),
+    (["train", "lm", "--config", "task.toml"], "task must have settings of its own, got 'lm'"),
     (["train", "text", "--data", "."], "`cosformer data get imdb` fetches it"),
     (["train", "classify"], "data must be a table"),
     (["evaluate", "nowhere"], "run must be a folder with config.json, got nowhere"),
@@ -156,6 +158,7 @@ def test_settings_name_the_folder(here: Path) -> None:
     assert one == same != other
     assert one.parent == Path("runs")
     assert one.name.startswith("lm-cosformer-")
+    assert resolve(Options("lm", device="cpu", set=("out=here",))).out == Path("here")
 
 
 def test_pretraining_is_a_flag(here: Path) -> None:

@@ -14,7 +14,10 @@ import training_cases as cases
 from cosformer.training import (
     Budget,
     Diverged,
+    Optimiser,
+    Pretraining,
     RunConfig,
+    Schedule,
     TaskConfig,
     Trainer,
     checkpoint,
@@ -34,13 +37,21 @@ def test_what_is_not_finite_stops_the_run(
     with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
         train(config)
     assert ("loss" in str(caught.value)) == (where == "loss")
-    assert "'vectors'" in str(caught.value)
-    assert ("'matrices'" in str(caught.value)) == (where == "loss")
+    assert "gradient of vectors" in str(caught.value)
+    assert ("gradient of matrices" in str(caught.value)) == (where == "loss")
     status = state_of(config.out)
     assert status["state"] == "failed"
     assert "step 14" in status["message"]
     assert load(config.out, "last").place.step == 13
     assert all(t.isfinite().all() for t in cases.tensors(config.out / "last.safetensors").values())
+
+
+def test_weights_that_are_not_finite_are_not_kept(config: RunConfig) -> None:
+    """A step may be fine and what it leaves is not."""
+    config = replace(config, optimiser=Optimiser(lr=1e38), schedule=Schedule("constant", warmup=0))
+    with pytest.raises(Diverged, match=r"step 1 of training: weights of .* not finite"):
+        train(config)
+    assert not (config.out / "last.safetensors").exists()
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
@@ -185,3 +196,17 @@ def test_a_wrong_option_of_the_mechanism_is_named(
 def test_a_device_that_is_not_there_is_refused(config: RunConfig) -> None:
     with pytest.raises(ValueError, match="device must be auto, cpu, cuda or cuda:N, got 'gpu'"):
         Trainer(replace(config, device="gpu"))
+
+
+def test_a_field_that_models_do_not_have_is_named(config: RunConfig) -> None:
+    with pytest.raises(ValueError, match=r"model must be one of kind, .*, got 'widht'"):
+        replace(config, model={"widht": 3})
+
+
+def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "own.tsv").write_text("label\ttext\n" + "0\tab\n1\tba\n" * 20)
+    task = TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 4})
+    model = {"mechanism": "linformer", "pooling": "cls", "options": {"projected": 2}}
+    before = Pretraining("masked", rate=1.0, budget=Budget(steps=2, batch=2))
+    with pytest.raises(ValueError, match="pretraining must fit the model"):
+        train(replace(config, task=task, model=model, pretraining=before))
