@@ -83,10 +83,8 @@ INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 INLINE void init_barrier(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
 }
-// Once for a warp: 32 arrivals at one place would queue for shared memory.
 INLINE void arrive(u32 barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 INLINE void wait(u32 barrier, u32 parity) {
   asm volatile(
@@ -495,7 +493,7 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
       if (READ && LATE) publish(c);  // what stood there before
       mma_wait<0>();
       state.hold_all();
-      arrive(empty + stage * 8);
+      if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
       if (READ && c + 1 < at.chunks) {
         if (LATE) state.round();
         else publish(c + 1);
@@ -594,8 +592,10 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     mma_wait<0>();
     hold(sums);
     if (ONES) hold(totals);
-    arrive(empty + stage * 8);
-    if (WRITE) arrive(state_empty + buffer * 8);
+    if (threadIdx.x % 32 == 0) {
+      arrive(empty + stage * 8);
+      if (WRITE) arrive(state_empty + buffer * 8);
+    }
 
     if (ONES || DELTA == 1) {
 #pragma unroll
@@ -659,11 +659,11 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
   }
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      init_barrier(full + i * 8, TEAM / 32);  // a warp, an arrival
+      init_barrier(full + i * 8, TEAM);
       init_barrier(empty + i * 8, 4 * (READ + KEEPERS * WRITE));
     }
     for (int i = 0; i < 2; ++i) {
-      init_barrier(state_full + i * 8, 4 * KEEPERS);
+      init_barrier(state_full + i * 8, 128 * KEEPERS);
       init_barrier(state_empty + i * 8, 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
