@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, TaskConfig
+from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, Schedule, TaskConfig
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ def language(out: Path, seed: int) -> RunConfig:
         out,
         preset="tiny",
         model={"tied": False, "positions": "sinusoidal"},
-        optimiser=Optimiser(lr=1e-2, betas=(0.9, 0.95)),
+        optimiser=Optimiser(lr=1e-2, betas=(0.9, 0.95), clip=0.25),
+        schedule=Schedule(final=0.0),
         budget=Budget(batch=1),
         evaluation=Evaluation(batches=8),
         device="cpu",
