@@ -58,7 +58,7 @@ constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
 constexpr int STAGE_BYTES = X_BYTES + Y_BYTES + Z_BYTES;
 constexpr int STAGES = !READ ? 4 : KW == 64 ? 3 : 2;
 // Wide states are kept by two warpgroups, else two give out, taking turns.
-constexpr int KEEPERS = STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
+constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
 constexpr int TEAMS = READ ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
 constexpr bool LATE = KEEPERS == 1 && !TURNED;  // the state is stored while the next is summed: takes registers
@@ -238,9 +238,15 @@ template <int W, int THREADS> struct Rows {
     }
   }
   INLINE void announce(long long stride, int width) const {
-    if (block() * 8 >= width) return;
+    constexpr int LINES = W / 64, THERE = (REVERSE ? 1 - AHEAD : AHEAD - 1) * CHUNK;
+    const int thread = threadIdx.x % THREADS, part = thread % LINES * 64;
+    if (N <= 2) {  // its own rows, from the pointer that is at hand
 #pragma unroll
-    for (int i = 0; i < N; ++i) prefetch(next + ((REVERSE ? 1 - AHEAD : AHEAD - 1) * CHUNK + i * STEP) * stride);
+      for (int i = 0; i < N; ++i)
+        if (block() * 8 < width) prefetch(next + (THERE + i * STEP) * stride);
+    } else if (thread < CHUNK * LINES && part < width) {  // a line of 128 bytes
+      prefetch(next + (THERE + thread / LINES - row(0)) * stride + part - block() * 8);
+    }
   }
   INLINE void hide(const unsigned char* mask, int left) {
 #pragma unroll
@@ -345,7 +351,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 // ---- The state: sums over the chunks so far, for the output warpgroup to read ----
 
 struct State {
-  static constexpr int TILES = STATE_M / KEEPERS;  // of 64 rows, in the hands of one warpgroup
+  static constexpr int TILES = WRITE ? STATE_M / KEEPERS : 1;  // of 64 rows, in the hands of one warpgroup
   static constexpr bool EXTRA = TURNED ? AUGMENTED : ONES;
   static constexpr int BLOCKS = STATE_N / 8 - EXTRA;
   float f[TILES][STATE_F];  // a thread's share, as wgmma deals it out
@@ -461,12 +467,20 @@ struct State {
 
 INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                        u32 state_full, u32 state_empty) {
+  const float* first = p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr;
+  if (!WRITE) {  // one state for all chunks
+    for (int m = 0; m < STATE_M; ++m) {
+      State state(m);
+      state.load(p, at, first);
+      state.round();
+      state.put(shared + STATE_AT);
+    }
+    to_tensor_cores();
+    arrive(state_full);
+    return;
+  }
   State state(mine);
-  state.load(p, at, p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr);
-  if (READ && TURNED && AUGMENTED)  // the column block that no accumulator fills
-    for (int i = threadIdx.x % 128; i < (1 + WRITE) * R * 64; i += 128)
-      put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
-            make_uint4(0, 0, 0, 0));
+  state.load(p, at, first);
   auto publish = [&](int c) {
     const int buffer = c & 1, use = c / 2;
     if (use) wait(state_empty + buffer * 8, (use - 1) & 1);
@@ -476,35 +490,33 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
     arrive(state_full + buffer * 8);
   };
   if (READ && LATE) state.round();
-  if (READ && !(WRITE && LATE)) publish(0);
-  if (WRITE) {
-    for (int c = 0; c < at.chunks; ++c) {
-      const int stage = c % STAGES;
-      const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES;
-      const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
-      wait(full + stage * 8, c / STAGES & 1);
-      mma_fence();
+  if (READ && !LATE) publish(0);
+  for (int c = 0; c < at.chunks; ++c) {
+    const int stage = c % STAGES;
+    const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES;
+    const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
+    wait(full + stage * 8, c / STAGES & 1);
+    mma_fence();
 #pragma unroll
-      for (int m = 0; m < state.TILES; ++m)
+    for (int m = 0; m < state.TILES; ++m)
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-          Mma<STATE_N>::from_shared<1, 1>(state.f[m], a.at(m * 8 * PITCH + k * 256, PITCH), b.at(k * 256, PITCH), 1);
-      mma_commit();
-      if (READ && LATE) publish(c);  // what stood there before
-      mma_wait<0>();
-      state.hold_all();
-      if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
-      if (READ && c + 1 < at.chunks) {
-        if (LATE) state.round();
-        else publish(c + 1);
-      }
+      for (int k = 0; k < 4; ++k)
+        Mma<STATE_N>::from_shared<1, 1>(state.f[m], a.at(m * 8 * PITCH + k * 256, PITCH), b.at(k * 256, PITCH), 1);
+    mma_commit();
+    if (READ && LATE) publish(c);  // what stood there before
+    mma_wait<0>();
+    state.hold_all();
+    if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
+    if (READ && c + 1 < at.chunks) {
+      if (LATE) state.round();
+      else publish(c + 1);
     }
-    if (!p.last) return;
-    for (int s = 0; s < min(STAGES, at.chunks); ++s)  // nobody needs the tiles any more
-      wait(empty + s * 8, (at.chunks - 1 - s) / STAGES & 1);
-    float* room = (float*)__cvta_shared_to_generic(shared);
-    state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s, room);
   }
+  if (!p.last) return;
+  for (int s = 0; s < min(STAGES, at.chunks); ++s)  // nobody needs the tiles any more
+    wait(empty + s * 8, (at.chunks - 1 - s) / STAGES & 1);
+  float* room = (float*)__cvta_shared_to_generic(shared);
+  state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s, room);
 }
 
 // ---- The output ----
@@ -655,6 +667,9 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
       if (READ) put16(tile, make_uint4(0, 0, 0, 0));
       if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
     }
+    for (int i = threadIdx.x; READ && TURNED && i < (1 + WRITE) * R * 64; i += blockDim.x)  // and of the state
+      put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
+            make_uint4(0, 0, 0, 0));
     to_tensor_cores();
   }
   if (threadIdx.x == 0) {
