@@ -51,5 +51,5 @@ def listops(out: Path, seed: int) -> RunConfig:
     )
 
 
-JOBS = {"lm": Job(language, 0.7, 8), "listops": Job(listops, 0.3, 3)}
+JOBS = {"lm": Job(language, 0.7, 8), "listops": Job(listops, 0.3, 2)}
 """Name of the task -> what is learnt, in this order."""

@@ -17,7 +17,7 @@ from cosformer.training import Evaluated, Event, Progress, RunConfig, Trainer
 MECHANISMS = ("cosformer", "softmax")
 POINTS = 40
 """Of a curve."""
-RESERVE = 0.8
+RESERVE = 0.72
 """Share of the time that steps get; the rest is for evaluations and checkpoints."""
 
 
