@@ -13,8 +13,8 @@ from cosformer.training.config import ELSEWHERE, RunConfig
 
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
 LAST, BEST = "last.safetensors", "best.safetensors"
-BOARD, VOCABULARY = "tensorboard", "vocabulary.json"
-WRITTEN = (CONFIG, STATUS, VOCABULARY, LAST, BEST)
+BOARD, VOCABULARY, DATA = "tensorboard", "vocabulary.json", "data.json"
+WRITTEN = (CONFIG, STATUS, VOCABULARY, DATA, LAST, BEST)
 """Files that are replaced as a whole."""
 
 

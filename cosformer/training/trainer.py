@@ -17,6 +17,7 @@ from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.evaluation import evaluate, is_better, judged_by
 from cosformer.training.feed import feed
+from cosformer.training.fingerprint import require_same
 from cosformer.training.folder import (
     BEST,
     BOARD,
@@ -65,6 +66,8 @@ class Trainer:
 
     def __init__(self, config: RunConfig, task: Task | None = None) -> None:
         """`task`: that of the config, where it is made already, as for several runs."""
+        import safetensors  # noqa: F401  # missing, it should be so before the work and not after
+
         self.config, self.device, self._task = config, resolved(config.device), task
         self.place = Place()
 
@@ -75,6 +78,7 @@ class Trainer:
         todo = phases(self.config, task)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
+            require_same(out, task)
             if (vocabulary := vocabulary_of(task)) is not None:
                 write_json(out / VOCABULARY, vocabulary.plain())
             found = self._found()

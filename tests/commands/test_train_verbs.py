@@ -1,6 +1,7 @@
 """`cosformer train`, `evaluate` and `runs`, as they are typed."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,15 @@ def test_a_mistake_is_one_line_and_a_2(
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
     assert message in error
+    assert not (here / "runs").exists()
+
+
+def test_a_missing_package_is_named_before_the_work(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert cli.main(["train", "lm", "--data", "my.txt", *TINY]) == 2
+    assert "pip install 'cosformer[train]'" in capsys.readouterr().err
     assert not (here / "runs").exists()
 
 

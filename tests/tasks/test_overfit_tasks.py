@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cosformer.tasks import Task
 from cosformer.training import Budget, Optimiser, RunConfig, Schedule, TaskConfig
 from cosformer.training.config import kind_of
@@ -10,7 +12,7 @@ from cosformer.training.feed import described
 from cosformer.training.learner import Learner
 from cosformer.training.phases import Phase
 
-STEPS = 120
+STEPS = 200
 
 
 def test_two_batches_of_every_task_are_learnt_by_heart(task: Task, tmp_path: Path) -> None:
@@ -36,5 +38,8 @@ def test_two_batches_of_every_task_are_learnt_by_heart(task: Task, tmp_path: Pat
     ]
     for n in range(STEPS):
         learner.learn(batches[n % 2])
-    losses = [summed_loss(learner.model, fed.batch).item() / fed.labels for fed in batches]
-    assert max(losses) < 0.1, losses
+        if n % 10 == 9:
+            losses = [summed_loss(learner.model, fed.batch).item() / fed.labels for fed in batches]
+            if max(losses) < 0.1:
+                return
+    pytest.fail(f"the loss is still {max(losses):.2f} after {STEPS} steps")

@@ -82,16 +82,21 @@ def _version(path: Path) -> int | None:
     return None
 
 
+def saving(out: Path) -> RunConfig:
+    """A run of two phases that is saved at every step."""
+    return cases.config(out, pretraining=cases.pretraining(), save_seconds=0.0)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outcome of a run that nothing happened to."""
     out = tmp_path_factory.mktemp("whole")
-    assert ended(in_process, cases.config(out, pretraining=cases.pretraining())) == 0
+    assert ended(in_process, saving(out)) == 0
     return out
 
 
 def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path, whole: Path) -> None:
-    config = cases.config(tmp_path / "killed", pretraining=cases.pretraining())
+    config = saving(tmp_path / "killed")
     chance, times = random.Random(0), 0
     while killed(config, steps=chance.randrange(5), after=chance.uniform(0, 0.05)):
         times += 1
@@ -103,7 +108,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path, whole: Path) -> N
 
 
 def test_killed_in_the_middle_of_a_write_it_ends_the_same(tmp_path: Path, whole: Path) -> None:
-    config = cases.config(tmp_path / "killed", pretraining=cases.pretraining())
+    config = saving(tmp_path / "killed")
     for number in (1, 2, 3, 4, 9, 14, 19):
         assert ended(dies_in_write, config, number) == -signal.SIGKILL
         assert (config.out / "config.json").exists() == (number > 1)

@@ -37,7 +37,7 @@ def learner(config: RunConfig) -> Learner:
 
 
 def test_a_run_learns(config: RunConfig) -> None:
-    config = replace(config, budget=Budget(steps=150, batch=32), average=None, save_seconds=60)
+    config = replace(config, budget=Budget(steps=150, batch=32), average=None)
     events = list(Trainer(config).events())
     losses = [event.loss for event in events if isinstance(event, Progress)]
     assert losses[-1] < 0.7 * losses[0]

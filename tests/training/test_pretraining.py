@@ -70,7 +70,7 @@ def test_the_task_begins_with_the_backbone_that_was_learnt(
 
 
 def test_a_run_goes_on_in_either_phase(config: RunConfig, tmp_path: Path) -> None:
-    config = replace(config, pretraining=cases.pretraining())
+    config = replace(config, pretraining=cases.pretraining(), save_seconds=0.0)
     whole = replace(config, out=tmp_path / "whole")
     train(whole)
     for stop in (("pretraining", 6), ("pretraining", 10), ("training", 3), ("training", 16)):

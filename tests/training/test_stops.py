@@ -33,6 +33,7 @@ def test_what_is_not_finite_stops_the_run(
     config: RunConfig, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message says step and group; the last checkpoint is from before."""
+    config = replace(config, save_seconds=0.0)
     poison(monkeypatch, where, step=13)
     with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
         train(config)
@@ -48,7 +49,12 @@ def test_what_is_not_finite_stops_the_run(
 
 def test_weights_that_are_not_finite_are_not_kept(config: RunConfig) -> None:
     """A step may be fine and what it leaves is not."""
-    config = replace(config, optimiser=Optimiser(lr=1e38), schedule=Schedule("constant", warmup=0))
+    config = replace(
+        config,
+        optimiser=Optimiser(lr=1e38),
+        schedule=Schedule("constant", warmup=0),
+        save_seconds=0.0,
+    )
     with pytest.raises(Diverged, match=r"step 1 of training: weights of .* not finite"):
         train(config)
     assert not (config.out / "last.safetensors").exists()
@@ -116,6 +122,7 @@ def fake_tensorboard(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, lis
 def test_a_full_disk_keeps_the_last_checkpoint(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = replace(config, save_seconds=0.0)
     write, calls = checkpoint.replacing, iter(range(10**6))
 
     def full(path: Path) -> Any:
@@ -210,3 +217,15 @@ def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: P
     before = Pretraining("masked", rate=1.0, budget=Budget(steps=2, batch=2))
     with pytest.raises(ValueError, match="pretraining must fit the model"):
         train(replace(config, task=task, model=model, pretraining=before))
+
+
+def test_a_run_does_not_go_on_with_other_data(config: RunConfig, tmp_path: Path) -> None:
+    text = tmp_path / "my.txt"
+    text.write_text("to be or not to be, " * 50)
+    config = replace(config, task=TaskConfig("lm", {"text": str(text), "length": 8}))
+    next(Trainer(config).events())
+    text.write_text("that is the question " * 50)
+    with pytest.raises(ValueError, match=r"data must be those that the run .* began with"):
+        train(config)
+    text.write_text("to be or not to be, " * 50)
+    assert train(config).place.step == 24

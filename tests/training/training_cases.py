@@ -35,7 +35,6 @@ def config(out: Path, **changes: Any) -> RunConfig:
         "average": 0.9,
         "device": "cpu",
         "log_every": 3,
-        "save_seconds": 0.0,
     }
     return RunConfig(**(given | changes))
 

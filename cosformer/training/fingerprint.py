@@ -1,0 +1,34 @@
+"""Whether the data are those that a run began with: a file may change, a name does not."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from cosformer.config import differences
+from cosformer.tasks import Task
+from cosformer.training.folder import DATA, read_json, write_json
+
+
+def fingerprint(task: Task) -> dict[str, Any]:
+    """Sizes, what is asked, and a few samples: what hardly stays the same when data change."""
+    batch = task.batch("train", seed=0, rank=0, step=0, batch_size=8)
+    content = b"".join(batch[name].cpu().numpy().tobytes() for name in sorted(batch))
+    return {
+        "sizes": dict(task.sizes),
+        "tokens": task.facts.data_tokens,
+        "classes": task.facts.classes,
+        "floor": round(task.facts.floor, 6),  # other machines may add up in another order
+        "samples": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def require_same(folder: Path, task: Task) -> None:
+    """Keep the fingerprint of a new run; an error if that of an old one is another."""
+    path, found = folder / DATA, fingerprint(task)
+    if not path.exists():
+        write_json(path, found)
+    elif wrong := differences(read_json(path), found):
+        raise ValueError(
+            f"data must be those that the run in {folder} began with, got other {wrong[0]}: "
+            "another folder begins a new run"
+        )
