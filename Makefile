@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-gpu check bench bench-mechanisms report clean
+.PHONY: install demo test test-gpu check bench bench-mechanisms bench-training report clean
 
 # Set-up: one environment in .venv, remade when its inputs change.
 .venv/ready: pyproject.toml constraints.txt
@@ -12,7 +12,7 @@ BIN := .venv/bin
 
 install: .venv/ready
 
-demo: .venv/ready         ## the op at work: agreement, speed against softmax, a picture
+demo: .venv/ready         ## cosFormer beside softmax: checked, trained, writing text; a page
 	$(BIN)/cosformer demo
 
 test: .venv/ready         ## every test that needs no GPU, in as many processes as there are cores
@@ -31,6 +31,11 @@ bench: .venv/ready        ## measure the op on this machine: rows in results/
 
 bench-mechanisms: .venv/ready  ## the same of every mechanism, a quarter of an hour or more
 	$(BIN)/cosformer bench mechanisms
+
+bench-training: .venv/ready  ## training steps, generated tokens and generated data
+	$(BIN)/cosformer bench training
+	$(BIN)/cosformer bench generation
+	$(BIN)/cosformer bench data
 
 report: .venv/ready       ## rows -> tables in README.md, figures in docs/
 	$(BIN)/cosformer report

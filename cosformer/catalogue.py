@@ -15,6 +15,7 @@ STREAM = 4000
 """Sizes at which costs are told."""
 POSITIONAL = "names"
 """The option that words without a flag belong to."""
+WORDS = {"names": MECHANISMS}
 
 INTRODUCTION = f"""# Mechanisms
 

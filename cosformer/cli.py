@@ -11,9 +11,12 @@ from typing import Any
 from cosformer import __version__
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("cosformer.demo", "the op at work: agreement, speed against softmax, a picture"),
+    "demo": ("cosformer.demo.command", "cosFormer beside softmax: checked, trained, writing text"),
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
     "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
+    "bench training": ("cosformer.bench.training", "tokens a second of training steps"),
+    "bench generation": ("cosformer.bench.generation", "time of a token, near and far into a text"),
+    "bench data": ("cosformer.bench.data", "how fast data sets are generated"),
     "mechanisms": ("cosformer.catalogue", "what can be compared: abilities, formulas, costs"),
     "data list": ("cosformer.data.listing", "the data sets, and which are there"),
     "data get": ("cosformer.data.get", "download published data sets, verified"),
@@ -21,7 +24,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "data check": ("cosformer.data.check", "verify what is there: checksums, counts"),
     "train": ("cosformer.commands.train", "train a model on a task; again: continue"),
     "evaluate": ("cosformer.commands.evaluate", "judge a trained model on a split"),
+    "generate": ("cosformer.commands.generate", "text from a trained language model"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
+    "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
 }
 """Verb -> the module that does it, and one line of help.
@@ -29,7 +34,8 @@ VERBS: dict[str, tuple[str, str]] = {
 The module, loaded only when asked for, has `Options` (a frozen dataclass; its docstrings are the
 help) and `run(options) -> int` (the exit code). It raises ValueError for what the user can mend.
 `POSITIONAL` names the option, if any, that words in front of all flags belong to; `REPEATED` one
-that may be given again and again, a value each time.
+that may be given again and again, a value each time; `WORDS` values of options that a shell can
+complete.
 """
 
 EXTRAS = {
@@ -115,7 +121,7 @@ def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> An
 def help_text(verbs: Mapping[str, tuple[str, str]], prefix: str = "") -> str:
     """Usage and one line for each verb."""
     lines = [f"usage: cosformer {prefix or 'VERB'} [options]".replace("  ", " "), ""]
-    lines += [f"  {verb:<12} {line}" for verb, (_, line) in verbs.items()]
+    lines += [f"  {verb:<16} {line}" for verb, (_, line) in verbs.items()]
     lines += ["", "cosformer VERB --help shows the options of a verb; cosformer --version."]
     return "\n".join(lines)
 

@@ -67,10 +67,8 @@ def test_help_on_a_group_lists_its_verbs_only(capsys: pytest.CaptureFixture[str]
 
 def test_an_unknown_verb_prints_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["benhc", "ops"]) == 2
-    assert (
-        "unknown verb 'benhc ops'; known: demo, bench ops, bench mechanisms, mechanisms, data list,"
-        in _one_line(capsys)
-    )
+    known = ", ".join(cli.VERBS)
+    assert f"unknown verb 'benhc ops'; known: {known}\n" in _one_line(capsys)
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)

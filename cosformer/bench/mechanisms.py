@@ -1,7 +1,6 @@
 """`cosformer bench mechanisms`: every mechanism against the length, every outcome a row."""
 
 import functools
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,15 +13,14 @@ from cosformer import records
 from cosformer.bench.candidates import PASSES
 from cosformer.bench.cells import Cell, Setup
 from cosformer.bench.gpu import failed
+from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     Call,
     attempt,
-    busy,
     growth_exponent,
     median_times,
     peak_extra_bytes,
     synchronise,
-    threads,
 )
 from cosformer.mechanisms import MECHANISMS, Mechanism, create
 from cosformer.mechanisms.traits import GROWTH
@@ -38,6 +36,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "synthesizer-dense": {"max_length": 65536},
 }
 """What a mechanism cannot be measured without: a maximum that reaches the longest sequence."""
+
+
+WORDS = {"names": MECHANISMS}
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,8 @@ class Options:
 
 
 def run(options: Options) -> int:
-    if warning := busy():
-        print(warning, file=sys.stderr)
-    with threads(options.threads):
-        for row in measure(options):
-            records.append(options.path, [row])
-            print(_line(row), flush=True)
-    print(f"rows added to {options.path}")
-    return 0
+    keys = ("candidate", "pass", "length", "reason")
+    return keep(measure(options), options.path, keys=keys, count=options.threads)
 
 
 def measure(options: Options) -> Iterator[records.Row]:
@@ -260,9 +255,3 @@ def _growth(
     if len(long) > 1 and min(long.values()) > 0:
         between = {"from": min(long), "to": max(long)}
         yield this.row(what, growth_exponent(long), "", **at, **between)
-
-
-def _line(row: records.Row) -> str:
-    keys = ("candidate", "pass", "length", "reason")
-    place = " ".join(str(row.config[key]) for key in keys if key in row.config)
-    return f"{row.what:<22} {place:<46} {row.value:>12.4g} {row.unit}"

@@ -14,10 +14,10 @@ from cosformer.bench import gpu
 from cosformer.bench.candidates import CANDIDATES, PASSES, require_known
 from cosformer.bench.cells import Case, Cell, Setup
 from cosformer.bench.checks import LENGTHS, Check, against_formula, stream_against_full_pass
+from cosformer.bench.rows import keep
 from cosformer.bench.steps import measure_positions
 from cosformer.bench.timing import (
     Call,
-    busy,
     growth_exponent,
     median_times,
     peak_extra_bytes,
@@ -148,20 +148,16 @@ class Options:
 
 def run(options: Options) -> int:
     """Check, then measure; 1 if a check fails."""
-    if warning := busy():
-        print(warning, file=sys.stderr)
     with threads(options.threads):
         checks = check(options)
-        for failed in (c for c in checks if not c.passed):
-            print(f"check failed, nothing is timed: {failed}", file=sys.stderr)
-        if not all(c.passed for c in checks):
-            return 1
-        print(f"{len(checks)} checks against the float64 formula passed")
-        for row in measure(options):
-            records.append(options.path, [row])
-            print(_line(row), flush=True)
-    print(f"rows added to {options.path}")
-    return 0
+    for failed in (c for c in checks if not c.passed):
+        print(f"check failed, nothing is timed: {failed}", file=sys.stderr)
+    if not all(c.passed for c in checks):
+        return 1
+    print(f"{len(checks)} checks against the float64 formula passed")
+    keys = ["candidate", "pass", "length", "position"]
+    keys += ["batch", "causal", "quantity", "reason"] if options.device == "cuda" else []
+    return keep(measure(options), options.path, keys=keys, count=options.threads)
 
 
 def check(options: Options) -> list[Check]:
@@ -292,11 +288,3 @@ def _require_shapes(shapes: tuple[tuple[int, ...], ...]) -> None:
             f"shapes must be one or more of (batch, heads, length, width), each above 0, "
             f"got {shapes}"
         )
-
-
-def _line(row: records.Row) -> str:
-    keys = ["candidate", "pass", "length", "position"]
-    if row.hardware["device"] == "cuda":
-        keys += ["batch", "causal", "quantity", "reason"]
-    place = " ".join(str(row.config[key]) for key in keys if key in row.config)
-    return f"{row.what:<16} {place:<36} {row.value:>12.4g} {row.unit}"

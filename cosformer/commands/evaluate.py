@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cosformer.training import evaluate, load
+from cosformer import records
+from cosformer.training import Loaded, evaluate, load
 from cosformer.training.evaluation import judged_by
 from cosformer.training.folder import write_json
 
@@ -25,6 +26,8 @@ class Options:
     """So many batches, spread over the split; all of it if not given."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+    rows: Path | None = None
+    """File that the metrics are added to as rows, as results/learning-cuda.jsonl."""
 
     def __post_init__(self) -> None:
         if self.batches is not None and self.batches < 1:
@@ -57,4 +60,28 @@ def run(options: Options) -> int:
     }
     write_json(path, content)
     print(f"written: {path}")
+    if options.rows is not None:
+        records.append(options.rows, _rows(found, options, metrics))
+        print(f"rows added to {options.rows}")
     return 0
+
+
+def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[records.Row]:
+    """The metrics beside what they have to beat."""
+    config, facts = found.config, found.task.facts
+    this = records.Run.begin(device=found.device.split(":")[0], seed=config.seed)
+    at = {
+        "task": config.task.name,
+        "options": dict(config.task.options),
+        "mechanism": found.model.config.mechanism,
+        "preset": config.preset,
+        "model": dict(config.model),
+        "pretraining": config.pretraining is not None,
+        "steps": found.place.step,
+        "batch": config.budget.batch,
+        "split": options.split,
+        "checkpoint": options.checkpoint,
+        "precision": config.precision,
+    }
+    floor = this.row("floor", facts.floor, judged_by(facts), by=facts.floor_is, **at)
+    return [this.row(name, value, name, **at) for name, value in metrics.items()] + [floor]

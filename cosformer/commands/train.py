@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from cosformer import config as settings
 from cosformer.data import make
-from cosformer.recipes import Setting, pretrained, recipe
+from cosformer.mechanisms import MECHANISMS
+from cosformer.models import PRESETS
+from cosformer.recipes import RECIPES, Setting, pretrained, recipe
 from cosformer.recipes.setting import RUNS
 from cosformer.tasks import generated
 from cosformer.training import Diverged, Event, Progress, RunConfig, Trainer
@@ -20,6 +22,7 @@ from cosformer.training.progress import duration
 
 POSITIONAL = "task"
 REPEATED = "set"
+WORDS = {"task": RECIPES, "mechanism": MECHANISMS, "preset": PRESETS}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from cosformer.data.known import CONTENTS, SETS, SOURCES, Source, require_known
 from cosformer.tasks import files
 
 POSITIONAL = "names"
+WORDS = {"names": SOURCES}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from cosformer.tasks import files, generated
 
 POSITIONAL = "names"
+WORDS = {"names": generated.MADE}
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,12 @@ def flex_pattern(
         start=start,
         device=q.device,
     )
-    options: dict[str, Any] = {"block_mask": mask, "enable_gqa": q.shape[1] != k.shape[1]}
+    options: dict[str, Any] = {
+        "block_mask": mask,
+        "enable_gqa": q.shape[1] != k.shape[1],
+        # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
+        "kernel_options": {"FORCE_USE_FLEX_ATTENTION": True},
+    }
     if not q.is_cuda or torch.compiler.is_compiling():  # an outer graph compiles it itself
         return _plain()(q, k, v, **options)
     with torch._dynamo.config.patch(recompile_limit=KERNELS):

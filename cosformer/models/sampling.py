@@ -25,14 +25,18 @@ class Sampling:
     """Prompt n of a call draws from seed + n, whatever stands beside it."""
     stop: tuple[int, ...] = ()
     """Tokens that end a sequence; the one that did is its last."""
+    data_tokens: int | None = None
+    """Choose among the first so many tokens, where those above, as padding, are no data; None:
+    among all."""
 
     def __post_init__(self) -> None:
         check_size("max_new_tokens", self.max_new_tokens)
         check_number("temperature", self.temperature)
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
-        if self.top_k is not None:
-            check_size("top_k", self.top_k)
+        for name in ("top_k", "data_tokens"):
+            if getattr(self, name) is not None:
+                check_size(name, getattr(self, name))
         if self.top_p is not None:
             check_number("top_p", self.top_p)
             if not 0 < self.top_p <= 1:
@@ -53,6 +57,7 @@ def choose(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
     """
     if not bool(logits.isfinite().all()):
         raise ValueError("logits must be finite, got NaN or inf: the model has diverged")
+    logits = logits[:, : sampling.data_tokens]
     if sampling.temperature == 0:
         return logits.argmax(-1)
     scores, tokens = logits.double().sort(dim=-1, descending=True, stable=True)

@@ -46,7 +46,9 @@ def fused(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The same by Triton kernels, forward and backward; derivatives beyond go the torch way."""
-    if problem.feature_map not in ("relu", "identity"):  # the kernels know these two
+    from cosformer.ops.fused import maps
+
+    if problem.feature_map not in maps(q, k, v, problem):
         phi = FEATURE_MAPS[problem.feature_map].forward
         hidden = None if problem.key_mask is None else ~problem.key_mask[:, None, :, None]
         if hidden is not None:  # the slope of φ at NaN would be NaN
@@ -335,7 +337,10 @@ class _Attention(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return fold_vmapped(_Attention.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 4))
+        def apply(*args: Any) -> tuple[Tensor, ...]:
+            return _Attention.apply(*args[:-1], True)[:3]  # all results are tensors
+
+        return fold_vmapped(apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 4))
 
 
 # Each call of apply reads the signature: from here in a microsecond, by inspection in a hundred.

@@ -5,16 +5,19 @@ autograd function, which keeps its own backward for higher derivatives.
 """
 
 import os
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosformer.ops import hopper
+from cosformer.ops.memo import eager
 from cosformer.ops.passes import MANY_PROGRAMS, Pass, Rows, Tiles, choose_tiles
-from cosformer.ops.problem import Problem, outputs
+from cosformer.ops.problem import WEIGHTS, Problem, outputs
 
 MAX_WIDTH = 256
+TRITON_MAPS = ("relu", "identity")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run in Python, on the CPU
 
 
@@ -31,6 +34,16 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None
     if problem.query_decay is not None and (problem.query_start or q.shape[2] != k.shape[2]):
         return f"as many queries as keys under a decay, got {q.shape[2]} and {k.shape[2]}"
     return None
+
+
+def maps(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Container[str]:
+    """The feature maps that the kernels for this problem know."""
+    whole = not problem.causal or (problem.query_start == 0 and q.shape[2] == k.shape[2])
+    if problem.feature_map in TRITON_MAPS or not (whole and eager(q, k, v)):
+        return TRITON_MAPS
+    states = WEIGHTS[problem.weight]
+    reason = hopper.unsupported(q, k, v, problem.query_decay, problem.bounds, states)
+    return TRITON_MAPS if reason else hopper.MAPS
 
 
 def forward_pass(

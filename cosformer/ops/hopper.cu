@@ -21,8 +21,8 @@
 // nobody meets in a bank.
 //
 // Set by the compiler's command line: KW (64 or 128, width of x and y), R (1 or 2), TURNED, READ,
-// WRITE, REVERSE, X_RELU, Y_RELU, Z_RELU, RULE (0 none, 1 clamp, 2 add, 3 signed), DELTA (0 none,
-// 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATED (times φ′),
+// WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu), RULE (0 none, 1 clamp, 2 add,
+// 3 signed), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATE (times φ′),
 // MASKED (0 nobody, 1 writer, 2 reader).
 
 typedef unsigned int u32;
@@ -58,7 +58,7 @@ constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
 constexpr int STAGE_BYTES = X_BYTES + Y_BYTES + Z_BYTES;
 constexpr int STAGES = !READ ? 4 : KW == 64 ? 3 : 2;
 // Wide states are kept by two warpgroups, else two give out, taking turns.
-constexpr int KEEPERS = STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
+constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
 constexpr int TEAMS = READ ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
 constexpr bool LATE = KEEPERS == 1 && !TURNED;  // the state is stored while the next is summed: takes registers
@@ -83,10 +83,8 @@ INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 INLINE void init_barrier(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
 }
-// Once for a warp: 32 arrivals at one place would queue for shared memory.
 INLINE void arrive(u32 barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 INLINE void wait(u32 barrier, u32 parity) {
   asm volatile(
@@ -131,20 +129,38 @@ INLINE u32 relu(u32 pair) {
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0));
   return y;
 }
+INLINE float exp_of_negative(float a) {
+  float b;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(fminf(a, 0.f) * 1.44269504f));
+  return b;
+}
+INLINE float one_plus_elu(float a) { return fmaxf(a, 0.f) + exp_of_negative(a); }
+template <int MAP> INLINE u32 mapped(u32 pair) {
+  if (MAP == 1) return relu(pair);
+  if (MAP == 2) return pack(one_plus_elu(low(pair)), one_plus_elu(high(pair)));
+  return pair;
+}
+template <int MAP> INLINE uint4 mapped(uint4 v) {
+  return make_uint4(mapped<MAP>(v.x), mapped<MAP>(v.y), mapped<MAP>(v.z), mapped<MAP>(v.w));
+}
 INLINE u32 positive(u32 pair) {  // a mask
   return ((int)(pair << 16) > 0 ? 0xFFFFu : 0u) | ((int)(pair & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
 }
+template <int MAP> INLINE u32 gated(u32 pair, u32 at) {  // times φ′
+  if (MAP == 1) return pair & positive(at);
+  return pack(low(pair) * exp_of_negative(low(at)), high(pair) * exp_of_negative(high(at)));
+}
 INLINE float rounded(float a) { return low(pack(a, 0.f)); }
-template <bool ALL> INLINE uint4 load16(const void* p, bool inside) {  // zeros outside
+template <bool ALL> INLINE uint4 load16(const void* p, bool inside, u32 outside = 0) {
   uint4 v;
   if (ALL)
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   else
     asm volatile(
-        "{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, %6; mov.u32 %1, %6; mov.u32 %2, %6; mov.u32 %3, %6;"
         " @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((u32)inside));
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((u32)inside), "r"(outside));
   return v;
 }
 INLINE float load4(const float* p, bool inside) {
@@ -219,7 +235,9 @@ struct Place {
 // ---- The producer: loads rows, maps and scales them, and leaves tiles ----
 
 // Of a tile [64, W], 16 bytes at a time: what one of THREADS holds, and where its next ones are.
-template <int W, int THREADS> struct Rows {
+// Where nothing is, stands what φ maps to 0.
+template <int W, int THREADS, int MAP> struct Rows {
+  static constexpr u32 NOTHING = MAP == 2 ? 0xFF80FF80u : 0u;  // −∞
   static constexpr int BLOCKS = W / 8, STEP = THREADS / BLOCKS, N = CHUNK / STEP;
   uint4 v[N];
   const bf16* next;
@@ -236,34 +254,37 @@ template <int W, int THREADS> struct Rows {
     } else {
 #pragma unroll
       for (int i = 0; i < N; ++i)
-        v[i] = load16<false>(next + i * STEP * stride, row(i) < left && block() * 8 < width);
+        v[i] = load16<false>(next + i * STEP * stride, row(i) < left && block() * 8 < width, NOTHING);
     }
   }
   INLINE void announce(long long stride, int width) const {
-    if (block() * 8 >= width) return;
+    constexpr int LINES = W / 64, THERE = (REVERSE ? 1 - AHEAD : AHEAD - 1) * CHUNK;
+    const int thread = threadIdx.x % THREADS, part = thread % LINES * 64;
+    if (N <= 2) {  // its own rows, from the pointer that is at hand
 #pragma unroll
-    for (int i = 0; i < N; ++i) prefetch(next + ((REVERSE ? 1 - AHEAD : AHEAD - 1) * CHUNK + i * STEP) * stride);
+      for (int i = 0; i < N; ++i)
+        if (block() * 8 < width) prefetch(next + (THERE + i * STEP) * stride);
+    } else if (thread < CHUNK * LINES && part < width) {  // a line of 128 bytes
+      prefetch(next + (THERE + thread / LINES - row(0)) * stride + part - block() * 8);
+    }
   }
   INLINE void hide(const unsigned char* mask, int left) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
-      if (row(i) < left && !mask[row(i)]) v[i] = make_uint4(0, 0, 0, 0);
+      if (row(i) < left && !mask[row(i)]) v[i] = make_uint4(NOTHING, NOTHING, NOTHING, NOTHING);
   }
-  INLINE void put(u32 tile, bool with_relu) const {
+  INLINE void put(u32 tile) const {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      uint4 w = v[i];
-      if (with_relu) w = make_uint4(relu(w.x), relu(w.y), relu(w.z), relu(w.w));
-      put16(tile + block() * PITCH + row(i) * 16, w);
-    }
+    for (int i = 0; i < N; ++i) put16(tile + block() * PITCH + row(i) * 16, mapped<MAP>(v[i]));
   }
 };
 
 INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
   const int thread = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
   const int width = p.contracted, columns = p.columns - at.block * 64;
-  Rows<KW, TEAM> xs, ys;
-  Rows<64, TEAM> zs;
+  Rows<KW, TEAM, X_MAP> xs;
+  Rows<KW, TEAM, Y_MAP> ys;
+  Rows<64, TEAM, Z_MAP> zs;
   float psi[zs.N][R], scale[zs.N], d;
   const long long from = at.begin(team);
   if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
@@ -308,8 +329,8 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
     if (use) wait(empty + stage * 8, (use - 1) & 1);
-    if (READ) xs.put(x_tile, X_RELU);
-    if (WRITE) ys.put(y_tile, Y_RELU);
+    if (READ) xs.put(x_tile);
+    if (WRITE) ys.put(y_tile);
     if (AUGMENTED && thread < CHUNK) {
       const uint4 ones = make_uint4(pack(1.f, 1.f), 0, 0, 0);
       const u32 both = pack(d, d - rounded(d)), beside = (XB - 2) * PITCH + thread * 16;
@@ -320,8 +341,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     if (WRITE) {
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
-        uint4 w = zs.v[i];
-        if (Z_RELU) w = make_uint4(relu(w.x), relu(w.y), relu(w.z), relu(w.w));
+        const uint4 w = mapped<Z_MAP>(zs.v[i]);
         const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -347,7 +367,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 // ---- The state: sums over the chunks so far, for the output warpgroup to read ----
 
 struct State {
-  static constexpr int TILES = STATE_M / KEEPERS;  // of 64 rows, in the hands of one warpgroup
+  static constexpr int TILES = WRITE ? STATE_M / KEEPERS : 1;  // of 64 rows, in the hands of one warpgroup
   static constexpr bool EXTRA = TURNED ? AUGMENTED : ONES;
   static constexpr int BLOCKS = STATE_N / 8 - EXTRA;
   float f[TILES][STATE_F];  // a thread's share, as wgmma deals it out
@@ -463,12 +483,20 @@ struct State {
 
 INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                        u32 state_full, u32 state_empty) {
+  const float* first = p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr;
+  if (!WRITE) {  // one state for all chunks
+    for (int m = 0; m < STATE_M; ++m) {
+      State state(m);
+      state.load(p, at, first);
+      state.round();
+      state.put(shared + STATE_AT);
+    }
+    to_tensor_cores();
+    arrive(state_full);
+    return;
+  }
   State state(mine);
-  state.load(p, at, p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr);
-  if (READ && TURNED && AUGMENTED)  // the column block that no accumulator fills
-    for (int i = threadIdx.x % 128; i < (1 + WRITE) * R * 64; i += 128)
-      put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
-            make_uint4(0, 0, 0, 0));
+  state.load(p, at, first);
   auto publish = [&](int c) {
     const int buffer = c & 1, use = c / 2;
     if (use) wait(state_empty + buffer * 8, (use - 1) & 1);
@@ -478,35 +506,33 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
     arrive(state_full + buffer * 8);
   };
   if (READ && LATE) state.round();
-  if (READ && !(WRITE && LATE)) publish(0);
-  if (WRITE) {
-    for (int c = 0; c < at.chunks; ++c) {
-      const int stage = c % STAGES;
-      const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES;
-      const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
-      wait(full + stage * 8, c / STAGES & 1);
-      mma_fence();
+  if (READ && !LATE) publish(0);
+  for (int c = 0; c < at.chunks; ++c) {
+    const int stage = c % STAGES;
+    const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES;
+    const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
+    wait(full + stage * 8, c / STAGES & 1);
+    mma_fence();
 #pragma unroll
-      for (int m = 0; m < state.TILES; ++m)
+    for (int m = 0; m < state.TILES; ++m)
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-          Mma<STATE_N>::from_shared<1, 1>(state.f[m], a.at(m * 8 * PITCH + k * 256, PITCH), b.at(k * 256, PITCH), 1);
-      mma_commit();
-      if (READ && LATE) publish(c);  // what stood there before
-      mma_wait<0>();
-      state.hold_all();
-      arrive(empty + stage * 8);
-      if (READ && c + 1 < at.chunks) {
-        if (LATE) state.round();
-        else publish(c + 1);
-      }
+      for (int k = 0; k < 4; ++k)
+        Mma<STATE_N>::from_shared<1, 1>(state.f[m], a.at(m * 8 * PITCH + k * 256, PITCH), b.at(k * 256, PITCH), 1);
+    mma_commit();
+    if (READ && LATE) publish(c);  // what stood there before
+    mma_wait<0>();
+    state.hold_all();
+    if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
+    if (READ && c + 1 < at.chunks) {
+      if (LATE) state.round();
+      else publish(c + 1);
     }
-    if (!p.last) return;
-    for (int s = 0; s < min(STAGES, at.chunks); ++s)  // nobody needs the tiles any more
-      wait(empty + s * 8, (at.chunks - 1 - s) / STAGES & 1);
-    float* room = (float*)__cvta_shared_to_generic(shared);
-    state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s, room);
   }
+  if (!p.last) return;
+  for (int s = 0; s < min(STAGES, at.chunks); ++s)  // nobody needs the tiles any more
+    wait(empty + s * 8, (at.chunks - 1 - s) / STAGES & 1);
+  float* room = (float*)__cvta_shared_to_generic(shared);
+  state.save(p, at, p.last + at.head * p.last_h + at.segment * p.last_s, room);
 }
 
 // ---- The output ----
@@ -523,7 +549,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   const unsigned char* mask = p.mask + at.b * p.mask_s;
   const int columns = p.columns - at.block * 64;
   const u32 stand = shared + OUT_AT + mine * 8 * PITCH;
-  Rows<64, 128> gates;
+  Rows<64, 128, 0> gates;
   // Of 16 rows of a warp and 16 columns that meet: pairs on the diagonal, as a mask.
   const int down = thread % 32 / 4 - lane * 2, warp = __shfl_sync(~0u, thread / 32, 0);
   const u32 diagonal = REVERSE ? (down <= 0 ? 0xFFFFu : 0u) | (down <= 1 ? 0xFFFF0000u : 0u)
@@ -533,7 +559,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const Operand x(x_tile, PITCH), y(y_tile, PITCH), z(y_tile + Y_BYTES, 128);
     const Operand state(shared + STATE_AT + buffer * STATE_BYTES, TURNED ? STATE_PITCH : 128);
-    if (GATED && GIVERS == 1 && c + 1 < at.chunks && thread < CHUNK) {
+    if (GATE && GIVERS == 1 && c + 1 < at.chunks && thread < CHUNK) {
       const int next = at.begin(c + 1) + thread;
       if (next < at.stop) prefetch(gate + next * p.gs[2]);
     }
@@ -587,15 +613,17 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (ONES) Mma<8>::from_shared<0, 1>(totals, a, state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH), add);
     }
     mma_commit();
-    if (GATED) {
+    if (GATE) {
       gates.start(gate + begin * p.gs[2], p.gs[2]);
       gates.load(p.gs[2], at.stop - begin, columns);
     }
     mma_wait<0>();
     hold(sums);
     if (ONES) hold(totals);
-    arrive(empty + stage * 8);
-    if (WRITE) arrive(state_empty + buffer * 8);
+    if (threadIdx.x % 32 == 0) {
+      arrive(empty + stage * 8);
+      if (WRITE) arrive(state_empty + buffer * 8);
+    }
 
     if (ONES || DELTA == 1) {
 #pragma unroll
@@ -634,9 +662,9 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       int at_row = begin + gates.row(i);
       uint4 v = get16(stand + gates.block() * PITCH + gates.row(i) * 16);
       if (at_row >= at.stop || gates.block() * 8 >= columns) continue;
-      if (GATED) {
+      if (GATE) {
         const uint4 g = gates.v[i];
-        v = make_uint4(v.x & positive(g.x), v.y & positive(g.y), v.z & positive(g.z), v.w & positive(g.w));
+        v = make_uint4(gated<GATE>(v.x, g.x), gated<GATE>(v.y, g.y), gated<GATE>(v.z, g.z), gated<GATE>(v.w, g.w));
       }
       if (MASKED == 2 && !mask[at_row]) v = make_uint4(0, 0, 0, 0);
       *(uint4*)(out + at_row * p.outs[2] + gates.block() * 8) = v;
@@ -655,15 +683,18 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
       if (READ) put16(tile, make_uint4(0, 0, 0, 0));
       if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
     }
+    for (int i = threadIdx.x; READ && TURNED && i < (1 + WRITE) * R * 64; i += blockDim.x)  // and of the state
+      put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
+            make_uint4(0, 0, 0, 0));
     to_tensor_cores();
   }
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      init_barrier(full + i * 8, TEAM / 32);  // a warp, an arrival
+      init_barrier(full + i * 8, TEAM);
       init_barrier(empty + i * 8, 4 * (READ + KEEPERS * WRITE));
     }
     for (int i = 0; i < 2; ++i) {
-      init_barrier(state_full + i * 8, 4 * KEEPERS);
+      init_barrier(state_full + i * 8, 128 * KEEPERS);
       init_barrier(state_empty + i * 8, 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.ops.hopper_plan import plan_of
+from cosformer.ops.hopper_plan import MAPS, plan_of
 from cosformer.ops.nvrtc import libraries
 from cosformer.ops.problem import outputs
 
 MAX_WIDTH = 128
+__all__ = ["MAPS", "backward", "forward", "unsupported"]
 
 
 def unsupported(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cosformer.ops.nvrtc import Kernel, Launch, cubin
 
+MAPS = {"identity": 0, "relu": 1, "1+elu": 2}
 RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
 CHUNK = 64
 THREADS = 640
@@ -47,13 +48,13 @@ class Sweep(NamedTuple):
     READ: bool = True
     WRITE: bool = True
     REVERSE: bool = False
-    X_RELU: bool = False
-    Y_RELU: bool = False
-    Z_RELU: bool = False
+    X_MAP: int = 0
+    Y_MAP: int = 0
+    Z_MAP: int = 0
     RULE: int = 0
     DELTA: int = 0
     SCALED: bool = False
-    GATED: bool = False
+    GATE: int = 0
     MASKED: int = 0
 
 
@@ -73,26 +74,24 @@ class Roles(NamedTuple):
 
 
 @functools.cache
-def roles_of(
-    width: int, value_width: int, states: int, relu: bool, rule: int, masked: bool
-) -> Roles:
+def roles_of(width: int, value_width: int, states: int, phi: int, rule: int, masked: bool) -> Roles:
     """`hopper.cu` has the table of what stands where."""
     by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule)
-    by_value = Sweep(64 if value_width <= 64 else 128, states, RULE=rule, TURNED=True, GATED=relu)
+    by_value = Sweep(64 if value_width <= 64 else 128, states, RULE=rule, TURNED=True, GATE=phi)
     divided, hidden, hides = rule != 0, 2 * masked, 1 * masked
-    forward = by_key._replace(X_RELU=relu, Y_RELU=relu, MASKED=hides)
-    dq = by_value._replace(Z_RELU=relu, DELTA=int(divided), MASKED=hides)
+    forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides)
+    dq = by_value._replace(Z_MAP=phi, DELTA=int(divided), MASKED=hides)
     dk = by_value._replace(
-        Z_RELU=relu, DELTA=2 * divided, SCALED=divided, REVERSE=True, MASKED=hidden
+        Z_MAP=phi, DELTA=2 * divided, SCALED=divided, REVERSE=True, MASKED=hidden
     )
-    dv = by_key._replace(X_RELU=relu, Y_RELU=relu, SCALED=divided, REVERSE=True, MASKED=hidden)
+    dv = by_key._replace(X_MAP=phi, Y_MAP=phi, SCALED=divided, REVERSE=True, MASKED=hidden)
     return Roles(
         forward,
-        forward._replace(READ=False, X_RELU=False),
-        forward._replace(WRITE=False, Y_RELU=False),
-        dq, dq._replace(WRITE=False, Z_RELU=False),
-        dk, dk._replace(READ=False, GATED=False, MASKED=0), dk._replace(WRITE=False, Z_RELU=False),
-        dv, dv._replace(WRITE=False, Y_RELU=False),
+        forward._replace(READ=False, X_MAP=0),
+        forward._replace(WRITE=False, Y_MAP=0),
+        dq, dq._replace(WRITE=False, Z_MAP=0),
+        dk, dk._replace(READ=False, GATE=0, MASKED=0), dk._replace(WRITE=False, Z_MAP=0),
+        dv, dv._replace(WRITE=False, Y_MAP=0),
     )  # fmt: skip
 
 
@@ -107,9 +106,7 @@ class Plan:
         self.sums = rule != "none"
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Launch] = {}
-        self.roles = roles_of(
-            q.shape[3], v.shape[3], states, feature_map == "relu", self.rule, masked
-        )
+        self.roles = roles_of(q.shape[3], v.shape[3], states, MAPS[feature_map], self.rule, masked)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         programs = q.shape[0] * q.shape[1] * -(-v.shape[3] // 64)
 

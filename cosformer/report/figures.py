@@ -47,15 +47,12 @@ def token_time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
 def _draw(
     run: Sequence[Row], select: Callable[[Sequence[Row], str], Times], unit: str, file_format: str
 ) -> bytes:
-    import matplotlib
-    from matplotlib.figure import Figure
-
     panels = {name: select(run, name) for name in PASSES if select(run, name)}
     if not panels:
         raise ValueError("time_vs_length needs rows of 'time', got none in the newest run")
-    with matplotlib.rc_context(STYLE):
-        width = max(6.0, 4.8 * len(panels))
-        figure = Figure(figsize=(width, 4.2), layout="constrained")
+    width = max(6.0, 4.8 * len(panels))
+
+    def draw(figure: Any) -> None:
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axis, (pass_name, found) in zip(axes, panels.items(), strict=True):
             _draw_panel(axis, found, PASSES[pass_name])
@@ -63,6 +60,18 @@ def _draw(
         _name_lines(figure, axes)
         origin = textwrap.fill(describe(run), int(15 * width))
         figure.supxlabel(origin, fontsize=7, color="#777777")
+
+    return figure_bytes(draw, (width, 4.2), file_format)
+
+
+def figure_bytes(draw: Callable[[Any], None], size: tuple[float, float], file_format: str) -> bytes:
+    """A figure that `draw` fills, as a file; the same rows give the same one."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
         buffer = io.BytesIO()
         dateless = {"Date": None, "Creator": None} if file_format == "svg" else None
         figure.savefig(buffer, format=file_format, dpi=150, facecolor="white", metadata=dateless)

@@ -1,13 +1,12 @@
 """Every mechanism against the length: a table of growth and cost, and a panel for each."""
 
-import io
 import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from cosformer.records import Row
-from cosformer.report.figures import STYLE, short
+from cosformer.report.figures import figure_bytes, short
 from cosformer.report.selection import Times, describe, run_with, times
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
@@ -32,15 +31,12 @@ def mechanism_table(rows: Sequence[Row]) -> str:
 
 def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Forward + backward against length, a panel for each, beside cosFormer and softmax."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     run = run_with(rows, "time")
     found = times(run, "forward_backward")
     names = [name for name in found if name not in REFERENCES] or list(found)
     lines = math.ceil(len(names) / COLUMNS)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1.75 * COLUMNS, 1.6 * lines + 0.6), layout="constrained")
+
+    def draw(figure: Any) -> None:
         axes = figure.subplots(lines, COLUMNS, squeeze=False, sharex=True, sharey=True).flatten()
         for axis, name in zip(axes, names, strict=False):
             _draw_panel(axis, name, found, _growth(run, "growth_exponent", name))
@@ -52,10 +48,8 @@ def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
         figure.supylabel("milliseconds, forward + backward", fontsize=10, color="#333333")
         origin = textwrap.fill(f"tokens. {describe(run)}", 25 * COLUMNS)
         figure.supxlabel(origin, fontsize=7, color="#777777")
-        buffer = io.BytesIO()
-        dateless = {"Date": None, "Creator": None} if file_format == "svg" else None
-        figure.savefig(buffer, format=file_format, dpi=150, facecolor="white", metadata=dateless)
-    return buffer.getvalue()
+
+    return figure_bytes(draw, (1.75 * COLUMNS, 1.6 * lines + 0.6), file_format)
 
 
 def _draw_panel(axis: Any, name: str, found: Times, growth: float | None) -> None:

@@ -22,7 +22,15 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "mechanisms_cuda.svg": ("mechanisms-cuda", mechanism_figure),
 }
 """File in docs/ -> the rows it is drawn from, and how."""
-OPTIONAL = {"ops-cuda", "mechanisms-cpu", "mechanisms-cuda"}
+OPTIONAL = {
+    "ops-cuda",
+    "mechanisms-cpu",
+    "mechanisms-cuda",
+    "training-cpu",
+    "training-cuda",
+    "generation-cpu",
+    "data-cpu",
+}
 """Rows that not every machine can measure: without them a block is empty, a figure not drawn."""
 
 

@@ -16,6 +16,8 @@ LABELS = {
     "fla_cos": "cosFormer on fla",
     "fla_linear": "linear, no cosine (fla)",
     "fla_fused": "linear, fused, no cosine (fla)",
+    "cosformer": "cosFormer",
+    "softmax": "softmax (SDPA)",
 }
 """Names of candidates for readers; one that is missing here keeps its own."""
 
@@ -134,17 +136,23 @@ def two_digits(number: float) -> int:
 def describe(rows: Sequence[Row]) -> str:
     """Hardware, setting, versions and commit of a run on one line."""
     row = next((row for row in rows if row.what == "time"), rows[0])
-    c, hardware = row.config, row.hardware
-    where = hardware["name"]
-    if "threads" in hardware:
-        where += f", {hardware['threads']} threads"
+    c = row.config
     of_cells = is_of_cells(rows)
     what = c["dtype"]
     if not of_cells:
         what = f"batch {c['batch']}, {c['heads']} heads of {c['width']}, {what}"
     if "causal" in c and not of_cells:
         what += ", causal" if c["causal"] else ", full"
-    if "repeats" in c:
-        what += f"; median of {c['repeats']}"
+    return origin(row, what)
+
+
+def origin(row: Row, setting: str) -> str:
+    """Where and by which code a row was measured, around what was set."""
+    where = row.hardware["name"]
+    if "threads" in row.hardware:
+        count = row.hardware["threads"]
+        where += ", 1 thread" if count == 1 else f", {count} threads"
+    if "repeats" in row.config:
+        setting += f"; median of {row.config['repeats']}"
     code = f"torch {row.versions['torch']}, commit {row.commit or 'unknown'}, {row.date[:10]}"
-    return f"{where}; {what}; {code}"
+    return f"{where}; {setting}; {code}"

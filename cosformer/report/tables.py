@@ -14,6 +14,7 @@ from cosformer.report.selection import (
     run_with,
     times,
 )
+from cosformer.report.training import data_table, generation_table, training_table
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 
@@ -85,6 +86,9 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "summary": summary_table,
     "crossover": crossover_list,
     "mechanisms": mechanism_table,
+    "training": training_table,
+    "generation": generation_table,
+    "data": data_table,
 }
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from cosformer.config import plain
 from cosformer.models import parameter_count
+from cosformer.tasks import Task
 from cosformer.tasks.language import vocabulary_of
 from cosformer.training.board import Board
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
@@ -63,16 +64,17 @@ class Trainer:
     result: Result
     """Set when the events have ended."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, task: Task | None = None) -> None:
+        """`task`: that of the config, where it is made already, as for several runs."""
         import safetensors  # noqa: F401  # missing, it should be so before the work and not after
 
-        self.config, self.device = config, resolved(config.device)
+        self.config, self.device, self._task = config, resolved(config.device), task
         self.place = Place()
 
     def events(self) -> Generator[Event, None, None]:
         """Train, telling of every line of the log."""
         out = self.config.out
-        task = self.config.task.create(self.device)
+        task = self._task or self.config.task.create(self.device)
         todo = phases(self.config, task)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)

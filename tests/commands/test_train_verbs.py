@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cosformer import cli
+from cosformer import cli, records
 from cosformer.cli import gathered
 from cosformer.commands.train import Options, resolve
 from cosformer.recipes import RECIPES, Setting, recipe
@@ -68,6 +68,12 @@ def test_an_evaluation_is_shown_and_kept(here: Path, capsys: pytest.CaptureFixtu
     assert "to beat: loss" in shown
     status = json.loads((here / "r" / "status.json").read_text())
     assert kept["metrics"]["loss"] == pytest.approx(status["metrics"]["loss"], rel=1e-6)
+
+    assert cli.main(["evaluate", "r", "--rows", "rows.jsonl"]) == 0
+    rows = {row.what: row for row in records.read(Path("rows.jsonl"))}
+    assert rows.keys() == {"loss", "accuracy", "perplexity", "bits_per_byte", "floor"}
+    assert rows["floor"].config["task"] == "lm"
+    assert rows["floor"].value == kept["floor"]
 
 
 def test_runs_are_listed_with_their_state(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,28 @@
+"""What every measuring verb does with its rows: keep each at once, show it on a line."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cosformer import records
+from cosformer.bench.timing import busy, threads
+
+
+def keep(rows: Iterable[records.Row], path: Path, *, keys: Sequence[str], count: int) -> int:
+    """Measure with so many threads: rows to the file as they come; the exit code of a verb.
+
+    `keys` are what a line shows of a row's config.
+    """
+    if warning := busy():
+        print(warning, file=sys.stderr)
+    with threads(count):
+        for row in rows:
+            records.append(path, [row])
+            print(line(row, keys), flush=True)
+    print(f"rows added to {path}")
+    return 0
+
+
+def line(row: records.Row, keys: Sequence[str]) -> str:
+    place = " ".join(str(row.config[key]) for key in keys if key in row.config)
+    return f"{row.what:<22} {place:<46} {row.value:>12.4g} {row.unit}"

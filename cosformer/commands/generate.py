@@ -1,0 +1,103 @@
+"""`cosformer generate RUN`: text from a language model that was trained here."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cosformer.models import LanguageModel, Sampling
+from cosformer.tasks.vocabulary import Vocabulary
+from cosformer.training import load
+from cosformer.training.writer import Writer, encode
+
+POSITIONAL = "run"
+MOST_TOKENS = 300
+"""New tokens where nobody says how many."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Continue prompts. A single one is shown as it grows; every token costs the same."""
+
+    run: Path
+    """Folder of the run."""
+    prompt: tuple[str, ...] = ()
+    """One text or more to continue."""
+    file: Path | None = None
+    """A file with a prompt on every line, instead; - is standard input."""
+    tokens: int | None = None
+    """The most new tokens of each; 300, or as many as the model's limit leaves, if not given."""
+    temperature: float = 0.8
+    """Lower is more likely and more repetitive; 0 takes the likeliest token."""
+    top_k: int | None = None
+    """Choose among so many of the likeliest tokens; all if not given."""
+    top_p: float | None = None
+    """Choose among the likeliest tokens that together reach this probability; all if not given."""
+    stop: tuple[str, ...] = ()
+    """End before any of these texts; in bash, $'\\n' is a line's end."""
+    seed: int = 0
+    """The same seed gives the same text; prompt n draws from seed + n."""
+    checkpoint: Literal["best", "last"] = "best"
+    """The weights that were best on validation, or the last ones."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1; auto: a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (not self.prompt):
+            given = "both" if self.prompt else "neither"
+            raise ValueError(f"prompt or file must be given, got {given}")
+        if "" in self.stop:
+            raise ValueError("stop must be texts of one character or more, got an empty one")
+
+
+def run(options: Options) -> int:
+    prompts = read_prompts(options)
+    loaded = load(options.run, options.checkpoint, device=options.device)
+    if not isinstance(loaded.model, LanguageModel):
+        raise ValueError(
+            f"run must be of a language model, got {loaded.config.task.name}, "
+            f"a {loaded.model.config.kind}"
+        )
+    writer = create_writer(options, loaded.model, loaded.vocabulary, prompts)
+    if len(prompts) == 1:
+        print(prompts[0], end="", flush=True)
+        for piece in writer.stream(prompts[0], options.stop):
+            print(piece, end="", flush=True)
+        print()
+        return 0
+    for n, text in enumerate(writer.together(prompts, options.stop), 1):
+        print(f"--- {n} of {len(prompts)}\n{prompts[n - 1]}{text}")
+    return 0
+
+
+def read_prompts(options: Options) -> Sequence[str]:
+    """Those given, or the lines of the file that are not empty."""
+    if options.file is None:
+        return options.prompt
+    text = sys.stdin.read() if str(options.file) == "-" else options.file.read_text("utf-8")
+    prompts = [line for line in text.splitlines() if line]
+    if not prompts:
+        raise ValueError(f"file must have a prompt on a line, got none in {options.file}")
+    return prompts
+
+
+def create_writer(
+    options: Options, model: LanguageModel, vocabulary: Vocabulary, prompts: Sequence[str]
+) -> Writer:
+    """Stops that are one token end a sequence at once; longer ones are found in the text."""
+    tokens, limit = options.tokens, model.backbone.limit
+    if tokens is None:
+        longest = max(len(encode(vocabulary, prompt)) for prompt in prompts)
+        tokens = MOST_TOKENS if limit is None else max(1, min(MOST_TOKENS, limit + 1 - longest))
+    stops = [encode(vocabulary, stop) for stop in options.stop]
+    sampling = Sampling(
+        max_new_tokens=tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        stop=tuple(stop[0] for stop in stops if len(stop) == 1),
+        data_tokens=vocabulary.size,
+    )
+    return Writer(model, vocabulary, sampling)

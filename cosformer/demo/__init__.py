@@ -1,0 +1,1 @@
+"""`cosformer demo`: the library at work on what every machine has, within minutes on a CPU."""

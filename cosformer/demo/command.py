@@ -1,0 +1,161 @@
+"""`cosformer demo`: check the op, train cosFormer beside softmax, write text, leave a page."""
+
+import shutil
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cosformer import __version__, records
+from cosformer.bench.timing import busy
+from cosformer.demo import op
+from cosformer.demo.jobs import JOBS
+from cosformer.demo.learning import Pair, learn, plan
+from cosformer.demo.screen import Screen
+from cosformer.models import LanguageModel, Sampling
+from cosformer.records import Row
+from cosformer.report.learning import summary
+from cosformer.report.page import TITLES, page
+from cosformer.report.selection import crossover_sentence, times
+from cosformer.report.writing import write_whole
+from cosformer.tasks import LanguageTask
+from cosformer.training import load
+from cosformer.training.folder import BEST, CONFIG, state_of
+from cosformer.training.writer import Writer
+
+PROMPTS = ("The following", "Return the number of", "If the object is")
+"""No blank at the end: a piece of a word begins with its own."""
+SAMPLING: dict[str, Any] = {"max_new_tokens": 80, "temperature": 0.6, "top_k": 40}
+GRACE = 1.1
+"""A machine that has become slower since the plan was made gets this much of the time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The library at work on what every machine has; four minutes on two cores."""
+
+    seconds: float = 190.0
+    """Time for learning: a slow machine makes fewer steps, and takes no longer."""
+    lengths: tuple[int, ...] = (512, 2048, 8192)
+    """Sequence lengths at which the op is timed."""
+    out: Path = Path("out/demo")
+    """Folder for the page (demo.html), the rows (demo.jsonl) and the runs."""
+    seed: int = 0
+    """Of inputs, weights and text."""
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 1:
+            raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
+        if not 0 < self.seconds < float("inf"):
+            raise ValueError(f"seconds must be above 0, got {self.seconds}")
+
+
+def run(options: Options) -> int:
+    """All sections in order; 1 if a check fails."""
+    import matplotlib  # noqa: F401  # missing, it should be so before the work and not after
+    import safetensors  # noqa: F401
+
+    began = time.monotonic()
+    if warning := busy():
+        print(warning, file=sys.stderr)
+    torch.set_num_threads(op.fastest_threads(options.seed))
+    print(f"cosformer {__version__}, torch {torch.__version__}, {_threads()}\n")
+    this = records.Run.begin(seed=options.seed)
+    rows = show_checks(this)
+    if not rows:
+        print("the checks failed: nothing is timed", file=sys.stderr)
+        return 1
+    options.out.mkdir(parents=True, exist_ok=True)  # no work whose result could not be written
+    rows += show_race(this, options)
+    texts = {}
+    for name, job in JOBS.items():
+        seconds, config = job.share * options.seconds, job.make(options.out, options.seed)
+        print(f"\n{TITLES[name]} is made ready …", flush=True)
+        pair = plan(this, name, config, seconds, job.judged)
+        rows += show_learning(this, pair, seconds)
+        if isinstance(pair.task, LanguageTask):
+            texts = show_text(options, pair)
+    records.append(options.out / "demo.jsonl", rows)
+    write_whole(options.out / "demo.html", page(rows, texts).encode())
+    print(f"\nIn {time.monotonic() - began:.0f} s. Page: {options.out / 'demo.html'}")
+    print(f"Go on: cosformer generate {options.out / 'lm-cosformer'} --prompt 'This function'")
+    return 0
+
+
+def show_checks(this: records.Run) -> list[Row]:
+    """The largest error; no rows at all if one is too large."""
+    found = op.checks(this.seed or 0)
+    for check in found:
+        if not check.passed:
+            print(f"check failed: {check}", file=sys.stderr)
+    if not all(check.passed for check in found):
+        return []
+    worst = max(check.error for check in found)
+    print("Exact: outputs, gradients and a stream of single tokens, in float32, are within")
+    print(f"{worst:.1e} of the quadratic formula in float64 ({len(found)} comparisons).\n")
+    return [this.row("error", check.error, "x largest", quantity=check.name) for check in found]
+
+
+def show_race(this: records.Run, options: Options) -> list[Row]:
+    """Times of the op beside those of softmax."""
+    rows = [row for rows in op.race(this, options.lengths) for row in rows]
+    found = times(rows, "forward")
+    heads, width = op.SETTING["heads"], op.SETTING["width"]
+    print(f"Milliseconds of one causal forward pass, {heads} heads of {width}:")
+    print(op.text_table(found))
+    print(f"{crossover_sentence(found)}.")
+    return rows
+
+
+def show_learning(this: records.Run, pair: Pair, seconds: float) -> list[Row]:
+    """Train with either mechanism in turns, telling how far they are."""
+    for config in pair.configs.values():
+        begin_anew(config.out)
+    rows, facts = list(pair.rows), pair.task.facts
+    batch = config.budget.batch
+    print(f"{pair.steps:,} steps of {batch} × up to {facts.length:,} tokens each, in turns:")
+    with Screen(pair) as screen:
+        for row in learn(this, pair, deadline=time.monotonic() + GRACE * seconds):
+            rows.append(row)
+            screen.show(row)
+    if screen.done < pair.steps:
+        print(f"  The time is up after {screen.done:,} steps.")
+    for title, *cells in summary(rows, pair.name):
+        print(f"  {title:<28}" + "".join(f"{cell:>18}" for cell in cells))
+    print(f"  to beat: {facts.floor:.3f} ({facts.floor_is})")
+    return rows
+
+
+def show_text(options: Options, pair: Pair) -> dict[str, str]:
+    """Prompt -> what the cosFormer model writes after it; none if it was never judged."""
+    folder = pair.configs["cosformer"].out
+    if not (folder / BEST).is_file():
+        print("\nThe time was too short for a checkpoint: there is no text.")
+        return {}
+    loaded = load(folder, device="cpu")
+    assert isinstance(loaded.model, LanguageModel)  # by its task
+    vocabulary = loaded.vocabulary
+    sampling = Sampling(**SAMPLING, seed=options.seed, data_tokens=vocabulary.size)
+    texts = Writer(loaded.model, vocabulary, sampling).together(PROMPTS)
+    print("\nWhat the cosFormer model writes:")
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        print(textwrap.indent(f"{prompt}{text}", "  | ", lambda line: True))
+    return dict(zip(PROMPTS, texts, strict=True))
+
+
+def begin_anew(folder: Path) -> None:
+    """Remove what an earlier demo left; a run that somebody works in is not touched."""
+    if not (folder / CONFIG).is_file():
+        return
+    if state_of(folder)["state"] == "running":
+        raise ValueError(f"out must not be in use by another demo, got {folder}")
+    shutil.rmtree(folder)
+
+
+def _threads() -> str:
+    count = torch.get_num_threads()
+    return "CPU, 1 thread" if count == 1 else f"CPU, {count} threads"

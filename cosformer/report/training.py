@@ -1,0 +1,101 @@
+"""Tables of training steps, of generated tokens and of generated data."""
+
+from collections.abc import Callable, Sequence
+
+from cosformer.records import Row
+from cosformer.report.selection import LABELS, origin, run_with
+from cosformer.report.writing import MISSING, markdown, milliseconds
+
+Spell = Callable[[float], str]
+
+
+def training_table(rows: Sequence[Row]) -> str:
+    """Tokens a second by length, mechanisms side by side; the ratio is of steps in turns."""
+    run = run_with(rows, "train_speed")
+    speeds = [row for row in run if row.what == "train_speed"]
+    names = list(dict.fromkeys(row.config["candidate"] for row in run))
+    columns: list[tuple[str, str, Sequence[str], Spell]] = [
+        ("tokens/s", "train_speed", names, "{:,.0f}".format),
+        ("ratio to", "train_speed_ratio", names[1:], "{:.2f} ×".format),
+        ("of peak flops", "flops_utilisation", names, "{:.0%}".format),
+        ("memory of a step", "peak_memory", names, mebibytes),
+        ("data loading", "data_share", names[:1], "{:.2%}".format),
+    ]
+    shown = [each for each in columns if any(row.what == each[1] for row in run)]
+    header = ["batch × tokens"]
+    header += [f"{title}: {LABELS.get(n, n)}" for title, _, who, _ in shown for n in who]
+    places = list(dict.fromkeys((r.config["batch"], r.config["length"]) for r in run))
+    lines = [
+        [f"{batch:,} × {length:,}"]
+        + [
+            _value(run, what, name, {"batch": batch, "length": length}, spell)
+            for _, what, who, spell in shown
+            for name in who
+        ]
+        for batch, length in places
+    ]
+    return f"{markdown(header, lines)}\n\n{_explain(speeds[0])}."
+
+
+def generation_table(rows: Sequence[Row]) -> str:
+    """Time of a token and memory of its stream, a line for each mechanism."""
+    run = run_with(rows, "token_time")
+    names = list(dict.fromkeys(row.config["candidate"] for row in run))
+    positions = sorted({r.config["position"] for r in run if r.what == "token_time"})
+    header = ["mechanism"]
+    header += [f"ms per token at {position:,}" for position in positions]
+    header += [f"memory of the stream at {position:,}" for position in positions]
+    lines = [
+        [LABELS.get(name, name)]
+        + [_value(run, "token_time", name, {"position": p}, milliseconds) for p in positions]
+        + [_value(run, "stream_memory", name, {"position": p}, mebibytes) for p in positions]
+        for name in names
+    ]
+    first = next(row for row in run if row.what == "token_time")
+    setting = f"decoder {first.config['preset']}, {first.config['dtype']}, one stream"
+    return f"{markdown(header, lines)}\n\n{origin(first, setting)}."
+
+
+def data_table(rows: Sequence[Row]) -> str:
+    """Seconds and speed of generated sets."""
+    run = run_with(rows, "generation_time")
+    speeds = {row.config["set"]: row.value for row in run if row.what == "core_speed"}
+    lines = [
+        [
+            row.config["set"],
+            f"{row.config['samples']:,}",
+            str(row.config["workers"]),
+            f"{row.value:,.0f}",
+            f"{speeds[row.config['set']]:,.0f}",
+        ]
+        for row in run
+        if row.what == "generation_time"
+    ]
+    header = ["set", "samples", "processes", "seconds", "samples/s for each process"]
+    return f"{markdown(header, lines)}\n\n{origin(run[0], f'seed {run[0].seed}')}."
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB" if count >= 10 * 2**20 else f"{count / 2**20:.2g} MiB"
+
+
+def _value(run: Sequence[Row], what: str, name: str, at: dict[str, int], spell: Spell) -> str:
+    """The number at this place; the reason if there is none."""
+    for row in run:
+        c = row.config
+        if c["candidate"] == name and all(c.get(key) == value for key, value in at.items()):
+            if row.what == what:
+                return spell(row.value)
+            if row.what == "failed":
+                return str(c["reason"]).partition(":")[0]
+    return MISSING
+
+
+def _explain(row: Row) -> str:
+    c = row.config
+    model = f"decoder {c['preset']} of {c['parameters'] / 1e6:,.1f} million parameters"
+    setting = f"{model}, {c['dtype']}" + (", compiled" if c["compile"] else "")
+    return (
+        "Forward, backward and AdamW, mechanisms in turns on the same batches. Memory: beyond "
+        f"weights and the optimiser's. {origin(row, setting)}"
+    )

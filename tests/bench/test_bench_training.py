@@ -1,0 +1,160 @@
+"""`cosformer bench training`, `generation` and `data` at toy size: their rows and tables."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cosformer import records, tasks
+from cosformer.bench import data, generation, training
+from cosformer.bench.flops import peak_flops, training_flops
+from cosformer.models import PRESETS, LanguageModel
+from cosformer.report.tables import TABLES
+from cosformer.training import Budget, RunConfig, TaskConfig
+
+SMALL = {"preset": "tiny", "lengths": (8, 32), "tokens": 64, "repeats": 1, "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosformer.bench.timing.SHORTEST_SAMPLE", 0.0)
+
+
+def options(tmp_path: Path, **given: object) -> training.Options:
+    return training.Options(**{"out": tmp_path / "rows.jsonl", **SMALL, **given})
+
+
+def _of(rows: list[records.Row], what: str) -> dict[tuple[str, int], float]:
+    found = [row for row in rows if row.what == what]
+    return {(row.config["candidate"], row.config["length"]): row.value for row in found}
+
+
+def test_steps_give_speed_memory_and_the_share_of_the_data(tmp_path: Path) -> None:
+    given = options(tmp_path)
+    assert training.run(given) == 0
+    rows = records.read(given.path)
+    places = {(name, length) for name in ("cosformer", "softmax") for length in (8, 32)}
+    speeds = _of(rows, "train_speed")
+    for what in ("train_speed", "peak_memory", "data_share"):
+        assert _of(rows, what).keys() == places
+        assert min(_of(rows, what).values()) > 0
+    ratios = _of(rows, "train_speed_ratio")
+    assert ratios.keys() == {("softmax", 8), ("softmax", 32)}
+    for (_, length), ratio in ratios.items():
+        expected = speeds["cosformer", length] / speeds["softmax", length]
+        assert ratio == pytest.approx(expected)
+    assert {row.config["batch"] * row.config["length"] for row in rows} == {64}
+    table = TABLES["training"](rows)
+    assert "| batch × tokens | tokens/s: cosFormer | tokens/s: softmax (SDPA) | ratio" in table
+    assert f"| 2 × 32 | {speeds['cosformer', 32]:,.0f} |" in table
+    assert "peak flops" not in table  # nobody states one for a processor
+
+
+def test_a_step_trains_the_preset_as_a_run_would(tmp_path: Path) -> None:
+    given = options(tmp_path)
+    task = tasks.create("lm", text="python", length=8)
+    config = RunConfig(TaskConfig("lm"), tmp_path, budget=Budget(batch=2))
+    steps = training.Steps(config, given.model("cosformer", 8), task)
+    assert steps.model.config.vocabulary == 1028  # not the task's
+    before = [p.detach().clone() for p in steps.model.parameters()]
+    steps()
+    steps.close()
+    after = steps.model.parameters()
+    assert all(not torch.equal(p, q) for p, q in zip(after, before, strict=True))
+
+
+def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate")
+
+    monkeypatch.setattr("cosformer.mechanisms.softmax.Softmax.attend", explode)
+    rows = list(training.measure(options(tmp_path, lengths=(8,))))
+    (failed,) = [row for row in rows if row.what == "failed"]
+    assert (failed.config["candidate"], failed.config["length"]) == ("softmax", 8)
+    assert _of(rows, "train_speed").keys() == {("cosformer", 8)}
+    assert "OutOfMemoryError" in TABLES["training"](rows)
+
+
+def test_flops_of_matrices_are_those_that_torch_counts() -> None:
+    model, length = LanguageModel(PRESETS["tiny"]), 16
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, length, dtype=torch.int64)).sum().backward()
+    counted = sum(
+        count
+        for operator, count in counter.get_flop_counts()["Global"].items()
+        if str(operator) in ("aten.mm", "aten.addmm")  # bmm is the mechanism's
+    )
+    mechanism = model.backbone.blocks[0].attention.mechanism
+    attention = 2 * 3 * mechanism.cost(length).operations
+    assert training_flops(model, length) * length == pytest.approx(counted + attention)
+
+
+def test_a_peak_is_known_by_name_and_for_half_types_alone() -> None:
+    assert peak_flops("NVIDIA H200", "bfloat16") == 989e12
+    assert peak_flops("NVIDIA H200", "float32") is None
+    assert peak_flops("Some processor", "bfloat16") is None
+
+
+def test_utilisation_is_flops_over_the_peak(tmp_path: Path) -> None:
+    given = options(tmp_path)
+    model = LanguageModel(given.model("cosformer", 32))
+    this = records.Run.begin()
+    fast = records.Run(**{**vars(this), "hardware": {"device": "cuda", "name": "NVIDIA H200"}})
+    at = {"batch": 2, "length": 32, "dtype": "bfloat16"}
+    rows = list(training._speeds(fast, at, {"cosformer": 4.0, "data": 1.0}, {"cosformer": model}))
+    values = {row.what: row.value for row in rows}
+    assert values["train_speed"] == 16_000
+    assert values["data_share"] == 0.25
+    assert values["flops_utilisation"] == 16_000 * training_flops(model, 32) / 989e12
+
+
+def test_a_token_is_timed_by_position_and_a_sum_does_not_grow(tmp_path: Path) -> None:
+    given = generation.Options(
+        preset="tiny", positions=(4, 40), repeats=1, threads=1, out=tmp_path / "rows.jsonl"
+    )
+    assert generation.run(given) == 0
+    rows = records.read(given.out)
+    held = {
+        (row.config["candidate"], row.config["position"]): row.value
+        for row in rows
+        if row.what == "stream_memory"
+    }
+    assert held["cosformer", 4] == held["cosformer", 40]
+    assert held["softmax", 40] > 9 * held["softmax", 4]
+    ratios = {r.config["candidate"]: r.value for r in rows if r.what == "stream_memory_ratio"}
+    assert ratios["cosformer"] == 1
+    assert sum(row.what == "token_time" for row in rows) == 4
+    assert "| mechanism | ms per token at 4 | ms per token at 40 |" in TABLES["generation"](rows)
+
+
+def test_generated_sets_are_timed_and_nothing_is_kept(tmp_path: Path) -> None:
+    given = data.Options(listops=5, listops_workers=1, pathfinder=5, out=tmp_path / "rows.jsonl")
+    assert data.run(given) == 0
+    rows = records.read(given.out)
+    assert [row.config["set"] for row in rows] == 2 * ["listops"] + 2 * ["pathfinder"]
+    for seconds, speed in (rows[:2], rows[2:]):
+        assert speed.value == pytest.approx(5 / seconds.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    assert "| listops | 5 | 1 |" in TABLES["data"](rows)
+
+
+BAD = [
+    (training.Options, {"preset": "huge"}, "preset must be one of tiny, .*, got 'huge'"),
+    (training.Options, {"mechanisms": ()}, "mechanisms must be among cosformer, "),
+    (training.Options, {"lengths": (1000,)}, "tokens must be a multiple of every length, got 4096"),
+    (training.Options, {"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
+    (training.Options, {"repeats": 0}, "repeats must be at least 1, got 0"),
+    (generation.Options, {"positions": ()}, "positions must be one or more above 0"),
+    (generation.Options, {"preset": "huge"}, "preset must be one of tiny"),
+    (generation.Options, {"mechanisms": ("linformer",)}, "mechanisms must be among cosformer, "),
+    (data.Options, {"listops": 0}, "listops must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "message"), BAD)
+def test_bad_options_are_named(kind: type, given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**given)

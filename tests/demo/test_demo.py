@@ -1,0 +1,192 @@
+"""`cosformer demo` at toy size: what it prints and leaves, and what stops it."""
+
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from cosformer import cli, records
+from cosformer.bench.candidates import CANDIDATES, Candidate
+from cosformer.bench.timing import threads
+from cosformer.demo import command, learning, op
+from cosformer.demo.jobs import JOBS, Job
+from cosformer.demo.screen import Screen
+from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig
+from cosformer.training.folder import locked, state_of
+
+SMALL = {"layers": 1, "width": 16, "heads": 2}
+
+
+def language(out: Path, seed: int) -> RunConfig:
+    (out / "text.txt").write_text("To be, or not to be: that is <the> question.\n" * 20)
+    task = TaskConfig("lm", {"text": str(out / "text.txt"), "length": 160})
+    once = Evaluation(batches=1)
+    return RunConfig(
+        task, out, model=SMALL, budget=Budget(batch=1), evaluation=once, device="cpu", seed=seed
+    )
+
+
+def sentences(out: Path, seed: int) -> RunConfig:
+    lines = [f"{'good' if n % 2 else 'bad'} {n}\t{n % 2}" for n in range(40)]
+    (out / "table.tsv").write_text("\n".join(["text\tlabel", *lines]))
+    task = TaskConfig("classify", {"data": str(out / "table.tsv"), "text": ["text"], "length": 16})
+    return RunConfig(task, out, model=SMALL, budget=Budget(batch=4), device="cpu", seed=seed)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosformer.bench.timing.SHORTEST_SAMPLE", 0.0)
+    monkeypatch.setitem(JOBS, "lm", Job(language, 0.5, 2))
+    monkeypatch.setitem(JOBS, "listops", Job(sentences, 0.5, 2))
+    monkeypatch.setitem(op.LIMITS, "reference", 8)
+    monkeypatch.setitem(command.SAMPLING, "max_new_tokens", 8)
+    monkeypatch.setattr(learning, "_count", lambda seconds, milliseconds, judged: 4)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> command.Options:
+    return command.Options(seconds=60, lengths=(8, 16), out=tmp_path / "out")
+
+
+def run(options: command.Options) -> int:
+    with threads(1):
+        return command.run(options)
+
+
+class Page(HTMLParser):
+    """What a page is made of; every element that needs an end must have it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.count: dict[str, int] = {}
+        self.outside: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+        if tag not in ("meta",):
+            self.open.append(tag)
+        wanted = [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.outside += [value for value in wanted if value and not value.startswith("#")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_demo_checks_trains_writes_and_leaves_a_page(
+    options: command.Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(options) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "CPU, 1 thread\n",
+        "Exact: outputs, gradients and a stream",
+        "softmax / ours",
+        "4 steps of 1 × up to 160 tokens each, in turns",
+        "2 of 4 steps  validation loss: cosFormer ",
+        "4 of 4 steps  validation accuracy: cosFormer ",
+        "bits per byte",
+        "speed in training, tokens/s",
+        "speed in training, sequences/s",
+        "memory of a step",
+        "to beat: ",
+        "What the cosFormer model writes:\n  | The following",
+        "demo.html",
+    ):
+        assert words in printed
+    page = Page((options.out / "demo.html").read_text())
+    assert not page.open
+    assert page.outside == []  # it opens from a disk, without a network
+    assert (page.count["svg"], page.count["table"], page.count["pre"]) == (3, 2, 3)
+    rows = records.read(options.out / "demo.jsonl")
+    steps = [
+        row.config["step"]
+        for row in rows
+        if row.what == "train_loss" and row.config["candidate"] == "softmax"
+    ]
+    assert steps == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert state_of(options.out / "lm-cosformer")["state"] == "finished"
+
+
+def test_a_second_demo_begins_anew(
+    options: command.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(JOBS, "listops")
+    assert run(options) == run(replace(options, seed=1)) == 0
+    rows = records.read(options.out / "demo.jsonl")
+    assert len({row.date for row in rows}) == 2
+    assert state_of(options.out / "lm-softmax")["step"] == 4
+
+
+def test_an_interrupted_demo_can_be_started_again(
+    options: command.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(screen: Screen, row: records.Row) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.delitem(JOBS, "listops")
+    with monkeypatch.context() as patch, threads(1):
+        patch.setattr(Screen, "show", interrupt)
+        arguments = ["--seconds", "60", "--lengths", "8", "--out", str(options.out)]
+        assert cli.main(["demo", *arguments]) == 130
+    assert not (options.out / "demo.html").exists()
+    assert run(options) == 0
+
+
+def test_a_run_that_somebody_works_in_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with locked(tmp_path), pytest.raises(ValueError, match="out must not be in use by another"):
+        command.begin_anew(tmp_path)
+    assert (tmp_path / "config.json").exists()
+
+
+def test_without_time_nothing_is_learnt_and_nothing_written(
+    options: command.Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "GRACE", 0.0)
+    assert run(options) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("The time is up after 0 steps.") == 2
+    assert "too short for a checkpoint" in printed
+    assert (options.out / "demo.html").read_text().count("<svg") == 1
+
+
+def test_the_demo_fails_when_the_op_is_wrong(
+    options: command.Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = CANDIDATES["chunked"].attend
+    broken = Candidate(lambda q, k, v, *, causal: 1.01 * right(q, k, v, causal=causal), True, False)
+    monkeypatch.setitem(CANDIDATES, "chunked", broken)
+    monkeypatch.setattr(op, "race", lambda *given: pytest.fail("timed"))
+    assert run(options) == 1
+    assert "check failed: output" in capsys.readouterr().err
+    assert not options.out.exists()
+
+
+def test_a_bad_option_is_named_with_its_value() -> None:
+    with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
+        command.Options(seconds=0)
+    with pytest.raises(ValueError, match="lengths must be one or more positive numbers"):
+        command.Options(lengths=())
+
+
+def test_runs_take_turns_and_only_their_own_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this = records.Run.begin(seed=0)
+    tmp_path.joinpath("out").mkdir()
+    with threads(1):
+        pair = learning.plan(this, "lm", language(tmp_path / "out", 0), 60, judged=2)
+        rows = list(learning.learn(this, pair, deadline=time.monotonic() + 60))
+    losses = [row for row in rows if row.what == "train_loss"]
+    assert [row.config["candidate"] for row in losses] == ["cosformer", "softmax"] * 4
+    speeds = [row for row in rows if row.what == "train_speed"]
+    for row in speeds:
+        assert row.value == pytest.approx(4 * 160 / row.config["seconds"])

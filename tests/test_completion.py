@@ -1,0 +1,95 @@
+"""`cosformer completion`: what a shell offers after a beginning of a command."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Literal
+
+import pytest
+
+from cosformer import cli
+from cosformer.completion import SCRIPTS, Verb, verb
+
+
+@pytest.fixture(scope="module")
+def script() -> str:
+    known = {
+        "run": Verb({"--help": None, "--out": ()}, ()),
+        "bench ops": Verb({"--device": ("cpu", "cuda"), "--fast": None}, ()),
+        "bench ops all": Verb({"--deep": None}, ()),
+        "names": Verb({"--names": ("alpha", "beta")}, ("alpha", "beta")),
+    }
+    return SCRIPTS["bash"](known)
+
+
+CASES = [
+    ([""], ["run", "bench", "names"]),
+    (["b"], ["bench"]),
+    (["bench", ""], ["ops"]),
+    (["bench", "ops", "--"], ["--device", "--fast"]),
+    (["bench", "ops", "--device", ""], ["cpu", "cuda"]),
+    (["bench", "ops", "--device", "cu"], ["cuda"]),
+    (["bench", "ops", "--device", "cpu", "--f"], ["--fast"]),
+    (["bench", "ops", "all", "--"], ["--deep"]),
+    (["names", ""], ["alpha", "beta", "--names"]),
+    (["run", "--out", ""], []),  # a file
+    (["unknown", ""], []),
+]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(("words", "offered"), CASES)
+def test_bash_offers_what_may_come_next(
+    script: str, words: Sequence[str], offered: list[str]
+) -> None:
+    typed = " ".join(f"'{word}'" for word in ["cosformer", *words])
+    ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _cosformer; echo ${{COMPREPLY[*]}}"
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == offered
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of a toy verb."""
+
+    kind: Literal["soft", "hard"] | None = None
+    kinds: tuple[Literal["a", "b"], ...] = ()
+    top_k: int = 1
+    deep: bool = False
+    names: tuple[str, ...] = ()
+
+
+def test_flags_and_values_are_those_of_the_options() -> None:
+    module = SimpleNamespace(Options=Options, POSITIONAL="names", WORDS={"names": {"x": 1}})
+    assert verb(module) == Verb(
+        {
+            "--help": None,
+            "--kind": ("soft", "hard"),
+            "--kinds": ("a", "b"),
+            "--top-k": (),
+            "--deep": None,
+            "--no-deep": None,
+            "--names": ("x",),
+        },
+        ("x",),
+    )
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_every_verb_and_flag_is_in_the_script(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    for name in cli.VERBS:
+        assert f'"{name}' in printed
+    assert "quadratic-up-to" in printed
+
+
+def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "tcsh"]) == 2
+    assert "--shell" in capsys.readouterr().err

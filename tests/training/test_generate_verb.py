@@ -1,0 +1,167 @@
+"""`cosformer generate`: text that streams, several prompts, stops, and what it refuses."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosformer import cli
+from cosformer.bench.timing import threads
+from cosformer.models import PRESETS, LanguageModel, Sampling
+from cosformer.models.sampling import choose
+from cosformer.tasks import vocabulary as vocabularies
+from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig, train
+from cosformer.training.writer import Writer, encode, until
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model of bytes after three steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    text = folder / "text.txt"
+    text.write_text("To be, or not to be: that is the question.\n" * 30)
+    task = TaskConfig("lm", {"text": str(text), "length": 64})
+    config = RunConfig(task, folder / "run", budget=Budget(3, 2), device="cpu")
+    with threads(1):
+        train(config)
+    return config.out
+
+
+def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with threads(1):
+        assert cli.main(["generate", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+SHORT = ("--tokens", "12", "--device", "cpu")
+
+
+def test_a_prompt_is_continued_the_same_for_the_same_seed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [
+        text_of(capsys, str(run), "--prompt", "To be", *SHORT, "--seed", seed)
+        for seed in ("1", "1", "2")
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("To be")
+    assert len(texts[0]) > len("To be\n")
+
+
+def test_a_text_goes_as_far_as_the_model_reaches(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = text_of(capsys, str(run), "--prompt", "To be", "--device", "cpu")
+    assert 5 < len(text) <= len("To be") + 60 + len("\n")  # its sequences have 64 tokens
+
+
+def test_several_prompts_from_a_file_get_what_each_gets_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts").write_text("To\n\nor not\n")
+    greedy = (*SHORT, "--temperature", "0")
+    together = text_of(capsys, str(run), "--file", str(tmp_path / "prompts"), *greedy)
+    for n, prompt in enumerate(("To", "or not"), 1):
+        alone = text_of(capsys, str(run), "--prompt", prompt, *greedy)
+        assert f"--- {n} of 2\n{alone}" in together
+
+
+def test_prompts_come_from_standard_input(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("To be"))
+    assert text_of(capsys, str(run), "--file", "-", *SHORT).startswith("To be")
+
+
+def scripted(text: bytes) -> Writer:
+    """A writer whose model writes this, byte by byte, whatever it has read."""
+    model = LanguageModel(replace(PRESETS["tiny"], max_length=len(text) + 8)).eval()
+    script = iter(text)
+
+    def likeliest(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor([next(script)]), 256).float()
+
+    model.head.forward = likeliest  # type: ignore[method-assign, assignment]
+    sampling = Sampling(max_new_tokens=len(text), temperature=0)
+    return Writer(model, vocabularies.Bytes(), sampling)
+
+
+STREAMS = [
+    ("abc", (), ["a", "b", "c"]),
+    ("aé€", (), ["a", "é", "€"]),  # nothing of a character before all of it
+    ("one\n\ntwo", ("\n\n",), ["o", "n", "e"]),
+    ("a-b--c", ("--",), ["a", "-b"]),  # what may begin a stop waits
+    ("ab", ("xyz", "b"), ["a"]),
+]
+
+
+@pytest.mark.parametrize(("text", "stop", "pieces"), STREAMS)
+def test_a_stream_shows_what_can_no_longer_change(
+    text: str, stop: Sequence[str], pieces: list[str]
+) -> None:
+    found = list(scripted(text.encode()).stream("p", stop))
+    assert [piece for piece in found if piece] == pieces
+    assert scripted(text.encode()).together(["p"], stop) == ["".join(pieces)]
+
+
+def test_bytes_that_are_no_text_still_end() -> None:
+    assert "".join(scripted(b"a\xff").stream("p")) == "a\ufffd"
+
+
+def test_words_of_a_prompt_do_not_end_its_line() -> None:
+    words = vocabularies.Words.learn(b"to be or\nnot to be\n")
+    assert [words.names[n] for n in encode(words, "to be")] == ["to", "be"]
+    assert [words.names[n] for n in encode(words, "to be\n")] == ["to", "be", "<eos>"]
+
+
+def test_a_blank_stands_between_the_words_of_a_prompt_and_what_follows() -> None:
+    words = vocabularies.Words.learn(b"to be or not to be")
+    model = LanguageModel(replace(PRESETS["tiny"], vocabulary=words.size)).eval()
+    writer = Writer(model, words, Sampling(max_new_tokens=1, temperature=0))
+    (text,) = writer.together(["to be"])
+    assert text.startswith(" ")
+    assert "".join(writer.stream("to be")) == text
+
+
+def test_a_text_ends_before_the_first_stop() -> None:
+    assert until("abcdef", ("e", "cd")) == "ab"
+    assert until("abcdef", ("x",)) == until("abcdef", ()) == "abcdef"
+
+
+def test_tokens_that_are_no_data_are_never_chosen() -> None:
+    logits, noise = torch.tensor([[0.0, 0.0, 0.0, 50.0]]), torch.tensor([0.99])
+    assert choose(logits, Sampling(), noise).item() == 3
+    assert choose(logits, Sampling(data_tokens=3), noise).item() == 2
+
+
+BAD = [
+    ((), "prompt or file must be given, got neither"),
+    (("--prompt", "a", "--file", "-"), "prompt or file must be given, got both"),
+    (("--prompt", ""), "prompt must be at least one token, got ''"),
+    (("--prompt", "a", "--stop", ""), "stop must be texts of one character or more"),
+    (("--prompt", "a", "--temperature", "-1"), "temperature must be at least 0"),
+    (("--prompt", "a", "--tokens", "900"), "max_new_tokens must be at most 64"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_what_cannot_be_done_is_one_line(
+    run: Path, arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", str(run), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_that_writes_no_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = TaskConfig("mqar", {"length": 16, "pairs": 2, "vocabulary": 16})
+    once = Evaluation(batches=1)
+    config = RunConfig(task, tmp_path / "run", budget=Budget(1, 2), evaluation=once, device="cpu")
+    with threads(1):
+        train(config)
+    assert cli.main(["generate", str(config.out), "--prompt", "a"]) == 2
+    assert "run must be of a language task" in capsys.readouterr().err
