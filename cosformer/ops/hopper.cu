@@ -97,7 +97,6 @@ INLINE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "
 template <int N> INLINE void mma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-INLINE void together(int giver) { asm volatile("bar.sync %0, 128;" ::"r"(giver + 1) : "memory"); }
 template <int N> INLINE void registers() {
   if (N <= 96) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
   else asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -549,7 +548,8 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   const unsigned char* mask = p.mask + at.b * p.mask_s;
   const int columns = p.columns - at.block * 64;
   const u32 stand = shared + OUT_AT + mine * 8 * PITCH;
-  Rows<64, 128, 0> gates;
+  // A warp stores the 16 rows that it computed, 16 bytes a lane.
+  const int line = thread % 32, piece = line % 8 * 8, top = thread / 32 * 16 + line / 8;
   // Of 16 rows of a warp and 16 columns that meet: pairs on the diagonal, as a mask.
   const int down = thread % 32 / 4 - lane * 2, warp = __shfl_sync(~0u, thread / 32, 0);
   const u32 diagonal = REVERSE ? (down <= 0 ? 0xFFFFu : 0u) | (down <= 1 ? 0xFFFF0000u : 0u)
@@ -613,10 +613,13 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (ONES) Mma<8>::from_shared<0, 1>(totals, a, state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH), add);
     }
     mma_commit();
-    if (GATE) {
-      gates.start(gate + begin * p.gs[2], p.gs[2]);
-      gates.load(p.gs[2], at.stop - begin, columns);
-    }
+    uint4 gates[GATE ? 4 : 1];
+    if (GATE)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at_row = begin + top + i * 4;
+        gates[GATE ? i : 0] = load16<false>(gate + at_row * p.gs[2] + piece, at_row < at.stop && piece < columns);
+      }
     mma_wait<0>();
     hold(sums);
     if (ONES) hold(totals);
@@ -641,9 +644,8 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         for (int r = 0; r < R; ++r) f[half][r] *= scale[half];
       }
     }
-    const int line = thread % 32;
     const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;
-    together(mine);  // the last chunk has been taken from here
+    __syncwarp();  // the last chunk has been taken from here
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
       u32 pair[4];
@@ -656,18 +658,18 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       }
       put_blocks(rows + (n + line / 16) * PITCH, pair[0], pair[1], pair[2], pair[3]);
     }
-    together(mine);
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      int at_row = begin + gates.row(i);
-      uint4 v = get16(stand + gates.block() * PITCH + gates.row(i) * 16);
-      if (at_row >= at.stop || gates.block() * 8 >= columns) continue;
+      const int at_row = begin + top + i * 4;
+      uint4 v = get16(stand + piece / 8 * PITCH + (top + i * 4) * 16);
+      if (at_row >= at.stop || piece >= columns) continue;
       if (GATE) {
-        const uint4 g = gates.v[i];
+        const uint4 g = gates[GATE ? i : 0];
         v = make_uint4(gated<GATE>(v.x, g.x), gated<GATE>(v.y, g.y), gated<GATE>(v.z, g.z), gated<GATE>(v.w, g.w));
       }
       if (MASKED == 2 && !mask[at_row]) v = make_uint4(0, 0, 0, 0);
-      *(uint4*)(out + at_row * p.outs[2] + gates.block() * 8) = v;
+      *(uint4*)(out + at_row * p.outs[2] + piece) = v;
     }
   }
 }
