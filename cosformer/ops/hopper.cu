@@ -16,14 +16,14 @@
 // with δ = −dout·out·dD/dtotal. Numbers that must not lose bits (ψ for the denominator, its sums,
 // δ) stand in two columns: rounded to 16 bits, and the rest.
 //
-// A block takes a head, a segment and 64 columns of z. Tiles lie in shared memory as 8 × 8 blocks of
+// A block takes a head, a segment and 64 columns of z; where it only reads (PAIRED) 128, a giver each half. Tiles lie in shared memory as 8 × 8 blocks of
 // 128 bytes, column blocks a PITCH apart, so that either direction can be the contracted one and
 // nobody meets in a bank.
 //
 // Set by the compiler's command line: KW (64 or 128, width of x and y), R (1 or 2), TURNED, READ,
 // WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu), RULE (0 none, 1 clamp, 2 add,
 // 3 signed), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATE (times φ′),
-// MASKED (0 nobody, 1 writer, 2 reader).
+// MASKED (0 nobody, 1 writer, 2 reader), PAIRED.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -61,15 +61,16 @@ constexpr int STAGES = !READ ? 4 : KW == 64 ? 3 : 2;
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
 constexpr int TEAMS = READ ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
-constexpr bool LATE = KEEPERS == 1 && !TURNED;  // the state is stored while the next is summed: takes registers
+constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED;  // the state is stored while the next is summed: takes registers
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
 constexpr int LOADER_REGISTERS = !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
 constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED);
-constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER ? 96 : LATE ? 128 : 104;
-constexpr int GIVER_REGISTERS = !READ ? 24 : BUSY_GIVER ? 128 : 112;
+constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || !WRITE ? 96 : LATE ? 128 : 104;
+constexpr int GIVER_REGISTERS = !READ ? 24 : !WRITE ? 120 : BUSY_GIVER ? 128 : 112;
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
-constexpr int OUT_AT = STATE_AT + (READ ? (WRITE ? 2 : 1) * STATE_BYTES : 0);
+constexpr int STATES = !READ ? 0 : WRITE || PAIRED ? 2 : 1;  // of this chunk and the next, or of either half
+constexpr int OUT_AT = STATE_AT + STATES * STATE_BYTES;
 constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
 extern "C" __constant__ const int shared_bytes = BARRIERS_AT + 16 * 8;
 constexpr int AHEAD = 1 + 2 * TEAMS;  // chunks that are on their way to the L2 cache
@@ -484,11 +485,13 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
                        u32 state_full, u32 state_empty) {
   const float* first = p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr;
   if (!WRITE) {  // one state for all chunks
-    for (int m = 0; m < STATE_M; ++m) {
-      State state(m);
-      state.load(p, at, first);
+    for (int i = 0; i < STATES * STATE_M; ++i) {
+      State state(i % STATE_M);
+      Place half = at;
+      if (PAIRED) half.block = i / STATE_M;
+      state.load(p, half, first);
       state.round();
-      state.put(shared + STATE_AT);
+      state.put(shared + STATE_AT + i / STATE_M * STATE_BYTES);
     }
     to_tensor_cores();
     arrive(state_full);
@@ -540,13 +543,14 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
                      u32 state_full, u32 state_empty) {
   const int thread = threadIdx.x % 128, lane = thread % 4;
   const int row = thread / 32 * 16 + thread % 32 / 4;  // and row + 8
-  bf16* out = p.out + at.b * p.outs[0] + at.h * p.outs[1] + at.block * 64;
-  const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + at.block * 64;
+  const int block = PAIRED ? mine : at.block;
+  bf16* out = p.out + at.b * p.outs[0] + at.h * p.outs[1] + block * 64;
+  const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + block * 64;
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
   float* total = p.total + at.head * p.length;
   const float* inverse = p.inverse + at.head * p.length;
   const unsigned char* mask = p.mask + at.b * p.mask_s;
-  const int columns = p.columns - at.block * 64;
+  const int columns = p.columns - block * 64;
   const u32 stand = shared + OUT_AT + mine * 8 * PITCH;
   // A warp stores the 16 rows that it computed, 16 bytes a lane.
   const int line = thread % 32, piece = line % 8 * 8, top = thread / 32 * 16 + line / 8;
@@ -554,8 +558,9 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   const int down = thread % 32 / 4 - lane * 2, warp = __shfl_sync(~0u, thread / 32, 0);
   const u32 diagonal = REVERSE ? (down <= 0 ? 0xFFFFu : 0u) | (down <= 1 ? 0xFFFF0000u : 0u)
                                : (down >= 0 ? 0xFFFFu : 0u) | (down >= 1 ? 0xFFFF0000u : 0u);
-  for (int c = mine; c < at.chunks; c += GIVERS) {
-    const int stage = c % STAGES, begin = at.begin(c), buffer = WRITE ? c & 1 : 0;
+  const int begins = PAIRED ? 0 : mine, step = PAIRED ? 1 : GIVERS;
+  for (int c = begins; c < at.chunks; c += step) {
+    const int stage = c % STAGES, begin = at.begin(c), buffer = WRITE ? c & 1 : PAIRED ? mine : 0;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const Operand x(x_tile, PITCH), y(y_tile, PITCH), z(y_tile + Y_BYTES, 128);
     const Operand state(shared + STATE_AT + buffer * STATE_BYTES, TURNED ? STATE_PITCH : 128);
@@ -602,7 +607,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         for (int k = 0; k < 4; ++k)
           Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OUT_N / 8 * PITCH + k * 256, PITCH), k > 0);
     }
-    if (WRITE || c == mine) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
+    if (WRITE || c == begins) wait(state_full + (WRITE ? buffer : 0) * 8, WRITE ? c / 2 & 1 : 0);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < XB / 2; ++k) {
@@ -637,7 +642,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
           t += __shfl_xor_sync(~0u, t, 1);
           t += __shfl_xor_sync(~0u, t, 2);
           const int i = begin + row + half * 8;
-          if (lane == 0 && i < at.stop && at.block == 0) total[i] = t;
+          if (lane == 0 && i < at.stop && block == 0) total[i] = t;
           scale[half] = reciprocal(divisor(t, p.eps));
         }
 #pragma unroll
@@ -685,7 +690,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
       if (READ) put16(tile, make_uint4(0, 0, 0, 0));
       if (WRITE) put16(tile + X_BYTES, make_uint4(0, 0, 0, 0));
     }
-    for (int i = threadIdx.x; READ && TURNED && i < (1 + WRITE) * R * 64; i += blockDim.x)  // and of the state
+    for (int i = threadIdx.x; READ && TURNED && i < STATES * R * 64; i += blockDim.x)  // and of the state
       put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
             make_uint4(0, 0, 0, 0));
     to_tensor_cores();
@@ -693,7 +698,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, TEAM);
-      init_barrier(empty + i * 8, 4 * (READ + KEEPERS * WRITE));
+      init_barrier(empty + i * 8, 4 * (READ * (1 + PAIRED) + KEEPERS * WRITE));
     }
     for (int i = 0; i < 2; ++i) {
       init_barrier(state_full + i * 8, 128 * KEEPERS);

@@ -95,9 +95,9 @@ def forward(
         )
         plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **given)
         return out, total, last, first
-    rows = plan.key_rows
+    rows = plan.gather_keys
     _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
-    plan.sweep(roles.read, q, q, v, query_basis, plan.query_rows, first=last, **given)
+    plan.sweep(roles.read, q, q, v, query_basis, plan.read_queries, first=last, **given)
     return (out, total, last, None) if wanted else (out, total, None, last)
 
 
@@ -154,14 +154,16 @@ def backward(
         plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, **ends, **by)
         plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=end, **by)
         return dq, dk, dv, grad_first
-    here, there = plan.query_rows, plan.key_rows
     first = kept
     if first is None:
-        _, first = plan.gather(roles.gather, k, v, key_basis, there, state, mask, causal=False)
+        rows = plan.gather_keys
+        _, first = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
+    here, there = plan.read_queries, plan.read_keys
     plan.sweep(roles.dq_read, grad, grad, k, query_basis, here, out=dq, gate=q, first=first, **by)
     _, grad_first = plan.gather(
-        roles.dk_gather, grad, q, query_basis, here, grad_last, None, by_row, causal=False
-    )
+        roles.dk_gather, grad, q, query_basis, plan.gather_queries, grad_last, None, by_row,
+        causal=False,
+    )  # fmt: skip
     plan.sweep(roles.dk_read, v, v, q, key_basis, there, out=dk, gate=k, first=grad_first, **by)
     plan.sweep(roles.dv_read, k, k, grad, key_basis, there, out=dv, first=grad_first, **by)
     return dq, dk, dv, grad_first if wanted else None

@@ -56,6 +56,7 @@ class Sweep(NamedTuple):
     SCALED: bool = False
     GATE: int = 0
     MASKED: int = 0
+    PAIRED: bool = False
 
 
 class Roles(NamedTuple):
@@ -85,13 +86,13 @@ def roles_of(width: int, value_width: int, states: int, phi: int, rule: int, mas
         Z_MAP=phi, DELTA=2 * divided, SCALED=divided, REVERSE=True, MASKED=hidden
     )
     dv = by_key._replace(X_MAP=phi, Y_MAP=phi, SCALED=divided, REVERSE=True, MASKED=hidden)
+    by_values: dict[str, Any] = {"WRITE": False, "Y_MAP": 0, "PAIRED": value_width > 64}
+    by_keys: dict[str, Any] = {"WRITE": False, "Z_MAP": 0, "PAIRED": width > 64}
     return Roles(
-        forward,
-        forward._replace(READ=False, X_MAP=0),
-        forward._replace(WRITE=False, Y_MAP=0),
-        dq, dq._replace(WRITE=False, Z_MAP=0),
-        dk, dk._replace(READ=False, GATE=0, MASKED=0), dk._replace(WRITE=False, Z_MAP=0),
-        dv, dv._replace(WRITE=False, Y_MAP=0),
+        forward, forward._replace(READ=False, X_MAP=0), forward._replace(**by_values),
+        dq, dq._replace(**by_keys),
+        dk, dk._replace(READ=False, GATE=0, MASKED=0), dk._replace(**by_keys),
+        dv, dv._replace(**by_values),
     )  # fmt: skip
 
 
@@ -108,15 +109,16 @@ class Plan:
         self._launches: dict[Any, Launch] = {}
         self.roles = roles_of(q.shape[3], v.shape[3], states, MAPS[feature_map], self.rule, masked)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        programs = q.shape[0] * q.shape[1] * -(-v.shape[3] // 64)
 
-        def rows(length: int, extra: float = 0.0) -> int:
+        def rows(like: Tensor, blocks: int, extra: float = 0.0) -> int:
             """The length of a segment."""
+            programs, length = like.shape[0] * like.shape[1] * blocks, like.shape[2]
             segments = choose_segments(programs, length, processors, extra=extra)
             return -(-length // (segments * CHUNK)) * CHUNK
 
-        self.query_rows, self.key_rows = rows(q.shape[2]), rows(k.shape[2])
-        self.causal_rows = rows(q.shape[2], extra=0.6)
+        self.gather_queries, self.gather_keys = rows(q, _blocks(q)), rows(k, _blocks(v))
+        self.read_queries, self.read_keys = rows(q, 1), rows(k, 1)
+        self.causal_rows = rows(q, _blocks(v), extra=0.6)
 
     def states(self, like: Tensor, segments: int = 1) -> Tensor:
         """Room for states `[B, H, segments, R, D, V(+1)]`, or `[B, H, R, D, V(+1)]` for one."""
@@ -134,7 +136,7 @@ class Plan:
         if launch is None:
             batch, heads, length, contracted = x.shape
             columns, segments = z.shape[3], -(-length // rows)
-            blocks = -(-columns // 64)
+            blocks = 1 if options.PAIRED else _blocks(z)
             tail = TAIL.pack(
                 *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
                 *_per_head(basis), length, *_steps(first), *_steps(last),
@@ -225,6 +227,11 @@ def kernel(name: str, options: Sweep, device: int) -> Kernel:
     shared = "shared_bytes" if name == "sweep" else ""
     with torch.cuda.device(device):
         return Kernel(cubin(_source(), flags), name, device, shared=shared)
+
+
+def _blocks(z: Tensor) -> int:
+    """Of 64 columns."""
+    return -(-z.shape[3] // 64)
 
 
 def _pointer(x: Tensor | None) -> int:
