@@ -14,6 +14,7 @@ from cosformer.ops.memo import remembered
 from cosformer.ops.normaliser import denominator
 from cosformer.ops.problem import Problem, compute_dtype, full_precision
 from cosformer.ops.reference import scores
+from cosformer.ops.replay import replayed
 from cosformer.ops.state import (
     Horizon,
     State,
@@ -68,20 +69,8 @@ def attention(
     >>> attention(q, k, v, causal=True).shape
     torch.Size([1, 8, 1000, 64])
     """
-    q, k, v = check_inputs(q, k, v)
-    problem = _problem(
-        q,
-        k,
-        causal=causal,
-        horizon=horizon,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        query_start=query_start,
-        positions=positions,
-        weight=weight,
-        eps=eps,
-    )
-    return compute(q, k, v, problem, impl=impl)[0]
+    places = (cu_seqlens, query_start, positions)
+    return replayed(_attention, q, k, v, causal, horizon, key_mask, *places, weight, eps, impl)
 
 
 def attention_with_state(
@@ -202,6 +191,36 @@ def attention_weights(
     with full_precision(q):
         window = scores(q, k, problem, rows, columns)
     return (window / denominator(total[:, :, rows], problem.rule, eps)).to(q.dtype)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    horizon: Horizon | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    query_start: int | None,
+    positions: str,
+    weight: str,
+    eps: float,
+    impl: str,
+) -> Tensor:
+    q, k, v = check_inputs(q, k, v)
+    problem = _problem(
+        q,
+        k,
+        causal=causal,
+        horizon=horizon,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+        positions=positions,
+        weight=weight,
+        eps=eps,
+    )
+    return compute(q, k, v, problem, impl=impl)[0]
 
 
 def _problem(

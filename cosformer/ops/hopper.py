@@ -13,6 +13,7 @@ from torch import Tensor
 from cosformer.ops.hopper_plan import MAPS, plan_of
 from cosformer.ops.nvrtc import libraries
 from cosformer.ops.problem import outputs
+from cosformer.ops.tape import taped
 
 MAX_WIDTH = 128
 __all__ = ["MAPS", "backward", "forward", "unsupported"]
@@ -62,6 +63,7 @@ def _in_pieces(strides: tuple[int, ...]) -> bool:
     return one == 1 and not (b % 8 or h % 8 or t % 8)
 
 
+@taped
 def forward(
     q: Tensor,
     k: Tensor,
@@ -101,6 +103,7 @@ def forward(
     return (out, total, last, None) if wanted else (out, total, None, last)
 
 
+@taped
 def backward(
     q: Tensor,
     k: Tensor,
@@ -120,7 +123,7 @@ def backward(
     kept: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and, if there is one, the state."""
-    grad, out = _aligned(grad), _aligned(out)
+    grad, out = aligned(grad), aligned(out)
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     state = None if state is None else state.contiguous()
     grad_last = None if grad_last is None else grad_last.contiguous()
@@ -173,7 +176,7 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.contiguous().view(torch.uint8)
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """x, or a copy of it whose rows are in one piece and begin where 16 bytes do."""
     if _in_pieces(x.stride()) and x.data_ptr() % 16 == 0:
         return x

@@ -20,6 +20,8 @@ POINTERS = 12
 TAIL = struct.Struct("22q8if4x")  # of the kernel's parameters, behind the pointers
 PLANS = 256
 
+PerRow = tuple[Tensor, Tensor]  # two numbers for every row, each `[B, H, T]`
+
 
 @functools.cache
 def choose_segments(
@@ -128,7 +130,7 @@ class Plan:
     def sweep(
         self, options: Sweep, x: Tensor, y: Tensor, z: Tensor, basis: Tensor, rows: int, *,
         out: Tensor | None = None, gate: Tensor | None = None, total: Tensor | None = None,
-        by_row: Tensor | None = None, mask: Tensor | None = None,
+        by_row: PerRow | None = None, mask: Tensor | None = None,
         first: Tensor | None = None, last: Tensor | None = None,
     ) -> None:  # fmt: skip
         """One launch; without `out` it only sums states. `rows` is the length of a segment."""
@@ -147,16 +149,11 @@ class Plan:
             it = kernel("sweep", options, self.device)
             launch = Launch(it, grid, THREADS, self.device, POINTERS, tail)
             self._launches[options] = launch
-        inverse = _pointer(by_row)
-        launch(
-            x.data_ptr(), y.data_ptr(), z.data_ptr(), _pointer(gate), _pointer(out),
-            _pointer(total), inverse, inverse and inverse + by_row.stride(0) * 4,  # type: ignore[union-attr]
-            basis.data_ptr(), _pointer(first), _pointer(last), _pointer(mask),
-        )  # fmt: skip
+        launch(x, y, z, gate, out, total, *(by_row or (None, None)), basis, first, last, mask)
 
     def gather(
         self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, rows: int, start: Tensor | None,
-        mask: Tensor | None, by_row: Tensor | None = None, *, causal: bool, total: bool = True,
+        mask: Tensor | None, by_row: PerRow | None = None, *, causal: bool, total: bool = True,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """What each segment starts with, and the state after all of them if `total`."""
         segments = -(-y.shape[2] // rows)
@@ -174,12 +171,12 @@ class Plan:
             it = kernel("edges", Sweep(64, 1), self.device)
             launch = Launch(it, grid, 256, self.device, 3, tail, (0, 8, 16, 24, 32, 36, 40))
             self._launches[key] = launch
-        launch(states.data_ptr(), _pointer(start), _pointer(last))
+        launch(states, start, last)
         return states, last
 
-    def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> Tensor:
-        """1/D and δ of every row, `[2, B, H, T]`."""
-        by_row = total.new_empty(2, *total.shape)
+    def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> PerRow:
+        """1/D and δ of every row."""
+        by_row = total.new_empty(total.shape), total.new_empty(total.shape)
         launch = self._launches.get("prepare")
         if launch is None:
             width, rows = out.shape[3], total.numel()
@@ -191,9 +188,7 @@ class Plan:
             grid = (-(-rows * wide // 2048), 1)
             launch = Launch(it, grid, 256, self.device, 5, tail, places)
             self._launches["prepare"] = launch
-        inverse = by_row.data_ptr()
-        places = (inverse, inverse + 4 * by_row.stride(0))
-        launch(grad.data_ptr(), out.data_ptr(), total.data_ptr(), *places)
+        launch(grad, out, total, *by_row)
         return by_row
 
 
@@ -232,10 +227,6 @@ def kernel(name: str, options: Sweep, device: int) -> Kernel:
 def _blocks(z: Tensor) -> int:
     """Of 64 columns."""
     return -(-z.shape[3] // 64)
-
-
-def _pointer(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:

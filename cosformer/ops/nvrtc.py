@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
+from cosformer.ops.tape import current
 
 NO_CONTEXT = 201
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -55,25 +58,36 @@ class Launch:
         """`offsets`: where in the pointers and the tail each argument of the kernel begins."""
         self._device, self._lock = device, threading.Lock()
         self._pointers = struct.Struct(f"{count}Q")
+        self.tail, self.offsets = tail, offsets
         self._memory = ctypes.create_string_buffer(8 * count + len(tail))
         base = ctypes.addressof(self._memory)
         ctypes.memmove(base + 8 * count, tail, len(tail))
         self._places = (ctypes.c_void_p * len(offsets))(*(base + at for at in offsets))
-        self._shape = (kernel.function, *grid, 1, threads, 1, 1, kernel.shared)
+        self.shape = (kernel.function, *grid, 1, threads, 1, 1, kernel.shared)
 
-    def __call__(self, *pointers: int) -> None:
+    def __call__(self, *tensors: Tensor | None) -> None:
         if torch.cuda.current_device() != self._device:
             with torch.cuda.device(self._device):
-                self(*pointers)
+                self(*tensors)
             return
+        if (tape := current()) is not None:
+            tape.launched(self, tensors)
+        pointers = [0 if x is None else x.data_ptr() for x in tensors]
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         with self._lock:  # the driver copies the arguments before it returns
             self._pointers.pack_into(self._memory, 0, *pointers)
-            code = _launch()(*self._shape, stream, self._places, None)
-            if code == NO_CONTEXT:  # a thread that torch has not used CUDA in
-                _enter(self._device)
-                code = _launch()(*self._shape, stream, self._places, None)
+            for again in (False, True):
+                code = driver_launch()(*self.shape, stream, self._places, None)
+                if not code:
+                    return
+                mend_launch(code, self._device, again)
+
+
+def mend_launch(code: int, device: int, again: bool) -> None:
+    """Raises, unless it is worth trying again: in a thread that torch has not used CUDA in."""
+    if again or code != NO_CONTEXT:
         _check("cuLaunchKernel", code)
+    _enter(device)
 
 
 def cubin(source: str, flags: tuple[str, ...]) -> Code:
@@ -95,8 +109,12 @@ def _path(source: str, options: tuple[str, ...]) -> Path:
     _nvrtc("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
     compiler = f"{major.value}.{minor.value}"
     digest = hashlib.sha256("\0".join((compiler, source, *options)).encode()).hexdigest()[:32]
+    return cache_folder() / f"{digest}.cubin"
+
+
+def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home, "cosformer", f"{digest}.cubin")
+    return Path(home, "cosformer")
 
 
 def _made(source: str, options: tuple[str, ...]) -> bytes:
@@ -160,7 +178,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 
 @functools.cache
-def _launch() -> Any:
+def driver_launch() -> Any:
     launch = libraries()[0].cuLaunchKernel
     launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
     return launch

@@ -91,8 +91,8 @@ def test_rows_are_copied_where_they_do_not_begin_at_16_bytes():
     moved = flat[1:].view(2, 3, 8, 16)
     assert moved.is_contiguous()
     assert moved.data_ptr() % 16
-    assert hopper._aligned(moved).data_ptr() % 16 == 0
-    assert hopper._aligned(flat[:-1].view(2, 3, 8, 16)).data_ptr() == flat.data_ptr()
+    assert hopper.aligned(moved).data_ptr() % 16 == 0
+    assert hopper.aligned(flat[:-1].view(2, 3, 8, 16)).data_ptr() == flat.data_ptr()
 
 
 def test_steps_between_states_follow_from_their_shape():

@@ -3,6 +3,7 @@
 import hashlib
 
 import pytest
+import torch
 
 from cosformer.ops import nvrtc
 
@@ -198,14 +199,15 @@ def test_a_launch_that_fails_is_an_error_and_one_without_a_context_is_tried_agai
     stubs, monkeypatch
 ):
     codes = [nvrtc.NO_CONTEXT, 0, 719]
-    monkeypatch.setattr(nvrtc, "_launch", lambda: lambda *args: codes.pop(0))
+    monkeypatch.setattr(nvrtc, "driver_launch", lambda: lambda *args: codes.pop(0))
     monkeypatch.setattr(nvrtc.torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(
         nvrtc.torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False
     )
     kernel = nvrtc.Kernel(nvrtc.cubin("source", ()), "sweep", 0)
     launch = nvrtc.Launch(kernel, (1, 1), 32, 0, 2, b"tail")
-    launch(1, 2)
+    x = torch.zeros(1)
+    launch(x, None)
     assert codes == [719]
     with pytest.raises(RuntimeError, match="cuLaunchKernel failed with error 719"):
-        launch(1, 2)
+        launch(x, None)

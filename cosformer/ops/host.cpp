@@ -1,0 +1,255 @@
+// Recorded passes replayed without Python: allocations, launches, and an autograd node around them.
+//
+// `tape.py` records, `native.py` builds and loads. A program's tensors are numbered: the inputs,
+// then those that it allocates. Whatever it cannot do is left to Python, by `fallback`.
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <mutex>
+#include <unordered_map>
+
+namespace at::autocast {  // its own header includes every operator
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType);
+}
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+using LaunchKernel = int(
+    void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
+    void* stream, void** arguments, void** extra);
+using IsCapturing = int(void* stream, int* status);
+
+struct {
+  LaunchKernel* launch = nullptr;
+  IsCapturing* is_capturing = nullptr;
+  at::DeviceType device = at::kCUDA;
+  PyObject* failed = nullptr;  // (error, device, again): returns if it is worth another try
+} driver;
+
+// An exception of Python's goes through autograd's thread as what it is.
+template <class... Args>
+py::object call(py::handle function, Args&&... args) {
+  try {
+    return function(std::forward<Args>(args)...);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    python_error kept;
+    kept.persist();
+    throw kept;
+  }
+}
+
+struct Step {
+  uintptr_t function;
+  unsigned columns, rows, threads, shared;
+  std::string arguments;                        // pointers to inputs and allocations left open
+  std::vector<size_t> offsets;                  // where each argument begins
+  std::vector<std::pair<size_t, size_t>> open;  // (offset, tensor) of each pointer
+  std::vector<size_t> fresh, done;              // tensors to allocate before, to free after
+
+  void launch(const variable_list& tensors, void* stream) const {
+    std::string memory = arguments;
+    for (auto [offset, n] : open) {
+      void* pointer = tensors[n].data_ptr();
+      std::memcpy(memory.data() + offset, &pointer, sizeof pointer);
+    }
+    std::vector<void*> places;
+    places.reserve(offsets.size());
+    for (auto offset : offsets) places.push_back(memory.data() + offset);
+    for (bool again = false;; again = true) {
+      int error = driver.launch(
+          reinterpret_cast<void*>(function), columns, rows, 1, threads, 1, 1, shared, stream,
+          places.data(), nullptr);
+      if (!error) return;
+      py::gil_scoped_acquire gil;
+      call(driver.failed, error, tensors[0].device().index(), again);
+    }
+  }
+};
+
+struct Room {
+  std::vector<int64_t> sizes, strides;
+  at::TensorOptions options;
+};
+
+struct Program : torch::CustomClassHolder {
+  std::vector<Step> steps;
+  std::vector<Room> rooms;
+  variable_list constants;  // whose pointers stand in the arguments
+  std::vector<size_t> results;
+  void* stream;
+  bool copied;  // the last input, before it is used
+  PyObject* fallback;
+  std::mutex lock;
+  std::unordered_map<std::string, c10::intrusive_ptr<Program>> backwards;
+
+  Program(
+      std::vector<Step> steps_, const variable_list& like, variable_list constants_,
+      std::vector<size_t> results_, uintptr_t stream_, bool copied_, py::object fallback_)
+      : steps(std::move(steps_)), constants(std::move(constants_)), results(std::move(results_)),
+        stream(reinterpret_cast<void*>(stream_)), copied(copied_),
+        fallback(fallback_.release().ptr()) {
+    for (auto& x : like) rooms.push_back({x.sizes().vec(), x.strides().vec(), x.options()});
+  }
+
+  ~Program() override {
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire gil;
+    Py_DECREF(fallback);
+  }
+
+  variable_list run(variable_list tensors) const {
+    c10::DeviceGuard guard(tensors[0].device());
+    auto inputs = tensors.size();
+    tensors.resize(inputs + rooms.size());
+    for (auto& step : steps) {
+      for (auto n : step.fresh) {
+        auto& room = rooms[n - inputs];
+        tensors[n] = at::empty_strided(room.sizes, room.strides, room.options);
+      }
+      step.launch(tensors, stream);
+      for (auto n : step.done) tensors[n].reset();
+    }
+    variable_list found;
+    for (auto n : results) found.push_back(tensors[n]);
+    return found;
+  }
+
+  c10::intrusive_ptr<Program> backward(const std::string& key) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto found = backwards.find(key);
+    return found == backwards.end() ? nullptr : found->second;
+  }
+};
+
+template <class T>
+void put(std::string& key, T value) {
+  key.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+// All that choices on the way to the kernels look at, values of options excepted.
+std::string describe(const variable_list& tensors) {
+  std::string key;
+  key.reserve(192 * tensors.size());
+  auto device = tensors[0].device();
+  auto state = c10::impl::tls_local_dispatch_key_set();  // modes, transforms, autocast, inference
+  put(key, state.included_.raw_repr());
+  put(key, state.excluded_.raw_repr());
+  put(key, at::autocast::get_autocast_dtype(device.type()));
+  put(key, c10::impl::getDeviceGuardImpl(device.type())->getStream(device).id());
+  for (auto& x : tensors) {
+    put(key, x.key_set().raw_repr());
+    put(key, x.scalar_type());
+    put(key, x.device().index());
+    put(key, x.dim());
+    for (auto n : x.sizes()) put(key, n);
+    for (auto n : x.strides()) put(key, n);
+    put(key, reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0);
+  }
+  return key;
+}
+
+bool plain(py::handle object) {
+  if (!THPVariable_CheckExact(object.ptr())) return false;
+  auto& x = THPVariable_Unpack(object.ptr());
+  return x.device().type() == driver.device && x.layout() == at::kStrided && !x.is_nested() &&
+      x.has_storage() && !x._fw_grad(0).defined();
+}
+
+py::object key_of(py::handle q, py::handle k, py::handle v) {
+  // Under hooks as those of checkpointing every call must save the same tensors as the first.
+  bool watched = at::impl::torch_function_mode_enabled() ||
+      !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+  if (watched || !plain(q) || !plain(k) || !plain(v)) return py::none();
+  return py::bytes(describe(
+      {THPVariable_Unpack(q.ptr()), THPVariable_Unpack(k.ptr()), THPVariable_Unpack(v.ptr())}));
+}
+
+struct Attention : torch::autograd::Function<Attention> {
+  static variable_list forward(
+      torch::autograd::AutogradContext* ctx, Tensor q, Tensor k, Tensor v,
+      c10::intrusive_ptr<Program> program) {
+    auto found = program->run({q, k, v});  // out, total and, maybe, what is kept for backward
+    variable_list saved = {q, k, v};
+    saved.insert(saved.end(), found.begin(), found.end());
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["program"] = at::IValue::make_capsule(std::move(program));
+    ctx->set_materialize_grads(false);
+    found.resize(2);
+    return found;
+  }
+
+  static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list grads) {
+    auto program = c10::static_intrusive_pointer_cast<Program>(
+        ctx->saved_data["program"].toCapsule());
+    auto tensors = ctx->get_saved_variables();
+    std::string key;
+    if (!at::GradMode::is_enabled() && grads[0].defined() && !grads[1].defined()) {
+      tensors.push_back(grads[0]);
+      key = describe(tensors);
+      if (auto known = program->backward(key)) {
+        if (known->copied) tensors.back() = grads[0].clone(at::MemoryFormat::Contiguous);
+        auto found = known->run(std::move(tensors));
+        found.emplace_back();
+        return found;
+      }
+      tensors.pop_back();
+    }
+    py::gil_scoped_acquire gil;
+    auto answer = call(program->fallback, tensors, grads[0], grads[1]);
+    auto [found, learnt] =
+        answer.cast<std::pair<variable_list, c10::intrusive_ptr<Program>>>();
+    if (learnt && !key.empty()) {
+      std::lock_guard<std::mutex> guard(program->lock);
+      program->backwards.emplace(std::move(key), std::move(learnt));
+    }
+    found.emplace_back();
+    return found;
+  }
+};
+
+// None in a stream that is captured: a graph wants its constants kept for as long as it lives.
+std::optional<Tensor> attend(
+    const c10::intrusive_ptr<Program>& program, const Tensor& q, const Tensor& k,
+    const Tensor& v) {
+  py::gil_scoped_release released;
+  int status = 0;
+  if (driver.is_capturing && (driver.is_capturing(program->stream, &status) || status)) return {};
+  bool recorded = at::GradMode::is_enabled() &&
+      (q.requires_grad() || k.requires_grad() || v.requires_grad());
+  return recorded ? Attention::apply(q, k, v, program)[0] : program->run({q, k, v})[0];
+}
+
+void connect(uintptr_t launch, uintptr_t is_capturing, std::string device, py::object failed) {
+  driver.launch = reinterpret_cast<LaunchKernel*>(launch);
+  driver.is_capturing = reinterpret_cast<IsCapturing*>(is_capturing);
+  driver.device = c10::Device(device).type();
+  driver.failed = failed.release().ptr();
+}
+
+}  // namespace
+
+PYBIND11_MODULE(cosformer_host, module) {
+  module.def("connect", connect);
+  module.def("key_of", key_of);
+  py::class_<Step>(module, "Step")
+      .def(py::init<
+           uintptr_t, unsigned, unsigned, unsigned, unsigned, std::string, std::vector<size_t>,
+           std::vector<std::pair<size_t, size_t>>, std::vector<size_t>, std::vector<size_t>>());
+  py::class_<Program, c10::intrusive_ptr<Program>>(module, "Program")
+      .def(py::init<
+           std::vector<Step>, const variable_list&, variable_list, std::vector<size_t>, uintptr_t,
+           bool, py::object>())
+      .def("__call__", attend);
+}
