@@ -22,6 +22,8 @@ TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType);
 
 namespace {
 
+constexpr size_t kLayouts = 16;  // of gradients that one forward program has backward programs for
+
 using at::Tensor;
 using torch::autograd::variable_list;
 
@@ -131,6 +133,11 @@ struct Program : torch::CustomClassHolder {
     auto found = backwards.find(key);
     return found == backwards.end() ? nullptr : found->second;
   }
+
+  void learn(std::string key, c10::intrusive_ptr<Program> program) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (backwards.size() < kLayouts) backwards.emplace(std::move(key), std::move(program));
+  }
 };
 
 template <class T>
@@ -138,17 +145,21 @@ void put(std::string& key, T value) {
   key.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// All that choices on the way to the kernels look at, values of options excepted.
+bool plain(const Tensor& x) {
+  return x.device().type() == driver.device && x.layout() == at::kStrided && !x.is_nested() &&
+      x.has_storage() && !x.key_set().has(c10::DispatchKey::Python) && !x._fw_grad(0).defined();
+}
+
+// All that choices on the way to the kernels look at, values of options excepted; "" for tensors
+// that no program takes.
 std::string describe(const variable_list& tensors) {
   std::string key;
   key.reserve(192 * tensors.size());
-  auto device = tensors[0].device();
   auto state = c10::impl::tls_local_dispatch_key_set();  // modes, transforms, autocast, inference
   put(key, state.included_.raw_repr());
   put(key, state.excluded_.raw_repr());
-  put(key, at::autocast::get_autocast_dtype(device.type()));
-  put(key, c10::impl::getDeviceGuardImpl(device.type())->getStream(device).id());
   for (auto& x : tensors) {
+    if (!plain(x)) return {};
     put(key, x.key_set().raw_repr());
     put(key, x.scalar_type());
     put(key, x.device().index());
@@ -157,23 +168,24 @@ std::string describe(const variable_list& tensors) {
     for (auto n : x.strides()) put(key, n);
     put(key, reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0);
   }
+  auto device = tensors[0].device();
+  put(key, at::autocast::get_autocast_dtype(device.type()));
+  put(key, c10::impl::getDeviceGuardImpl(device.type())->getStream(device).id());
   return key;
-}
-
-bool plain(py::handle object) {
-  if (!THPVariable_CheckExact(object.ptr())) return false;
-  auto& x = THPVariable_Unpack(object.ptr());
-  return x.device().type() == driver.device && x.layout() == at::kStrided && !x.is_nested() &&
-      x.has_storage() && !x._fw_grad(0).defined();
 }
 
 py::object key_of(py::handle q, py::handle k, py::handle v) {
   // Under hooks as those of checkpointing every call must save the same tensors as the first.
-  bool watched = at::impl::torch_function_mode_enabled() ||
-      !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
-  if (watched || !plain(q) || !plain(k) || !plain(v)) return py::none();
-  return py::bytes(describe(
-      {THPVariable_Unpack(q.ptr()), THPVariable_Unpack(k.ptr()), THPVariable_Unpack(v.ptr())}));
+  if (at::impl::torch_function_mode_enabled() ||
+      !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
+    return py::none();
+  variable_list tensors;
+  for (auto object : {q, k, v}) {
+    if (!THPVariable_CheckExact(object.ptr())) return py::none();
+    tensors.push_back(THPVariable_Unpack(object.ptr()));
+  }
+  auto key = describe(tensors);
+  return key.empty() ? py::object(py::none()) : py::bytes(key);
 }
 
 struct Attention : torch::autograd::Function<Attention> {
@@ -198,7 +210,7 @@ struct Attention : torch::autograd::Function<Attention> {
     if (!at::GradMode::is_enabled() && grads[0].defined() && !grads[1].defined()) {
       tensors.push_back(grads[0]);
       key = describe(tensors);
-      if (auto known = program->backward(key)) {
+      if (auto known = key.empty() ? nullptr : program->backward(key)) {
         if (known->copied) tensors.back() = grads[0].clone(at::MemoryFormat::Contiguous);
         auto found = known->run(std::move(tensors));
         found.emplace_back();
@@ -210,10 +222,7 @@ struct Attention : torch::autograd::Function<Attention> {
     auto answer = call(program->fallback, tensors, grads[0], grads[1]);
     auto [found, learnt] =
         answer.cast<std::pair<variable_list, c10::intrusive_ptr<Program>>>();
-    if (learnt && !key.empty()) {
-      std::lock_guard<std::mutex> guard(program->lock);
-      program->backwards.emplace(std::move(key), std::move(learnt));
-    }
+    if (learnt && !key.empty()) program->learn(std::move(key), std::move(learnt));
     found.emplace_back();
     return found;
   }

@@ -23,7 +23,7 @@ from cosformer.ops.trilinear import recorded
 
 PROGRAMS = 64  # each keeps a ψ
 
-_programs: dict[Any, Any] = {}
+_programs: dict[Any, Any] = {}  # False for calls that cannot be replayed
 _lock = threading.Lock()
 
 
@@ -37,11 +37,10 @@ def replayed(
     if not KINDS.issuperset(kinds) or (like := host.key_of(q, k, v)) is None:
         return ordinary(q, k, v, *options)
     key = (like, options, kinds)
-    try:
-        program = _programs[key]
-    except KeyError:
+    program = _programs.get(key)
+    if program is None:
         return _remembered(host, key, ordinary, q, k, v, *options)
-    found = None if program is None else program(q, k, v)
+    found = program(q, k, v) if program else None
     return ordinary(q, k, v, *options) if found is None else found
 
 
@@ -62,7 +61,7 @@ def _remembered(
     with _lock:
         while len(_programs) >= PROGRAMS:
             _programs.pop(next(iter(_programs)))
-        _programs[key] = program
+        _programs[key] = program or False
     return out
 
 

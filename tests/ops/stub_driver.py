@@ -1,0 +1,79 @@
+"""A driver without a GPU: its kernels leave a digest of all they are given where results go."""
+
+import ctypes
+import hashlib
+import types
+
+import torch
+
+from cosformer.ops import dispatch, fused, hopper, hopper_plan, nvrtc
+
+DIGEST = 16
+READS = {
+    "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 11),
+    "edges": (0, 1),
+    "prepare": (0, 1, 2),
+}
+WRITES = {"sweep": (4, 5, 10), "edges": (0, 2), "prepare": (3, 4)}
+Launch = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
+)
+Capturing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+
+
+class Driver:
+    """Launches of sweep, edges and prepare, noted and answered."""
+
+    def __init__(self):
+        self.kernels, self.launches, self.codes = [], [], []
+        self.captures, self.answers = 0, {}
+        self.launch, self.is_capturing = Launch(self._launch), Capturing(self._is_capturing)
+
+    def kernel(self, name, options, device):
+        if (name, options) not in self.kernels:
+            self.kernels.append((name, options))
+        number = self.kernels.index((name, options)) + 1
+        return types.SimpleNamespace(function=ctypes.c_void_p(number), shared=64 * number)
+
+    def _launch(self, function, *rest):
+        *shape, stream, places, _ = rest
+        if self.codes and (code := self.codes.pop(0)):
+            return code
+        name, options = self.kernels[function - 1]
+        start = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))[0]
+        count = {"sweep": 12, "edges": 3, "prepare": 5}[name]
+        size = {"sweep": hopper_plan.TAIL.size, "edges": 20, "prepare": 72}[name]
+        pointers = (ctypes.c_uint64 * count).from_address(start)[:]
+        tail = ctypes.string_at(start + 8 * count, size)
+        given = (name, options, tuple(shape), stream, tail, tuple(map(bool, pointers)))
+        self.launches.append(given)
+        read = [ctypes.string_at(pointers[n], DIGEST) for n in READS[name] if pointers[n]]
+        digest = hashlib.sha256(repr((given, read)).encode()).digest()
+        for n in WRITES[name]:
+            if pointers[n]:
+                answer = self.answers.get((name, n), bytes([n]) + digest[1:DIGEST])
+                ctypes.memmove(pointers[n], answer, len(answer))
+        return 0
+
+    def _is_capturing(self, stream, status):
+        status[0] = self.captures
+        return 0
+
+
+def install(monkeypatch):
+    """A driver in place of CUDA's, with kernels that serve any tensor on the CPU."""
+    driver = Driver()
+    processors = types.SimpleNamespace(multi_processor_count=132)
+    for where, name, value in (
+        (hopper_plan, "kernel", driver.kernel),
+        (hopper_plan, "_plans", {}),
+        (nvrtc, "driver_launch", lambda: driver.launch),
+        (hopper, "unsupported", lambda *given: None),
+        (fused, "unsupported", lambda *given: None),
+        (dispatch, "HAS_TRITON", True),
+        (torch.cuda, "get_device_properties", lambda device: processors),
+        (torch.cuda, "current_device", lambda: None),
+        (torch._C, "_cuda_getCurrentRawStream", lambda device: 5),
+    ):
+        monkeypatch.setattr(where, name, value, raising=False)
+    return driver
