@@ -6,6 +6,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
@@ -85,7 +86,7 @@ struct Room {
   at::TensorOptions options;
 };
 
-struct Program : torch::CustomClassHolder {
+struct Program {
   std::vector<Step> steps;
   std::vector<Room> rooms;
   variable_list constants;  // whose pointers stand in the arguments
@@ -94,7 +95,7 @@ struct Program : torch::CustomClassHolder {
   bool copied;  // the last input, before it is used
   PyObject* fallback;
   std::mutex lock;
-  std::unordered_map<std::string, c10::intrusive_ptr<Program>> backwards;
+  std::unordered_map<std::string, Tensor> backwards;  // key -> the owner of a program
 
   Program(
       std::vector<Step> steps_, const variable_list& like, variable_list constants_,
@@ -105,7 +106,7 @@ struct Program : torch::CustomClassHolder {
     for (auto& x : like) rooms.push_back({x.sizes().vec(), x.strides().vec(), x.options()});
   }
 
-  ~Program() override {
+  ~Program() {
     if (!Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;
     Py_DECREF(fallback);
@@ -128,17 +129,27 @@ struct Program : torch::CustomClassHolder {
     return found;
   }
 
-  c10::intrusive_ptr<Program> backward(const std::string& key) {
+  Tensor backward(const std::string& key) {
     std::lock_guard<std::mutex> guard(lock);
     auto found = backwards.find(key);
-    return found == backwards.end() ? nullptr : found->second;
+    return found == backwards.end() ? Tensor() : found->second;
   }
 
-  void learn(std::string key, c10::intrusive_ptr<Program> program) {
+  void learn(std::string key, Tensor owner) {
     std::lock_guard<std::mutex> guard(lock);
-    if (backwards.size() < kLayouts) backwards.emplace(std::move(key), std::move(program));
+    if (backwards.size() < kLayouts) backwards.emplace(std::move(key), std::move(owner));
   }
 };
+
+// A tensor owns a program: such an owner autograd can save, and compiled autograd carry.
+Tensor own(Program* program) {
+  return at::from_blob(
+      program, {1}, [](void* kept) { delete static_cast<Program*>(kept); }, at::kByte);
+}
+
+Program& owned(const Tensor& owner) {
+  return *static_cast<Program*>(owner.storage().mutable_data());
+}
 
 template <class T>
 void put(std::string& key, T value) {
@@ -190,54 +201,63 @@ py::object key_of(py::handle q, py::handle k, py::handle v) {
 
 struct Attention : torch::autograd::Function<Attention> {
   static variable_list forward(
-      torch::autograd::AutogradContext* ctx, Tensor q, Tensor k, Tensor v,
-      c10::intrusive_ptr<Program> program) {
-    auto found = program->run({q, k, v});  // out, total and, maybe, what is kept for backward
+      torch::autograd::AutogradContext* ctx, Tensor q, Tensor k, Tensor v, Tensor owner) {
+    auto found = owned(owner).run({q, k, v});  // out, total and, maybe, what is kept for backward
     variable_list saved = {q, k, v};
     saved.insert(saved.end(), found.begin(), found.end());
+    saved.push_back(owner);
     ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["program"] = at::IValue::make_capsule(std::move(program));
     ctx->set_materialize_grads(false);
     found.resize(2);
     return found;
   }
 
   static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list grads) {
-    auto program = c10::static_intrusive_pointer_cast<Program>(
-        ctx->saved_data["program"].toCapsule());
     auto tensors = ctx->get_saved_variables();
+    auto owner = std::move(tensors.back());
+    tensors.pop_back();
+    auto& program = owned(owner);
     std::string key;
     if (!at::GradMode::is_enabled() && grads[0].defined() && !grads[1].defined()) {
       tensors.push_back(grads[0]);
       key = describe(tensors);
-      if (auto known = key.empty() ? nullptr : program->backward(key)) {
-        if (known->copied) tensors.back() = grads[0].clone(at::MemoryFormat::Contiguous);
-        auto found = known->run(std::move(tensors));
+      auto known = program.backward(key);
+      if (known.defined()) {
+        if (owned(known).copied) tensors.back() = grads[0].clone(at::MemoryFormat::Contiguous);
+        auto found = owned(known).run(std::move(tensors));
         found.emplace_back();
         return found;
       }
       tensors.pop_back();
     }
     py::gil_scoped_acquire gil;
-    auto answer = call(program->fallback, tensors, grads[0], grads[1]);
+    auto answer = call(program.fallback, tensors, grads[0], grads[1]);
     auto [found, learnt] =
-        answer.cast<std::pair<variable_list, c10::intrusive_ptr<Program>>>();
-    if (learnt && !key.empty()) program->learn(std::move(key), std::move(learnt));
+        answer.cast<std::pair<variable_list, std::optional<Tensor>>>();
+    if (learnt && !key.empty()) program.learn(std::move(key), std::move(*learnt));
     found.emplace_back();
     return found;
   }
 };
 
 // None in a stream that is captured: a graph wants its constants kept for as long as it lives.
-std::optional<Tensor> attend(
-    const c10::intrusive_ptr<Program>& program, const Tensor& q, const Tensor& k,
-    const Tensor& v) {
+std::optional<Tensor> replay(
+    const Tensor& owner, const Tensor& q, const Tensor& k, const Tensor& v) {
   py::gil_scoped_release released;
+  auto& program = owned(owner);
   int status = 0;
-  if (driver.is_capturing && (driver.is_capturing(program->stream, &status) || status)) return {};
+  if (driver.is_capturing && (driver.is_capturing(program.stream, &status) || status)) return {};
   bool recorded = at::GradMode::is_enabled() &&
       (q.requires_grad() || k.requires_grad() || v.requires_grad());
-  return recorded ? Attention::apply(q, k, v, program)[0] : program->run({q, k, v})[0];
+  return recorded ? Attention::apply(q, k, v, owner)[0] : program.run({q, k, v})[0];
+}
+
+Tensor program(
+    std::vector<Step> steps, const variable_list& like, variable_list constants,
+    std::vector<size_t> results, uintptr_t stream, bool copied, py::object fallback) {
+  return own(new Program(
+      std::move(steps), like, std::move(constants), std::move(results), stream, copied,
+      std::move(fallback)));
 }
 
 void connect(uintptr_t launch, uintptr_t is_capturing, std::string device, py::object failed) {
@@ -256,9 +276,6 @@ PYBIND11_MODULE(cosformer_host, module) {
       .def(py::init<
            uintptr_t, unsigned, unsigned, unsigned, unsigned, std::string, std::vector<size_t>,
            std::vector<std::pair<size_t, size_t>>, std::vector<size_t>, std::vector<size_t>>());
-  py::class_<Program, c10::intrusive_ptr<Program>>(module, "Program")
-      .def(py::init<
-           std::vector<Step>, const variable_list&, variable_list, std::vector<size_t>, uintptr_t,
-           bool, py::object>())
-      .def("__call__", attend);
+  module.def("program", program);
+  module.def("replay", replay);
 }

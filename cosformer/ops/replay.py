@@ -40,7 +40,7 @@ def replayed(
     program = _programs.get(key)
     if program is None:
         return _remembered(host, key, ordinary, q, k, v, *options)
-    found = program(q, k, v) if program else None
+    found = None if program is False else host.replay(program, q, k, v)
     return ordinary(q, k, v, *options) if found is None else found
 
 
@@ -61,7 +61,7 @@ def _remembered(
     with _lock:
         while len(_programs) >= PROGRAMS:
             _programs.pop(next(iter(_programs)))
-        _programs[key] = program or False
+        _programs[key] = False if program is None else program
     return out
 
 
@@ -99,4 +99,4 @@ def _program(host: Any, tape: Tape, fallback: Any, *, copied: bool = False) -> A
         steps.append(host.Step(*shape, arguments, launch.offsets, places, fresh, done))
     stream = torch._C._cuda_getCurrentRawStream(tape.allocated[0].device.index)
     constants = list(tape.arguments[BASES])
-    return host.Program(steps, tape.allocated, constants, results, stream, copied, fallback)
+    return host.program(steps, tape.allocated, constants, results, stream, copied, fallback)
