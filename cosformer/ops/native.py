@@ -22,6 +22,7 @@ import torch
 
 from cosformer.ops import nvrtc
 
+SOURCE = Path(__file__).with_name("host.cpp")
 NAME = "cosformer_host"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")
 
@@ -52,12 +53,12 @@ def build(compiler: str = "g++") -> Path:
     part = path.with_suffix(f".{os.getpid()}")
     command = [
         compiler, *FLAGS, *(f"-isystem{each}" for each in includes),
-        f"-isystem{sysconfig.get_paths()['include']}", str(_source()), "-o", str(part),
+        f"-isystem{sysconfig.get_paths()['include']}", str(SOURCE), "-o", str(part),
         f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"{compiler} could not compile {_source().name}: {done.stderr[-2000:]}")
+        raise ValueError(f"{compiler} could not compile {SOURCE.name}: {done.stderr[-2000:]}")
     part.replace(path)
     loaded.cache_clear()
     return path
@@ -70,9 +71,14 @@ def loaded() -> Any:
     if os.environ.get("COSFORMER_NATIVE") == "0" or not path.exists():
         return None
     try:
-        host, driver = _import(path), nvrtc.libraries()[0]
+        return connected(_import(path))
     except (ImportError, RuntimeError):  # made for another machine, or no driver here
         return None
+
+
+def connected(host: Any) -> Any:
+    """A build that launches by torch's driver."""
+    driver = nvrtc.libraries()[0]
     addresses = (_address(driver.cuLaunchKernel), _address(driver.cuStreamIsCapturing))
     host.connect(*addresses, "cuda", nvrtc.mend_launch)
     return host
@@ -80,13 +86,9 @@ def loaded() -> Any:
 
 def _path() -> Path:
     """Where the cache keeps the build for this source, torch and Python."""
-    made_from = (_source().read_text(), torch.__version__, sys.version, *FLAGS)
+    made_from = (SOURCE.read_text(), torch.__version__, sys.version, *FLAGS)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:32]
     return nvrtc.cache_folder() / f"{digest}.so"
-
-
-def _source() -> Path:
-    return Path(__file__).with_name("host.cpp")
 
 
 def _import(path: Path) -> Any:

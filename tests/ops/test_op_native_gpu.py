@@ -1,0 +1,183 @@
+"""Replayed calls on a Hopper GPU: bit for bit what Python computes, wherever they run."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from cosformer import attention
+from cosformer.ops import cosine, hopper, native, replay
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def replaying(monkeypatch, host):
+    connected = native.connected(host)
+    monkeypatch.setattr(replay, "loaded", lambda: connected)
+    monkeypatch.setattr(replay, "_programs", {})
+
+
+@pytest.fixture
+def python(monkeypatch):
+    """Counts what goes through Python: calls, and passes by the kernels."""
+    counts = {"calls": 0, "forward": 0, "backward": 0}
+    for where, name, key in (
+        (cosine, "_attention", "calls"),
+        (hopper, "forward", "forward"),
+        (hopper, "backward", "backward"),
+    ):
+
+        def counted(*args, own=getattr(where, name), key=key):
+            counts[key] += 1
+            return own(*args)
+
+        monkeypatch.setattr(where, name, counted)
+    return counts
+
+
+def leaves(length=500, width=64, heads=4, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    made = torch.randn(
+        3, 2, heads, length, width, device="cuda", dtype=torch.bfloat16, generator=generator
+    )
+    return [x.clone().requires_grad_() for x in made]
+
+
+def both(inputs, grad=None, **options):
+    out = attention(*inputs, **options)
+    given = torch.ones_like(out) if grad is None else grad
+    return [out.detach(), *torch.autograd.grad(out, inputs, given)]
+
+
+def by_python(monkeypatch, call):
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "loaded", lambda: None)
+        return call()
+
+
+def check(found, expected):
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("length", [100, 1000, 20000])
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_results_are_the_same_bits(python, monkeypatch, causal, width, length, poisoned):
+    torch.use_deterministic_algorithms(poisoned, warn_only=True)
+    inputs = [leaves(length, width, seed=seed) for seed in range(4)]
+    try:
+        expected = by_python(monkeypatch, lambda: [both(x, causal=causal) for x in inputs])
+        python.update(calls=0, forward=0, backward=0)
+        for each, wanted in zip(inputs, expected, strict=True):
+            check(both(each, causal=causal), wanted)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    # The first call is recorded, and so is the backward of the second.
+    assert python == {"calls": 1, "forward": 1, "backward": 2}
+
+
+@pytest.mark.parametrize("layout", ["expanded", "transposed", "shifted"])
+def test_gradients_of_any_layout(monkeypatch, layout):
+    inputs = leaves()
+    grad = torch.randn_like(inputs[0])
+    given = {
+        "expanded": grad[..., :1, :1].expand_as(grad),
+        "transposed": grad.mT.contiguous().mT,
+        "shifted": torch.cat([grad.flatten()[:1], grad.flatten()])[1:].view(grad.shape),
+    }[layout]
+    expected = by_python(monkeypatch, lambda: both(inputs, given))
+    for _ in range(4):
+        check(both(inputs, given), expected)
+
+
+def test_strides_of_a_fused_projection(monkeypatch):
+    joint = torch.randn(2, 500, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    inputs = [x.transpose(1, 2).requires_grad_() for x in joint.unbind(2)]
+    expected = by_python(monkeypatch, lambda: both(inputs, causal=True))
+    for _ in range(3):
+        check(both(inputs, causal=True), expected)
+
+
+def test_a_stream_waits_for_nothing_but_itself(monkeypatch):
+    inputs = leaves(4000)
+    expected = by_python(monkeypatch, lambda: both(inputs, causal=True))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    for _ in range(4):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10_000_000)  # whoever launches elsewhere reads too early
+            made = [(x + 0).detach().requires_grad_() for x in inputs]
+            found = both(made, causal=True)
+        torch.cuda.current_stream().wait_stream(stream)
+        check(found, expected)
+        check(both(inputs, causal=True), expected)
+
+
+def test_second_derivatives(python, monkeypatch):
+    inputs = leaves(64)
+
+    def call():
+        first = torch.autograd.grad(
+            attention(*inputs, causal=True).float().square().sum(), inputs, create_graph=True
+        )
+        return torch.autograd.grad(sum(x.float().square().sum() for x in first), inputs)
+
+    found = [call() for _ in range(3)]
+    assert python["calls"] == 1
+    expected = by_python(monkeypatch, call)
+    for each in found:
+        check(each, expected)
+
+
+def test_threads_with_streams_of_their_own(monkeypatch):
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def call(n):
+        with torch.cuda.stream(streams[n % 2]):
+            found = both(leaves(100 + 50 * (n % 3), seed=n), causal=True)
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    expected = by_python(monkeypatch, lambda: [call(n) for n in range(30)])
+    with ThreadPoolExecutor(2) as pool:
+        for each, wanted in zip(pool.map(call, range(30)), expected, strict=True):
+            check(each, wanted)
+
+
+def test_a_graph_captures_an_ordinary_call(python):
+    q, k, v = (x.detach() for x in leaves())
+    expected = [attention(q, k, v, causal=True) for _ in range(2)][1]
+    assert python["calls"] == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attention(q, k, v, causal=True)
+    assert python["calls"] == 2
+    replay._programs.clear()
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
+def test_autocast_and_modules(python):
+    layer = torch.nn.Linear(64, 64, device="cuda")
+    x = torch.randn(2, 4, 300, 64, device="cuda")
+    for _ in range(3):
+        with torch.autocast("cuda", torch.bfloat16):
+            attention(layer(x), layer(x), layer(x), causal=True).float().sum().backward()
+    assert python == {"calls": 1, "forward": 1, "backward": 2}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_device_than_the_current_one(monkeypatch):
+    inputs = [x.detach().to("cuda:1").requires_grad_() for x in leaves()]
+    expected = by_python(monkeypatch, lambda: both(inputs, causal=True))
+    for _ in range(3):
+        check(both(inputs, causal=True), expected)
