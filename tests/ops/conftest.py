@@ -4,8 +4,9 @@ import fcntl
 import shutil
 
 import pytest
+import stub_driver
 
-from cosformer.ops import native
+from cosformer.ops import cosine, memo, native, nvrtc, replay
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +20,23 @@ def host(request):
         with open(folder / "lock", "w") as lock:  # of all processes that run tests, one builds
             fcntl.flock(lock, fcntl.LOCK_EX)
             return native._import(native.build())
+
+
+@pytest.fixture
+def driver(monkeypatch, host):
+    driver = stub_driver.install(monkeypatch)
+    addresses = (native._address(driver.launch), native._address(driver.is_capturing))
+    host.connect(*addresses, "cpu", nvrtc.mend_launch)
+    monkeypatch.setattr(replay, "_programs", {})
+    monkeypatch.setattr(memo, "_kept", {})
+    monkeypatch.setattr(replay, "loaded", lambda: host)
+    return driver
+
+
+@pytest.fixture
+def ordinary(monkeypatch):
+    """Counts the calls that were not replayed."""
+    calls = []
+    own = cosine._attention
+    monkeypatch.setattr(cosine, "_attention", lambda *a: (calls.append(1), own(*a))[1])
+    return calls

@@ -1,4 +1,7 @@
-"""A driver without a GPU: its kernels leave a digest of all they are given where results go."""
+"""A driver without a GPU: its kernels leave a digest of all they are given where results go.
+
+And calls that tests of `replay.py` make with it.
+"""
 
 import ctypes
 import hashlib
@@ -6,8 +9,10 @@ import types
 
 import torch
 
-from cosformer.ops import dispatch, fused, hopper, hopper_plan, nvrtc
+from cosformer import attention
+from cosformer.ops import dispatch, fused, hopper, hopper_plan, nvrtc, replay
 
+KERNELS = {"impl": "triton"}
 DIGEST = 16
 READS = {
     "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 11),
@@ -77,3 +82,38 @@ def install(monkeypatch):
     ):
         monkeypatch.setattr(where, name, value, raising=False)
     return driver
+
+
+GRADS = {
+    "expanded": lambda x: x[..., :1, :1].expand(x.shape),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "not at 16 bytes": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
+    "of other rows": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+}
+
+
+def qkv(length=100, width=64, keys=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = (length, keys or length, keys or length)
+    return [torch.randn(1, 2, n, width, generator=generator).bfloat16() for n in lengths]
+
+
+def leaves(*given, **options):
+    return [x.requires_grad_() for x in qkv(*given, **options)]
+
+
+def head(x):
+    """The digest that a kernel left."""
+    return x.detach().contiguous().view(-1)[:8].view(torch.int16).tolist()
+
+
+def both_passes(inputs, grad, **options):
+    out = attention(*inputs, **KERNELS, **options)
+    found = torch.autograd.grad(out, inputs, grad) if grad is not None else ()
+    return [head(x) for x in (out, *found)]
+
+
+def by_python(monkeypatch, call):
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "loaded", lambda: None)
+        return call()

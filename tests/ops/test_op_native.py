@@ -3,63 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import stub_driver
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from stub_driver import GRADS, KERNELS, both_passes, by_python, head, leaves, qkv
 from torch.utils.checkpoint import checkpoint
 
 from cosformer import attention
-from cosformer.ops import cosine, hopper, memo, native, nvrtc, replay, tape
-
-KERNELS = {"impl": "triton"}
-
-
-@pytest.fixture
-def driver(monkeypatch, host):
-    driver = stub_driver.install(monkeypatch)
-    addresses = (native._address(driver.launch), native._address(driver.is_capturing))
-    host.connect(*addresses, "cpu", nvrtc.mend_launch)
-    monkeypatch.setattr(replay, "_programs", {})
-    monkeypatch.setattr(memo, "_kept", {})
-    monkeypatch.setattr(replay, "loaded", lambda: host)
-    return driver
-
-
-@pytest.fixture
-def ordinary(monkeypatch):
-    """Counts the calls that were not replayed."""
-    calls = []
-    own = cosine._attention
-    monkeypatch.setattr(cosine, "_attention", lambda *a: (calls.append(1), own(*a))[1])
-    return calls
-
-
-def qkv(length=100, width=64, keys=None, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    lengths = (length, keys or length, keys or length)
-    return [torch.randn(1, 2, n, width, generator=generator).bfloat16() for n in lengths]
-
-
-def leaves(*given, **options):
-    return [x.requires_grad_() for x in qkv(*given, **options)]
-
-
-def head(x):
-    """The digest that a kernel left."""
-    return x.detach().contiguous().view(-1)[:8].view(torch.int16).tolist()
-
-
-def both_passes(inputs, grad, **options):
-    out = attention(*inputs, **KERNELS, **options)
-    found = torch.autograd.grad(out, inputs, grad) if grad is not None else ()
-    return [head(x) for x in (out, *found)]
-
-
-def by_python(monkeypatch, call):
-    with monkeypatch.context() as patch:
-        patch.setattr(replay, "loaded", lambda: None)
-        return call()
+from cosformer.ops import hopper, nvrtc, replay
 
 
 @pytest.mark.parametrize(
@@ -96,14 +45,6 @@ def test_only_inputs_that_ask_for_a_gradient_get_one(driver, ordinary):
     assert len(ordinary) == 1
 
 
-GRADS = {
-    "expanded": lambda x: x[..., :1, :1].expand(x.shape),
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "not at 16 bytes": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
-    "of other rows": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-}
-
-
 @pytest.mark.parametrize("name", GRADS)
 def test_gradients_of_any_layout(driver, monkeypatch, name):
     inputs, grad = leaves(), qkv(seed=5)[0]
@@ -130,122 +71,9 @@ def test_tensors_that_begin_at_the_same_place(driver, monkeypatch):
     assert calls() == calls() == first == by_python(monkeypatch, calls)
 
 
-class _Function(TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-class _Dispatch(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-class _Tensor(torch.Tensor):
-    pass
-
-
-def same(x):
-    return x
-
-
-OTHERS = {
-    "causal": {"causal": True},
-    "horizon": {"horizon": 101},
-    "another kind of number": {"horizon": 100.0},
-    "eps": {"eps": 1e-3},
-    "query_start": {"query_start": 0},
-    "impl": {"impl": "auto"},
-    "a horizon in a tensor": {"horizon": torch.tensor([100.0, 100.0])},
-    "mask": {"key_mask": torch.ones(1, 100, dtype=torch.bool)},
-}
-TENSORS = {
-    "batch": lambda x: torch.cat([x, x]),
-    "length": lambda x: x[:, :, :99],
-    "strides": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "alignment": GRADS["not at 16 bytes"],
-    "subclass": lambda x: x.as_subclass(_Tensor),
-}
-PLACES = {
-    "function mode": _Function,
-    "dispatch mode": _Dispatch,
-    "inference mode": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "hooks": lambda: torch.autograd.graph.saved_tensors_hooks(same, same),
-}
-
-
-@pytest.mark.parametrize("name", [*OTHERS, *TENSORS, *PLACES])
-def test_what_differs_is_not_replayed(driver, ordinary, name):
-    for _ in range(2):
-        attention(*qkv(), horizon=100, **KERNELS)
-    assert len(ordinary) == 1
-    change = TENSORS.get(name, same)
-    with PLACES.get(name, torch.enable_grad)():
-        attention(*map(change, qkv()), **{"horizon": 100, **KERNELS, **OTHERS.get(name, {})})
-    assert len(ordinary) == 2
-
-
-@pytest.mark.parametrize("place", ["function mode", "dispatch mode", "hooks"])
-def test_modes_and_hooks_see_every_call(driver, ordinary, place):
-    with PLACES[place]():
-        for _ in range(3):
-            attention(*leaves(), **KERNELS)
-    assert len(ordinary) == 3
-
-
-def test_autocast_that_casts_nothing_is_replayed(driver, ordinary):
-    with PLACES["autocast"]():
-        for _ in range(2):
-            attention(*qkv(), **KERNELS)
-        assert len(ordinary) == 1
-        for _ in range(2):  # a copy is cast, and copies are not on the tape
-            attention(*(x.float() for x in qkv()), **KERNELS)
-    assert len(ordinary) == 3
-
-
-def test_a_call_that_is_captured_is_ordinary(driver, ordinary):
-    attention(*qkv(), **KERNELS)
-    driver.captures = 1
-    attention(*qkv(), **KERNELS)
-    assert len(ordinary) == 2
-
-
-@pytest.mark.parametrize("given", [{"eps": True}, {"horizon": True}, {"causal": 1}])
-def test_what_equals_a_kept_option_is_still_refused(driver, given):
-    for _ in range(2):
-        attention(*qkv(1), horizon=1, causal=True, eps=1, **KERNELS)
-    with pytest.raises(TypeError, match=next(iter(given))):
-        attention(*qkv(1), **{"horizon": 1, "causal": True, "eps": 1, **KERNELS, **given})
-
-
-def test_what_torch_computes_is_not_replayed(driver, ordinary):
-    for _ in range(3):
-        attention(*qkv(8), impl="chunked")
-    assert len(ordinary) == 3
-
-
-@pytest.mark.parametrize("spoilt", ["twice", "a state", "ψ in pieces", "no launch", "a copy", ""])
-def test_a_tape_of_more_than_one_pass_over_its_inputs_is_not_replayed(spoilt):
-    q, k, v = qkv(8)
-    psi = torch.ones(1, 1, 2, 8).mT if spoilt == "ψ in pieces" else torch.ones(1, 1, 8, 2)
-    given = (q, k, v, v if spoilt == "a state" else None, None, psi, psi)
-    with tape.taping(q, k, torch.clone(v) if spoilt == "a state" else v) as tape_of:
-
-        @tape.taped
-        def forward(*tensors):
-            out = torch.empty_like(q)
-            if spoilt != "no launch":
-                tape.current().launched(None, (*tensors[:3], out, None, psi))
-            return (out.clone() if spoilt == "a copy" else out), None
-
-        for _ in range(1 + (spoilt == "twice")):
-            forward(*given)
-    assert tape.current() is None
-    assert tape_of.results() == (None if spoilt else [3])
-
-
 def test_second_derivatives_are_those_of_the_ordinary_path(driver, ordinary, monkeypatch):
-    q, k, v = inputs = leaves(20)
+    inputs = leaves(20)
+    q, k, _ = inputs
     exact = attention(*(x.double() for x in qkv(20)), causal=True, impl="chunked")
     positions = torch.arange(20.0, dtype=torch.float64)
     weights = torch.cos(torch.pi / 40 * (positions[:, None] - positions)).tril()

@@ -21,7 +21,7 @@ def compiler(monkeypatch, tmp_path):
     """A compiler that writes its arguments where a build goes."""
     program = tmp_path / "compiler"
     program.write_text(
-        "#!/bin/sh\nall=\"$*\"; while [ \"$1\" != -o ]; do shift; done; echo \"$all\" > \"$2\"\n"
+        '#!/bin/sh\nall="$*"; while [ "$1" != -o ]; do shift; done; echo "$all" > "$2"\n'
     )
     program.chmod(0o755)
     return str(program)

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from stub_driver import GRADS, by_python
 
 from cosformer import attention
 from cosformer.ops import cosine, hopper, native, replay
@@ -28,17 +29,19 @@ def replaying(monkeypatch, host):
 def python(monkeypatch):
     """Counts what goes through Python: calls, and passes by the kernels."""
     counts = {"calls": 0, "forward": 0, "backward": 0}
-    for where, name, key in (
-        (cosine, "_attention", "calls"),
-        (hopper, "forward", "forward"),
-        (hopper, "backward", "backward"),
-    ):
 
-        def counted(*args, own=getattr(where, name), key=key):
+    def count(where, name, key):
+        own = getattr(where, name)
+
+        def counted(*args):
             counts[key] += 1
             return own(*args)
 
         monkeypatch.setattr(where, name, counted)
+
+    count(cosine, "_attention", "calls")
+    count(hopper, "forward", "forward")
+    count(hopper, "backward", "backward")
     return counts
 
 
@@ -54,12 +57,6 @@ def both(inputs, grad=None, **options):
     out = attention(*inputs, **options)
     given = torch.ones_like(out) if grad is None else grad
     return [out.detach(), *torch.autograd.grad(out, inputs, given)]
-
-
-def by_python(monkeypatch, call):
-    with monkeypatch.context() as patch:
-        patch.setattr(replay, "loaded", lambda: None)
-        return call()
 
 
 def check(found, expected):
@@ -85,18 +82,13 @@ def test_results_are_the_same_bits(python, monkeypatch, causal, width, length, p
     assert python == {"calls": 1, "forward": 1, "backward": 2}
 
 
-@pytest.mark.parametrize("layout", ["expanded", "transposed", "shifted"])
+@pytest.mark.parametrize("layout", GRADS)
 def test_gradients_of_any_layout(monkeypatch, layout):
     inputs = leaves()
-    grad = torch.randn_like(inputs[0])
-    given = {
-        "expanded": grad[..., :1, :1].expand_as(grad),
-        "transposed": grad.mT.contiguous().mT,
-        "shifted": torch.cat([grad.flatten()[:1], grad.flatten()])[1:].view(grad.shape),
-    }[layout]
-    expected = by_python(monkeypatch, lambda: both(inputs, given))
+    grad = GRADS[layout](torch.randn_like(inputs[0]))
+    expected = by_python(monkeypatch, lambda: both(inputs, grad))
     for _ in range(4):
-        check(both(inputs, given), expected)
+        check(both(inputs, grad), expected)
 
 
 def test_strides_of_a_fused_projection(monkeypatch):

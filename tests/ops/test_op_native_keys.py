@@ -1,0 +1,124 @@
+"""What a program is not replayed for, and what is never one."""
+
+import pytest
+import torch
+from stub_driver import GRADS, KERNELS, leaves, qkv
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cosformer import attention
+from cosformer.ops import tape
+
+
+class _Function(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class _Tensor(torch.Tensor):
+    pass
+
+
+def same(x):
+    return x
+
+
+OTHERS = {
+    "causal": {"causal": True},
+    "horizon": {"horizon": 101},
+    "another kind of number": {"horizon": 100.0},
+    "eps": {"eps": 1e-3},
+    "query_start": {"query_start": 0},
+    "impl": {"impl": "auto"},
+    "a horizon in a tensor": {"horizon": torch.tensor([100.0, 100.0])},
+    "mask": {"key_mask": torch.ones(1, 100, dtype=torch.bool)},
+}
+TENSORS = {
+    "batch": lambda x: torch.cat([x, x]),
+    "length": lambda x: x[:, :, :99],
+    "strides": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "alignment": GRADS["not at 16 bytes"],
+    "subclass": lambda x: x.as_subclass(_Tensor),
+}
+PLACES = {
+    "function mode": _Function,
+    "dispatch mode": _Dispatch,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "hooks": lambda: torch.autograd.graph.saved_tensors_hooks(same, same),
+}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *TENSORS, *PLACES])
+def test_what_differs_is_not_replayed(driver, ordinary, name):
+    for _ in range(2):
+        attention(*qkv(), horizon=100, **KERNELS)
+    assert len(ordinary) == 1
+    change = TENSORS.get(name, same)
+    with PLACES.get(name, torch.enable_grad)():
+        attention(*map(change, qkv()), **{"horizon": 100, **KERNELS, **OTHERS.get(name, {})})
+    assert len(ordinary) == 2
+
+
+@pytest.mark.parametrize("place", ["function mode", "dispatch mode", "hooks"])
+def test_modes_and_hooks_see_every_call(driver, ordinary, place):
+    with PLACES[place]():
+        for _ in range(3):
+            attention(*leaves(), **KERNELS)
+    assert len(ordinary) == 3
+
+
+def test_autocast_that_casts_nothing_is_replayed(driver, ordinary):
+    with PLACES["autocast"]():
+        for _ in range(2):
+            attention(*qkv(), **KERNELS)
+        assert len(ordinary) == 1
+        for _ in range(2):  # a copy is cast, and copies are not on the tape
+            attention(*(x.float() for x in qkv()), **KERNELS)
+    assert len(ordinary) == 3
+
+
+def test_a_call_that_is_captured_is_ordinary(driver, ordinary):
+    attention(*qkv(), **KERNELS)
+    driver.captures = 1
+    attention(*qkv(), **KERNELS)
+    assert len(ordinary) == 2
+
+
+@pytest.mark.parametrize("given", [{"eps": True}, {"horizon": True}, {"causal": 1}])
+def test_what_equals_a_kept_option_is_still_refused(driver, given):
+    for _ in range(2):
+        attention(*qkv(1), horizon=1, causal=True, eps=1, **KERNELS)
+    with pytest.raises(TypeError, match=next(iter(given))):
+        attention(*qkv(1), **{"horizon": 1, "causal": True, "eps": 1, **KERNELS, **given})
+
+
+def test_what_torch_computes_is_not_replayed(driver, ordinary):
+    for _ in range(3):
+        attention(*qkv(8), impl="chunked")
+    assert len(ordinary) == 3
+
+
+@pytest.mark.parametrize("spoilt", ["twice", "a state", "ψ in pieces", "no launch", "a copy", ""])
+def test_a_tape_of_more_than_one_pass_over_its_inputs_is_not_replayed(spoilt):
+    q, k, v = qkv(8)
+    psi = torch.ones(1, 1, 2, 8).mT if spoilt == "ψ in pieces" else torch.ones(1, 1, 8, 2)
+    given = (q, k, v, v if spoilt == "a state" else None, None, psi, psi)
+    with tape.taping(q, k, torch.clone(v) if spoilt == "a state" else v) as tape_of:
+
+        @tape.taped
+        def forward(*tensors):
+            out = torch.empty_like(q)
+            if spoilt != "no launch":
+                tape.current().launched(None, (*tensors[:3], out, None, psi))
+            return (out.clone() if spoilt == "a copy" else out), None
+
+        for _ in range(1 + (spoilt == "twice")):
+            forward(*given)
+    assert tape.current() is None
+    assert tape_of.results() == (None if spoilt else [3])
