@@ -16,7 +16,7 @@ from cosformer.ops.problem import outputs
 from cosformer.ops.tape import taped
 
 MAX_WIDTH = 128
-__all__ = ["MAPS", "backward", "forward", "unsupported"]
+__all__ = ["MAPS", "aligned", "backward", "forward", "unsupported"]
 
 
 def unsupported(

@@ -21,7 +21,7 @@ from cosformer.ops.native import loaded
 from cosformer.ops.tape import BASES, Tape, taping
 from cosformer.ops.trilinear import recorded
 
-PROGRAMS = 64  # each keeps a ψ
+PROGRAMS = 256  # each keeps ψ: a MiB at most
 
 _programs: dict[Any, Any] = {}  # False for calls that cannot be replayed
 _lock = threading.Lock()
