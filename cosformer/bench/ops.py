@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from cosformer.bench.timing import (
     peak_extra_bytes,
     threads,
 )
+from cosformer.ops.native import loaded
 from cosformer.ops.scratch import forget
 
 GROWTH_FROM = 4096
@@ -180,6 +181,8 @@ def check(options: Options) -> list[Check]:
 def measure(options: Options) -> Iterator[records.Row]:
     """All rows of one run, each as soon as it is known."""
     this = records.Run.begin(device=options.device, seed=options.seed)
+    if options.device == "cuda":
+        this = replace(this, versions=this.versions | {"host": "C++" if loaded() else "Python"})
     bandwidth = None
     if options.device == "cuda":
         yardstick = gpu.measure_bandwidth(this, options.setup)
