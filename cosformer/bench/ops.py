@@ -182,7 +182,7 @@ def measure(options: Options) -> Iterator[records.Row]:
     """All rows of one run, each as soon as it is known."""
     this = records.Run.begin(device=options.device, seed=options.seed)
     if options.device == "cuda":
-        this = replace(this, versions=this.versions | {"host": "C++" if loaded() else "Python"})
+        this = replace(this, versions={**this.versions, "host": "C++" if loaded() else "Python"})
     bandwidth = None
     if options.device == "cuda":
         yardstick = gpu.measure_bandwidth(this, options.setup)
