@@ -12,7 +12,7 @@ from cosformer.report.selection import (
     crossover,
     describe,
     label,
-    newest_run,
+    run_with,
     times,
     token_times,
     two_digits,
@@ -36,12 +36,12 @@ STYLE: dict[Any, Any] = {
 
 def time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
     """Time against length in log-log, a panel for each pass, the crossover marked."""
-    return _draw(newest_run(rows), times, "milliseconds", file_format)
+    return _draw(run_with(rows, "time"), times, "milliseconds", file_format)
 
 
 def token_time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
     """Time per token against length, where batches differ: level is linear, rising is not."""
-    return _draw(newest_run(rows), token_times, "nanoseconds per token, causal", file_format)
+    return _draw(run_with(rows, "time"), token_times, "nanoseconds per token, causal", file_format)
 
 
 def _draw(
@@ -49,7 +49,7 @@ def _draw(
 ) -> bytes:
     panels = {name: select(run, name) for name in PASSES if select(run, name)}
     if not panels:
-        raise ValueError("time_vs_length needs rows of 'time', got none in the newest run")
+        raise ValueError("time_vs_length needs rows of 'time', got none that it draws")
     width = max(6.0, 4.8 * len(panels))
 
     def draw(figure: Any) -> None:

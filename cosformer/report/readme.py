@@ -30,6 +30,7 @@ OPTIONAL = {
     "training-cuda",
     "generation-cpu",
     "data-cpu",
+    "learning-cuda",
 }
 """Rows that not every machine can measure: without them a block is empty, a figure not drawn."""
 

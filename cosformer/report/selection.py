@@ -1,6 +1,7 @@
-"""What tables and figures ask of rows: the newest run, its times, the length of the crossover."""
+"""What tables and figures ask of rows: one run, its times, the length of the crossover."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
@@ -30,19 +31,17 @@ Cell = tuple[int, int, int, int]
 """Batch, heads, length, width."""
 
 
-def newest_run(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the run that began last: numbers of different runs are never compared."""
-    newest = max((row.date for row in rows), default="")
-    return [row for row in rows if row.date == newest]
-
-
 def run_with(rows: Sequence[Row], what: str) -> list[Row]:
-    """The newest run, which must have rows of this quantity."""
-    run = newest_run(rows)
-    if not any(row.what == what for row in run):
-        found = sorted({row.what for row in run})
-        raise ValueError(f"the newest run must have rows of {what!r}, got {found}")
-    return run
+    """The run that measured this quantity at most places, the newest of several.
+
+    Numbers of different runs are never compared, and a part measured again displaces no whole.
+    """
+    counts = Counter(row.date for row in rows if row.what == what)
+    if not counts:
+        found = sorted({row.what for row in rows})
+        raise ValueError(f"a run must have rows of {what!r}, got {found}")
+    chosen = max(counts, key=lambda date: (counts[date], date))
+    return [row for row in rows if row.date == chosen]
 
 
 def times(rows: Sequence[Row], pass_name: str) -> Times:

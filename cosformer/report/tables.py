@@ -14,7 +14,12 @@ from cosformer.report.selection import (
     run_with,
     times,
 )
-from cosformer.report.training import data_table, generation_table, training_table
+from cosformer.report.training import (
+    data_table,
+    generation_table,
+    learning_table,
+    training_table,
+)
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 
@@ -89,6 +94,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "training": training_table,
     "generation": generation_table,
     "data": data_table,
+    "learning": learning_table,
 }
 
 

@@ -75,6 +75,27 @@ def data_table(rows: Sequence[Row]) -> str:
     return f"{markdown(header, lines)}\n\n{origin(run[0], f'seed {run[0].seed}')}."
 
 
+def learning_table(rows: Sequence[Row]) -> str:
+    """What short runs have learnt, beside what each had to beat; the newest run of each task."""
+    floors = {row.config["task"]: row for row in sorted(rows, key=lambda row: row.date)
+              if row.what == "floor"}  # fmt: skip
+    if not floors:
+        raise ValueError(f"a run must have rows of 'floor', got {sorted({r.what for r in rows})}")
+    lines = []
+    for task, floor in sorted(floors.items()):
+        c = floor.config
+        (found,) = (row.value for row in rows if (row.date, row.what) == (floor.date, floor.unit))
+        better = found > floor.value if floor.unit == "accuracy" else found < floor.value
+        steps = f"{c['steps']:,} × {c['batch']}"
+        said = "yes" if better else "no"
+        lines.append(
+            [task, LABELS.get(c["mechanism"], c["mechanism"]), steps, floor.unit, f"{found:.3f}",
+             f"{floor.value:.3f} ({c['by']})", said]
+        )  # fmt: skip
+    header = ["task", "mechanism", "steps × batch", "metric", "test", "to beat", "beaten"]
+    return f"{markdown(header, lines)}\n\n{origin(rows[-1], 'one seed')}."
+
+
 def mebibytes(count: float) -> str:
     return f"{count / 2**20:,.0f} MiB" if count >= 10 * 2**20 else f"{count / 2**20:.2g} MiB"
 
