@@ -10,12 +10,13 @@ from cosformer.ops import cosine, memo, native, nvrtc, replay
 
 
 @pytest.fixture(scope="session")
-def host(request):
-    """A build of `host.cpp`, made once (half a minute) and kept with pytest's cache."""
+def host(request, tmp_path_factory):
+    """A build of `host.cpp`, made once (half a minute) and kept with pytest's cache if it has one."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     with pytest.MonkeyPatch.context() as patch:
-        folder = request.config.cache.mkdir("native")
+        cache = getattr(request.config, "cache", None)
+        folder = cache.mkdir("native") if cache else tmp_path_factory.mktemp("native")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         with open(folder / "lock", "w") as lock:  # of all processes that run tests, one builds
             fcntl.flock(lock, fcntl.LOCK_EX)
