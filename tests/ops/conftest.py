@@ -11,7 +11,7 @@ from cosformer.ops import cosine, memo, native, nvrtc, replay
 
 @pytest.fixture(scope="session")
 def host(request, tmp_path_factory):
-    """A build of `host.cpp`, made once (half a minute) and kept with pytest's cache if it has one."""
+    """A build of `host.cpp`, made once (half a minute) and kept with pytest's cache, if any."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     with pytest.MonkeyPatch.context() as patch:
