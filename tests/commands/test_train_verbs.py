@@ -183,6 +183,25 @@ def test_pretraining_is_a_flag(here: Path) -> None:
     assert config.budget.steps == 7
 
 
+@pytest.mark.parametrize(("task", "option"), [("lm", "text"), ("sst2", "data")])
+def test_data_as_a_flag_wins_over_the_file(task: str, option: str, here: Path) -> None:
+    (here / "a.toml").write_text(f"[task.options]\n{option} = 'other'\nlength = 8\n")
+    config = resolve(Options(task, data="my.txt", config=Path("a.toml")))
+    assert config.task.options[option] == str(here / "my.txt")
+    assert config.task.options["length"] == 8
+    last = resolve(Options(task, data="my.txt", set=(f"task.options.{option}=last",)))
+    assert last.task.options[option] == "last"
+
+
+def test_pretraining_of_the_file_outlives_the_flag(here: Path) -> None:
+    (here / "a.toml").write_text("[pretraining]\nrate = 0.4\nobjective = 'masked'\n")
+    config = resolve(Options("image", pretrain="causal", config=Path("a.toml"), lr=0.5))
+    assert config.pretraining == Pretraining("causal", 0.4, config.budget, 0.5)
+    (here / "a.json").write_text(json.dumps({"pretraining": None}))
+    config = resolve(Options("image", pretrain="masked", config=Path("a.json")))
+    assert config.pretraining == Pretraining("masked", 0.5, config.budget, config.optimiser.lr)
+
+
 def test_a_file_is_named_in_full(here: Path) -> None:
     config = resolve(Options("lm", data="my.txt"))
     assert config.task.options["text"] == str(here / "my.txt")
