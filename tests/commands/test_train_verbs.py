@@ -183,6 +183,16 @@ def test_pretraining_is_a_flag(here: Path) -> None:
     assert config.budget.steps == 7
 
 
+def test_set_reaches_what_flags_reach(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    by_set = Options(
+        "lm", pretrain="masked", set=("budget.steps=7", "optimiser.lr=0.5", "device=cpu")
+    )
+    by_flag = Options("lm", pretrain="masked", steps=7, lr=0.5, device="cpu")
+    assert resolve(by_set) == resolve(by_flag)
+    assert resolve(by_set).preset == recipe("lm", Setting("cpu")).preset
+
+
 @pytest.mark.parametrize(("task", "option"), [("lm", "text"), ("sst2", "data")])
 def test_data_as_a_flag_wins_over_the_file(task: str, option: str, here: Path) -> None:
     (here / "a.toml").write_text(f"[task.options]\n{option} = 'other'\nlength = 8\n")
