@@ -15,6 +15,7 @@ from cosformer.models import PRESETS
 from cosformer.recipes import RECIPES, Setting, data_option, pretrained, recipe
 from cosformer.recipes.setting import RUNS
 from cosformer.tasks import generated
+from cosformer.tasks.table import options_of
 from cosformer.training import Diverged, Event, Progress, RunConfig, Trainer
 from cosformer.training.device import resolved
 from cosformer.training.folder import LAST, comparable, is_same_run, state_of
@@ -163,15 +164,14 @@ def _name(config: RunConfig) -> str:
 
 def _generate(config: RunConfig) -> None:
     """What is generated and not there yet is made first, by all cores."""
-    name, options = config.task.name, config.task.options
+    name, options = config.task.name, options_of(config.task.name, config.task.options)
     if name not in generated.MADE:
         return
     count = sum(options["sizes"]) if "sizes" in options else generated.MADE[name].count
     seed, data = options.get("seed", 0), options.get("data")
     if not generated.path_of(name, data, count=count, seed=seed).exists():
         print(f"{name}: {count:,} samples are generated first, and kept")
-        where = None if data is None else Path(data)
-        make.run(make.Options((name,), count=count, seed=seed, data=where))
+        make.run(make.Options((name,), count=count, seed=seed, data=data))
 
 
 def _show(event: Event) -> None:

@@ -119,7 +119,17 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "lm", "--set", "model.vocabulary=3"], "model.vocabulary must be left to the task"),
     (["train", "lm", "--set", "seed"], "set must be a.b=value, got 'seed'"),
     (["train", "lm", "--set"], "--set must have a value, got none"),
-    (["train", "image", "--length", "3"], "option of image must be one of data, device"),
+    (["train", "image", "--length", "3"], "option of image must be one of data, got 'length'"),
+    (
+        ["train", "sst2", "--set", "task.options.name=cola"],
+        "option of sst2 must be one of data, text",
+    ),
+    (["train", "lm", "--set", "task.options.text=2024"], "text must be text, got 2024"),
+    (["train", "listops", "--set", "task.options.sizes=5"], "sizes must be a list, got 5"),
+    (
+        ["train", "listops", "--set", 'task.options.sizes=["a",5,5]'],
+        "sizes must be a whole number, got 'a'",
+    ),
     (["train", "mqar", "--data", "x"], "data must not be given for mqar"),
     (["train", "lm", "--device", "gpu"], "device must be auto, cpu"),
     (["train", "lm", "--config", "no.toml"], "config must be a file, got no.toml"),
