@@ -16,7 +16,8 @@ from cosformer.recipes import RECIPES, Setting, data_option, pretrained, recipe
 from cosformer.recipes.setting import RUNS
 from cosformer.tasks import generated
 from cosformer.tasks.table import options_of
-from cosformer.training import Diverged, Event, Progress, RunConfig, Trainer
+from cosformer.tasks.text import FROM_PYTHON, TEXTS
+from cosformer.training import Diverged, Event, Progress, RunConfig, TaskConfig, Trainer
 from cosformer.training.device import resolved
 from cosformer.training.folder import LAST, comparable, is_same_run, state_of
 from cosformer.training.progress import duration
@@ -112,6 +113,7 @@ def resolve(options: Options) -> RunConfig:
                 config = settings.merge(config, {"pretraining": given})
     if config.task.name != options.task:
         raise ValueError(f"task must be that of the config, {config.task.name}, got {options.task}")
+    config = replace(config, task=_in_full(config.task))
     if _last(layers, "out") is None:
         config = replace(config, out=RUNS / _name(config))
     return config
@@ -135,7 +137,7 @@ def _flags(options: Options) -> dict[str, Any]:
     found = settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
     if options.data is not None:  # a path is never read as a number
         inner = found.setdefault("task", {}).setdefault("options", {})
-        inner[data_option(options.task)] = _data(options.data)
+        inner[data_option(options.task)] = options.data
     return found
 
 
@@ -150,9 +152,15 @@ def _last(layers: Sequence[Mapping[str, Any]], path: str) -> Any:
     return found
 
 
-def _data(data: str) -> str:
-    """A path in full, so that a run can be continued and judged from any folder."""
-    return str(Path(data).resolve()) if Path(data).exists() else data
+def _in_full(task: TaskConfig) -> TaskConfig:
+    """With whole paths, so that a run can be continued and judged from any folder."""
+    paths = {
+        option: str(Path(value).resolve())
+        for option in ("data", data_option(task.name))
+        if isinstance(value := task.options.get(option), str)
+        and (option == "data" or (value not in (*FROM_PYTHON, *TEXTS) and Path(value).exists()))
+    }
+    return replace(task, options={**task.options, **paths})
 
 
 def _name(config: RunConfig) -> str:

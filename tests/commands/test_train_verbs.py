@@ -209,8 +209,8 @@ def test_data_as_a_flag_wins_over_the_file(task: str, option: str, here: Path) -
     config = resolve(Options(task, data="my.txt", config=Path("a.toml")))
     assert config.task.options[option] == str(here / "my.txt")
     assert config.task.options["length"] == 8
-    last = resolve(Options(task, data="my.txt", set=(f"task.options.{option}=last",)))
-    assert last.task.options[option] == "last"
+    last = resolve(Options(task, data="my.txt", set=(f"task.options.{option}=task.toml",)))
+    assert last.task.options[option] == str(here / "task.toml")
 
 
 def test_pretraining_of_the_file_outlives_the_flag(here: Path) -> None:
@@ -225,7 +225,11 @@ def test_pretraining_of_the_file_outlives_the_flag(here: Path) -> None:
 def test_a_file_is_named_in_full(here: Path) -> None:
     config = resolve(Options("lm", data="my.txt"))
     assert config.task.options["text"] == str(here / "my.txt")
+    (here / "wikitext2").mkdir()  # a known name is that text, ./wikitext2 is the folder
     assert resolve(Options("lm", data="wikitext2")).task.options["text"] == "wikitext2"
+    (here / "a.toml").write_text("[task.options]\ntext = './wikitext2'\ndata = 'not/yet'\n")
+    options = resolve(Options("lm", config=Path("a.toml"))).task.options
+    assert (options["text"], options["data"]) == (str(here / "wikitext2"), str(here / "not/yet"))
 
 
 @pytest.mark.parametrize(("size", "length"), [(100, 16), (2000, 32), (10**6, 256)])
