@@ -73,7 +73,22 @@ def test_an_evaluation_is_shown_and_kept(here: Path, capsys: pytest.CaptureFixtu
     rows = {row.what: row for row in records.read(Path("rows.jsonl"))}
     assert rows.keys() == {"loss", "accuracy", "perplexity", "bits_per_byte", "floor"}
     assert rows["floor"].config["task"] == "lm"
+    assert rows["floor"].config["options"]["text"] == "my.txt"
     assert rows["floor"].value == kept["floor"]
+
+
+def test_a_run_that_cannot_be_written_to_is_judged(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "lm", "--data", "my.txt", "--out", "r", *TINY]) == 0
+    (here / "r" / "metrics-test-best.json").mkdir()  # in the way, whoever runs this test
+    capsys.readouterr()
+    assert cli.main(["evaluate", "r", "--rows", "rows.jsonl"]) == 0
+    shown = capsys.readouterr()
+    assert "test loss" in shown.out
+    assert "rows added" in shown.out
+    assert "written:" not in shown.out
+    assert shown.err.startswith("cosformer: evaluate: not written: ")
 
 
 def test_runs_are_listed_with_their_state(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
