@@ -1,12 +1,13 @@
 """The command line: `cosformer VERB [options]`. A verb is one entry of `VERBS`."""
 
 import contextlib
+import dataclasses
 import importlib
 import io
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_origin
 
 from cosformer import __version__
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rest = [f"--{bare}", *rest]
         if repeated := getattr(module, "REPEATED", None):
             rest = gathered(rest, f"--{repeated}")
-        options = parse(module.Options, rest, prog=f"cosformer {verb}")
+        options = parse(module.Options, rest, prog=usage(verb, module))
         return 0 if options is None else module.run(options)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
@@ -105,16 +106,29 @@ def gathered(arguments: Sequence[str], flag: str) -> list[str]:
     return [*rest, flag, *values] if values else rest
 
 
+def usage(verb: str, module: Any) -> str:
+    """How a verb is typed, the words that need no flag as placeholders."""
+    fields = {field.name: field for field in dataclasses.fields(module.Options)}
+    if (bare := fields.get(getattr(module, "POSITIONAL", ""))) is None:
+        return f"cosformer {verb}"
+    word = bare.name.upper() + (" ..." if get_origin(bare.type) is tuple else "")
+    is_needed = bare.default is dataclasses.MISSING
+    return f"cosformer {verb} {word if is_needed else f'[{word}]'}"
+
+
 def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> Any | None:
     """Options from arguments; None if the help was printed instead."""
     import tyro
 
-    complaint = io.StringIO()
+    page, complaint = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stdout(page), contextlib.redirect_stderr(complaint):
             return tyro.cli(options_type, args=list(arguments), prog=prog)
     except SystemExit as stop:
         if stop.code in (0, None):
+            # tyro knows of no words without a flag: its own usage asks for one
+            _, gap, rest = page.getvalue().partition("\n\n")
+            print(f"usage: {prog} [options]{gap}{rest}", end="")
             return None
         raise ValueError(f"{_first_sentence(complaint.getvalue())}; see --help") from None
 

@@ -15,7 +15,10 @@ POSITIONAL = "run"
 
 @dataclass(frozen=True)
 class Options:
-    """Judge a trained model on one split of its task; metrics-SPLIT-CHECKPOINT.json keeps them."""
+    """Judge a trained model on one split of its task; metrics-SPLIT-CHECKPOINT.json keeps them.
+
+    cosformer evaluate runs/my-run --split valid
+    """
 
     run: Path
     """Folder of the run."""

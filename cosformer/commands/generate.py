@@ -19,7 +19,10 @@ MOST_TOKENS = 300
 
 @dataclass(frozen=True)
 class Options:
-    """Continue prompts. A single one is shown as it grows; every token costs the same."""
+    """Continue prompts. A single one is shown as it grows; every token costs the same.
+
+    cosformer generate runs/my-run --prompt 'Once upon' --tokens 200
+    """
 
     run: Path
     """Folder of the run."""
