@@ -1,6 +1,7 @@
 """The command line: verbs from a table, one-line errors and exit code 2, extras named."""
 
 import importlib
+import os
 import shlex
 import subprocess
 import sys
@@ -205,3 +206,14 @@ def test_the_module_runs_from_a_shell_without_optional_packages() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "bench ops" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["data", "list"]])
+def test_a_reader_that_has_gone_ends_a_verb_quietly(arguments: list[str]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "cosformer", *arguments]
+    root = Path(cosformer.__file__).parents[1]
+    done = subprocess.run(command, cwd=root, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, "")
