@@ -1,12 +1,14 @@
 """The command line: `cosformer VERB [options]`. A verb is one entry of `VERBS`."""
 
 import contextlib
+import dataclasses
 import importlib
 import io
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_origin
 
 from cosformer import __version__
 
@@ -50,34 +52,20 @@ EXTRAS = {
 """Optional package -> the extra of this package that installs it."""
 
 USER_ERROR = 2
+READER_GONE = 141
+"""What a shell reports of a program that wrote to a closed pipe."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code. An error of the user is one line on stderr and a 2."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments == ["--version"]:
-        print(f"cosformer {__version__}")
-        return 0
-    verb, rest = split_verb(arguments)
-    if verb is None:
-        return _help_or_error(arguments)
     try:
-        module = importlib.import_module(VERBS[verb][0])
-        if (bare := getattr(module, "POSITIONAL", None)) and rest and not rest[0].startswith("-"):
-            rest = [f"--{bare}", *rest]
-        if repeated := getattr(module, "REPEATED", None):
-            rest = gathered(rest, f"--{repeated}")
-        options = parse(module.Options, rest, prog=f"cosformer {verb}")
-        return 0 if options is None else module.run(options)
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
-            raise
-        remedy = f"pip install 'cosformer[{EXTRAS[error.name]}]'"
-        return _fail(f"{verb} needs the package {error.name}: {remedy}")
-    except (ValueError, OSError) as error:
-        return _fail(f"{verb}: {error}")
-    except KeyboardInterrupt:
-        return 130
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # a reader that has gone is noticed here at the latest
+        return code
+    except BrokenPipeError:
+        # as after `| head`: what is still in the buffer has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
 
 
 def split_verb(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -105,16 +93,29 @@ def gathered(arguments: Sequence[str], flag: str) -> list[str]:
     return [*rest, flag, *values] if values else rest
 
 
+def usage(verb: str, module: Any) -> str:
+    """How a verb is typed, the words that need no flag as placeholders."""
+    fields = {field.name: field for field in dataclasses.fields(module.Options)}
+    if (bare := fields.get(getattr(module, "POSITIONAL", ""))) is None:
+        return f"cosformer {verb}"
+    word = bare.name.upper() + (" ..." if get_origin(bare.type) is tuple else "")
+    is_needed = bare.default is dataclasses.MISSING
+    return f"cosformer {verb} {word if is_needed else f'[{word}]'}"
+
+
 def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> Any | None:
     """Options from arguments; None if the help was printed instead."""
     import tyro
 
-    complaint = io.StringIO()
+    page, complaint = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stdout(page), contextlib.redirect_stderr(complaint):
             return tyro.cli(options_type, args=list(arguments), prog=prog)
     except SystemExit as stop:
         if stop.code in (0, None):
+            # tyro knows of no words without a flag: its own usage asks for one
+            _, gap, rest = page.getvalue().partition("\n\n")
+            print(f"usage: {prog} [options]{gap}{rest}", end="")
             return None
         raise ValueError(f"{_first_sentence(complaint.getvalue())}; see --help") from None
 
@@ -125,6 +126,34 @@ def help_text(verbs: Mapping[str, tuple[str, str]], prefix: str = "") -> str:
     lines += [f"  {verb:<16} {line}" for verb, (_, line) in verbs.items()]
     lines += ["", "cosformer VERB --help shows the options of a verb; cosformer --version."]
     return "\n".join(lines)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments == ["--version"]:
+        print(f"cosformer {__version__}")
+        return 0
+    verb, rest = split_verb(arguments)
+    if verb is None:
+        return _help_or_error(arguments)
+    try:
+        module = importlib.import_module(VERBS[verb][0])
+        if (bare := getattr(module, "POSITIONAL", None)) and rest and not rest[0].startswith("-"):
+            rest = [f"--{bare}", *rest]
+        if repeated := getattr(module, "REPEATED", None):
+            rest = gathered(rest, f"--{repeated}")
+        options = parse(module.Options, rest, prog=usage(verb, module))
+        return 0 if options is None else module.run(options)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        remedy = f"pip install 'cosformer[{EXTRAS[error.name]}]'"
+        return _fail(f"{verb} needs the package {error.name}: {remedy}")
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        return _fail(f"{verb}: {error}")
+    except KeyboardInterrupt:
+        return 130
 
 
 def _help_or_error(arguments: Sequence[str]) -> int:

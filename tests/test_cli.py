@@ -1,5 +1,8 @@
 """The command line: verbs from a table, one-line errors and exit code 2, extras named."""
 
+import importlib
+import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -77,6 +80,41 @@ def test_every_verb_documents_its_options(verb: str, capsys: pytest.CaptureFixtu
     captured = capsys.readouterr()
     assert f"usage: cosformer {verb}" in captured.out
     assert captured.err == ""
+
+
+USAGES = {
+    "train": "train TASK",
+    "evaluate": "evaluate RUN",
+    "generate": "generate RUN",
+    "runs": "runs [FOLDER]",
+    "data make": "data make [NAMES ...]",
+    "data list": "data list",
+}
+
+
+@pytest.mark.parametrize("verb", USAGES)
+def test_the_usage_shows_what_needs_no_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*verb.split(), "--help"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"usage: cosformer {USAGES[verb]} [options]"
+
+
+GROUPS = ("train", "evaluate", "generate", "data")
+WITH_EXAMPLES = [verb for verb in cli.VERBS if verb.split()[0] in GROUPS]
+
+
+@pytest.mark.parametrize("verb", WITH_EXAMPLES)
+def test_the_help_has_examples_that_can_be_typed(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*verb.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    examples = [shlex.split(line)[1:] for line in lines if line.startswith(f"cosformer {verb} ")]
+    assert examples
+    module = importlib.import_module(cli.VERBS[verb][0])
+    monkeypatch.setattr(module, "run", lambda options: 0)
+    for example in examples:
+        assert cli.main(example) == 0
 
 
 @pytest.mark.usefixtures("toy")
@@ -168,3 +206,14 @@ def test_the_module_runs_from_a_shell_without_optional_packages() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "bench ops" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["data", "list"]])
+def test_a_reader_that_has_gone_ends_a_verb_quietly(arguments: list[str]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "cosformer", *arguments]
+    root = Path(cosformer.__file__).parents[1]
+    done = subprocess.run(command, cwd=root, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "mechanisms": MECHANISMS,
     "nn": NN,
     "models": MODELS,
-    "tasks": {"tasks"},
+    "tasks": {"tasks", "config"},
     "training": JOBS | {"training"},
     "bench": JOBS | {"bench", "training"},
     "report": {"report", "records"},

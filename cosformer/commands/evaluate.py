@@ -1,8 +1,9 @@
 """`cosformer evaluate RUN`: what a trained model is worth, on the screen and as a file."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cosformer import records
 from cosformer.training import Loaded, evaluate, load
@@ -14,7 +15,10 @@ POSITIONAL = "run"
 
 @dataclass(frozen=True)
 class Options:
-    """Judge a trained model on one split of its task; metrics-SPLIT-CHECKPOINT.json keeps them."""
+    """Judge a trained model on one split of its task; metrics-SPLIT-CHECKPOINT.json keeps them.
+
+    cosformer evaluate runs/my-run --split valid
+    """
 
     run: Path
     """Folder of the run."""
@@ -49,6 +53,15 @@ def run(options: Options) -> int:
     for name, value in metrics.items():
         print(f"  {options.split} {name:<14} {value:.4f}")
     print(f"  to beat: {judged_by(facts)} {facts.floor:.4f} ({facts.floor_is})")
+    _keep(found, options, metrics)
+    if options.rows is not None:
+        records.append(options.rows, _rows(found, options, metrics))
+        print(f"rows added to {options.rows}")
+    return 0
+
+
+def _keep(found: Loaded, options: Options, metrics: dict[str, float]) -> None:
+    """The metrics as a file of the run; a run that cannot be written to is judged all the same."""
     path = options.run / f"metrics-{options.split}-{options.checkpoint}.json"
     content = {
         "split": options.split,
@@ -56,14 +69,14 @@ def run(options: Options) -> int:
         "batches": options.batches,
         "step": found.place.step,
         "metrics": metrics,
-        "floor": facts.floor,
+        "floor": found.task.facts.floor,
     }
-    write_json(path, content)
-    print(f"written: {path}")
-    if options.rows is not None:
-        records.append(options.rows, _rows(found, options, metrics))
-        print(f"rows added to {options.rows}")
-    return 0
+    try:
+        write_json(path, content)
+    except OSError as error:
+        print(f"cosformer: evaluate: not written: {error}", file=sys.stderr)
+    else:
+        print(f"written: {path}")
 
 
 def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[records.Row]:
@@ -72,7 +85,7 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
     this = records.Run.begin(device=found.device.split(":")[0], seed=config.seed)
     at = {
         "task": config.task.name,
-        "options": dict(config.task.options),
+        "options": {name: _public(value) for name, value in config.task.options.items()},
         "mechanism": found.model.config.mechanism,
         "preset": config.preset,
         "model": dict(config.model),
@@ -85,3 +98,9 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
     }
     floor = this.row("floor", facts.floor, judged_by(facts), by=facts.floor_is, **at)
     return [this.row(name, value, name, **at) for name, value in metrics.items()] + [floor]
+
+
+def _public(value: Any) -> Any:
+    """An option as others may read it: of a path the name, not where the user keeps it."""
+    is_path = isinstance(value, str) and Path(value).is_absolute()
+    return Path(value).name if is_path else value

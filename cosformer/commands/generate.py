@@ -1,5 +1,6 @@
 """`cosformer generate RUN`: text from a language model that was trained here."""
 
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ MOST_TOKENS = 300
 
 @dataclass(frozen=True)
 class Options:
-    """Continue prompts. A single one is shown as it grows; every token costs the same."""
+    """Continue prompts. A single one is shown as it grows; every token costs the same.
+
+    cosformer generate runs/my-run --prompt 'Once upon' --tokens 200
+    """
 
     run: Path
     """Folder of the run."""
@@ -61,8 +65,9 @@ def run(options: Options) -> int:
         )
     writer = create_writer(options, loaded.model, loaded.vocabulary, prompts)
     if len(prompts) == 1:
-        print(prompts[0], end="", flush=True)
-        for piece in writer.stream(prompts[0], options.stop):
+        pieces = writer.stream(prompts[0], options.stop)
+        begin = next(pieces, "")  # first: a prompt that cannot be continued is not shown
+        for piece in itertools.chain([prompts[0] + begin], pieces):
             print(piece, end="", flush=True)
         print()
         return 0
@@ -87,9 +92,11 @@ def create_writer(
 ) -> Writer:
     """Stops that are one token end a sequence at once; longer ones are found in the text."""
     tokens, limit = options.tokens, model.backbone.limit
+    longest = max(len(encode(vocabulary, prompt)) for prompt in prompts)
+    if limit is not None and longest > limit:
+        raise ValueError(f"prompt must be at most {limit} tokens, got {longest}")
     if tokens is None:
-        longest = max(len(encode(vocabulary, prompt)) for prompt in prompts)
-        tokens = MOST_TOKENS if limit is None else max(1, min(MOST_TOKENS, limit + 1 - longest))
+        tokens = MOST_TOKENS if limit is None else min(MOST_TOKENS, limit + 1 - longest)
     stops = [encode(vocabulary, stop) for stop in options.stop]
     sampling = Sampling(
         max_new_tokens=tokens,

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +12,12 @@ from cosformer import config as settings
 from cosformer.data import make
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS
-from cosformer.recipes import RECIPES, Setting, pretrained, recipe
+from cosformer.recipes import RECIPES, Setting, data_option, pretrained, recipe
 from cosformer.recipes.setting import RUNS
 from cosformer.tasks import generated
-from cosformer.training import Diverged, Event, Progress, RunConfig, Trainer
+from cosformer.tasks.table import options_of
+from cosformer.tasks.text import FROM_PYTHON, TEXTS
+from cosformer.training import Diverged, Event, Progress, RunConfig, TaskConfig, Trainer
 from cosformer.training.device import resolved
 from cosformer.training.folder import LAST, comparable, is_same_run, state_of
 from cosformer.training.progress import duration
@@ -93,17 +95,26 @@ def run(options: Options) -> int:
 
 def resolve(options: Options) -> RunConfig:
     """Recipe, then file, then flags, then --set."""
-    given = {} if options.config is None else settings.load(options.config)
-    layers = [given, _flags(options), settings.parse(options.set)]
-    device = resolved(options.device or str(given.get("device", "auto")))
-    config = recipe(options.task, Setting(device, _data(options.data)))
-    config = settings.merge(settings.merge(config, layers[0]), layers[1])
-    if options.pretrain is not None:
+    layers = [
+        {} if options.config is None else settings.load(options.config),
+        _flags(options),
+        settings.parse(options.set),
+    ]
+    device = resolved(str(_last(layers, "device") or "auto"))
+    data = _last(layers, f"task.options.{data_option(options.task)}")
+    config = recipe(options.task, Setting(device, data if isinstance(data, str) else None))
+    for layer in layers:
+        config = settings.merge(config, layer)
+    if options.pretrain is not None and config.pretraining is not None:
+        # its defaults are those of the run that it precedes, as all layers have made it
         config = pretrained(config, options.pretrain)
-    config = settings.merge(config, layers[2])
+        for layer in layers:
+            if isinstance(given := layer.get("pretraining"), Mapping):
+                config = settings.merge(config, {"pretraining": given})
     if config.task.name != options.task:
         raise ValueError(f"task must be that of the config, {config.task.name}, got {options.task}")
-    if not any("out" in layer for layer in layers):
+    config = replace(config, task=_in_full(config.task))
+    if _last(layers, "out") is None:
         config = replace(config, out=RUNS / _name(config))
     return config
 
@@ -118,16 +129,38 @@ def _flags(options: Options) -> dict[str, Any]:
         "steps": "budget.steps",
         "lr": "optimiser.lr",
         "seed": "seed",
+        "pretrain": "pretraining.objective",
         "device": "device",
         "out": "out",
     }
     given = {path: getattr(options, flag) for flag, path in paths.items()}
-    return settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
+    found = settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
+    if options.data is not None:  # a path is never read as a number
+        inner = found.setdefault("task", {}).setdefault("options", {})
+        inner[data_option(options.task)] = options.data
+    return found
 
 
-def _data(data: str | None) -> str | None:
-    """A path in full, so that a run can be continued and judged from any folder."""
-    return str(Path(data).resolve()) if data is not None and Path(data).exists() else data
+def _last(layers: Sequence[Mapping[str, Any]], path: str) -> Any:
+    """What the last layer with this setting says; None: none has it."""
+    found = None
+    for layer in layers:
+        value: Any = layer
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        found = found if value is None else value
+    return found
+
+
+def _in_full(task: TaskConfig) -> TaskConfig:
+    """With whole paths, so that a run can be continued and judged from any folder."""
+    paths = {
+        option: str(Path(value).resolve())
+        for option in ("data", data_option(task.name))
+        if isinstance(value := task.options.get(option), str)
+        and (option == "data" or (value not in (*FROM_PYTHON, *TEXTS) and Path(value).exists()))
+    }
+    return replace(task, options={**task.options, **paths})
 
 
 def _name(config: RunConfig) -> str:
@@ -139,15 +172,14 @@ def _name(config: RunConfig) -> str:
 
 def _generate(config: RunConfig) -> None:
     """What is generated and not there yet is made first, by all cores."""
-    name, options = config.task.name, config.task.options
+    name, options = config.task.name, options_of(config.task.name, config.task.options)
     if name not in generated.MADE:
         return
     count = sum(options["sizes"]) if "sizes" in options else generated.MADE[name].count
     seed, data = options.get("seed", 0), options.get("data")
     if not generated.path_of(name, data, count=count, seed=seed).exists():
         print(f"{name}: {count:,} samples are generated first, and kept")
-        where = None if data is None else Path(data)
-        make.run(make.Options((name,), count=count, seed=seed, data=where))
+        make.run(make.Options((name,), count=count, seed=seed, data=data))
 
 
 def _show(event: Event) -> None:

@@ -12,7 +12,10 @@ from cosformer.tasks import arena, files, generated
 
 @dataclass(frozen=True)
 class Options:
-    """Verify every known file in the data folder: checksums and counts."""
+    """Verify every known file in the data folder: checksums and counts.
+
+    cosformer data check --data my-folder
+    """
 
     data: Path | None = None
     """Folder with the files; COSFORMER_DATA, else one in the user's cache, if not given."""

@@ -16,7 +16,10 @@ WORDS = {"names": SOURCES}
 
 @dataclass(frozen=True)
 class Options:
-    """Download data sets, check them and put them where tasks look for them."""
+    """Download data sets, check them and put them where tasks look for them.
+
+    cosformer data get wikitext2 imdb
+    """
 
     names: tuple[str, ...] = ()
     """Data sets; cosformer data list shows them."""

@@ -10,7 +10,10 @@ from cosformer.tasks.text import FROM_PYTHON
 
 @dataclass(frozen=True)
 class Options:
-    """The data sets that tasks know, whether they are there, and how to get them."""
+    """The data sets that tasks know, whether they are there, and how to get them.
+
+    cosformer data list --data my-folder
+    """
 
     data: Path | None = None
     """Folder with the files; COSFORMER_DATA, else one in the user's cache, if not given."""

@@ -14,7 +14,10 @@ WORDS = {"names": generated.MADE}
 
 @dataclass(frozen=True)
 class Options:
-    """Generate data sets; the same seed gives the same samples on any number of cores."""
+    """Generate data sets; the same seed gives the same samples on any number of cores.
+
+    cosformer data make listops --count 10000
+    """
 
     names: tuple[str, ...] = tuple(generated.MADE)
     """Which ones: listops, pathfinder."""

@@ -12,6 +12,7 @@ import torch
 
 from cosformer import __version__, records
 from cosformer.bench.timing import busy
+from cosformer.config import differences, plain
 from cosformer.demo import op
 from cosformer.demo.jobs import JOBS
 from cosformer.demo.learning import Pair, learn, plan
@@ -23,8 +24,8 @@ from cosformer.report.page import TITLES, page
 from cosformer.report.selection import crossover_sentence, times
 from cosformer.report.writing import write_whole
 from cosformer.tasks import LanguageTask
-from cosformer.training import load
-from cosformer.training.folder import BEST, CONFIG, state_of
+from cosformer.training import RunConfig, load
+from cosformer.training.folder import BEST, CONFIG, comparable, read_json, state_of
 from cosformer.training.writer import Writer
 
 PROMPTS = ("The following", "Return the number of", "If the object is")
@@ -32,6 +33,9 @@ PROMPTS = ("The following", "Return the number of", "If the object is")
 SAMPLING: dict[str, Any] = {"max_new_tokens": 80, "temperature": 0.6, "top_k": 40}
 GRACE = 1.1
 """A machine that has become slower since the plan was made gets this much of the time."""
+
+BY_DEMO = ("budget.steps", "evaluation.every", "log_every", "seed", "task.options.data")
+"""Settings in which one demo may differ from another: its plan, its seed, its folder."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def show_race(this: records.Run, options: Options) -> list[Row]:
 def show_learning(this: records.Run, pair: Pair, seconds: float) -> list[Row]:
     """Train with either mechanism in turns, telling how far they are."""
     for config in pair.configs.values():
-        begin_anew(config.out)
+        begin_anew(config)
     rows, facts = list(pair.rows), pair.task.facts
     batch = config.budget.batch
     print(f"{pair.steps:,} steps of {batch} × up to {facts.length:,} tokens each, in turns:")
@@ -147,12 +151,18 @@ def show_text(options: Options, pair: Pair) -> dict[str, str]:
     return dict(zip(PROMPTS, texts, strict=True))
 
 
-def begin_anew(folder: Path) -> None:
-    """Remove what an earlier demo left; a run that somebody works in is not touched."""
+def begin_anew(config: RunConfig) -> None:
+    """Remove what an earlier demo left; another run, or one that is at work, is not touched."""
+    folder = config.out
     if not (folder / CONFIG).is_file():
         return
     if state_of(folder)["state"] == "running":
         raise ValueError(f"out must not be in use by another demo, got {folder}")
+    found, wanted = comparable(read_json(folder / CONFIG)), comparable(plain(config))
+    if other := [name for name in differences(found, wanted) if name not in BY_DEMO]:
+        raise ValueError(
+            f"out must have no runs but a demo's, got {folder} with another {other[0]}"
+        )
     shutil.rmtree(folder)
 
 

@@ -8,6 +8,9 @@ from torch import Tensor
 from cosformer.models.config import check_size
 from cosformer.ops.check import check_number
 
+MOST_SEEDS = 2**63
+"""PyTorch takes seeds of 64 bits; half of them leave room for seed + n."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -46,6 +49,8 @@ class Sampling:
                 raise ValueError(f"{name} must be None at temperature=0, got {choice}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed must be an int, got {type(self.seed).__name__}")
+        if not -MOST_SEEDS <= self.seed < MOST_SEEDS:
+            raise ValueError(f"seed must lie in -2**63 to 2**63 - 1, got {self.seed}")
         if not isinstance(self.stop, tuple) or any(type(token) is not int for token in self.stop):
             raise TypeError(f"stop must be a tuple of ints, got {self.stop!r}")
 

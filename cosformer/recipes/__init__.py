@@ -1,6 +1,6 @@
 """Runs as functions that return a config; one for every task."""
 
 from cosformer.recipes.setting import Setting
-from cosformer.recipes.table import RECIPES, pretrained, recipe
+from cosformer.recipes.table import RECIPES, data_option, pretrained, recipe
 
-__all__ = ["RECIPES", "Setting", "pretrained", "recipe"]
+__all__ = ["RECIPES", "Setting", "data_option", "pretrained", "recipe"]

@@ -37,6 +37,11 @@ def recipe(name: str, setting: Setting) -> RunConfig:
     return RECIPES[name](setting)
 
 
+def data_option(name: str) -> str:
+    """The option of a task that the user's data (`Setting.data`) is."""
+    return "text" if name in ("lm", "mlm") else "data"
+
+
 def pretrained(config: RunConfig, objective: Objective) -> RunConfig:
     """The same run after pre-training on its own inputs, with as many steps."""
     check_choice("pretrain", objective, get_args(Objective))

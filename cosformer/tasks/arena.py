@@ -70,8 +70,8 @@ def retrieval(
     not comparable with published ones.
     """
     require_options(length=length)
-    where, remedy = files.folder(data), "`cosformer data get retrieval` fetches it"
-    paths = [files.require(where / name, remedy) for name in (PAIRS, DOCUMENTS)]
+    where = files.folder(data)
+    paths = [files.require(where / name, "retrieval") for name in (PAIRS, DOCUMENTS)]
     table = tables.read({"": paths[0]}, text=("doc1", "doc2"))
     documents = _documents(paths[1])
     if missing := {each for column in table.texts for each in column} - documents.keys():
@@ -105,8 +105,7 @@ def retrieval(
 
 def image(*, data: Path | str | None = None, device: Device = "cpu") -> SequenceTask:
     """The class of a grey CIFAR-10 picture, 1,024 pixels in a row; 45,000 / 5,000 / 10,000."""
-    path = files.folder(data) / PICTURES
-    files.require(path, "`cosformer data get image` fetches it")
+    path = files.require(files.folder(data) / PICTURES, "image")
     arrays = files.load_arrays(path)
     if missing := {"x_train", "y_train", "x_test", "y_test"} - arrays.keys():
         raise ValueError(f"{path} must hold x and y of train and test, got no {min(missing)}")

@@ -85,10 +85,7 @@ def _table(
     if text or label != "label":
         raise ValueError(f"text and label must not be given beside a name, got {text!r}, {label!r}")
     known_set, where = tables.KNOWN[name], files.folder(data)
-    paths = {
-        split: files.require(where / file, f"`cosformer data get {name}` fetches it")
-        for split, file in known_set.files.items()
-    }
+    paths = {split: files.require(where / file, name) for split, file in known_set.files.items()}
     return tables.read(paths, text=known_set.text, label=known_set.label)
 
 

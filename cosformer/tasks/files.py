@@ -18,6 +18,8 @@ from cosformer.tasks.ragged import Array
 
 VARIABLE = "COSFORMER_DATA"
 """Environment variable that names the data folder."""
+FETCHED = ("wikitext2", "tinyshakespeare", "enwik8", "imdb", "image")
+"""Data sets that `cosformer data get` has a source for; files of others are the user's to bring."""
 OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 
 
@@ -30,11 +32,14 @@ def folder(given: Path | str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cosformer"
 
 
-def require(path: Path, remedy: str) -> Path:
-    """The path of a file that is there; else an error that says what to do."""
-    if not path.is_file():
-        raise ValueError(f"data must hold the file {path.name}, got {path.parent}; {remedy}")
-    return path
+def require(path: Path, name: str) -> Path:
+    """The path of a file of the data set `name`; an error that says what to do if it is missing."""
+    if path.is_file():
+        return path
+    remedy = f"`cosformer data get {name}` fetches it"
+    if name not in FETCHED:
+        remedy = f"{name} has no source to fetch it from: put the file there yourself"
+    raise ValueError(f"data must hold the file {path.name}, got {path.parent}; {remedy}")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -1,9 +1,12 @@
 """The tasks by name."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
+from cosformer.config import coerce
 from cosformer.tasks import arena, classify, language, probes, tables
 from cosformer.tasks.base import Task
 
@@ -26,17 +29,24 @@ A known table, as `sst2`, is a name as well: `classify` with that `name`.
 """
 
 
-def create(name: str, /, **options: Any) -> Task:
+def create(name: str, /, *, device: torch.device | str = "cpu", **options: Any) -> Task:
     """The task with this name; an unknown name or option is an error that lists the known ones."""
+    found = options_of(name, options)
     if name in tables.KNOWN:
-        return create("classify", name=name, **options)
-    if name not in TASKS:
+        return classify.classify(name=name, **found, device=device)
+    return TASKS[name](**found, device=device)
+
+
+def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """These options of a task, each in its type; one that the task cannot take is an error."""
+    if name not in TASKS and name not in tables.KNOWN:
         known = ", ".join([*TASKS, *tables.KNOWN])
         raise ValueError(f"task must be one of {known}, got {name!r}")
-    known_options = inspect.signature(TASKS[name]).parameters
-    for option in options:
-        if option not in known_options:
-            raise ValueError(
-                f"option of {name} must be one of {', '.join(known_options)}, got {option!r}"
-            )
-    return TASKS[name](**options)
+    is_table = name in tables.KNOWN
+    parameters = inspect.signature(TASKS["classify" if is_table else name]).parameters
+    decided = ("device", "name") if is_table else ("device",)
+    types = {each: p.annotation for each, p in parameters.items() if each not in decided}
+    for option in given:
+        if option not in types:
+            raise ValueError(f"option of {name} must be one of {', '.join(types)}, got {option!r}")
+    return {option: coerce(value, types[option], option) for option, value in given.items()}

@@ -37,7 +37,7 @@ def load(text: str, data: Path | str | None = None) -> dict[str, bytes]:
         where = files.folder(data)
         known = TEXTS[text][0]
         for name in known.values():
-            files.require(where / name, f"`cosformer data get {text}` fetches it")
+            files.require(where / name, text)
         found = {split: files.read_bytes(where / name) for split, name in known.items()}
         return found if "" not in found else cut(found[""])
     path = Path(text)

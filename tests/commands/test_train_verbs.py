@@ -73,7 +73,22 @@ def test_an_evaluation_is_shown_and_kept(here: Path, capsys: pytest.CaptureFixtu
     rows = {row.what: row for row in records.read(Path("rows.jsonl"))}
     assert rows.keys() == {"loss", "accuracy", "perplexity", "bits_per_byte", "floor"}
     assert rows["floor"].config["task"] == "lm"
+    assert rows["floor"].config["options"]["text"] == "my.txt"
     assert rows["floor"].value == kept["floor"]
+
+
+def test_a_run_that_cannot_be_written_to_is_judged(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "lm", "--data", "my.txt", "--out", "r", *TINY]) == 0
+    (here / "r" / "metrics-test-best.json").mkdir()  # in the way, whoever runs this test
+    capsys.readouterr()
+    assert cli.main(["evaluate", "r", "--rows", "rows.jsonl"]) == 0
+    shown = capsys.readouterr()
+    assert "test loss" in shown.out
+    assert "rows added" in shown.out
+    assert "written:" not in shown.out
+    assert shown.err.startswith("cosformer: evaluate: not written: ")
 
 
 def test_runs_are_listed_with_their_state(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +134,17 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "lm", "--set", "model.vocabulary=3"], "model.vocabulary must be left to the task"),
     (["train", "lm", "--set", "seed"], "set must be a.b=value, got 'seed'"),
     (["train", "lm", "--set"], "--set must have a value, got none"),
-    (["train", "image", "--length", "3"], "option of image must be one of data, device"),
+    (["train", "image", "--length", "3"], "option of image must be one of data, got 'length'"),
+    (
+        ["train", "sst2", "--set", "task.options.name=cola"],
+        "option of sst2 must be one of data, text",
+    ),
+    (["train", "lm", "--set", "task.options.text=2024"], "text must be text, got 2024"),
+    (["train", "listops", "--set", "task.options.sizes=5"], "sizes must be a list, got 5"),
+    (
+        ["train", "listops", "--set", 'task.options.sizes=["a",5,5]'],
+        "sizes must be a whole number, got 'a'",
+    ),
     (["train", "mqar", "--data", "x"], "data must not be given for mqar"),
     (["train", "lm", "--device", "gpu"], "device must be auto, cpu"),
     (["train", "lm", "--config", "no.toml"], "config must be a file, got no.toml"),
@@ -183,10 +208,43 @@ def test_pretraining_is_a_flag(here: Path) -> None:
     assert config.budget.steps == 7
 
 
+def test_set_reaches_what_flags_reach(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    by_set = Options(
+        "lm", pretrain="masked", set=("budget.steps=7", "optimiser.lr=0.5", "device=cpu")
+    )
+    by_flag = Options("lm", pretrain="masked", steps=7, lr=0.5, device="cpu")
+    assert resolve(by_set) == resolve(by_flag)
+    assert resolve(by_set).preset == recipe("lm", Setting("cpu")).preset
+
+
+@pytest.mark.parametrize(("task", "option"), [("lm", "text"), ("sst2", "data")])
+def test_data_as_a_flag_wins_over_the_file(task: str, option: str, here: Path) -> None:
+    (here / "a.toml").write_text(f"[task.options]\n{option} = 'other'\nlength = 8\n")
+    config = resolve(Options(task, data="my.txt", config=Path("a.toml")))
+    assert config.task.options[option] == str(here / "my.txt")
+    assert config.task.options["length"] == 8
+    last = resolve(Options(task, data="my.txt", set=(f"task.options.{option}=task.toml",)))
+    assert last.task.options[option] == str(here / "task.toml")
+
+
+def test_pretraining_of_the_file_outlives_the_flag(here: Path) -> None:
+    (here / "a.toml").write_text("[pretraining]\nrate = 0.4\nobjective = 'masked'\n")
+    config = resolve(Options("image", pretrain="causal", config=Path("a.toml"), lr=0.5))
+    assert config.pretraining == Pretraining("causal", 0.4, config.budget, 0.5)
+    (here / "a.json").write_text(json.dumps({"pretraining": None}))
+    config = resolve(Options("image", pretrain="masked", config=Path("a.json")))
+    assert config.pretraining == Pretraining("masked", 0.5, config.budget, config.optimiser.lr)
+
+
 def test_a_file_is_named_in_full(here: Path) -> None:
     config = resolve(Options("lm", data="my.txt"))
     assert config.task.options["text"] == str(here / "my.txt")
+    (here / "wikitext2").mkdir()  # a known name is that text, ./wikitext2 is the folder
     assert resolve(Options("lm", data="wikitext2")).task.options["text"] == "wikitext2"
+    (here / "a.toml").write_text("[task.options]\ntext = './wikitext2'\ndata = 'not/yet'\n")
+    options = resolve(Options("lm", config=Path("a.toml"))).task.options
+    assert (options["text"], options["data"]) == (str(here / "wikitext2"), str(here / "not/yet"))
 
 
 @pytest.mark.parametrize(("size", "length"), [(100, 16), (2000, 32), (10**6, 256)])

@@ -10,11 +10,12 @@ import pytest
 from cosformer import cli, records
 from cosformer.bench.candidates import CANDIDATES, Candidate
 from cosformer.bench.timing import threads
+from cosformer.config import plain
 from cosformer.demo import command, learning, op
 from cosformer.demo.jobs import JOBS, Job
 from cosformer.demo.screen import Screen
 from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig
-from cosformer.training.folder import locked, state_of
+from cosformer.training.folder import locked, state_of, write_json
 
 SMALL = {"layers": 1, "width": 16, "heads": 2}
 
@@ -141,10 +142,22 @@ def test_an_interrupted_demo_can_be_started_again(
 
 
 def test_a_run_that_somebody_works_in_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    config = language(tmp_path, seed=0)
+    write_json(tmp_path / "config.json", plain(config))
     with locked(tmp_path), pytest.raises(ValueError, match="out must not be in use by another"):
-        command.begin_anew(tmp_path)
+        command.begin_anew(config)
     assert (tmp_path / "config.json").exists()
+
+
+def test_only_a_run_of_a_demo_is_removed(tmp_path: Path) -> None:
+    ours = language(tmp_path, seed=0)
+    write_json(tmp_path / "config.json", plain(replace(ours, preset="small")))
+    with pytest.raises(ValueError, match=r"no runs but a demo's, got .* with another preset"):
+        command.begin_anew(ours)
+    assert (tmp_path / "config.json").exists()
+    write_json(tmp_path / "config.json", plain(replace(ours, seed=1, budget=Budget(7, 1))))
+    command.begin_anew(ours)
+    assert not tmp_path.exists()
 
 
 def test_without_time_nothing_is_learnt_and_nothing_written(

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from cosformer import tasks
-from cosformer.tasks import IGNORED, SPLITS, Task, resident
+from cosformer.data import known
+from cosformer.tasks import IGNORED, SPLITS, Task, files, resident, text
 from cosformer.tasks.base import Place
 from cosformer.tasks.order import Order
 from cosformer.tasks.probes import Probe
@@ -169,7 +170,17 @@ def test_unknown_tasks_and_options_list_the_known_ones() -> None:
         tasks.create("mqar", size=3)
 
 
-@pytest.mark.parametrize("name", ["sst2", "imdb", "retrieval", "image"])
+@pytest.mark.parametrize("name", [name for name in known.SETS if name not in text.TEXTS])
 def test_a_missing_file_is_named_with_the_remedy(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data must hold the file .*`cosformer data get"):
+    file = known.SETS[name][0][0]
+    remedy = f"`cosformer data get {name}` fetches it"
+    if name not in known.SOURCES:
+        remedy = "put the file there yourself"
+    with pytest.raises(
+        ValueError, match=f"data must hold the file {file}, got {tmp_path}; .*{remedy}"
+    ):
         tasks.create(name, data=tmp_path)
+
+
+def test_what_can_be_fetched_has_a_source() -> None:
+    assert set(files.FETCHED) == known.SOURCES.keys()

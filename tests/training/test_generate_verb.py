@@ -144,6 +144,8 @@ BAD = [
     (("--prompt", "a", "--stop", ""), "stop must be texts of one character or more"),
     (("--prompt", "a", "--temperature", "-1"), "temperature must be at least 0"),
     (("--prompt", "a", "--tokens", "900"), "max_new_tokens must be at most 64"),
+    (("--prompt", "a" * 65), "prompt must be at most 64 tokens, got 65"),
+    (("--prompt", "a", "--seed", str(2**63)), "seed must lie in -2**63 to 2**63 - 1, got 92233"),
 ]
 
 
@@ -152,7 +154,9 @@ def test_what_cannot_be_done_is_one_line(
     run: Path, arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["generate", str(run), *arguments]) == 2
-    assert message in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.out == ""
 
 
 def test_a_run_that_writes_no_text_is_refused(
