@@ -73,18 +73,21 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
     """Copy a stored state into a model of the same shape."""
-    own, owner = model.state_dict(), _owner(model)
-    needed = {name for name in own if owner[name] == name}
-    if wrong := sorted(needed ^ stored.keys()):
+    require_like(stored, weights(model), where)
+    owner = _owner(model)
+    model.load_state_dict({name: stored[owner[name]] for name in owner})
+
+
+def require_like(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str) -> None:
+    """An error unless names, shapes and dtypes are the same: kernels trust them."""
+    if wrong := sorted(wanted.keys() ^ stored.keys()):
         raise ValueError(
             f"{where} must have the tensors of the model, got a difference: {wrong[0]}"
         )
-    for name in needed:
-        if own[name].shape != stored[name].shape:
-            raise ValueError(
-                f"{name} in {where} must be {list(own[name].shape)}, got {list(stored[name].shape)}"
-            )
-    model.load_state_dict({name: stored[owner[name]] for name in own})
+    for name, tensor in wanted.items():
+        if (tensor.shape, tensor.dtype) != (stored[name].shape, stored[name].dtype):
+            rule, found = (f"{list(each.shape)} {each.dtype}" for each in (tensor, stored[name]))
+            raise ValueError(f"{name} in {where} must be {rule}, got {found}")
 
 
 def _owner(model: nn.Module) -> dict[str, str]:

@@ -8,11 +8,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cosformer.models import ModelConfig, create_model
 from cosformer.tasks import Batch
-from cosformer.training.checkpoint import Checkpoint, load_weights, weights
+from cosformer.training.checkpoint import Checkpoint, load_weights, require_like, weights
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import autocast, summed_loss
 from cosformer.training.feed import Fed
-from cosformer.training.optimiser import create_optimiser, grouped
+from cosformer.training.optimiser import create_optimiser, grouped, load_moments, moments
 from cosformer.training.phases import Phase
 from cosformer.training.schedule import rate
 
@@ -93,29 +93,19 @@ class Learner:
         if self.average is not None:
             kept = weights(self.average.module)
             found |= {f"average.{name}": tensor for name, tensor in kept.items()}
-        for name, parameter in self.model.named_parameters():
-            for key, tensor in self.optimiser.state.get(parameter, {}).items():
-                found[f"optimiser.{key}.{name}"] = tensor
+        state = moments(self.model, self.optimiser)
+        found |= {f"optimiser.{name}": tensor for name, tensor in state.items()}
         found["window"] = self._window[: self._filled]
         return found
 
-    def restore(self, checkpoint: Checkpoint, step: int) -> None:
-        """Go on where a checkpoint was written."""
-        where = "the checkpoint"
+    def restore(self, checkpoint: Checkpoint, step: int, where: str) -> None:
+        """Go on where a checkpoint was written; `where` names it in errors."""
         load_weights(self.model, checkpoint.part("model"), where)
         if self.average is not None:
             load_weights(self.average.module, checkpoint.part("average"), where)
             self.average.n_averaged.fill_(step)
-        parameters = dict(self.model.named_parameters())
-        for key_and_name, tensor in checkpoint.part("optimiser").items():
-            key, _, name = key_and_name.partition(".")
-            if name not in parameters:
-                raise ValueError(f"{where} must have the model's parameters alone, got {name!r}")
-            self.optimiser.state[parameters[name]][key] = tensor.to(self.device)
-        window = checkpoint.tensors.get("window", torch.zeros(0))
-        self._filled = len(window)
-        if self._filled:
-            self._window[: self._filled] = window.to(self.device)
+        load_moments(self.model, self.optimiser, checkpoint.part("optimiser"), where)
+        self._load_window(checkpoint, step, where)
         self.step = step
 
     def begin_from(self, before: nn.Module) -> None:
@@ -128,6 +118,15 @@ class Learner:
             raise ValueError(f"pretraining must fit the model: {error}") from None
         if self.average is not None:
             self.average = _average(self.model, self.config.average)
+
+    def _load_window(self, checkpoint: Checkpoint, step: int, where: str) -> None:
+        """The rows of steps that no line of the log tells of yet."""
+        is_last = step == self.phase.budget.steps
+        rows = self._window[: 0 if is_last else step % self.config.log_every]
+        found = {name: t for name, t in checkpoint.tensors.items() if name == "window"}
+        require_like(found, {"window": rows}, where)
+        rows.copy_(found["window"])
+        self._filled = len(rows)
 
     def _clip(self) -> list[Tensor]:
         """The norm of each group's gradient; all are scaled if the whole is too long."""

@@ -1,13 +1,21 @@
 """AdamW over parameters in groups with names."""
 
-from torch import nn
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW
 
+from cosformer.training.checkpoint import require_like
 from cosformer.training.config import Optimiser
 
 GROUPS = ("matrices", "embeddings", "vectors")
 """Weights of matrices decay. Rows of embeddings do not: rare tokens would fade away; nor do biases
 and norms."""
+
+COUNT = "step"
+STATE = (COUNT, "exp_avg", "exp_avg_sq")
+"""What AdamW knows of a parameter."""
 
 
 def grouped(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -37,3 +45,29 @@ def create_optimiser(groups: dict[str, list[nn.Parameter]], config: Optimiser) -
         for name, parameters in groups.items()
     ]
     return AdamW(described, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def moments(model: nn.Module, optimiser: AdamW) -> dict[str, Tensor]:
+    """The optimiser's state by name, as `exp_avg.head.weight`."""
+    return {
+        f"{key}.{name}": tensor
+        for name, parameter in model.named_parameters()
+        for key, tensor in optimiser.state.get(parameter, {}).items()
+    }
+
+
+def load_moments(
+    model: nn.Module, optimiser: AdamW, stored: Mapping[str, Tensor], where: str
+) -> None:
+    """Give every parameter the state that `moments` named."""
+    parameters, count = dict(model.named_parameters()), torch.zeros((), dtype=torch.float32)
+    wanted = {
+        f"{key}.{name}": count if key == COUNT else parameter
+        for name, parameter in parameters.items()
+        for key in STATE
+    }
+    require_like(stored, wanted, where)  # the fused kernel writes wherever their sizes lead
+    for name, parameter in parameters.items():
+        optimiser.state[parameter] = {
+            key: stored[f"{key}.{name}"].to(parameter.device) for key in STATE
+        }

@@ -114,7 +114,7 @@ class Trainer:
         for number in range(self.place.phase, len(todo)):
             learner = Learner(self.config, todo[number], number)
             if found is not None:
-                learner.restore(found, self.place.step)
+                learner.restore(found, self.place.step, str(self.config.out / LAST))
                 found = None
             else:
                 self.place = replace(

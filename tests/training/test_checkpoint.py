@@ -128,10 +128,11 @@ def test_weights_of_another_model_are_refused() -> None:
     with pytest.raises(ValueError, match=r"here must have the tensors of the model, .*blocks.1"):
         load_weights(small, weights(large), "here")
     wide = create_model(ModelConfig(layers=1, width=32, max_length=8))
-    with pytest.raises(ValueError, match=r"in here must be \[.*\], got \["):
+    with pytest.raises(ValueError, match=r"in here must be \[.*\] torch.float32, got \["):
         load_weights(small, weights(wide), "here")
 
 
+NORM = "backbone.norm.weight"
 STRANGE: dict[str, dict[str, Any]] = {
     "place": {"facts": {}},
     "step": {"facts": {"place": {"step": "far"}}},
@@ -139,6 +140,14 @@ STRANGE: dict[str, dict[str, Any]] = {
     "phase": {"facts": {"place": {"phase": 7}}},
     "tensors": {"tensors": {"model.x": torch.zeros(1)}},
     "optimiser": {"tensors": {"optimiser.step.x": torch.zeros(1)}},
+    "short moments": {"tensors": {f"optimiser.exp_avg.{NORM}": torch.zeros(3)}},
+    "wide moments": {"tensors": {f"optimiser.exp_avg.{NORM}": torch.zeros(16).double()}},
+    "steps of a step": {"tensors": {f"optimiser.step.{NORM}": torch.zeros(1)}},
+    "no moments": {"without": "optimiser."},
+    "no squares": {"without": "optimiser.exp_avg_sq."},
+    "long window": {"tensors": {"window": torch.zeros(4, 4)}},
+    "narrow window": {"tensors": {"window": torch.zeros(0, 3)}},
+    "no window": {"without": "window"},
 }
 
 
@@ -148,11 +157,10 @@ def test_a_checkpoint_of_something_else_is_refused(config: RunConfig, case: str)
     last = config.out / "last.safetensors"
     found = read(last)
     changes = STRANGE[case]
-    write(
-        last,
-        Checkpoint(
-            {**found.tensors, **changes.get("tensors", {})}, changes.get("facts", found.facts)
-        ),
-    )
-    with pytest.raises(ValueError, match=r"must|setting"):
+    tensors = {**found.tensors, **changes.get("tensors", {})}
+    if "without" in changes:
+        tensors = {k: t for k, t in tensors.items() if not k.startswith(changes["without"])}
+    write(last, Checkpoint(tensors, changes.get("facts", found.facts)))
+    message = r"must|setting" if "facts" in changes else r"last.safetensors must "
+    with pytest.raises(ValueError, match=message):
         train(config)

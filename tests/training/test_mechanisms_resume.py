@@ -39,7 +39,7 @@ def test_the_next_step_is_the_same_from_a_checkpoint(name: str, tmp_path: Path) 
     path = tmp_path / "x.safetensors"
     write(path, Checkpoint(first.tensors(), {}))
     second.config = first.config  # another start, the same draws
-    second.restore(read(path), 2)
+    second.restore(read(path), 2, "here")
     for each in (first, second):
         each.learn(batches[2])
     one, other = first.tensors(), second.tensors()
