@@ -22,12 +22,20 @@ def fingerprint(task: Task) -> dict[str, Any]:
     }
 
 
+def keep(folder: Path, task: Task) -> None:
+    """Write the fingerprint of a new run; an error if that of an old one is another."""
+    if (folder / DATA).exists():
+        require_same(folder, task)
+    else:
+        write_json(folder / DATA, fingerprint(task))
+
+
 def require_same(folder: Path, task: Task) -> None:
-    """Keep the fingerprint of a new run; an error if that of an old one is another."""
-    path, found = folder / DATA, fingerprint(task)
+    """An error if the data are not those that the run began with; nothing is written."""
+    path = folder / DATA
     if not path.exists():
-        write_json(path, found)
-    elif wrong := differences(read_json(path), found):
+        raise ValueError(f"run must say what data it began with, got {folder} without {DATA}")
+    if wrong := differences(read_json(path), fingerprint(task)):
         raise ValueError(
             f"data must be those that the run in {folder} began with, got other {wrong[0]}: "
             "another folder begins a new run"

@@ -12,6 +12,7 @@ from cosformer.tasks.vocabulary import Vocabulary, restore
 from cosformer.training.checkpoint import load_weights, read
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
+from cosformer.training.fingerprint import require_same
 from cosformer.training.folder import CONFIG, VOCABULARY, read_json
 from cosformer.training.place import Place, place_of
 
@@ -32,7 +33,9 @@ class Loaded:
     @cached_property
     def task(self) -> Task:
         """Read when it is first asked for: not all that a model is used for needs the data."""
-        return self.config.task.create(self.device)
+        task = self.config.task.create(self.device)
+        require_same(self.folder, task)  # numbers of other data would say nothing of the run
+        return task
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -17,7 +17,7 @@ from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.evaluation import evaluate, is_better, judged_by
 from cosformer.training.feed import feed
-from cosformer.training.fingerprint import require_same
+from cosformer.training.fingerprint import keep
 from cosformer.training.folder import (
     BEST,
     BOARD,
@@ -78,7 +78,7 @@ class Trainer:
         todo = phases(self.config, task)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
-            require_same(out, task)
+            keep(out, task)
             if (vocabulary := vocabulary_of(task)) is not None:
                 write_json(out / VOCABULARY, vocabulary.plain())
             found = self._found()

@@ -229,3 +229,18 @@ def test_a_run_does_not_go_on_with_other_data(config: RunConfig, tmp_path: Path)
         train(config)
     text.write_text("to be or not to be, " * 50)
     assert train(config).place.step == 24
+
+
+@pytest.mark.parametrize("tokens", ["bytes", "words"])
+def test_a_model_is_not_judged_by_other_data(
+    config: RunConfig, tmp_path: Path, tokens: str
+) -> None:
+    text = tmp_path / "my.txt"
+    text.write_text("to be or not to be, " * 50)
+    options = {"text": str(text), "length": 8, "tokens": tokens}
+    train(replace(config, task=TaskConfig("lm", options)))
+    before = (config.out / "data.json").read_bytes()
+    text.write_text("that is the question asked of many more words " * 50)
+    with pytest.raises(ValueError, match=r"data must be those that the run .* began with"):
+        _ = load(config.out).task
+    assert (config.out / "data.json").read_bytes() == before
