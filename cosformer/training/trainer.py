@@ -70,6 +70,7 @@ class Trainer:
 
         self.config, self.device, self._task = config, resolved(config.device), task
         self.place = Place()
+        """What the last checkpoint knows, once it is written: what status.json says is there."""
 
     def events(self) -> Generator[Event, None, None]:
         """Train, telling of every line of the log."""
@@ -113,25 +114,24 @@ class Trainer:
             raise ValueError(f"phase must be below {len(todo)}, got {self.place.phase}")
         for number in range(self.place.phase, len(todo)):
             learner = Learner(self.config, todo[number], number)
+            place = self.place
             if found is not None:
-                learner.restore(found, self.place.step, str(self.config.out / LAST))
+                learner.restore(found, place.step, str(self.config.out / LAST))
                 found = None
             else:
-                self.place = replace(
-                    self.place, phase=number, step=0, metric=None, best=None, metrics={}
-                )
+                place = replace(place, phase=number, step=0, metric=None, best=None, metrics={})
                 if before is not None:
                     learner.begin_from(before)
             yield _started(learner)
-            yield from self._steps(learner, log)
+            yield from self._steps(learner, place, log)
             before = learner.judged
         assert before is not None
         self.result = Result(self.place, before)
 
-    def _steps(self, learner: Learner, log: Log) -> Iterator[Event]:
+    def _steps(self, learner: Learner, place: Place, log: Log) -> Iterator[Event]:
         config, budget = self.config, learner.phase.budget
         meter = Meter(learner.device)
-        earlier, saved = self.place.seconds, time.monotonic()
+        earlier, saved = place.seconds, time.monotonic()
         batches = feed(
             learner.phase.task,
             seed=config.seed,
@@ -149,12 +149,13 @@ class Trainer:
             judge = step % config.evaluation.every == 0 or is_last
             if judge:
                 began = time.perf_counter()
-                yield self._evaluated(learner, log)
+                place, event = self._evaluated(learner, place, log)
+                yield event
                 meter.skip(time.perf_counter() - began)
             if judge or time.monotonic() - saved >= config.save_seconds:
                 seconds = earlier + time.perf_counter() - meter.began
-                self.place = replace(self.place, step=step, lines=log.lines, seconds=seconds)
-                self._save(learner, log)
+                place = replace(place, step=step, lines=log.lines, seconds=seconds)
+                self._save(learner, place, log)
                 saved = time.monotonic()
 
     def _logged(self, learner: Learner, meter: Meter, log: Log) -> Progress:
@@ -175,7 +176,7 @@ class Trainer:
         log.append(asdict(event))
         return event
 
-    def _evaluated(self, learner: Learner, log: Log) -> Evaluated:
+    def _evaluated(self, learner: Learner, place: Place, log: Log) -> tuple[Place, Evaluated]:
         learner.check()
         phase, settings = learner.phase, self.config.evaluation
         metrics = evaluate(
@@ -187,28 +188,30 @@ class Trainer:
             precision=self.config.precision,
         )
         name = judged_by(phase.task.facts)
-        is_best = is_better(phase.task.facts, metrics[name], self.place.best)
-        best = metrics[name] if is_best else self.place.best
-        self.place = replace(self.place, step=learner.step, metric=name, best=best, metrics=metrics)
+        is_best = is_better(phase.task.facts, metrics[name], place.best)
+        best = metrics[name] if is_best else place.best
+        place = replace(place, step=learner.step, metric=name, best=best, metrics=metrics)
         if is_best and phase.is_last:
             tensors = {f"model.{name}": t for name, t in weights(learner.judged).items()}
-            write(self.config.out / BEST, Checkpoint(tensors, self._facts(learner)))
+            write(self.config.out / BEST, Checkpoint(tensors, _facts(learner, place)))
         event = Evaluated(phase.name, learner.step, metrics, is_best)
         log.append(asdict(event))
-        return event
+        return place, event
 
-    def _save(self, learner: Learner, log: Log) -> None:
+    def _save(self, learner: Learner, place: Place, log: Log) -> None:
         learner.check()
         log.sync()
-        write(self.config.out / LAST, Checkpoint(learner.tensors(), self._facts(learner)))
+        write(self.config.out / LAST, Checkpoint(learner.tensors(), _facts(learner, place)))
+        self.place = place
         self._status("running")
-
-    def _facts(self, learner: Learner) -> dict[str, object]:
-        return {"place": asdict(self.place), "model": plain(learner.phase.model)}
 
     def _status(self, state: str, message: str | None = None) -> None:
         status = {"state": state, **asdict(self.place), "message": message}
         write_json(self.config.out / STATUS, status)
+
+
+def _facts(learner: Learner, place: Place) -> dict[str, object]:
+    return {"place": asdict(place), "model": plain(learner.phase.model)}
 
 
 def _started(learner: Learner) -> Started:

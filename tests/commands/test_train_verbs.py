@@ -123,6 +123,17 @@ def test_a_run_that_diverges_ends_with_one_line_and_a_1(
     assert "failed" in capsys.readouterr().out
 
 
+def test_the_last_line_names_the_checkpoint_that_is_there(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "lm", "--data", "my.txt", "--out", "r", *TINY]
+    settings = ("save_seconds=0", "optimiser.clip=none", "schedule.warmup=0", "optimiser.lr=1e15")
+    assert cli.main([*command, *(word for each in settings for word in ("--set", each))]) == 1
+    kept = load(here / "r", "last").place.step
+    assert kept > 0
+    assert f"the checkpoint of step {kept:,} is in r" in capsys.readouterr().err
+
+
 WRONG: list[tuple[list[str], str]] = [
     (["train", "chess"], "task must be one of lm, mlm, classify"),
     (["train"], "task"),

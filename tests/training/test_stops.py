@@ -43,7 +43,7 @@ def test_what_is_not_finite_stops_the_run(
     status = state_of(config.out)
     assert status["state"] == "failed"
     assert "step 14" in status["message"]
-    assert load(config.out, "last").place.step == 13
+    assert load(config.out, "last").place.step == status["step"] == 13
     assert all(t.isfinite().all() for t in cases.tensors(config.out / "last.safetensors").values())
 
 
@@ -58,6 +58,7 @@ def test_weights_that_are_not_finite_are_not_kept(config: RunConfig) -> None:
     with pytest.raises(Diverged, match=r"step 1 of training: weights of .* not finite"):
         train(config)
     assert not (config.out / "last.safetensors").exists()
+    assert state_of(config.out)["step"] == 0
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
@@ -137,11 +138,31 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     assert "the one before it is kept" in str(caught.value)
     assert caught.value.errno == errno.ENOSPC
     assert state_of(config.out)["state"] == "failed"
-    assert load(config.out, "last").place.step == 5
+    assert load(config.out, "last").place.step == state_of(config.out)["step"] == 5
     train(config)
     other = cases.config(tmp_path / "whole")
     train(other)
     cases.assert_same_outcome(config.out, other.out)
+
+
+def test_the_status_tells_of_what_is_kept_alone(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a checkpoint that was not written: not its phase, its best value, nor its metrics."""
+    config = replace(config, pretraining=cases.pretraining(), save_seconds=1e9)
+    write = checkpoint.replacing
+
+    def full(path: Path) -> Any:
+        if path.name == "last.safetensors" and state_of(config.out)["step"] == 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path)
+
+    monkeypatch.setattr(checkpoint, "replacing", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(config)
+    status, kept = state_of(config.out), vars(load(config.out, "last").place)
+    assert {name: status[name] for name in kept} == kept
+    assert (kept["phase"], kept["step"]) == (0, 10)
 
 
 def test_the_folder_of_another_run_is_left_alone(config: RunConfig) -> None:
