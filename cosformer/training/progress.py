@@ -1,8 +1,10 @@
 """What a run tells while it goes on, and the line that shows it."""
 
+import contextlib
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -80,20 +82,42 @@ Event = Started | Progress | Evaluated
 
 
 class Meter:
-    """How fast steps go, without what evaluations take."""
+    """How fast steps go, and how long the run has taken."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        """`seconds`: what the run has taken before."""
         self.device = device
-        self.began = self._since = time.perf_counter()
+        self._since = time.perf_counter()
+        self._began = self._since - seconds
         self._tokens = self._steps = 0
 
     def add(self, tokens: int) -> None:
         self._tokens += tokens
         self._steps += 1
 
-    def skip(self, seconds: float) -> None:
-        """Time that was not spent on steps."""
-        self._since += seconds
+    @property
+    def seconds(self) -> float:
+        """What the run has taken so far."""
+        return time.perf_counter() - self._began
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Time that is not spent on steps, as that of an evaluation."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._since += time.perf_counter() - begin
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Time that is not the run's, as that of another run beside it."""
+        begin = time.perf_counter()
+        try:
+            with self.beside():
+                yield
+        finally:
+            self._began += time.perf_counter() - begin
 
     def read(self) -> tuple[float, float]:
         """Tokens a second and seconds a step since the last reading."""

@@ -130,8 +130,7 @@ class Trainer:
 
     def _steps(self, learner: Learner, place: Place, log: Log) -> Iterator[Event]:
         config, budget = self.config, learner.phase.budget
-        meter = Meter(learner.device)
-        earlier, saved = place.seconds, time.monotonic()
+        meter, saved = Meter(learner.device, place.seconds), time.monotonic()
         batches = feed(
             learner.phase.task,
             seed=config.seed,
@@ -145,16 +144,17 @@ class Trainer:
             step = learner.step
             is_last = step == budget.steps
             if step % config.log_every == 0 or is_last:
-                yield self._logged(learner, meter, log)
+                progress = self._logged(learner, meter, log)
+                with meter.stopped():
+                    yield progress
             judge = step % config.evaluation.every == 0 or is_last
             if judge:
-                began = time.perf_counter()
-                place, event = self._evaluated(learner, place, log)
-                yield event
-                meter.skip(time.perf_counter() - began)
+                with meter.beside():
+                    place, evaluated = self._evaluated(learner, place, log)
+                with meter.stopped():
+                    yield evaluated
             if judge or time.monotonic() - saved >= config.save_seconds:
-                seconds = earlier + time.perf_counter() - meter.began
-                place = replace(place, step=step, lines=log.lines, seconds=seconds)
+                place = replace(place, step=step, lines=log.lines, seconds=meter.seconds)
                 self._save(learner, place, log)
                 saved = time.monotonic()
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from cosformer.training import (
     Trainer,
     evaluate,
     load,
+    progress,
     train,
+    trainer,
 )
 from cosformer.training.feed import described, feed
 from cosformer.training.learner import Learner
@@ -145,9 +148,9 @@ def test_steps_draw_from_their_number_alone(config: RunConfig) -> None:
     """Dropout is the same whatever was drawn between two steps."""
     first = train(config).model.state_dict()
     cases.remove(config.out)
-    for event in (trainer := Trainer(config)).events():
+    for event in (run := Trainer(config)).events():
         torch.rand(event.step + 1)
-    second = trainer.result.model.state_dict()
+    second = run.result.model.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -160,6 +163,30 @@ def test_two_runs_go_side_by_side(tmp_path: Path) -> None:
         pass
     assert [cases.log(config.out) for config in configs] == alone
     assert alone[0] != alone[1]
+
+
+def test_the_time_of_others_is_not_the_runs(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that knows steps of a second, evaluations of ten, and a slow reader."""
+    now = [0.0]
+
+    def taking(seconds: float, what: Any) -> Any:
+        def slower(*args: Any, **kwargs: Any) -> Any:
+            now[0] += seconds
+            return what(*args, **kwargs)
+
+        return slower
+
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Learner, "learn", taking(1.0, Learner.learn))
+    monkeypatch.setattr(trainer, "evaluate", taking(10.0, evaluate))
+    run = Trainer(config)
+    for event in run.events():
+        now[0] += 1000.0
+        if isinstance(event, Progress):
+            assert event.tokens_per_second == pytest.approx(8 * 15)
+    assert run.place.seconds == pytest.approx(24 * 1.0 + 3 * 10.0)
 
 
 def test_a_feed_gives_the_batches_of_its_steps() -> None:
