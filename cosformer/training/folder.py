@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from cosformer.config import differences, plain
+from cosformer.config import build, differences, plain
 from cosformer.tasks.files import replacing
 from cosformer.training.config import ELSEWHERE, RunConfig
 
@@ -48,10 +48,9 @@ def adopt(config: RunConfig) -> None:
 
 def is_same_run(config: RunConfig) -> bool:
     """Whether the folder holds this run; False: none; that of another run is refused."""
-    path = config.out / CONFIG
-    if not path.exists():
+    if not (config.out / CONFIG).exists():
         return False
-    found, wanted = comparable(read_json(path)), comparable(plain(config))
+    found, wanted = (comparable(plain(each)) for each in (load_config(config.out), config))
     if wrong := differences(found, wanted):
         there, here = (_setting(each, wrong[0]) for each in (found, wanted))
         more = f" and {len(wrong) - 1} more settings differ" if wrong[1:] else ""
@@ -60,6 +59,17 @@ def is_same_run(config: RunConfig) -> bool:
             f"{wrong[0]} = {there!r}, here it is {here!r}{more}"
         )
     return True
+
+
+def load_config(folder: Path) -> RunConfig:
+    """The config that a run folder keeps; settings that are newer than it have their defaults."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"run must be a folder with {CONFIG}, got {folder}")
+    try:
+        return build(RunConfig, read_json(path))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} must be the config of a run: {error}") from None
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from cosformer.training.checkpoint import load_weights, read
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.fingerprint import require_same
-from cosformer.training.folder import CONFIG, VOCABULARY, read_json
+from cosformer.training.folder import VOCABULARY, load_config, read_json
 from cosformer.training.place import Place, place_of
 
 CHECKPOINTS = ("best", "last")
@@ -63,10 +63,3 @@ def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> 
     where = resolved(device)
     model.to(where).eval()
     return Loaded(model, folder, config, place_of(found, path), where)
-
-
-def load_config(folder: Path) -> RunConfig:
-    """The config that a run folder keeps."""
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"run must be a folder with {CONFIG}, got {folder}")
-    return build(RunConfig, read_json(folder / CONFIG))

@@ -1,6 +1,7 @@
 """What stops a run, and what is left then: nothing that was kept is lost."""
 
 import errno
+import json
 import sys
 import types
 from dataclasses import replace
@@ -179,6 +180,26 @@ def test_a_run_goes_on_elsewhere(config: RunConfig, tmp_path: Path) -> None:
     config.out.rename(tmp_path / "moved")
     again = replace(config, out=tmp_path / "moved", save_seconds=5.0, device="auto")
     assert train(again).place.step == 24
+
+
+def test_a_run_goes_on_with_settings_that_are_newer_than_it(config: RunConfig) -> None:
+    """One that its config.json does not have yet has its default there."""
+    train(config)
+    path = config.out / "config.json"
+    kept = json.loads(path.read_text())
+    del kept["compile"], kept["optimiser"]["eps"]
+    path.write_text(json.dumps(kept))
+    assert train(config).place.step == 24
+    with pytest.raises(ValueError, match="compile = False, here it is True"):
+        train(replace(config, compile=True))
+
+
+@pytest.mark.parametrize("content", ['{"architectures": ["Bert"]}', "[]", '{"task": 3}'])
+def test_a_config_of_something_else_is_named(config: RunConfig, content: str) -> None:
+    config.out.mkdir()
+    (config.out / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"run.config.json must be the config of a run: "):
+        train(config)
 
 
 def test_a_folder_with_something_else_is_refused(config: RunConfig) -> None:
