@@ -31,24 +31,23 @@ def locked(folder: Path) -> Iterator[None]:
             raise ValueError(
                 f"out must be a run that nobody works in, got {folder}, which is being trained"
             ) from None
-        _remove_unfinished(folder)
+        for path in _unfinished(folder):
+            path.unlink()
         yield
 
 
 def adopt(config: RunConfig) -> None:
-    """Make the folder this run's, unless it is already; the folder of another is refused."""
-    if is_same_run(config):
-        return
-    if foreign := [path.name for path in config.out.iterdir() if path.name != LOCK]:
-        raise ValueError(
-            f"out must be a run or an empty folder, got {config.out} with {foreign[0]}"
-        )
-    write_json(config.out / CONFIG, plain(config))
+    """Make the folder this run's, unless it is already; another one is refused."""
+    if not is_same_run(config):
+        write_json(config.out / CONFIG, plain(config))
 
 
 def is_same_run(config: RunConfig) -> bool:
-    """Whether the folder holds this run; False: none; that of another run is refused."""
+    """Whether the folder holds this run; False: nothing; one with anything else is refused."""
+    if not config.out.exists():
+        return False
     if not (config.out / CONFIG).exists():
+        _require_empty(config.out)
         return False
     found, wanted = (comparable(plain(each)) for each in (load_config(config.out), config))
     if wrong := differences(found, wanted):
@@ -141,11 +140,20 @@ def _is_locked(folder: Path) -> bool:
     return False
 
 
-def _remove_unfinished(folder: Path) -> None:
+def _require_empty(folder: Path) -> None:
+    """But for what a run that was killed before it had a config leaves."""
+    own = {folder / LOCK, *_unfinished(folder)}
+    if foreign := sorted(path.name for path in folder.iterdir() if path not in own):
+        raise ValueError(f"out must be a run or an empty folder, got {folder} with {foreign[0]}")
+
+
+def _unfinished(folder: Path) -> list[Path]:
     """What a killed writer left: files that never got their name."""
-    for path in folder.iterdir():
-        if any(path.name.startswith(f".{name}.") for name in WRITTEN):
-            path.unlink()
+    return [
+        path
+        for path in folder.iterdir()
+        if any(path.name.startswith(f".{name}.") for name in WRITTEN)
+    ]
 
 
 def _setting(settings: Any, path: str) -> Any:

@@ -27,6 +27,7 @@ from cosformer.training.folder import (
     VOCABULARY,
     Log,
     adopt,
+    is_same_run,
     locked,
     write_json,
 )
@@ -77,6 +78,7 @@ class Trainer:
         out = self.config.out
         task = self._task or self.config.task.create(self.device)
         todo = phases(self.config, task)
+        is_same_run(self.config)  # refuses the folder of another before a lock is left in it
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
             keep(out, task)

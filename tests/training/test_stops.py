@@ -208,6 +208,7 @@ def test_a_folder_with_something_else_is_refused(config: RunConfig) -> None:
     with pytest.raises(ValueError, match=r"out must be a run or an empty folder, .* thesis.tex"):
         train(config)
     assert (config.out / "thesis.tex").read_text() == "all my work"
+    assert [path.name for path in config.out.iterdir()] == ["thesis.tex"]
 
 
 def test_one_process_at_a_time_works_in_a_run(config: RunConfig) -> None:
