@@ -60,9 +60,12 @@ def read(path: Path) -> Checkpoint:
             f"checkpoint must be a whole safetensors file, got {path}: {error}"
         ) from None
     try:
-        return Checkpoint(tensors, json.loads(about["facts"]))
-    except ValueError as error:
+        facts = json.loads(about["facts"])
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"checkpoint must hold facts in JSON, got {path}: {error}") from None
+    if not isinstance(facts, dict):
+        raise ValueError(f"facts of {path} must be an object, got {type(facts).__name__}")
+    return Checkpoint(tensors, facts)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

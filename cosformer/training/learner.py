@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cosformer.models import ModelConfig, create_model
+from cosformer.models.create import Model
 from cosformer.tasks import Batch
 from cosformer.training.checkpoint import Checkpoint, load_weights, require_like, weights
 from cosformer.training.config import RunConfig
@@ -32,7 +33,7 @@ class Learner:
         self.config, self.phase, self.number = config, phase, number
         self.device = phase.task.device
         torch.manual_seed(config.seed)
-        self.model: nn.Module = _create(phase.model).to(self.device)
+        self.model: nn.Module = create(phase.model).to(self.device)
         self.groups = grouped(self.model)
         self.optimiser = create_optimiser(self.groups, phase.optimiser)
         self.average = _average(self.model, config.average)
@@ -158,7 +159,8 @@ class Learner:
         self._filled += 1
 
 
-def _create(config: ModelConfig) -> nn.Module:
+def create(config: ModelConfig) -> Model:
+    """A model of a config that was not written here: its mistakes are errors of value."""
     try:
         return create_model(config)
     except TypeError as error:  # an option that the mechanism does not have

@@ -5,15 +5,16 @@ from functools import cached_property
 from pathlib import Path
 
 from cosformer.config import build
-from cosformer.models import ModelConfig, create_model
+from cosformer.models import ModelConfig
 from cosformer.models.create import Model
 from cosformer.tasks import Task
 from cosformer.tasks.vocabulary import Vocabulary, restore
-from cosformer.training.checkpoint import load_weights, read
+from cosformer.training.checkpoint import Checkpoint, load_weights, read
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.fingerprint import require_same
 from cosformer.training.folder import VOCABULARY, load_config, read_json
+from cosformer.training.learner import create
 from cosformer.training.place import Place, place_of
 
 CHECKPOINTS = ("best", "last")
@@ -58,8 +59,18 @@ def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> 
     if not path.is_file():
         raise ValueError(f"run must have the checkpoint {checkpoint}, got {folder}, without it yet")
     found = read(path)
-    model = create_model(build(ModelConfig, found.facts.get("model", {})))
+    model = _model(found, path)
     load_weights(model, found.part("average") or found.part("model"), str(path))
     where = resolved(device)
     model.to(where).eval()
     return Loaded(model, folder, config, place_of(found, path), where)
+
+
+def _model(found: Checkpoint, path: Path) -> Model:
+    given = found.facts.get("model")
+    if not isinstance(given, dict):
+        raise ValueError(f"checkpoint {path} must say what its model is, got {given!r}")
+    try:
+        return create(build(ModelConfig, given))
+    except ValueError as error:
+        raise ValueError(f"checkpoint {path} must say what its model is: {error}") from None

@@ -25,10 +25,21 @@ class Place:
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
 
+    def __post_init__(self) -> None:
+        for name in ("phase", "step", "lines", "seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name, value in self.metrics.items():
+            if not isinstance(value, float | int):
+                raise ValueError(f"metrics must be numbers, got {value!r} for {name}")
+
 
 def place_of(checkpoint: Checkpoint, path: Path) -> Place:
     """Where the run stood when the checkpoint was written."""
     place = checkpoint.facts.get("place")
     if not isinstance(place, dict):
-        raise ValueError(f"checkpoint must say where its run stood, got {path}")
-    return build(Place, place)
+        raise ValueError(f"checkpoint {path} must say where its run stood, got {place!r}")
+    try:
+        return build(Place, place)
+    except ValueError as error:
+        raise ValueError(f"checkpoint {path} must say where its run stood: {error}") from None

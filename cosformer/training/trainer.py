@@ -114,6 +114,8 @@ class Trainer:
         before: nn.Module | None = None
         if self.place.phase >= len(todo):
             raise ValueError(f"phase must be below {len(todo)}, got {self.place.phase}")
+        if self.place.step > (steps := todo[self.place.phase].budget.steps):
+            raise ValueError(f"step must be at most {steps}, got {self.place.step}")
         for number in range(self.place.phase, len(todo)):
             learner = Learner(self.config, todo[number], number)
             place = self.place

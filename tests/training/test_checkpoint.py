@@ -70,6 +70,10 @@ FOREIGN = {
         {"kind": "cosformer checkpoint", "format": "1", "facts": "{"},
         "facts in JSON",
     ),
+    "list": (
+        {"kind": "cosformer checkpoint", "format": "1", "facts": "[]"},
+        "facts of .* must be an object, got list",
+    ),
 }
 
 
@@ -138,6 +142,11 @@ STRANGE: dict[str, dict[str, Any]] = {
     "step": {"facts": {"place": {"step": "far"}}},
     "later": {"facts": {"place": {"later": 3}}},
     "phase": {"facts": {"place": {"phase": 7}}},
+    "phase before": {"facts": {"place": {"phase": -1}}},
+    "step before": {"facts": {"place": {"step": -5}}},
+    "step beyond": {"facts": {"place": {"step": 25}}},
+    "seconds": {"facts": {"place": {"seconds": float("nan")}}},
+    "metrics": {"facts": {"place": {"metrics": {"loss": "low"}}}},
     "tensors": {"tensors": {"model.x": torch.zeros(1)}},
     "optimiser": {"tensors": {"optimiser.step.x": torch.zeros(1)}},
     "short moments": {"tensors": {f"optimiser.exp_avg.{NORM}": torch.zeros(3)}},
@@ -164,3 +173,15 @@ def test_a_checkpoint_of_something_else_is_refused(config: RunConfig, case: str)
     message = r"must|setting" if "facts" in changes else r"last.safetensors must "
     with pytest.raises(ValueError, match=message):
         train(config)
+
+
+@pytest.mark.parametrize(
+    "model", [None, [1], {"widht": 3}, {"width": -1}, {"options": {"horizon": "far"}}]
+)
+def test_a_model_that_cannot_be_made_is_refused(config: RunConfig, model: Any) -> None:
+    train(config)
+    last = config.out / "last.safetensors"
+    found = read(last)
+    write(last, Checkpoint(found.tensors, {**found.facts, "model": model}))
+    with pytest.raises(ValueError, match=r"last.safetensors must say what its model is"):
+        load(config.out, "last")
