@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from cosformer.config import build
 from cosformer.recipes.setting import RUNS
-from cosformer.training.folder import CONFIG, read_json, state_of
+from cosformer.training import Place
+from cosformer.training.folder import CONFIG, load_config, state_of
 
 POSITIONAL = "folder"
+ABOUT = ("state", "message")
+"""What a status has beside the place."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +30,17 @@ def run(options: Options) -> int:
     for folder in found:
         try:
             print(line(folder))
-        except ValueError as error:  # one that is broken hides no other
+        except (ValueError, OSError) as error:  # one that is broken hides no other
             print(f"{folder}  unreadable: {error}")
     return 0
 
 
 def line(folder: Path) -> str:
     """Folder, state, step and the best value so far."""
-    status, config = state_of(folder), read_json(folder / CONFIG)
-    steps = _steps(config, status.get("phase", 0))
-    best = "" if status.get("best") is None else f"best {status['metric']} {status['best']:.4f}"
-    message = status.get("message") or ""
-    cells = (f"{folder!s:<40}", f"{status['state']:<11}", f"{status['step']:>7,} of {steps:,}")
-    return "  ".join([*cells, best, message]).rstrip()
-
-
-def _steps(config: dict[str, Any], phase: int) -> int:
-    before = config.get("pretraining")
-    of_phase = before if before is not None and phase == 0 else config
-    steps: int = of_phase["budget"]["steps"]
-    return steps
+    status, config = state_of(folder), load_config(folder)
+    place = build(Place, {name: status[name] for name in status if name not in ABOUT})
+    before = config.pretraining if place.phase == 0 else None
+    steps = (before or config).budget.steps
+    best = "" if place.best is None else f"best {place.metric} {place.best:.4f}"
+    cells = (f"{folder!s:<40}", f"{status['state']:<11}", f"{place.step:>7,} of {steps:,}")
+    return "  ".join([*cells, best, str(status.get("message") or "")]).rstrip()

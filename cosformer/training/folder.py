@@ -16,6 +16,8 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 BOARD, VOCABULARY, DATA = "tensorboard", "vocabulary.json", "data.json"
 WRITTEN = (CONFIG, STATUS, VOCABULARY, DATA, LAST, BEST)
 """Files that are replaced as a whole."""
+STATES = ("running", "finished", "failed")
+"""Of a run that a process has, that has ended, or that an error has ended."""
 
 
 @contextlib.contextmanager
@@ -96,6 +98,10 @@ def state_of(folder: Path) -> dict[str, Any]:
     """`status.json`, its state as it is now: one that runs without a process was interrupted."""
     path = folder / STATUS
     status = read_json(path) if path.exists() else {"state": "running", "step": 0}
+    if status.get("state") not in STATES:
+        raise ValueError(
+            f"state in {path} must be one of {', '.join(STATES)}, got {status.get('state')!r}"
+        )
     if status["state"] == "running" and not _is_locked(folder):
         status["state"] = "interrupted"
     return status

@@ -1,6 +1,7 @@
 """`cosformer train`, `evaluate` and `runs`, as they are typed."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,30 @@ def test_runs_are_listed_with_their_state(here: Path, capsys: pytest.CaptureFixt
     assert c.split()[:2] == ["runs/c", "failed"]
     assert "unreadable" in d
     assert cli.main(["runs", "nowhere"]) == 2
+
+
+ODD: list[tuple[str, Any]] = [
+    ("config.json", {"architectures": ["BertForMaskedLM"]}),
+    ("config.json", {}),
+    ("status.json", {}),
+    ("status.json", {"state": "running", "step": "far"}),
+    ("status.json", {"state": "finished", "steps": 3}),
+    ("status.json", {"state": ["finished"], "step": 3}),
+]
+
+
+def test_an_odd_folder_hides_no_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "lm", "--data", "my.txt", "--out", "runs/z", *TINY]) == 0
+    for number, (name, content) in enumerate(ODD):
+        folder = here / "runs" / str(number)
+        shutil.copytree(here / "runs" / "z", folder)
+        (folder / name).write_text(json.dumps(content))
+    capsys.readouterr()
+    assert cli.main(["runs"]) == 0
+    *odd, z = capsys.readouterr().out.splitlines()
+    assert all(f"runs/{n}  unreadable: " in line for n, line in enumerate(odd))
+    assert len(odd) == len(ODD)
+    assert z.split()[:2] == ["runs/z", "finished"]
 
 
 def test_a_run_that_diverges_ends_with_one_line_and_a_1(
