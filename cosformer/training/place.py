@@ -14,6 +14,8 @@ class Place:
     phase: int = 0
     step: int = 0
     """Steps of the phase that are done."""
+    pending: bool = False
+    """Whether the model is still to be judged after the last of them."""
     lines: int = 0
     """Of the log."""
     seconds: float = 0.0

@@ -16,7 +16,7 @@ from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.evaluation import evaluate, is_better, judged_by
-from cosformer.training.feed import feed
+from cosformer.training.feed import Fed, feed
 from cosformer.training.fingerprint import keep
 from cosformer.training.folder import (
     BEST,
@@ -31,7 +31,8 @@ from cosformer.training.folder import (
     locked,
     write_json,
 )
-from cosformer.training.learner import Learner
+from cosformer.training.interrupt import uninterrupted
+from cosformer.training.learner import Diverged, Learner
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
@@ -133,34 +134,58 @@ class Trainer:
         self.result = Result(self.place, before)
 
     def _steps(self, learner: Learner, place: Place, log: Log) -> Iterator[Event]:
-        config, budget = self.config, learner.phase.budget
+        """An interrupt, or the end of who reads the events, loses none of the steps."""
+        budget = learner.phase.budget
         meter, saved = Meter(learner.device, place.seconds), time.monotonic()
         batches = feed(
             learner.phase.task,
-            seed=config.seed,
+            seed=self.config.seed,
             batch_size=budget.batch,
             begin=learner.step,
             end=budget.steps,
         )
-        for fed in batches:
-            learner.learn(fed)
-            meter.add(fed.tokens)
-            step = learner.step
-            is_last = step == budget.steps
-            if step % config.log_every == 0 or is_last:
-                progress = self._logged(learner, meter, log)
-                with meter.stopped():
-                    yield progress
-            judge = step % config.evaluation.every == 0 or is_last
-            if judge:
-                with meter.beside():
-                    place, evaluated = self._evaluated(learner, place, log)
+        try:
+            if place.pending:
+                place, evaluated = self._judged(learner, place, meter, log)
                 with meter.stopped():
                     yield evaluated
-            if judge or time.monotonic() - saved >= config.save_seconds:
-                place = replace(place, step=step, lines=log.lines, seconds=meter.seconds)
-                self._save(learner, place, log)
-                saved = time.monotonic()
+            for fed in batches:
+                with uninterrupted():
+                    progress = self._learnt(learner, fed, meter, log)
+                if progress is not None:
+                    with meter.stopped():
+                        yield progress
+                if self._judges(learner):
+                    place, evaluated = self._judged(learner, place, meter, log)
+                    saved = time.monotonic()
+                    with meter.stopped():
+                        yield evaluated
+                elif time.monotonic() - saved >= self.config.save_seconds:
+                    place = self._save(learner, place, meter, log)
+                    saved = time.monotonic()
+        except (KeyboardInterrupt, GeneratorExit):
+            self._rescue(learner, place, meter, log)
+            raise
+
+    def _rescue(self, learner: Learner, place: Place, meter: Meter, log: Log) -> None:
+        """Keep the steps after the last checkpoint, but for what is not finite."""
+        is_kept = (self.place.phase, self.place.step) == (place.phase, learner.step)
+        if learner.step > place.step and not is_kept:
+            with contextlib.suppress(Diverged):
+                self._save(learner, replace(place, pending=self._judges(learner)), meter, log)
+
+    def _learnt(self, learner: Learner, fed: Fed, meter: Meter, log: Log) -> Progress | None:
+        """One step, and the line of the log where one is due."""
+        learner.learn(fed)
+        meter.add(fed.tokens)
+        is_last = learner.step == learner.phase.budget.steps
+        is_due = learner.step % self.config.log_every == 0 or is_last
+        return self._logged(learner, meter, log) if is_due else None
+
+    def _judges(self, learner: Learner) -> bool:
+        """Whether the model is judged after its last step."""
+        is_last = learner.step == learner.phase.budget.steps
+        return learner.step % self.config.evaluation.every == 0 or is_last
 
     def _logged(self, learner: Learner, meter: Meter, log: Log) -> Progress:
         loss, norm = learner.read()
@@ -180,34 +205,51 @@ class Trainer:
         log.append(asdict(event))
         return event
 
-    def _evaluated(self, learner: Learner, place: Place, log: Log) -> tuple[Place, Evaluated]:
+    def _judged(
+        self, learner: Learner, place: Place, meter: Meter, log: Log
+    ) -> tuple[Place, Evaluated]:
+        """Judge the model, and keep the outcome with the step, both or neither."""
         learner.check()
         phase, settings = learner.phase, self.config.evaluation
-        metrics = evaluate(
-            learner.judged,
-            phase.task,
-            "valid",
-            batch_size=phase.budget.batch,
-            batches=settings.batches,
-            precision=self.config.precision,
-        )
+        with meter.beside():
+            metrics = evaluate(
+                learner.judged,
+                phase.task,
+                "valid",
+                batch_size=phase.budget.batch,
+                batches=settings.batches,
+                precision=self.config.precision,
+            )
+        with uninterrupted():
+            place, event = self._evaluated(learner, place, metrics)
+            log.append(asdict(event))
+            return self._save(learner, place, meter, log), event
+
+    def _evaluated(
+        self, learner: Learner, place: Place, metrics: dict[str, float]
+    ) -> tuple[Place, Evaluated]:
+        """What the metrics change; the best model is kept."""
+        phase = learner.phase
         name = judged_by(phase.task.facts)
         is_best = is_better(phase.task.facts, metrics[name], place.best)
         best = metrics[name] if is_best else place.best
-        place = replace(place, step=learner.step, metric=name, best=best, metrics=metrics)
+        place = replace(
+            place, step=learner.step, pending=False, metric=name, best=best, metrics=metrics
+        )
         if is_best and phase.is_last:
             tensors = {f"model.{name}": t for name, t in weights(learner.judged).items()}
             write(self.config.out / BEST, Checkpoint(tensors, _facts(learner, place)))
-        event = Evaluated(phase.name, learner.step, metrics, is_best)
-        log.append(asdict(event))
-        return place, event
+        return place, Evaluated(phase.name, learner.step, metrics, is_best)
 
-    def _save(self, learner: Learner, place: Place, log: Log) -> None:
+    def _save(self, learner: Learner, place: Place, meter: Meter, log: Log) -> Place:
+        """Where the run stands once that is kept."""
+        place = replace(place, step=learner.step, lines=log.lines, seconds=meter.seconds)
         learner.check()
         log.sync()
         write(self.config.out / LAST, Checkpoint(learner.tensors(), _facts(learner, place)))
         self.place = place
         self._status("running")
+        return place
 
     def _status(self, state: str, message: str | None = None) -> None:
         status = {"state": state, **asdict(self.place), "message": message}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import training_cases as cases
 
 from cosformer.training import (
@@ -22,7 +21,6 @@ from cosformer.training import (
     TaskConfig,
     Trainer,
     checkpoint,
-    learner,
     load,
     train,
 )
@@ -35,7 +33,7 @@ def test_what_is_not_finite_stops_the_run(
 ) -> None:
     """The message says step and group; the last checkpoint is from before."""
     config = replace(config, save_seconds=0.0)
-    poison(monkeypatch, where, step=13)
+    cases.poison(monkeypatch, where, step=13)
     with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
         train(config)
     assert ("loss" in str(caught.value)) == (where == "loss")
@@ -60,32 +58,6 @@ def test_weights_that_are_not_finite_are_not_kept(config: RunConfig) -> None:
         train(config)
     assert not (config.out / "last.safetensors").exists()
     assert state_of(config.out)["step"] == 0
-
-
-def poison(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
-    """NaN into the loss, or into the gradient of one norm, after so many steps."""
-    normal = learner.summed_loss
-
-    class Poison(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-            return gradient * float("nan")
-
-    calls = iter(range(10**6))
-
-    def poisoned(model: Any, batch: Any) -> torch.Tensor:
-        loss = normal(model, batch)
-        if next(calls) < step:
-            return loss
-        if where == "loss":
-            return loss * float("nan")
-        return loss + 0 * Poison.apply(model.get_submodule("backbone").norm.weight.sum())
-
-    monkeypatch.setattr(learner, "summed_loss", poisoned)
 
 
 def test_tensorboard_gets_what_the_log_gets(

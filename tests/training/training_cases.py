@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from cosformer.training import (
@@ -15,6 +16,7 @@ from cosformer.training import (
     RunConfig,
     Schedule,
     TaskConfig,
+    learner,
 )
 from cosformer.training import checkpoint as checkpoints
 
@@ -66,3 +68,29 @@ def assert_same_outcome(one: Path, other: Path) -> None:
 def remove(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     return folder
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
+    """NaN into the loss, or into the gradient of one norm, after so many steps."""
+    normal = learner.summed_loss
+
+    class Poison(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient * float("nan")
+
+    calls = iter(range(10**6))
+
+    def poisoned(model: Any, batch: Any) -> torch.Tensor:
+        loss = normal(model, batch)
+        if next(calls) < step:
+            return loss
+        if where == "loss":
+            return loss * float("nan")
+        return loss + 0 * Poison.apply(model.get_submodule("backbone").norm.weight.sum())
+
+    monkeypatch.setattr(learner, "summed_loss", poisoned)
