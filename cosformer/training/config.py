@@ -59,7 +59,7 @@ class Optimiser:
         _positive(lr=self.lr, eps=self.eps, clip=self.clip)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be at least 0 and below 1, got {self.betas}")
-        if self.weight_decay < 0:
+        if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
 
 
@@ -185,7 +185,7 @@ class RunConfig:
         _whole(1, log_every=self.log_every)
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must lie between 0 and 1, got {self.average}")
-        if self.save_seconds < 0:
+        if not self.save_seconds >= 0:  # nan is neither
             raise ValueError(f"save_seconds must be at least 0, got {self.save_seconds}")
         fields = [each.name for each in dataclasses.fields(ModelConfig)]
         for name in self.model:

@@ -225,6 +225,14 @@ def test_a_field_that_models_do_not_have_is_named(config: RunConfig) -> None:
         replace(config, model={"widht": 3})
 
 
+@pytest.mark.parametrize("value", [float("nan"), -1.0])
+def test_what_is_no_amount_is_refused(config: RunConfig, value: float) -> None:
+    with pytest.raises(ValueError, match=f"weight_decay must be at least 0, got {value}"):
+        Optimiser(weight_decay=value)
+    with pytest.raises(ValueError, match=f"save_seconds must be at least 0, got {value}"):
+        replace(config, save_seconds=value)
+
+
 def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "own.tsv").write_text("label\ttext\n" + "0\tab\n1\tba\n" * 20)
     task = TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 4})
