@@ -86,8 +86,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.chmod(unfinished, 0o666 & ~_umask())
         os.replace(unfinished, path)
     except BaseException:
-        os.unlink(unfinished)
+        Path(unfinished).unlink(missing_ok=True)  # replaced, if the interrupt came right after
         raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name is on disk as well
+    finally:
+        os.close(folder)
 
 
 def save_arrays(path: Path, **arrays: Array) -> None:
