@@ -195,6 +195,8 @@ def measure(options: Options) -> Iterator[records.Row]:
             case = Case(options.setup, inputs, causal, options.taking_part(cell, causal=causal))
             yield from _measure_case(options, this, case, bandwidth)
     yield from _measure_growth(options, this)
+    if options.device == "cuda":  # peers last: some tune themselves for minutes at a new length
+        yield from _measure_errors(options, this, peers=True)
     if options.positions:
         one = Cell(options.batch, options.heads, 1, options.width)
         at = options.setup.config(one, causal=options.causal)
@@ -230,10 +232,16 @@ def _measure_once_on_gpu(
     for name in missing:
         reason = f"package {CANDIDATES[name].package} is not installed"
         yield gpu.failed(this, name, reason, {"dtype": options.setup.dtype_name})
-    present = [name for name in options.names if name not in missing]
-    for causal in options.causalities:
-        yield from gpu.measure_errors(this, options.setup, present, causal=causal)
+    yield from _measure_errors(options, this, peers=False)
     yield from gpu.measure_steps(this, options.setup, bandwidth)
+
+
+def _measure_errors(options: Options, this: records.Run, *, peers: bool) -> Iterator[records.Row]:
+    """Of our own candidates, or of those from packages that are installed."""
+    names = [name for name in options.names if CANDIDATES[name].is_present]
+    names = [name for name in names if (CANDIDATES[name].package is not None) == peers]
+    for causal in options.causalities:
+        yield from gpu.measure_errors(this, options.setup, names, causal=causal)
 
 
 def _measure_times(
