@@ -22,6 +22,8 @@ from cosformer.training.device import resolved
 from cosformer.training.folder import LAST, comparable, is_same_run, state_of
 from cosformer.training.progress import duration
 
+EVALUATIONS = 10
+"""Of a run, as the recipes have them."""
 POSITIONAL = "task"
 REPEATED = "set"
 WORDS = {"task": RECIPES, "mechanism": MECHANISMS, "preset": PRESETS}
@@ -105,6 +107,10 @@ def resolve(options: Options) -> RunConfig:
     config = recipe(options.task, Setting(device, data if isinstance(data, str) else None))
     for layer in layers:
         config = settings.merge(config, layer)
+    if _last(layers, "budget.steps") is not None and _last(layers, "evaluation.every") is None:
+        # as often as the recipe, over other steps
+        every = max(1, config.budget.steps // EVALUATIONS)
+        config = replace(config, evaluation=replace(config.evaluation, every=every))
     if options.pretrain is not None and config.pretraining is not None:
         # its defaults are those of the run that it precedes, as all layers have made it
         config = pretrained(config, options.pretrain)

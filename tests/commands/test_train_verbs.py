@@ -306,3 +306,10 @@ def test_values_of_a_repeated_flag_are_gathered() -> None:
     words = ["--set", "a=1", "--steps", "3", "--set=b=2", "--set", "c=3"]
     assert gathered(words, "--set") == ["--steps", "3", "--set", "a=1", "b=2", "c=3"]
     assert gathered(["--steps", "3"], "--set") == ["--steps", "3"]
+
+
+def test_a_run_of_other_steps_is_judged_as_often() -> None:
+    assert resolve(Options("mqar", steps=50)).evaluation.every == 5
+    assert resolve(Options("mqar", steps=3)).evaluation.every == 1
+    kept = resolve(Options("mqar", steps=50, set=("evaluation.every=7",)))
+    assert kept.evaluation.every == 7
