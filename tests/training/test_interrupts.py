@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,14 @@ import training_cases as cases
 
 from cosformer.training import RunConfig, Started, Trainer, learner, load, train, trainer
 from cosformer.training.folder import state_of
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """A shell's jobs in the background are deaf to Ctrl-C, and so would be their tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("step", [1, 6, 8, 13, 24])
