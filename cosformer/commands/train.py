@@ -13,7 +13,7 @@ from cosformer.data import make
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS
 from cosformer.recipes import RECIPES, Setting, data_option, pretrained, recipe
-from cosformer.recipes.setting import RUNS
+from cosformer.recipes.setting import RUNS, tenth
 from cosformer.tasks import generated
 from cosformer.tasks.table import options_of
 from cosformer.tasks.text import FROM_PYTHON, TEXTS
@@ -22,8 +22,6 @@ from cosformer.training.device import resolved
 from cosformer.training.folder import LAST, comparable, is_same_run, state_of
 from cosformer.training.progress import duration
 
-EVALUATIONS = 10
-"""Of a run, as the recipes have them."""
 POSITIONAL = "task"
 REPEATED = "set"
 WORDS = {"task": RECIPES, "mechanism": MECHANISMS, "preset": PRESETS}
@@ -109,8 +107,8 @@ def resolve(options: Options) -> RunConfig:
         config = settings.merge(config, layer)
     if _last(layers, "budget.steps") is not None and _last(layers, "evaluation.every") is None:
         # as often as the recipe, over other steps
-        every = max(1, config.budget.steps // EVALUATIONS)
-        config = replace(config, evaluation=replace(config.evaluation, every=every))
+        evaluation = replace(config.evaluation, every=tenth(config.budget.steps))
+        config = replace(config, evaluation=evaluation)
     if options.pretrain is not None and config.pretraining is not None:
         # its defaults are those of the run that it precedes, as all layers have made it
         config = pretrained(config, options.pretrain)

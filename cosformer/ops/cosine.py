@@ -4,6 +4,8 @@ s(i, j) = relu(q_i) · relu(k_j) · cos(π/2 · (i − j) / horizon)
 out_i   = Σ_j s(i, j) v_j / max(Σ_j s(i, j), eps)
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -69,8 +71,8 @@ def attention(
     >>> attention(q, k, v, causal=True).shape
     torch.Size([1, 8, 1000, 64])
     """
-    places = (cu_seqlens, query_start, positions)
-    return replayed(_attention, q, k, v, causal, horizon, key_mask, *places, weight, eps, impl)
+    about = (causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps)
+    return replayed(_attention, q, k, v, *about, impl)
 
 
 def attention_with_state(
@@ -172,18 +174,8 @@ def attention_weights(
     torch.Size([1, 8, 100, 50])
     """
     q, k, _ = check_inputs(q, k, k)
-    problem = _problem(
-        q,
-        k,
-        causal=causal,
-        horizon=horizon,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        query_start=query_start,
-        positions=positions,
-        weight=weight,
-        eps=eps,
-    )
+    about = (causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps)
+    problem = _problem(q, k, *about)
     rows = _window("rows", rows, q.shape[2])
     columns = _window("columns", columns, k.shape[2])
     ones = torch.ones_like(k[..., :1])
@@ -193,40 +185,16 @@ def attention_weights(
     return (window / denominator(total[:, :, rows], problem.rule, eps)).to(q.dtype)
 
 
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    horizon: Horizon | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    query_start: int | None,
-    positions: str,
-    weight: str,
-    eps: float,
-    impl: str,
-) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+    """`attention` by all checks; the options in the order of `_problem`, and impl."""
+    *about, impl = options
     q, k, v = check_inputs(q, k, v)
-    problem = _problem(
-        q,
-        k,
-        causal=causal,
-        horizon=horizon,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        query_start=query_start,
-        positions=positions,
-        weight=weight,
-        eps=eps,
-    )
-    return compute(q, k, v, problem, impl=impl)[0]
+    return compute(q, k, v, _problem(q, k, *about), impl=impl)[0]
 
 
 def _problem(
     q: Tensor,
     k: Tensor,
-    *,
     causal: bool,
     horizon: Horizon | None,
     key_mask: Tensor | None,

@@ -198,6 +198,12 @@ def _nothing(like: Tensor) -> Tensor:
     return like.new_empty(0, dtype=torch.float32)
 
 
+def _state_like(q: Tensor, v: Tensor, basis: Tensor, rule: str) -> Tensor:
+    columns = v.shape[3] + (rule != "none")
+    shape = (*q.shape[:2], basis.shape[3], q.shape[3], columns)
+    return q.new_empty(shape, dtype=torch.float32)
+
+
 @fused_forward.register_fake
 def _(
     q: Tensor,
@@ -210,8 +216,7 @@ def _(
     *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     *_, rule, _eps = others
-    shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
-    return *outputs(q, v, rule), q.new_empty(shape, dtype=torch.float32)
+    return *outputs(q, v, rule), _state_like(q, v, query_basis, rule)
 
 
 @fused_backward.register_fake
@@ -226,13 +231,12 @@ def _(
     *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     *_, rule, _eps = others
-    shape = (*q.shape[:2], query_basis.shape[3], q.shape[3], v.shape[3] + (rule != "none"))
     dq, dk, dv = torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)
     by_query, by_key = (
         q.new_empty((0,) if decay is None else (*q.shape[:2], x.shape[2], 1), dtype=torch.float32)
         for x in (q, k)
     )
-    back = _nothing(q) if state is None else q.new_empty(shape, dtype=torch.float32)
+    back = _nothing(q) if state is None else _state_like(q, v, query_basis, rule)
     return dq, dk, dv, back, by_query, by_key
 
 

@@ -5,7 +5,7 @@ Two layers of width 64, two heads, 128 inside the feed-forward, mean pooling, le
 
 from typing import Any
 
-from cosformer.recipes.setting import RUNS, Setting
+from cosformer.recipes.setting import RUNS, Setting, tenth
 from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, TaskConfig
 
 SMALL = {"layers": 2, "width": 64, "heads": 2, "hidden": 128, "dropout": 0.1}
@@ -49,6 +49,6 @@ def _run(name: str, setting: Setting, options: dict[str, Any]) -> RunConfig:
         model=SMALL,
         optimiser=Optimiser(lr=1e-3, weight_decay=0.05),
         budget=Budget(steps=steps, batch=32),
-        evaluation=Evaluation(every=steps // 10, batches=None if setting.has_gpu else 20),
+        evaluation=Evaluation(every=tenth(steps), batches=None if setting.has_gpu else 20),
         precision="bfloat16" if setting.has_gpu else "float32",
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cosformer.recipes.setting import RUNS, Setting
+from cosformer.recipes.setting import RUNS, Setting, tenth
 from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, TaskConfig
 
 LENGTHS = (1024, 512, 256, 128, 64, 32, 16)
@@ -35,7 +35,7 @@ def _run(name: str, setting: Setting) -> RunConfig:
         preset=preset,
         optimiser=Optimiser(lr=rate, weight_decay=0.1),
         budget=budget,
-        evaluation=Evaluation(every=budget.steps // 10, batches=20),
+        evaluation=Evaluation(every=tenth(budget.steps), batches=20),
         precision="bfloat16" if setting.has_gpu else "float32",
     )
 

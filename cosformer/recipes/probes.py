@@ -1,6 +1,6 @@
 """Probes of what linear attention finds hard: two layers, samples drawn as they are needed."""
 
-from cosformer.recipes.setting import RUNS, Setting
+from cosformer.recipes.setting import RUNS, Setting, tenth
 from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, TaskConfig
 
 
@@ -30,5 +30,5 @@ def _run(name: str, setting: Setting, **options: int) -> RunConfig:
         model={"layers": 2},
         optimiser=Optimiser(lr=2e-3, weight_decay=0.1),
         budget=Budget(steps=steps, batch=64 if setting.has_gpu else 32),
-        evaluation=Evaluation(every=steps // 10, batches=20),
+        evaluation=Evaluation(every=tenth(steps), batches=20),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from cosformer.recipes.setting import RUNS, Setting
+from cosformer.recipes.setting import RUNS, Setting, tenth
 from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, TaskConfig
 
 LONG = {"imdb": 512, "amazon": 256}
@@ -37,6 +37,6 @@ def _run(name: str, setting: Setting) -> RunConfig:
         model={"dropout": 0.1},
         optimiser=Optimiser(lr=1e-3, weight_decay=0.05),
         budget=Budget(steps=steps, batch=32),
-        evaluation=Evaluation(every=steps // 10, batches=40),
+        evaluation=Evaluation(every=tenth(steps), batches=40),
         precision="bfloat16" if setting.has_gpu else "float32",
     )

@@ -7,6 +7,11 @@ RUNS = Path("runs")
 """Where runs are kept unless somewhere else is named."""
 
 
+def tenth(steps: int) -> int:
+    """From one evaluation of a run to the next: about ten in all."""
+    return max(1, steps // 10)
+
+
 @dataclass(frozen=True)
 class Setting:
     """Where a run will be."""
