@@ -88,7 +88,7 @@ def measure_graphs(
     count = moved_bytes(case.inputs, pass_name)
     least = floor(count, bandwidth)
     yield this.row("floor", least, "ms", candidate="copy", **at)
-    for name, milliseconds in _graph_times(calls, case.setup).items():
+    for name, milliseconds in graph_times(calls, case.setup).items():
         about = {"candidate": name, **at}
         yield this.row("time_graph", milliseconds, "ms", **about)
         yield this.row("floor_ratio", milliseconds / least, "x", **about)
@@ -115,12 +115,12 @@ def measure_steps(
         least = step_floor(state, bandwidth)
         yield this.row("step_floor", least, "ms", candidate="copy", **at)
         calls = {"step": functools.partial(step, q, k, v, state)}
-        for name, milliseconds in _graph_times(calls, setup).items():
+        for name, milliseconds in graph_times(calls, setup).items():
             yield this.row("step_time_graph", milliseconds, "ms", candidate=name, **at)
             yield this.row("step_floor_ratio", milliseconds / least, "x", candidate=name, **at)
 
 
-def _graph_times(calls: Mapping[str, Call], setup: Setup) -> dict[str, float]:
+def graph_times(calls: Mapping[str, Call], setup: Setup) -> dict[str, float]:
     """Milliseconds of those calls that can be recorded as CUDA graphs."""
     graphs: dict[str, Call] = {}
     for name, call in calls.items():

@@ -12,7 +12,7 @@ import torch
 from cosformer import records
 from cosformer.bench.candidates import PASSES
 from cosformer.bench.cells import Cell, Setup
-from cosformer.bench.gpu import failed
+from cosformer.bench.gpu import failed, graph_times
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     Call,
@@ -29,6 +29,8 @@ from cosformer.ops.scratch import forget
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
 LONGEST = {"cpu": 16384, "cuda": 65536}
+CLOCK = {"cpu": "time", "cuda": "time_graph"}
+"""Which time is compared per feature: at short lengths a GPU waits for Python."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "linformer": {"max_length": 65536},
     "synthesizer": {"max_length": 4096},  # its table is as large as all scores
@@ -123,7 +125,7 @@ def measure(options: Options) -> Iterator[records.Row]:
         for pass_name in PASSES:
             for row in _measure_pass(options, this, name, mechanism, pass_name, causal):
                 yield row
-                if row.what == "time" and mechanism.traits.state == "constant":
+                if row.what == CLOCK[options.device] and mechanism.traits.state == "constant":
                     times.append((row, mechanism.state_size(1)))
     yield from _per_feature(this, times)
 
@@ -161,6 +163,9 @@ def _measure_pass(
     by_length = {int(length): value for length, value in times.items()}
     for length, milliseconds in by_length.items():
         yield this.row("time", milliseconds, "ms", **at, length=length)
+    if options.device == "cuda":
+        for name_of_length, milliseconds in graph_times(named, setup).items():
+            yield this.row("time_graph", milliseconds, "ms", **at, length=int(name_of_length))
     yield from _growth(this, "growth_exponent", by_length, at)
     yield from _growth(this, "memory_growth_exponent", peaks, at)
 

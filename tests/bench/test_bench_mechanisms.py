@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import fake_gpu
 import pytest
 import torch
 
 from cosformer import records
 from cosformer.bench import mechanisms
-from cosformer.mechanisms import MECHANISMS
+from cosformer.mechanisms import MECHANISMS, create
 from cosformer.report.mechanisms import mechanism_figure, mechanism_table
 
 SMALL = {"heads": 2, "width": 4, "repeats": 1, "threads": 1}
@@ -53,6 +54,26 @@ def test_time_per_feature_is_told_relative_to_cosformer(tmp_path: Path) -> None:
     for row in ratios:
         relu, ours = (times[name, row.config["pass"]] for name in ("relu", "cosformer"))
         assert row.value == pytest.approx(2 * relu / ours)  # it has half of the sums
+
+
+def test_a_gpu_is_compared_without_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    by_host = iter(range(1, 100))
+    here = {
+        "_make": lambda options, name: create(name, options.heads, options.width).bfloat16(),
+        "median_times": lambda calls, **_: {name: float(next(by_host)) for name in calls},
+        "peak_extra_bytes": lambda call, device: 96,
+        "synchronise": lambda device: None,
+    }
+    for name, value in here.items():
+        monkeypatch.setattr(mechanisms, name, value)
+    given = options(tmp_path, names=("cosformer", "relu"), lengths=(16,), device="cuda")
+    rows = list(mechanisms.measure(given))
+    recorded = [row.value for row in rows if row.what == "time_graph"]
+    assert recorded == 4 * [fake_gpu.TIME]
+    assert {row.value for row in rows if row.what == "feature_time_ratio"} == {2.0}
 
 
 def test_rows_are_added_to_the_file(tmp_path: Path) -> None:
