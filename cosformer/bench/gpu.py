@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from cosformer.bench.candidates import CANDIDATES
+from cosformer.bench.candidates import CANDIDATES, PASSES
 from cosformer.bench.cells import Case, Cell, Setup
 from cosformer.bench.checks import LENGTHS, against_formula
 from cosformer.bench.floor import copy_bandwidth, floor, moved_bytes, step_floor
@@ -96,10 +97,21 @@ def measure_graphs(
 
 
 def measure_host(this: Run, case: Case, pass_name: str, calls: Mapping[str, Call]) -> Iterator[Row]:
-    """How long the host is busy with one call."""
-    for name, call in calls.items():
-        spent = host_time(call, device=case.setup.device)
-        yield this.row("host_time", spent, "ms", candidate=name, **case.config(pass_name))
+    """How long the host is busy with one call, and with additions: what autograd itself takes.
+
+    It hands a backward pass to a thread of its own, unless that is switched off.
+    """
+    calls = {**calls, "additions": PASSES[pass_name](_add, case.inputs, causal=case.causal)}
+    for own_thread in (True, False) if pass_name == "forward_backward" else (True,):
+        at = case.config(pass_name) | ({} if own_thread else {"backward": "in the caller's thread"})
+        with torch.autograd.set_multithreading_enabled(own_thread):
+            for name, call in calls.items():
+                spent = host_time(call, device=case.setup.device)
+                yield this.row("host_time", spent, "ms", candidate=name, **at)
+
+
+def _add(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    return q + k + v
 
 
 @torch.no_grad()

@@ -48,7 +48,8 @@ def test_every_cell_is_measured_both_ways_in_both_passes(options: ops.Options) -
         assert found[what, "sdpa"] == cases / 2  # the longer cell is too long for it
     assert found["floor", "copy"] == cases
     assert found["time_ratio", "sdpa"] == cases / 2
-    assert found["host_time", "chunked"] == cases / 2  # on the smaller cell alone
+    # on the smaller cell alone: forward, both, and both in the caller's thread; causal and full
+    assert found["host_time", "chunked"] == found["host_time", "additions"] == 3 * 2
     assert found["error", "chunked"] == 2 * 4  # causal and full; output and gradients
     assert found["copy_bandwidth", "copy"] == found["step_time_graph", "step"] == 1
     assert not any(row.what == "failed" for row in rows)
