@@ -157,7 +157,9 @@ def run(options: Options) -> int:
         return 1
     print(f"{len(checks)} checks against the float64 formula passed")
     keys = ["candidate", "pass", "length", "position"]
-    keys += ["batch", "causal", "quantity", "backward", "reason"] if options.device == "cuda" else []
+    keys += (
+        ["batch", "causal", "quantity", "backward", "reason"] if options.device == "cuda" else []
+    )
     return keep(measure(options), options.path, keys=keys, count=options.threads)
 
 
