@@ -30,7 +30,7 @@ def time_table(rows: Sequence[Row]) -> str:
     """
     run = run_with(rows, "time")
     if is_of_cells(run):
-        return cell_table(run)
+        return cell_table(rows)
     ratios = {
         (row.config["pass"], row.config["candidate"], row.config["length"]): row.value
         for row in run
