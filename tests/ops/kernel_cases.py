@@ -35,6 +35,7 @@ class Case:
     width: int = 8
     value_width: int = 8
     gated: bool = False
+    closed: bool = False  # a gate in fifty, and the last but one, lets nothing through
     masked: bool = False
     packed: bool = False
 
@@ -92,6 +93,8 @@ def draw(
     if case.gated:
         gates = torch.rand(batch, case.heads, queries, generator=generator, dtype=torch.float64)
         leaves.append(-0.3 * gates)
+        if case.closed:
+            leaves[3][..., 7::50] = leaves[3][..., -2:-1] = -100.0
     options = dict(case.options)
     if case.masked:
         options["key_mask"] = torch.rand(batch, keys, generator=generator) < 0.7
