@@ -73,6 +73,7 @@ CASES = {
         linear_attention, {**LINEAR, "gamma": torch.tensor([0.9, 0.99])}, packed=True
     ),
     "gated": Case(linear_attention, NONE, gated=True),
+    "closed gates": Case(linear_attention, NONE, gated=True, closed=True),
     "gated, divided": Case(linear_attention, {**LINEAR, "theta": 1e-4}, gated=True),
 }
 
