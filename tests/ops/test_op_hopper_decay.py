@@ -1,4 +1,4 @@
-"""Decays on Hopper, as the host sees them: what is launched with what, by a driver that is a stub."""
+"""Decays on Hopper as the host sees them: what is launched with what, by a stub of a driver."""
 
 import struct
 
@@ -65,7 +65,7 @@ def test_dots_are_computed_for_gates_that_need_a_gradient(launches, graded, widt
     both_passes(width=width, log_decay=gates)
     forward, dq, dk, dv = sweeps(launches)
     assert dq.DOTS == dk.DOTS == graded
-    assert not (forward.DOTS or dv.DOTS)
+    assert not any(role.DOTS for role in (forward, dv))
     assert (gates.grad is not None) == graded
 
 

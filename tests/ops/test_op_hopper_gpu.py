@@ -24,6 +24,7 @@ UNDIVIDED = {"normaliser": "none"}
 SERVED = [
     "causal", "bidirectional", "cross", "masked", "masked, both ways", "a horizon for each head",
     "plain relu", "linear transformer", "signed", "added", "retention", "gated",
+    "closed gates",
 ]  # fmt: skip
 
 
