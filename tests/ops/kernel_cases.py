@@ -184,7 +184,9 @@ def results(call: Callable[..., Tensor], leaves: list[Tensor]) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)]
 
 
-def check(case: Case, length: int, dtype: torch.dtype, **where: object) -> None:
+def check(
+    case: Case, length: int, dtype: torch.dtype, *, roundings: float = ROUNDINGS, **where: object
+) -> None:
     """The kernels err at most twice as much as the plain formula at that precision.
 
     Both against float64, plus a few roundings of the largest value, for the formula may be lucky
@@ -201,7 +203,7 @@ def check(case: Case, length: int, dtype: torch.dtype, **where: object) -> None:
     if leaves[0].is_cuda:  # the interpreter runs one program after the other
         again = results(ours(case, options, "triton"), rounded)
     names = ("out", "dq", "dk", "dv", "dgate")
-    room = ROUNDINGS * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
+    room = roundings * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
     for name, t, f, mine, same in zip(names, truth, formula, found, again, strict=False):
         assert torch.equal(mine, same), f"{name} differs between two runs"
         assert mine.isfinite().all(), f"{name} is not finite"

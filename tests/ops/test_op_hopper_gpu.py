@@ -20,7 +20,8 @@ pytestmark = [
     ),
 ]
 CAUSAL = {"causal": True}
-UNDIVIDED = {"normaliser": "none"}
+FEW = 0.1  # of a rounding: enough where hundreds of tokens leave nothing to luck
+UNDIVIDED = {"feature_map": "identity", "normaliser": "none"}
 SERVED = [
     "causal", "bidirectional", "cross", "masked", "masked, both ways", "a horizon for each head",
     "plain relu", "linear transformer", "signed", "added", "retention", "gated",
@@ -90,7 +91,7 @@ def test_decays_at_every_width(width, value_width, gated, served):
     gamma = {} if gated else {"gamma": torch.tensor([0.9, 0.999])}
     options = {**CAUSAL, **UNDIVIDED, **gamma}
     case = Case(linear_attention, options, width=width, value_width=value_width, gated=gated)
-    check(case, 300, torch.bfloat16, device="cuda", batch=2)
+    check(case, 300, torch.bfloat16, roundings=FEW, device="cuda", batch=2)
     assert served.count("forward") == served.count("backward") == 2
 
 
@@ -100,17 +101,17 @@ def test_decays_at_every_width(width, value_width, gated, served):
 def test_gates_and_every_way_to_cut(length, masked, feature_map, segments, served):
     options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map}
     case = Case(linear_attention, options, width=64, value_width=64, gated=True, masked=masked)
-    check(case, length, torch.bfloat16, device="cuda")
+    check(case, length, torch.bfloat16, roundings=FEW, device="cuda")
     assert served.count("forward") == served.count("backward") == 2
 
 
-@pytest.mark.parametrize("length", [2, 64, 100, 700])
+@pytest.mark.parametrize("length", [128, 700])
 @pytest.mark.parametrize("width", [64, 128])
 def test_gates_that_let_nothing_through(length, width, segments, served):
     options = {**CAUSAL, **UNDIVIDED}
     wide = {"width": width, "value_width": width}
     case = Case(linear_attention, options, gated=True, closed=True, **wide)
-    check(case, length, torch.bfloat16, device="cuda")
+    check(case, length, torch.bfloat16, roundings=FEW, device="cuda")
     assert served.count("forward") == served.count("backward") == 2
 
 
