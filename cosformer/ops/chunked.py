@@ -271,10 +271,12 @@ class _Attention(Function):
             options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
             given = (q, k, v, *arrays, out, total, grads_in, end, *options)
             here = eager(q, k, grads_in)
-            found: Any = backward_pass(*given, *kept) if here else fused_backward(*given)
+            asked = decay is not None and ctx.needs_input_grad[3]
+            beside = (kept[0] if kept else None, asked)
+            found: Any = backward_pass(*given, *beside) if here else fused_backward(*given)
             dq, dk, dv, grad_first, by_query, by_key = found
             grad_decay = None
-            if decay is not None:
+            if asked:
                 at_end = None if end is None else end * rows.spread(last, 0)
                 grad_decay = decay_gradient(by_query, by_key, at_end, decay)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)

@@ -42,7 +42,8 @@ def maps(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Container[str]:
     if problem.feature_map in TRITON_MAPS or not (whole and eager(q, k, v)):
         return TRITON_MAPS
     states = WEIGHTS[problem.weight]
-    reason = hopper.unsupported(q, k, v, problem.query_decay, problem.bounds, states)
+    about = (problem.query_decay, problem.bounds, states, problem.causal, problem.rule)
+    reason = hopper.unsupported(q, k, v, *about)
     return TRITON_MAPS if reason else hopper.MAPS
 
 
@@ -66,10 +67,11 @@ def forward_pass(
 
     And, or None, what is worth keeping for `backward_pass`, which can do without it.
     """
-    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3]) is None:
+    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal, rule) is None:
         return hopper.forward(
-            q, k, v, state, key_mask, query_basis, key_basis, causal, feature_map, rule, eps, wanted
-        )
+            q, k, v, decay, state, key_mask, query_basis, key_basis,
+            causal, feature_map, rule, eps, wanted,
+        )  # fmt: skip
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
     x, y, z = Rows(q, 1, relu), Rows(k, groups, relu), Rows(v, groups)
@@ -110,14 +112,18 @@ def backward_pass(
     rule: str,
     eps: float,
     kept: Tensor | None = None,
+    dots: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of q, k, v and the state if there is one; φ(q)·dφ(q), φ(k)·dφ(k) for a decay."""
-    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3]) is None:
-        found = hopper.backward(
-            q, k, v, state, key_mask, query_basis, key_basis, out, total, grad_out, grad_last,
-            causal, feature_map, rule, eps, kept,
+    """Gradients of q, k, v and the state if there is one.
+
+    And φ(q)·dφ(q) and φ(k)·dφ(k), if `dots` and there is a decay, whose gradient they make up.
+    """
+    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal, rule) is None:
+        dq, dk, dv, back, by_query, by_key = hopper.backward(
+            q, k, v, decay, state, key_mask, query_basis, key_basis, out, total, grad_out,
+            grad_last, causal, feature_map, rule, eps, kept, dots,
         )  # fmt: skip
-        return *found, None, None
+        return dq, dk, dv, back, _summed(by_query), _summed(by_key)
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
     scale, column, deltas = this.prepare(grad_out, out, total, rule, eps)
@@ -128,7 +134,10 @@ def backward_pass(
     dq = torch.empty_like(q)
     wide = torch.float32 if groups > 1 else k.dtype
     dk, dv = (x.new_empty(*q.shape[:2], *x.shape[2:], dtype=wide) for x in (k, v))
-    query_dots, key_dots = (_dots(x, decay, choose_tiles(v.shape[3], q.dtype)) for x in (dq, dk))
+    tiles = choose_tiles(v.shape[3], q.dtype)
+    query_dots, key_dots = (
+        _dots(x, tiles) if decay is not None and dots else None for x in (dq, dk)
+    )
     first, _, rows = this.gather(
         keys, values, _as_segment(state), causal=causal, sums=sums,
         rule=rule, masked="writer", eps=eps,
@@ -165,10 +174,7 @@ def backward_pass(
     if causal and bounds is None and not q.shape[2] and end is not None:
         grad_first = end.clone()
     back = None if state is None else grad_first[:, :, 0].clone()
-    if query_dots is None or key_dots is None:
-        return dq, dk, dv, back, None, None
-    by_query, by_key = (x.sum(-1, keepdim=True) for x in (query_dots, key_dots))
-    return dq, dk, dv, back, by_query, by_key
+    return dq, dk, dv, back, _summed(query_dots), _summed(key_dots)
 
 
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? state, Tensor? key_mask, \
@@ -240,12 +246,15 @@ def _(
     return dq, dk, dv, back, by_query, by_key
 
 
-def _dots(rows: Tensor, decay: Tensor | None, tiles: Tiles) -> Tensor | None:
+def _dots(rows: Tensor, tiles: Tiles) -> Tensor:
     """Where a launch leaves φ(row)·gradient, a number for each block of columns."""
-    if decay is None:
-        return None
     blocks = -(-rows.shape[3] // tiles.columns)
     return rows.new_empty(*rows.shape[:3], blocks, dtype=torch.float32)
+
+
+def _summed(dots: Tensor | None) -> Tensor | None:
+    """Over the blocks of columns."""
+    return dots if dots is None or dots.shape[3] == 1 else dots.sum(-1, keepdim=True)
 
 
 def _as_segment(state: Tensor | None) -> Tensor | None:

@@ -16,6 +16,12 @@
 // with δ = −dout·out·dD/dtotal. Numbers that must not lose bits (ψ for the denominator, its sums,
 // δ) stand in two columns: rounded to 16 bits, and the rest.
 //
+// A decay (DECAY: no denominator, ψ = 1) weighs pairs by exp(L_i − L_j), j ≤ i. No exponent is positive,
+// however strong a gate: pairs within a chunk are weighed one by one, and z stands there twice, as it is
+// for them, and for the state times exp(L_end − L_j), L_end being L at the chunk's last row. Readers take
+// the state times exp(L_i − L_before); in reverse the two change places. Before a chunk is added, the
+// state is multiplied by exp(L_end − L_before). In place of ψ stands l = L − L_before (`since`).
+//
 // A block takes a head, a segment and 64 columns of z; where it only reads (PAIRED) 128, a giver each half. Tiles lie in shared memory as 8 × 8 blocks of
 // 128 bytes, column blocks a PITCH apart, so that either direction can be the contracted one and
 // nobody meets in a bank.
@@ -23,7 +29,7 @@
 // Set by the compiler's command line: KW (64 or 128, width of x and y), R (1 or 2), TURNED, READ,
 // WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu), RULE (0 none, 1 clamp, 2 add,
 // 3 signed), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATE (times φ′),
-// MASKED (0 nobody, 1 writer, 2 reader), PAIRED.
+// MASKED (0 nobody, 1 writer, 2 reader), PAIRED, DECAY, DOTS (φ(gate)·out of every row, for the decay's gradient).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -32,8 +38,8 @@ typedef unsigned short bf16;
 struct Params {
   const bf16 *x, *y, *z, *gate;
   bf16* out;
-  float* total;  // [B, H, T], like those below: what forward divides by
-  const float *inverse, *delta, *basis, *first;  // 1/D and δ: backward's
+  float* total;  // [B, H, T], like those below: what forward divides by; DOTS: [B, H, T, blocks]
+  const float *inverse, *delta, *basis, *first;  // 1/D and δ: backward's; ψ [b, h, T, R], or l
   float* last;  // states [B, H, segments, R, D, V (+1)]
   const unsigned char* mask;  // [B, T]
   long long xs[3], ys[3], zs[3], gs[3], outs[3], basis_s[2], mask_s;
@@ -45,28 +51,32 @@ struct Params {
 constexpr int CHUNK = 64, PITCH = CHUNK * 16 + 16;  // bytes between column blocks of a tile
 constexpr bool CAUSAL = READ && WRITE;
 constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
-constexpr bool AUGMENTED = DELTA != 0;
+constexpr bool AUGMENTED = DELTA != 0, GATED = GATE || DOTS;
 constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
-constexpr int ZB = R * 8 + ONES;
+constexpr int COPIES = DECAY && READ ? 2 : R;  // of z; the last R of them make the state
+constexpr int ZB = COPIES * 8 + ONES;
 constexpr int OUT_N = R * 64, OUT_F = OUT_N / 2;  // columns, and accumulators of a thread
-constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : ZB * 8, STATE_F = STATE_N / 2;
+constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : (R * 8 + ONES) * 8, STATE_F = STATE_N / 2;
 constexpr int STATE_M = TURNED ? R : KW / 64;  // tiles of 64 rows
 constexpr int STATE_PITCH = STATE_M * 1024 + 16;
-constexpr int STATE_BYTES = (TURNED ? XB : ZB) * STATE_PITCH;
+constexpr int STATE_BYTES = (TURNED ? XB : STATE_N / 8) * STATE_PITCH;
 constexpr int X_BYTES = READ ? XB * PITCH : 0, Y_BYTES = WRITE ? XB * PITCH : 0;
 constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
-constexpr int STAGE_BYTES = X_BYTES + Y_BYTES + Z_BYTES;
+constexpr int SINCE_AT = X_BYTES + Y_BYTES + Z_BYTES;  // l of the chunk's rows
+constexpr int STAGE_BYTES = SINCE_AT + DECAY * CHUNK * 4;
 constexpr int STAGES = !READ ? 4 : KW == 64 ? 3 : 2;
 // Wide states are kept by two warpgroups, else two give out, taking turns.
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
 constexpr int TEAMS = READ ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
-constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED;  // the state is stored while the next is summed: takes registers
+// The state is stored while the next is summed: takes registers.
+constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && !(DECAY && KW == 128);
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
 constexpr int LOADER_REGISTERS = !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
-constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED);
-constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || !WRITE ? 96 : LATE ? 128 : 104;
-constexpr int GIVER_REGISTERS = !READ ? 24 : !WRITE ? 120 : BUSY_GIVER ? 128 : 112;
+constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE);
+constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE ? 128 : 104;
+constexpr int GIVER_REGISTERS = !READ ? 24 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
+static_assert(!DECAY || (WRITE && R == 1 && RULE == 0 && KEEPERS == 1), "");
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int STATES = !READ ? 0 : WRITE || PAIRED ? 2 : 1;  // of this chunk and the next, or of either half
@@ -129,11 +139,12 @@ INLINE u32 relu(u32 pair) {
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0));
   return y;
 }
-INLINE float exp_of_negative(float a) {
+INLINE float exp_of(float a) {
   float b;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(fminf(a, 0.f) * 1.44269504f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a * 1.44269504f));
   return b;
 }
+INLINE float exp_of_negative(float a) { return exp_of(fminf(a, 0.f)); }
 INLINE float one_plus_elu(float a) { return fmaxf(a, 0.f) + exp_of_negative(a); }
 template <int MAP> INLINE u32 mapped(u32 pair) {
   if (MAP == 1) return relu(pair);
@@ -151,6 +162,10 @@ template <int MAP> INLINE u32 gated(u32 pair, u32 at) {  // times φ′
   return pack(low(pair) * exp_of_negative(low(at)), high(pair) * exp_of_negative(high(at)));
 }
 INLINE float rounded(float a) { return low(pack(a, 0.f)); }
+INLINE u32 times(u32 pair, float f) { return pack(low(pair) * f, high(pair) * f); }
+INLINE uint4 times(uint4 v, float f) {
+  return make_uint4(times(v.x, f), times(v.y, f), times(v.z, f), times(v.w, f));
+}
 template <bool ALL> INLINE uint4 load16(const void* p, bool inside, u32 outside = 0) {
   uint4 v;
   if (ALL)
@@ -187,7 +202,17 @@ INLINE uint4 get16(u32 at) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }
+INLINE void put4(u32 at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
+INLINE float get4(u32 at) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+  return v;
+}
 // 8 × 8 blocks of 16-bit numbers as a warp's accumulators hold them; every lane names a row of one.
+INLINE void get_blocks(u32 at, u32 (&v)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
+}
 INLINE void put_blocks(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -231,6 +256,22 @@ struct Place {
   }
   INLINE int begin(int c) const { return start + (REVERSE ? chunks - 1 - c : c) * CHUNK; }
 };
+
+// ---- The decay within a chunk, by l of its rows in shared memory ----
+
+INLINE float whole(u32 since) { return get4(since + (CHUNK - 1) * 4); }  // L_end − L_before
+INLINE float from_writer(float l, float end) { return exp_of(REVERSE ? l : end - l); }
+INLINE float to_reader(float l, float end) { return exp_of(REVERSE ? end - l : l); }
+// Scores as wgmma deals them out; those of pairs that do not meet may become anything.
+INLINE void weigh(float (&scores)[32], u32 since, float upper, float lower, int lane) {
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+    const float theirs = get4(since + (n / 2 * 8 + lane * 2 + n % 2) * 4);
+    float* e = scores + n / 2 * 4 + n % 2;
+    e[0] *= exp_of(REVERSE ? theirs - upper : upper - theirs);
+    e[2] *= exp_of(REVERSE ? theirs - lower : lower - theirs);
+  }
+}
 
 // ---- The producer: loads rows, maps and scales them, and leaves tiles ----
 
@@ -285,7 +326,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   Rows<KW, TEAM, X_MAP> xs;
   Rows<KW, TEAM, Y_MAP> ys;
   Rows<64, TEAM, Z_MAP> zs;
-  float psi[zs.N][R], scale[zs.N], d;
+  float psi[zs.N][R], scale[zs.N], d, end;
   const long long from = at.begin(team);
   if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
   if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
@@ -316,9 +357,10 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
         const bool inside = zs.row(i) < left;
-        load_psi(psi[i], basis + i * zs.STEP * R, inside);
+        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || inside);  // l is known of rows beyond the last
         if (SCALED) scale[i] = load4(inverse + i * zs.STEP, inside);
       }
+      if (DECAY) end = load4(basis + CHUNK - 1 - zs.row(0), true);
       basis += MOVE * R, inverse += MOVE;
     }
   };
@@ -343,12 +385,16 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
       for (int i = 0; i < zs.N; ++i) {
         const uint4 w = mapped<Z_MAP>(zs.v[i]);
         const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16;
+        if (DECAY) {
+          if (READ) put16(place, w);
+          put16(place + (COPIES - 1) * 8 * PITCH, times(w, from_writer(psi[i][0], end)));
+          if (zs.block() == 0) put4(x_tile + SINCE_AT + zs.row(i) * 4, psi[i][0]);
+        } else {
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-          const float f = SCALED ? psi[i][r] * scale[i] : psi[i][r];
-          put16(place + r * 8 * PITCH,
-                make_uint4(pack(low(w.x) * f, high(w.x) * f), pack(low(w.y) * f, high(w.y) * f),
-                           pack(low(w.z) * f, high(w.z) * f), pack(low(w.w) * f, high(w.w) * f)));
+          for (int r = 0; r < R; ++r) {
+            const float f = SCALED ? psi[i][r] * scale[i] : psi[i][r];
+            put16(place + r * 8 * PITCH, times(w, f));
+          }
         }
         if (ONES && zs.block() == 0) {
           const float a = psi[i][0], b = psi[i][R - 1];
@@ -422,6 +468,13 @@ struct State {
           if (n + line < STATE_N && here >= 0 && !twice) to[here] = room[a * STATE_N + n + line];
         }
     }
+  }
+  INLINE void multiply(float by) {
+#pragma unroll
+    for (int m = 0; m < TILES; ++m)
+#pragma unroll
+      for (int i = 0; i < STATE_F; ++i) f[m][i] *= by;
+    hold_all();
   }
   INLINE void hold_all() {
 #pragma unroll
@@ -511,9 +564,10 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
   if (READ && !LATE) publish(0);
   for (int c = 0; c < at.chunks; ++c) {
     const int stage = c % STAGES;
-    const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES;
+    const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES + (COPIES - R) * 8 * PITCH;
     const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
     wait(full + stage * 8, c / STAGES & 1);
+    if (DECAY) state.multiply(exp_of(whole(shared + stage * STAGE_BYTES + SINCE_AT)));
     mma_fence();
 #pragma unroll
     for (int m = 0; m < state.TILES; ++m)
@@ -547,7 +601,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   bf16* out = p.out + at.b * p.outs[0] + at.h * p.outs[1] + block * 64;
   const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + block * 64;
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
-  float* total = p.total + at.head * p.length;
+  float* total = p.total + at.head * p.length * (DOTS ? p.blocks : 1);
   const float* inverse = p.inverse + at.head * p.length;
   const unsigned char* mask = p.mask + at.b * p.mask_s;
   const int columns = p.columns - block * 64;
@@ -572,11 +626,11 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = begin + row + half * 8;
-      load_psi(f[half], basis + (long long)i * R, i < at.stop);
+      if (!DECAY) load_psi(f[half], basis + (long long)i * R, i < at.stop);
       if (DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
     }
 
-    float sums[OUT_F], totals[4];
+    float sums[OUT_F], totals[4], more[32];  // under a decay, more is what the state gives
     u32 weights[16];  // of pairs within the chunk
     wait(full + stage * 8, c / STAGES & 1);
     if (CAUSAL) {
@@ -588,6 +642,12 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       mma_commit();
       mma_wait<0>();
       hold(scores);
+      if (DECAY) {
+        const u32 since = x_tile + SINCE_AT;
+        const float upper = get4(since + row * 4), lower = get4(since + row * 4 + 32), end = whole(since);
+        f[0][0] = to_reader(upper, end), f[1][0] = to_reader(lower, end);
+        weigh(scores, since, upper, lower, lane);
+      }
 #pragma unroll
       for (int k = 0; k < 4; ++k) {  // 16 columns: before the warp's own rows, among them, or after
         const u32 all = (REVERSE ? k > warp : k < warp) ? ~0u : 0u, own = k == warp ? diagonal : all;
@@ -613,21 +673,24 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     for (int k = 0; k < XB / 2; ++k) {
       const u64 a = x.at(k * 2 * PITCH, 128);
       const int add = CAUSAL || k > 0;
-      if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add);
+      if (DECAY && TURNED) Mma<64>::from_shared<0, 0>(more, a, state.at(k * 2 * STATE_PITCH, 128), k > 0);
+      else if (DECAY) Mma<64>::from_shared<0, 1>(more, a, state.at(k * 256, STATE_PITCH), k > 0);
+      else if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add);
       else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add);
       if (ONES) Mma<8>::from_shared<0, 1>(totals, a, state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH), add);
     }
     mma_commit();
-    uint4 gates[GATE ? 4 : 1];
-    if (GATE)
+    uint4 gates[GATED ? 4 : 1];
+    if (GATED)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at_row = begin + top + i * 4;
-        gates[GATE ? i : 0] = load16<false>(gate + at_row * p.gs[2] + piece, at_row < at.stop && piece < columns);
+        gates[GATED ? i : 0] = load16<false>(gate + at_row * p.gs[2] + piece, at_row < at.stop && piece < columns);
       }
     mma_wait<0>();
     hold(sums);
     if (ONES) hold(totals);
+    if (DECAY) hold(more);
     if (threadIdx.x % 32 == 0) {
       arrive(empty + stage * 8);
       if (WRITE) arrive(state_empty + buffer * 8);
@@ -651,18 +714,38 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     }
     const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;
     __syncwarp();  // the last chunk has been taken from here
+    float dots[2] = {0.f, 0.f};
+    if (DOTS) {  // φ(gate) to where the output will stand
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        put16(stand + piece / 8 * PITCH + (top + i * 4) * 16, mapped<GATE>(gates[GATED ? i : 0]));
+      __syncwarp();
+    }
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
-      u32 pair[4];
+      u32 pair[4], beside[4];
+      if (DOTS) get_blocks(rows + (n + line / 16) * PITCH, beside);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float *s = sums + n * 4 + i * 2, *g = f[i & 1];
-        float a = s[0] * g[0], b = s[1] * g[0];
+        const float *s = sums + n * 4 + i * 2, *t = more + n * 4 + i * 2, *g = f[i & 1];
+        float a = DECAY ? s[0] + t[0] * g[0] : s[0] * g[0], b = DECAY ? s[1] + t[1] * g[0] : s[1] * g[0];
         if (R > 1) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
+        if (DOTS) dots[i & 1] += a * low(beside[i]) + b * high(beside[i]);
         pair[i] = pack(a, b);
       }
+      if (DOTS) __syncwarp();  // φ(gate) has been taken from here
       put_blocks(rows + (n + line / 16) * PITCH, pair[0], pair[1], pair[2], pair[3]);
     }
+    if (DOTS)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float t = dots[half];
+        t += __shfl_xor_sync(~0u, t, 1);
+        t += __shfl_xor_sync(~0u, t, 2);
+        const int i = begin + row + half * 8;
+        const bool hidden = MASKED == 2 && i < at.stop && !mask[i];
+        if (lane == 0 && i < at.stop) total[(long long)i * p.blocks + block] = hidden ? 0.f : t;
+      }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -670,7 +753,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       uint4 v = get16(stand + piece / 8 * PITCH + (top + i * 4) * 16);
       if (at_row >= at.stop || piece >= columns) continue;
       if (GATE) {
-        const uint4 g = gates[GATE ? i : 0];
+        const uint4 g = gates[GATED ? i : 0];
         v = make_uint4(gated<GATE>(v.x, g.x), gated<GATE>(v.y, g.y), gated<GATE>(v.z, g.z), gated<GATE>(v.w, g.w));
       }
       if (MASKED == 2 && !mask[at_row]) v = make_uint4(0, 0, 0, 0);
@@ -742,13 +825,23 @@ extern "C" __global__ void prepare(const bf16* grad, const bf16* out, const floa
   }
 }
 
+// L since the chunk of each row began; rows that fill the last chunk have what the last row has.
+extern "C" __global__ void since(const double* decay, float* l, int length, int padded) {
+  const int t = blockIdx.y * 256 + threadIdx.x, start = t / CHUNK * CHUNK;
+  if (t >= padded) return;
+  decay += blockIdx.x * (long long)length;
+  l[blockIdx.x * (long long)padded + t] = (float)(decay[min(t, length - 1)] - (start ? decay[start - 1] : 0.));
+}
+
 // What each segment starts with, in place of what each adds; `last` gets the sum of all.
-extern "C" __global__ void edges(float* states, const float* start, float* last, long long size,
-                                 int segments, int causal, int reverse) {
+extern "C" __global__ void edges(float* states, const float* start, float* last, const double* decay,
+                                 long long size, long long decay_b, long long decay_h, int heads, int length,
+                                 int rows, int segments, int causal, int reverse) {
   const long long element = blockIdx.y * 256ll + threadIdx.x, head = blockIdx.x;
   if (element >= size) return;
   float sum = start ? start[head * size + element] : 0.f;
   float* place = states + head * segments * size + element;
+  decay += head / heads * decay_b + head % heads * decay_h;
   for (int from = 0; from < segments; from += 8) {
     float added[8];
 #pragma unroll
@@ -760,6 +853,8 @@ extern "C" __global__ void edges(float* states, const float* start, float* last,
     for (int i = 0; i < 8; ++i) {
       const int s = reverse ? segments - 1 - from - i : from + i;
       if (causal && from + i < segments) place[s * size] = sum;
+      if (DECAY && from + i < segments)
+        sum *= exp_of((float)(decay[min((s + 1) * rows, length) - 1] - (s ? decay[s * rows - 1] : 0.)));
       sum += added[i];
     }
   }

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.ops.hopper_plan import MAPS, plan_of
+from cosformer.ops.hopper_plan import plan_of
+from cosformer.ops.hopper_roles import MAPS
 from cosformer.ops.nvrtc import libraries
 from cosformer.ops.problem import outputs
 from cosformer.ops.tape import taped
@@ -20,11 +21,14 @@ __all__ = ["MAPS", "aligned", "backward", "forward", "unsupported"]
 
 
 def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, bounds: Tensor | None, states: int
-) -> str | None:
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, bounds: Tensor | None, states: int,
+    causal: bool, rule: str,
+) -> str | None:  # fmt: skip
     """What these kernels need and do not get; None if they can compute the problem."""
-    if decay is not None or bounds is not None or states > 2:
-        return "plain or cosine weights, without decay or packing"
+    if bounds is not None or states > 2:
+        return "plain or cosine weights, without packing"
+    if decay is not None and not (causal and states == 1 and rule == "none"):
+        return "plain weights and no denominator beside a decay"
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         return "tensors that begin at multiples of 16 bytes"
     shapes, strides = (q.shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride())
@@ -68,6 +72,7 @@ def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    decay: Tensor | None,
     state: Tensor | None,
     key_mask: Tensor | None,
     query_basis: Tensor,
@@ -82,8 +87,11 @@ def forward(
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     state = None if state is None else state.contiguous()
     plan = plan_of(
-        q, k, v, query_basis, key_mask, feature_map, rule, eps, causal, state is None, wanted
+        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None, wanted
     )
+    if decay is not None:
+        decay = decay.contiguous()
+        key_basis = plan.since(decay)
     out, total = outputs(q, v, rule)
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
     given: dict[str, Any] = {"out": out, "total": total, "mask": mask}
@@ -93,8 +101,9 @@ def forward(
         return out, total, last, None
     if causal:
         first, last = plan.gather(
-            roles.gather, k, v, key_basis, rows, state, mask, causal=True, total=wanted
-        )
+            roles.gather, k, v, key_basis, rows, state, mask,
+            causal=True, total=wanted, decay=decay,
+        )  # fmt: skip
         plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **given)
         return out, total, last, first
     rows = plan.gather_keys
@@ -108,6 +117,7 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    decay: Tensor | None,
     state: Tensor | None,
     key_mask: Tensor | None,
     query_basis: Tensor,
@@ -121,16 +131,20 @@ def backward(
     rule: str,
     eps: float,
     kept: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and, if there is one, the state."""
+    dots: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """As `backward_pass` in `fused.py`."""
     grad, out = aligned(grad), aligned(out)
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     state = None if state is None else state.contiguous()
     grad_last = None if grad_last is None else grad_last.contiguous()
     plan = plan_of(
-        q, k, v, query_basis, key_mask, feature_map, rule, eps, causal, state is None,
-        grad_last is None, grad.stride(), out.stride(),
+        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None,
+        grad_last is None, grad.stride(), out.stride(), dots=dots and decay is not None,
     )  # fmt: skip
+    if decay is not None:
+        decay = decay.contiguous()
+        key_basis = plan.since(decay)
     dq, dk, dv = torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)  # as the fakes
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
     by_row = plan.prepare(grad, out, total) if plan.sums else None
@@ -143,20 +157,24 @@ def backward(
             first = kept
         if cut and kept is None:
             first, _ = plan.gather(
-                roles.gather, k, v, key_basis, rows, state, mask, causal=True, total=False
-            )
-        plan.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, first=first, **by)
+                roles.gather, k, v, key_basis, rows, state, mask,
+                causal=True, total=False, decay=decay,
+            )  # fmt: skip
+        by_query, by_key = plan.dots(q), plan.dots(k)
+        starts: dict[str, Any] = {"first": first, "total": by_query}
+        plan.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, **starts, **by)
         if cut:
             end, grad_first = plan.gather(
                 roles.dk_gather, grad, q, key_basis, rows, grad_last, None, by_row,
-                causal=True, total=wanted,
+                causal=True, total=wanted, decay=decay,
             )  # fmt: skip
         elif wanted:
             grad_first = plan.states(q)
-        ends: dict[str, Any] = {"first": end, "last": None if cut else grad_first}
+        last = None if cut else grad_first
+        ends: dict[str, Any] = {"first": end, "last": last, "total": by_key}
         plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, **ends, **by)
         plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=end, **by)
-        return dq, dk, dv, grad_first
+        return dq, dk, dv, grad_first, by_query, by_key
     first = kept
     if first is None:
         rows = plan.gather_keys
@@ -169,7 +187,7 @@ def backward(
     )  # fmt: skip
     plan.sweep(roles.dk_read, v, v, q, key_basis, there, out=dk, gate=k, first=grad_first, **by)
     plan.sweep(roles.dv_read, k, k, grad, key_basis, there, out=dv, first=grad_first, **by)
-    return dq, dk, dv, grad_first if wanted else None
+    return dq, dk, dv, grad_first if wanted else None, None, None
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:

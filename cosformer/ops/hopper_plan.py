@@ -1,19 +1,18 @@
-"""Launches of `hopper.cu`: its roles, how a sequence is cut, what is prepared for the next call."""
+"""Launches of `hopper.cu`: how a sequence is cut, what is prepared for the next call."""
 
 import functools
 import math
 import struct
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cosformer.ops.hopper_roles import MAPS, RULES, Sweep, roles_of
 from cosformer.ops.nvrtc import Kernel, Launch, cubin
 
-MAPS = {"identity": 0, "relu": 1, "1+elu": 2}
-RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
 CHUNK = 64
 THREADS = 640
 POINTERS = 12
@@ -41,75 +40,20 @@ def choose_segments(
     return best
 
 
-class Sweep(NamedTuple):
-    """What the compiler is told; `hopper.cu` explains each."""
-
-    KW: int
-    R: int
-    TURNED: bool = False
-    READ: bool = True
-    WRITE: bool = True
-    REVERSE: bool = False
-    X_MAP: int = 0
-    Y_MAP: int = 0
-    Z_MAP: int = 0
-    RULE: int = 0
-    DELTA: int = 0
-    SCALED: bool = False
-    GATE: int = 0
-    MASKED: int = 0
-    PAIRED: bool = False
-
-
-class Roles(NamedTuple):
-    """The sweep kernel in each of its roles."""
-
-    forward: Sweep
-    gather: Sweep
-    read: Sweep
-    dq: Sweep
-    dq_read: Sweep
-    dk: Sweep
-    dk_gather: Sweep
-    dk_read: Sweep
-    dv: Sweep
-    dv_read: Sweep
-
-
-@functools.cache
-def roles_of(width: int, value_width: int, states: int, phi: int, rule: int, masked: bool) -> Roles:
-    """`hopper.cu` has the table of what stands where."""
-    by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule)
-    by_value = Sweep(64 if value_width <= 64 else 128, states, RULE=rule, TURNED=True, GATE=phi)
-    divided, hidden, hides = rule != 0, 2 * masked, 1 * masked
-    forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides)
-    dq = by_value._replace(Z_MAP=phi, DELTA=int(divided), MASKED=hides)
-    dk = by_value._replace(
-        Z_MAP=phi, DELTA=2 * divided, SCALED=divided, REVERSE=True, MASKED=hidden
-    )
-    dv = by_key._replace(X_MAP=phi, Y_MAP=phi, SCALED=divided, REVERSE=True, MASKED=hidden)
-    by_values: dict[str, Any] = {"WRITE": False, "Y_MAP": 0, "PAIRED": value_width > 64}
-    by_keys: dict[str, Any] = {"WRITE": False, "Z_MAP": 0, "PAIRED": width > 64}
-    return Roles(
-        forward, forward._replace(READ=False, X_MAP=0), forward._replace(**by_values),
-        dq, dq._replace(**by_keys),
-        dk, dk._replace(READ=False, GATE=0, MASKED=0), dk._replace(**by_keys),
-        dv, dv._replace(**by_values),
-    )  # fmt: skip
-
-
 class Plan:
     """Launches for tensors of one set of shapes and strides, each prepared when it first comes."""
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, states: int, masked: bool, feature_map: str,
-        rule: str, eps: float,
+        rule: str, eps: float, decays: bool, dots: bool,
     ) -> None:  # fmt: skip
         self.device, self.eps, self.rule = q.device.index, eps, RULES[rule]
         self.sums = rule != "none"
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Launch] = {}
-        self.roles = roles_of(q.shape[3], v.shape[3], states, MAPS[feature_map], self.rule, masked)
+        self.roles = roles_of(
+            q.shape[3], v.shape[3], states, MAPS[feature_map], self.rule, masked, decays, dots
+        )
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
         def rows(like: Tensor, blocks: int, extra: float = 0.0) -> int:
@@ -126,6 +70,26 @@ class Plan:
         """Room for states `[B, H, segments, R, D, V(+1)]`, or `[B, H, R, D, V(+1)]` for one."""
         several = (segments,) if segments > 1 else ()
         return like.new_empty(*like.shape[:2], *several, *self._state, dtype=torch.float32)
+
+    def dots(self, rows: Tensor) -> Tensor | None:
+        """Room for φ(row)·gradient `[B, H, T, blocks]`, where the decay has a gradient."""
+        if not self.roles.dq.DOTS:
+            return None
+        return rows.new_empty(*rows.shape[:3], _blocks(rows), dtype=torch.float32)
+
+    def since(self, decay: Tensor) -> Tensor:
+        """L since the chunk of each row began, `[b, h, T, 1]`, T filled up to whole chunks."""
+        batch, heads, length = decay.shape
+        padded = -(-length // CHUNK) * CHUNK
+        since = decay.new_empty(batch, heads, padded, 1, dtype=torch.float32)
+        launch = self._launches.get("since")
+        if launch is None:
+            it = kernel("since", Sweep(64, 1), self.device)
+            grid, tail = (batch * heads, -(-padded // 256)), struct.pack("2i", length, padded)
+            launch = Launch(it, grid, 256, self.device, 2, tail, (0, 8, 16, 20))
+            self._launches["since"] = launch
+        launch(decay, since)
+        return since
 
     def sweep(
         self, options: Sweep, x: Tensor, y: Tensor, z: Tensor, basis: Tensor, rows: int, *,
@@ -154,6 +118,7 @@ class Plan:
     def gather(
         self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, rows: int, start: Tensor | None,
         mask: Tensor | None, by_row: PerRow | None = None, *, causal: bool, total: bool = True,
+        decay: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """What each segment starts with, and the state after all of them if `total`."""
         segments = -(-y.shape[2] // rows)
@@ -166,12 +131,15 @@ class Plan:
         launch = self._launches.get(key)
         if launch is None:
             size = math.prod(self._state)
-            tail = struct.pack("q3i4x", size, segments, causal, options.REVERSE)
+            steps = (0, 0) if decay is None else _per_head(decay)
+            whole = (*y.shape[1:3], rows, segments, causal, options.REVERSE)
             grid = (y.shape[0] * y.shape[1], -(-size // 256))
-            it = kernel("edges", Sweep(64, 1), self.device)
-            launch = Launch(it, grid, 256, self.device, 3, tail, (0, 8, 16, 24, 32, 36, 40))
+            it = kernel("edges", Sweep(64, 1, DECAY=options.DECAY), self.device)
+            places = (*range(0, 7 * 8, 8), *range(56, 80, 4))
+            tail = struct.pack("3q6i", size, *steps, *whole)
+            launch = Launch(it, grid, 256, self.device, 4, tail, places)
             self._launches[key] = launch
-        launch(states, start, last)
+        launch(states, start, last, decay)
         return states, last
 
     def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> PerRow:
@@ -197,18 +165,19 @@ _lock = threading.Lock()
 
 
 def plan_of(
-    q: Tensor, k: Tensor, v: Tensor, basis: Tensor, key_mask: Tensor | None, feature_map: str,
-    rule: str, eps: float, *others: Any,
+    q: Tensor, k: Tensor, v: Tensor, basis: Tensor, key_mask: Tensor | None, decay: Tensor | None,
+    feature_map: str, rule: str, eps: float, *others: Any, dots: bool = False,
 ) -> Plan:  # fmt: skip
     """The plan for these shapes and strides; `others` are whatever else a launch depends on."""
+    decays = None if decay is None else decay.shape
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), basis.shape, q.device,
-        key_mask is None, feature_map, rule, eps, others,
+        key_mask is None, decays, dots, feature_map, rule, eps, others,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        masked = key_mask is not None
-        plan = Plan(q, k, v, basis.shape[3], masked, feature_map, rule, eps)
+        masked, states = key_mask is not None, basis.shape[3]
+        plan = Plan(q, k, v, states, masked, feature_map, rule, eps, decays is not None, dots)
         with _lock:
             while len(_plans) >= PLANS:
                 _plans.pop(next(iter(_plans)))
@@ -241,9 +210,9 @@ def _steps(states: Tensor | None) -> tuple[int, int]:
     return (one, 0) if states.dim() == 5 else (states.shape[2] * one, one)
 
 
-def _per_head(basis: Tensor) -> tuple[int, int]:
-    batch, heads = basis.shape[:2]
-    return basis.stride(0) if batch > 1 else 0, basis.stride(1) if heads > 1 else 0
+def _per_head(values: Tensor) -> tuple[int, int]:
+    batch, heads = values.shape[:2]
+    return values.stride(0) if batch > 1 else 0, values.stride(1) if heads > 1 else 0
 
 
 @functools.cache

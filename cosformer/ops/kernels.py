@@ -232,8 +232,8 @@ def sweep_kernel(
             before = tl.load(decay + begin - 1, mask=begin > 0, other=0.0)
             until = tl.load(decay + tl.minimum(begin + C, stop) - 1) - before
             since = (tl.load(decay + begin + index, mask=valid, other=0.0) - before).to(tl.float32)
-            since = tl.where(valid, since, 0.0)
             whole = until.to(tl.float32)
+            since = tl.where(valid, since, whole)  # 0 would be later: an exponent above 0
             kept = tl.exp(whole)
             from_start = tl.exp(since)
             to_end = tl.exp(whole - since)

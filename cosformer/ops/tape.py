@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cosformer.ops.nvrtc import Launch
 
 R = TypeVar("R")
-BASES = slice(5, 7)  # where a pass is given ψ at the queries and at the keys
+BASES = slice(6, 8)  # where a pass is given ψ at the queries and at the keys
 
 _here = threading.local()
 
@@ -102,7 +102,7 @@ def taping(*inputs: Tensor) -> Iterator[Tape]:
 
 
 def taped(function: Callable[..., R]) -> Callable[..., R]:
-    """A pass over q, k, v, a state, a mask and ψ, in this order, and more."""
+    """A pass over q, k, v, a decay, a state, a mask and ψ, in this order, and more."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> R:

@@ -35,6 +35,7 @@ class Case:
     width: int = 8
     value_width: int = 8
     gated: bool = False
+    closed: bool = False  # a gate in fifty, and the last but one, lets nothing through
     masked: bool = False
     packed: bool = False
 
@@ -72,6 +73,7 @@ CASES = {
         linear_attention, {**LINEAR, "gamma": torch.tensor([0.9, 0.99])}, packed=True
     ),
     "gated": Case(linear_attention, NONE, gated=True),
+    "closed gates": Case(linear_attention, NONE, gated=True, closed=True),
     "gated, divided": Case(linear_attention, {**LINEAR, "theta": 1e-4}, gated=True),
 }
 
@@ -92,6 +94,8 @@ def draw(
     if case.gated:
         gates = torch.rand(batch, case.heads, queries, generator=generator, dtype=torch.float64)
         leaves.append(-0.3 * gates)
+        if case.closed:
+            leaves[3][..., 7::50] = leaves[3][..., -2:-1] = -100.0
     options = dict(case.options)
     if case.masked:
         options["key_mask"] = torch.rand(batch, keys, generator=generator) < 0.7
@@ -180,7 +184,9 @@ def results(call: Callable[..., Tensor], leaves: list[Tensor]) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)]
 
 
-def check(case: Case, length: int, dtype: torch.dtype, **where: object) -> None:
+def check(
+    case: Case, length: int, dtype: torch.dtype, *, roundings: float = ROUNDINGS, **where: object
+) -> None:
     """The kernels err at most twice as much as the plain formula at that precision.
 
     Both against float64, plus a few roundings of the largest value, for the formula may be lucky
@@ -197,7 +203,7 @@ def check(case: Case, length: int, dtype: torch.dtype, **where: object) -> None:
     if leaves[0].is_cuda:  # the interpreter runs one program after the other
         again = results(ours(case, options, "triton"), rounded)
     names = ("out", "dq", "dk", "dv", "dgate")
-    room = ROUNDINGS * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
+    room = roundings * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
     for name, t, f, mine, same in zip(names, truth, formula, found, again, strict=False):
         assert torch.equal(mine, same), f"{name} differs between two runs"
         assert mine.isfinite().all(), f"{name} is not finite"

@@ -4,7 +4,12 @@ import pytest
 import torch
 from kernel_cases import CASES, Case, check, results
 
-from cosformer import attention, attention_with_state, linear_attention
+from cosformer import (
+    attention,
+    attention_with_state,
+    linear_attention,
+    linear_attention_with_state,
+)
 from cosformer.ops import hopper, hopper_plan
 
 pytestmark = [
@@ -15,9 +20,12 @@ pytestmark = [
     ),
 ]
 CAUSAL = {"causal": True}
+FEW = 0.1  # of a rounding: enough where hundreds of tokens leave nothing to luck
+UNDIVIDED = {"feature_map": "identity", "normaliser": "none"}
 SERVED = [
     "causal", "bidirectional", "cross", "masked", "masked, both ways", "a horizon for each head",
-    "plain relu", "linear transformer", "signed", "added",
+    "plain relu", "linear transformer", "signed", "added", "retention", "gated",
+    "closed gates",
 ]  # fmt: skip
 
 
@@ -71,14 +79,85 @@ def test_every_way_to_cut(length, causal, masked, segments, served):
 
 
 def test_no_denominator(segments, served):
-    options = {**CAUSAL, "feature_map": "identity", "normaliser": "none"}
-    check(
-        Case(linear_attention, options, width=64, value_width=64),
-        700,
-        torch.bfloat16,
-        device="cuda",
-    )
+    case = Case(linear_attention, {**CAUSAL, **UNDIVIDED}, width=64, value_width=64)
+    check(case, 700, torch.bfloat16, device="cuda")
     assert served
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("width", [64, 72, 128])
+@pytest.mark.parametrize("value_width", [8, 64, 128])
+def test_decays_at_every_width(width, value_width, gated, served):
+    gamma = {} if gated else {"gamma": torch.tensor([0.9, 0.999])}
+    options = {**CAUSAL, **UNDIVIDED, **gamma}
+    case = Case(linear_attention, options, width=width, value_width=value_width, gated=gated)
+    check(case, 300, torch.bfloat16, roundings=FEW, device="cuda", batch=2)
+    assert served.count("forward") == served.count("backward") == 2
+
+
+@pytest.mark.parametrize("length", [700, 4097])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("feature_map", ["identity", "relu", "1+elu"])
+def test_gates_and_every_way_to_cut(length, masked, feature_map, segments, served):
+    options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map}
+    case = Case(linear_attention, options, width=64, value_width=64, gated=True, masked=masked)
+    check(case, length, torch.bfloat16, roundings=FEW, device="cuda")
+    assert served.count("forward") == served.count("backward") == 2
+
+
+@pytest.mark.parametrize("length", [128, 700])
+@pytest.mark.parametrize("width", [64, 128])
+def test_gates_that_let_nothing_through(length, width, segments, served):
+    options = {**CAUSAL, **UNDIVIDED}
+    wide = {"width": width, "value_width": width}
+    case = Case(linear_attention, options, gated=True, closed=True, **wide)
+    check(case, length, torch.bfloat16, roundings=FEW, device="cuda")
+    assert served.count("forward") == served.count("backward") == 2
+
+
+def test_masked_keys_may_be_anything_under_a_gate(served):
+    q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    gates = -torch.rand(1, 2, 300, device="cuda")
+    mask = torch.rand(1, 300, device="cuda") < 0.7
+    hidden = ~mask[:, None, :, None]
+    options = {**CAUSAL, **UNDIVIDED, "feature_map": "relu", "key_mask": mask}
+
+    def call(*x):
+        return linear_attention(*x[:3], **options, log_decay=x[3])
+
+    poisoned = [q, k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, torch.nan), gates]
+    zeroed = [q, k.masked_fill(hidden, 0), v.masked_fill(hidden, 0), gates]
+    for a, b in zip(results(call, poisoned), results(call, zeroed), strict=True):
+        assert torch.equal(a, b)
+    assert served.count("backward") == 2
+
+
+@pytest.mark.parametrize("split", [64, 500])
+def test_a_gated_stream_in_two_pieces(split, segments, served):
+    q, k, v = torch.randn(3, 2, 3, 1000, 64, device="cuda", dtype=torch.bfloat16)
+    leaves = [q, k, v, -0.02 * torch.rand(2, 3, 1000, device="cuda")]
+
+    def pieces(*x):
+        outs, state = [], None
+        for part in (slice(0, split), slice(split, None)):
+            q, k, v, gates = (y[:, :, part] for y in x)
+            out, state = linear_attention_with_state(
+                q, k, v, state=state, log_decay=gates, **UNDIVIDED
+            )
+            outs.append(out)
+        return torch.cat([*outs, state.key_value[:, :, 0].to(outs[0])], 2)
+
+    def whole(*x):
+        q, k, v = (y.float() for y in x[:3])
+        out, state = linear_attention_with_state(
+            q, k, v, log_decay=x[3], **UNDIVIDED, impl="chunked"
+        )
+        return torch.cat([out, state.key_value[:, :, 0]], 2)
+
+    for a, b in zip(results(pieces, leaves), results(whole, leaves), strict=True):
+        error = (a.float() - b.float()).norm() / b.float().norm()
+        assert error < 0.02
+    assert served.count("forward") == served.count("backward") == 2
 
 
 def test_strides_of_a_fused_projection(served):

@@ -108,7 +108,7 @@ def test_what_torch_computes_is_not_replayed(driver, ordinary):
 def test_a_tape_of_more_than_one_pass_over_its_inputs_is_not_replayed(spoilt):
     q, k, v = qkv(8)
     psi = torch.ones(1, 1, 2, 8).mT if spoilt == "ψ in pieces" else torch.ones(1, 1, 8, 2)
-    given = (q, k, v, v if spoilt == "a state" else None, None, psi, psi)
+    given = (q, k, v, None, v if spoilt == "a state" else None, None, psi, psi)
     with tape.taping(q, k, torch.clone(v) if spoilt == "a state" else v) as tape_of:
 
         @tape.taped

@@ -1,0 +1,71 @@
+"""The roles of the sweep kernel in `hopper.cu`, as its compiler is told them."""
+
+import functools
+from typing import Any, NamedTuple
+
+MAPS = {"identity": 0, "relu": 1, "1+elu": 2}
+RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
+
+
+class Sweep(NamedTuple):
+    """What the compiler is told; `hopper.cu` explains each."""
+
+    KW: int
+    R: int
+    TURNED: bool = False
+    READ: bool = True
+    WRITE: bool = True
+    REVERSE: bool = False
+    X_MAP: int = 0
+    Y_MAP: int = 0
+    Z_MAP: int = 0
+    RULE: int = 0
+    DELTA: int = 0
+    SCALED: bool = False
+    GATE: int = 0
+    MASKED: int = 0
+    PAIRED: bool = False
+    DECAY: bool = False
+    DOTS: bool = False
+
+
+class Roles(NamedTuple):
+    """The sweep kernel in each of its roles."""
+
+    forward: Sweep
+    gather: Sweep
+    read: Sweep
+    dq: Sweep
+    dq_read: Sweep
+    dk: Sweep
+    dk_gather: Sweep
+    dk_read: Sweep
+    dv: Sweep
+    dv_read: Sweep
+
+
+@functools.cache
+def roles_of(
+    width: int, value_width: int, states: int, phi: int, rule: int, masked: bool,
+    decays: bool = False, dots: bool = False,
+) -> Roles:  # fmt: skip
+    """`hopper.cu` has the table of what stands where; `dots`: whether the decay has a gradient."""
+    by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule, DECAY=decays)
+    by_value = by_key._replace(
+        KW=64 if value_width <= 64 else 128, TURNED=True, GATE=phi, DOTS=dots
+    )
+    divided, hidden, hides = rule != 0, 2 * masked, 1 * masked
+    forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides)
+    dq = by_value._replace(Z_MAP=phi, DELTA=int(divided), MASKED=hides)
+    dk = by_value._replace(
+        Z_MAP=phi, DELTA=2 * divided, SCALED=divided, REVERSE=True, MASKED=hidden
+    )
+    dv = by_key._replace(X_MAP=phi, Y_MAP=phi, SCALED=divided, REVERSE=True, MASKED=hidden)
+    by_values: dict[str, Any] = {"WRITE": False, "Y_MAP": 0, "PAIRED": value_width > 64}
+    by_keys: dict[str, Any] = {"WRITE": False, "Z_MAP": 0, "PAIRED": width > 64}
+    return Roles(
+        forward, forward._replace(READ=False, X_MAP=0), forward._replace(**by_values),
+        dq, dq._replace(**by_keys),
+        dk, dk._replace(READ=False, GATE=0, MASKED=0, DOTS=False), dk._replace(**by_keys),
+        dv, dv._replace(**by_values),
+    )  # fmt: skip

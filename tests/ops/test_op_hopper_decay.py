@@ -1,0 +1,114 @@
+"""Decays on Hopper as the host sees them: what is launched with what, by a stub of a driver."""
+
+import struct
+
+import pytest
+import stub_driver
+import torch
+
+from cosformer import linear_attention, linear_attention_with_state
+from cosformer.ops import hopper_plan
+from cosformer.ops.hopper import unsupported
+from cosformer.ops.hopper_roles import roles_of
+
+UNDIVIDED = {"normaliser": "none", "impl": "triton"}
+BASIS_STRIDES = slice(15, 17)  # in the tail of a sweep's parameters
+GAMMA = torch.tensor([0.9, 0.99])
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    return stub_driver.install(monkeypatch).launches
+
+
+def sweeps(launches):
+    return [options for name, options, *_ in launches if name == "sweep"]
+
+
+def numbers(launches, kernel, form):
+    """What a kernel was told behind its pointers, launch by launch."""
+    return [struct.unpack(form, tail) for name, *_, tail, _ in launches if name == kernel]
+
+
+def both_passes(length=100, width=64, **options):
+    q, k, v = stub_driver.leaves(length, width)
+    linear_attention(q, k, v, causal=True, **UNDIVIDED, **options).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("states", "causal", "rule"), [(2, True, "none"), (1, False, "none"), (1, True, "clamp")]
+)
+def test_decays_are_served_alone(states, causal, rule):
+    q, k, v = stub_driver.qkv()
+    decay = torch.zeros(1, 2, 100, dtype=torch.float64)
+    assert "beside a decay" in unsupported(q, k, v, decay, None, states, causal, rule)
+    assert unsupported(q, k, v, None, None, states, causal, rule) == "a Hopper GPU"
+    assert unsupported(q, k, v, decay, None, 1, True, "none") == "a Hopper GPU"
+
+
+def test_every_sweep_of_a_decay_knows_of_it(launches):
+    both_passes(gamma=GAMMA)
+    assert [name for name, *_ in launches] == ["since", "sweep", "since", *["sweep"] * 3]
+    assert all(options.DECAY for options in sweeps(launches))
+    assert numbers(launches, "since", "2i") == [(100, 128)] * 2
+
+
+def test_no_sweep_without_a_decay_does(launches):
+    both_passes()
+    assert not any(options.DECAY or options.DOTS for options in sweeps(launches))
+
+
+@pytest.mark.parametrize("graded", [True, False])
+@pytest.mark.parametrize("width", [64, 128])
+def test_dots_are_computed_for_gates_that_need_a_gradient(launches, graded, width):
+    gates = torch.full((1, 2, 100), -0.1, requires_grad=graded)
+    both_passes(width=width, log_decay=gates)
+    forward, dq, dk, dv = sweeps(launches)
+    assert dq.DOTS == dk.DOTS == graded
+    assert not any(role.DOTS for role in (forward, dv))
+    assert (gates.grad is not None) == graded
+
+
+def test_a_cut_sequence_decays_from_segment_to_segment(launches):
+    both_passes(6000, gamma=GAMMA)
+    rows = hopper_plan.choose_segments(2, 6000, 132, extra=0.6)
+    rows = -(-6000 // (rows * 64)) * 64
+    whole = (64 * 64, 0, 6000, 2, 6000, rows, -(-6000 // rows), True)
+    assert numbers(launches, "edges", "3q6i") == [(*whole, False), (*whole, True)]
+    edges = [(options, given) for name, options, *_, given in launches if name == "edges"]
+    assert all(options.DECAY and given[3] for options, given in edges)
+
+
+def test_the_edges_of_other_sequences_do_not(launches):
+    both_passes(6000)
+    edges = [(options, given) for name, options, *_, given in launches if name == "edges"]
+    assert edges
+    assert not any(options.DECAY or given[3] for options, given in edges)
+
+
+def test_a_stream_passes_its_state_on(launches):
+    q, k, v = stub_driver.qkv()
+    _, state = linear_attention_with_state(q, k, v, gamma=GAMMA, **UNDIVIDED)
+    linear_attention_with_state(q, k, v, state=state, gamma=GAMMA, **UNDIVIDED)
+    firsts_and_lasts = [given[9:11] for name, *_, given in launches if name == "sweep"]
+    assert firsts_and_lasts == [(True, True)] * 2
+
+
+def test_heads_and_sequences_that_share_a_decay_step_by_nothing(launches):
+    q, k, v = (torch.randn(3, 2, 100, 64).bfloat16() for _ in range(3))
+    each = torch.full((3, 2, 100), -0.1)
+    about = {"causal": True, **UNDIVIDED}
+    linear_attention(q, k, v, gamma=0.9, **about)
+    linear_attention(q, k, v, gamma=GAMMA, **about)
+    linear_attention(q, k, v, log_decay=each, **about)
+    tails = numbers(launches, "sweep", hopper_plan.TAIL.format)
+    assert [tail[BASIS_STRIDES] for tail in tails] == [(0, 0), (0, 128), (256, 128)]
+
+
+def test_states_alone_have_no_dots():
+    roles = roles_of(64, 64, 1, 0, 0, False, decays=True, dots=True)
+    assert all(role.DECAY for role in roles)
+    assert [name for name, role in roles._asdict().items() if role.DOTS and role.WRITE] == [
+        "dq",
+        "dk",
+    ]
