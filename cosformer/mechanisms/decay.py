@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,8 +34,7 @@ class Retention(LinearMechanism):
         return q / math.sqrt(self.width)
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
-        heads = torch.arange(self.key_heads, dtype=torch.float64, device=k.device)
-        return {"gamma": 1 - 2.0 ** (-5 - heads)}
+        return {"gamma": [1 - 2.0 ** (-5 - head) for head in range(self.key_heads)]}
 
 
 class GatedLinear(LinearMechanism):

@@ -84,8 +84,10 @@ def check_bools(**values: Any) -> None:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether a check may look at the values: not under torch.compile, a transform, or on meta."""
+    """Whether the host may look at the values: not in a graph, in a transform, or on meta."""
     if torch.compiler.is_compiling() or x.is_meta:
+        return False
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 

@@ -1,7 +1,7 @@
 """The family that cosFormer belongs to: w(i, j) = γ^(i−j) · c(θ(i − j)) on any feature map."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,12 +11,13 @@ from cosformer.ops.check import (
     check_choice,
     check_inputs,
     check_key_mask,
+    check_number,
     check_number_or_tensor,
     check_tensor,
     readable,
 )
 from cosformer.ops.dispatch import compute
-from cosformer.ops.memo import remembered
+from cosformer.ops.memo import Numbers, remembered
 from cosformer.ops.normaliser import SUM_RULES
 from cosformer.ops.problem import WEIGHTS, Problem, compute_dtype
 from cosformer.ops.state import (
@@ -32,6 +33,7 @@ from cosformer.ops.state import (
 NORMALISERS = ("sum", "none")
 
 Map = str | Callable[[Tensor], Tensor]
+Rates = float | Sequence[float] | Tensor
 
 
 def linear_attention(
@@ -42,7 +44,7 @@ def linear_attention(
     feature_map: Map = "identity",
     causal: bool = False,
     theta: float | Tensor = 0.0,
-    gamma: float | Tensor = 1.0,
+    gamma: Rates = 1.0,
     log_decay: Tensor | None = None,
     raised: bool = False,
     normaliser: str = "sum",
@@ -63,7 +65,7 @@ def linear_attention(
     | … for ever         | the same and `raised=True`                                   |
     | … its ablations    | `feature_map="relu"`, `"leaky_relu"`, `"identity"` (signed)  |
     | Linear Transformer | `feature_map="1+elu"`                                        |
-    | retention          | `gamma=1 - 2.0 ** (-5 - torch.arange(H)), normaliser="none"` |
+    | retention          | `gamma=[1 - 2 ** (-5 - h) …], normaliser="none"`             |
     | gated linear       | `log_decay=logsigmoid(gate), normaliser="none"`              |
 
     Args:
@@ -71,8 +73,10 @@ def linear_attention(
         feature_map: a name (identity, relu, leaky_relu, 1+elu, elu, silu), which costs no memory,
             or a function of q and of k, which may change their width.
         theta: radians per position, a number or one per head `[H]`. No horizon is enforced here.
-        gamma: what is left of a weight one position on, in (0, 1], a number or `[H]`; causal only.
+        gamma: what is left of a weight one position on, in (0, 1], a number or one per head `[H]`;
+            causal only. Numbers are looked at once; a tensor costs more with every call.
         log_decay: g_t ≤ 0 per token, `[B, H, T]`, in S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ.
+            A GPU is not waited for to check it.
         raised: c(x) = (1 + cos 2x)/2 instead of cos x.
         normaliser: `sum` divides by D_i = Σ_j s(i, j); `none` does not divide.
         eps, key_mask, cu_seqlens, query_start, impl: as in `attention`.
@@ -110,7 +114,7 @@ def linear_attention_with_state(
     state: State | None = None,
     feature_map: Map = "identity",
     theta: float | Tensor = 0.0,
-    gamma: float | Tensor = 1.0,
+    gamma: Rates = 1.0,
     log_decay: Tensor | None = None,
     raised: bool = False,
     normaliser: str = "sum",
@@ -138,10 +142,10 @@ def linear_attention_with_state(
         )
     groups = q.shape[1] // k.shape[1]
     for name, values in (("theta", theta), ("gamma", gamma)):
-        if groups > 1 and isinstance(values, Tensor) and values.shape not in ((), (k.shape[1],)):
+        sizes = _sizes(values)
+        if groups > 1 and sizes not in ([], [k.shape[1]]):
             raise ValueError(
-                f"{name} must be one per key head [{k.shape[1]}] in a stream, "
-                f"got {list(values.shape)}"
+                f"{name} must be one per key head [{k.shape[1]}] in a stream, got {sizes}"
             )
     if log_decay is not None:
         check_tensor("log_decay", log_decay)
@@ -216,7 +220,7 @@ def _problem(
     *,
     causal: bool,
     theta: float | Tensor,
-    gamma: float | Tensor,
+    gamma: Rates,
     log_decay: Tensor | None,
     raised: bool,
     feature_map: Map,
@@ -249,6 +253,10 @@ def _problem(
             log_decay=_log_decay(gamma, log_decay, q, k, causal=causal),
         )
 
+    if isinstance(gamma, Sequence):
+        for n, rate in enumerate(gamma):
+            check_number(f"gamma[{n}]", rate)
+        gamma = Numbers(map(float, gamma))
     numbers = (causal, theta, gamma, raised, eps, query_start)
     values = (q.shape[2], k.shape[2], *numbers, name, chosen, cu_seqlens, position, log_decay)
     problem = remembered(values, q, make)
@@ -270,7 +278,7 @@ def _horizon_of(theta: float | Tensor) -> Horizon:
 
 def _angle(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
     check_number_or_tensor("theta", theta)
-    if isinstance(theta, Tensor) and readable(theta) and not bool(theta.isfinite().all()):
+    if isinstance(theta, Tensor) and _is_at_hand(theta) and not bool(theta.isfinite().all()):
         raise ValueError(f"theta must be finite, got {theta.tolist()}")
     if isinstance(theta, Tensor) and theta.requires_grad and torch.is_grad_enabled():
         raise ValueError("theta must not require a gradient: none is computed for it")
@@ -282,12 +290,18 @@ def _angle(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
     return per_head(theta, q)
 
 
-def _decays(gamma: float | Tensor, log_decay: Tensor | None) -> bool:
+def _decays(gamma: Rates, log_decay: Tensor | None) -> bool:
     return log_decay is not None or isinstance(gamma, Tensor) or gamma != 1
 
 
+def _sizes(values: Rates) -> list[int]:
+    if isinstance(values, Sequence):
+        return [len(values)]
+    return list(values.shape) if isinstance(values, Tensor) else []
+
+
 def _log_decay(
-    gamma: float | Tensor, log_decay: Tensor | None, q: Tensor, k: Tensor, *, causal: bool
+    gamma: Rates, log_decay: Tensor | None, q: Tensor, k: Tensor, *, causal: bool
 ) -> Tensor | None:
     """log γ per token, `[b, h, T]` (`[1, h, 1]` where T ≠ S), or None for no decay at all."""
     if not _decays(gamma, log_decay):
@@ -295,14 +309,17 @@ def _log_decay(
     if not causal:
         raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
     batch, heads, queries = q.shape[:3]
+    if isinstance(gamma, Sequence):
+        gamma = torch.tensor(gamma, dtype=torch.float64)
     check_number_or_tensor("gamma", gamma)
-    if isinstance(gamma, Tensor) and gamma.dim():
-        _check_heads("gamma", gamma, q, k)
-        rate = per_head(gamma, q)
-    else:
-        rate = torch.as_tensor(gamma, dtype=torch.float64, device=q.device).reshape(1, 1)
-    if readable(rate) and not bool(((rate > 0) & (rate <= 1)).all()):
+    rate = torch.as_tensor(gamma, dtype=torch.float64)
+    if _is_at_hand(rate) and not bool(((rate > 0) & (rate <= 1)).all()):
         raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
+    if rate.dim():
+        _check_heads("gamma", rate, q, k)
+        rate = per_head(rate, q)
+    else:
+        rate = rate.to(q.device).reshape(1, 1)
     total = rate.log()[None]
     if log_decay is None:
         return total.expand(-1, -1, queries) if queries == k.shape[2] else total
@@ -321,13 +338,18 @@ def _log_decay(
             f"log_decay must be [batch, heads, length] = {list(sizes[0])}, "
             f"got {list(log_decay.shape)}"
         )
-    if readable(log_decay) and not bool((log_decay <= 0).all()):
+    if _is_at_hand(log_decay) and not bool((log_decay <= 0).all()):
         worst = log_decay.detach().max()
         raise ValueError(f"log_decay must be at most 0, got {float(worst):g}")
     groups = heads // log_decay.shape[1]
     # exp(−800) is 0 even in float64; a larger number would swallow the differences after it.
     gates = log_decay.double().clamp(min=-800)
     return total + gates.repeat_interleave(groups, 1)
+
+
+def _is_at_hand(x: Tensor) -> bool:
+    """Whether a check may look at the values without waiting for a GPU."""
+    return not x.is_cuda and readable(x)
 
 
 def _check_heads(name: str, values: Tensor, q: Tensor, k: Tensor) -> None:

@@ -15,7 +15,13 @@ from torch.nn import Parameter
 from cosformer.ops.problem import Problem, basis, compute_dtype
 
 ENTRIES = 32
-KINDS = {bool, int, float, str, type(None)}
+
+
+class Numbers(tuple[float, ...]):
+    """One for every head: unlike a tensor, they tell problems apart."""
+
+
+KINDS = {bool, int, float, str, type(None), Numbers}
 PLAIN = (Tensor, Parameter)
 LONGEST = 1 << 16  # positions: above it a call takes longer than making them
 

@@ -7,6 +7,7 @@ import torch
 from op_formula import F64, IMPLEMENTATIONS, agree, clamped, largest, recurrence, tokens, uniform
 
 from cosformer import linear_attention
+from cosformer.ops import memo
 
 LENGTH = 135
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -89,6 +90,19 @@ def test_one_gamma_learns_for_all_heads(impl):
         strict=True,
     ):
         torch.testing.assert_close(given, wanted)
+
+
+def test_numbers_are_as_a_tensor_and_their_problem_is_kept(monkeypatch):
+    monkeypatch.setattr(memo, "_kept", {})
+    q, k, v = tokens(2, 2, 20)
+    options = {"causal": True, "normaliser": "none"}
+    rates = [0.9, 0.99]
+    expected = linear_attention(q, k, v, gamma=torch.tensor(rates, dtype=F64), **options)
+    for given in (rates, tuple(rates)):
+        assert torch.equal(linear_attention(q, k, v, gamma=given, **options), expected)
+        assert len(memo._kept) == 1
+    other = linear_attention(q, k, v, gamma=[0.9, 0.98], **options)
+    assert not torch.equal(other, expected)
 
 
 def test_gamma_and_log_decay_multiply():

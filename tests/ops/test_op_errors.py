@@ -102,6 +102,8 @@ ENGINE = [
     ({"gamma": 0.0}, r"gamma must lie in \(0, 1\], got 0"),
     ({"gamma": NAN}, r"gamma must lie in \(0, 1\], got nan"),
     ({"gamma": torch.tensor([0.5, 1.5])}, r"gamma must lie in \(0, 1\], got .*1.5"),
+    ({"gamma": [0.5, 1.5]}, r"gamma must lie in \(0, 1\], got .*1.5"),
+    ({"gamma": [0.5, 0.5, 0.5]}, r"gamma must be .*one per.* head \[\d\].*got \[3\]"),
     ({"gamma": torch.ones(3)}, r"gamma must be .*one per.* head \[\d\].*got \[3\]"),
     ({"log_decay": GATE[:, :, :5]}, r"log_decay must be .*\[2, 4, 6\], got \[2, 2, 5\]"),
     ({"log_decay": GATE[:1]}, r"log_decay must be .*\[2, 4, 6\], got \[1, 2, 6\]"),
@@ -122,6 +124,7 @@ ENGINE_STREAMS = [
     ({"state": 3}, "state must be a State, got int"),
     ({"theta": torch.ones(4)}, r"theta must be one per key head \[2\] in a stream, got \[4\]"),
     ({"gamma": torch.ones(4)}, r"gamma must be one per key head \[2\] in a stream, got \[4\]"),
+    ({"gamma": 4 * (1.0,)}, r"gamma must be one per key head \[2\] in a stream, got \[4\]"),
     ({"log_decay": -torch.ones(2, 4, 6)}, r"log_decay must be one per key head .*got \[2, 4, 6\]"),
 ]
 TABLES = {  # function -> what else a good call needs, the bad ones
