@@ -258,7 +258,7 @@ def _problem(
             check_number(f"gamma[{n}]", rate)
         gamma = Numbers(map(float, gamma))
     numbers = (causal, theta, gamma, raised, eps, query_start)
-    values = (q.shape[2], k.shape[2], *numbers, name, chosen, cu_seqlens, position, log_decay)
+    values = (*q.shape[1:3], k.shape[2], *numbers, name, chosen, cu_seqlens, position, log_decay)
     problem = remembered(values, q, make)
     check_key_mask(key_mask, k)
     return problem if key_mask is None else problem._replace(key_mask=key_mask)

@@ -103,6 +103,8 @@ def test_numbers_are_as_a_tensor_and_their_problem_is_kept(monkeypatch):
         assert len(memo._kept) == 1
     other = linear_attention(q, k, v, gamma=[0.9, 0.98], **options)
     assert not torch.equal(other, expected)
+    grouped = linear_attention(torch.cat([q, q], 1), k, v, gamma=rates, **options)
+    assert grouped.shape[1] == 4
 
 
 def test_gamma_and_log_decay_multiply():
