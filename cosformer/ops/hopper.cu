@@ -27,7 +27,7 @@
 // nobody meets in a bank.
 //
 // Set by the compiler's command line: KW (64 or 128, width of x and y), R (1 or 2), TURNED, READ,
-// WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu), RULE (0 none, 1 clamp, 2 add,
+// WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu, 3 leaky relu, 4 elu), RULE (0 none, 1 clamp, 2 add,
 // 3 signed), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATE (times φ′),
 // MASKED (0 nobody, 1 writer, 2 reader), PAIRED, DECAY, DOTS (φ(gate)·out of every row, for the decay's gradient).
 
@@ -145,27 +145,32 @@ INLINE float exp_of(float a) {
   return b;
 }
 INLINE float exp_of_negative(float a) { return exp_of(fminf(a, 0.f)); }
-INLINE float one_plus_elu(float a) { return fmaxf(a, 0.f) + exp_of_negative(a); }
+template <int MAP> INLINE float phi(float a) {
+  if (MAP == 2) return fmaxf(a, 0.f) + exp_of_negative(a);
+  if (MAP == 3) return a > 0.f ? a : LEAKY_SLOPE * a;
+  return a > -0.01f ? a + fminf(a, 0.f) * a * 0.5f : exp_of(a) - 1.f;  // the series, where nothing is left of exp
+}
 template <int MAP> INLINE u32 mapped(u32 pair) {
+  if (MAP == 0) return pair;
   if (MAP == 1) return relu(pair);
-  if (MAP == 2) return pack(one_plus_elu(low(pair)), one_plus_elu(high(pair)));
-  return pair;
+  return pack(phi<MAP>(low(pair)), phi<MAP>(high(pair)));
 }
 template <int MAP> INLINE uint4 mapped(uint4 v) {
   return make_uint4(mapped<MAP>(v.x), mapped<MAP>(v.y), mapped<MAP>(v.z), mapped<MAP>(v.w));
+}
+INLINE u32 times(u32 pair, float f) { return pack(low(pair) * f, high(pair) * f); }
+INLINE uint4 times(uint4 v, float f) {
+  return make_uint4(times(v.x, f), times(v.y, f), times(v.z, f), times(v.w, f));
 }
 INLINE u32 positive(u32 pair) {  // a mask
   return ((int)(pair << 16) > 0 ? 0xFFFFu : 0u) | ((int)(pair & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
 }
 template <int MAP> INLINE u32 gated(u32 pair, u32 at) {  // times φ′
   if (MAP == 1) return pair & positive(at);
+  if (MAP == 3) return pair & positive(at) | times(pair, LEAKY_SLOPE) & ~positive(at);
   return pack(low(pair) * exp_of_negative(low(at)), high(pair) * exp_of_negative(high(at)));
 }
 INLINE float rounded(float a) { return low(pack(a, 0.f)); }
-INLINE u32 times(u32 pair, float f) { return pack(low(pair) * f, high(pair) * f); }
-INLINE uint4 times(uint4 v, float f) {
-  return make_uint4(times(v.x, f), times(v.y, f), times(v.z, f), times(v.w, f));
-}
 template <bool ALL> INLINE uint4 load16(const void* p, bool inside, u32 outside = 0) {
   uint4 v;
   if (ALL)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.ops.features import LEAKY_SLOPE
 from cosformer.ops.hopper_roles import MAPS, RULES, Sweep, roles_of
 from cosformer.ops.nvrtc import Kernel, Launch, cubin
 
@@ -218,7 +219,8 @@ def _per_head(values: Tensor) -> tuple[int, int]:
 @functools.cache
 def _source() -> str:
     text = Path(__file__).with_name("hopper.cu").read_text()
-    return text.replace("//@MMA", "".join(_mma(n) for n in (8, 64, 72, 128, 136)))
+    text = text.replace("//@MMA", "".join(_mma(n) for n in (8, 64, 72, 128, 136)))
+    return f"#define LEAKY_SLOPE {LEAKY_SLOPE}f\n{text}"
 
 
 def _mma(n: int) -> str:

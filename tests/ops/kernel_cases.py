@@ -19,6 +19,8 @@ MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "identity": lambda x: x,
     "1+elu": lambda x: 1 + F.elu(x),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "elu": F.elu,
     "silu": F.silu,
 }
 

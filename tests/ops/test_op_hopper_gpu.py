@@ -95,9 +95,19 @@ def test_decays_at_every_width(width, value_width, gated, served):
     assert served.count("forward") == served.count("backward") == 2
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("feature_map", hopper.MAPS)
+def test_every_feature_map(feature_map, masked, causal, served):
+    options = {"causal": causal, "feature_map": feature_map, "normaliser": "none"}
+    case = Case(linear_attention, options, width=64, value_width=64, masked=masked)
+    check(case, 300, torch.bfloat16, roundings=FEW, device="cuda")
+    assert served.count("forward") == served.count("backward") == 2
+
+
 @pytest.mark.parametrize("length", [700, 4097])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("feature_map", ["identity", "relu", "1+elu"])
+@pytest.mark.parametrize("feature_map", hopper.MAPS)
 def test_gates_and_every_way_to_cut(length, masked, feature_map, segments, served):
     options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map}
     case = Case(linear_attention, options, width=64, value_width=64, gated=True, masked=masked)
