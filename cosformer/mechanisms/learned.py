@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from cosformer.mechanisms.family import LinearMechanism, in_full
 from cosformer.ops.check import check_whole
+from cosformer.ops.projected import projected
 
 
 class Based(LinearMechanism):
@@ -50,6 +51,7 @@ class Hedgehog(LinearMechanism):
 
     source = "Zhang et al., ICLR 2024"
     formula = "φ(x) = [softmax(Wx), softmax(−Wx)], W learned per head, at first the identity"
+    projected_map = "softmaxes"
 
     def __init__(self, heads: int, width: int, *, key_heads: int | None = None) -> None:
         super().__init__(heads, width, key_heads=key_heads)
@@ -62,15 +64,10 @@ class Hedgehog(LinearMechanism):
         return 2 * self.width
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(lambda x: _both_softmaxes(x, self.query_projection), q)
+        return projected(q, self.query_projection, self.projected_map)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(lambda x: _both_softmaxes(x, self.key_projection), k)
+        return projected(k, self.key_projection, self.projected_map)
 
     def feature_operations(self) -> int:
         return 2 * self.width**2 + 10 * self.width
-
-
-def _both_softmaxes(x: Tensor, projection: Tensor) -> Tensor:
-    x = x @ projection.to(x.dtype).mT
-    return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)
