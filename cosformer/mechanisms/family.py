@@ -178,12 +178,6 @@ def unmasked(control: Tensor, request: Request) -> Tensor:
     return control.masked_fill(~request.key_mask[:, None], 0)
 
 
-def positions(start: int | Tensor, length: int, like: Tensor) -> Tensor:
-    """`[b, T]` float64: where tokens stand that begin at `start`, a number or one per stream."""
-    first = torch.as_tensor(start, device=like.device).reshape(-1, 1)
-    return first + torch.arange(length, dtype=torch.float64, device=like.device)
-
-
 def draw_normal(into: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard normal numbers, the same on every device: a generator has one of its own."""
     check_generator(generator)

@@ -21,8 +21,8 @@ MAX_WIDTHS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
 """Of x, and of the rows of W that must lie in registers at once."""
 ALIGNED = 8
 """Rows of features are padded to multiples of it: 16 bytes, which other kernels need."""
-TOKENS = 1024
-"""That a program sums dW over."""
+STEPS = 16
+"""Blocks of 64 tokens that a program sums dW over."""
 
 
 class Map(NamedTuple):
@@ -182,7 +182,7 @@ def _gradients(
     from cosformer.ops.projected_kernels import gradients_kernel
 
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    steps = TOKENS // 64 if learned else 1
+    steps = min(STEPS, -(-x.shape[2] // 64)) if learned else 1
     blocks = -(-x.shape[2] // (64 * steps))
     heads, (rows, width) = x.shape[0] * x.shape[1], weight.shape[-2:]
     dx = x.new_empty(x.shape)

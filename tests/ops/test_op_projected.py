@@ -1,0 +1,191 @@
+"""Kernels of projected and of rotated features, under Triton's interpreter, against formulas."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from cosformer.ops import projected, rotation
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1 before Triton's import"
+)
+
+
+class Case(NamedTuple):
+    kind: str
+    rows: int
+    width: int
+    weights: int | None = None  # of how many heads; None: one for all, which is not learned
+    relative: bool = False
+
+    def draw(self, length, heads=4, batch=2):
+        """x, W, level, a gradient; float64."""
+        generator = torch.Generator().manual_seed(5)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        x = normal(batch, heads, length, self.width)
+        count = () if self.weights is None else (self.weights,)
+        weight = 2 * normal(*count, self.rows, self.width) / self.width**0.5
+        level = 3 * normal(batch, heads, length) if self.relative else None
+        columns = projected.MAPS[self.kind].parts * self.rows
+        return x, weight, level, normal(batch, heads, length, columns)
+
+    def results(self, made, x, weight, level, grad):
+        """Features and gradients."""
+        leaves = [x.clone().requires_grad_()]
+        if self.weights is not None:
+            leaves.append(weight.clone().requires_grad_())
+            weight = leaves[1]
+        level = None if level is None else level.to(torch.promote_types(x.dtype, torch.float32))
+        out = made(leaves[0], weight, self.kind, level)
+        grad = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1])).to(out.dtype)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+CASES = {
+    "exponentials": Case("exp", 70, 12),
+    "exponentials, relative": Case("exp", 70, 12, relative=True),
+    "exponentials, aligned": Case("exp", 128, 64),
+    "waves": Case("waves", 24, 16, 2),
+    "waves, odd": Case("waves", 63, 5, 1),
+    "relu": Case("relu", 20, 16, 4),
+    "softmaxes": Case("softmaxes", 64, 64, 4),
+    "softmaxes, odd": Case("softmaxes", 7, 7, 2),
+}
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """Memory that nobody wrote to holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def no_worse(found: list[Tensor], plain: list[Tensor], right: list[Tensor]) -> None:
+    """Errors of at most twice those of plain torch at the same precision."""
+    for ours, theirs, exact in zip(found, plain, right, strict=True):
+        assert ours.dtype == theirs.dtype
+        ours = ours[..., : exact.shape[-1]]
+        error, usual = ((x.double() - exact).norm() for x in (ours, theirs))
+        assert error <= 2 * usual + 1e-7 * exact.norm()
+
+
+@each_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("length", [1, 63, 1000])
+def test_features_and_gradients_are_those_of_the_formula(name, length, dtype):
+    case = CASES[name]
+    x, weight, level, grad = case.draw(length, heads=4 if length < 100 else 2, batch=2)
+    if case.weights == 4 and length > 100:
+        weight = weight[:2]
+    given = [x.to(dtype), weight.to(dtype), level, grad]
+    right = case.results(projected.by_formula, *(y if y is None else y.double() for y in given))
+    plain = case.results(projected.by_formula, *given)
+    no_worse(case.results(projected.by_kernels, *given), plain, right)
+
+
+@each_case
+def test_rows_are_padded_with_zeros_to_multiples_of_16_bytes(name):
+    case = CASES[name]
+    x, weight, level, grad = (y if y is None else y.float() for y in case.draw(9))
+    found = projected.by_kernels(x, weight, case.kind, level)
+    assert found.shape[-1] % projected.ALIGNED == 0
+    assert found.shape[-1] - grad.shape[-1] < projected.ALIGNED
+    assert (found[..., grad.shape[-1] :] == 0).all()
+
+
+@each_case
+def test_any_strides_give_the_same_numbers_every_time(name):
+    case = CASES[name]
+    given = [y if y is None else y.float() for y in case.draw(67, batch=1)]
+    right = case.results(projected.by_kernels, *given)
+    strided = [
+        None if y is None else y.transpose(1, 2).contiguous().transpose(1, 2)
+        for y in (given[0], given[2], given[3])
+    ]
+    for _ in range(2):
+        found = case.results(projected.by_kernels, strided[0], given[1], *strided[1:])
+        for one, other in zip(found, right, strict=True):
+            assert torch.equal(one, other)
+
+
+@each_case
+def test_second_derivatives_are_those_of_the_formula(name):
+    case = CASES[name]
+    x, weight, level, grad = (y if y is None else y.float() for y in case.draw(5))
+    found = []
+    for made in (projected.by_formula, projected.by_kernels):
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_(), grad.clone()]
+        leaves[2].requires_grad_()
+        out = made(leaves[0], leaves[1], case.kind, level)[..., : grad.shape[-1]]
+        first = torch.autograd.grad(out, leaves[:2], leaves[2], create_graph=True)
+        found.append(torch.autograd.grad(sum(y.square().sum() for y in first), leaves))
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_only_what_is_asked_for_has_a_gradient():
+    case = CASES["softmaxes"]
+    x, weight, _, _ = (y if y is None else y.float() for y in case.draw(5))
+    weight.requires_grad_()
+    out = projected.by_kernels(x, weight, case.kind)
+    (one,) = torch.autograd.grad(out.square().sum(), [weight])
+    right = projected.by_formula(x, weight, case.kind)
+    assert_close(one, torch.autograd.grad(right.square().sum(), [weight])[0])
+
+
+def test_rows_of_zeros_have_the_gradients_of_the_formula():
+    case = CASES["waves"]
+    x, weight, level, grad = (y if y is None else y.float() for y in case.draw(5))
+    x[:, :, 2] = 0
+    found = case.results(projected.by_kernels, x, weight, level, grad)
+    right = case.results(projected.by_formula, x, weight, level, grad)
+    for one, other in zip(found, right, strict=True):
+        assert_close(one[..., : other.shape[-1]], other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_exponents_alone(monkeypatch):
+    x, weight, _, _ = (y if y is None else y.float() for y in CASES["exponentials"].draw(63))
+    right = projected.top_exponents(x, weight)
+    monkeypatch.setattr(projected, "is_served", projected.fits)
+    assert_close(projected.top_exponents(x, weight), right)
+
+
+@pytest.mark.parametrize("start", [0, 10**6, torch.tensor([3, 70000])], ids=str)
+@pytest.mark.parametrize("width", [2, 6, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_rotated_features_and_gradients_are_those_of_the_formula(start, width, dtype):
+    generator = torch.Generator().manual_seed(5)
+    for length in (1, 63):
+        x, grad = torch.randn(2, 2, length, 5, width, generator=generator, dtype=torch.float64)
+        x = x.to(dtype)
+        found = []
+        for made, kind in (
+            (rotation.by_kernel, dtype),
+            (rotation.by_formula, dtype),
+            (rotation.by_formula, torch.float64),
+        ):
+            leaf = x.to(kind).transpose(1, 2).detach().requires_grad_()
+            out = made(leaf, start, 1e4)
+            slope = grad.to(kind).transpose(1, 2)
+            found.append([out.detach(), *torch.autograd.grad(out, leaf, slope)])
+        no_worse(*found)
+
+
+def test_second_derivatives_of_rotated_features_are_those_of_the_formula():
+    x = torch.randn(1, 2, 5, 6, generator=torch.Generator().manual_seed(5))
+    found = []
+    for made in (rotation.by_formula, rotation.by_kernel):
+        leaf = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(made(leaf, 7, 1e4).sum(), leaf, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+    assert found[0].any()
+    assert_close(found[1], found[0])
