@@ -1,4 +1,4 @@
-"""Mechanisms whose features a kernel makes, under Triton's interpreter: the numbers of the formula."""
+"""Mechanisms whose features kernels make, under Triton's interpreter: the formula's numbers."""
 
 import pytest
 import torch
