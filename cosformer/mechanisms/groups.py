@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.ops import linear_attention
-from cosformer.ops.normaliser import denominator
 from cosformer.ops.projected import ALIGNED
+from cosformer.ops.quotient import quotient
 
 GROUP = 128
 """Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
@@ -24,14 +24,14 @@ def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tenso
     if options["feature_map"] == "identity":  # under any other, zeros might count
         q, k = (_aligned(x) for x in (q, k))
     if options["normaliser"] == "none":
-        return _sum(q, k, v, undivided)
-    width = v.shape[-1]
+        return torch.stack(_parts(q, k, v, undivided)).sum(0)
+    width, totals = v.shape[-1], []
     if width + ALIGNED <= GROUP:
-        sums = _sum(q, k, torch.cat([v, ones(v)], -1), undivided)
-        above, below = sums[..., :width], sums[..., width : width + 1]
+        v = torch.cat([v, ones(v)], -1)
     else:
-        above, below = _sum(q, k, v, undivided), _sum(q, k, ones(v), undivided)[..., :1]
-    return above / denominator(below, options["rule"], options["eps"])
+        totals = _parts(q, k, ones(v), undivided)
+    parts = _parts(q, k, v, undivided)
+    return quotient(parts, totals, width, options["rule"], options["eps"])
 
 
 def ones(v: Tensor) -> Tensor:
@@ -44,9 +44,9 @@ def _aligned(x: Tensor) -> Tensor:
     return F.pad(x, (0, missing)) if missing else x
 
 
-def _sum(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+def _parts(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> list[Tensor]:
+    """The sums over each group of features."""
     count = -(-q.shape[-1] // GROUP)
     size = -(-q.shape[-1] // (count * ALIGNED)) * ALIGNED  # as even as multiples allow
     groups = zip(q.split(size, -1), k.split(size, -1), strict=True)
-    sums = torch.stack([linear_attention(*each, v, **options) for each in groups])
-    return sums.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
+    return [linear_attention(*each, v, **options) for each in groups]

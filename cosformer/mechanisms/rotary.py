@@ -13,6 +13,7 @@ from cosformer.mechanisms.groups import ones
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops import State, linear_attention, linear_attention_with_state
 from cosformer.ops.check import check_positive
+from cosformer.ops.quotient import quotient
 from cosformer.ops.rotation import rotated_features
 
 
@@ -125,5 +126,5 @@ class RopeLinear(Mechanism):
         turned_q = rotated_features(q, query_start, self.base)
         turned_k = rotated_features(k, key_start, self.base)
         above = attend(turned_q, turned_k, v, "identity")
-        below = attend(q, k, one, "1+elu")[..., :1].clamp(min=self.eps)
-        return above * below.reciprocal()  # a quotient's gradient makes three more tensors
+        below = attend(q, k, one, "1+elu")
+        return quotient([above], [below], v.shape[-1], "clamp", self.eps)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from cosformer.ops.dispatch import HAS_TRITON
-from cosformer.ops.memo import eager
+from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.trilinear import recorded
 
@@ -103,11 +102,12 @@ def top_exponents(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def is_served(x: Tensor, rows: int, kind: str) -> bool:
-    """Whether kernels make these features: on a GPU, at once, of a size that they have room for."""
-    return HAS_TRITON and x.is_cuda and eager(x, x, x) and fits(x, rows, kind)
+    """Whether kernels make features of x by so many rows of W."""
+    return kernels_serve(x) and fits(x, rows, kind)
 
 
 def fits(x: Tensor, rows: int, kind: str) -> bool:
+    """Whether kernels have room for them."""
     widest = MAX_WIDTHS.get(x.dtype, 0)
     return x.numel() > 0 and x.shape[-1] <= widest and _block(rows, kind) <= widest
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from cosformer.ops.dispatch import HAS_TRITON
-from cosformer.ops.memo import eager
+from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.trilinear import recorded
 
@@ -41,14 +40,7 @@ def rotate(x: Tensor, position: Tensor, base: float = 1e4) -> Tensor:
 
 def rotated_features(x: Tensor, start: int | Tensor, base: float) -> Tensor:
     """1 + elu of x `[B, H, T, D]`, turned as tokens stand; a GPU reads and writes once for it."""
-    return (by_kernel if is_served(x) else by_formula)(x, start, base)
-
-
-def is_served(x: Tensor) -> bool:
-    """Whether a kernel makes these features: on a GPU, and at once."""
-    if not (HAS_TRITON and x.is_cuda and eager(x, x, x)):
-        return False
-    return x.dtype != torch.float64 and x.numel() > 0
+    return (by_kernel if kernels_serve(x) else by_formula)(x, start, base)
 
 
 def by_formula(x: Tensor, start: int | Tensor, base: float) -> Tensor:

@@ -6,7 +6,7 @@ from mechanism_cases import cases_where, draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import MECHANISMS, family
-from cosformer.ops import projected, rotation
+from cosformer.ops import projected, quotient, rotation
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -31,8 +31,9 @@ def kernels(monkeypatch):
         monkeypatch.setattr(family, "is_served", projected.fits)
         monkeypatch.setattr(projected, "is_served", projected.fits)
         monkeypatch.setattr(projected, "by_kernels", counted(projected.by_kernels))
-        monkeypatch.setattr(rotation, "is_served", lambda x: x.numel() > 0)
         monkeypatch.setattr(rotation, "by_kernel", counted(rotation.by_kernel))
+        for module in (rotation, quotient):
+            monkeypatch.setattr(module, "kernels_serve", lambda x: x.numel() > 0)
         return made
 
     return switch_on
