@@ -163,7 +163,7 @@ def _launch(
     from cosformer.ops.projected_kernels import features_kernel
 
     rows, parts = weight.shape[-2], MAPS[kind].parts
-    columns = -(-parts * rows // ALIGNED) * ALIGNED
+    columns = (parts - 1) * rows + _last(rows, kind)
     out = x.new_empty(*x.shape[:3], columns if write else 0, dtype=_dtype(x, kind))
     tokens = 64 if kind == "waves" or _block(rows, kind) > 64 else 128  # sines take registers
     blocks = -(-x.shape[2] // tokens)
@@ -214,6 +214,7 @@ def _options(x: Tensor, rows: int, kind: str) -> dict[str, Any]:
     return {
         "F": rows,
         "D": x.shape[-1],
+        "LAST": _last(rows, kind),
         "BLOCK_F": block,
         "BLOCK_D": _power(x.shape[-1]),
         "KIND": kind,
@@ -224,13 +225,17 @@ def _options(x: Tensor, rows: int, kind: str) -> dict[str, Any]:
 
 
 def _block(rows: int, kind: str) -> int:
-    """Rows of W at a time: all, with the padding behind the last part, unless f takes them singly.
+    """Rows of W at a time: all, and the padding, unless f takes them singly.
 
     Never below 64: Triton 3.6 multiplies fewer columns wrongly.
     """
+    return 64 if kind == "exp" else _power(_last(rows, kind))
+
+
+def _last(rows: int, kind: str) -> int:
+    """The width of the last part of the features, with its padding."""
     parts = MAPS[kind].parts
-    last = -(-parts * rows // ALIGNED) * ALIGNED - (parts - 1) * rows
-    return 64 if kind == "exp" else _power(last)
+    return -(-parts * rows // ALIGNED) * ALIGNED - (parts - 1) * rows
 
 
 def _power(size: int) -> int:

@@ -72,10 +72,10 @@ def features_kernel(
     x,
     weight,  # [h, F, D] float32
     level,  # [B, H, T] float32: what exponents are relative to
-    out,  # [B, H, T, P], zeros from PARTS·F on
+    out,  # [B, H, T, P]: PARTS of F columns, the last LAST wide with its zeros
     blocks, length, heads, shared, scale, gain,
     x_b, x_h, x_t, x_d, level_b, level_h, level_t,
-    F: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr,
+    F: tl.constexpr, D: tl.constexpr, LAST: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
     KIND: tl.constexpr, SPLIT: tl.constexpr, OWN: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,7 @@ def features_kernel(
             shift = half + tl.load(levels, mask=there, other=0.0)
     if WRITE:
         out += ((batch * heads + head) * length + token[:, None]) * P
-        for start in range(0, P - (PARTS - 1) * F, BLOCK_F):
+        for start in range(0, LAST, BLOCK_F):
             column = start + tl.arange(0, BLOCK_F)
             real = column < F
             w = _weights(weight, column, lane, F, D)
@@ -123,7 +123,8 @@ def features_kernel(
                 one = _softmax(y, real)
             one = tl.where(real[None, :], one, 0.0).to(out.dtype.element_ty)
             if PARTS == 1:
-                tl.store(out + column[None, :], one, mask=there[:, None] & (column < P)[None, :])
+                wanted = there[:, None] & (column < LAST)[None, :]
+                tl.store(out + column[None, :], one, mask=wanted)
             else:
                 if KIND == "waves":
                     two = tl.cos(y) * gain
@@ -131,23 +132,28 @@ def features_kernel(
                     two = _softmax(-y, real)
                 two = tl.where(real[None, :], two, 0.0).to(out.dtype.element_ty)
                 tl.store(out + column[None, :], one, mask=there[:, None] & real[None, :])
-                rest = (column < P - F)[None, :]
-                tl.store(out + F + column[None, :], two, mask=there[:, None] & rest)
+                wanted = there[:, None] & (column < LAST)[None, :]
+                tl.store(out + F + column[None, :], two, mask=wanted)
 
 
 @triton.jit
 def _slope(
-    y, shift, gain, grad, column, inside,
-    F: tl.constexpr, KIND: tl.constexpr,
+    y, shift, gain, grad, there, column,
+    F: tl.constexpr, LAST: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of y, 0 outside; `grad` points to that of rows of features."""
-    one = tl.load(grad + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    """The gradient of y, 0 outside; `grad` points to that of rows of features.
+
+    The last part has LAST columns with its padding, at whose end wide loads may end.
+    """
+    wanted = there[:, None] & (column[None, :] < LAST)
+    inside = there[:, None] & (column[None, :] < F)
+    one = tl.load(grad + column[None, :], mask=wanted, other=0.0).to(tl.float32)
     if KIND == "exp":
         slope = one * tl.exp(y - shift[:, None]) * gain
     elif KIND == "relu":
         slope = tl.where(y > 0, one, 0.0) * gain
     else:
-        two = tl.load(grad + F + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        two = tl.load(grad + F + column[None, :], mask=wanted, other=0.0).to(tl.float32)
         if KIND == "waves":
             slope = (one * tl.cos(y) - two * tl.sin(y)) * gain
         else:
@@ -166,7 +172,7 @@ def gradients_kernel(
     dweight,  # [B·H·blocks, F, D] float32: what each program adds
     blocks, length, heads, shared, steps, scale, gain,
     x_b, x_h, x_t, x_d, level_b, level_h, level_t, grad_b, grad_h, grad_t,
-    F: tl.constexpr, D: tl.constexpr,
+    F: tl.constexpr, D: tl.constexpr, LAST: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
     KIND: tl.constexpr, SPLIT: tl.constexpr, LEARNED: tl.constexpr,
 ):  # fmt: skip
@@ -198,8 +204,8 @@ def gradients_kernel(
             column = start + tl.arange(0, BLOCK_F)
             w = _weights(weight, column, lane, F, D)
             y = _half_exact(tile, tl.trans(w), nothing, SPLIT) * factor[:, None]
-            inside = there[:, None] & (column[None, :] < F)
-            slope = _slope(y, shift, gain, grad + token[:, None] * grad_t, column, inside, F, KIND)
+            row = grad + token[:, None] * grad_t
+            slope = _slope(y, shift, gain, row, there, column, F, LAST, KIND)
             into = _exact(slope, w, into, SPLIT)
             total += tl.sum(slope, 1)
             if LEARNED:
