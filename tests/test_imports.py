@@ -58,6 +58,7 @@ ON_FIRST_USE = (
     "projected_kernels.py",
     "rotation_kernels.py",
     "quotient_kernels.py",
+    "series_kernels.py",
 )
 """Files that only functions import, so that what they import comes late as well."""
 

@@ -117,11 +117,14 @@ class LinearMechanism(Mechanism):
     def make(
         self, features: Callable[[Tensor, int | Tensor], Tensor], x: Tensor, start: int | Tensor
     ) -> Tensor:
-        """`features(x, start)`, in segments unless a kernel makes them without any scratch."""
-        kind, width = self.projected_map, self.scratch_width
-        if kind and is_served(x, self.feature_width // MAPS[kind].parts, kind):
-            width = 0
+        """`features(x, start)`, in segments where that takes scratch."""
+        width = 0 if self.made_at_once(x) else self.scratch_width
         return in_segments(features, x, start, width)
+
+    def made_at_once(self, x: Tensor) -> bool:
+        """Whether a kernel makes features of x, with little between."""
+        kind = self.projected_map
+        return bool(kind) and is_served(x, self.feature_width // MAPS[kind].parts, kind)
 
     def _engine(self, k: Tensor, request: Request) -> dict[str, Any]:
         return {

@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from cosformer.mechanisms.family import LinearMechanism, in_full
+from cosformer.mechanisms.family import LinearMechanism
 from cosformer.ops.check import check_whole
+from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.problem import compute_dtype
 from cosformer.ops.projected import projected
+from cosformer.ops.series import series
 
 
 class Based(LinearMechanism):
@@ -32,18 +35,21 @@ class Based(LinearMechanism):
         return 1 + self.narrow + self.narrow**2
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(lambda x: self._series(x, self.query_projection), q)
+        return self._series(q, self.query_projection)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(lambda x: self._series(x, self.key_projection), k)
+        return self._series(k, self.key_projection)
+
+    def made_at_once(self, x: Tensor) -> bool:
+        return kernels_serve(x)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.narrow + self.feature_width
 
     def _series(self, x: Tensor, projection: Tensor | None) -> Tensor:
-        x = (x if projection is None else x @ projection.to(x.dtype)) / self.narrow**0.25
-        squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / 2**0.5
-        return torch.cat([torch.ones_like(x[..., :1]), x, squares], -1)
+        wide = x.to(compute_dtype(x.dtype))
+        wide = wide if projection is None else wide @ projection.to(wide.dtype)
+        return series(wide / self.narrow**0.25, x.dtype)
 
 
 class Hedgehog(LinearMechanism):

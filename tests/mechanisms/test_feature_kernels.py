@@ -5,8 +5,8 @@ import torch
 from mechanism_cases import cases_where, draw, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import MECHANISMS, family
-from cosformer.ops import projected, quotient, rotation
+from cosformer.mechanisms import MECHANISMS, family, learned
+from cosformer.ops import projected, quotient, rotation, series
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 CASES = [
     (name, causal)
     for name, causal in cases_where()
-    if getattr(MECHANISMS[name], "projected_map", "") or name == "rope-linear"
+    if getattr(MECHANISMS[name], "projected_map", "") or name in ("based", "rope-linear")
 ]
 
 
@@ -31,8 +31,9 @@ def kernels(monkeypatch):
         monkeypatch.setattr(family, "is_served", projected.fits)
         monkeypatch.setattr(projected, "is_served", projected.fits)
         monkeypatch.setattr(projected, "by_kernels", counted(projected.by_kernels))
-        monkeypatch.setattr(rotation, "by_kernel", counted(rotation.by_kernel))
-        for module in (rotation, quotient):
+        for module in (rotation, series):
+            monkeypatch.setattr(module, "by_kernel", counted(module.by_kernel))
+        for module in (learned, rotation, series, quotient):
             monkeypatch.setattr(module, "kernels_serve", lambda x: x.numel() > 0)
         return made
 

@@ -5,7 +5,7 @@ import torch
 from projected_cases import CASES, no_worse
 from torch.testing import assert_close
 
-from cosformer.ops import projected, rotation
+from cosformer.ops import projected, rotation, series
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -134,4 +134,35 @@ def test_second_derivatives_of_rotated_features_are_those_of_the_formula():
         (first,) = torch.autograd.grad(made(leaf, 7, 1e4).sum(), leaf, create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
     assert found[0].any()
+    assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("width", [1, 5, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_series_and_gradients_are_those_of_the_formula(width, dtype):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 63, 3, width, generator=generator).transpose(1, 2)
+    grad = torch.randn(2, 3, 63, 1 + width + width**2, generator=generator).to(dtype)
+    found = []
+    for made, kind in (
+        (series.by_kernel, dtype),
+        (series.by_formula, dtype),
+        (series.by_formula, torch.float64),
+    ):
+        leaf = (x.double() if kind == torch.float64 else x).detach().requires_grad_()
+        out = made(leaf, kind)
+        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
+        found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+    assert (found[0][0][..., grad.shape[-1] :] == 0).all()
+    no_worse(*found)
+
+
+def test_second_derivatives_of_the_series_are_those_of_the_formula():
+    x = torch.randn(1, 2, 5, 3, generator=torch.Generator().manual_seed(5))
+    found = []
+    for made in (series.by_formula, series.by_kernel):
+        leaf = x.clone().requires_grad_()
+        out = made(leaf, torch.float32).square().sum()
+        (first,) = torch.autograd.grad(out, leaf, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
     assert_close(found[1], found[0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from projected_cases import CASES, Case, no_worse
 
-from cosformer.ops import projected, rotation
+from cosformer.ops import projected, rotation, series
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,3 +60,22 @@ def test_rotated_features_and_gradients_are_those_of_the_formula(width, dtype):
             slope = grad.to(kind).transpose(1, 2)
             found.append([out.detach(), *torch.autograd.grad(out, leaf, slope)])
         no_worse(*found, SLACK[dtype])
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 40])
+@pytest.mark.parametrize("dtype", SLACK, ids=str)
+def test_series_and_gradients_are_those_of_the_formula(width, dtype):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 3, 1000, width, generator=generator).cuda()
+    grad = torch.randn(2, 3, 1000, 1 + width + width**2, generator=generator).to("cuda", dtype)
+    found = []
+    for made, kind in (
+        (series.by_kernel, dtype),
+        (series.by_formula, dtype),
+        (series.by_formula, torch.float64),
+    ):
+        leaf = (x.double() if kind == torch.float64 else x).detach().requires_grad_()
+        out = made(leaf, kind)
+        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
+        found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+    no_worse(*found, SLACK[dtype])
