@@ -138,7 +138,8 @@ class _Projected(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, level = ctx.saved_tensors
-        if recorded():
+        many = ctx.kind == "exp" and ctx.needs_input_grad[1]  # the kernel sums dW of one block only
+        if recorded() or many:
             return *_by_formula(ctx, x, weight, None if ctx.own else level, grad), None, None
         dx, dweight = _gradients(x, weight, level, grad, ctx.kind, ctx.needs_input_grad[1])
         return dx, dweight, None, None
@@ -147,12 +148,13 @@ class _Projected(Function):
 def _by_formula(
     ctx: Any, x: Tensor, weight: Tensor, level: Tensor | None, grad: Tensor
 ) -> list[Tensor | None]:
-    """Gradients with a graph of their own."""
+    """Gradients, with a graph of their own where one is recorded."""
+    graph = recorded()
     with torch.enable_grad():
         features = by_formula(x, weight, ctx.kind, level)
         asked = [t for t, needed in zip((x, weight), ctx.needs_input_grad, strict=False) if needed]
         grad = grad[..., : features.shape[-1]]
-        found = iter(torch.autograd.grad(features, asked, grad, create_graph=True))
+        found = iter(torch.autograd.grad(features, asked, grad, create_graph=graph))
     return [next(found) if needed else None for needed in ctx.needs_input_grad[:2]]
 
 

@@ -45,6 +45,7 @@ CASES = {
     "exponentials": Case("exp", 70, 12),
     "exponentials, relative": Case("exp", 70, 12, relative=True),
     "exponentials, aligned": Case("exp", 128, 64),
+    "exponentials, learned": Case("exp", 70, 12, 2),
     "waves": Case("waves", 24, 16, 2),
     "waves, odd": Case("waves", 63, 5, 1),
     "relu": Case("relu", 20, 16, 4),
