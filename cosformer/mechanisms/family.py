@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request
-from cosformer.mechanisms.groups import in_groups, is_too_wide
+from cosformer.mechanisms.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import linear_attention, linear_attention_with_state
 from cosformer.ops.check import check_generator
@@ -110,7 +110,7 @@ class LinearMechanism(Mechanism):
         if request.start != (k.shape[2] - q.shape[2] if request.causal else 0):
             options["query_start"] = request.start
         given = self._features(q, k, v, request, request.start, 0)
-        if impl == "auto" and is_too_wide(given[0]):
+        if impl == "auto" and goes_in_groups(given[0], options):
             return in_groups(*given, options).to(q.dtype)
         return linear_attention(*given, **options).to(q.dtype)
 

@@ -14,8 +14,11 @@ GROUP = 128
 """Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
 
 
-def is_too_wide(features: Tensor) -> bool:
-    return features.is_cuda and features.shape[-1] > GROUP
+def goes_in_groups(features: Tensor, options: dict[str, Any]) -> bool:
+    """Whether the fastest kernels take parts only: of wide features, or of a fading quotient."""
+    fades = bool(options.keys() & {"gamma", "log_decay"}) and options["normaliser"] == "sum"
+    fast = fades and features.dtype == torch.bfloat16
+    return features.is_cuda and (fast or features.shape[-1] > GROUP)
 
 
 def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:

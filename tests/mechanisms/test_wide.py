@@ -19,7 +19,7 @@ def test_groups_of_features_add_up(name, causal, room, monkeypatch):
     whole, _ = mechanism(q, k, v, causal=causal, controls=controls)
     widths = []
     attend = groups.linear_attention
-    monkeypatch.setattr(family, "is_too_wide", lambda features: True)
+    monkeypatch.setattr(family, "goes_in_groups", lambda features, options: True)
     monkeypatch.setattr(groups, "GROUP", room)
     monkeypatch.setattr(
         groups,
