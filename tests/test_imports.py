@@ -52,7 +52,14 @@ THIRD_PARTY: dict[str, set[str]] = {
     "report": {"matplotlib"},
 }
 """Packages from outside that a part may import; parts not named here are free to, but not early."""
-ON_FIRST_USE = ("kernels.py", "step_kernels.py")
+ON_FIRST_USE = (
+    "kernels.py",
+    "step_kernels.py",
+    "projected_kernels.py",
+    "rotation_kernels.py",
+    "quotient_kernels.py",
+    "series_kernels.py",
+)
 """Files that only functions import, so that what they import comes late as well."""
 
 AT_IMPORT = {"torch", "numpy"}

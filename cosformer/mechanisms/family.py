@@ -7,31 +7,28 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request
+from cosformer.mechanisms.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import linear_attention, linear_attention_with_state
 from cosformer.ops.check import check_generator
-from cosformer.ops.normaliser import denominator
+from cosformer.ops.projected import MAPS, is_served
 from cosformer.ops.recompute import recomputed
 from cosformer.ops.state import check_state
 
 SCRATCH = {"cpu": 2**20, "cuda": 2**28}
 """Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""
 
-KERNEL_WIDTH = 256
-"""Features that the kernels of the engine have room for."""
-GROUP = 128
-"""Features at a time where there are more: kernels work on powers of two."""
-
 
 class LinearMechanism(Mechanism):
     """out_i = Σ_j w(i, j) φ(q_i)·φ(k_j) v_j / D_i. A member says what φ, w and D are.
 
     `feature_map` names a φ of the engine's, which costs no memory. One that the engine does not
-    have is `queries` and `keys`, with its width as `feature_width`.
+    have is `queries` and `keys`, with its width as `feature_width`; zeros may follow the features.
     """
 
     traits = Traits(causal="exact", state="constant")
     feature_map: str = "identity"
+    projected_map: str = ""  # the map of `ops.projected` that `queries` and `keys` use, if they do
     normaliser: str = "sum"
     rule: str = "clamp"
     eps: float = 1e-6
@@ -79,7 +76,7 @@ class LinearMechanism(Mechanism):
     def empty_state(self, k: Tensor, v: Tensor) -> Any:
         k, v = k[:, :, :0], v[:, :, :0]
         request = Request(True, None, 0, dict.fromkeys(self.traits.controls, k[..., 0]))
-        keys = self.keys(k, 0)
+        keys = self.keys(k, 0)[..., : self.feature_width]
         options = self._engine(k, request)
         return linear_attention_with_state(keys, keys, v.to(keys.dtype), **options)[1]
 
@@ -87,8 +84,10 @@ class LinearMechanism(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, Any]:
         check_state(state)
-        given = self._features(q, k, v, request, state.position, state.position)
-        out, after = linear_attention_with_state(*given, state=state, **self._engine(k, request))
+        *rows, v = self._features(q, k, v, request, state.position, state.position)
+        queries, keys = (x[..., : self.feature_width] for x in rows)
+        options = self._engine(k, request)
+        out, after = linear_attention_with_state(queries, keys, v, state=state, **options)
         return out.to(q.dtype), after
 
     def state_size(self, length: int) -> int:
@@ -111,21 +110,21 @@ class LinearMechanism(Mechanism):
         if request.start != (k.shape[2] - q.shape[2] if request.causal else 0):
             options["query_start"] = request.start
         given = self._features(q, k, v, request, request.start, 0)
-        if impl == "auto" and is_too_wide(given[0]):
-            return self._in_groups(*given, options).to(q.dtype)
+        if impl == "auto" and goes_in_groups(given[0], options):
+            return in_groups(*given, options).to(q.dtype)
         return linear_attention(*given, **options).to(q.dtype)
 
-    def _in_groups(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-        """Sums over groups of features that kernels have room for, divided once."""
-        divided = self.normaliser == "sum"
-        options = options | {"normaliser": "none"}
-        if divided:
-            v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums weights
-        groups = zip(q.split(GROUP, -1), k.split(GROUP, -1), strict=True)
-        sums = torch.stack([linear_attention(*each, v, **options) for each in groups]).sum(0)
-        if not divided:
-            return sums
-        return sums[..., :-1] / denominator(sums[..., -1:], self.rule, self.eps)
+    def make(
+        self, features: Callable[[Tensor, int | Tensor], Tensor], x: Tensor, start: int | Tensor
+    ) -> Tensor:
+        """`features(x, start)`, in segments where that takes scratch."""
+        width = 0 if self.made_at_once(x) else self.scratch_width
+        return in_segments(features, x, start, width)
+
+    def made_at_once(self, x: Tensor) -> bool:
+        """Whether a kernel makes features of x, with little between."""
+        kind = self.projected_map
+        return bool(kind) and is_served(x, self.feature_width // MAPS[kind].parts, kind)
 
     def _engine(self, k: Tensor, request: Request) -> dict[str, Any]:
         return {
@@ -146,16 +145,11 @@ class LinearMechanism(Mechanism):
         query_start: int | Tensor,
         key_start: int | Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        queries = in_segments(self.queries, q, query_start, self.scratch_width)
-        keys = in_segments(self.keys, k, key_start, self.scratch_width)
+        queries = self.make(self.queries, q, query_start)
+        keys = self.make(self.keys, k, key_start)
         if (share := self.share(request)) is not None:
             keys = keys * share[..., None].to(keys.dtype)
         return queries, keys, v.to(keys.dtype)
-
-
-def is_too_wide(features: Tensor) -> bool:
-    """Whether kernels, which are worth it, have no room for all of the features at once."""
-    return features.is_cuda and features.shape[-1] > KERNEL_WIDTH
 
 
 def in_segments(
@@ -185,12 +179,6 @@ def unmasked(control: Tensor, request: Request) -> Tensor:
     if request.key_mask is None:
         return control
     return control.masked_fill(~request.key_mask[:, None], 0)
-
-
-def positions(start: int | Tensor, length: int, like: Tensor) -> Tensor:
-    """`[b, T]` float64: where tokens stand that begin at `start`, a number or one per stream."""
-    first = torch.as_tensor(start, device=like.device).reshape(-1, 1)
-    return first + torch.arange(length, dtype=torch.float64, device=like.device)
 
 
 def draw_normal(into: Tensor, generator: torch.Generator | None) -> Tensor:

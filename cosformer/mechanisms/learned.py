@@ -3,8 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from cosformer.mechanisms.family import LinearMechanism, in_full
+from cosformer.mechanisms.family import LinearMechanism
 from cosformer.ops.check import check_whole
+from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.problem import compute_dtype
+from cosformer.ops.projected import projected
+from cosformer.ops.series import series
 
 
 class Based(LinearMechanism):
@@ -31,18 +35,21 @@ class Based(LinearMechanism):
         return 1 + self.narrow + self.narrow**2
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(lambda x: self._series(x, self.query_projection), q)
+        return self._series(q, self.query_projection)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(lambda x: self._series(x, self.key_projection), k)
+        return self._series(k, self.key_projection)
+
+    def made_at_once(self, x: Tensor) -> bool:
+        return kernels_serve(x)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.narrow + self.feature_width
 
     def _series(self, x: Tensor, projection: Tensor | None) -> Tensor:
-        x = (x if projection is None else x @ projection.to(x.dtype)) / self.narrow**0.25
-        squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / 2**0.5
-        return torch.cat([torch.ones_like(x[..., :1]), x, squares], -1)
+        wide = x.to(compute_dtype(x.dtype))
+        wide = wide if projection is None else wide @ projection.to(wide.dtype)
+        return series(wide / self.narrow**0.25, x.dtype)
 
 
 class Hedgehog(LinearMechanism):
@@ -50,6 +57,7 @@ class Hedgehog(LinearMechanism):
 
     source = "Zhang et al., ICLR 2024"
     formula = "φ(x) = [softmax(Wx), softmax(−Wx)], W learned per head, at first the identity"
+    projected_map = "softmaxes"
 
     def __init__(self, heads: int, width: int, *, key_heads: int | None = None) -> None:
         super().__init__(heads, width, key_heads=key_heads)
@@ -62,15 +70,10 @@ class Hedgehog(LinearMechanism):
         return 2 * self.width
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(lambda x: _both_softmaxes(x, self.query_projection), q)
+        return projected(q, self.query_projection, self.projected_map)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(lambda x: _both_softmaxes(x, self.key_projection), k)
+        return projected(k, self.key_projection, self.projected_map)
 
     def feature_operations(self) -> int:
         return 2 * self.width**2 + 10 * self.width
-
-
-def _both_softmaxes(x: Tensor, projection: Tensor) -> Tensor:
-    x = x @ projection.to(x.dtype).mT
-    return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.mechanisms.base import Request
-from cosformer.mechanisms.family import LinearMechanism, in_segments
+from cosformer.mechanisms.family import LinearMechanism
 from cosformer.ops import State
 from cosformer.ops.check import check_generator, check_whole, readable
 from cosformer.ops.problem import compute_dtype
+from cosformer.ops.projected import projected, top_exponents
 
 LEAP = 40.0
 """How far exponents of keys may rise above a constant that all are relative to: float32 has e⁸⁸."""
@@ -39,6 +40,7 @@ class Performer(LinearMechanism):
     formula = (
         "φ(x) = exp(Ωx − ‖x‖²/2)/√m, x ← x/d^¼; Ω: orthogonal rows with the norms of Gaussian ones"
     )
+    projected_map = "exp"
     eps = 1e-30  # relative to a level, a sum is nothing only where all of it underflows
 
     def __init__(
@@ -67,12 +69,12 @@ class Performer(LinearMechanism):
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         """Relative to the largest exponent of each query alone."""
-        exponent = self._exponent(q)
-        return self._exp(exponent - exponent.detach().amax(-1, keepdim=True), q)
+        return projected(q, self.projection, self.projected_map)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         """Relative to 0."""
-        return self._exp(self._exponent(k), k)
+        zero = torch.zeros_like(k[..., 0], dtype=compute_dtype(k.dtype))
+        return projected(k, self.projection, self.projected_map, zero)
 
     def empty_state(self, k: Tensor, v: Tensor) -> Scaled:
         level = torch.full(k.shape[:2], -torch.inf, dtype=compute_dtype(k.dtype), device=k.device)
@@ -128,11 +130,11 @@ class Performer(LinearMechanism):
         levels = request.controls["levels"]  # [B, H, S]
 
         def relative(k: Tensor, first: Any) -> Tensor:
-            level = levels[:, :, first : first + k.shape[2], None]
-            return self._exp(self._exponent(k) - level, k)
+            level = levels[:, :, first : first + k.shape[2]]
+            return projected(k, self.projection, self.projected_map, level)
 
-        keys = in_segments(relative, k, 0, self.scratch_width)
-        return in_segments(self.queries, q, 0, self.scratch_width), keys, v.to(keys.dtype)
+        keys = self.make(relative, k, 0)
+        return self.make(self.queries, q, 0), keys, v.to(keys.dtype)
 
     @torch.no_grad()
     def _levels(
@@ -142,41 +144,40 @@ class Performer(LinearMechanism):
 
         `fading` is how the sums shrink from key to key, where the level rises.
         """
-        tops = in_segments(self._top, k.detach(), 0, self.scratch_width)[..., 0]
+        tops = self.make(self._tops, k.detach(), 0)
         if request.key_mask is not None:
             tops = tops.masked_fill(~request.key_mask[:, None], -torch.inf)
         if not k.shape[2]:
             return {"levels": tops}, tops.sum(-1)
+        highest = tops.amax(-1)
         if not request.causal:
-            level = tops.amax(-1)
-            return {"levels": _finite(level)[..., None].expand_as(tops)}, level
-        before = torch.full_like(tops[..., 0], -torch.inf) if before is None else before
-        so_far = torch.maximum(tops.cummax(-1).values, before[..., None])
-        first = so_far.masked_fill(so_far.isinf(), torch.inf).amin(-1)  # of the first real key
-        first = torch.where(before.isinf(), first, before)
-        after = so_far[..., -1]
-        base = _finite(first)[..., None]
-        if _may_read(k) and bool((_finite(after) - base[..., 0] <= LEAP).all()):
-            return {"levels": base.expand_as(tops)}, torch.where(after.isinf(), after, first)
-        levels = torch.maximum(so_far, base)
-        return {"levels": levels, "fading": torch.cat([base, levels[..., :-1]], -1) - levels}, after
+            return {"levels": _finite(highest)[..., None].expand_as(tops)}, highest
+        first = tops[..., 0] if request.key_mask is None else _first_finite(tops)
+        if before is not None:
+            first = torch.where(before.isinf(), first, before)
+            highest = torch.maximum(highest, before)
+        base = _finite(first)
+        if _may_read(k) and bool((_finite(highest) - base <= LEAP).all()):
+            after = torch.where(highest.isinf(), highest, first)
+            return {"levels": base[..., None].expand_as(tops)}, after
+        so_far = tops.cummax(-1).values
+        so_far = so_far if before is None else torch.maximum(so_far, before[..., None])
+        levels = torch.maximum(so_far, base[..., None])
+        earlier = torch.cat([base[..., None], levels[..., :-1]], -1)
+        return {"levels": levels, "fading": earlier - levels}, highest
 
-    def _top(self, k: Tensor, first: int | Tensor) -> Tensor:
-        return self._exponent(k).amax(-1, keepdim=True)
-
-    def _exponent(self, x: Tensor) -> Tensor:
-        x = x.to(compute_dtype(x.dtype)) / self.width**0.25
-        return x @ self.projection.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
-
-    def _exp(self, exponent: Tensor, x: Tensor) -> Tensor:
-        """Features in the dtype of x; float16 does not reach as far as exponentials."""
-        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
-        return (exponent.exp() / self.features**0.5).to(dtype)
+    def _tops(self, k: Tensor, first: int | Tensor) -> Tensor:
+        return top_exponents(k, self.projection)
 
 
 def _finite(level: Tensor) -> Tensor:
     """Levels, 0 where there is no key yet."""
     return level.masked_fill(level.isinf(), 0)
+
+
+def _first_finite(tops: Tensor) -> Tensor:
+    """Of the first real key; −inf if there is none."""
+    return tops.gather(-1, tops.isfinite().byte().argmax(-1, keepdim=True))[..., 0]
 
 
 def _may_read(x: Tensor) -> bool:

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from cosformer.mechanisms.base import Request, repeat_heads
+from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.decay import log_gate
-from cosformer.mechanisms.family import LinearMechanism, draw_normal, in_full
+from cosformer.mechanisms.family import LinearMechanism, draw_normal
 from cosformer.ops.check import check_positive, check_whole
+from cosformer.ops.projected import MAPS, projected
 
 
 class Rfa(LinearMechanism):
@@ -23,7 +23,7 @@ class Rfa(LinearMechanism):
         "a sum within ±eps of 0 becomes ±eps"
     )
     rule = "signed"  # max(Σ, eps) would blow up what a rare negative sum divides
-    parts = 2  # features for every row of W
+    projected_map = "waves"
 
     def __init__(
         self,
@@ -46,37 +46,30 @@ class Rfa(LinearMechanism):
 
     @property
     def feature_width(self) -> int:
-        return self.parts * self.features
+        return MAPS[self.projected_map].parts * self.features
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         draw_normal(self.noise, generator)
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(self._features_of_units, q)
+        return self._features_of_units(q)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return in_full(self._features_of_units, k)
+        return self._features_of_units(k)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.features + self.feature_width
 
     def _features_of_units(self, x: Tensor) -> Tensor:
-        projection = (self.scale * self.noise / self.temperature).to(x.dtype)[None]
-        turned = F.normalize(x, dim=-1) @ repeat_heads(projection, x).mT
-        return self.nonlinearity(turned) / self.features**0.5
-
-    def nonlinearity(self, turned: Tensor) -> Tensor:
-        return torch.cat([turned.sin(), turned.cos()], -1)
+        projection = self.scale * self.noise / self.temperature
+        return projected(x, projection, self.projected_map)
 
 
 class RfaArccos(Rfa):
     """Random feature attention with the arc-cosine kernel's features."""
 
     formula = "φ(x) = relu(Wx)/√m, W = σ∘N(0, I)/τ, x of norm 1, σ learned"
-    parts = 1
-
-    def nonlinearity(self, turned: Tensor) -> Tensor:
-        return turned.relu()
+    projected_map = "relu"
 
 
 class RfaGated(Rfa):

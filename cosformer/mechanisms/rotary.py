@@ -1,4 +1,4 @@
-"""Rotary positions ("RoFormer", Su et al., 2021), and linear attention under them."""
+"""Linear attention under rotary positions ("RoFormer", Su et al., 2021)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,41 +6,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request
-from cosformer.mechanisms.family import LinearMechanism, in_full, positions
+from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.groups import ones
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops import State, linear_attention, linear_attention_with_state
 from cosformer.ops.check import check_positive
-
-
-def rotate(x: Tensor, position: Tensor, base: float = 1e4) -> Tensor:
-    """Each pair (x_2n, x_2n+1) turned by position · base^(−2n/width); x `[B, H, T, D]`.
-
-    Args:
-        position: `[b, T]`, b is 1 or B.
-    """
-    pairs = torch.arange(0, x.shape[-1], 2, dtype=torch.float64, device=x.device)
-    angle = position.double()[:, None, :, None] * base ** (-pairs / x.shape[-1])  # [b, 1, T, D/2]
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    turn = _turn_traced if torch.compiler.is_compiling() else _turn
-    return turn(x.to(dtype), cos, sin).to(x.dtype)
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs as complex numbers, which must begin at even places in memory: one product each."""
-    x = x.contiguous()
-    x = x.clone() if x.storage_offset() % 2 else x
-    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
-    return torch.view_as_real(turned).flatten(-2)
-
-
-def _turn_traced(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The same by real numbers, four times as slow by itself: compilers know no complex ones."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+from cosformer.ops.quotient import quotient
+from cosformer.ops.rotation import rotated_features
 
 
 def check_rotary(width: int, base: float) -> None:
@@ -97,15 +71,22 @@ class RopeLinear(Mechanism):
             raise TypeError(f"state must be TwoSums, got {type(state).__name__}")
         states: list[State] = []
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
             out, after = linear_attention_with_state(
-                q, k, v, state=state[len(states)], normaliser="none", key_mask=request.key_mask
+                q,
+                k,
+                v,
+                state=state[len(states)],
+                feature_map=feature_map,
+                normaliser="none",
+                key_mask=request.key_mask,
             )
             states.append(after)
             return out
 
         start = state.above.position
-        return self._quotient(q, k, v, start, start, attend), TwoSums(*states)
+        one = ones(v)[..., :1]  # a state has no room for more
+        return self._quotient(q, k, v, one, start, start, attend), TwoSums(*states)
 
     def state_size(self, length: int) -> int:
         return self.key_heads * self.width * (self.width + 1)
@@ -113,14 +94,15 @@ class RopeLinear(Mechanism):
     def cost(self, length: int) -> Cost:
         tokens = (self.heads + self.key_heads) * length * self.width
         operations = 4 * self.heads * length * self.width * (self.width + 1) + 5 * tokens
-        return Cost(operations, 4 * 4 * tokens)  # inputs and output, features, rotated features
+        return Cost(operations, 3 * 4 * tokens)  # inputs and output, rotated features
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
             return linear_attention(
                 q,
                 k,
                 v,
+                feature_map=feature_map,
                 causal=request.causal,
                 normaliser="none",
                 key_mask=request.key_mask,
@@ -128,24 +110,21 @@ class RopeLinear(Mechanism):
                 impl=impl,
             )
 
-        return self._quotient(q, k, v, request.start, 0, attend)
+        one = ones(v) if v.is_cuda else ones(v)[..., :1]
+        return self._quotient(q, k, v, one, request.start, 0, attend)
 
     def _quotient(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        one: Tensor,
         query_start: int | Tensor,
         key_start: int | Tensor,
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        attend: Callable[[Tensor, Tensor, Tensor, str], Tensor],
     ) -> Tensor:
-        q, k = in_full(_one_plus_elu, q), in_full(_one_plus_elu, k)
-        turned_q = rotate(q, positions(query_start, q.shape[2], q), self.base)
-        turned_k = rotate(k, positions(key_start, k.shape[2], k), self.base)
-        above = attend(turned_q, turned_k, v)
-        below = attend(q, k, torch.ones_like(k[..., :1])).clamp(min=self.eps)
-        return above * below.reciprocal()  # a quotient's gradient makes three more tensors
-
-
-def _one_plus_elu(x: Tensor) -> Tensor:
-    return F.elu(x).add_(1)
+        turned_q = rotated_features(q, query_start, self.base)
+        turned_k = rotated_features(k, key_start, self.base)
+        above = attend(turned_q, turned_k, v, "identity")
+        below = attend(q, k, one, "1+elu")
+        return quotient([above], [below], v.shape[-1], "clamp", self.eps)

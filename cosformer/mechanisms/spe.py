@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Request, repeat_heads
-from cosformer.mechanisms.family import LinearMechanism, draw_normal, in_full, positions
+from cosformer.mechanisms.family import LinearMechanism, draw_normal, in_full
 from cosformer.ops import State
 from cosformer.ops.check import check_whole
+from cosformer.ops.rotation import positions
 from cosformer.ops.state import check_state
 
 

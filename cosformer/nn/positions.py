@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from cosformer.mechanisms.rotary import check_rotary, rotate
+from cosformer.mechanisms.rotary import check_rotary
 from cosformer.mechanisms.spe import SinePositions
+from cosformer.ops.rotation import rotate
 
 
 class Positions(nn.Module):

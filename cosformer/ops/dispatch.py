@@ -2,10 +2,12 @@
 
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from cosformer.ops.check import check_choice
 from cosformer.ops.chunked import chunked, fused
+from cosformer.ops.memo import eager
 from cosformer.ops.problem import Problem, full_precision, on_device_of
 from cosformer.ops.reference import reference
 
@@ -44,3 +46,9 @@ def compute(
         raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
     with full_precision(q), on_device_of(q):
         return IMPLEMENTATIONS[chosen](q, k, v, problem, state)
+
+
+def kernels_serve(x: Tensor) -> bool:
+    """Whether kernels that are no operators of torch may serve x: on a GPU, here and now."""
+    there = HAS_TRITON and x.is_cuda and x.dtype != torch.float64
+    return there and x.numel() > 0 and eager(x, x, x)

@@ -5,6 +5,9 @@ import torch
 from mechanism_cases import CASES, draw, make, tokens
 from torch.testing import assert_close
 
+from cosformer.mechanisms import family, learned
+from cosformer.ops import projected, quotient, rotation, series
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -39,6 +42,46 @@ def test_a_gpu_computes_what_a_cpu_does(name, causal, masked):
     found = run(mechanism, given, causal=causal, controls=there, key_mask=mask)
     for one, other in zip(found, right, strict=True):
         assert_close(one.cpu(), other)
+
+
+FEATURES = {
+    "performer": {},
+    "hedgehog": {},
+    "rfa": {"features": 64},
+    "rfa-arccos": {"features": 64},
+    "rfa-gated": {"features": 64},
+    "rope-linear": {},
+    "spe": {"realizations": 256},
+    "based": {"features": 16},
+}
+"""Members of the linear family with features of their own, at their usual sizes."""
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("name", "causal"), [c for c in CASES if c[0] in FEATURES])
+def test_features_by_kernels_are_no_worse_than_by_torch(name, causal, masked, dtype, monkeypatch):
+    mechanism = make(name, heads=4, width=64, **FEATURES[name]).float()
+    *inputs, controls = tokens(mechanism, 1000, dtype=dtype)
+    mask = draw(2, 1000, seed=9) > -0.8 if masked else None
+
+    def found(device, dtype):
+        mechanism.to(device, torch.promote_types(dtype, torch.float32))
+        there = {key: x.to(device, dtype) for key, x in controls.items()}
+        options = {"causal": causal, "controls": there}
+        hidden = None if mask is None else mask.to(device)
+        given = [x.to(device, dtype) for x in inputs]
+        return [x.cpu().double() for x in run(mechanism, given, key_mask=hidden, **options)]
+
+    right = found("cpu", torch.float64)
+    ours = found("cuda", dtype)
+    for module in (family, projected):
+        monkeypatch.setattr(module, "is_served", lambda *given: False)
+    for module in (learned, quotient, rotation, series):
+        monkeypatch.setattr(module, "kernels_serve", lambda x: False)
+    for one, plain, exact in zip(ours, found("cuda", dtype), right, strict=True):
+        usual = (plain - exact).norm()
+        assert (one - exact).norm() <= 2 * usual + BOUNDS[dtype] / 4 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)

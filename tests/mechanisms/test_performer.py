@@ -7,6 +7,8 @@ import torch
 from mechanism_cases import draw, make
 from torch.testing import assert_close
 
+from cosformer.ops.projected import exponents
+
 LENGTH = 20
 SIZES = {
     "all long": lambda t: torch.full_like(t, 60.0),
@@ -25,7 +27,8 @@ def sized(name, dtype=torch.float64):
 
 def by_logarithms(mechanism, q, k, causal):
     """The quotient with nothing exponentiated before all exponents are added."""
-    scores = mechanism._exponent(q)[:, :, :, None] + mechanism._exponent(k)[:, :, None]
+    of_q, of_k = (exponents(x, mechanism.projection) for x in (q, k))
+    scores = of_q[:, :, :, None] + of_k[:, :, None]
     scores = scores.logsumexp(-1)  # [B, H, T, S]
     if causal:
         scores = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)

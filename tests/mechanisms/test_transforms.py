@@ -6,7 +6,7 @@ from mechanism_cases import CASES, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import blocked, hashed
-from cosformer.mechanisms.rotary import rotate
+from cosformer.ops.rotation import rotate
 
 PIECEWISE = ("performer", "local", "longformer", "sparse", "sparse-strided", "bigbird", "reformer")
 

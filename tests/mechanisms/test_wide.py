@@ -4,31 +4,33 @@ import pytest
 from mechanism_cases import CASES, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import family
+from cosformer.mechanisms import family, groups
 from cosformer.mechanisms.family import LinearMechanism
-from cosformer.ops.fused import MAX_WIDTH
+from cosformer.ops.hopper import MAX_WIDTH
 
 FAMILY = [(name, causal) for name, causal in CASES if isinstance(make(name), LinearMechanism)]
 
 
 @pytest.mark.parametrize(("name", "causal"), FAMILY)
-def test_groups_of_features_add_up(name, causal, monkeypatch):
+@pytest.mark.parametrize("room", [8, 16])  # for v and the sum of weights at once, or not
+def test_groups_of_features_add_up(name, causal, room, monkeypatch):
     mechanism = make(name)
     q, k, v, controls = tokens(mechanism)
     whole, _ = mechanism(q, k, v, causal=causal, controls=controls)
     widths = []
-    attend = family.linear_attention
-    monkeypatch.setattr(family, "is_too_wide", lambda features: True)
-    monkeypatch.setattr(family, "GROUP", 4)
+    attend = groups.linear_attention
+    monkeypatch.setattr(family, "goes_in_groups", lambda features, options: True)
+    monkeypatch.setattr(groups, "GROUP", room)
     monkeypatch.setattr(
-        family,
+        groups,
         "linear_attention",
         lambda q, k, v, **options: (widths.append(q.shape[-1]), attend(q, k, v, **options))[1],
     )
     assert_close(mechanism(q, k, v, causal=causal, controls=controls)[0], whole)
-    assert sum(widths) == mechanism.feature_width
-    assert max(widths) == 4
+    assert max(widths) <= room
+    if mechanism.feature_map == "identity":
+        assert not any(width % groups.ALIGNED for width in widths)
 
 
-def test_the_kernels_width_is_the_one_that_is_known_here():
-    assert family.KERNEL_WIDTH == MAX_WIDTH
+def test_a_group_is_as_wide_as_the_fastest_kernels_take():
+    assert groups.GROUP == MAX_WIDTH

@@ -1,0 +1,55 @@
+"""Linear attention on features that are too wide for a GPU's fastest kernels, a group at a time."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cosformer.ops import linear_attention
+from cosformer.ops.projected import ALIGNED
+from cosformer.ops.quotient import quotient
+
+GROUP = 128
+"""Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
+
+
+def goes_in_groups(features: Tensor, options: dict[str, Any]) -> bool:
+    """Whether the fastest kernels take parts only: of wide features, or of a fading quotient."""
+    fades = bool(options.keys() & {"gamma", "log_decay"}) and options["normaliser"] == "sum"
+    fast = fades and features.dtype == torch.bfloat16
+    return features.is_cuda and (fast or features.shape[-1] > GROUP)
+
+
+def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+    """`linear_attention(q, k, v, **options)` by sums over groups of features, divided once."""
+    undivided = options | {"normaliser": "none"}
+    if options["feature_map"] == "identity":  # under any other, zeros might count
+        q, k = (_aligned(x) for x in (q, k))
+    if options["normaliser"] == "none":
+        return torch.stack(_parts(q, k, v, undivided)).sum(0)
+    width, totals = v.shape[-1], []
+    if width + ALIGNED <= GROUP:
+        v = torch.cat([v, ones(v)], -1)
+    else:
+        totals = _parts(q, k, ones(v), undivided)
+    parts = _parts(q, k, v, undivided)
+    return quotient(parts, totals, width, options["rule"], options["eps"])
+
+
+def ones(v: Tensor) -> Tensor:
+    """Values that sum weights, in as many columns as kernels want: no memory for any token."""
+    return v.new_ones(ALIGNED).expand(*v.shape[:3], -1)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    missing = -x.shape[-1] % ALIGNED
+    return F.pad(x, (0, missing)) if missing else x
+
+
+def _parts(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> list[Tensor]:
+    """The sums over each group of features."""
+    count = -(-q.shape[-1] // GROUP)
+    size = -(-q.shape[-1] // (count * ALIGNED)) * ALIGNED  # as even as multiples allow
+    groups = zip(q.split(size, -1), k.split(size, -1), strict=True)
+    return [linear_attention(*each, v, **options) for each in groups]

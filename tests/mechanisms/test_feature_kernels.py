@@ -1,0 +1,84 @@
+"""Mechanisms whose features kernels make, under Triton's interpreter: the formula's numbers."""
+
+import pytest
+import torch
+from mechanism_cases import cases_where, draw, make, tokens
+from torch.testing import assert_close
+
+from cosformer.mechanisms import MECHANISMS, family, learned
+from cosformer.ops import projected, quotient, rotation, series
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1 before Triton's import"
+)
+CASES = [
+    (name, causal)
+    for name, causal in cases_where()
+    if getattr(MECHANISMS[name], "projected_map", "") or name in ("based", "rope-linear")
+]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Makes CPU tensors count as a GPU's; counts the features that kernels made."""
+    made = []
+
+    def counted(function):
+        return lambda *given: (made.append(function), function(*given))[1]
+
+    def switch_on():
+        monkeypatch.setattr(family, "is_served", projected.fits)
+        monkeypatch.setattr(projected, "is_served", projected.fits)
+        monkeypatch.setattr(projected, "by_kernels", counted(projected.by_kernels))
+        for module in (rotation, series):
+            monkeypatch.setattr(module, "by_kernel", counted(module.by_kernel))
+        for module in (learned, rotation, series, quotient):
+            monkeypatch.setattr(module, "kernels_serve", lambda x: x.numel() > 0)
+        return made
+
+    return switch_on
+
+
+def float_mechanism(name):
+    mechanism = make(name, heads=4, key_heads=2, width=10).float()
+    *inputs, controls = tokens(mechanism, 37, dtype=torch.float32)
+    return mechanism, inputs, controls
+
+
+def results(mechanism, inputs, **options):
+    """Output, gradients of inputs and of parameters."""
+    leaves = [*(x.clone().requires_grad_() for x in inputs), *mechanism.parameters()]
+    out, _ = mechanism(*leaves[:3], **options)
+    weight = draw(*out.shape, seed=8, dtype=out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)]
+
+
+@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_kernels_and_formulas_agree(name, causal, masked, kernels):
+    mechanism, inputs, controls = float_mechanism(name)
+    mask = draw(2, inputs[0].shape[2], seed=9) > -0.8 if masked else None
+    options = {"causal": causal, "controls": controls, "key_mask": mask}
+    right = results(mechanism, inputs, **options)
+    made = kernels()
+    found = results(mechanism, inputs, **options)
+    assert len(made) == 2
+    for one, other in zip(found, right, strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
+def test_a_stream_has_a_state_of_its_width(name, kernels):
+    mechanism, inputs, controls = float_mechanism(name)
+    right, _ = mechanism(*inputs, causal=True, controls=controls)
+    made = kernels()
+    state, outs, first = mechanism.empty_state(*inputs[1:]), [], 0
+    for length in (20, 1, 16):
+        part = [x[:, :, first : first + length] for x in inputs]
+        gates = {key: x[:, :, first : first + length] for key, x in controls.items()}
+        out, state = mechanism(*part, causal=True, state=state, controls=gates)
+        outs.append(out)
+        first += length
+    assert made
+    assert_close(torch.cat(outs, 2), right, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,65 @@
+"""Maps of projections at sizes for tests, what they give, and how far from it one may be."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops import projected
+
+
+class Case(NamedTuple):
+    kind: str
+    rows: int
+    width: int
+    weights: int | None = None  # of how many heads; None: one for all, which is not learned
+    relative: bool = False
+
+    def draw(self, length, heads=4, batch=2):
+        """x, W, level, a gradient; float64."""
+        generator = torch.Generator().manual_seed(5)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        x = normal(batch, heads, length, self.width)
+        count = () if self.weights is None else (self.weights,)
+        weight = 2 * normal(*count, self.rows, self.width) / self.width**0.5
+        level = 3 * normal(batch, heads, length) if self.relative else None
+        columns = projected.MAPS[self.kind].parts * self.rows
+        return x, weight, level, normal(batch, heads, length, columns)
+
+    def results(self, made, x, weight, level, grad):
+        """Features and gradients."""
+        leaves = [x.clone().requires_grad_()]
+        if self.weights is not None:
+            leaves.append(weight.clone().requires_grad_())
+            weight = leaves[1]
+        level = None if level is None else level.to(torch.promote_types(x.dtype, torch.float32))
+        out = made(leaves[0], weight, self.kind, level)
+        grad = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1])).to(out.dtype)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+CASES = {
+    "exponentials": Case("exp", 70, 12),
+    "exponentials, relative": Case("exp", 70, 12, relative=True),
+    "exponentials, aligned": Case("exp", 128, 64),
+    "exponentials, learned": Case("exp", 70, 12, 2),
+    "waves": Case("waves", 24, 16, 2),
+    "waves, odd": Case("waves", 63, 5, 1),
+    "relu": Case("relu", 20, 16, 4),
+    "softmaxes": Case("softmaxes", 64, 64, 4),
+    "softmaxes, odd": Case("softmaxes", 7, 7, 2),
+}
+
+
+def no_worse(
+    found: list[Tensor], plain: list[Tensor], right: list[Tensor], slack: float = 1e-7
+) -> None:
+    """Errors of at most twice those of plain torch at the same precision, and a bit of the norm."""
+    for ours, theirs, exact in zip(found, plain, right, strict=True):
+        assert ours.dtype == theirs.dtype
+        ours = ours[..., : exact.shape[-1]]
+        error, usual = ((x.double() - exact).norm() for x in (ours, theirs))
+        assert error <= 2 * usual + slack * exact.norm()

@@ -1,0 +1,168 @@
+"""Kernels of projected and of rotated features, under Triton's interpreter, against formulas."""
+
+import pytest
+import torch
+from projected_cases import CASES, no_worse
+from torch.testing import assert_close
+
+from cosformer.ops import projected, rotation, series
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1 before Triton's import"
+)
+
+
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """Memory that nobody wrote to holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@each_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("length", [1, 63, 1000])
+def test_features_and_gradients_are_those_of_the_formula(name, length, dtype):
+    case = CASES[name]
+    x, weight, level, grad = case.draw(length, heads=4 if length < 100 else 2, batch=2)
+    if case.weights == 4 and length > 100:
+        weight = weight[:2]
+    given = [x.to(dtype), weight.to(dtype), level, grad]
+    right = case.results(projected.by_formula, *(y if y is None else y.double() for y in given))
+    plain = case.results(projected.by_formula, *given)
+    no_worse(case.results(projected.by_kernels, *given), plain, right)
+
+
+@each_case
+def test_rows_are_padded_with_zeros_to_multiples_of_16_bytes(name):
+    case = CASES[name]
+    x, weight, level, grad = (y if y is None else y.float() for y in case.draw(9))
+    found = projected.by_kernels(x, weight, case.kind, level)
+    assert found.shape[-1] % projected.ALIGNED == 0
+    assert found.shape[-1] - grad.shape[-1] < projected.ALIGNED
+    assert (found[..., grad.shape[-1] :] == 0).all()
+
+
+@each_case
+def test_any_strides_give_the_same_numbers_every_time(name):
+    case = CASES[name]
+    given = [y if y is None else y.float() for y in case.draw(67, batch=1)]
+    right = case.results(projected.by_kernels, *given)
+    strided = [
+        None if y is None else y.transpose(1, 2).contiguous().transpose(1, 2)
+        for y in (given[0], given[2], given[3])
+    ]
+    for _ in range(2):
+        found = case.results(projected.by_kernels, strided[0], given[1], *strided[1:])
+        for one, other in zip(found, right, strict=True):
+            assert torch.equal(one, other)
+
+
+@each_case
+def test_second_derivatives_are_those_of_the_formula(name):
+    case = CASES[name]
+    x, weight, level, grad = (y if y is None else y.float() for y in case.draw(5))
+    found = []
+    for made in (projected.by_formula, projected.by_kernels):
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_(), grad.clone()]
+        leaves[2].requires_grad_()
+        out = made(leaves[0], leaves[1], case.kind, level)[..., : grad.shape[-1]]
+        first = torch.autograd.grad(out, leaves[:2], leaves[2], create_graph=True)
+        found.append(torch.autograd.grad(sum(y.square().sum() for y in first), leaves))
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_only_what_is_asked_for_has_a_gradient():
+    case = CASES["softmaxes"]
+    x, weight, _, _ = (y if y is None else y.float() for y in case.draw(5))
+    weight.requires_grad_()
+    out = projected.by_kernels(x, weight, case.kind)
+    (one,) = torch.autograd.grad(out.square().sum(), [weight])
+    right = projected.by_formula(x, weight, case.kind)
+    assert_close(one, torch.autograd.grad(right.square().sum(), [weight])[0])
+
+
+def test_rows_of_zeros_have_the_gradients_of_the_formula():
+    case = CASES["waves"]
+    x, weight, level, grad = (y if y is None else y.float() for y in case.draw(5))
+    x[:, :, 2] = 0
+    found = case.results(projected.by_kernels, x, weight, level, grad)
+    right = case.results(projected.by_formula, x, weight, level, grad)
+    for one, other in zip(found, right, strict=True):
+        assert_close(one[..., : other.shape[-1]], other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_exponents_alone(monkeypatch):
+    x, weight, _, _ = (y if y is None else y.float() for y in CASES["exponentials"].draw(63))
+    right = projected.top_exponents(x, weight)
+    monkeypatch.setattr(projected, "is_served", projected.fits)
+    assert_close(projected.top_exponents(x, weight), right)
+
+
+@pytest.mark.parametrize("start", [0, 10**6, torch.tensor([3, 70000])], ids=str)
+@pytest.mark.parametrize("width", [2, 6, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_rotated_features_and_gradients_are_those_of_the_formula(start, width, dtype):
+    generator = torch.Generator().manual_seed(5)
+    for length in (1, 63):
+        x, grad = torch.randn(2, 2, length, 5, width, generator=generator, dtype=torch.float64)
+        x = x.to(dtype)
+        found = []
+        for made, kind in (
+            (rotation.by_kernel, dtype),
+            (rotation.by_formula, dtype),
+            (rotation.by_formula, torch.float64),
+        ):
+            leaf = x.to(kind).transpose(1, 2).detach().requires_grad_()
+            out = made(leaf, start, 1e4)
+            slope = grad.to(kind).transpose(1, 2)
+            found.append([out.detach(), *torch.autograd.grad(out, leaf, slope)])
+        no_worse(*found)
+
+
+def test_second_derivatives_of_rotated_features_are_those_of_the_formula():
+    x = torch.randn(1, 2, 5, 6, generator=torch.Generator().manual_seed(5))
+    found = []
+    for made in (rotation.by_formula, rotation.by_kernel):
+        leaf = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(made(leaf, 7, 1e4).sum(), leaf, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+    assert found[0].any()
+    assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("width", [1, 5, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_series_and_gradients_are_those_of_the_formula(width, dtype):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 63, 3, width, generator=generator).transpose(1, 2)
+    grad = torch.randn(2, 3, 63, 1 + width + width**2, generator=generator).to(dtype)
+    found = []
+    for made, kind in (
+        (series.by_kernel, dtype),
+        (series.by_formula, dtype),
+        (series.by_formula, torch.float64),
+    ):
+        leaf = (x.double() if kind == torch.float64 else x).detach().requires_grad_()
+        out = made(leaf, kind)
+        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
+        found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+    assert (found[0][0][..., grad.shape[-1] :] == 0).all()
+    no_worse(*found)
+
+
+def test_second_derivatives_of_the_series_are_those_of_the_formula():
+    x = torch.randn(1, 2, 5, 3, generator=torch.Generator().manual_seed(5))
+    found = []
+    for made in (series.by_formula, series.by_kernel):
+        leaf = x.clone().requires_grad_()
+        out = made(leaf, torch.float32).square().sum()
+        (first,) = torch.autograd.grad(out, leaf, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+    assert_close(found[1], found[0])

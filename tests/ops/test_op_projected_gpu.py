@@ -1,0 +1,81 @@
+"""Kernels of projected and of rotated features on a GPU, against formulas in float64."""
+
+import pytest
+import torch
+from projected_cases import CASES, Case, no_worse
+
+from cosformer.ops import projected, rotation, series
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SLACK = {torch.float32: 1e-5, torch.float16: 1e-4, torch.bfloat16: 1e-3}
+"""Of the norm: products of three tf32 ones have 21 bits."""
+WIDE = {
+    "performer": Case("exp", 266, 64),
+    "performer, keys": Case("exp", 266, 64, relative=True),
+    "wide performer": Case("exp", 621, 128),
+    "rfa": Case("waves", 64, 64, 2),
+    "wide rfa": Case("waves", 128, 128, 2),
+    "arc-cosine": Case("relu", 128, 64, 2),
+    "wide hedgehog": Case("softmaxes", 128, 128, 4),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *WIDE])
+@pytest.mark.parametrize("dtype", SLACK, ids=str)
+@pytest.mark.parametrize("length", [1, 63, 1000, 3000])
+def test_features_and_gradients_are_those_of_the_formula(name, length, dtype):
+    case = (CASES | WIDE)[name]
+    x, weight, level, grad = (y if y is None else y.cuda() for y in case.draw(length))
+    x = x.to(dtype)
+    if not projected.is_served(x, case.rows, case.kind):
+        pytest.skip("no room: the formula serves")
+    given = [x, weight.float(), level, grad]
+    right = case.results(projected.by_formula, *(y if y is None else y.double() for y in given))
+    plain = case.results(projected.by_formula, *given)
+    found = case.results(projected.by_kernels, *given)
+    no_worse(found, plain, right, SLACK[dtype])
+    for one, other in zip(case.results(projected.by_kernels, *given), found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("width", [2, 64, 128, 256])
+@pytest.mark.parametrize("dtype", SLACK, ids=str)
+def test_rotated_features_and_gradients_are_those_of_the_formula(width, dtype):
+    generator = torch.Generator().manual_seed(5)
+    for length in (1, 63, 1000):
+        shape = (2, 2, length, 6, width)
+        x, grad = torch.randn(*shape, generator=generator, dtype=torch.float64).cuda()
+        x = x.to(dtype)
+        found = []
+        for made, kind in (
+            (rotation.by_kernel, dtype),
+            (rotation.by_formula, dtype),
+            (rotation.by_formula, torch.float64),
+        ):
+            leaf = x.to(kind).transpose(1, 2).detach().requires_grad_()
+            out = made(leaf, 10**6, 1e4)
+            slope = grad.to(kind).transpose(1, 2)
+            found.append([out.detach(), *torch.autograd.grad(out, leaf, slope)])
+        no_worse(*found, SLACK[dtype])
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 40])
+@pytest.mark.parametrize("dtype", SLACK, ids=str)
+def test_series_and_gradients_are_those_of_the_formula(width, dtype):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 3, 1000, width, generator=generator).cuda()
+    grad = torch.randn(2, 3, 1000, 1 + width + width**2, generator=generator).to("cuda", dtype)
+    found = []
+    for made, kind in (
+        (series.by_kernel, dtype),
+        (series.by_formula, dtype),
+        (series.by_formula, torch.float64),
+    ):
+        leaf = (x.double() if kind == torch.float64 else x).detach().requires_grad_()
+        out = made(leaf, kind)
+        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
+        found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+    no_worse(*found, SLACK[dtype])
