@@ -278,7 +278,10 @@ class _Attention(Function):
             grad_decay = None
             if asked:
                 at_end = None if end is None else end * rows.spread(last, 0)
-                grad_decay = decay_gradient(by_query, by_key, at_end, decay)
+                at_start = by_key.new_zeros(by_key.shape[:2])
+                if first is not None:
+                    at_start = (first * grad_first).sum((-3, -2, -1))
+                grad_decay = decay_gradient(by_query, by_key, at_end, decay, at_start)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
             return dq, dk, dv, grad_decay, back, *[None] * 11
         pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)

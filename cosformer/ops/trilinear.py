@@ -204,12 +204,19 @@ class _Trilinear(Function):
 
 
 def decay_gradient(
-    by_query: Tensor, by_key: Tensor, at_end: Tensor | None, decay: Tensor
+    by_query: Tensor,
+    by_key: Tensor,
+    at_end: Tensor | None,
+    decay: Tensor,
+    at_start: Tensor | None = None,
 ) -> Tensor:
     """dL. L_i enters through row i of the weights, −L_j through column j, L_end through the state.
 
     Weights are linear in features, so a row's share is x_i·dx_i and a column's is y_j·dy_j, which
     `by_query` and `by_key` hold, `[B, H, T, 1]`.
+
+    Args:
+        at_start: what the sum over all tokens must be, `[B, H]`, where numbers are rounded.
     """
     by_query, by_key = by_query[..., 0], by_key[..., 0]
     if not by_key.shape[2]:
@@ -218,7 +225,21 @@ def decay_gradient(
     last = grad[..., -1:]
     if at_end is not None:
         last = last + at_end.sum((-3, -2, -1))[..., None]
-    return torch.cat([grad[..., :-1], last], -1).to(decay.dtype).sum_to_size(decay.shape)
+    grad = torch.cat([grad[..., :-1], last], -1)
+    if at_start is not None:
+        grad = _balanced(grad, by_query.square() + by_key.square(), at_start)
+    return grad.to(decay.dtype).sum_to_size(decay.shape)
+
+
+def _balanced(grad: Tensor, variance: Tensor, total: Tensor) -> Tensor:
+    """`grad` with the sum `total` over tokens, the rest taken from each by its share of `variance`.
+
+    A gate's gradient sums dL from its token on, and with it all roundings of later tokens. But a
+    shift of every L changes only what a state at the start weighs, so the sum over all is known.
+    """
+    excess = grad.sum(-1) - total
+    share = variance / variance.sum(-1, keepdim=True).clamp(min=torch.finfo(grad.dtype).tiny)
+    return grad - excess[..., None] * share
 
 
 def fold_vmapped(

@@ -8,6 +8,7 @@ from op_formula import F64, IMPLEMENTATIONS, agree, clamped, largest, recurrence
 
 from cosformer import linear_attention
 from cosformer.ops import memo
+from cosformer.ops.trilinear import decay_gradient
 
 LENGTH = 135
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -209,3 +210,19 @@ def test_a_hard_reset_forgets_all_and_spoils_nothing_after_it(gate, impl):
     fresh = [x[:, :, 70:] for x in (q, k, v)]
     after = linear_attention(*fresh, log_decay=torch.full((1, 1, 80), -0.1, dtype=F64), **call)
     torch.testing.assert_close(out[:, :, 70:], after)
+
+
+def test_roundings_of_a_long_sequence_do_not_add_up():
+    generator = torch.Generator().manual_seed(0)
+    by_query = torch.randn(1, 2, 4000, 1, generator=generator, dtype=F64)
+    by_key = by_query.roll(1, 2)  # the same sum: a shift of every L changes nothing
+    decay, total = torch.zeros(1, 2, 4000), torch.zeros(1, 2, dtype=F64)
+
+    def of_gates(*dots, **options):
+        return decay_gradient(*dots, None, decay.double(), **options).flip(-1).cumsum(-1)
+
+    truth = of_gates(by_query, by_key)
+    assert largest(of_gates(by_query, by_key, at_start=total) - truth) < 1e-9
+    noisy = [x * (1 + 0.01 * torch.randn(x.shape, generator=generator)) for x in (by_query, by_key)]
+    errors = [(of_gates(*noisy, **o) - truth).norm() for o in ({}, {"at_start": total})]
+    assert errors[1] < 0.8 * errors[0]
