@@ -282,12 +282,9 @@ def _angle(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
         raise ValueError(f"theta must be finite, got {theta.tolist()}")
     if isinstance(theta, Tensor) and theta.requires_grad and torch.is_grad_enabled():
         raise ValueError("theta must not require a gradient: none is computed for it")
-    if not isinstance(theta, Tensor) or theta.dim() == 0:
-        if not (isinstance(theta, Tensor) or math.isfinite(theta)):
-            raise ValueError(f"theta must be finite, got {theta}")
-        return torch.as_tensor(theta, dtype=torch.float64, device=q.device).reshape(1, 1)
-    _check_heads("theta", theta, q, k)
-    return per_head(theta, q)
+    if not isinstance(theta, Tensor) and not math.isfinite(theta):
+        raise ValueError(f"theta must be finite, got {theta}")
+    return _for_heads("theta", theta, q, k)
 
 
 def _decays(gamma: Rates, log_decay: Tensor | None) -> bool:
@@ -312,15 +309,13 @@ def _log_decay(
     if isinstance(gamma, Sequence):
         gamma = torch.tensor(gamma, dtype=torch.float64)
     check_number_or_tensor("gamma", gamma)
-    rate = torch.as_tensor(gamma, dtype=torch.float64)
-    if _is_at_hand(rate) and not bool(((rate > 0) & (rate <= 1)).all()):
-        raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
-    if rate.dim():
-        _check_heads("gamma", rate, q, k)
-        rate = per_head(rate, q)
+    if isinstance(gamma, Tensor):
+        is_wrong = _is_at_hand(gamma) and not bool(((gamma > 0) & (gamma <= 1)).all())
     else:
-        rate = rate.to(q.device).reshape(1, 1)
-    total = rate.log()[None]
+        is_wrong = not 0 < gamma <= 1
+    if is_wrong:
+        raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
+    total = _for_heads("gamma", gamma, q, k).log()[None]
     if log_decay is None:
         return total.expand(-1, -1, queries) if queries == k.shape[2] else total
     check_tensor("log_decay", log_decay)
@@ -352,8 +347,14 @@ def _is_at_hand(x: Tensor) -> bool:
     return not x.is_cuda and readable(x)
 
 
-def _check_heads(name: str, values: Tensor, q: Tensor, k: Tensor) -> None:
+def _for_heads(name: str, values: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """A number, or one per head of q or of k, as float64 `[1, 1]` or `[H, 1]` where q is."""
+    if not isinstance(values, Tensor):  # filled in on the device, which a graph can capture
+        return torch.full((1, 1), values, dtype=torch.float64, device=q.device)
+    if values.dim() == 0:
+        return values.to(device=q.device, dtype=torch.float64).reshape(1, 1)
     if values.dim() != 1 or values.shape[0] not in (q.shape[1], k.shape[1]):
         raise ValueError(
             f"{name} must be a number or one per head [{q.shape[1]}], got {list(values.shape)}"
         )
+    return per_head(values, q)

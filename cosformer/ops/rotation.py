@@ -20,8 +20,8 @@ TILE = 4096
 
 def positions(start: int | Tensor, length: int, like: Tensor) -> Tensor:
     """`[b, T]` float64: where tokens stand that begin at `start`, a number or one per stream."""
-    first = torch.as_tensor(start, device=like.device).reshape(-1, 1)
-    return first + torch.arange(length, dtype=torch.float64, device=like.device)
+    index = torch.arange(length, dtype=torch.float64, device=like.device)[None]
+    return index + (start.to(like.device).reshape(-1, 1) if isinstance(start, Tensor) else start)
 
 
 def rotate(x: Tensor, position: Tensor, base: float = 1e4) -> Tensor:
