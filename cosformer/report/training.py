@@ -76,21 +76,24 @@ def data_table(rows: Sequence[Row]) -> str:
 
 
 def learning_table(rows: Sequence[Row]) -> str:
-    """What short runs have learnt, beside what each had to beat; the newest run of each task."""
-    floors = {row.config["task"]: row for row in sorted(rows, key=lambda row: row.date)
-              if row.what == "floor"}  # fmt: skip
+    """What short runs learnt, beside what each had to beat: the newest by task and mechanism."""
+    in_time = sorted(rows, key=lambda row: row.date)
+    floors = {
+        (row.config["task"], row.config["mechanism"]): row for row in in_time if row.what == "floor"
+    }
     if not floors:
         raise ValueError(f"a run must have rows of 'floor', got {sorted({r.what for r in rows})}")
     lines = []
-    for task, floor in sorted(floors.items()):
+    for (task, mechanism), floor in sorted(floors.items()):
         c = floor.config
+        sizes = [f"{name} {n}" for name, n in c.get("options", {}).items() if isinstance(n, int)]
         (found,) = (row.value for row in rows if (row.date, row.what) == (floor.date, floor.unit))
         better = found > floor.value if floor.unit == "accuracy" else found < floor.value
         steps = f"{c['steps']:,} × {c['batch']}"
         said = "yes" if better else "no"
         lines.append(
-            [task, LABELS.get(c["mechanism"], c["mechanism"]), steps, floor.unit, f"{found:.3f}",
-             f"{floor.value:.3f} ({c['by']})", said]
+            [", ".join([task, *sizes]), LABELS.get(mechanism, mechanism), steps, floor.unit,
+             f"{found:.3f}", f"{floor.value:.3f} ({c['by']})", said]
         )  # fmt: skip
     header = ["task", "mechanism", "steps × batch", "metric", "test", "to beat", "beaten"]
     return f"{markdown(header, lines)}\n\n{origin(rows[-1], 'one seed')}."

@@ -156,8 +156,11 @@ def test_the_figure_of_cells_needs_times(gpu_rows: list[Row]) -> None:
 
 
 def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) -> None:
-    def learnt(task: str, metric: str, value: float, floor: float, day: int) -> list[Row]:
-        config = {"task": task, "mechanism": "cosformer", "steps": 2000, "batch": 8, "by": "chance"}
+    def learnt(
+        task: str, metric: str, value: float, floor: float, day: int, mechanism: str = "cosformer"
+    ) -> list[Row]:
+        config = {"task": task, "mechanism": mechanism, "steps": 2000, "batch": 8, "by": "chance"}
+        config |= {"options": {"text": "python", "length": 64}}
         date = f"2026-01-{day:02}T00:00:00+00:00"
         found = {metric: value, "floor": floor}
         return [
@@ -169,4 +172,10 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
     found += learnt("image", "accuracy", 0.05, 0.1, 3)
     _, _, *cells = _cells(tables.learning_table(found))
     assert [line[-1] for line in cells] == ["no", "yes"]  # image, and the newer run of lm
-    assert cells[1][:5] == ["lm", "cosFormer", "2,000 × 8", "loss", "2.000"]
+    assert cells[1][:5] == ["lm, length 64", "cosFormer", "2,000 × 8", "loss", "2.000"]
+    found += learnt("lm", "loss", 1.0, 3.0, 4, "softmax")
+    assert [line[4] for line in _cells(tables.learning_table(found))[2:]] == [
+        "0.050",
+        "2.000",
+        "1.000",
+    ]
