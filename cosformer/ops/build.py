@@ -34,7 +34,6 @@ def build(
     query_start: int | None = None,
     positions: str = "index",
     position: Tensor | None = None,
-    log_decay: Tensor | None = None,
 ) -> Problem:
     """`theta` is `[h, 1]` or, packed, `[1, T]`; `position` is where a stream stands."""
     queries, keys = q.shape[2], k.shape[2]
@@ -58,13 +57,6 @@ def build(
     if position is not None:
         before = position.to(torch.float64).reshape(-1, 1)
         query_position, key_position = query_position + before, key_position + before
-    query_decay = key_decay = None
-    if log_decay is not None:
-        if queries == keys:
-            query_decay = key_decay = log_decay.double().cumsum(-1)
-        else:  # one number per head, so L is a line
-            query_decay = log_decay.double() * (query_position[:, None] + 1)
-            key_decay = log_decay.double() * (key_position[:, None] + 1)
     return Problem(
         query_position,
         key_position,
@@ -75,12 +67,22 @@ def build(
         feature_map,
         rule,
         eps,
-        query_decay,
-        key_decay,
-        key_mask,
-        sequence,
-        cu_seqlens,
+        key_mask=key_mask,
+        sequence=sequence,
+        bounds=cu_seqlens,
     )
+
+
+def decaying(problem: Problem, log_decay: Tensor) -> Problem:
+    """The problem with one more decay: float64 `[b, h, T]`, or `[1, h, 1]` where T ≠ S."""
+    queries, keys = problem.query_position, problem.key_position
+    if queries.shape[1] == keys.shape[1]:
+        along = log_decay.cumsum(-1)
+        total = along if problem.query_decay is None else problem.query_decay + along
+        return problem._replace(query_decay=total, key_decay=total)
+    # one number per head, so L is a line
+    at_queries, at_keys = (log_decay * (position[:, None] + 1) for position in (queries, keys))
+    return problem._replace(query_decay=at_queries, key_decay=at_keys)
 
 
 def check_placement(

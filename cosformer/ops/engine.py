@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from cosformer.ops.build import build, check_placement, per_head
+from cosformer.ops.build import build, check_placement, decaying, per_head
 from cosformer.ops.check import (
     check_choice,
     check_inputs,
@@ -237,8 +237,11 @@ def _problem(
     name = feature_map if isinstance(feature_map, str) else "identity"
     chosen = rule if normaliser == "sum" else "none"
 
+    if _decays(gamma, log_decay) and not causal:
+        raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
+
     def make() -> Problem:
-        return build(
+        problem = build(
             q,
             k,
             causal=causal,
@@ -250,16 +253,18 @@ def _problem(
             cu_seqlens=cu_seqlens,
             query_start=query_start,
             position=position,
-            log_decay=_log_decay(gamma, log_decay, q, k, causal=causal),
         )
+        return decaying(problem, _log_rates(gamma, q, k)) if _decays(gamma, None) else problem
 
     if isinstance(gamma, Sequence):
         for n, rate in enumerate(gamma):
             check_number(f"gamma[{n}]", rate)
         gamma = Numbers(map(float, gamma))
     numbers = (causal, theta, gamma, raised, eps, query_start)
-    values = (*q.shape[1:3], k.shape[2], *numbers, name, chosen, cu_seqlens, position, log_decay)
+    values = (*q.shape[1:3], k.shape[2], *numbers, name, chosen, cu_seqlens, position)
     problem = remembered(values, q, make)
+    if log_decay is not None:
+        problem = decaying(problem, _gates(log_decay, q, k))
     check_key_mask(key_mask, k)
     return problem if key_mask is None else problem._replace(key_mask=key_mask)
 
@@ -297,15 +302,8 @@ def _sizes(values: Rates) -> list[int]:
     return list(values.shape) if isinstance(values, Tensor) else []
 
 
-def _log_decay(
-    gamma: Rates, log_decay: Tensor | None, q: Tensor, k: Tensor, *, causal: bool
-) -> Tensor | None:
-    """log γ per token, `[b, h, T]` (`[1, h, 1]` where T ≠ S), or None for no decay at all."""
-    if not _decays(gamma, log_decay):
-        return None
-    if not causal:
-        raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
-    batch, heads, queries = q.shape[:3]
+def _log_rates(gamma: Rates, q: Tensor, k: Tensor) -> Tensor:
+    """log γ, `[1, h, T]`, or `[1, h, 1]` where T ≠ S."""
     if isinstance(gamma, Sequence):
         gamma = torch.tensor(gamma, dtype=torch.float64)
     check_number_or_tensor("gamma", gamma)
@@ -315,9 +313,13 @@ def _log_decay(
         is_wrong = not 0 < gamma <= 1
     if is_wrong:
         raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
-    total = _for_heads("gamma", gamma, q, k).log()[None]
-    if log_decay is None:
-        return total.expand(-1, -1, queries) if queries == k.shape[2] else total
+    rates = _for_heads("gamma", gamma, q, k).log()[None]
+    return rates.expand(-1, -1, q.shape[2]) if q.shape[2] == k.shape[2] else rates
+
+
+def _gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """The decay of every token `[B, H, T]` in float64."""
+    batch, heads, queries = q.shape[:3]
     check_tensor("log_decay", log_decay)
     if not log_decay.dtype.is_floating_point:
         raise ValueError(f"log_decay must be real, got {log_decay.dtype}")
@@ -339,7 +341,7 @@ def _log_decay(
     groups = heads // log_decay.shape[1]
     # exp(−800) is 0 even in float64; a larger number would swallow the differences after it.
     gates = log_decay.double().clamp(min=-800)
-    return total + gates.repeat_interleave(groups, 1)
+    return gates if groups == 1 else gates.repeat_interleave(groups, 1)
 
 
 def _is_at_hand(x: Tensor) -> bool:
