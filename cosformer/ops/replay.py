@@ -18,10 +18,11 @@ from cosformer.ops.chunked import _Attention
 from cosformer.ops.hopper import aligned
 from cosformer.ops.memo import KINDS, LONGEST, eager
 from cosformer.ops.native import loaded
-from cosformer.ops.tape import BASES, Tape, taping
+from cosformer.ops.tape import Tape, taping
 from cosformer.ops.trilinear import recorded
 
-PROGRAMS = 256  # each keeps ψ: a MiB at most
+PROGRAMS = 256
+MOST_KEPT = 1 << 21  # bytes of ψ and L that a program keeps
 
 _programs: dict[Any, Any] = {}  # False for calls that cannot be replayed
 _lock = threading.Lock()
@@ -36,7 +37,7 @@ def replayed(
     kinds = tuple(map(type, options))  # True equals 1
     if not KINDS.issuperset(kinds) or (like := host.key_of(q, k, v)) is None:
         return ordinary(q, k, v, *options)
-    key = (like, options, kinds)
+    key = (ordinary, like, options, kinds)
     program = _programs.get(key)
     if program is None:
         return _remembered(host, key, ordinary, q, k, v, *options)
@@ -55,9 +56,9 @@ def _remembered(
     with taping(q, k, v) as tape:
         out = ordinary(q, k, v, *options)
     program = None
-    if max(q.shape[2], k.shape[2]) <= LONGEST:
-        bases, settings = tape.arguments[BASES], tape.arguments[BASES.stop : -1]
-        program = _program(host, tape, functools.partial(_backward, host, bases, settings))
+    short = max(q.shape[2], k.shape[2]) <= LONGEST
+    if short and sum(x.nbytes for x in tape.constants) <= MOST_KEPT:
+        program = _program(host, tape, functools.partial(_backward, host, tape.arguments[3:-1]))
     with _lock:
         while len(_programs) >= PROGRAMS:
             _programs.pop(next(iter(_programs)))
@@ -66,14 +67,18 @@ def _remembered(
 
 
 def _backward(
-    host: Any, bases: tuple[Tensor, Tensor], settings: tuple[Any, ...], saved: list[Tensor],
-    grad: Tensor | None, grad_total: Tensor | None,
+    host: Any, given: tuple[Any, ...], saved: list[Tensor], grad: Tensor | None,
+    grad_total: Tensor | None,
 ) -> tuple[tuple[Tensor | None, ...], Any]:  # fmt: skip
-    """Gradients of q, k and v as `_Attention` has them, and a program for the next ones or None."""
+    """Gradients of q, k and v as `_Attention` has them, and a program for the next ones or None.
+
+    `given` is what `hopper.forward` got beside q, k and v.
+    """
     q, k, v, out, total, *kept = saved
-    causal, feature_map, rule, eps = settings
+    *tensors, causal, feature_map, rule, eps = given
     context = SimpleNamespace(
-        saved_tensors=(q, k, v, *[None] * 3, *bases, None, None, out, total, None, *kept),
+        saved_tensors=(q, k, v, *tensors, None, None, out, total, None, *kept),
+        needs_input_grad=(True, True, True, False),  # nor is a decay among what a program takes
         causal=causal, feature_map=feature_map, rule=rule, eps=eps, kernels=True,
     )  # fmt: skip
     if grad is None or grad_total is not None or recorded() or not eager(q, k, grad):
@@ -98,5 +103,4 @@ def _program(host: Any, tape: Tape, fallback: Any, *, copied: bool = False) -> A
         shape = (function.value or 0, columns, rows, threads, shared)
         steps.append(host.Step(*shape, arguments, launch.offsets, places, fresh, done))
     stream = torch._C._cuda_getCurrentRawStream(tape.allocated[0].device.index)
-    constants = list(tape.arguments[BASES])
-    return host.program(steps, tape.allocated, constants, results, stream, copied, fallback)
+    return host.program(steps, tape.allocated, tape.constants, results, stream, copied, fallback)

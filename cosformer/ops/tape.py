@@ -1,7 +1,7 @@
 """Launches of a pass by the kernels of `hopper.cu`, noted while it runs, to be replayed on others.
 
 Between the inputs of such a pass and its results there are allocations and launches alone, so a
-tensor that a launch is given is an input, ψ, or memory that nobody has written to before.
+tensor that a launch is given is an input, ψ or L, or memory that nobody has written to before.
 """
 
 import functools
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cosformer.ops.nvrtc import Launch
 
 R = TypeVar("R")
-BASES = slice(6, 8)  # where a pass is given ψ at the queries and at the keys
+CONSTANTS = (3, 6, 7)  # where a pass is given L, ψ at the queries and ψ at the keys
 
 _here = threading.local()
 
@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
     launch: "Launch"
     pointers: tuple[int, ...]  # as they were
-    numbers: tuple[int | None, ...]  # None for what stays as it was: ψ, and no tensor
+    numbers: tuple[int | None, ...]  # None for what stays as it was: ψ, L, and no tensor
     fresh: tuple[int, ...]  # allocated before this launch
 
 
@@ -35,32 +35,34 @@ class Tape:
 
     def __init__(self, inputs: tuple[Tensor, ...]) -> None:
         self._inputs = inputs
-        self._numbers: dict[int, int | None] = {x.data_ptr(): n for n, x in enumerate(inputs)}
+        somewhere = [(n, x) for n, x in enumerate(inputs) if x.numel()]
+        self._numbers: dict[int, int | None] = {x.data_ptr(): n for n, x in somewhere}
         # Two inputs that begin at the same place could not be told apart.
-        self._whole = len(self._numbers) == len(inputs)
-        self._results: tuple[Tensor | None, ...] = ()
+        self._whole = len(self._numbers) == len(somewhere)
+        self._results: list[int | None] = []
         self.arguments: tuple[Any, ...] = ()
+        self.constants: list[Tensor] = []
         self.allocated: list[Tensor] = []  # kept, so that no two have the same address
         self.steps: list[Step] = []
 
     def run(self, function: Callable[..., R], arguments: tuple[Any, ...]) -> R:
         """The pass, noted; a second one, or one on other tensors, spoils the tape."""
-        bases = arguments[BASES]
-        others = (*arguments[: BASES.start], *arguments[BASES.stop :])
-        known = all(self._is_input(x) for x in others if isinstance(x, Tensor))
-        ready = known and all(x.is_contiguous() for x in bases)
+        tensors = {n: x for n, x in enumerate(arguments) if isinstance(x, Tensor)}
+        constants = [x for n, x in tensors.items() if n in CONSTANTS]
+        known = all(self._is_input(x) for n, x in tensors.items() if n not in CONSTANTS)
+        ready = known and all(x.is_contiguous() for x in constants)
         self._whole = self._whole and ready and not self.arguments
-        self.arguments = arguments
-        self._numbers.update((x.data_ptr(), None) for x in bases)
-        found = function(*arguments)
-        self._results = found  # type: ignore[assignment]
+        self.arguments, self.constants = arguments, constants
+        self._numbers.update((x.data_ptr(), None) for x in constants)
+        found: Any = function(*arguments)
+        self._results = [self._result(x) for x in found if x is not None]
         return found
 
     def launched(self, launch: "Launch", tensors: tuple[Tensor | None, ...]) -> None:
         pointers = tuple(0 if x is None else x.data_ptr() for x in tensors)
         before = len(self.allocated)
         for x, pointer in zip(tensors, pointers, strict=True):
-            if x is not None and pointer not in self._numbers:
+            if x is not None and x.numel() and pointer not in self._numbers:
                 self._numbers[pointer] = len(self._inputs) + len(self.allocated)
                 self.allocated.append(x)
         fresh = range(len(self._inputs) + before, len(self._inputs) + len(self.allocated))
@@ -69,9 +71,18 @@ class Tape:
 
     def results(self) -> list[int] | None:
         """The numbers of what the pass returned; None if it cannot be replayed."""
-        found = [self._numbers.get(x.data_ptr()) for x in self._results if x is not None]
-        replayable = self._whole and self.steps and None not in found
-        return found if replayable else None  # type: ignore[return-value]
+        replayable = self._whole and self.steps and None not in self._results
+        return self._results if replayable else None  # type: ignore[return-value]
+
+    def _result(self, x: Tensor) -> int | None:
+        """The number of a result; an empty one is allocated before the last launch."""
+        if x.numel() or not self.steps:
+            return self._numbers.get(x.data_ptr())
+        number = len(self._inputs) + len(self.allocated)
+        self.allocated.append(x)
+        last = self.steps[-1]
+        self.steps[-1] = last._replace(fresh=(*last.fresh, number))
+        return number
 
     def done(self) -> list[list[int]]:
         """For each step the tensors, allocated and no results, that no later one is given."""

@@ -85,6 +85,14 @@ def install(monkeypatch):
     return driver
 
 
+UNDIVIDED = {"causal": True, "normaliser": "none"}
+FAMILY = {
+    "relu": {"feature_map": "relu", "causal": True},
+    "linear transformer, both ways": {"feature_map": "1+elu"},
+    "transnormer": {"feature_map": "elu", **UNDIVIDED},
+    "one decay": {"gamma": 0.9, **UNDIVIDED},
+    "retention": {"gamma": [0.9, 0.99], **UNDIVIDED},
+}
 GRADS = {
     "expanded": lambda x: x[..., :1, :1].expand(x.shape),
     "transposed": lambda x: x.mT.contiguous().mT,
@@ -108,8 +116,8 @@ def head(x):
     return x.detach().contiguous().view(-1)[:8].view(torch.int16).tolist()
 
 
-def both_passes(inputs, grad, **options):
-    out = attention(*inputs, **KERNELS, **options)
+def both_passes(inputs, grad, call=attention, **options):
+    out = call(*inputs, **KERNELS, **options)
     found = torch.autograd.grad(out, inputs, grad) if grad is not None else ()
     return [head(x) for x in (out, *found)]
 

@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from stub_driver import GRADS, KERNELS, both_passes, by_python, head, leaves, qkv
+from stub_driver import FAMILY, GRADS, KERNELS, both_passes, by_python, head, leaves, qkv
 from torch.utils.checkpoint import checkpoint
 
-from cosformer import attention
-from cosformer.ops import hopper, nvrtc, replay
+from cosformer import attention, linear_attention
+from cosformer.ops import engine, hopper, nvrtc, replay
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,39 @@ def test_a_replay_launches_what_python_launches(
     assert not ordinary
     assert replays == [by_python(monkeypatch, lambda s=seed: call(s)) for seed in (3, 4)]
     assert replays[0] != replays[1]
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("length", [100, 6000])
+def test_the_family_is_replayed(driver, monkeypatch, name, length):
+    ordinary, own = [], engine._linear_attention
+
+    def counted(*given):
+        ordinary.append(1)
+        return own(*given)
+
+    monkeypatch.setattr(engine, "_linear_attention", counted)
+
+    def call(seed):
+        inputs, grad = leaves(length, seed=seed), qkv(length, seed=seed + 9)[0]
+        driver.launches.clear()
+        found = both_passes(inputs, grad, linear_attention, **FAMILY[name])
+        return found, driver.launches[:]
+
+    for seed in (1, 2):
+        call(seed)
+    ordinary.clear()
+    replays = [call(seed) for seed in (3, 4)]
+    assert not ordinary
+    assert replays == [by_python(monkeypatch, lambda s=seed: call(s)) for seed in (3, 4)]
+    assert replays[0] != replays[1]
+
+
+def test_tables_that_would_fill_the_memory_are_not_kept(driver, monkeypatch):
+    monkeypatch.setattr(replay, "MOST_KEPT", 8 * 2 * 100 - 1)
+    for _ in range(2):
+        linear_attention(*qkv(), **FAMILY["retention"], **KERNELS)
+    assert list(replay._programs.values()) == [False]
 
 
 def test_only_inputs_that_ask_for_a_gradient_get_one(driver, ordinary):

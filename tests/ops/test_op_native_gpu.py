@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from stub_driver import GRADS, by_python
+from stub_driver import FAMILY, GRADS, by_python
 
-from cosformer import attention
-from cosformer.ops import cosine, hopper, native, replay
+from cosformer import attention, linear_attention
+from cosformer.ops import cosine, engine, hopper, native, replay
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,6 +40,7 @@ def python(monkeypatch):
         monkeypatch.setattr(where, name, counted)
 
     count(cosine, "_attention", "calls")
+    count(engine, "_linear_attention", "calls")
     count(hopper, "forward", "forward")
     count(hopper, "backward", "backward")
     return counts
@@ -53,8 +54,8 @@ def leaves(length=500, width=64, heads=4, seed=0):
     return [x.clone().requires_grad_() for x in made]
 
 
-def both(inputs, grad=None, **options):
-    out = attention(*inputs, **options)
+def both(inputs, grad=None, call=attention, **options):
+    out = call(*inputs, **options)
     given = torch.ones_like(out) if grad is None else grad
     return [out.detach(), *torch.autograd.grad(out, inputs, given)]
 
@@ -79,6 +80,18 @@ def test_results_are_the_same_bits(python, monkeypatch, causal, width, length, p
     finally:
         torch.use_deterministic_algorithms(False)
     # The first call is recorded, and so is the backward of the second.
+    assert python == {"calls": 1, "forward": 1, "backward": 2}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("length", [100, 1000, 20000])
+def test_the_family_has_the_same_bits(python, monkeypatch, name, length):
+    options = {"call": linear_attention, **FAMILY[name]}
+    inputs = [leaves(length, heads=2, seed=seed) for seed in range(4)]
+    expected = by_python(monkeypatch, lambda: [both(x, **options) for x in inputs])
+    python.update(calls=0, forward=0, backward=0)
+    for each, wanted in zip(inputs, expected, strict=True):
+        check(both(each, **options), wanted)
     assert python == {"calls": 1, "forward": 1, "backward": 2}
 
 

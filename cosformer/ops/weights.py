@@ -1,0 +1,122 @@
+"""What theta, gamma and log_decay say of the weights: checked, and as tensors where q is."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.build import per_head
+from cosformer.ops.check import check_number, check_number_or_tensor, check_tensor, readable
+from cosformer.ops.memo import Numbers
+from cosformer.ops.state import Horizon
+
+Rates = float | Sequence[float] | Tensor
+"""One number for all heads, or one for each."""
+
+
+def kind_of(theta: float | Tensor, *, raised: bool) -> str:
+    """A name of `WEIGHTS`."""
+    if raised:
+        return "raised_cosine"
+    return "cosine" if isinstance(theta, Tensor) or theta else "plain"
+
+
+def horizon_of(theta: float | Tensor) -> Horizon:
+    """The distance at which the cosine is 0."""
+    if isinstance(theta, Tensor):
+        return (math.pi / 2) / theta.double()
+    return math.pi / (2 * theta) if theta else math.inf
+
+
+def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """θ as `[1, 1]` or `[H, 1]`."""
+    check_number_or_tensor("theta", theta)
+    if isinstance(theta, Tensor) and _is_at_hand(theta) and not bool(theta.isfinite().all()):
+        raise ValueError(f"theta must be finite, got {theta.tolist()}")
+    if isinstance(theta, Tensor) and theta.requires_grad and torch.is_grad_enabled():
+        raise ValueError("theta must not require a gradient: none is computed for it")
+    if not isinstance(theta, Tensor) and not math.isfinite(theta):
+        raise ValueError(f"theta must be finite, got {theta}")
+    return _for_heads("theta", theta, q, k)
+
+
+def as_numbers(gamma: Rates) -> Rates:
+    """A sequence as numbers that can be compared with those of another call."""
+    if not isinstance(gamma, Sequence):
+        return gamma
+    for n, rate in enumerate(gamma):
+        check_number(f"gamma[{n}]", rate)
+    return Numbers(map(float, gamma))
+
+
+def is_decaying(gamma: Rates, log_decay: Tensor | None) -> bool:
+    """Whether weights fade at all."""
+    return log_decay is not None or isinstance(gamma, Tensor) or gamma != 1
+
+
+def sizes_of(values: Rates) -> list[int]:
+    """`[]` for one number, `[H]` for one per head."""
+    if isinstance(values, Sequence):
+        return [len(values)]
+    return list(values.shape) if isinstance(values, Tensor) else []
+
+
+def log_rates(gamma: Rates, q: Tensor, k: Tensor) -> Tensor:
+    """log γ, `[1, h, T]`, or `[1, h, 1]` where T ≠ S."""
+    if isinstance(gamma, Sequence):
+        gamma = torch.tensor(gamma, dtype=torch.float64)
+    check_number_or_tensor("gamma", gamma)
+    if isinstance(gamma, Tensor):
+        is_wrong = _is_at_hand(gamma) and not bool(((gamma > 0) & (gamma <= 1)).all())
+    else:
+        is_wrong = not 0 < gamma <= 1
+    if is_wrong:
+        raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
+    rates = _for_heads("gamma", gamma, q, k).log()[None]
+    return rates.expand(-1, -1, q.shape[2]) if q.shape[2] == k.shape[2] else rates
+
+
+def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """The decay of every token `[B, H, T]` in float64."""
+    batch, heads, queries = q.shape[:3]
+    check_tensor("log_decay", log_decay)
+    if not log_decay.dtype.is_floating_point:
+        raise ValueError(f"log_decay must be real, got {log_decay.dtype}")
+    if log_decay.device != q.device:
+        raise ValueError(
+            f"log_decay must be on the device of q, {q.device}, got {log_decay.device}"
+        )
+    if queries != k.shape[2]:
+        raise ValueError(f"log_decay needs as many queries as keys, got {queries} and {k.shape[2]}")
+    sizes = (batch, heads, queries), (batch, k.shape[1], queries)
+    if log_decay.shape not in sizes:
+        raise ValueError(
+            f"log_decay must be [batch, heads, length] = {list(sizes[0])}, "
+            f"got {list(log_decay.shape)}"
+        )
+    if _is_at_hand(log_decay) and not bool((log_decay <= 0).all()):
+        worst = log_decay.detach().max()
+        raise ValueError(f"log_decay must be at most 0, got {float(worst):g}")
+    groups = heads // log_decay.shape[1]
+    # exp(−800) is 0 even in float64; a larger number would swallow the differences after it.
+    gates = log_decay.double().clamp(min=-800)
+    return gates if groups == 1 else gates.repeat_interleave(groups, 1)
+
+
+def _is_at_hand(x: Tensor) -> bool:
+    """Whether a check may look at the values without waiting for a GPU."""
+    return not x.is_cuda and readable(x)
+
+
+def _for_heads(name: str, values: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """A number, or one per head of q or of k, as float64 `[1, 1]` or `[H, 1]` where q is."""
+    if not isinstance(values, Tensor):  # filled in on the device, which a graph can capture
+        return torch.full((1, 1), values, dtype=torch.float64, device=q.device)
+    if values.dim() == 0:
+        return values.to(device=q.device, dtype=torch.float64).reshape(1, 1)
+    if values.dim() != 1 or values.shape[0] not in (q.shape[1], k.shape[1]):
+        raise ValueError(
+            f"{name} must be a number or one per head [{q.shape[1]}], got {list(values.shape)}"
+        )
+    return per_head(values, q)
