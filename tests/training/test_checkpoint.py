@@ -12,7 +12,14 @@ import torch
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, create_model
 from cosformer.training import RunConfig, load, train
-from cosformer.training.checkpoint import Checkpoint, load_weights, read, weights, write
+from cosformer.training.checkpoint import (
+    FORMAT,
+    Checkpoint,
+    load_weights,
+    read,
+    weights,
+    write,
+)
 
 
 @pytest.fixture
@@ -33,6 +40,15 @@ def test_what_is_written_is_read(path: Path) -> None:
 def test_a_truncated_file_is_an_error(path: Path, length: int) -> None:
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match=r"must be a whole safetensors file, got .*x.safetensors"):
+        read(path)
+
+
+@pytest.mark.parametrize("what", [b"step", torch.arange(500.0, 501.0).numpy().tobytes()])
+def test_a_flipped_bit_is_an_error(path: Path, what: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(what)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"as it was written, got .*x.safetensors"):
         read(path)
 
 
@@ -64,14 +80,14 @@ FOREIGN = {
     "kind": ({"kind": "a cake", "facts": "{}"}, "one that cosformer wrote"),
     "format": (
         {"kind": "cosformer checkpoint", "format": "7", "facts": "{}"},
-        "format 1, got 7",
+        f"format {FORMAT}, got 7",
     ),
     "facts": (
-        {"kind": "cosformer checkpoint", "format": "1", "facts": "{"},
+        {"kind": "cosformer checkpoint", "format": str(FORMAT), "facts": "{"},
         "facts in JSON",
     ),
     "list": (
-        {"kind": "cosformer checkpoint", "format": "1", "facts": "[]"},
+        {"kind": "cosformer checkpoint", "format": str(FORMAT), "facts": "[]"},
         "facts of .* must be an object, got list",
     ),
 }
