@@ -201,20 +201,11 @@ class _Attention(Function):
     ) -> tuple[Tensor | None, ...]:
         rows = Operands(q, k, v, key_mask, feature_map, rule)
         if kernels:
-            from cosformer.ops.fused import forward_pass, fused_forward
+            from cosformer.ops import by_kernels
 
-            first = None if state is None else rows.spread(state, 0)
-            arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
-            given = (q, k, v, *arrays, causal, feature_map, rule, eps)
-            kept: Tensor | None = None
-            last: Tensor | None
-            if eager(q, k, v):  # an operator costs 20 µs
-                out, total, last, kept = forward_pass(*given, wanted)
-            else:
-                out, total, last = fused_forward(*given)
-            if last is not None and rows.groups > 1:
-                last = last[:, :: rows.groups]
-            return (out, total, last) if kept is None else (out, total, last, kept)
+            arrays = (decay, state, key_mask, query_basis, key_basis, bounds)
+            options = (causal, feature_map, rule, eps, wanted)
+            return by_kernels.forward(rows, q, k, v, *arrays, *options)
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
         same_width = q.shape[-1] == v.shape[-1]
         out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
@@ -256,34 +247,14 @@ class _Attention(Function):
         grad_last: Tensor | None,
         *others: None,
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, decay, state, key_mask, query_basis, key_basis, sequence, bounds, *outputs = (
-            ctx.saved_tensors
-        )
-        out, total, last, *kept = outputs
+        saved = ctx.saved_tensors
+        q, k, v, decay, state, key_mask, query_basis, key_basis, sequence, _, *outputs = saved
+        out, total, last, *_ = outputs
         rows = Operands(q, k, v, key_mask, ctx.feature_map, ctx.rule)
         if ctx.kernels and not recorded() and grad_total is None:
-            from cosformer.ops.fused import backward_pass, fused_backward
+            from cosformer.ops import by_kernels
 
-            first = None if state is None else rows.spread(state, 0)
-            end = None if grad_last is None else rows.spread_last(grad_last, grad_last)
-            grads_in = torch.zeros_like(out) if grad_out is None else grad_out
-            arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
-            options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
-            given = (q, k, v, *arrays, out, total, grads_in, end, *options)
-            here = eager(q, k, grads_in)
-            asked = decay is not None and ctx.needs_input_grad[3]
-            beside = (kept[0] if kept else None, asked)
-            found: Any = backward_pass(*given, *beside) if here else fused_backward(*given)
-            dq, dk, dv, grad_first, by_query, by_key = found
-            grad_decay = None
-            if asked:
-                at_end = None if end is None else end * rows.spread(last, 0)
-                at_start = by_key.new_zeros(by_key.shape[:2])
-                if first is not None:
-                    at_start = (first * grad_first).sum((-3, -2, -1))
-                grad_decay = decay_gradient(by_query, by_key, at_end, decay, at_start)
-            back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
-            return dq, dk, dv, grad_decay, back, *[None] * 11
+            return *by_kernels.backward(ctx, saved, rows, grad_out, grad_last), *[None] * 11
         pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
         slopes = FEATURE_MAPS[ctx.feature_map].backward
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops import projected
+from cosformer.ops import projected, series
 
 
 class Case(NamedTuple):
@@ -52,6 +52,21 @@ CASES = {
     "softmaxes": Case("softmaxes", 64, 64, 4),
     "softmaxes, odd": Case("softmaxes", 7, 7, 2),
 }
+
+
+def series_results(x: Tensor, grad: Tensor, dtype: torch.dtype) -> list[list[Tensor]]:
+    """Of the kernel, of the formula at that precision, and of the formula in float64."""
+    found = []
+    for made, kind in (
+        (series.by_kernel, dtype),
+        (series.by_formula, dtype),
+        (series.by_formula, torch.float64),
+    ):
+        leaf = (x.double() if kind == torch.float64 else x).detach().requires_grad_()
+        out = made(leaf, kind)
+        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
+        found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+    return found
 
 
 def no_worse(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from projected_cases import CASES, no_worse
+from projected_cases import CASES, no_worse, series_results
 from torch.testing import assert_close
 
 from cosformer.ops import projected, rotation, series
@@ -143,16 +143,7 @@ def test_series_and_gradients_are_those_of_the_formula(width, dtype):
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(2, 63, 3, width, generator=generator).transpose(1, 2)
     grad = torch.randn(2, 3, 63, 1 + width + width**2, generator=generator).to(dtype)
-    found = []
-    for made, kind in (
-        (series.by_kernel, dtype),
-        (series.by_formula, dtype),
-        (series.by_formula, torch.float64),
-    ):
-        leaf = (x.double() if kind == torch.float64 else x).detach().requires_grad_()
-        out = made(leaf, kind)
-        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
-        found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+    found = series_results(x, grad, dtype)
     assert (found[0][0][..., grad.shape[-1] :] == 0).all()
     no_worse(*found)
 

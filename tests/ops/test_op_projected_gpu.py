@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from projected_cases import CASES, Case, no_worse
+from projected_cases import CASES, Case, no_worse, series_results
 
-from cosformer.ops import projected, rotation, series
+from cosformer.ops import projected, rotation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,14 +68,5 @@ def test_series_and_gradients_are_those_of_the_formula(width, dtype):
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(2, 3, 1000, width, generator=generator).cuda()
     grad = torch.randn(2, 3, 1000, 1 + width + width**2, generator=generator).to("cuda", dtype)
-    found = []
-    for made, kind in (
-        (series.by_kernel, dtype),
-        (series.by_formula, dtype),
-        (series.by_formula, torch.float64),
-    ):
-        leaf = (x.double() if kind == torch.float64 else x).detach().requires_grad_()
-        out = made(leaf, kind)
-        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
-        found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+    found = series_results(x, grad, dtype)
     no_worse(*found, SLACK[dtype])
