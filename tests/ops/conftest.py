@@ -1,12 +1,28 @@
-"""For tests of calls that are replayed in C++."""
+"""For tests of kernels, and of calls that are replayed in C++."""
 
 import fcntl
 import shutil
 
 import pytest
 import stub_driver
+import torch
 
 from cosformer.ops import cosine, memo, native, nvrtc, replay
+
+
+@pytest.fixture
+def poisoned():
+    """Memory that nobody wrote to holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def interpreted():
+    """Triton's kernels run in Python, on the CPU."""
+    if not pytest.importorskip("triton").knobs.runtime.interpret:
+        pytest.skip("needs TRITON_INTERPRET=1 before Triton's import")
 
 
 @pytest.fixture(scope="session")

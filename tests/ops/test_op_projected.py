@@ -7,21 +7,10 @@ from torch.testing import assert_close
 
 from cosformer.ops import projected, rotation, series
 
-triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1 before Triton's import"
-)
+pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 
 
 each_case = pytest.mark.parametrize("name", CASES)
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Memory that nobody wrote to holds NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @each_case

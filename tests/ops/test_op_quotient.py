@@ -8,21 +8,10 @@ from torch.testing import assert_close
 from cosformer.ops import quotient
 from cosformer.ops.normaliser import SUM_RULES
 
-triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1 before Triton's import"
-)
+pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 EPS = 0.3
 SHAPES = {"behind": (3, 13, 0), "apart": (2, 5, 8), "one": (1, 5, 1)}
 """Parts, their width, the width of totals; 5 columns are divided."""
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Memory that nobody wrote to holds NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def draw(parts, width, total_width, rule, length=63):

@@ -19,19 +19,8 @@ from cosformer import (
 )
 from cosformer.ops import passes
 
-triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1 before Triton's import"
-)
+pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 each_case = pytest.mark.parametrize("name", CASES)
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Memory that nobody wrote to holds NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def draw_plain(length=100, heads=2, width=8):

@@ -13,6 +13,7 @@ from cosformer.ops.decode import StepGraph
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("poisoned"),
 ]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -22,14 +23,6 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def by_triton(monkeypatch):
     """On Hopper other kernels would step in; test_op_hopper_gpu.py is about them."""
     monkeypatch.setattr(hopper, "unsupported", lambda *_: "nothing of these")
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Memory that nobody wrote to holds NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("name", CASES)
