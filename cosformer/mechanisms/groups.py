@@ -12,18 +12,21 @@ from cosformer.ops.quotient import quotient
 
 GROUP = 128
 """Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
+WIDEST = {torch.bfloat16: GROUP}
+"""Features that one call takes, by dtype; Triton's kernels take 256 of any."""
 
 
 def goes_in_groups(features: Tensor, options: dict[str, Any]) -> bool:
     """Whether the fastest kernels take parts only: of wide features, or of a fading quotient."""
     fades = bool(options.keys() & {"gamma", "log_decay"}) and options["normaliser"] == "sum"
     fast = fades and features.dtype == torch.bfloat16
-    return features.is_cuda and (fast or features.shape[-1] > GROUP)
+    return features.is_cuda and (fast or features.shape[-1] > WIDEST.get(features.dtype, 256))
 
 
 def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
     """`linear_attention(q, k, v, **options)` by sums over groups of features, divided once."""
     undivided = options | {"normaliser": "none"}
+    q, k, v = (far_reaching(x) for x in (q, k, v))
     if options["feature_map"] == "identity":  # under any other, zeros might count
         q, k = (_aligned(x) for x in (q, k))
     if options["normaliser"] == "none":
@@ -35,6 +38,11 @@ def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tenso
         totals = _parts(q, k, ones(v), undivided)
     parts = _parts(q, k, v, undivided)
     return quotient(parts, totals, width, options["rule"], options["eps"])
+
+
+def far_reaching(x: Tensor) -> Tensor:
+    """For sums that are not divided yet: float16 ends at 65,504."""
+    return x.float() if x.dtype == torch.float16 else x
 
 
 def ones(v: Tensor) -> Tensor:

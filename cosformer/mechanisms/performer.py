@@ -157,7 +157,7 @@ class Performer(LinearMechanism):
             first = torch.where(before.isinf(), first, before)
             highest = torch.maximum(highest, before)
         base = _finite(first)
-        if _may_read(k) and bool((_finite(highest) - base <= LEAP).all()):
+        if readable(k) and bool((_finite(highest) - base <= LEAP).all()):
             after = torch.where(highest.isinf(), highest, first)
             return {"levels": base[..., None].expand_as(tops)}, after
         so_far = tops.cummax(-1).values
@@ -178,11 +178,6 @@ def _finite(level: Tensor) -> Tensor:
 def _first_finite(tops: Tensor) -> Tensor:
     """Of the first real key; −inf if there is none."""
     return tops.gather(-1, tops.isfinite().byte().argmax(-1, keepdim=True))[..., 0]
-
-
-def _may_read(x: Tensor) -> bool:
-    """Whether the host may look at numbers: not in a graph of any kind."""
-    return readable(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def orthogonal_rows(rows: int, width: int, generator: torch.Generator | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.family import LinearMechanism
-from cosformer.mechanisms.groups import ones
+from cosformer.mechanisms.groups import far_reaching, ones
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops import State, linear_attention, linear_attention_with_state
 from cosformer.ops.check import check_positive
@@ -123,8 +123,9 @@ class RopeLinear(Mechanism):
         key_start: int | Tensor,
         attend: Callable[[Tensor, Tensor, Tensor, str], Tensor],
     ) -> Tensor:
+        q, k, values, one = (far_reaching(x) for x in (q, k, v, one))
         turned_q = rotated_features(q, query_start, self.base)
         turned_k = rotated_features(k, key_start, self.base)
-        above = attend(turned_q, turned_k, v, "identity")
+        above = attend(turned_q, turned_k, values, "identity")
         below = attend(q, k, one, "1+elu")
-        return quotient([above], [below], v.shape[-1], "clamp", self.eps)
+        return quotient([above], [below], v.shape[-1], "clamp", self.eps).to(v.dtype)

@@ -92,6 +92,21 @@ def readable(x: Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def require_all(right: Tensor, rule: str, values: Tensor) -> None:
+    """An error that names the rule and a value, unless it holds everywhere.
+
+    Nobody waits for a GPU to look, nor can a graph be looked into: there the device asserts it.
+    """
+    if torch.compiler.is_compiling():
+        torch._assert_async(right.all(), rule)
+    elif right.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(right):
+        return
+    elif right.is_cuda:
+        torch._assert_async(right.all(), rule)
+    elif not bool(right.all()):
+        raise ValueError(f"{rule}, got {float(values.detach()[~right].flatten()[0]):g}")
+
+
 def check_choice(name: str, value: str, known: Collection[str]) -> str:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")

@@ -82,7 +82,7 @@ def linear_attention(
         gamma: what is left of a weight one position on, in (0, 1], a number or one per head `[H]`;
             causal only. Numbers are looked at once; a tensor costs more with every call.
         log_decay: g_t ≤ 0 per token, `[B, H, T]`, in S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ.
-            A GPU is not waited for to check it.
+            A GPU is not waited for: there a larger one is an assertion on the device.
         raised: c(x) = (1 + cos 2x)/2 instead of cos x.
         normaliser: `sum` divides by D_i = Σ_j s(i, j); `none` does not divide.
         eps, key_mask, cu_seqlens, query_start, impl: as in `attention`.
@@ -287,7 +287,7 @@ def _problem(
         return decaying(problem, log_rates(gamma, q, k)) if is_decaying(gamma, None) else problem
 
     numbers = (causal, theta, gamma, raised, eps, query_start)
-    values = (*q.shape[1:3], k.shape[2], *numbers, name, chosen, cu_seqlens, position)
+    values = (*q.shape[1:3], *k.shape[1:3], *numbers, name, chosen, cu_seqlens, position)
     problem = remembered(values, q, make)
     if log_decay is not None:
         problem = decaying(problem, log_gates(log_decay, q, k))

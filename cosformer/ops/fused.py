@@ -31,8 +31,10 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None
         return "float32 or float16 under Triton's interpreter, got bfloat16"
     if max(k.shape[3], v.shape[3]) > MAX_WIDTH:
         return f"widths up to {MAX_WIDTH}, got {k.shape[3]} and {v.shape[3]}"
-    if problem.query_decay is not None and (problem.query_start or q.shape[2] != k.shape[2]):
+    if problem.query_decay is not None and q.shape[2] != k.shape[2]:
         return f"as many queries as keys under a decay, got {q.shape[2]} and {k.shape[2]}"
+    if problem.query_decay is not None and problem.query_start:
+        return f"query_start=0 under a decay, got {problem.query_start}"
     return None
 
 

@@ -118,7 +118,7 @@ def features_kernel(
             elif KIND == "waves":
                 one = tl.sin(y) * gain
             elif KIND == "relu":
-                one = tl.where(y > 0, y, 0.0) * gain
+                one = tl.where(y < 0, 0.0, y) * gain  # NaN stays
             else:
                 one = _softmax(y, real)
             one = tl.where(real[None, :], one, 0.0).to(out.dtype.element_ty)

@@ -6,12 +6,13 @@ import triton.language as tl
 
 @triton.jit
 def _denominator(total, eps, RULE: tl.constexpr):
+    """NaN stays."""
     if RULE == "add":
         return total + eps
     elif RULE == "clamp":
-        return tl.maximum(total, eps)
+        return tl.where(total < eps, eps, total)
     else:
-        return tl.where(total < 0, tl.minimum(total, -eps), tl.maximum(total, eps))
+        return tl.where(tl.abs(total) < eps, tl.where(total < 0, -eps, eps), total)
 
 
 @triton.jit(do_not_specialize=["rows"])

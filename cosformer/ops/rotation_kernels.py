@@ -35,7 +35,7 @@ def rotation_kernel(
             x + batch * x_b + head * x_h + token[:, None] * x_t + lane[None, :] * x_d,
             mask=inside, other=0.0,
         ).to(tl.float32)  # fmt: skip
-        slope = tl.exp(tl.minimum(rows, 0.0))
+        slope = tl.exp(tl.where(rows > 0, 0.0, rows))  # NaN stays
         if BACK:
             cells = grad + batch * grad_b + head * grad_h + token[:, None] * grad_t + lane[None, :]
             given = tl.load(cells, mask=inside, other=0.0).to(tl.float32)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-HALF = tl.constexpr(0.7071067811865476)  # 1/√2
+ROOT = tl.constexpr(0.7071067811865476)  # 1/√2
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def series_kernel(
     one = tl.full([BLOCK_T], 1.0, tl.float32).to(out.dtype.element_ty)
     tl.store(out, one, mask=row < rows)
     tl.store(out[:, None] + 1 + lane[None, :], values.to(out.dtype.element_ty), mask=inside)
-    pairs = values[:, :, None] * values[:, None, :] * HALF
+    pairs = values[:, :, None] * values[:, None, :] * ROOT
     cells = out[:, None, None] + 1 + N + lane[None, :, None] * N + lane[None, None, :]
     both = inside[:, :, None] & (lane < N)[None, None, :]
     tl.store(cells, pairs.to(out.dtype.element_ty), mask=both)
@@ -50,4 +50,4 @@ def series_gradient_kernel(
     both = inside[:, :, None] & (lane < N)[None, None, :]
     pairs = tl.load(cells, mask=both, other=0.0).to(tl.float32)
     found = tl.sum(pairs * values[:, None, :], 2) + tl.sum(pairs * values[:, :, None], 1)
-    tl.store(dx + row[:, None] * N + lane[None, :], linear + found * HALF, mask=inside)
+    tl.store(dx + row[:, None] * N + lane[None, :], linear + found * ROOT, mask=inside)

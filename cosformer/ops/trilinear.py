@@ -216,7 +216,8 @@ def decay_gradient(
     `by_query` and `by_key` hold, `[B, H, T, 1]`.
 
     Args:
-        at_start: what the sum over all tokens must be, `[B, H]`, where numbers are rounded.
+        at_start: what the sum over all tokens must be, `[B, H]`, where products are rounded to
+            16 bits; in float32 and above there is nothing to gain.
     """
     by_query, by_key = by_query[..., 0], by_key[..., 0]
     if not by_key.shape[2]:
@@ -227,19 +228,21 @@ def decay_gradient(
         last = last + at_end.sum((-3, -2, -1))[..., None]
     grad = torch.cat([grad[..., :-1], last], -1)
     if at_start is not None:
-        grad = _balanced(grad, by_query.square() + by_key.square(), at_start)
+        grad = _balanced(grad, by_query, by_key, at_start)
     return grad.to(decay.dtype).sum_to_size(decay.shape)
 
 
-def _balanced(grad: Tensor, variance: Tensor, total: Tensor) -> Tensor:
-    """`grad` with the sum `total` over tokens, the rest taken from each by its share of `variance`.
+def _balanced(grad: Tensor, by_query: Tensor, by_key: Tensor, total: Tensor) -> Tensor:
+    """`grad` with the sum `total` over tokens, the rest taken from each by its share of variance.
 
     A gate's gradient sums dL from its token on, and with it all roundings of later tokens. But a
     shift of every L changes only what a state at the start weighs, so the sum over all is known.
     """
-    excess = grad.sum(-1) - total
-    share = variance / variance.sum(-1, keepdim=True).clamp(min=torch.finfo(grad.dtype).tiny)
-    return grad - excess[..., None] * share
+    tiny = torch.finfo(grad.dtype).tiny
+    largest = torch.maximum(by_query.abs(), by_key.abs()).amax(-1, keepdim=True).clamp(min=tiny)
+    variance = (by_query / largest).square() + (by_key / largest).square()
+    share = variance / variance.sum(-1, keepdim=True).clamp(min=tiny)
+    return grad - (grad.sum(-1) - total)[..., None] * share
 
 
 def fold_vmapped(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.build import per_head
-from cosformer.ops.check import check_number, check_number_or_tensor, check_tensor, readable
+from cosformer.ops.check import check_number, check_number_or_tensor, check_tensor, require_all
 from cosformer.ops.memo import Numbers
 from cosformer.ops.state import Horizon
 
@@ -32,8 +32,8 @@ def horizon_of(theta: float | Tensor) -> Horizon:
 def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
     """θ as `[1, 1]` or `[H, 1]`."""
     check_number_or_tensor("theta", theta)
-    if isinstance(theta, Tensor) and _is_at_hand(theta) and not bool(theta.isfinite().all()):
-        raise ValueError(f"theta must be finite, got {theta.tolist()}")
+    if isinstance(theta, Tensor):
+        require_all(theta.isfinite(), "theta must be finite", theta)
     if isinstance(theta, Tensor) and theta.requires_grad and torch.is_grad_enabled():
         raise ValueError("theta must not require a gradient: none is computed for it")
     if not isinstance(theta, Tensor) and not math.isfinite(theta):
@@ -43,11 +43,15 @@ def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 def as_numbers(gamma: Rates) -> Rates:
     """A sequence as numbers that can be compared with those of another call."""
-    if not isinstance(gamma, Sequence):
+    if isinstance(gamma, Tensor):
         return gamma
+    if not isinstance(gamma, Sequence) or isinstance(gamma, str | bytes):
+        check_number("gamma", gamma, "a number, a sequence of them or a tensor")
+        return gamma if torch.compiler.is_compiling() else float(gamma)
     for n, rate in enumerate(gamma):
         check_number(f"gamma[{n}]", rate)
-    return Numbers(map(float, gamma))
+    # tracers know no tuples of our own, and keep nothing
+    return tuple(gamma) if torch.compiler.is_compiling() else Numbers(map(float, gamma))
 
 
 def is_decaying(gamma: Rates, log_decay: Tensor | None) -> bool:
@@ -64,15 +68,14 @@ def sizes_of(values: Rates) -> list[int]:
 
 def log_rates(gamma: Rates, q: Tensor, k: Tensor) -> Tensor:
     """log γ, `[1, h, T]`, or `[1, h, 1]` where T ≠ S."""
+    rule = "gamma must lie in (0, 1]"
+    if isinstance(gamma, Tensor):
+        check_number_or_tensor("gamma", gamma)
+        require_all((gamma > 0) & (gamma <= 1), rule, gamma)
+    elif not all(0 < rate <= 1 for rate in (gamma if isinstance(gamma, Sequence) else [gamma])):
+        raise ValueError(f"{rule}, got {list(gamma) if isinstance(gamma, Sequence) else gamma}")
     if isinstance(gamma, Sequence):
         gamma = torch.tensor(gamma, dtype=torch.float64)
-    check_number_or_tensor("gamma", gamma)
-    if isinstance(gamma, Tensor):
-        is_wrong = _is_at_hand(gamma) and not bool(((gamma > 0) & (gamma <= 1)).all())
-    else:
-        is_wrong = not 0 < gamma <= 1
-    if is_wrong:
-        raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
     rates = _for_heads("gamma", gamma, q, k).log()[None]
     return rates.expand(-1, -1, q.shape[2]) if q.shape[2] == k.shape[2] else rates
 
@@ -95,18 +98,11 @@ def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
             f"log_decay must be [batch, heads, length] = {list(sizes[0])}, "
             f"got {list(log_decay.shape)}"
         )
-    if _is_at_hand(log_decay) and not bool((log_decay <= 0).all()):
-        worst = log_decay.detach().max()
-        raise ValueError(f"log_decay must be at most 0, got {float(worst):g}")
+    require_all(log_decay <= 0, "log_decay must be at most 0", log_decay)
     groups = heads // log_decay.shape[1]
     # exp(−800) is 0 even in float64; a larger number would swallow the differences after it.
     gates = log_decay.double().clamp(min=-800)
     return gates if groups == 1 else gates.repeat_interleave(groups, 1)
-
-
-def _is_at_hand(x: Tensor) -> bool:
-    """Whether a check may look at the values without waiting for a GPU."""
-    return not x.is_cuda and readable(x)
 
 
 def _for_heads(name: str, values: float | Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """A table of times by cell, for runs in which more than the length differs."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cosformer.records import Row
-from cosformer.report.selection import PASSES, Cell, cell, label, origin
+from cosformer.report.selection import PASSES, Cell, cell, label
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 Values = dict[tuple[str, str, Cell], float]
@@ -19,25 +19,36 @@ EXPLANATION = (
 
 def cell_table(rows: Sequence[Row]) -> str:
     """Milliseconds by cell and candidate, a table for causal and one for full attention."""
-    shown, parts = _by_line(rows), []
+    shown, parts = _newest(rows), []
     for causal, title in ((True, "Causal"), (False, "Full")):
         lines = [row for row in shown if row.config["causal"] == causal]
         if lines:
             parts.append(f"{title} attention:\n\n{_table(lines)}")
-    newest_first = sorted(shown, key=lambda row: row.date, reverse=True)
-    origins = dict.fromkeys(origin(row, row.config["dtype"]) for row in newest_first)
-    return "\n\n".join([*parts, f"{EXPLANATION}. {'. '.join(origins)}."])
+    return "\n\n".join([*parts, f"{EXPLANATION}. {_origin(shown)}."])
 
 
-def _by_line(rows: Sequence[Row]) -> list[Row]:
-    """Each line of a table from the run that has most numbers for it, the newest of several."""
-    counts: dict[tuple[Cell, bool], Counter[str]] = {}
-    for row in rows:
-        if row.what == "time":
-            counts.setdefault((cell(row), row.config["causal"]), Counter())[row.date] += 1
-    dates = {where: max(c, key=lambda date: (c[date], date)) for where, c in counts.items()}
-    of_lines = [row for row in rows if row.what in ("time", "floor_ratio")]
-    return [row for row in of_lines if row.date == dates[cell(row), row.config["causal"]]]
+def _newest(rows: Sequence[Row]) -> list[Row]:
+    """Each number from the newest run that has it, in the order in which candidates first came."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: row.date):
+        if row.what in ("time", "floor_ratio"):
+            c = row.config
+            found[row.what, c["candidate"], c["pass"], c["causal"], cell(row)] = row
+    return list(found.values())
+
+
+def _origin(rows: Sequence[Row]) -> str:
+    """Where all of it was measured; runs differ in code, day and who calls the kernels."""
+    last = max(rows, key=lambda row: row.date)
+    runs = dict.fromkeys(
+        f"{row.commit or 'unknown'} ({row.date[:16].replace('T', ' ')}"
+        + (f", called from {row.versions['host']})" if "host" in row.versions else ")")
+        for row in sorted(rows, key=lambda row: row.date, reverse=True)
+    )
+    repeats = sorted({row.config["repeats"] for row in rows})
+    medians = " and ".join(map(str, repeats))
+    about = f"{last.hardware['name']}; {last.config['dtype']}; medians of {medians}"
+    return f"{about}; torch {last.versions['torch']}; commits {', '.join(runs)}"
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import CASES, make, tokens
+from mechanism_cases import CASES, make, names_where, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import blocked, hashed
@@ -30,6 +30,19 @@ def test_functional_gradients_are_those_of_autograd(name, causal):
     right = torch.autograd.grad(loss(*leaves), leaves, allow_unused=True, materialize_grads=True)
     for mine, theirs in zip(found, right, strict=True):
         assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", names_where(state=("constant",)))
+def test_members_of_the_family_compile_without_a_break(name):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism)
+
+    def call(q, k, v):
+        return mechanism(q, k, v, causal=True, controls=controls)[0]
+
+    torch.compiler.reset()  # or `call` would be compiled anew too often
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    assert_close(compiled(q, k, v), call(q, k, v))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap's own, in gradients

@@ -1,6 +1,9 @@
 """Features in groups, as a GPU takes them where they are wider than its kernels."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from mechanism_cases import CASES, make, tokens
 from torch.testing import assert_close
 
@@ -30,6 +33,37 @@ def test_groups_of_features_add_up(name, causal, room, monkeypatch):
     assert max(widths) <= room
     if mechanism.feature_map == "identity":
         assert not any(width % groups.ALIGNED for width in widths)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "more", "expected"),
+    [
+        (torch.bfloat16, 128, {}, False),
+        (torch.bfloat16, 136, {}, True),
+        (torch.bfloat16, 64, {"log_decay": 0}, True),
+        (torch.bfloat16, 64, {"log_decay": 0, "normaliser": "none"}, False),
+        (torch.float16, 256, {}, False),
+        (torch.float32, 257, {}, True),
+        (torch.float32, 64, {"gamma": 0}, False),
+    ],
+)
+def test_what_goes_in_groups_on_a_gpu(dtype, width, more, expected):
+    on_gpu = SimpleNamespace(is_cuda=True, dtype=dtype, shape=(1, 1, 1, width))
+    assert groups.goes_in_groups(on_gpu, {"normaliser": "sum"} | more) == expected
+    on_gpu.is_cuda = False
+    assert not groups.goes_in_groups(on_gpu, {"normaliser": "sum"} | more)
+
+
+@pytest.mark.parametrize("name", ["linear", "rope-linear"])
+def test_sums_do_not_end_where_float16_does(name, monkeypatch):
+    monkeypatch.setattr(family, "goes_in_groups", lambda features, options: True)
+    mechanism = make(name, width=64)
+    q, k, v, _ = tokens(mechanism, 3000)
+    q, k, v = (x.abs().half() for x in (q, k, v))  # weights that sum to more than 65,504
+    found, _ = mechanism(q, k, v, causal=True)
+    right, _ = mechanism(*(x.double() for x in (q, k, v)), causal=True)
+    assert found.dtype == torch.float16
+    assert_close(found.double(), right, rtol=2e-3, atol=2e-3)
 
 
 def test_a_group_is_as_wide_as_the_fastest_kernels_take():

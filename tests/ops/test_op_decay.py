@@ -104,8 +104,11 @@ def test_numbers_are_as_a_tensor_and_their_problem_is_kept(monkeypatch):
         assert len(memo._kept) == 1
     other = linear_attention(q, k, v, gamma=[0.9, 0.98], **options)
     assert not torch.equal(other, expected)
-    grouped = linear_attention(torch.cat([q, q], 1), k, v, gamma=rates, **options)
+    four = torch.cat([q, q], 1)
+    grouped = linear_attention(four, k, v, gamma=rates, **options)
     assert grouped.shape[1] == 4
+    with pytest.raises(ValueError, match=r"one per head \[4\], got \[2\]"):
+        linear_attention(four, four, four, gamma=rates, **options)
 
 
 def test_gamma_and_log_decay_multiply():
@@ -226,3 +229,5 @@ def test_roundings_of_a_long_sequence_do_not_add_up():
     noisy = [x * (1 + 0.01 * torch.randn(x.shape, generator=generator)) for x in (by_query, by_key)]
     errors = [(of_gates(*noisy, **o) - truth).norm() for o in ({}, {"at_start": total})]
     assert errors[1] < 0.8 * errors[0]
+    large = [1e25 * x.float() for x in noisy]  # whose squares are more than float32 has
+    assert of_gates(*large, at_start=total.float()).isfinite().all()

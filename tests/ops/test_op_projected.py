@@ -67,6 +67,17 @@ def test_second_derivatives_are_those_of_the_formula(name):
         assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["relu", "waves"])
+def test_what_is_not_a_number_stays_so(name):
+    case = CASES[name]
+    x, weight, level, _ = (y if y is None else y.float() for y in case.draw(9))
+    x[0, 0, 3, 1] = torch.nan
+    for made in (projected.by_formula, projected.by_kernels):
+        found = made(x, weight, case.kind, level)
+        assert found[0, 0, 3, 0].isnan()
+        assert found[0, 0, :3].isfinite().all()
+
+
 def test_only_what_is_asked_for_has_a_gradient():
     case = CASES["softmaxes"]
     x, weight, _, _ = (y if y is None else y.float() for y in case.draw(5))
