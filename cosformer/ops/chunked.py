@@ -234,9 +234,9 @@ class _Attention(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.causal, ctx.feature_map, ctx.rule, ctx.eps, ctx.kernels, _ = inputs
         out, total, last, *kept = output
-        # The last state is kept only where the decay's gradient asks for it.
-        asked = last if tensors[3] is not None else None
-        ctx.save_for_backward(*tensors, out, total, asked, *kept)
+        # The last state is kept only beside a decay, whose gradient asks for it.
+        beside = last if tensors[3] is not None else None
+        ctx.save_for_backward(*tensors, out, total, beside, *kept)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -256,6 +256,7 @@ class _Attention(Function):
 
             return *by_kernels.backward(ctx, saved, rows, grad_out, grad_last), *[None] * 11
         pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
+        asked = decay is not None and ctx.needs_input_grad[3]
         slopes = FEATURE_MAPS[ctx.feature_map].backward
 
         def grads(span: Span, into: Into) -> Tensor:
@@ -277,12 +278,12 @@ class _Attention(Function):
 
         def finish_q(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
             dq = slopes(grad, fold(q, span).to(rows.dtype))
-            return (dq, dots(grad, rows.q, span)) if decay is not None else (dq,)
+            return (dq, dots(grad, rows.q, span)) if asked else (dq,)
 
         def finish_k(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
             dk = slopes(rows.sum_groups(grad), fold(k, span).to(rows.dtype))
             dk = rows.hide(dk, span)
-            return (dk, dots(grad, rows.k, span)) if decay is not None else (dk,)
+            return (dk, dots(grad, rows.k, span)) if asked else (dk,)
 
         def finish_v(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
             return (rows.hide(rows.sum_groups(grad[..., : v.shape[-1]]), span),)
@@ -292,7 +293,7 @@ class _Attention(Function):
 
         def like(x: Tensor) -> tuple[Tensor, ...]:
             shape = (*q.shape[:2], x.shape[2], 1)
-            dots = (q.new_empty(shape, dtype=rows.dtype),) if decay is not None else ()
+            dots = (q.new_empty(shape, dtype=rows.dtype),) if asked else ()
             return torch.empty_like(x), *dots
 
         with full_precision(q):
@@ -306,7 +307,7 @@ class _Attention(Function):
                 pattern, rows.q, grads, grad_state, by_v, mirror=by_k, reverse=True
             )
             grad_decay = None
-            if decay is not None:
+            if asked:
                 at_end = None if grad_last is None else grad_state * rows.spread(last, 0)
                 grad_decay = decay_gradient(query_dots[0], key_dots[0], at_end, decay)
             back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)

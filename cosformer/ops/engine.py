@@ -71,7 +71,7 @@ def linear_attention(
     | … for ever         | the same and `raised=True`                                   |
     | … its ablations    | `feature_map="relu"`, `"leaky_relu"`, `"identity"` (signed)  |
     | Linear Transformer | `feature_map="1+elu"`                                        |
-    | retention          | `gamma=[1 - 2 ** (-5 - h) …], normaliser="none"`             |
+    | retention          | `gamma=[1 - 2.0**(-5 - h) for h in range(H)]`, not divided   |
     | gated linear       | `log_decay=logsigmoid(gate), normaliser="none"`              |
 
     Args:

@@ -95,8 +95,11 @@ def learning_table(rows: Sequence[Row]) -> str:
             [", ".join([task, *sizes]), LABELS.get(mechanism, mechanism), steps, floor.unit,
              f"{found:.3f}", f"{floor.value:.3f} ({c['by']})", said]
         )  # fmt: skip
-    header = ["task", "mechanism", "steps × batch", "metric", "test", "to beat", "beaten"]
-    return f"{markdown(header, lines)}\n\n{origin(rows[-1], 'one seed')}."
+    header = ["task", "mechanism", "best step × batch", "metric", "test", "to beat", "beaten"]
+    shown = sorted(floors.values(), key=lambda row: row.date, reverse=True)
+    others = dict.fromkeys(f", {row.commit}" for row in shown if row.commit != shown[0].commit)
+    earlier = f"; earlier lines: commit{''.join(others)[1:]}" if others else ""
+    return f"{markdown(header, lines)}\n\n{origin(shown[0], 'one seed')}{earlier}."
 
 
 def mebibytes(count: float) -> str:
