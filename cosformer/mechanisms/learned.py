@@ -5,10 +5,9 @@ from torch import Tensor, nn
 
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.ops.check import check_whole
-from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.problem import compute_dtype
 from cosformer.ops.projected import projected
-from cosformer.ops.series import series
+from cosformer.ops.series import is_served, series
 
 
 class Based(LinearMechanism):
@@ -41,7 +40,7 @@ class Based(LinearMechanism):
         return self._series(k, self.key_projection)
 
     def made_at_once(self, x: Tensor) -> bool:
-        return kernels_serve(x)
+        return is_served(x, self.narrow)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.narrow + self.feature_width

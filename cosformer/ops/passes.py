@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+TILE = 4096  # numbers in a block of kernels that multiply nothing
 FEW_PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
 MANY_PROGRAMS = 1056
 
@@ -342,9 +343,9 @@ def _per_head(values: Tensor | None) -> list[int]:
     return [values.stride(i) if values.shape[i] > 1 else 0 for i in (0, 1)]
 
 
-def padded(width: int) -> int:
-    """The power of two that a tile needs."""
-    return max(16, 1 << (width - 1).bit_length())
+def padded(width: int, least: int = 16) -> int:
+    """The power of two that a tile needs; products want 16 at least."""
+    return max(least, 1 << (width - 1).bit_length())
 
 
 def _precision(dtype: torch.dtype) -> str:

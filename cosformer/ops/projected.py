@@ -13,6 +13,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.passes import padded
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.trilinear import recorded
 
@@ -20,6 +21,8 @@ MAX_WIDTHS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
 """Of x, and of the rows of W that must lie in registers at once."""
 ALIGNED = 8
 """Rows of features are padded to multiples of it: 16 bytes, which other kernels need."""
+FEWEST = 64
+"""Columns of a product: Triton 3.6 multiplies fewer wrongly."""
 STEPS = 16
 """Blocks of 64 tokens that a program sums dW over."""
 
@@ -76,7 +79,7 @@ def projected(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None)
         level: `[B, H, T]`, no part of the graph; for `exp` only.
     """
     if is_served(x, weight.shape[-2], kind):
-        return by_kernels(x, weight, kind, level)
+        return by_kernel(x, weight, kind, level)
     return by_formula(x, weight, kind, level)
 
 
@@ -85,7 +88,7 @@ def by_formula(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None
     return MAPS[kind].formula(wide, weight.to(wide.dtype), level).to(_dtype(x, kind))
 
 
-def by_kernels(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None) -> Tensor:
+def by_kernel(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None) -> Tensor:
     features: Tensor = _Projected.apply(x, weight, level, kind)
     return features
 
@@ -218,7 +221,7 @@ def _options(x: Tensor, rows: int, kind: str) -> dict[str, Any]:
         "D": x.shape[-1],
         "LAST": _last(rows, kind),
         "BLOCK_F": block,
-        "BLOCK_D": _power(x.shape[-1]),
+        "BLOCK_D": padded(x.shape[-1], FEWEST),
         "KIND": kind,
         "SPLIT": x.dtype == torch.bfloat16,
         "num_warps": 4 if max(block, x.shape[-1]) <= 64 else 8,
@@ -227,21 +230,14 @@ def _options(x: Tensor, rows: int, kind: str) -> dict[str, Any]:
 
 
 def _block(rows: int, kind: str) -> int:
-    """Rows of W at a time: all, and the padding, unless f takes them singly.
-
-    Never below 64: Triton 3.6 multiplies fewer columns wrongly.
-    """
-    return 64 if kind == "exp" else _power(_last(rows, kind))
+    """Rows of W at a time: all, and the padding, unless f takes them singly."""
+    return FEWEST if kind == "exp" else padded(_last(rows, kind), FEWEST)
 
 
 def _last(rows: int, kind: str) -> int:
     """The width of the last part of the features, with its padding."""
     parts = MAPS[kind].parts
     return -(-parts * rows // ALIGNED) * ALIGNED - (parts - 1) * rows
-
-
-def _power(size: int) -> int:
-    return max(64, 1 << (size - 1).bit_length())
 
 
 def _plain(weight: Tensor) -> Tensor:

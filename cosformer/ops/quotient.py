@@ -9,11 +9,9 @@ from torch.nn import functional as F
 
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.normaliser import denominator, slope
+from cosformer.ops.passes import TILE, padded
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.trilinear import recorded
-
-TILE = 4096
-"""Numbers in a block of the kernels."""
 
 
 class Division(NamedTuple):
@@ -129,14 +127,14 @@ def _launch_gradients(
     with on_device_of(out):
         quotient_gradient_kernel[(blocks,)](
             grad.contiguous(), out, total, above, below, total.numel(), division.eps,
-            BLOCK_B=_power(behind), **options,
+            BLOCK_B=padded(behind, 1), **options,
         )  # fmt: skip
     return above, below
 
 
 def _options(division: Division, widths: list[int], total: Tensor) -> tuple[int, dict[str, Any]]:
     """How many blocks of rows, and what kernels are compiled for."""
-    columns = _power(division.columns)
+    columns = padded(division.columns, 1)
     rows = max(1, TILE // columns)
     return -(-total.numel() // rows), {
         "V": division.columns,
@@ -147,7 +145,3 @@ def _options(division: Division, widths: list[int], total: Tensor) -> tuple[int,
         "BLOCK_T": rows,
         "BLOCK_V": columns,
     }
-
-
-def _power(size: int) -> int:
-    return 1 << (size - 1).bit_length()

@@ -9,13 +9,12 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.passes import TILE, padded
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.trilinear import recorded
 
 HEADS = 4
 """That share the angles of a block of tokens in the kernel."""
-TILE = 4096
-"""Numbers in a block."""
 
 
 def positions(start: int | Tensor, length: int, like: Tensor) -> Tensor:
@@ -95,7 +94,7 @@ def _launch(x: Tensor, grad: Tensor | None, start: Tensor, base: float) -> Tenso
     if grad is not None and grad.stride(-1) != 1:
         grad = grad.contiguous()
     batch, heads, length, width = x.shape
-    pairs = 1 << (width // 2 - 1).bit_length()
+    pairs = padded(width // 2, 1)
     tokens = max(1, TILE // (2 * pairs))
     blocks, groups = -(-length // tokens), -(-heads // HEADS)
     out = x.new_empty(x.shape)

@@ -7,19 +7,24 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.passes import TILE, padded
 from cosformer.ops.problem import on_device_of
 from cosformer.ops.projected import ALIGNED
 from cosformer.ops.trilinear import recorded
 
 WIDEST = 64
-TILE = 4096
-"""Numbers in a block of the kernels."""
+"""Numbers whose products lie in registers at once."""
 
 
 def series(x: Tensor, dtype: torch.dtype) -> Tensor:
     """[1, x, x⊗x/√2] of x `[B, H, T, N]`; a kernel adds zeros up to a multiple of 8."""
-    served = kernels_serve(x) and x.dtype == torch.float32 and x.shape[-1] <= WIDEST
+    served = x.dtype == torch.float32 and is_served(x, x.shape[-1])
     return (by_kernel if served else by_formula)(x, dtype)
+
+
+def is_served(x: Tensor, width: int) -> bool:
+    """Whether a kernel makes the series of so many numbers where x is."""
+    return kernels_serve(x) and width <= WIDEST
 
 
 def by_formula(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -69,7 +74,7 @@ class _Series(Function):
 def _options(x: Tensor) -> tuple[int, dict[str, int]]:
     """How many blocks of rows, and what kernels are compiled for."""
     width = x.shape[-1]
-    block = 1 << (width - 1).bit_length()
+    block = padded(width, 1)
     rows = max(1, TILE // block**2)
     columns = -(-(1 + width + width**2) // ALIGNED) * ALIGNED
     return -(-x.shape[:3].numel() // rows), {

@@ -5,7 +5,7 @@ import torch
 from mechanism_cases import cases_where, draw, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import MECHANISMS, family, learned
+from cosformer.mechanisms import MECHANISMS, family
 from cosformer.ops import projected, quotient, rotation, series
 
 triton = pytest.importorskip("triton")
@@ -30,10 +30,10 @@ def kernels(monkeypatch):
     def switch_on():
         monkeypatch.setattr(family, "is_served", projected.fits)
         monkeypatch.setattr(projected, "is_served", projected.fits)
-        monkeypatch.setattr(projected, "by_kernels", counted(projected.by_kernels))
+        monkeypatch.setattr(projected, "by_kernel", counted(projected.by_kernel))
         for module in (rotation, series):
             monkeypatch.setattr(module, "by_kernel", counted(module.by_kernel))
-        for module in (learned, rotation, series, quotient):
+        for module in (rotation, series, quotient):
             monkeypatch.setattr(module, "kernels_serve", lambda x: x.numel() > 0)
         return made
 

@@ -24,14 +24,14 @@ def test_features_and_gradients_are_those_of_the_formula(name, length, dtype):
     given = [x.to(dtype), weight.to(dtype), level, grad]
     right = case.results(projected.by_formula, *(y if y is None else y.double() for y in given))
     plain = case.results(projected.by_formula, *given)
-    no_worse(case.results(projected.by_kernels, *given), plain, right)
+    no_worse(case.results(projected.by_kernel, *given), plain, right)
 
 
 @each_case
 def test_rows_are_padded_with_zeros_to_multiples_of_16_bytes(name):
     case = CASES[name]
     x, weight, level, grad = (y if y is None else y.float() for y in case.draw(9))
-    found = projected.by_kernels(x, weight, case.kind, level)
+    found = projected.by_kernel(x, weight, case.kind, level)
     assert found.shape[-1] % projected.ALIGNED == 0
     assert found.shape[-1] - grad.shape[-1] < projected.ALIGNED
     assert (found[..., grad.shape[-1] :] == 0).all()
@@ -41,13 +41,13 @@ def test_rows_are_padded_with_zeros_to_multiples_of_16_bytes(name):
 def test_any_strides_give_the_same_numbers_every_time(name):
     case = CASES[name]
     given = [y if y is None else y.float() for y in case.draw(67, batch=1)]
-    right = case.results(projected.by_kernels, *given)
+    right = case.results(projected.by_kernel, *given)
     strided = [
         None if y is None else y.transpose(1, 2).contiguous().transpose(1, 2)
         for y in (given[0], given[2], given[3])
     ]
     for _ in range(2):
-        found = case.results(projected.by_kernels, strided[0], given[1], *strided[1:])
+        found = case.results(projected.by_kernel, strided[0], given[1], *strided[1:])
         for one, other in zip(found, right, strict=True):
             assert torch.equal(one, other)
 
@@ -57,7 +57,7 @@ def test_second_derivatives_are_those_of_the_formula(name):
     case = CASES[name]
     x, weight, level, grad = (y if y is None else y.float() for y in case.draw(5))
     found = []
-    for made in (projected.by_formula, projected.by_kernels):
+    for made in (projected.by_formula, projected.by_kernel):
         leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_(), grad.clone()]
         leaves[2].requires_grad_()
         out = made(leaves[0], leaves[1], case.kind, level)[..., : grad.shape[-1]]
@@ -72,7 +72,7 @@ def test_what_is_not_a_number_stays_so(name):
     case = CASES[name]
     x, weight, level, _ = (y if y is None else y.float() for y in case.draw(9))
     x[0, 0, 3, 1] = torch.nan
-    for made in (projected.by_formula, projected.by_kernels):
+    for made in (projected.by_formula, projected.by_kernel):
         found = made(x, weight, case.kind, level)
         assert found[0, 0, 3, 0].isnan()
         assert found[0, 0, :3].isfinite().all()
@@ -82,7 +82,7 @@ def test_only_what_is_asked_for_has_a_gradient():
     case = CASES["softmaxes"]
     x, weight, _, _ = (y if y is None else y.float() for y in case.draw(5))
     weight.requires_grad_()
-    out = projected.by_kernels(x, weight, case.kind)
+    out = projected.by_kernel(x, weight, case.kind)
     (one,) = torch.autograd.grad(out.square().sum(), [weight])
     right = projected.by_formula(x, weight, case.kind)
     assert_close(one, torch.autograd.grad(right.square().sum(), [weight])[0])
@@ -92,7 +92,7 @@ def test_rows_of_zeros_have_the_gradients_of_the_formula():
     case = CASES["waves"]
     x, weight, level, grad = (y if y is None else y.float() for y in case.draw(5))
     x[:, :, 2] = 0
-    found = case.results(projected.by_kernels, x, weight, level, grad)
+    found = case.results(projected.by_kernel, x, weight, level, grad)
     right = case.results(projected.by_formula, x, weight, level, grad)
     for one, other in zip(found, right, strict=True):
         assert_close(one[..., : other.shape[-1]], other, rtol=1e-4, atol=1e-5)
