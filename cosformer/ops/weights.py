@@ -100,8 +100,8 @@ def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
         )
     require_all(log_decay <= 0, "log_decay must be at most 0", log_decay)
     groups = heads // log_decay.shape[1]
-    # exp(−800) is 0 even in float64; a larger number would swallow the differences after it.
-    gates = log_decay.double().clamp(min=-800)
+    # exp of it is 0 already; a larger number would swallow the differences after it.
+    gates = log_decay.double().clamp(min=-800 if q.dtype == torch.float64 else -110)
     return gates if groups == 1 else gates.repeat_interleave(groups, 1)
 
 
