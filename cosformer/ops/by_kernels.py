@@ -1,0 +1,74 @@
+"""Both passes of attention by kernels, as the autograd function in `chunked.py` calls them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.fused import backward_pass, forward_pass, fused_backward, fused_forward
+from cosformer.ops.memo import eager
+from cosformer.ops.operands import Operands
+from cosformer.ops.trilinear import decay_gradient
+
+
+def forward(
+    rows: Operands,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor | None,
+    key_mask: Tensor | None,
+    query_basis: Tensor,
+    key_basis: Tensor,
+    bounds: Tensor | None,
+    causal: bool,
+    feature_map: str,
+    rule: str,
+    eps: float,
+    wanted: bool,
+) -> tuple[Tensor | None, ...]:
+    """Output, row totals, the last state if `wanted`, and what is kept for backward if anything."""
+    first = None if state is None else rows.spread(state, 0)
+    arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
+    given = (q, k, v, *arrays, causal, feature_map, rule, eps)
+    kept: Tensor | None = None
+    last: Tensor | None
+    if eager(q, k, v):  # an operator costs 20 µs
+        out, total, last, kept = forward_pass(*given, wanted)
+    else:
+        out, total, last = fused_forward(*given)
+    if last is not None and rows.groups > 1:
+        last = last[:, :: rows.groups]
+    return (out, total, last) if kept is None else (out, total, last, kept)
+
+
+def backward(
+    ctx: Any,
+    saved: tuple[Any, ...],
+    rows: Operands,
+    grad_out: Tensor | None,
+    grad_last: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, the decay and the state; `saved` may be unpacked once only."""
+    q, k, v, decay, state, key_mask, query_basis, key_basis, _, bounds, *outputs = saved
+    out, total, last, *kept = outputs
+    first = None if state is None else rows.spread(state, 0)
+    end = None if grad_last is None else rows.spread_last(grad_last, grad_last)
+    grad = torch.zeros_like(out) if grad_out is None else grad_out
+    arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
+    options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
+    given = (q, k, v, *arrays, out, total, grad, end, *options)
+    asked = decay is not None and ctx.needs_input_grad[3]
+    beside = (kept[0] if kept else None, asked)
+    found: Any = backward_pass(*given, *beside) if eager(q, k, grad) else fused_backward(*given)
+    dq, dk, dv, grad_first, by_query, by_key = found
+    grad_decay = None
+    if asked:
+        at_end = None if end is None else end * rows.spread(last, 0)
+        at_start = by_key.new_zeros(by_key.shape[:2])
+        if first is not None:
+            at_start = (first * grad_first).sum((-3, -2, -1))
+        grad_decay = decay_gradient(by_query, by_key, at_end, decay, at_start)
+    back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
+    return dq, dk, dv, grad_decay, back
