@@ -11,6 +11,17 @@ from cosformer import attention, linear_attention
 from cosformer.ops import engine, hopper, nvrtc, replay
 
 
+def check_replays(call, ordinary, monkeypatch):
+    """Calls by seed, the later ones replayed: they launch and return what Python does."""
+    for seed in (1, 2):  # the first forward is recorded, and the backward of the second
+        call(seed)
+    ordinary.clear()
+    replays = [call(seed) for seed in (3, 4)]
+    assert not ordinary
+    assert replays == [by_python(monkeypatch, lambda s=seed: call(s)) for seed in (3, 4)]
+    assert replays[0] != replays[1]
+
+
 @pytest.mark.parametrize(
     ("causal", "lengths"),
     [(True, (100, 100)), (True, (6000, 6000)), (False, (100, 100)), (False, (6000, 700))],
@@ -26,13 +37,7 @@ def test_a_replay_launches_what_python_launches(
         driver.launches.clear()
         return both_passes(inputs, grad, causal=causal), driver.launches[:]
 
-    for seed in (1, 2):  # the first forward is recorded, and the backward of the second
-        call(seed)
-    ordinary.clear()
-    replays = [call(seed) for seed in (3, 4)]
-    assert not ordinary
-    assert replays == [by_python(monkeypatch, lambda s=seed: call(s)) for seed in (3, 4)]
-    assert replays[0] != replays[1]
+    check_replays(call, ordinary, monkeypatch)
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -52,13 +57,7 @@ def test_the_family_is_replayed(driver, monkeypatch, name, length):
         found = both_passes(inputs, grad, linear_attention, **FAMILY[name])
         return found, driver.launches[:]
 
-    for seed in (1, 2):
-        call(seed)
-    ordinary.clear()
-    replays = [call(seed) for seed in (3, 4)]
-    assert not ordinary
-    assert replays == [by_python(monkeypatch, lambda s=seed: call(s)) for seed in (3, 4)]
-    assert replays[0] != replays[1]
+    check_replays(call, ordinary, monkeypatch)
 
 
 def test_tables_that_would_fill_the_memory_are_not_kept(driver, monkeypatch):
