@@ -18,24 +18,19 @@ def forward(
     v: Tensor,
     decay: Tensor | None,
     state: Tensor | None,
-    key_mask: Tensor | None,
-    query_basis: Tensor,
-    key_basis: Tensor,
-    bounds: Tensor | None,
-    causal: bool,
-    feature_map: str,
-    rule: str,
-    eps: float,
+    *others: Any,
     wanted: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Output, row totals, the last state if `wanted`, and what is kept for backward if anything."""
+    """Output, row totals, the last state if `wanted`, and what is kept for backward if anything.
+
+    `others` are the rest of what `forward_pass` takes, in its order.
+    """
     first = None if state is None else rows.spread(state, 0)
-    arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
-    given = (q, k, v, *arrays, causal, feature_map, rule, eps)
+    given: list[Any] = [q, k, v, decay, first, *others]
     kept: Tensor | None = None
     last: Tensor | None
     if eager(q, k, v):  # an operator costs 20 µs
-        out, total, last, kept = forward_pass(*given, wanted)
+        out, total, last, kept = forward_pass(*[*given, wanted])
     else:
         out, total, last = fused_forward(*given)
     if last is not None and rows.groups > 1:

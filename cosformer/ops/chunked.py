@@ -204,8 +204,8 @@ class _Attention(Function):
             from cosformer.ops import by_kernels
 
             arrays = (decay, state, key_mask, query_basis, key_basis, bounds)
-            options = (causal, feature_map, rule, eps, wanted)
-            return by_kernels.forward(rows, q, k, v, *arrays, *options)
+            options = (causal, feature_map, rule, eps)
+            return by_kernels.forward(rows, q, k, v, *arrays, *options, wanted=wanted)
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
         same_width = q.shape[-1] == v.shape[-1]
         out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])

@@ -1,11 +1,11 @@
 """Maps of projections at sizes for tests, what they give, and how far from it one may be."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosformer.ops import projected, series
+from cosformer.ops import projected, rotation, series
 
 
 class Case(NamedTuple):
@@ -66,6 +66,21 @@ def series_results(x: Tensor, grad: Tensor, dtype: torch.dtype) -> list[list[Ten
         out = made(leaf, kind)
         padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
         found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+    return found
+
+
+def rotated_results(x: Tensor, grad: Tensor, start: Any, dtype: torch.dtype) -> list[list[Tensor]]:
+    """The same of rotated features of x `[B, T, H, D]`, rounded to `dtype` first."""
+    x, found = x.to(dtype), []
+    for made, kind in (
+        (rotation.by_kernel, dtype),
+        (rotation.by_formula, dtype),
+        (rotation.by_formula, torch.float64),
+    ):
+        leaf = x.to(kind).transpose(1, 2).detach().requires_grad_()
+        out = made(leaf, start, 1e4)
+        slope = grad.to(kind).transpose(1, 2)
+        found.append([out.detach(), *torch.autograd.grad(out, leaf, slope)])
     return found
 
 

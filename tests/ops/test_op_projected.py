@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from projected_cases import CASES, no_worse, series_results
+from projected_cases import CASES, no_worse, rotated_results, series_results
 from torch.testing import assert_close
 
 from cosformer.ops import projected, rotation, series
@@ -112,18 +112,7 @@ def test_rotated_features_and_gradients_are_those_of_the_formula(start, width, d
     generator = torch.Generator().manual_seed(5)
     for length in (1, 63):
         x, grad = torch.randn(2, 2, length, 5, width, generator=generator, dtype=torch.float64)
-        x = x.to(dtype)
-        found = []
-        for made, kind in (
-            (rotation.by_kernel, dtype),
-            (rotation.by_formula, dtype),
-            (rotation.by_formula, torch.float64),
-        ):
-            leaf = x.to(kind).transpose(1, 2).detach().requires_grad_()
-            out = made(leaf, start, 1e4)
-            slope = grad.to(kind).transpose(1, 2)
-            found.append([out.detach(), *torch.autograd.grad(out, leaf, slope)])
-        no_worse(*found)
+        no_worse(*rotated_results(x, grad, start, dtype))
 
 
 def test_second_derivatives_of_rotated_features_are_those_of_the_formula():

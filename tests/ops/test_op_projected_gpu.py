@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from projected_cases import CASES, Case, no_worse, series_results
+from projected_cases import CASES, Case, no_worse, rotated_results, series_results
 
-from cosformer.ops import projected, rotation
+from cosformer.ops import projected
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,18 +48,7 @@ def test_rotated_features_and_gradients_are_those_of_the_formula(width, dtype):
     for length in (1, 63, 1000):
         shape = (2, 2, length, 6, width)
         x, grad = torch.randn(*shape, generator=generator, dtype=torch.float64).cuda()
-        x = x.to(dtype)
-        found = []
-        for made, kind in (
-            (rotation.by_kernel, dtype),
-            (rotation.by_formula, dtype),
-            (rotation.by_formula, torch.float64),
-        ):
-            leaf = x.to(kind).transpose(1, 2).detach().requires_grad_()
-            out = made(leaf, 10**6, 1e4)
-            slope = grad.to(kind).transpose(1, 2)
-            found.append([out.detach(), *torch.autograd.grad(out, leaf, slope)])
-        no_worse(*found, SLACK[dtype])
+        no_worse(*rotated_results(x, grad, 10**6, dtype), SLACK[dtype])
 
 
 @pytest.mark.parametrize("width", [1, 5, 16, 40])
