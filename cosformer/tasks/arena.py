@@ -12,6 +12,7 @@ from cosformer.tasks.classify import classify
 from cosformer.tasks.listops import TOKENS
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.sequences import SequenceTask, complete, majority
+from cosformer.tasks.vocabulary import Bytes
 
 Device = torch.device | str
 PAIRS, DOCUMENTS, PICTURES = "aan_pairs.tsv.xz", "aan_docs_4k.jsonl.xz", "cifar10_gray.npz"
@@ -100,7 +101,7 @@ def retrieval(
         ]
         for split in SPLITS
     }
-    return SequenceTask(splits, facts, device)
+    return SequenceTask(splits, facts, device, Bytes())
 
 
 def image(*, data: Path | str | None = None, device: Device = "cpu") -> SequenceTask:

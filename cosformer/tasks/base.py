@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cosformer.tasks.vocabulary import Vocabulary
+
 SPLITS = ("train", "valid", "test")
 IGNORED = -100
 """Label of a place where nothing is asked; PyTorch's cross entropy leaves it out by default."""
@@ -58,6 +60,8 @@ class Task(abc.ABC):
     facts: Facts
     sizes: Mapping[str, int]
     device: torch.device
+    vocabulary: Vocabulary | None = None
+    """How tokens are written, where they are those of a text."""
 
     def batch(
         self, split: str, *, seed: int, rank: int, step: int, batch_size: int, ranks: int = 1

@@ -23,6 +23,7 @@ def classify(
     tokens: vocabularies.Kind = "bytes",
     vocabulary: int | None = None,
     length: int = 512,
+    learnt: vocabularies.Vocabulary | None = None,
     device: torch.device | str = "cpu",
 ) -> SequenceTask:
     """Labelled texts: the known set `name` in the folder `data`, or `data` is a table itself.
@@ -37,8 +38,8 @@ def classify(
     if len(table.texts) == 2 and towers == 1 and length < 3:
         raise ValueError(f"length must be 3 or more for pairs, got {length}")
     indices = complete(table.splits, len(table.labels))
-    learnt = b"\n".join(c[n].encode() for n in indices["train"] for c in table.texts)
-    kind = vocabularies.create(tokens, learnt, vocabulary)
+    seen = b"\n".join(c[n].encode() for n in indices["train"] for c in table.texts)
+    kind = vocabularies.create(tokens, seen, vocabulary, learnt)
     facts = Facts(
         data_tokens=kind.size,
         classes=len(table.classes),
@@ -59,7 +60,7 @@ def classify(
     columns = [[each if len(each) else nothing for each in column] for column in columns]
     whole = [_ragged(column, table.labels, facts.vocabulary) for column in columns]
     splits = {split: [tower.take(indices[split]) for tower in whole] for split in SPLITS}
-    return SequenceTask(splits, facts, device)
+    return SequenceTask(splits, facts, device, kind)
 
 
 def join(first: Array, second: Array, separator: int, length: int) -> Array:

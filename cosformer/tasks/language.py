@@ -96,6 +96,7 @@ class MaskedTask(Task):
             raise ValueError(f"task must have one tower to be masked, got {task.facts.towers}")
         self.task, self.rate = task, rate
         self.sizes, self.device = task.sizes, task.device
+        self.vocabulary = task.vocabulary
         of = task.facts
         self.facts = dataclasses.replace(
             of,
@@ -131,11 +132,12 @@ def language(
     tokens: vocabularies.Kind = "bytes",
     vocabulary: int | None = None,
     length: int = 512,
+    learnt: vocabularies.Vocabulary | None = None,
     device: torch.device | str = "cpu",
 ) -> LanguageTask:
     """The next token of a text: a known one, or a file or folder of the user's."""
     found = texts.load(text, data)
-    kind = vocabularies.create(tokens, found["train"], vocabulary)
+    kind = vocabularies.create(tokens, found["train"], vocabulary, learnt)
     encoded = {split: kind.encode(found[split]) for split in SPLITS}
     return LanguageTask(encoded, kind, length=length, device=device)
 
@@ -148,19 +150,20 @@ def masked(
     vocabulary: int | None = None,
     length: int = 512,
     rate: float = 0.15,
+    learnt: vocabularies.Vocabulary | None = None,
     device: torch.device | str = "cpu",
 ) -> MaskedTask:
     """Masked tokens of the same windows."""
     windows = language(
-        text=text, data=data, tokens=tokens, vocabulary=vocabulary, length=length, device=device
+        text=text,
+        data=data,
+        tokens=tokens,
+        vocabulary=vocabulary,
+        length=length,
+        learnt=learnt,
+        device=device,
     )
     return MaskedTask(windows, rate=rate)
-
-
-def vocabulary_of(task: Task) -> vocabularies.Vocabulary | None:
-    """How a task's tokens are written, where they are those of a text."""
-    inner = task.task if isinstance(task, MaskedTask) else task
-    return inner.vocabulary if isinstance(inner, LanguageTask) else None
 
 
 def unigram(train: Array, test: Array, size: int) -> float:

@@ -9,6 +9,7 @@ from cosformer.tasks.base import SPLITS, Batch, Facts, Place, Task
 from cosformer.tasks.order import Order
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.resident import Resident
+from cosformer.tasks.vocabulary import Vocabulary
 
 HELD_OUT = 0.1
 """Share of the training samples that validate where a data set has no validation split."""
@@ -22,8 +23,9 @@ class SequenceTask(Task):
         splits: Mapping[str, Sequence[Ragged]],
         facts: Facts,
         device: torch.device | str = "cpu",
+        vocabulary: Vocabulary | None = None,
     ) -> None:
-        self.facts, self.device = facts, torch.device(device)
+        self.facts, self.device, self.vocabulary = facts, torch.device(device), vocabulary
         self.sizes = {split: len(splits[split][0]) for split in SPLITS}
         self._towers = {
             split: [

@@ -9,6 +9,7 @@ import torch
 from cosformer.config import coerce
 from cosformer.tasks import arena, classify, language, probes, tables
 from cosformer.tasks.base import Task
+from cosformer.tasks.vocabulary import Vocabulary
 
 TASKS: dict[str, Callable[..., Task]] = {
     "lm": language.language,
@@ -29,24 +30,48 @@ A known table, as `sst2`, is a name as well: `classify` with that `name`.
 """
 
 
-def create(name: str, /, *, device: torch.device | str = "cpu", **options: Any) -> Task:
-    """The task with this name; an unknown name or option is an error that lists the known ones."""
+def create(
+    name: str,
+    /,
+    *,
+    learnt: Vocabulary | None = None,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Task:
+    """The task with this name; an unknown name or option is an error that lists the known ones.
+
+    `learnt`: a vocabulary for the texts of a task with the option `tokens`, in place of its own.
+    """
     found = options_of(name, options)
+    if learnt is not None:
+        if not has_vocabulary(name):
+            raise ValueError(f"learnt must be left out for {name}, which learns no vocabulary")
+        found["learnt"] = learnt
     if name in tables.KNOWN:
         return classify.classify(name=name, **found, device=device)
     return TASKS[name](**found, device=device)
 
 
+def has_vocabulary(name: str) -> bool:
+    """Whether the tokens of a task are of a vocabulary that can be chosen."""
+    return "tokens" in _types(name)
+
+
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """These options of a task, each in its type; one that the task cannot take is an error."""
+    types = _types(name)
+    for option in given:
+        if option not in types:
+            raise ValueError(f"option of {name} must be one of {', '.join(types)}, got {option!r}")
+    return {option: coerce(value, types[option], option) for option, value in given.items()}
+
+
+def _types(name: str) -> dict[str, Any]:
+    """The options of a task and their types."""
     if name not in TASKS and name not in tables.KNOWN:
         known = ", ".join([*TASKS, *tables.KNOWN])
         raise ValueError(f"task must be one of {known}, got {name!r}")
     is_table = name in tables.KNOWN
     parameters = inspect.signature(TASKS["classify" if is_table else name]).parameters
-    decided = ("device", "name") if is_table else ("device",)
-    types = {each: p.annotation for each, p in parameters.items() if each not in decided}
-    for option in given:
-        if option not in types:
-            raise ValueError(f"option of {name} must be one of {', '.join(types)}, got {option!r}")
-    return {option: coerce(value, types[option], option) for option, value in given.items()}
+    decided = {"learnt", "device"} | ({"name"} if is_table else set())
+    return {each: p.annotation for each, p in parameters.items() if each not in decided}

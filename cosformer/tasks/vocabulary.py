@@ -23,6 +23,7 @@ WORD = re.compile(r" ?[^\W\d_]+| ?\d+| ?[^\w\s]+|\s+(?=\S)|\s+|_+")
 class Vocabulary(Protocol):
     """Texts as numbers and back."""
 
+    kind: Kind
     size: int
     widths: Array | None
     """Bytes that each token stands for; None where a text's bytes are not known from its tokens."""
@@ -38,6 +39,7 @@ class Vocabulary(Protocol):
 class Bytes:
     """UTF-8 as it is."""
 
+    kind: Kind = "bytes"
     size = 256
     widths: Array | None = np.ones(256, np.int64)
 
@@ -48,12 +50,13 @@ class Bytes:
         return bytes(np.asarray(tokens, np.uint8)).decode(errors="replace")
 
     def plain(self) -> dict[str, Any]:
-        return {"kind": "bytes"}
+        return {"kind": self.kind}
 
 
 class Words:
     """Words between blanks, an end after each line; those not in the training text are `<unk>`."""
 
+    kind: Kind = "words"
     widths: Array | None = None
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -76,11 +79,13 @@ class Words:
         return " ".join(self.names[n] for n in np.asarray(tokens).tolist()).replace("<eos>", "\n")
 
     def plain(self) -> dict[str, Any]:
-        return {"kind": "words", "names": self.names}
+        return {"kind": self.kind, "names": self.names}
 
 
 class Merges:
     """Bytes, and merges of neighbours: token 256 + n is the pair of tokens with number n."""
+
+    kind: Kind = "bpe"
 
     def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
         self.ranks = {pair: n for n, pair in enumerate(pairs)}
@@ -111,7 +116,7 @@ class Merges:
         return joined.decode(errors="replace")
 
     def plain(self) -> dict[str, Any]:
-        return {"kind": "bpe", "pairs": [list(pair) for pair in self.ranks]}
+        return {"kind": self.kind, "pairs": [list(pair) for pair in self.ranks]}
 
     def _merge(self, tokens: list[int]) -> list[int]:
         while len(tokens) > 1:
@@ -123,8 +128,20 @@ class Merges:
         return tokens
 
 
-def create(kind: Kind, text: bytes, size: int | None = None) -> Vocabulary:
-    """The vocabulary of a training text; `size` is for `bpe` alone."""
+def create(
+    kind: Kind, text: bytes, size: int | None = None, learnt: Vocabulary | None = None
+) -> Vocabulary:
+    """The vocabulary of a training text, `size` for `bpe` alone; or the one that was learnt before.
+
+    Such a one must be as `kind` and `size` ask.
+    """
+    if learnt is not None:
+        if kind != learnt.kind or size not in (None, learnt.size):
+            raise ValueError(
+                f"tokens must be of the vocabulary that was learnt before, {learnt.kind} of "
+                f"{learnt.size:,}, got {kind}" + ("" if size is None else f" of {size:,}")
+            )
+        return learnt
     if kind == "bpe":
         return Merges.learn(text, 2048 if size is None else size)
     if size is not None:

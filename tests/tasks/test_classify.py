@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import tables
+from cosformer.tasks import tables, vocabulary
 from cosformer.tasks.classify import join
 from cosformer.tasks.sequences import complete
 
@@ -80,6 +80,22 @@ def test_an_empty_text_is_one_token(folder: Path) -> None:
     task = tasks.create("mnli", data=folder, length=64, towers=2)
     shortest = [b["mask2"].sum(dim=1).min() for s in tasks.SPLITS for b in task.evaluation(s, 8)]
     assert min(shortest) == 1  # some hypotheses of the file are empty
+
+
+def test_a_vocabulary_that_was_learnt_before_is_used(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.csv")
+    learnt = vocabulary.Merges.learn(b"say twice, say twice", 260)
+    task = tasks.create("classify", data=path, label="mood", tokens="bpe", learnt=learnt)
+    assert task.vocabulary is learnt
+    assert task.facts.data_tokens == 260
+    batch = task.batch("test", seed=0, rank=0, step=0, batch_size=3)
+    texts = [learnt.decode(t[m]) for t, m in zip(batch["tokens"], batch["mask"], strict=True)]
+    assert set(texts) <= {text for _, text in ROWS}
+    for given in ({}, {"tokens": "bpe", "vocabulary": 300}):
+        with pytest.raises(ValueError, match=r"tokens must be of .* before, bpe of 260, got b"):
+            tasks.create("classify", data=path, label="mood", learnt=learnt, **given)
+    with pytest.raises(ValueError, match="learnt must be left out for copying"):
+        tasks.create("copying", learnt=learnt)
 
 
 WRONG = {
