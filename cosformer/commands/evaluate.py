@@ -89,6 +89,7 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
         "mechanism": found.model.config.mechanism,
         "preset": config.preset,
         "model": dict(config.model),
+        "start": None if config.start is None else config.start.name,
         "pretraining": config.pretraining is not None,
         "steps": found.place.step,
         "batch": config.budget.batch,

@@ -15,7 +15,8 @@ ABOUT = ("state", "message")
 
 @dataclass(frozen=True)
 class Options:
-    """List the runs below a folder: running, interrupted, finished or failed; step; best metric."""
+    """List the runs below a folder: running, interrupted, finished or failed; step; best metric;
+    what they started from."""
 
     folder: Path = RUNS
     """Folder that holds the folders of runs."""
@@ -36,11 +37,12 @@ def run(options: Options) -> int:
 
 
 def line(folder: Path) -> str:
-    """Folder, state, step and the best value so far."""
+    """Folder, state, step, the best value so far and what the run started from."""
     status, config = state_of(folder), load_config(folder)
     place = build(Place, {name: status[name] for name in status if name not in ABOUT})
     before = config.pretraining if place.phase == 0 else None
     steps = (before or config).budget.steps
     best = "" if place.best is None else f"best {place.metric} {place.best:.4f}"
     cells = (f"{folder!s:<40}", f"{status['state']:<11}", f"{place.step:>7,} of {steps:,}")
-    return "  ".join([*cells, best, str(status.get("message") or "")]).rstrip()
+    start = "" if config.start is None else f"from {config.start}"
+    return "  ".join(filter(None, [*cells, best, start, status.get("message")]))

@@ -21,6 +21,7 @@ from cosformer.training import Diverged, Event, Progress, RunConfig, TaskConfig,
 from cosformer.training.device import resolved
 from cosformer.training.folder import LAST, comparable, is_same_run, state_of
 from cosformer.training.progress import duration
+from cosformer.training.start import inheriting
 
 POSITIONAL = "task"
 REPEATED = "set"
@@ -37,6 +38,8 @@ class Options:
     cosformer train listops --mechanism softmax --steps 2000
 
     cosformer train image --pretrain masked
+
+    cosformer train sst2 --start runs/mlm
 
     cosformer train lm --set optimiser.clip=0.5 --set model.options.horizon=512
     """
@@ -61,6 +64,8 @@ class Options:
     """Of weights, order and dropout."""
     pretrain: Literal["masked", "causal"] | None = None
     """Learn from the task's own inputs first, for as many steps again."""
+    start: Path | None = None
+    """Folder of a run whose weights to begin with; model and vocabulary are that run's."""
     device: str | None = None
     """cpu, cuda, cuda:1; a GPU where there is one, if not given."""
     out: Path | None = None
@@ -78,7 +83,8 @@ def run(options: Options) -> int:
         print(f"{config.out} is finished: {_summary(status)}; see `cosformer evaluate`")
         return 0
     _generate(config)
-    print(f"run: {config.out} (the same command continues it)")
+    start = "" if config.start is None else f", from {config.start}"
+    print(f"run: {config.out}{start} (the same command continues it)")
     trainer = Trainer(config)
     try:
         for event in trainer.events():
@@ -94,7 +100,7 @@ def run(options: Options) -> int:
 
 
 def resolve(options: Options) -> RunConfig:
-    """Recipe, then file, then flags, then --set."""
+    """Recipe, then the run to start from, then file, then flags, then --set."""
     layers = [
         {} if options.config is None else settings.load(options.config),
         _flags(options),
@@ -102,7 +108,18 @@ def resolve(options: Options) -> RunConfig:
     ]
     device = resolved(str(_last(layers, "device") or "auto"))
     data = _last(layers, f"task.options.{data_option(options.task)}")
-    config = recipe(options.task, Setting(device, data if isinstance(data, str) else None))
+    base = recipe(options.task, Setting(device, data if isinstance(data, str) else None))
+    config = _merged(base, options, layers)
+    if _last(layers, "out") is None:
+        # named by what was given alone: so the run is found when the one it started from is gone
+        config = replace(config, out=RUNS / _name(config))
+    if config.start is None:
+        return config
+    return replace(_merged(inheriting(base, config), options, layers), out=config.out)
+
+
+def _merged(config: RunConfig, options: Options, layers: Sequence[Mapping[str, Any]]) -> RunConfig:
+    """The recipe's run with what was given, and what follows from it."""
     for layer in layers:
         config = settings.merge(config, layer)
     if _last(layers, "budget.steps") is not None and _last(layers, "evaluation.every") is None:
@@ -117,10 +134,8 @@ def resolve(options: Options) -> RunConfig:
                 config = settings.merge(config, {"pretraining": given})
     if config.task.name != options.task:
         raise ValueError(f"task must be that of the config, {config.task.name}, got {options.task}")
-    config = replace(config, task=_in_full(config.task))
-    if _last(layers, "out") is None:
-        config = replace(config, out=RUNS / _name(config))
-    return config
+    start = None if config.start is None else config.start.resolve()
+    return replace(config, task=_in_full(config.task), start=start)
 
 
 def _flags(options: Options) -> dict[str, Any]:
@@ -134,6 +149,7 @@ def _flags(options: Options) -> dict[str, Any]:
         "lr": "optimiser.lr",
         "seed": "seed",
         "pretrain": "pretraining.objective",
+        "start": "start",
         "device": "device",
         "out": "out",
     }
@@ -170,8 +186,10 @@ def _in_full(task: TaskConfig) -> TaskConfig:
 def _name(config: RunConfig) -> str:
     """Of the folder: the same settings give the same one."""
     known = json.dumps(comparable(settings.plain(config)), sort_keys=True)
-    mechanism = config.model.get("mechanism", "cosformer")
-    return f"{config.task.name}-{mechanism}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
+    kind = config.model.get("mechanism", "cosformer")
+    if config.start is not None:
+        kind = f"from-{config.start.name}"
+    return f"{config.task.name}-{kind}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
 def _generate(config: RunConfig) -> None:

@@ -11,6 +11,8 @@ from cosformer.models import PRESETS, ModelConfig
 from cosformer.models.config import Kind
 from cosformer.ops.check import check_choice
 from cosformer.tasks import Facts, Task, create
+from cosformer.tasks.table import has_vocabulary
+from cosformer.tasks.vocabulary import Vocabulary
 
 Shape = Literal["constant", "cosine", "linear", "inverse-sqrt"]
 Objective = Literal["masked", "causal"]
@@ -33,11 +35,14 @@ class TaskConfig:
     """Of the task: `length`, `text`, `data`, …; docs/tasks.md has them."""
 
     def __post_init__(self) -> None:
-        if "device" in self.options:
-            raise ValueError("task.options.device must be left out: the run has its device")
+        for name in ("device", "learnt"):
+            if name in self.options:
+                raise ValueError(f"task.options.{name} must be left out: the run decides it")
 
-    def create(self, device: str) -> Task:
-        return create(self.name, **self.options, device=device)
+    def create(self, device: str, learnt: Vocabulary | None = None) -> Task:
+        """`learnt`: a vocabulary in place of the task's own, where it has one to choose."""
+        learnt = learnt if has_vocabulary(self.name) else None
+        return create(self.name, **self.options, learnt=learnt, device=device)
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,8 @@ class RunConfig:
     """When and on how much the model is judged."""
     pretraining: Pretraining | None = None
     """A phase before, on the task's own inputs; none: no such phase."""
+    start: Path | None = None
+    """Folder of a run whose weights this one begins with; none: new ones."""
     precision: Precision = "float32"
     """`bfloat16` computes in it where that is safe; parameters and sums stay float32."""
     compile: bool = False
@@ -177,6 +184,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.out, Path):
             raise TypeError(f"out must be a Path, got {type(self.out).__name__}")
+        if not isinstance(self.start, Path | None):
+            raise TypeError(f"start must be a Path or None, got {type(self.start).__name__}")
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         _whole(0, seed=self.seed)
@@ -197,9 +206,10 @@ class RunConfig:
         """The model for a task with these facts."""
         given = {"max_length": facts.length, **self.model}
         if given["max_length"] < facts.length:
+            whose = "" if self.start is None else f", that of the run to start from, {self.start}"
             raise ValueError(
                 f"model.max_length must be at least the task's length {facts.length}, "
-                f"got {given['max_length']}"
+                f"got {given['max_length']}{whose}"
             )
         classes = facts.classes if facts.asks == "sequence" else None
         return dataclasses.replace(

@@ -110,13 +110,17 @@ class Learner:
         self.step = step
 
     def begin_from(self, before: nn.Module) -> None:
-        """Take over the backbone of a model that has been pre-trained."""
-        own = self.model.get_submodule("backbone").state_dict()
-        learnt = before.get_submodule("backbone").state_dict()
+        """Take over a model that has learnt: all of it if the head fits as well, else the backbone.
+
+        A cls token that only one of the two has is no part of it.
+        """
+        part = "" if _alike(self.model, before) else "backbone"
+        module = self.model.get_submodule(part)
+        own, learnt = module.state_dict(), before.get_submodule(part).state_dict()
         try:
-            self.model.get_submodule("backbone").load_state_dict({**own, **learnt})
+            module.load_state_dict({name: learnt.get(name, own[name]) for name in own})
         except RuntimeError as error:  # a mechanism made for one length, and a cls beside it
-            raise ValueError(f"pretraining must fit the model: {error}") from None
+            raise ValueError(f"what was learnt before must fit the model: {error}") from None
         if self.average is not None:
             self.average = _average(self.model, self.config.average)
 
@@ -165,6 +169,12 @@ def create(config: ModelConfig) -> Model:
         return create_model(config)
     except TypeError as error:  # an option that the mechanism does not have
         raise ValueError(f"model.options: {error}") from None
+
+
+def _alike(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two models are of one kind and shape."""
+    shapes = [{name: t.shape for name, t in x.state_dict().items()} for x in (one, other)]
+    return type(one) is type(other) and shapes[0] == shapes[1]
 
 
 def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:

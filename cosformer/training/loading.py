@@ -34,19 +34,29 @@ class Loaded:
     @cached_property
     def task(self) -> Task:
         """Read when it is first asked for: not all that a model is used for needs the data."""
-        task = self.config.task.create(self.device)
+        task = create_task(self.config, self.folder, self.device)
         require_same(self.folder, task)  # numbers of other data would say nothing of the run
         return task
 
     @property
     def vocabulary(self) -> Vocabulary:
         """How the model's tokens are written; the data are not needed for it."""
-        path = self.folder / VOCABULARY
-        if not path.is_file():
+        if (found := kept_vocabulary(self.folder)) is None:
             raise ValueError(
-                f"run must be of a language task to have a vocabulary, got {self.config.task.name}"
+                f"run must be of a task on text to have a vocabulary, got {self.config.task.name}"
             )
-        return restore(read_json(path))
+        return found
+
+
+def create_task(config: RunConfig, folder: Path, device: str) -> Task:
+    """The task of a run; one that started from another has its vocabulary, as `folder` keeps it."""
+    return config.task.create(device, None if config.start is None else kept_vocabulary(folder))
+
+
+def kept_vocabulary(folder: Path) -> Vocabulary | None:
+    """How tokens are written in the run of a folder, where they are those of a text."""
+    path = folder / VOCABULARY
+    return restore(read_json(path)) if path.is_file() else None
 
 
 def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> Loaded:

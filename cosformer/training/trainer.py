@@ -10,7 +10,6 @@ from torch import nn
 from cosformer.config import plain
 from cosformer.models import parameter_count
 from cosformer.tasks import Task
-from cosformer.tasks.language import vocabulary_of
 from cosformer.training.board import Board
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
@@ -33,9 +32,11 @@ from cosformer.training.folder import (
 )
 from cosformer.training.interrupt import uninterrupted
 from cosformer.training.learner import Diverged, Learner
+from cosformer.training.loading import create_task
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
+from cosformer.training.start import beginning, require_fit
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,18 @@ class Trainer:
     def events(self) -> Generator[Event, None, None]:
         """Train, telling of every line of the log."""
         out = self.config.out
-        task = self._task or self.config.task.create(self.device)
+        start = beginning(self.config)
+        folder = out if start is None else start.folder
+        task = self._task or create_task(self.config, folder, self.device)
         todo = phases(self.config, task)
+        if start is not None:
+            require_fit(todo[0], start)
         is_same_run(self.config)  # refuses the folder of another before a lock is left in it
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
             keep(out, task)
-            if (vocabulary := vocabulary_of(task)) is not None:
-                write_json(out / VOCABULARY, vocabulary.plain())
+            if task.vocabulary is not None:
+                write_json(out / VOCABULARY, task.vocabulary.plain())
             found = self._found()
             log = closed.enter_context(Log(out / LOG, self.place.lines))
             board = Board(out / BOARD) if self.config.tensorboard else None
@@ -92,7 +97,8 @@ class Trainer:
                 closed.callback(board.close)
             self._status("running")
             try:
-                for event in self._phases(todo, found, log):
+                before = None if start is None else start.model
+                for event in self._phases(todo, found, before, log):
                     if board is not None:
                         board.add(event)
                     yield event
@@ -111,8 +117,10 @@ class Trainer:
         self.place = place_of(found, path)
         return found
 
-    def _phases(self, todo: list[Phase], found: Checkpoint | None, log: Log) -> Iterator[Event]:
-        before: nn.Module | None = None
+    def _phases(
+        self, todo: list[Phase], found: Checkpoint | None, before: nn.Module | None, log: Log
+    ) -> Iterator[Event]:
+        """From the checkpoint that was found, else from the model `before`, else from nothing."""
         if self.place.phase >= len(todo):
             raise ValueError(f"phase must be below {len(todo)}, got {self.place.phase}")
         if self.place.step > (steps := todo[self.place.phase].budget.steps):

@@ -168,4 +168,4 @@ def test_a_run_that_writes_no_text_is_refused(
     with threads(1):
         train(config)
     assert cli.main(["generate", str(config.out), "--prompt", "a"]) == 2
-    assert "run must be of a language task" in capsys.readouterr().err
+    assert "run must be of a task on text" in capsys.readouterr().err

@@ -255,5 +255,5 @@ def test_a_vocabulary_outlives_the_data(
 
 def test_a_task_without_text_has_no_vocabulary(config: RunConfig) -> None:
     train(config)
-    with pytest.raises(ValueError, match=r"run must be of a language task .* got copying"):
+    with pytest.raises(ValueError, match=r"run must be of a task on text .* got copying"):
         _ = load(config.out).vocabulary

@@ -238,7 +238,7 @@ def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: P
     task = TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 4})
     model = {"mechanism": "linformer", "pooling": "cls", "options": {"projected": 2}}
     before = Pretraining("masked", rate=1.0, budget=Budget(steps=2, batch=2))
-    with pytest.raises(ValueError, match="pretraining must fit the model"):
+    with pytest.raises(ValueError, match="what was learnt before must fit the model"):
         train(replace(config, task=task, model=model, pretraining=before))
 
 

@@ -31,7 +31,7 @@ def test_the_settings_are_settings() -> None:
 
 
 def test_the_commands_are_verbs_and_tasks() -> None:
-    for line in blocks("sh").splitlines():
+    for line in filter(None, blocks("sh").splitlines()):
         verb, rest = split_verb(line.split("#")[0].split()[1:])
         assert verb in VERBS
         assert verb != "train" or rest[0] in RECIPES

@@ -1,0 +1,107 @@
+"""A run that begins with the weights of another: what it has from there, and what must agree."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cosformer.config import plain
+from cosformer.tasks.table import has_vocabulary
+from cosformer.tasks.vocabulary import Vocabulary
+from cosformer.training.config import RunConfig
+from cosformer.training.folder import BEST, LAST, load_config
+from cosformer.training.loading import Loaded, kept_vocabulary, load
+from cosformer.training.phases import Phase
+
+BACKBONE = (
+    "layers",
+    "width",
+    "heads",
+    "key_heads",
+    "hidden",
+    "mechanism",
+    "options",
+    "max_length",
+    "positions",
+    "glu",
+)
+"""Fields of a model that the weights of its backbone are made for."""
+OF_HEAD = ("pooling", "tied")
+"""Fields that the model of another task may have to have otherwise."""
+
+
+def beginning(config: RunConfig) -> Loaded | None:
+    """The model that a run starts from; None: a new one, or a checkpoint of its own."""
+    if config.start is None or _goes_on(config):
+        return None
+    checkpoint = "best" if (config.start / BEST).is_file() else "last"
+    try:
+        return load(config.start, checkpoint, device="cpu")
+    except ValueError as error:
+        raise ValueError(f"start must be a run with a checkpoint: {error}") from None
+
+
+def inheriting(recipe: RunConfig, config: RunConfig) -> RunConfig:
+    """The recipe of a run with model and vocabulary of the one that `config` starts from.
+
+    Sequences are no longer than its positions, unless more is asked for: that is refused later.
+    Once there is a checkpoint the run's own folder tells them: the other may be gone.
+    """
+    found = beginning(config)
+    if found is None:
+        folder, before = config.out, load_config(config.out)
+        model = dict(before.model)
+    else:
+        folder, before = found.folder, found.config
+        model = {**before.model, "max_length": found.model.config.max_length}
+    left_out = () if before.task.name == recipe.task.name else OF_HEAD
+    model = {name: value for name, value in model.items() if name not in left_out}
+    kept = {name: value for name, value in recipe.model.items() if name not in BACKBONE}
+    options = {**recipe.task.options, **_tokens(recipe.task.name, folder)}
+    if "length" in options:
+        options["length"] = min(options["length"], model["max_length"])
+    return replace(
+        recipe,
+        preset=before.preset,
+        model={**kept, **model},
+        task=replace(recipe.task, options=options),
+    )
+
+
+def require_fit(phase: Phase, before: Loaded) -> None:
+    """An error unless the backbone can be taken over, and tokens mean the same."""
+    here, there = phase.model, before.model.config
+    for name in BACKBONE:
+        wanted, given = (plain(getattr(model, name)) for model in (there, here))
+        if wanted != given:
+            raise ValueError(
+                f"model.{name} must be that of the run to start from, {wanted!r} in "
+                f"{before.folder}, got {given!r}"
+            )
+    own, theirs = phase.task.vocabulary, kept_vocabulary(before.folder)
+    if (own and own.plain()) != (theirs and theirs.plain()):
+        raise ValueError(
+            f"tokens must be written as in the run to start from, {_described(theirs)} in "
+            f"{before.folder}, got {_described(own)}"
+        )
+    if here.vocabulary != there.vocabulary:
+        raise ValueError(
+            f"vocabulary must have the {there.vocabulary:,} tokens of the run to start from, "
+            f"{before.folder}, got {here.vocabulary:,}"
+        )
+
+
+def _goes_on(config: RunConfig) -> bool:
+    """Whether the run has a checkpoint of its own: nothing of the other is needed any more."""
+    return (config.out / LAST).exists()
+
+
+def _tokens(task: str, folder: Path) -> dict[str, Any]:
+    """The options of a task for the vocabulary that a run keeps, if both have one."""
+    found = kept_vocabulary(folder)
+    if found is None or not has_vocabulary(task):
+        return {}
+    return {"tokens": found.kind, "vocabulary": found.size if found.kind == "bpe" else None}
+
+
+def _described(vocabulary: Vocabulary | None) -> str:
+    return "not a text" if vocabulary is None else f"{vocabulary.size:,} {vocabulary.kind}"

@@ -1,0 +1,233 @@
+"""Runs that begin with the weights of another: what is taken over, what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import training_cases as cases
+from test_killed import killed
+
+from cosformer import cli
+from cosformer.bench.timing import threads
+from cosformer.commands.train import Options, resolve
+from cosformer.training import RunConfig, Started, TaskConfig, Trainer, load, train
+from cosformer.training.checkpoint import Checkpoint, read, write
+from cosformer.training.feed import Fed
+from cosformer.training.learner import Learner
+
+SHORT = ("budget.steps=4", "budget.batch=4", "log_every=1", "device=cpu")
+SMALL = (*SHORT, "model.layers=1", "model.width=16", "model.mechanism=softmax")
+State = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text, and tables of two and of three classes."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "my.txt").write_text("".join(f"{n} green bottles on the wall\n" for n in range(99)))
+    for classes in (2, 3):
+        rows = [f"{n % classes}\t{'xyz'[n % classes] * (n % 9)} bottles" for n in range(60)]
+        (folder / f"{classes}.tsv").write_text("\n".join(["label\ttext", *rows]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path) -> Path:
+    """Masked models of bytes and of merged bytes, and a classifier."""
+    for kind in ("bytes", "bpe"):
+        tokens = (f"task.options.tokens={kind}", "task.options.length=32")
+        begin("mlm", data, "my.txt", out=data / kind, set=(*SMALL, *tokens))
+    pooling = ("model.pooling=cls", "task.options.tokens=bytes", "task.options.length=32")
+    begin("classify", data, "2.tsv", out=data / "two", set=(*SMALL, *pooling))
+    return data
+
+
+def options(task: str, data: Path, name: str, **given: Any) -> Options:
+    return Options(task, data=str(data / name), **({"set": SHORT} | given))
+
+
+def begin(task: str, data: Path, name: str, **given: Any) -> RunConfig:
+    """Train as the command would, in one thread."""
+    config = resolve(options(task, data, name, **given))
+    with threads(1):
+        train(config)
+    return config
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[State]:
+    """The weights of every phase from now on, before its first step."""
+    found, learn = list[State](), Learner.learn
+
+    def recorded(self: Learner, fed: Fed) -> None:
+        if self.step == 0:
+            found.append({name: t.clone() for name, t in self.model.state_dict().items()})
+        learn(self, fed)
+
+    monkeypatch.setattr(Learner, "learn", recorded)
+    return found
+
+
+def taken(state: State, run: Path) -> set[str]:
+    """Names of the weights that are those of the run's best checkpoint."""
+    learnt = load(run).model.state_dict()
+    return {name for name in state if name in learnt and torch.equal(state[name], learnt[name])}
+
+
+def backbone(state: State) -> set[str]:
+    return {name for name in state if name.startswith("backbone.")}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_after_pretraining_on_text_a_table_is_learnt(
+    runs: Path, tmp_path: Path, begun: list[State], kind: str
+) -> None:
+    start = shutil.copytree(runs / kind, tmp_path / "mlm")
+    config = begin("classify", runs, "2.tsv", start=start, out=tmp_path / "run")
+    (state,) = begun
+    assert taken(state, start) >= backbone(state)
+    scratch = replace(config, start=None, out=tmp_path / "scratch")
+    if kind == "bytes":  # one of its own would have other tokens
+        with threads(1):
+            train(scratch)
+        assert cases.log(scratch.out)[0]["loss"] != cases.log(config.out)[0]["loss"]
+    # the run stands alone: its model, its vocabulary, its data
+    vocabulary, model = load(start).vocabulary.plain(), load(start).model.config
+    shutil.rmtree(start)
+    loaded = load(config.out)
+    assert loaded.vocabulary.plain() == vocabulary
+    assert loaded.task.facts.vocabulary == model.vocabulary
+    assert replace(loaded.model.config, kind="masked-lm", classes=None, dropout=0.0) == model
+
+
+def test_the_whole_model_is_taken_over_where_it_fits(runs: Path, begun: list[State]) -> None:
+    begin("classify", runs, "2.tsv", start=runs / "two", seed=1, out=runs / "again")
+    begin("classify", runs, "3.tsv", start=runs / "two", seed=1, out=runs / "three")
+    fits, differs = begun
+    assert taken(fits, runs / "two") == set(fits)
+    assert backbone(differs) <= taken(differs, runs / "two") < set(differs)
+
+
+def test_a_cls_token_is_left_to_those_who_have_it(
+    runs: Path, tmp_path: Path, begun: list[State]
+) -> None:
+    begin("mlm", runs, "my.txt", start=runs / "two", out=tmp_path / "without")
+    pooling = ("model.pooling=cls", *SHORT)
+    begin("classify", runs, "2.tsv", start=runs / "bytes", set=pooling, out=tmp_path / "with")
+    without, with_it = begun
+    assert taken(without, runs / "two") == backbone(without)
+    assert taken(with_it, runs / "bytes") == backbone(with_it) - {"backbone.cls"}
+
+
+def test_pretraining_begins_with_it(runs: Path, tmp_path: Path, begun: list[State]) -> None:
+    start, out = runs / "bytes", tmp_path / "run"
+    begin("classify", runs, "2.tsv", start=start, pretrain="masked", out=out)
+    first, second = begun
+    assert taken(first, start) == set(first)
+    assert not taken(second, start)
+
+
+def test_what_is_not_said_is_as_in_the_other_run(runs: Path) -> None:
+    config = resolve(options("classify", runs, "2.tsv", start=runs / "bpe"))
+    before = load(runs / "bpe")
+    assert config.start == runs / "bpe"
+    assert config.preset == before.config.preset
+    assert config.model == {**before.config.model, "max_length": 32, "dropout": 0.1}
+    assert config.task.options["length"] == 32
+    assert config.task.options["vocabulary"] == before.vocabulary.size
+    given = options("classify", runs, "2.tsv", set=(*SHORT, f"start={runs / 'bpe'}"))
+    assert resolve(given) == config
+    assert config.out.name.startswith("classify-from-bpe-")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no run": ({"start": "data"}, "start must be a run with a checkpoint: run must be a folder"),
+    "no checkpoint": ({"start": "early"}, "must have the checkpoint last, got"),
+    "mechanism": ({"mechanism": "performer"}, "model.mechanism must be .* 'softmax' in .*bytes, g"),
+    "preset": ({"preset": "medium"}, "model.heads must be .* 4 in .*bytes, got 8"),
+    "width": ({"set": ("model.width=32",)}, "model.width must be that of .*, 16 in .*, got 32"),
+    "option": ({"set": ("model.options.a=1",)}, r"model.options must be .*, \{\} .* got \{'a': 1"),
+    "length": ({"length": 33}, "at least the task's length 33, got 32, that of the run to start"),
+    "tokens": ({"set": ("task.options.tokens=bpe",)}, "before, bytes of 256, got bpe"),
+    "size": (
+        {"start": "bpe", "set": ("task.options.vocabulary=300",)},
+        r"before, bpe of \d+, got bpe of 300",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_refused(runs: Path, tmp_path: Path, case: str) -> None:
+    (runs / "data").mkdir(exist_ok=True)
+    (runs / "early").mkdir(exist_ok=True)
+    shutil.copy(runs / "bytes" / "config.json", runs / "early")
+    given, message = WRONG[case]
+    given = {**given, "start": runs / given.get("start", "bytes"), "out": tmp_path / "run"}
+    given["set"] = (*SHORT, *given.get("set", ()))
+    with pytest.raises(ValueError, match=message):
+        train(resolve(options("classify", runs, "2.tsv", **given)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_tokens_that_mean_something_else_are_refused(
+    config: RunConfig, runs: Path, tmp_path: Path
+) -> None:
+    train(config)
+    task = TaskConfig("copying", {**config.task.options, "vocabulary": 5})
+    out = tmp_path / "other"
+    with pytest.raises(ValueError, match=r"have the 10 tokens of the run .*, got 11"):
+        train(replace(config, task=task, start=config.out, out=out))
+    before = load(runs / "bytes")
+    text = replace(before.config, model={**before.config.model, "max_length": 32})
+    with pytest.raises(ValueError, match=r"tokens must be .*, 256 bytes in .*, got not a text"):
+        train(replace(text, task=config.task, start=before.folder, out=out))
+    assert not out.exists()
+    with pytest.raises(TypeError, match="start must be a Path or None, got str"):
+        replace(config, start="runs/mlm")
+
+
+def test_killed_it_goes_on_without_the_other_run(runs: Path, tmp_path: Path) -> None:
+    start = shutil.copytree(runs / "bpe", tmp_path / "mlm")
+    given: dict[str, Any] = {"start": start, "set": (*SHORT, "budget.steps=20")}
+    whole = begin("classify", runs, "2.tsv", **given, out=tmp_path / "whole")
+    config = resolve(options("classify", runs, "2.tsv", **given, out=tmp_path / "run"))
+    assert killed(config, steps=1, after=0.0)
+    assert 0 < load(config.out, "last").place.step < 20
+    shutil.rmtree(start)
+    assert begin("classify", runs, "2.tsv", **given, out=tmp_path / "run") == config
+    cases.assert_same_outcome(config.out, whole.out)
+
+
+def test_without_a_checkpoint_it_begins_from_what_is_there(
+    runs: Path, tmp_path: Path, begun: list[State]
+) -> None:
+    start = shutil.copytree(runs / "bytes", tmp_path / "mlm")
+    config = resolve(options("classify", runs, "2.tsv", start=start, out=tmp_path / "run"))
+    for event in Trainer(config).events():
+        assert isinstance(event, Started)
+        break
+    assert (config.out / "config.json").exists()
+    found = read(start / "best.safetensors")
+    moved = {name: tensor + 1 for name, tensor in found.tensors.items()}
+    write(start / "best.safetensors", Checkpoint(moved, found.facts))
+    with threads(1):
+        train(config)
+    assert taken(begun[-1], start) >= backbone(begun[-1])
+
+
+def test_runs_say_where_they_started_from(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [word for each in SHORT for word in ("--set", each)]
+    table, out = str(runs / "2.tsv"), str(tmp_path / "run")
+    command = ["train", "classify", "--data", table, "--start", str(runs / "bytes"), *flags]
+    with threads(1):
+        assert cli.main([*command, "--out", out]) == 0
+    assert f"run: {out}, from {runs / 'bytes'} (" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["start"] == f"{runs}/bytes"
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith(f"from {runs / 'bytes'}\n")
