@@ -45,4 +45,4 @@ def line(folder: Path) -> str:
     best = "" if place.best is None else f"best {place.metric} {place.best:.4f}"
     cells = (f"{folder!s:<40}", f"{status['state']:<11}", f"{place.step:>7,} of {steps:,}")
     start = "" if config.start is None else f"from {config.start}"
-    return "  ".join(filter(None, [*cells, best, start, status.get("message")]))
+    return "  ".join(filter(None, [*cells, best, start, str(status.get("message") or "")]))

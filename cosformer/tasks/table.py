@@ -24,7 +24,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "copying": probes.Copying,
     "induction": probes.Induction,
 }
-"""Name -> what builds the task; its keyword arguments are the task's options.
+"""Name -> what builds the task; its keyword arguments, but `learnt` and `device`, are its options.
 
 A known table, as `sst2`, is a name as well: `classify` with that `name`.
 """

@@ -11,7 +11,6 @@ from cosformer.models import PRESETS, ModelConfig
 from cosformer.models.config import Kind
 from cosformer.ops.check import check_choice
 from cosformer.tasks import Facts, Task, create
-from cosformer.tasks.table import has_vocabulary
 from cosformer.tasks.vocabulary import Vocabulary
 
 Shape = Literal["constant", "cosine", "linear", "inverse-sqrt"]
@@ -40,8 +39,6 @@ class TaskConfig:
                 raise ValueError(f"task.options.{name} must be left out: the run decides it")
 
     def create(self, device: str, learnt: Vocabulary | None = None) -> Task:
-        """`learnt`: a vocabulary in place of the task's own, where it has one to choose."""
-        learnt = learnt if has_vocabulary(self.name) else None
         return create(self.name, **self.options, learnt=learnt, device=device)
 
 
@@ -206,10 +203,10 @@ class RunConfig:
         """The model for a task with these facts."""
         given = {"max_length": facts.length, **self.model}
         if given["max_length"] < facts.length:
-            whose = "" if self.start is None else f", that of the run to start from, {self.start}"
+            start = "" if self.start is None else f" for a start from {self.start}"
             raise ValueError(
                 f"model.max_length must be at least the task's length {facts.length}, "
-                f"got {given['max_length']}{whose}"
+                f"got {given['max_length']}{start}"
             )
         classes = facts.classes if facts.asks == "sequence" else None
         return dataclasses.replace(

@@ -8,6 +8,7 @@ from cosformer.config import build
 from cosformer.models import ModelConfig
 from cosformer.models.create import Model
 from cosformer.tasks import Task
+from cosformer.tasks.table import has_vocabulary
 from cosformer.tasks.vocabulary import Vocabulary, restore
 from cosformer.training.checkpoint import Checkpoint, load_weights, read
 from cosformer.training.config import RunConfig
@@ -50,7 +51,8 @@ class Loaded:
 
 def create_task(config: RunConfig, folder: Path, device: str) -> Task:
     """The task of a run; one that started from another has its vocabulary, as `folder` keeps it."""
-    return config.task.create(device, None if config.start is None else kept_vocabulary(folder))
+    has_learnt = config.start is not None and has_vocabulary(config.task.name)
+    return config.task.create(device, kept_vocabulary(folder) if has_learnt else None)
 
 
 def kept_vocabulary(folder: Path) -> Vocabulary | None:

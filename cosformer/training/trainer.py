@@ -79,8 +79,8 @@ class Trainer:
         """Train, telling of every line of the log."""
         out = self.config.out
         start = beginning(self.config)
-        folder = out if start is None else start.folder
-        task = self._task or create_task(self.config, folder, self.device)
+        known = out if start is None else start.folder
+        task = self._task or create_task(self.config, known, self.device)
         todo = phases(self.config, task)
         if start is not None:
             require_fit(todo[0], start)

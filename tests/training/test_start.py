@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ from test_killed import killed
 from cosformer import cli
 from cosformer.bench.timing import threads
 from cosformer.commands.train import Options, resolve
+from cosformer.models import ModelConfig
 from cosformer.training import RunConfig, Started, TaskConfig, Trainer, load, train
 from cosformer.training.checkpoint import Checkpoint, read, write
+from cosformer.training.config import OF_TASK
 from cosformer.training.feed import Fed
 from cosformer.training.learner import Learner
+from cosformer.training.start import BACKBONE, OF_HEAD
 
 SHORT = ("budget.steps=4", "budget.batch=4", "log_every=1", "device=cpu")
 SMALL = (*SHORT, "model.layers=1", "model.width=16", "model.mechanism=softmax")
@@ -144,6 +147,11 @@ def test_what_is_not_said_is_as_in_the_other_run(runs: Path) -> None:
     assert config.out.name.startswith("classify-from-bpe-")
 
 
+def test_every_field_of_a_model_is_kept_or_may_change() -> None:
+    named = [*BACKBONE, *OF_HEAD, *OF_TASK, "dropout"]
+    assert sorted(named) == sorted(field.name for field in fields(ModelConfig))
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no run": ({"start": "data"}, "start must be a run with a checkpoint: run must be a folder"),
     "no checkpoint": ({"start": "early"}, "must have the checkpoint last, got"),
@@ -151,7 +159,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "preset": ({"preset": "medium"}, "model.heads must be .* 4 in .*bytes, got 8"),
     "width": ({"set": ("model.width=32",)}, "model.width must be that of .*, 16 in .*, got 32"),
     "option": ({"set": ("model.options.a=1",)}, r"model.options must be .*, \{\} .* got \{'a': 1"),
-    "length": ({"length": 33}, "at least the task's length 33, got 32, that of the run to start"),
+    "length": ({"length": 33}, "at least the task's length 33, got 32 for a start from"),
     "tokens": ({"set": ("task.options.tokens=bpe",)}, "before, bytes of 256, got bpe"),
     "size": (
         {"start": "bpe", "set": ("task.options.vocabulary=300",)},
