@@ -443,7 +443,8 @@ struct State {
     }
     return known ? (r * (TURNED ? p.columns : p.contracted) + d) * p.pitch + v : -1;
   }
-  INLINE void load(const Params& p, const Place& at, const float* from) {
+  INLINE void load(const Params& p, const Place& at) {
+    const float* from = p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr;
 #pragma unroll
     for (int m = 0; m < TILES; ++m)
 #pragma unroll
@@ -539,24 +540,28 @@ struct State {
   }
 };
 
+// Where nothing is added, one state serves all chunks.
+INLINE void fetch_state(const Params& p, const Place& at, int half, u32 shared, u32 state_full) {
+  Place there = at;
+  if (PAIRED) there.block = half;
+  for (int m = 0; m < STATE_M; ++m) {
+    State state(m);
+    state.load(p, there);
+    state.round();
+    state.put(shared + STATE_AT + half * STATE_BYTES);
+  }
+  to_tensor_cores();
+  arrive(state_full + half * 8);
+}
+
 INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                        u32 state_full, u32 state_empty) {
-  const float* first = p.first ? p.first + at.head * p.first_h + at.segment * p.first_s : nullptr;
-  if (!WRITE) {  // one state for all chunks
-    for (int i = 0; i < STATES * STATE_M; ++i) {
-      State state(i % STATE_M);
-      Place half = at;
-      if (PAIRED) half.block = i / STATE_M;
-      state.load(p, half, first);
-      state.round();
-      state.put(shared + STATE_AT + i / STATE_M * STATE_BYTES);
-    }
-    to_tensor_cores();
-    arrive(state_full);
+  if (!WRITE) {  // givers with a half each fetch it themselves, at the same time
+    if (!PAIRED) fetch_state(p, at, 0, shared, state_full);
     return;
   }
   State state(mine);
-  state.load(p, at, first);
+  state.load(p, at);
   auto publish = [&](int c) {
     const int buffer = c & 1, use = c / 2;
     if (use) wait(state_empty + buffer * 8, (use - 1) & 1);
@@ -617,6 +622,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   const int down = thread % 32 / 4 - lane * 2, warp = __shfl_sync(~0u, thread / 32, 0);
   const u32 diagonal = REVERSE ? (down <= 0 ? 0xFFFFu : 0u) | (down <= 1 ? 0xFFFF0000u : 0u)
                                : (down >= 0 ? 0xFFFFu : 0u) | (down >= 1 ? 0xFFFF0000u : 0u);
+  if (PAIRED) fetch_state(p, at, mine, shared, state_full);
   const int begins = PAIRED ? 0 : mine, step = PAIRED ? 1 : GIVERS;
   for (int c = begins; c < at.chunks; c += step) {
     const int stage = c % STAGES, begin = at.begin(c), buffer = WRITE ? c & 1 : PAIRED ? mine : 0;
@@ -672,7 +678,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         for (int k = 0; k < 4; ++k)
           Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OUT_N / 8 * PITCH + k * 256, PITCH), k > 0);
     }
-    if (WRITE || c == begins) wait(state_full + (WRITE ? buffer : 0) * 8, WRITE ? c / 2 & 1 : 0);
+    if (WRITE || c == begins) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < XB / 2; ++k) {
