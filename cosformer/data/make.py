@@ -20,7 +20,7 @@ class Options:
     """
 
     names: tuple[str, ...] = tuple(generated.MADE)
-    """Which ones: listops, pathfinder."""
+    """Which ones: listops, pathfinder, snakes."""
     count: int | None = None
     """Samples in all; as many as Long-Range Arena has if not given."""
     seed: int = 0

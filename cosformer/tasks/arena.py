@@ -50,9 +50,19 @@ def pathfinder(
     device: Device = "cpu",
 ) -> SequenceTask:
     """Whether two marked ends belong to one path, 1,024 pixels. Generated likewise."""
-    found = _generated("pathfinder", data, sizes, seed, workers)
-    facts = _pictures(2, majority(found.labels[len(found) - sizes[2] :]))
-    return _cut_generated(found, sizes, facts, device)
+    return _paths(_generated("pathfinder", data, sizes, seed, workers), sizes, device)
+
+
+def snakes(
+    *,
+    data: Path | str | None = None,
+    sizes: tuple[int, int, int] = (160_000, 20_000, 20_000),
+    seed: int = 0,
+    workers: int = 1,
+    device: Device = "cpu",
+) -> SequenceTask:
+    """Pathfinder from its easiest form on, to learn before it. Generated likewise."""
+    return _paths(_generated("snakes", data, sizes, seed, workers), sizes, device)
 
 
 def text(
@@ -131,6 +141,11 @@ def _pictures(classes: int, floor: float) -> Facts:
         floor=floor,
         floor_is="the most frequent class of the test split",
     )
+
+
+def _paths(found: Ragged, sizes: tuple[int, int, int], device: Device) -> SequenceTask:
+    facts = _pictures(2, majority(found.labels[len(found) - sizes[2] :]))
+    return _cut_generated(found, sizes, facts, device)
 
 
 def _generated(

@@ -36,9 +36,16 @@ def _listops_block(rng: np.random.Generator, count: int) -> Ragged:
 
 
 def _pathfinder_block(rng: np.random.Generator, count: int) -> Ragged:
-    pictures, labels = pathfinder.draw(rng, count)
+    return _in_rows(*pathfinder.draw(rng, count))
+
+
+def _snakes_block(rng: np.random.Generator, count: int) -> Ragged:
+    return _in_rows(*pathfinder.draw_snakes(rng, count))
+
+
+def _in_rows(pictures: Array, labels: Array) -> Ragged:
     pixels = pictures[0].size
-    return Ragged(pictures.reshape(-1), np.arange(count + 1) * pixels, labels)
+    return Ragged(pictures.reshape(-1), np.arange(len(pictures) + 1) * pixels, labels)
 
 
 MADE = {
@@ -47,6 +54,12 @@ MADE = {
     ),
     "pathfinder": Made(
         _pathfinder_block, pathfinder.PathfinderRule(), 200_000, "is the dashed path one, 32 × 32"
+    ),
+    "snakes": Made(
+        _snakes_block,
+        pathfinder.SnakesRule(),
+        200_000,
+        "Pathfinder, easy to hard: snakes of 1 to 14 dashes",
     ),
 }
 """Name -> what can be generated."""

@@ -6,7 +6,7 @@ Many pictures grow at once, a dash at a time; those that run into a dead end are
 import copy
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from cosformer.tasks.ragged import Array
 ANGLES = 64
 """Directions that a dash can have."""
 AT_ONCE = 1024
-"""Pictures that grow together."""
+"""Pictures that grow together; most of long snakes find no room."""
 TRIES = 3
 """Directions tried for one dash before the picture is given up."""
 DISTRACTOR_TRIES = 12
@@ -56,6 +56,15 @@ class PathfinderRule:
     def frame(self) -> int:
         """Pixels around the window, so that no look-up leaves the array."""
         return self.dash + 2 * self.margin + self.radius + 2
+
+
+@dataclass(frozen=True)
+class SnakesRule:
+    """Pathfinder from its easiest form on: snakes of any length up to its own."""
+
+    fewest: int = 1
+    """Dashes of the shortest snakes: the ends of a single dash touch."""
+    hardest: PathfinderRule = field(default_factory=PathfinderRule)
 
 
 @dataclass(frozen=True)
@@ -173,18 +182,21 @@ class _Snake:
     head: Array
 
     def keep(self, who: Array) -> None:
-        for field in ("pivot", "angle", "tail", "head"):
-            setattr(self, field, getattr(self, field)[who])
+        for name in ("pivot", "angle", "tail", "head"):
+            setattr(self, name, getattr(self, name)[who])
 
 
 def draw(
-    rng: np.random.Generator, count: int, rule: PathfinderRule | None = None
+    rng: np.random.Generator,
+    count: int,
+    rule: PathfinderRule | None = None,
+    at_once: int = AT_ONCE,
 ) -> tuple[Array, Array]:
     """Pictures [count, size, size] of 0 to 255, and labels [count]: 1 if the ends belong."""
     rule = rule or PathfinderRule()
     pictures, labels, have = list[Array](), list[Array](), 0
     while have < count:
-        canvas = _Canvas(rule, AT_ONCE)
+        canvas = _Canvas(rule, at_once)
         snakes = _grow_two(rng, canvas)
         _add_distractors(rng, canvas, snakes)
         number = len(snakes[0].angle)
@@ -198,6 +210,23 @@ def draw(
         labels.append(label)
         have += number
     return np.concatenate(pictures)[:count], np.concatenate(labels)[:count]
+
+
+def draw_snakes(
+    rng: np.random.Generator, count: int, rule: SnakesRule | None = None
+) -> tuple[Array, Array]:
+    """As `draw`: as many pictures of each length of snakes, with up to all distractors."""
+    rule = rule or SnakesRule()
+    lengths = range(rule.fewest, rule.hardest.dashes + 1)
+    parts = []
+    for n, dashes in enumerate(lengths):
+        distractors = int(rng.integers(0, rule.hardest.distractors + 1))
+        like = replace(rule.hardest, dashes=dashes, distractors=distractors)
+        share = len(range(n, count, len(lengths)))
+        parts.append(draw(rng, share, like, AT_ONCE * dashes // rule.hardest.dashes))
+    order = rng.permutation(count)
+    pictures, labels = (np.concatenate(each)[order] for each in zip(*parts, strict=True))
+    return pictures, labels
 
 
 def _grow_two(rng: np.random.Generator, canvas: _Canvas) -> list[_Snake]:

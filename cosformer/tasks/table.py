@@ -20,6 +20,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "retrieval": arena.retrieval,
     "image": arena.image,
     "pathfinder": arena.pathfinder,
+    "snakes": arena.snakes,
     "mqar": probes.Recall,
     "copying": probes.Copying,
     "induction": probes.Induction,

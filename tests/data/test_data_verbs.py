@@ -79,7 +79,7 @@ def test_pictures_are_counted_by_class(tmp_path: Path) -> None:
 
 
 BAD = [
-    (["make", "path-x"], "name must be one of listops, pathfinder, got 'path-x'"),
+    (["make", "path-x"], "name must be one of listops, pathfinder, snakes, got 'path-x'"),
     (["make", "listops", "--count", "0"], "count must be at least 1, got 0"),
     (["make", "listops", "--workers", "0"], "workers must be at least 1, got 0"),
     (["check", "--data", "nowhere"], "data must be a folder, got nowhere"),

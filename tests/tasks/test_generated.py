@@ -98,5 +98,7 @@ BAD = [({"count": 0}, "count"), ({"seed": -1}, "seed"), ({"workers": 0}, "worker
 def test_bad_numbers_are_named(given: dict[str, int], name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least"):
         generated.make("listops", tmp_path, **given)
-    with pytest.raises(ValueError, match="name must be one of listops, pathfinder, got 'x'"):
+    with pytest.raises(
+        ValueError, match="name must be one of listops, pathfinder, snakes, got 'x'"
+    ):
         generated.make("x", tmp_path)

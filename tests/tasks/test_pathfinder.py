@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cosformer.tasks import pathfinder, strokes
-from cosformer.tasks.pathfinder import PathfinderRule, _Canvas, _Snake
+from cosformer.tasks.pathfinder import PathfinderRule, SnakesRule, _Canvas, _Snake
 from cosformer.tasks.ragged import Array
 
 COUNT = 600
@@ -88,6 +88,44 @@ def test_the_same_seed_draws_the_same_pictures() -> None:
     first, second = (pathfinder.draw(np.random.default_rng(5), 40) for _ in range(2))
     assert np.array_equal(first[0], second[0])
     assert np.array_equal(first[1], second[1])
+
+
+def test_the_label_is_that_of_the_marked_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: list[Array] = []
+    mark = _Canvas.mark
+
+    def noting(self: _Canvas, who: Array, point: Array) -> None:
+        marked.append(point)
+        mark(self, who, point)
+
+    monkeypatch.setattr(_Canvas, "mark", noting)
+    rule = PathfinderRule(dashes=1, distractors=0)
+    pictures, labels = pathfinder.draw(np.random.default_rng(3), 100, rule)
+    first, second = (points[:100] for points in marked[:2])
+    apart = np.linalg.norm(first - second, axis=1)
+    assert apart[labels == 1] == pytest.approx(rule.dash)  # the two ends of one dash
+    assert apart[labels == 0].min() > rule.dash + 1
+    for points in (first, second):
+        y, x = np.rint(points).astype(int).T
+        assert (pictures[np.arange(100), y, x] > 160).all()
+
+
+def test_snakes_come_in_all_lengths_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    draw = pathfinder.draw
+
+    def counting(rng, count, rule, at_once):
+        asked.append((rule.dashes, count))
+        return draw(rng, count, rule, at_once)
+
+    monkeypatch.setattr(pathfinder, "draw", counting)
+    pictures, labels = pathfinder.draw_snakes(np.random.default_rng(0), 32, SnakesRule())
+    assert asked == [(n, 3 if n <= 4 else 2) for n in range(1, 15)]
+    assert pictures.shape == (32, 32, 32)
+    assert set(labels.tolist()) == {0, 1}
+    again = pathfinder.draw_snakes(np.random.default_rng(0), 32)
+    assert np.array_equal(pictures, again[0])
+    assert np.array_equal(labels, again[1])
 
 
 def test_a_stroke_is_reduced_to_half_its_size_and_keeps_its_amount() -> None:
