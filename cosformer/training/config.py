@@ -164,6 +164,9 @@ class RunConfig:
     """`bfloat16` computes in it where that is safe; parameters and sums stay float32."""
     compile: bool = False
     """Whether torch.compile makes one program of model and loss."""
+    graph: bool = False
+    """Whether steps on a GPU are recorded and replayed (CUDA graphs): a small model waits for
+    Python otherwise."""
     average: float | None = None
     """Decay of a moving average of the weights, as 0.999, which is then what is judged; none: the
     weights themselves."""

@@ -1,6 +1,7 @@
 """A model that learns: weights, optimiser and what they leave behind, as one state to save."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from cosformer.training.checkpoint import Checkpoint, load_weights, require_like
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import autocast, summed_loss
 from cosformer.training.feed import Fed
+from cosformer.training.graph import Replayed, on_device
 from cosformer.training.optimiser import create_optimiser, grouped, load_moments, moments
 from cosformer.training.phases import Phase
 from cosformer.training.schedule import rate
@@ -35,13 +37,20 @@ class Learner:
         torch.manual_seed(config.seed)
         self.model: nn.Module = create(phase.model).to(self.device)
         self.groups = grouped(self.model)
-        self.optimiser = create_optimiser(self.groups, phase.optimiser)
+        # numbers that change from step to step, where a graph reads them
+        self._lr = on_device(phase.optimiser.lr, self.device) if config.graph else None
+        self._labels = on_device(1.0, self.device)
+        self.optimiser = create_optimiser(self.groups, phase.optimiser, self._lr)
         self.average = _average(self.model, config.average)
         self.step = 0
         self._loss = torch.compile(summed_loss) if config.compile else summed_loss
         # a row a step: the loss, then the norm of each group's gradient
         self._window = torch.zeros(config.log_every, 1 + len(self.groups), device=self.device)
+        self._row = torch.zeros(1 + len(self.groups), device=self.device)
         self._filled = 0
+        self._learn: Callable[[Batch], None] = self._update
+        if config.graph:
+            self._learn = Replayed(self._update)
 
     @property
     def judged(self) -> nn.Module:
@@ -52,22 +61,35 @@ class Learner:
         """One update of the parameters."""
         # draws of a step depend on its number alone, so that no state of a generator is kept
         torch.manual_seed((self.config.seed * 2 + self.number) * 2**32 + self.step)
-        loss = torch.zeros((), device=self.device)
-        for part in _parts(fed.batch, self.phase.budget.accumulate):
-            with autocast(self.device, self.config.precision):
-                share = self._loss(self.model, part) / max(fed.labels, 1)
-            share.backward()
-            loss += share.detach()
-        self._record(loss, self._clip())
-        highest = self.phase.optimiser.lr
-        share_of_highest = rate(self.config.schedule, self.step, self.phase.budget.steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = highest * share_of_highest
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        self._set_rate()
+        self._labels.fill_(max(fed.labels, 1))
+        self._learn(fed.batch)
+        self._window[self._filled] = self._row
+        self._filled += 1
         if self.average is not None:
             self.average.update_parameters(self.model)
         self.step += 1
+
+    def _update(self, batch: Batch) -> None:
+        """All of a step that a graph can hold: what changes beside the batch lies in tensors."""
+        loss = torch.zeros((), device=self.device)
+        for part in _parts(batch, self.phase.budget.accumulate):
+            with autocast(self.device, self.config.precision):
+                share = self._loss(self.model, part) / self._labels
+            share.backward()
+            loss += share.detach()
+        torch.stack([loss, *self._clip()], out=self._row)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def _set_rate(self) -> None:
+        share_of_highest = rate(self.config.schedule, self.step, self.phase.budget.steps)
+        lr = self.phase.optimiser.lr * share_of_highest
+        if self._lr is not None:
+            self._lr.fill_(lr)
+            return
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
 
     def read(self) -> tuple[float, float]:
         """Mean loss and last gradient norm of the steps since the last reading."""
@@ -157,10 +179,6 @@ class Learner:
 
     def _diverged(self, step: int, wrong: list[str]) -> Diverged:
         return Diverged(f"step {step} of {self.phase.name}: {', '.join(wrong)} not finite")
-
-    def _record(self, loss: Tensor, norms: list[Tensor]) -> None:
-        torch.stack([loss, *norms], out=self._window[self._filled])
-        self._filled += 1
 
 
 def create(config: ModelConfig) -> Model:

@@ -35,8 +35,10 @@ def grouped(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     return {name: parameters for name, parameters in found.items() if parameters}
 
 
-def create_optimiser(groups: dict[str, list[nn.Parameter]], config: Optimiser) -> AdamW:
-    """Its learning rate is set at every step."""
+def create_optimiser(
+    groups: dict[str, list[nn.Parameter]], config: Optimiser, lr: Tensor | None = None
+) -> AdamW:
+    """Its learning rate is set at every step: in its groups, or in the tensor `lr`."""
     described = [
         {
             "params": parameters,
@@ -44,7 +46,14 @@ def create_optimiser(groups: dict[str, list[nn.Parameter]], config: Optimiser) -
         }
         for name, parameters in groups.items()
     ]
-    return AdamW(described, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return AdamW(
+        described,
+        lr=config.lr if lr is None else lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=True,
+        capturable=lr is not None,
+    )
 
 
 def moments(model: nn.Module, optimiser: AdamW) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 
+import torch
 from torch import nn
 
 from cosformer.config import plain
@@ -72,6 +73,8 @@ class Trainer:
         import safetensors  # noqa: F401  # missing, it should be so before the work and not after
 
         self.config, self.device, self._task = config, resolved(config.device), task
+        if config.graph and torch.device(self.device).type != "cuda":
+            raise ValueError(f"graph must be false on {self.device}, which has none, got True")
         self.place = Place()
         """What the last checkpoint knows, once it is written: what status.json says is there."""
 

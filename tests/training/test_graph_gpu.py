@@ -1,0 +1,43 @@
+"""Replayed steps on a GPU: they learn what steps one by one do."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosformer.training import Trainer, train
+from tests.training.training_cases import config, log, pretraining
+
+pytestmark = pytest.mark.gpu
+
+
+def losses(out: Path) -> list[float]:
+    return [row["loss"] for row in log(out) if "loss" in row]
+
+
+@pytest.mark.parametrize("mechanism", ["cosformer", "softmax"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_losses_are_those_of_steps_one_by_one(
+    mechanism: str, precision: str, tmp_path: Path
+) -> None:
+    model = {"layers": 1, "width": 32, "heads": 2, "dropout": 0.1, "mechanism": mechanism}
+    given: dict[str, Any] = {"device": "cuda", "precision": precision, "model": model}
+    for graph in (False, True):
+        train(config(tmp_path / f"{graph}", graph=graph, **given))
+    one_by_one, replayed = (losses(tmp_path / f"{graph}") for graph in (False, True))
+    assert len(one_by_one) == 8
+    assert replayed == pytest.approx(one_by_one, rel=1e-2 if precision == "bfloat16" else 1e-3)
+    assert replayed != [replayed[0]] * 8
+
+
+def test_an_interrupted_run_goes_on_in_both_phases(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"device": "cuda", "graph": True, "pretraining": pretraining()}
+    train(config(tmp_path / "whole", **given))
+    broken = config(tmp_path / "broken", save_seconds=0.0, **given)
+    for events in (3, 9):
+        stopped = Trainer(broken).events()
+        list(itertools.islice(stopped, events))
+        stopped.close()
+    train(broken)
+    assert losses(tmp_path / "broken") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
