@@ -46,8 +46,11 @@ def far_reaching(x: Tensor) -> Tensor:
 
 
 def ones(v: Tensor) -> Tensor:
-    """Values that sum weights, in as many columns as kernels want: no memory for any token."""
-    return v.new_ones(ALIGNED).expand(*v.shape[:3], -1)
+    """Values that sum weights, in as many columns as kernels want, shared by batches and heads.
+
+    Tokens share none: all multiprocessors would read the same few bytes of one slice of a cache.
+    """
+    return v.new_ones(v.shape[2], ALIGNED).expand(*v.shape[:2], -1, -1)
 
 
 def _aligned(x: Tensor) -> Tensor:
