@@ -170,13 +170,15 @@ def _launch(
     rows, parts = weight.shape[-2], MAPS[kind].parts
     columns = (parts - 1) * rows + _last(rows, kind)
     out = x.new_empty(*x.shape[:3], columns if write else 0, dtype=_dtype(x, kind))
-    tokens = 64 if kind == "waves" or _block(rows, kind) > 64 else 128  # sines take registers
+    tokens, options = 64 if _block(rows, kind) > 64 else 128, _options(x, rows, kind)
+    if parts == 2:  # twice as much to make of a product takes twice the registers
+        options["num_warps"] = 8
     blocks = -(-x.shape[2] // tokens)
     with on_device_of(x):
         features_kernel[(blocks * x.shape[0] * x.shape[1],)](
             x, _plain(weight), level, out, blocks, *_sizes(x, weight, kind),
             *x.stride(), *_strides(level), P=columns, PARTS=parts, OWN=own, WRITE=write,
-            BLOCK_T=tokens, **_options(x, rows, kind),
+            BLOCK_T=tokens, **options,
         )  # fmt: skip
     return out
 

@@ -7,6 +7,8 @@ ones, which tensor cores multiply exactly, meet float32 ones that are split in t
 import triton
 import triton.language as tl
 
+from cosformer.ops.sine_kernels import sine_and_cosine
+
 SMALLEST_NORM = tl.constexpr(1e-12)  # of torch.nn.functional.normalize
 
 
@@ -116,7 +118,8 @@ def features_kernel(
             if KIND == "exp":
                 one = tl.exp(y - shift[:, None]) * gain
             elif KIND == "waves":
-                one = tl.sin(y) * gain
+                sine, cosine = sine_and_cosine(y)
+                one = sine * gain
             elif KIND == "relu":
                 one = tl.where(y < 0, 0.0, y) * gain  # NaN stays
             else:
@@ -127,7 +130,7 @@ def features_kernel(
                 tl.store(out + column[None, :], one, mask=wanted)
             else:
                 if KIND == "waves":
-                    two = tl.cos(y) * gain
+                    two = cosine * gain
                 else:
                     two = _softmax(-y, real)
                 two = tl.where(real[None, :], two, 0.0).to(out.dtype.element_ty)
@@ -155,7 +158,8 @@ def _slope(
     else:
         two = tl.load(grad + F + column[None, :], mask=wanted, other=0.0).to(tl.float32)
         if KIND == "waves":
-            slope = (one * tl.cos(y) - two * tl.sin(y)) * gain
+            sine, cosine = sine_and_cosine(y)
+            slope = (one * cosine - two * sine) * gain
         else:
             up, down = _softmax(y, column < F), _softmax(-y, column < F)
             up *= one - tl.sum(up * one, 1)[:, None]

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from cosformer.ops.sine_kernels import sine_and_cosine
+
 TURN = tl.constexpr(6.283185307179586)
 
 
@@ -27,7 +29,7 @@ def rotation_kernel(
     # In whole turns, of which only the fraction counts: float32 has room for no more.
     turns = position[:, None] * tl.exp2(pair * (-2.0 * LOG_BASE / D))[None, :] / TURN
     angle = ((turns - tl.floor(turns + 0.5)) * TURN).to(tl.float32)
-    cos, sin = tl.cos(angle), tl.sin(angle)
+    sin, cos = sine_and_cosine(angle)
     lane = tl.arange(0, 2 * PAIRS)
     inside = (token[:, None] < length) & (lane[None, :] < D)
     for head in range(first_head, tl.minimum(first_head + HEADS, heads)):

@@ -105,6 +105,21 @@ def test_the_largest_exponents_alone(monkeypatch):
     assert_close(projected.top_exponents(x, weight), right)
 
 
+def test_sines_and_cosines_are_those_of_float64():
+    from sine_cases import check_sines  # which needs Triton
+
+    check_sines("cpu")
+
+
+def test_angles_of_any_size_have_finite_features_and_gradients():
+    case = CASES["waves"]
+    x, weight, level, grad = (y if y is None else y.float() for y in case.draw(9))
+    for size in (1e4, 1e9, 1e30):
+        features, *slopes = case.results(projected.by_kernel, x, weight * size, level, grad)
+        assert (features.abs() <= 1).all()
+        assert all(y.isfinite().all() for y in slopes)
+
+
 @pytest.mark.parametrize("start", [0, 10**6, torch.tensor([3, 70000])], ids=str)
 @pytest.mark.parametrize("width", [2, 6, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from projected_cases import CASES, Case, no_worse, rotated_results, series_results
+from projected_cases import (
+    CASES,
+    Case,
+    no_worse,
+    rotated_results,
+    series_results,
+)
 
 from cosformer.ops import projected
 
@@ -39,6 +45,12 @@ def test_features_and_gradients_are_those_of_the_formula(name, length, dtype):
     no_worse(found, plain, right, SLACK[dtype])
     for one, other in zip(case.results(projected.by_kernel, *given), found, strict=True):
         assert torch.equal(one, other)
+
+
+def test_sines_and_cosines_are_those_of_float64():
+    from sine_cases import check_sines  # which needs Triton
+
+    check_sines("cuda")
 
 
 @pytest.mark.parametrize("width", [2, 64, 128, 256])
