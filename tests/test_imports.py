@@ -55,6 +55,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 ON_FIRST_USE = (
     "kernels.py",
     "step_kernels.py",
+    "product_kernels.py",
     "projected_kernels.py",
     "rotation_kernels.py",
     "quotient_kernels.py",

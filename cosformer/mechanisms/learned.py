@@ -5,16 +5,18 @@ from torch import Tensor, nn
 
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.ops.check import check_whole
-from cosformer.ops.problem import compute_dtype
 from cosformer.ops.projected import projected
-from cosformer.ops.series import is_served, series
+from cosformer.ops.series import is_served, series, series_width
 
 
 class Based(LinearMechanism):
     """The Taylor series of exp to second order, on narrow projections."""
 
     source = "Arora et al., 2024"
-    formula = "φ(x) = [1, x, x⊗x/√2] of x ← Px/d'^¼, so that φ(q)·φ(k) = 1 + s + s²/2, s = q·k/√d'"
+    formula = (
+        "φ(x) = [x_n²/√2, x_n x_m (n < m), x, 1] of x ← Px/d'^¼, "
+        "so that φ(q)·φ(k) = 1 + s + s²/2, s = q·k/√d'"
+    )
 
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, features: int = 16
@@ -31,24 +33,19 @@ class Based(LinearMechanism):
 
     @property
     def feature_width(self) -> int:
-        return 1 + self.narrow + self.narrow**2
+        return series_width(self.narrow)
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return self._series(q, self.query_projection)
+        return series(q, self.query_projection)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return self._series(k, self.key_projection)
+        return series(k, self.key_projection)
 
     def made_at_once(self, x: Tensor) -> bool:
         return is_served(x, self.narrow)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.narrow + self.feature_width
-
-    def _series(self, x: Tensor, projection: Tensor | None) -> Tensor:
-        wide = x.to(compute_dtype(x.dtype))
-        wide = wide if projection is None else wide @ projection.to(wide.dtype)
-        return series(wide / self.narrow**0.25, x.dtype)
 
 
 class Hedgehog(LinearMechanism):

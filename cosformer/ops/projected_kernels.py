@@ -1,40 +1,12 @@
-"""Features of projections, and their gradients: one read of x, one write of the result.
-
-A product is float32 in effect: float32 operands are multiplied as three tf32 products; bfloat16
-ones, which tensor cores multiply exactly, meet float32 ones that are split in two.
-"""
+"""Features of projections, and their gradients: one read of x, one write of the result."""
 
 import triton
 import triton.language as tl
 
+from cosformer.ops.product_kernels import exact, half_exact, place
 from cosformer.ops.sine_kernels import sine_and_cosine
 
 SMALLEST_NORM = tl.constexpr(1e-12)  # of torch.nn.functional.normalize
-
-
-@triton.jit
-def _rest(a):
-    """What rounding to bfloat16 takes away, rounded to it."""
-    return (a - a.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def _half_exact(a, b, into, SPLIT: tl.constexpr):
-    """`into` + a b, of a in its own type and b in float32."""
-    if SPLIT:
-        return tl.dot(a, _rest(b), tl.dot(a, b.to(tl.bfloat16), into))
-    else:
-        return tl.dot(a.to(tl.float32), b, into, input_precision="tf32x3")
-
-
-@triton.jit
-def _exact(a, b, into, SPLIT: tl.constexpr):
-    """`into` + a b, both in float32."""
-    if SPLIT:
-        into = _half_exact(a.to(tl.bfloat16), b, into, SPLIT)
-        return tl.dot(_rest(a), b.to(tl.bfloat16), into)
-    else:
-        return tl.dot(a, b, into, input_precision="tf32x3")
 
 
 @triton.jit
@@ -61,14 +33,6 @@ def _softmax(y, real):
     return powers / tl.sum(powers, 1)[:, None]
 
 
-@triton.jit
-def _place(blocks, heads, BLOCK_T: tl.constexpr):
-    """The batch, head and first token of a program, 64 bits each."""
-    program = tl.program_id(0).to(tl.int64)
-    row = program // blocks
-    return row // heads, row % heads, (program % blocks) * BLOCK_T
-
-
 @triton.jit(do_not_specialize=["blocks", "length", "heads", "shared"])
 def features_kernel(
     x,
@@ -82,7 +46,7 @@ def features_kernel(
     KIND: tl.constexpr, SPLIT: tl.constexpr, OWN: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """`OWN`: levels are rows' largest exponents, which are found and stored; else they are read."""
-    batch, head, first = _place(blocks, heads, BLOCK_T)
+    batch, head, first = place(blocks, heads, BLOCK_T)
     token = first + tl.arange(0, BLOCK_T)
     lane = tl.arange(0, BLOCK_D)
     there = token < length
@@ -102,7 +66,7 @@ def features_kernel(
             for start in range(0, F, BLOCK_F):
                 column = start + tl.arange(0, BLOCK_F)
                 w = _weights(weight, column, lane, F, D)
-                y = _half_exact(tile, tl.trans(w), nothing, SPLIT)
+                y = half_exact(tile, tl.trans(w), nothing, SPLIT)
                 top = tl.maximum(top, tl.max(tl.where(column[None, :] < F, y, float("-inf")), 1))
             shift = top * scale
             tl.store(levels, shift - half, mask=there)
@@ -114,7 +78,7 @@ def features_kernel(
             column = start + tl.arange(0, BLOCK_F)
             real = column < F
             w = _weights(weight, column, lane, F, D)
-            y = _half_exact(tile, tl.trans(w), nothing, SPLIT) * factor[:, None]
+            y = half_exact(tile, tl.trans(w), nothing, SPLIT) * factor[:, None]
             if KIND == "exp":
                 one = tl.exp(y - shift[:, None]) * gain
             elif KIND == "waves":
@@ -181,7 +145,7 @@ def gradients_kernel(
     KIND: tl.constexpr, SPLIT: tl.constexpr, LEARNED: tl.constexpr,
 ):  # fmt: skip
     """A program has `steps` blocks of tokens; `LEARNED` needs all of F in one block."""
-    batch, head, first = _place(blocks, heads, BLOCK_T)
+    batch, head, first = place(blocks, heads, BLOCK_T)
     first *= steps
     lane = tl.arange(0, BLOCK_D)
     x += batch * x_b + head * x_h + lane[None, :] * x_d
@@ -207,13 +171,13 @@ def gradients_kernel(
         for start in range(0, F, BLOCK_F):
             column = start + tl.arange(0, BLOCK_F)
             w = _weights(weight, column, lane, F, D)
-            y = _half_exact(tile, tl.trans(w), nothing, SPLIT) * factor[:, None]
+            y = half_exact(tile, tl.trans(w), nothing, SPLIT) * factor[:, None]
             row = grad + token[:, None] * grad_t
             slope = _slope(y, shift, gain, row, there, column, F, LAST, KIND)
-            into = _exact(slope, w, into, SPLIT)
+            into = exact(slope, w, into, SPLIT)
             total += tl.sum(slope, 1)
             if LEARNED:
-                learned = _half_exact(tl.trans(tile), slope * factor[:, None], learned, SPLIT)
+                learned = half_exact(tl.trans(tile), slope * factor[:, None], learned, SPLIT)
         into *= factor[:, None]
         if KIND == "exp":
             into -= (scale * scale) * total[:, None] * rows

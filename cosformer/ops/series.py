@@ -7,33 +7,56 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.passes import TILE, padded
-from cosformer.ops.problem import on_device_of
-from cosformer.ops.projected import ALIGNED
+from cosformer.ops.passes import padded
+from cosformer.ops.problem import compute_dtype, on_device_of
+from cosformer.ops.projected import ALIGNED, MAX_WIDTHS, STEPS
 from cosformer.ops.trilinear import recorded
 
-WIDEST = 64
-"""Numbers whose products lie in registers at once."""
+COLUMNS = 32
+"""Features that a kernel makes at a time; so many numbers must divide it that all begin alike."""
 
 
-def series(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[1, x, x⊗x/√2] of x `[B, H, T, N]`; a kernel adds zeros up to a multiple of 8."""
-    served = x.dtype == torch.float32 and is_served(x, x.shape[-1])
-    return (by_kernel if served else by_formula)(x, dtype)
+def series(x: Tensor, weight: Tensor | None) -> Tensor:
+    """[y_n²/√2, y_n y_m, y, 1] of y = x W/N^¼, where each pair comes once.
+
+    The product of two such rows is 1 + s + s²/2 with s = y·y′. They are `series_width(N)` wide; a
+    kernel adds zeros up to a multiple of 8.
+
+    Args:
+        x: `[B, H, T, D]`.
+        weight: W, `[H, D, N]`; None: y = x/D^¼.
+    """
+    narrow = x.shape[-1] if weight is None else weight.shape[-1]
+    return (by_kernel if is_served(x, narrow) else by_formula)(x, weight)
 
 
-def is_served(x: Tensor, width: int) -> bool:
+def series_width(narrow: int) -> int:
+    """How many features so many numbers have."""
+    return (narrow + 1) * (narrow + 2) // 2
+
+
+def is_served(x: Tensor, narrow: int) -> bool:
     """Whether a kernel makes the series of so many numbers where x is."""
-    return kernels_serve(x) and width <= WIDEST
+    fits = COLUMNS % narrow == 0 and x.shape[-1] <= MAX_WIDTHS.get(x.dtype, 0)
+    return fits and kernels_serve(x)
 
 
-def by_formula(x: Tensor, dtype: torch.dtype) -> Tensor:
-    squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / 2**0.5
-    return torch.cat([torch.ones_like(x[..., :1]), x, squares], -1).to(dtype)
+def by_formula(x: Tensor, weight: Tensor | None) -> Tensor:
+    y = x.to(compute_dtype(x.dtype))
+    if weight is not None:
+        y = y @ weight.to(y.dtype)
+    narrow = y.shape[-1]
+    y = y / narrow**0.25
+    # By their distance around the row: halfway round, pairs would come a second time.
+    pairs = [y * y.roll(-distance, -1) for distance in range(1, narrow // 2 + 1)]
+    features = torch.cat([y.square() / 2**0.5, *pairs], -1)[..., : narrow * (narrow + 1) // 2]
+    return torch.cat([features, y, torch.ones_like(y[..., :1])], -1).to(x.dtype)
 
 
-def by_kernel(x: Tensor, dtype: torch.dtype) -> Tensor:
-    features: Tensor = _Series.apply(x, dtype)
+def by_kernel(x: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        weight = torch.eye(x.shape[-1], device=x.device).expand(x.shape[1], -1, -1)
+    features: Tensor = _Series.apply(x, weight)
     return features
 
 
@@ -41,45 +64,69 @@ class _Series(Function):
     """Derivatives beyond the first are those of the formula."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         from cosformer.ops.series_kernels import series_kernel
 
-        ctx.dtype = dtype
-        ctx.save_for_backward(x)
-        blocks, options = _options(x)
-        out = x.new_empty(*x.shape[:3], options["P"], dtype=dtype)
+        ctx.save_for_backward(x, weight)
+        scale, options = _options(x, weight)
+        out = x.new_empty(*x.shape[:3], options["P"])
+        blocks = -(-x.shape[2] // options["BLOCK_T"])
         with on_device_of(x):
-            series_kernel[(blocks,)](x.contiguous(), out, x.shape[:3].numel(), **options)
+            series_kernel[(blocks * x.shape[0] * x.shape[1],)](
+                x, _plain(weight), out, blocks, x.shape[2], x.shape[1], scale, *x.stride(),
+                **options,
+            )  # fmt: skip
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        from cosformer.ops.series_kernels import series_gradient_kernel
-
-        (x,) = ctx.saved_tensors
-        if recorded():
-            with torch.enable_grad():
-                features = by_formula(x, ctx.dtype)
-                grad = grad[..., : features.shape[-1]]
-                return torch.autograd.grad(features, x, grad, create_graph=True)[0], None
-        blocks, options = _options(x)
-        dx = x.new_empty(x.shape)
-        with on_device_of(x):
-            series_gradient_kernel[(blocks,)](
-                x.contiguous(), grad.contiguous(), dx, x.shape[:3].numel(), **options
-            )
-        return dx, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        if not recorded():
+            return _gradients(x, weight, grad)
+        needs = ctx.needs_input_grad
+        with torch.enable_grad():
+            features = by_formula(x, weight)
+            asked = [t for t, needed in zip((x, weight), needs, strict=True) if needed]
+            grad = grad[..., : features.shape[-1]]
+            found = iter(torch.autograd.grad(features, asked, grad, create_graph=True))
+        dx, dweight = (next(found) if needed else None for needed in needs)
+        return dx, dweight
 
 
-def _options(x: Tensor) -> tuple[int, dict[str, int]]:
-    """How many blocks of rows, and what kernels are compiled for."""
-    width = x.shape[-1]
-    block = padded(width, 1)
-    rows = max(1, TILE // block**2)
-    columns = -(-(1 + width + width**2) // ALIGNED) * ALIGNED
-    return -(-x.shape[:3].numel() // rows), {
-        "N": width,
-        "P": columns,
-        "BLOCK_T": rows,
-        "BLOCK_N": block,
+def _gradients(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    from cosformer.ops.series_kernels import series_gradient_kernel
+
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    scale, options = _options(x, weight)
+    batch, heads, length, _ = x.shape
+    steps = min(STEPS, -(-length // options["BLOCK_T"]))
+    blocks = -(-length // (options["BLOCK_T"] * steps))
+    dx = x.new_empty(x.shape)
+    parts = x.new_empty(batch, heads, blocks, *weight.shape[1:], dtype=torch.float32)
+    with on_device_of(x):
+        series_gradient_kernel[(blocks * batch * heads,)](
+            x, _plain(weight), grad, dx, parts, blocks, length, heads, steps, scale,
+            *x.stride(), *grad.stride()[:3], **options,
+        )  # fmt: skip
+    return dx, parts.sum((0, 2)).to(weight.dtype)
+
+
+def _plain(weight: Tensor) -> Tensor:
+    return weight.detach().float().contiguous()
+
+
+def _options(x: Tensor, weight: Tensor) -> tuple[float, dict[str, Any]]:
+    """What y is multiplied with, and what kernels are compiled for."""
+    _, width, narrow = weight.shape
+    split = x.dtype == torch.bfloat16
+    return narrow**-0.25, {
+        "D": width,
+        "N": narrow,
+        "P": -(-series_width(narrow) // ALIGNED) * ALIGNED,
+        "SPLIT": split,
+        "BLOCK_T": 64 if split else 32,  # three products take more registers than two
+        "BLOCK_C": COLUMNS,
+        "BLOCK_D": padded(width),
+        "BLOCK_N": padded(narrow),
+        "num_warps": 2,
     }

@@ -54,18 +54,32 @@ CASES = {
 }
 
 
-def series_results(x: Tensor, grad: Tensor, dtype: torch.dtype) -> list[list[Tensor]]:
-    """Of the kernel, of the formula at that precision, and of the formula in float64."""
-    found = []
+def series_results(shape: list[int], narrow: int | None, dtype: torch.dtype) -> list[list[Tensor]]:
+    """Of the kernel, of the formula at that precision, and of the formula in float64.
+
+    x `[B, T, H, D]` is drawn in that shape and rounded to `dtype` first.
+    """
+    generator = torch.Generator().manual_seed(5)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, found = torch.randn(shape, generator=generator).to(device, dtype).transpose(1, 2), []
+    heads, width = x.shape[1], x.shape[-1]
+    weight = None
+    if narrow is not None:
+        weight = torch.randn(heads, width, narrow, generator=generator).to(device)
+    columns = series.series_width(narrow or width)
+    grad = torch.randn(*x.shape[:3], columns, generator=generator).to(device, dtype)
     for made, kind in (
         (series.by_kernel, dtype),
         (series.by_formula, dtype),
         (series.by_formula, torch.float64),
     ):
-        leaf = (x.double() if kind == torch.float64 else x).detach().requires_grad_()
-        out = made(leaf, kind)
-        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1]))
-        found.append([out.detach(), *torch.autograd.grad(out, leaf, padded.to(kind))])
+        leaves = [x.to(kind).detach().requires_grad_()]
+        if weight is not None:
+            wide = torch.promote_types(kind, torch.float32)
+            leaves.append(weight.to(wide).requires_grad_())
+        out = made(*(leaves if weight is not None else [leaves[0], None]))
+        padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - columns))
+        found.append([out.detach(), *torch.autograd.grad(out, leaves, padded.to(kind))])
     return found
 
 

@@ -141,23 +141,36 @@ def test_second_derivatives_of_rotated_features_are_those_of_the_formula():
     assert_close(found[1], found[0])
 
 
-@pytest.mark.parametrize("width", [1, 5, 16])
+SERIES = [(10, 4, 600), (64, 16, 33), (3, 1, 63), (40, 32, 1), (16, None, 63)]
+"""Widths of x, and of what it is projected to; lengths."""
+
+
+@pytest.mark.parametrize(("width", "narrow", "length"), SERIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_series_and_gradients_are_those_of_the_formula(width, dtype):
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(2, 63, 3, width, generator=generator).transpose(1, 2)
-    grad = torch.randn(2, 3, 63, 1 + width + width**2, generator=generator).to(dtype)
-    found = series_results(x, grad, dtype)
-    assert (found[0][0][..., grad.shape[-1] :] == 0).all()
+def test_series_and_gradients_are_those_of_the_formula(width, narrow, length, dtype):
+    found = series_results([2, length, 2, width], narrow, dtype)
+    columns = series.series_width(narrow or width)
+    assert found[0][0].shape[-1] % projected.ALIGNED == 0
+    assert (found[0][0][..., columns:] == 0).all()
     no_worse(*found)
 
 
+@pytest.mark.parametrize("narrow", [1, 2, 5, 16])
+def test_rows_of_the_series_multiply_to_it(narrow):
+    x, y = torch.randn(2, 1, 2, 7, narrow, generator=torch.Generator().manual_seed(5))
+    found = (series.by_formula(x, None) * series.by_formula(y, None)).sum(-1)
+    assert series.by_formula(x, None).shape[-1] == series.series_width(narrow)
+    s = (x * y).sum(-1) / narrow**0.5
+    assert_close(found, 1 + s + s.square() / 2)
+
+
 def test_second_derivatives_of_the_series_are_those_of_the_formula():
-    x = torch.randn(1, 2, 5, 3, generator=torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(5)
+    x, weight = (torch.randn(s, generator=generator) for s in ((1, 2, 5, 3), (2, 3, 2)))
     found = []
     for made in (series.by_formula, series.by_kernel):
-        leaf = x.clone().requires_grad_()
-        out = made(leaf, torch.float32).square().sum()
-        (first,) = torch.autograd.grad(out, leaf, create_graph=True)
-        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
-    assert_close(found[1], found[0])
+        leaves = [y.clone().requires_grad_() for y in (x, weight)]
+        first = torch.autograd.grad(made(*leaves).square().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(y.square().sum() for y in first), leaves))
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))

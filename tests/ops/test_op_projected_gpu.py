@@ -63,11 +63,10 @@ def test_rotated_features_and_gradients_are_those_of_the_formula(width, dtype):
         no_worse(*rotated_results(x, grad, 10**6, dtype), SLACK[dtype])
 
 
-@pytest.mark.parametrize("width", [1, 5, 16, 40])
+@pytest.mark.parametrize(("width", "narrow"), [(64, 16), (128, 32), (10, 4), (5, 1), (16, None)])
 @pytest.mark.parametrize("dtype", SLACK, ids=str)
-def test_series_and_gradients_are_those_of_the_formula(width, dtype):
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(2, 3, 1000, width, generator=generator).cuda()
-    grad = torch.randn(2, 3, 1000, 1 + width + width**2, generator=generator).to("cuda", dtype)
-    found = series_results(x, grad, dtype)
-    no_worse(*found, SLACK[dtype])
+@pytest.mark.parametrize("length", [1, 63, 3000])
+def test_series_and_gradients_are_those_of_the_formula(width, narrow, length, dtype):
+    if width > projected.MAX_WIDTHS[dtype]:
+        pytest.skip("no room: the formula serves")
+    no_worse(*series_results([2, length, 3, width], narrow, dtype), SLACK[dtype])
