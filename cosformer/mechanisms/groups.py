@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.ops import linear_attention
+from cosformer.ops.apart import is_served, sums_apart
 from cosformer.ops.projected import ALIGNED
 from cosformer.ops.quotient import quotient
 
@@ -14,6 +15,8 @@ GROUP = 128
 """Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
 WIDEST = {torch.bfloat16: GROUP}
 """Features that one call takes, by dtype; Triton's kernels take 256 of any."""
+PLAIN = {"feature_map", "normaliser", "rule", "eps", "key_mask", "causal", "impl"}
+"""Options under which all weights are 1, and queries stand where keys do."""
 
 
 def goes_in_groups(features: Tensor, options: dict[str, Any]) -> bool:
@@ -31,12 +34,13 @@ def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tenso
         q, k = (_aligned(x) for x in (q, k))
     if options["normaliser"] == "none":
         return torch.stack(_parts(q, k, v, undivided)).sum(0)
-    width, totals = v.shape[-1], []
-    if width + ALIGNED <= GROUP:
-        v = torch.cat([v, ones(v)], -1)
+    width, here = v.shape[-1], (options["feature_map"], options["causal"])
+    if PLAIN.issuperset(options) and is_served(q, k, v, *here):
+        parts, totals = sums_apart(q, k, v, options["key_mask"], *here)
+    elif width + ALIGNED <= GROUP:
+        parts, totals = _parts(q, k, torch.cat([v, ones(v)], -1), undivided), []
     else:
-        totals = _parts(q, k, ones(v), undivided)
-    parts = _parts(q, k, v, undivided)
+        parts, totals = (_parts(q, k, x, undivided) for x in (v, ones(v)))
     return quotient(parts, totals, width, options["rule"], options["eps"])
 
 
@@ -60,7 +64,5 @@ def _aligned(x: Tensor) -> Tensor:
 
 def _parts(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> list[Tensor]:
     """The sums over each group of features."""
-    count = -(-q.shape[-1] // GROUP)
-    size = -(-q.shape[-1] // (count * ALIGNED)) * ALIGNED  # as even as multiples allow
-    groups = zip(q.split(size, -1), k.split(size, -1), strict=True)
+    groups = zip(q.split(GROUP, -1), k.split(GROUP, -1), strict=True)
     return [linear_attention(*each, v, **options) for each in groups]

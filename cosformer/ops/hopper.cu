@@ -13,7 +13,8 @@
 // | dq      | [dout δ] | [v 1] | [ψ_r φ(k)]     | turned: [R·64, V + 8] |
 // | dk      | [v 1] | [dout δ] | [ψ_r φ(q)/D]   | turned: [R·64, V + 8] |
 //
-// with δ = −dout·out·dD/dtotal. Numbers that must not lose bits (ψ for the denominator, its sums,
+// with δ = −dout·out·dD/dtotal. Where sums and totals go out apart (RULE 4), nothing is divided, and δ is
+// what comes back as the gradient of the total. Numbers that must not lose bits (ψ for the denominator, its sums,
 // δ) stand in two columns: rounded to 16 bits, and the rest.
 //
 // A decay (DECAY: no denominator, ψ = 1) weighs pairs by exp(L_i − L_j), j ≤ i. No exponent is positive,
@@ -28,7 +29,7 @@
 //
 // Set by the compiler's command line: KW (64 or 128, width of x and y), R (1 or 2), TURNED, READ,
 // WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu, 3 leaky relu, 4 elu), RULE (0 none, 1 clamp, 2 add,
-// 3 signed), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATE (times φ′),
+// 3 signed, 4 apart), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATE (times φ′),
 // MASKED (0 nobody, 1 writer, 2 reader), PAIRED, DECAY, DOTS (φ(gate)·out of every row, for the decay's gradient).
 
 typedef unsigned int u32;
@@ -51,7 +52,7 @@ struct Params {
 constexpr int CHUNK = 64, PITCH = CHUNK * 16 + 16;  // bytes between column blocks of a tile
 constexpr bool CAUSAL = READ && WRITE;
 constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
-constexpr bool AUGMENTED = DELTA != 0, GATED = GATE || DOTS;
+constexpr bool APART = RULE == 4, AUGMENTED = DELTA != 0, GATED = GATE || DOTS;
 constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
 constexpr int COPIES = DECAY && READ ? 2 : R;  // of z; the last R of them make the state
 constexpr int ZB = COPIES * 8 + ONES;
@@ -638,7 +639,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     for (int half = 0; half < 2; ++half) {
       const int i = begin + row + half * 8;
       if (!DECAY) load_psi(f[half], basis + (long long)i * R, i < at.stop);
-      if (DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
+      if (!APART && DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
     }
 
     float sums[OUT_F], totals[4], more[32];  // under a decay, more is what the state gives
@@ -707,7 +708,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (WRITE) arrive(state_empty + buffer * 8);
     }
 
-    if (ONES || DELTA == 1) {
+    if (ONES || (!APART && DELTA == 1)) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (ONES) {
@@ -717,10 +718,10 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
           t += __shfl_xor_sync(~0u, t, 2);
           const int i = begin + row + half * 8;
           if (lane == 0 && i < at.stop && block == 0) total[i] = t;
-          scale[half] = reciprocal(divisor(t, p.eps));
+          if (!APART) scale[half] = reciprocal(divisor(t, p.eps));
         }
 #pragma unroll
-        for (int r = 0; r < R; ++r) f[half][r] *= scale[half];
+        for (int r = 0; r < (APART ? 0 : R); ++r) f[half][r] *= scale[half];
       }
     }
     const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;

@@ -132,22 +132,30 @@ def backward(
     eps: float,
     kept: Tensor | None,
     dots: bool,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """As `backward_pass` in `fused.py`."""
+    """As `backward_pass` in `fused.py`, with room for dq and dk where the caller has it.
+
+    Under the rule `apart`, `total` is the gradient of the totals, and `out` does not count.
+    """
     grad, out = aligned(grad), aligned(out)
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     state = None if state is None else state.contiguous()
     grad_last = None if grad_last is None else grad_last.contiguous()
     plan = plan_of(
         q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None,
-        grad_last is None, grad.stride(), out.stride(), dots=dots and decay is not None,
+        grad_last is None, grad.stride(), out.stride(), *(x.stride() for x in into or ()),
+        dots=dots and decay is not None,
     )  # fmt: skip
     if decay is not None:
         decay = decay.contiguous()
         key_basis = plan.since(decay)
-    dq, dk, dv = torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)  # as the fakes
+    dq, dk = into or (torch.empty_like(q), k.new_empty(k.shape))  # as the fakes
+    dv = v.new_empty(v.shape)
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
-    by_row = plan.prepare(grad, out, total) if plan.sums else None
+    by_row = None
+    if plan.sums:
+        by_row = plan.prepare(grad, out, total) if plan.divides else (None, total)
     by: dict[str, Any] = {"by_row": by_row, "mask": mask}
     wanted = state is not None
     if causal:

@@ -20,7 +20,7 @@ POINTERS = 12
 TAIL = struct.Struct("22q8if4x")  # of the kernel's parameters, behind the pointers
 PLANS = 256
 
-PerRow = tuple[Tensor, Tensor]  # two numbers for every row, each `[B, H, T]`
+PerRow = tuple[Tensor | None, Tensor]  # 1/D and δ, each `[B, H, T]`
 
 
 @functools.cache
@@ -49,7 +49,7 @@ class Plan:
         rule: str, eps: float, decays: bool, dots: bool,
     ) -> None:  # fmt: skip
         self.device, self.eps, self.rule = q.device.index, eps, RULES[rule]
-        self.sums = rule != "none"
+        self.sums, self.divides = rule != "none", rule not in ("none", "apart")
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Launch] = {}
         self.roles = roles_of(

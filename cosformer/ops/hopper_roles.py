@@ -4,7 +4,7 @@ import functools
 from typing import Any, NamedTuple
 
 MAPS = {"identity": 0, "relu": 1, "1+elu": 2, "leaky_relu": 3, "elu": 4}
-RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
+RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3, "apart": 4}
 
 
 class Sweep(NamedTuple):
@@ -54,13 +54,14 @@ def roles_of(
     by_value = by_key._replace(
         KW=64 if value_width <= 64 else 128, TURNED=True, GATE=phi, DOTS=dots
     )
-    divided, hidden, hides = rule != 0, 2 * masked, 1 * masked
+    sums, divided = rule != 0, rule not in (0, RULES["apart"])
+    hidden, hides = 2 * masked, 1 * masked
     forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides)
-    dq = by_value._replace(Z_MAP=phi, DELTA=int(divided), MASKED=hides)
-    dk = by_value._replace(
-        Z_MAP=phi, DELTA=2 * divided, SCALED=divided, REVERSE=True, MASKED=hidden
-    )
-    dv = by_key._replace(X_MAP=phi, Y_MAP=phi, SCALED=divided, REVERSE=True, MASKED=hidden)
+    dq = by_value._replace(Z_MAP=phi, DELTA=int(sums), MASKED=hides)
+    dk = by_value._replace(Z_MAP=phi, DELTA=2 * sums, SCALED=divided, REVERSE=True, MASKED=hidden)
+    dv = by_key._replace(
+        X_MAP=phi, Y_MAP=phi, RULE=rule * divided, SCALED=divided, REVERSE=True, MASKED=hidden
+    )  # without a rule there are no columns of ones
     by_values: dict[str, Any] = {"WRITE": False, "Y_MAP": 0, "PAIRED": value_width > 64}
     by_keys: dict[str, Any] = {"WRITE": False, "Z_MAP": 0, "PAIRED": width > 64}
     return Roles(

@@ -70,6 +70,7 @@ class _Quotient(Function):
         out = above[0].new_empty(*above[0].shape[:3], division.columns)
         total = out.new_empty(out.shape[:3], dtype=torch.float32)
         ctx.division, ctx.widths = division, [x.shape[-1] for x in tensors]
+        ctx.dtype = tensors[-1].dtype  # of totals
         blocks, options = _options(division, ctx.widths, total)
         with on_device_of(out):
             quotient_kernel[(blocks,)](
@@ -88,7 +89,8 @@ class _Quotient(Function):
         if recorded() or grad_total is not None:
             above, below = _gradients(division, ctx.widths, out, total, grad, grad_total)
         else:
-            above, below = _launch_gradients(division, ctx.widths, out, total, grad)
+            above, below = _launch_gradients(division, ctx.widths, out, total, grad, ctx.dtype)
+        below = below.to(ctx.dtype)
         return None, *[above] * division.parts, *[below] * (len(ctx.widths) - division.parts)
 
 
@@ -108,20 +110,25 @@ def _gradients(
     if grad_total is not None:
         by_total = by_total + grad_total[..., None]
     if len(widths) > division.parts:
-        return grad.to(out.dtype), F.pad(by_total, (0, widths[-1] - 1)).to(out.dtype)
+        return grad.to(out.dtype), F.pad(by_total, (0, widths[-1] - 1))
     joined = torch.cat([grad, F.pad(by_total, (0, widths[0] - columns - 1))], -1).to(out.dtype)
     return joined, joined
 
 
 def _launch_gradients(
-    division: Division, widths: list[int], out: Tensor, total: Tensor, grad: Tensor
+    division: Division,
+    widths: list[int],
+    out: Tensor,
+    total: Tensor,
+    grad: Tensor,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The same by the kernel."""
     from cosformer.ops.quotient_kernels import quotient_gradient_kernel
 
     above = below = out.new_empty(*out.shape[:3], widths[0])
     if len(widths) > division.parts:
-        below = out.new_empty(*out.shape[:3], widths[-1])
+        below = out.new_empty(*out.shape[:3], widths[-1], dtype=dtype)
     blocks, options = _options(division, widths, total)
     behind = options["BELOW"] - options["AT"]
     with on_device_of(out):

@@ -10,7 +10,7 @@ from cosformer import (
     linear_attention,
     linear_attention_with_state,
 )
-from cosformer.ops import hopper, hopper_plan
+from cosformer.ops import apart, hopper, hopper_plan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,6 +82,32 @@ def test_no_denominator(segments, served):
     case = Case(linear_attention, {**CAUSAL, **UNDIVIDED}, width=64, value_width=64)
     check(case, 700, torch.bfloat16, device="cuda")
     assert served
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("features", "value_width"), [(272, 64), (160, 64), (136, 128), (64, 72)])
+def test_sums_and_totals_apart(features, value_width, masked, causal, segments, served):
+    shapes = [(2, 3, 700, n) for n in (features, features, value_width)]
+    leaves = [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+    mask = torch.rand(2, 700, device="cuda") < 0.7 if masked else None
+
+    def ours(*x):
+        sums, totals = apart.sums_apart(*x, mask, "identity", causal)
+        return torch.cat([sum(y.float() for y in each) for each in (sums, totals)], -1)
+
+    def formula(*x):
+        q, k, v = (y.double() for y in x)
+        score = q @ k.mT
+        score = score.tril() if causal else score
+        score = score if mask is None else score * mask[:, None, None, :]
+        return torch.cat([score @ v, score.sum(-1, keepdim=True)], -1)
+
+    assert apart.is_served(*leaves, "identity", causal)
+    for a, b in zip(results(ours, leaves), results(formula, leaves), strict=True):
+        assert (a.double() - b.double()).norm() < 0.01 * b.double().norm()
+    groups = -(-features // 128)
+    assert served.count("forward") == served.count("backward") == groups
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -57,3 +57,13 @@ def test_second_derivatives_are_those_of_the_formula(shape):
         found.append(torch.autograd.grad(sum(x.square().sum() for x in first), leaves))
     for one, other in zip(*found, strict=True):
         assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+
+
+def test_totals_in_float32_have_such_a_gradient():
+    division, tensors = draw(*SHAPES["apart"], "clamp")
+    given = [x.half() for x in tensors[:2]] + [x.float() for x in tensors[2:]]
+    right = results(quotient.by_formula, division, [x.double() for x in given])
+    plain = results(quotient.by_formula, division, given)
+    found = results(quotient.by_kernel, division, given)
+    assert [x.dtype for x in found[3:]] == [torch.float32] * 2
+    no_worse(found, plain, right, 1e-3)

@@ -1,0 +1,110 @@
+"""Sums over groups of features and their totals, not divided yet, by the kernels for Hopper GPUs.
+
+Totals come with the sums at no cost, as they do where a kernel divides; gradients of q and k are
+written to their place among the features.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from cosformer.ops import hopper
+from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.engine import linear_attention
+from cosformer.ops.problem import on_device_of
+from cosformer.ops.trilinear import recorded
+
+RULE = ("apart", 0.0)  # and eps, as the kernels take them
+
+
+def is_served(q: Tensor, k: Tensor, v: Tensor, feature_map: str, causal: bool) -> bool:
+    """Whether these kernels take every group of features."""
+    whole = not causal or q.shape[2] == k.shape[2]
+    if not (whole and feature_map in hopper.MAPS and kernels_serve(q)):
+        return False
+    return all(
+        hopper.unsupported(*each, v, None, None, 1, causal, RULE[0]) is None
+        for each in _groups(q, k)
+    )
+
+
+def sums_apart(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, feature_map: str, causal: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Σ_j s(i, j) v_j `[B, H, T, V]` and Σ_j s(i, j) `[B, H, T, 1]` over each group of features.
+
+    s(i, j) = φ(q_i)·φ(k_j), for j ≤ i where causal.
+    """
+    found = _Apart.apply(q, k, v, key_mask, feature_map, causal)
+    count = len(found) // 2
+    return list(found[:count]), [total[..., None] for total in found[count:]]
+
+
+class _Apart(Function):
+    """(q, k, v) -> all sums, then all totals; derivatives beyond the first go by torch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        feature_map: str,
+        causal: bool,
+    ) -> tuple[Tensor, ...]:
+        bases = [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]  # ψ
+        about = (None, None, key_mask, *bases, causal, feature_map, *RULE, False)
+        with on_device_of(q):
+            found = [hopper.forward(*each, v, *about) for each in _groups(q, k)]
+        sums, totals, _, kept = zip(*found, strict=True)
+        ctx.feature_map, ctx.causal = feature_map, causal
+        ctx.save_for_backward(q, k, v, key_mask, *bases, *kept)
+        return *sums, *totals
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask, *others = ctx.saved_tensors
+        bases, kept = others[:2], others[2:]
+        if recorded():
+            return *_by_torch(ctx, q, k, v, key_mask, grads), None, None, None
+        dq, dk = (x.new_empty(x.shape) for x in (q, k))
+        dv: list[Tensor] = []  # of each group
+        count = len(grads) // 2
+        about = (None, None, key_mask, *bases)
+        pieces = zip(
+            _groups(q, k), _groups(dq, dk), kept, grads[:count], grads[count:], strict=True
+        )
+        for each, into, states, grad, of_total in pieces:
+            found = hopper.backward(
+                *each, v, *about, grad, of_total.contiguous(), grad, None,
+                ctx.causal, ctx.feature_map, *RULE, states, False, into,
+            )  # fmt: skip
+            dv.append(found[2])
+        return dq, dk, sum(dv[1:], start=dv[0]), None, None, None
+
+
+def _by_torch(
+    ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, grads: tuple[Tensor, ...]
+) -> list[Tensor | None]:
+    """Gradients with a graph of their own."""
+    options: dict[str, Any] = {
+        "feature_map": ctx.feature_map, "causal": ctx.causal, "key_mask": key_mask,
+        "normaliser": "none", "impl": "chunked",
+    }  # fmt: skip
+    with torch.enable_grad():
+        values = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+        sums = [linear_attention(*each, values, **options) for each in _groups(q, k)]
+        found = [x[..., :-1] for x in sums] + [x[..., -1].float() for x in sums]
+        needs = ctx.needs_input_grad[:3]
+        asked = [x for x, needed in zip((q, k, v), needs, strict=True) if needed]
+        slopes = iter(torch.autograd.grad(found, asked, grads, create_graph=True))
+    return [next(slopes) if needed else None for needed in needs]
+
+
+def _groups(q: Tensor, k: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """As wide as the kernels take."""
+    return zip(*(x.split(hopper.MAX_WIDTH, -1) for x in (q, k)), strict=True)
