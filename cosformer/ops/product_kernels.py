@@ -16,8 +16,10 @@ def rest(a):
 
 @triton.jit
 def half_exact(a, b, into, SPLIT: tl.constexpr):
-    """`into` + a b, of a in its own type and b in float32."""
-    if SPLIT:
+    """`into` + a b, of a in its own type and b in that or in float32."""
+    if SPLIT and b.dtype == tl.bfloat16:
+        return tl.dot(a, b, into)
+    elif SPLIT:
         return tl.dot(a, rest(b), tl.dot(a, b.to(tl.bfloat16), into))
     else:
         return tl.dot(a.to(tl.float32), b, into, input_precision="tf32x3")
@@ -25,7 +27,7 @@ def half_exact(a, b, into, SPLIT: tl.constexpr):
 
 @triton.jit
 def exact(a, b, into, SPLIT: tl.constexpr):
-    """`into` + a b, both in float32."""
+    """`into` + a b, of a in float32 and b as above."""
     if SPLIT:
         into = half_exact(a.to(tl.bfloat16), b, into, SPLIT)
         return tl.dot(rest(a), b.to(tl.bfloat16), into)

@@ -176,7 +176,7 @@ def _launch(
     blocks = -(-x.shape[2] // tokens)
     with on_device_of(x):
         features_kernel[(blocks * x.shape[0] * x.shape[1],)](
-            x, _plain(weight), level, out, blocks, *_sizes(x, weight, kind),
+            x, as_multiplied(weight, x), level, out, blocks, *_sizes(x, weight, kind),
             *x.stride(), *_strides(level), P=columns, PARTS=parts, OWN=own, WRITE=write,
             BLOCK_T=tokens, **options,
         )  # fmt: skip
@@ -196,7 +196,7 @@ def _gradients(
     parts = x.new_empty(heads * blocks if learned else 0, rows, width, dtype=torch.float32)
     with on_device_of(x):
         gradients_kernel[(blocks * heads,)](
-            x, _plain(weight), level, grad, dx, parts, blocks,
+            x, as_multiplied(weight, x), level, grad, dx, parts, blocks,
             *_sizes(x, weight, kind, steps), *x.stride(), *_strides(level), *grad.stride()[:3],
             LEARNED=learned, BLOCK_T=64, **_options(x, rows, kind),
         )  # fmt: skip
@@ -242,8 +242,10 @@ def _last(rows: int, kind: str) -> int:
     return -(-parts * rows // ALIGNED) * ALIGNED - (parts - 1) * rows
 
 
-def _plain(weight: Tensor) -> Tensor:
-    return weight.detach().float().contiguous()
+def as_multiplied(weight: Tensor, x: Tensor) -> Tensor:
+    """W as kernels read it: in float32, unless it is bfloat16 as x, which saves a product."""
+    exact = weight.dtype == x.dtype == torch.bfloat16
+    return (weight.detach() if exact else weight.detach().float()).contiguous()
 
 
 def _strides(level: Tensor | None) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from cosformer.ops.product_kernels import exact, half_exact, place
 from cosformer.ops.sine_kernels import sine_and_cosine
 
 SMALLEST_NORM = tl.constexpr(1e-12)  # of torch.nn.functional.normalize
+LOG_E = tl.constexpr(1.4426950408889634)  # to base 2, which a GPU's exponentials have
 
 
 @triton.jit
@@ -19,24 +20,32 @@ def _factor(rows, scale, KIND: tl.constexpr):
 
 
 @triton.jit
+def _projections(tile, w, factor, KIND: tl.constexpr, SPLIT: tl.constexpr):
+    """`[T, F]` float32: W x̂, or as exponents to base 2."""
+    nothing = tl.zeros([tile.shape[0], w.shape[0]], tl.float32)
+    by_row = factor * (LOG_E if KIND == "exp" or KIND == "softmaxes" else 1.0)
+    return half_exact(tile, tl.trans(w), nothing, SPLIT) * by_row[:, None]
+
+
+@triton.jit
 def _weights(weight, column, lane, F: tl.constexpr, D: tl.constexpr):
-    """`[F, D]` float32, a block of its rows."""
+    """`[F, D]`, a block of its rows."""
     inside = (column[:, None] < F) & (lane[None, :] < D)
-    cells = weight + column[:, None] * D + lane[None, :]
-    return tl.load(cells, mask=inside, other=0.0).to(tl.float32)
+    return tl.load(weight + column[:, None] * D + lane[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def _softmax(y, real):
+    """Of exponents to base 2."""
     y = tl.where(real[None, :], y, float("-inf"))
-    powers = tl.exp(y - tl.max(y, 1)[:, None])
-    return powers / tl.sum(powers, 1)[:, None]
+    powers = tl.exp2(y - tl.max(y, 1)[:, None])
+    return powers * (1.0 / tl.sum(powers, 1))[:, None]
 
 
 @triton.jit(do_not_specialize=["blocks", "length", "heads", "shared"])
 def features_kernel(
     x,
-    weight,  # [h, F, D] float32
+    weight,  # [h, F, D] float32, or bfloat16 as x
     level,  # [B, H, T] float32: what exponents are relative to
     out,  # [B, H, T, P]: PARTS of F columns, the last LAST wide with its zeros
     blocks, length, heads, shared, scale, gain,
@@ -57,12 +66,12 @@ def features_kernel(
     rows = tile.to(tl.float32)
     factor = _factor(rows, scale, KIND)
     shift = tl.zeros([BLOCK_T], tl.float32)
-    nothing = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
     if KIND == "exp":
         half = 0.5 * scale * scale * tl.sum(rows * rows, 1)
         levels = level + batch * level_b + head * level_h + token * level_t
         if OWN:
             top = tl.full([BLOCK_T], float("-inf"), tl.float32)
+            nothing = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
             for start in range(0, F, BLOCK_F):
                 column = start + tl.arange(0, BLOCK_F)
                 w = _weights(weight, column, lane, F, D)
@@ -72,15 +81,16 @@ def features_kernel(
             tl.store(levels, shift - half, mask=there)
         else:
             shift = half + tl.load(levels, mask=there, other=0.0)
+        shift = shift * LOG_E - tl.log2(gain)
     if WRITE:
         out += ((batch * heads + head) * length + token[:, None]) * P
         for start in range(0, LAST, BLOCK_F):
             column = start + tl.arange(0, BLOCK_F)
             real = column < F
             w = _weights(weight, column, lane, F, D)
-            y = half_exact(tile, tl.trans(w), nothing, SPLIT) * factor[:, None]
+            y = _projections(tile, w, factor, KIND, SPLIT)
             if KIND == "exp":
-                one = tl.exp(y - shift[:, None]) * gain
+                one = tl.exp2(y - shift[:, None])
             elif KIND == "waves":
                 sine, cosine = sine_and_cosine(y)
                 one = sine * gain
@@ -116,7 +126,7 @@ def _slope(
     inside = there[:, None] & (column[None, :] < F)
     one = tl.load(grad + column[None, :], mask=wanted, other=0.0).to(tl.float32)
     if KIND == "exp":
-        slope = one * tl.exp(y - shift[:, None]) * gain
+        slope = one * tl.exp2(y - shift[:, None])
     elif KIND == "relu":
         slope = tl.where(y > 0, one, 0.0) * gain
     else:
@@ -165,13 +175,13 @@ def gradients_kernel(
         if KIND == "exp":
             levels = level + batch * level_b + head * level_h + token * level_t
             shift = tl.load(levels, mask=there, other=0.0) + 0.5 * scale * scale * square
+            shift = shift * LOG_E - tl.log2(gain)
         into = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
-        nothing = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
         total = tl.zeros([BLOCK_T], tl.float32)
         for start in range(0, F, BLOCK_F):
             column = start + tl.arange(0, BLOCK_F)
             w = _weights(weight, column, lane, F, D)
-            y = half_exact(tile, tl.trans(w), nothing, SPLIT) * factor[:, None]
+            y = _projections(tile, w, factor, KIND, SPLIT)
             row = grad + token[:, None] * grad_t
             slope = _slope(y, shift, gain, row, there, column, F, LAST, KIND)
             into = exact(slope, w, into, SPLIT)

@@ -9,7 +9,7 @@ from torch.autograd import Function
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.passes import padded
 from cosformer.ops.problem import compute_dtype, on_device_of
-from cosformer.ops.projected import ALIGNED, MAX_WIDTHS, STEPS
+from cosformer.ops.projected import ALIGNED, MAX_WIDTHS, STEPS, as_multiplied
 from cosformer.ops.trilinear import recorded
 
 COLUMNS = 32
@@ -73,8 +73,8 @@ class _Series(Function):
         blocks = -(-x.shape[2] // options["BLOCK_T"])
         with on_device_of(x):
             series_kernel[(blocks * x.shape[0] * x.shape[1],)](
-                x, _plain(weight), out, blocks, x.shape[2], x.shape[1], scale, *x.stride(),
-                **options,
+                x, as_multiplied(weight, x), out, blocks, x.shape[2], x.shape[1], scale,
+                *x.stride(), **options,
             )  # fmt: skip
         return out
 
@@ -105,14 +105,10 @@ def _gradients(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]
     parts = x.new_empty(batch, heads, blocks, *weight.shape[1:], dtype=torch.float32)
     with on_device_of(x):
         series_gradient_kernel[(blocks * batch * heads,)](
-            x, _plain(weight), grad, dx, parts, blocks, length, heads, steps, scale,
+            x, as_multiplied(weight, x), grad, dx, parts, blocks, length, heads, steps, scale,
             *x.stride(), *grad.stride()[:3], **options,
         )  # fmt: skip
     return dx, parts.sum((0, 2)).to(weight.dtype)
-
-
-def _plain(weight: Tensor) -> Tensor:
-    return weight.detach().float().contiguous()
 
 
 def _options(x: Tensor, weight: Tensor) -> tuple[float, dict[str, Any]]:

@@ -52,7 +52,7 @@ def _matrix(weight, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLO
 @triton.jit(do_not_specialize=["blocks", "length", "heads"])
 def series_kernel(
     x,
-    weight,  # [H, D, N] float32
+    weight,  # [H, D, N] float32, or bfloat16 as x
     out,  # [B, H, T, P]: pairs, numbers, 1, zeros
     blocks, length, heads, scale,
     x_b, x_h, x_t, x_d,

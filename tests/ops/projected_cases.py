@@ -54,10 +54,15 @@ CASES = {
 }
 
 
-def series_results(shape: list[int], narrow: int | None, dtype: torch.dtype) -> list[list[Tensor]]:
+def series_results(
+    shape: list[int],
+    narrow: int | None,
+    dtype: torch.dtype,
+    stored: torch.dtype = torch.float32,
+) -> list[list[Tensor]]:
     """Of the kernel, of the formula at that precision, and of the formula in float64.
 
-    x `[B, T, H, D]` is drawn in that shape and rounded to `dtype` first.
+    x `[B, T, H, D]` is drawn in that shape and rounded to `dtype` first, weights to `stored`.
     """
     generator = torch.Generator().manual_seed(5)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,7 +70,7 @@ def series_results(shape: list[int], narrow: int | None, dtype: torch.dtype) -> 
     heads, width = x.shape[1], x.shape[-1]
     weight = None
     if narrow is not None:
-        weight = torch.randn(heads, width, narrow, generator=generator).to(device)
+        weight = torch.randn(heads, width, narrow, generator=generator).to(device, stored)
     columns = series.series_width(narrow or width)
     grad = torch.randn(*x.shape[:3], columns, generator=generator).to(device, dtype)
     for made, kind in (
@@ -75,8 +80,8 @@ def series_results(shape: list[int], narrow: int | None, dtype: torch.dtype) -> 
     ):
         leaves = [x.to(kind).detach().requires_grad_()]
         if weight is not None:
-            wide = torch.promote_types(kind, torch.float32)
-            leaves.append(weight.to(wide).requires_grad_())
+            exact = kind == torch.float64
+            leaves.append(weight.to(kind if exact else stored, copy=True).requires_grad_())
         out = made(*(leaves if weight is not None else [leaves[0], None]))
         padded = torch.nn.functional.pad(grad, (0, out.shape[-1] - columns))
         found.append([out.detach(), *torch.autograd.grad(out, leaves, padded.to(kind))])

@@ -47,6 +47,16 @@ def test_features_and_gradients_are_those_of_the_formula(name, length, dtype):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["performer", "performer, keys", "rfa", "softmaxes", "relu"])
+def test_weights_in_bfloat16(name):
+    case, stored = (CASES | WIDE)[name], torch.bfloat16
+    x, weight, level, grad = (y if y is None else y.cuda() for y in case.draw(1000))
+    given = [x.to(stored), weight.to(stored), level, grad]
+    right = case.results(projected.by_formula, *(y if y is None else y.double() for y in given))
+    plain = case.results(projected.by_formula, *given)
+    no_worse(case.results(projected.by_kernel, *given), plain, right, SLACK[stored])
+
+
 def test_sines_and_cosines_are_those_of_float64():
     from sine_cases import check_sines  # which needs Triton
 
@@ -70,3 +80,8 @@ def test_series_and_gradients_are_those_of_the_formula(width, narrow, length, dt
     if width > projected.MAX_WIDTHS[dtype]:
         pytest.skip("no room: the formula serves")
     no_worse(*series_results([2, length, 3, width], narrow, dtype), SLACK[dtype])
+
+
+def test_series_of_weights_in_bfloat16():
+    stored = torch.bfloat16
+    no_worse(*series_results([2, 1000, 3, 64], 16, torch.bfloat16, stored), SLACK[stored])
