@@ -71,7 +71,7 @@ constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1,
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
 constexpr int TEAMS = READ ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
 // The state is stored while the next is summed: takes registers.
-constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && !(DECAY && KW == 128);
+constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
 constexpr int LOADER_REGISTERS = !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
 constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE);
