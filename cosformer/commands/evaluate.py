@@ -65,6 +65,7 @@ def _keep(found: Loaded, options: Options, metrics: dict[str, float]) -> None:
     path = options.run / f"metrics-{options.split}-{options.checkpoint}.json"
     content = {
         "split": options.split,
+        "samples": found.task.sizes[options.split],
         "checkpoint": options.checkpoint,
         "batches": options.batches,
         "step": found.place.step,
@@ -94,6 +95,7 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
         "steps": found.place.step,
         "batch": config.budget.batch,
         "split": options.split,
+        "samples": found.task.sizes[options.split],
         "checkpoint": options.checkpoint,
         "precision": config.precision,
     }

@@ -1,5 +1,6 @@
 """Tables of training steps, of generated tokens and of generated data."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
@@ -88,18 +89,29 @@ def learning_table(rows: Sequence[Row]) -> str:
         c = floor.config
         sizes = [f"{name} {n}" for name, n in c.get("options", {}).items() if isinstance(n, int)]
         (found,) = (row.value for row in rows if (row.date, row.what) == (floor.date, floor.unit))
-        better = found > floor.value if floor.unit == "accuracy" else found < floor.value
         steps = f"{c['steps']:,} × {c['batch']}"
-        said = "yes" if better else "no"
+        said = "yes" if _beats(found, floor) else "no"
         lines.append(
             [", ".join([task, *sizes]), LABELS.get(mechanism, mechanism), steps, floor.unit,
              f"{found:.3f}", f"{floor.value:.3f} ({c['by']})", said]
         )  # fmt: skip
     header = ["task", "mechanism", "best step × batch", "metric", "test", "to beat", "beaten"]
+    rule = "Beaten: by more than two standard errors"
     shown = sorted(floors.values(), key=lambda row: row.date, reverse=True)
     others = dict.fromkeys(f", {row.commit}" for row in shown if row.commit != shown[0].commit)
     earlier = f"; earlier lines: commit{''.join(others)[1:]}" if others else ""
-    return f"{markdown(header, lines)}\n\n{origin(shown[0], 'one seed')}{earlier}."
+    return f"{markdown(header, lines)}\n\n{rule}. {origin(shown[0], 'one seed')}{earlier}."
+
+
+def _beats(found: float, floor: Row) -> bool:
+    """Whether by more than chance: an accuracy by two standard errors of guesses that are right as
+    often as the floor, where the number of samples is known."""
+    if floor.unit != "accuracy":
+        return found < floor.value
+    sizes = floor.config.get("options", {}).get("sizes", [0, 0, 0])
+    samples = floor.config.get("samples") or sizes[2]
+    chance = 2 * math.sqrt(floor.value * (1 - floor.value) / samples) if samples else 0.0
+    return found > floor.value + chance
 
 
 def mebibytes(count: float) -> str:

@@ -156,10 +156,11 @@ def test_the_figure_of_cells_needs_times(gpu_rows: list[Row]) -> None:
 
 def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) -> None:
     def learnt(
-        task: str, metric: str, value: float, floor: float, day: int, mechanism: str = "cosformer"
-    ) -> list[Row]:
+        task: str, metric: str, value: float, floor: float, day: int, mechanism: str = "cosformer",
+        **more: object,
+    ) -> list[Row]:  # fmt: skip
         config = {"task": task, "mechanism": mechanism, "steps": 2000, "batch": 8, "by": "chance"}
-        config |= {"options": {"text": "python", "length": 64}}
+        config |= {"options": {"text": "python", "length": 64}} | more
         date = f"2026-01-{day:02}T00:00:00+00:00"
         found = {metric: value, "floor": floor}
         return [
@@ -178,3 +179,10 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
         "2.000",
         "1.000",
     ]
+    guesses = [  # two standard errors of 2,500 guesses are 0.02
+        learnt("image", "accuracy", value, 0.5, 5 + n, **known)
+        for n, known in enumerate(({"samples": 2500}, {"options": {"sizes": [9, 9, 2500]}}))
+        for value in (0.519, 0.521)
+    ]
+    said = [_cells(tables.learning_table(each))[2][-1] for each in guesses]
+    assert said == ["no", "yes"] * 2
