@@ -7,7 +7,7 @@ from typing import Any
 
 from cosformer.records import Row
 from cosformer.report.figures import figure_bytes, short
-from cosformer.report.selection import Times, describe, run_with, times
+from cosformer.report.selection import Times, describe, runs_of_each, times
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 REFERENCES = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
@@ -17,7 +17,7 @@ COLUMNS = 8
 
 def mechanism_table(rows: Sequence[Row]) -> str:
     """Growth of time and memory, and what one length costs, a line for each mechanism."""
-    run = run_with(rows, "time")
+    run = runs_of_each(rows, "time")
     length = max(row.config["length"] for row in run if row.what == "time")
     header = ["mechanism", "growth of time", "of memory"]
     header += [f"forward, {length:,} tokens", "forward + backward", "peak memory, × (q + k + v)"]
@@ -31,7 +31,7 @@ def mechanism_table(rows: Sequence[Row]) -> str:
 
 def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Forward + backward against length, a panel for each, beside cosFormer and softmax."""
-    run = run_with(rows, "time")
+    run = runs_of_each(rows, "time")
     found = times(run, "forward_backward")
     names = [name for name in found if name not in REFERENCES] or list(found)
     lines = math.ceil(len(names) / COLUMNS)

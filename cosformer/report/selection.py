@@ -44,6 +44,28 @@ def run_with(rows: Sequence[Row], what: str) -> list[Row]:
     return [row for row in rows if row.date == chosen]
 
 
+def runs_of_each(rows: Sequence[Row], what: str) -> list[Row]:
+    """For each candidate the run that measured it at most places, all under one setting.
+
+    On a GPU alone: on a CPU, what else goes on changes numbers too much to compare two runs.
+    """
+    run = run_with(rows, what)
+    if run[0].hardware["device"] != "cuda":
+        return run
+    setting = next(_setting(row) for row in run if row.what == what)
+    alike = {row.date for row in rows if row.what == what and _setting(row) == setting}
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.date in alike and "candidate" in row.config:
+            found.setdefault(row.config["candidate"], []).append(row)
+    measured = (each for each in found.values() if any(row.what == what for row in each))
+    return [row for each in measured for row in run_with(each, what)]
+
+
+def _setting(row: Row) -> tuple[object, ...]:
+    return tuple(row.config[name] for name in ("batch", "heads", "width", "dtype"))
+
+
 def times(rows: Sequence[Row], pass_name: str) -> Times:
     """Times of one pass by candidate and length, in the order in which they were measured."""
     found: Times = {}
@@ -142,7 +164,14 @@ def describe(rows: Sequence[Row]) -> str:
         what = f"batch {c['batch']}, {c['heads']} heads of {c['width']}, {what}"
     if "causal" in c and not of_cells:
         what += ", causal" if c["causal"] else ", full"
-    return origin(row, what)
+    return origin(row, what) + other_commits(row, rows)
+
+
+def other_commits(row: Row, rows: Sequence[Row]) -> str:
+    """Of lines that another run than that of `row` has measured."""
+    others = dict.fromkeys(str(each.commit) for each in rows if each.date != row.date)
+    others.pop(str(row.commit), None)
+    return f"; other lines: commit {', '.join(others)}" if others else ""
 
 
 def origin(row: Row, setting: str) -> str:

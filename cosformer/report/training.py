@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
-from cosformer.report.selection import LABELS, origin, run_with
+from cosformer.report.selection import LABELS, origin, other_commits, run_with
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 Spell = Callable[[float], str]
@@ -98,9 +98,8 @@ def learning_table(rows: Sequence[Row]) -> str:
     header = ["task", "mechanism", "best step × batch", "metric", "test", "to beat", "beaten"]
     rule = "Beaten: by more than two standard errors"
     shown = sorted(floors.values(), key=lambda row: row.date, reverse=True)
-    others = dict.fromkeys(f", {row.commit}" for row in shown if row.commit != shown[0].commit)
-    earlier = f"; earlier lines: commit{''.join(others)[1:]}" if others else ""
-    return f"{markdown(header, lines)}\n\n{rule}. {origin(shown[0], 'one seed')}{earlier}."
+    source = origin(shown[0], "one seed") + other_commits(shown[0], shown)
+    return f"{markdown(header, lines)}\n\n{rule}. {source}."
 
 
 def _beats(found: float, floor: Row) -> bool:

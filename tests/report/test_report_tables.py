@@ -186,3 +186,31 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
     ]
     said = [_cells(tables.learning_table(each))[2][-1] for each in guesses]
     assert said == ["no", "yes"] * 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_gpu_measures_mechanisms_in_several_runs(rows: list[Row], device: str) -> None:
+    def run(day: int, batch: int, value: float, **lengths: list[int]) -> list[Row]:
+        at = {"batch": batch, "heads": 2, "width": 64, "dtype": "bfloat16", "causal": True}
+        return [
+            dataclasses.replace(
+                rows[0],
+                value=value,
+                config={**at, "candidate": name, "pass": pass_name, "length": length},
+                hardware={"device": device, "name": "Test"},
+                date=f"2026-01-{day:02}T00:00:00+00:00",
+                commit=f"run{day}",
+            )
+            for name, measured in lengths.items()
+            for length in measured
+            for pass_name in ("forward", "forward_backward")
+        ]
+
+    found = run(1, 1, 1.0, cosformer=[64, 128], relu=[64, 128], softmax=[64, 128])
+    found += run(2, 1, 2.0, relu=[128], local=[64, 128])  # a part of relu, and one more
+    found += run(3, 8, 3.0, cosformer=[64, 128])  # of other tensors
+    table = tables.mechanism_table(found)
+    values = {line[0]: line[3] for line in _cells(table)[2:]}
+    whole = dict.fromkeys(("cosformer", "relu", "softmax"), "1")
+    assert values == (whole if device == "cpu" else whole | {"local": "2"})
+    assert ("other lines: commit run2" in table) == (device == "cuda")
