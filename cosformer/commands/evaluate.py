@@ -65,7 +65,7 @@ def _keep(found: Loaded, options: Options, metrics: dict[str, float]) -> None:
     path = options.run / f"metrics-{options.split}-{options.checkpoint}.json"
     content = {
         "split": options.split,
-        "samples": found.task.sizes[options.split],
+        "samples": _samples(found, options),
         "checkpoint": options.checkpoint,
         "batches": options.batches,
         "step": found.place.step,
@@ -78,6 +78,12 @@ def _keep(found: Loaded, options: Options, metrics: dict[str, float]) -> None:
         print(f"cosformer: evaluate: not written: {error}", file=sys.stderr)
     else:
         print(f"written: {path}")
+
+
+def _samples(found: Loaded, options: Options) -> int:
+    """Those that the model was judged by."""
+    size, batch = found.task.sizes[options.split], found.config.budget.batch
+    return size if options.batches is None else min(size, options.batches * batch)
 
 
 def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[records.Row]:
@@ -95,7 +101,9 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
         "steps": found.place.step,
         "batch": config.budget.batch,
         "split": options.split,
-        "samples": found.task.sizes[options.split],
+        "samples": _samples(found, options),
+        "graph": config.graph,
+        "seconds": found.place.seconds,
         "checkpoint": options.checkpoint,
         "precision": config.precision,
     }

@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,10 +82,10 @@ def run(options: Options) -> int:
     if is_same_run(config) and (status := state_of(config.out))["state"] == "finished":
         print(f"{config.out} is finished: {_summary(status)}; see `cosformer evaluate`")
         return 0
+    trainer = Trainer(config)
     _generate(config)
     start = "" if config.start is None else f", from {config.start}"
     print(f"run: {config.out}{start} (the same command continues it)")
-    trainer = Trainer(config)
     try:
         for event in trainer.events():
             _show(event)
@@ -149,13 +149,14 @@ def _flags(options: Options) -> dict[str, Any]:
         "lr": "optimiser.lr",
         "seed": "seed",
         "pretrain": "pretraining.objective",
-        "start": "start",
         "device": "device",
-        "out": "out",
     }
     given = {path: getattr(options, flag) for flag, path in paths.items()}
     found = settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
-    if options.data is not None:  # a path is never read as a number
+    # a path is never read as a number, nor as none
+    folders = {"start": options.start, "out": options.out}
+    found |= {name: str(path) for name, path in folders.items() if path is not None}
+    if options.data is not None:
         inner = found.setdefault("task", {}).setdefault("options", {})
         inner[data_option(options.task)] = options.data
     return found
@@ -184,8 +185,12 @@ def _in_full(task: TaskConfig) -> TaskConfig:
 
 
 def _name(config: RunConfig) -> str:
-    """Of the folder: the same settings give the same one."""
-    known = json.dumps(comparable(settings.plain(config)), sort_keys=True)
+    """Of the folder: the same settings give the same one, whatever others there may be one day."""
+    given = comparable(settings.plain(config))
+    left_alone = {
+        each.name for each in fields(config) if getattr(config, each.name) == each.default
+    }
+    known = json.dumps({key: given[key] for key in given.keys() - left_alone}, sort_keys=True)
     kind = config.model.get("mechanism", "cosformer")
     if config.start is not None:
         kind = f"from-{config.start.name}"

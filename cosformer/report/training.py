@@ -77,29 +77,36 @@ def data_table(rows: Sequence[Row]) -> str:
 
 
 def learning_table(rows: Sequence[Row]) -> str:
-    """What short runs learnt, beside what each had to beat: the newest by task and mechanism."""
-    in_time = sorted(rows, key=lambda row: row.date)
+    """What short runs learnt, beside what each had to beat: the newest of each kind of run."""
+    tested = [row for row in rows if row.what == "floor" and row.config.get("split") == "test"]
     floors = {
-        (row.config["task"], row.config["mechanism"]): row for row in in_time if row.what == "floor"
+        (row.config["task"], row.config["mechanism"], _before(row)): row
+        for row in sorted(tested, key=lambda row: row.date)
     }
     if not floors:
         raise ValueError(f"a run must have rows of 'floor', got {sorted({r.what for r in rows})}")
     lines = []
-    for (task, mechanism), floor in sorted(floors.items()):
+    for (task, mechanism, before), floor in sorted(floors.items()):
         c = floor.config
         sizes = [f"{name} {n}" for name, n in c.get("options", {}).items() if isinstance(n, int)]
         (found,) = (row.value for row in rows if (row.date, row.what) == (floor.date, floor.unit))
         steps = f"{c['steps']:,} × {c['batch']}"
         said = "yes" if _beats(found, floor) else "no"
         lines.append(
-            [", ".join([task, *sizes]), LABELS.get(mechanism, mechanism), steps, floor.unit,
-             f"{found:.3f}", f"{floor.value:.3f} ({c['by']})", said]
+            [", ".join([task, *sizes, *before]), LABELS.get(mechanism, mechanism), steps,
+             floor.unit, f"{found:.3f}", f"{floor.value:.3f} ({c['by']})", said]
         )  # fmt: skip
     header = ["task", "mechanism", "best step × batch", "metric", "test", "to beat", "beaten"]
-    rule = "Beaten: by more than two standard errors"
+    rule = "Beaten: an accuracy by two standard errors where the number of samples is in the row"
     shown = sorted(floors.values(), key=lambda row: row.date, reverse=True)
     source = origin(shown[0], "one seed") + other_commits(shown[0], shown)
     return f"{markdown(header, lines)}\n\n{rule}. {source}."
+
+
+def _before(row: Row) -> tuple[str, ...]:
+    """What a run had learnt before the task."""
+    start, pretrained = row.config.get("start"), row.config.get("pretraining")
+    return (*([f"from {start}"] if start else []), *(["pre-trained"] if pretrained else []))
 
 
 def _beats(found: float, floor: Row) -> bool:

@@ -1,4 +1,4 @@
-"""Long-Range Arena (Tay et al. 2021): five tasks on sequences of a thousand tokens and more."""
+"""Long-Range Arena (Tay et al. 2021): five tasks on a thousand tokens and more; one made easier."""
 
 import json
 from pathlib import Path

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cosformer.tasks import files, listops, pathfinder
+from cosformer.tasks import files, listops, pathfinder, snakes
 from cosformer.tasks.ragged import Array, Ragged
 
 BLOCK = 500
@@ -40,7 +40,7 @@ def _pathfinder_block(rng: np.random.Generator, count: int) -> Ragged:
 
 
 def _snakes_block(rng: np.random.Generator, count: int) -> Ragged:
-    return _in_rows(*pathfinder.draw_snakes(rng, count))
+    return _in_rows(*snakes.draw_snakes(rng, count))
 
 
 def _in_rows(pictures: Array, labels: Array) -> Ragged:
@@ -57,7 +57,7 @@ MADE = {
     ),
     "snakes": Made(
         _snakes_block,
-        pathfinder.SnakesRule(),
+        snakes.SnakesRule(),
         200_000,
         "Pathfinder, easy to hard: snakes of 1 to 14 dashes",
     ),

@@ -6,7 +6,7 @@ Many pictures grow at once, a dash at a time; those that run into a dead end are
 import copy
 import functools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,15 +56,6 @@ class PathfinderRule:
     def frame(self) -> int:
         """Pixels around the window, so that no look-up leaves the array."""
         return self.dash + 2 * self.margin + self.radius + 2
-
-
-@dataclass(frozen=True)
-class SnakesRule:
-    """Pathfinder from its easiest form on: snakes of any length up to its own."""
-
-    fewest: int = 1
-    """Dashes of the shortest snakes: the ends of a single dash touch."""
-    hardest: PathfinderRule = field(default_factory=PathfinderRule)
 
 
 @dataclass(frozen=True)
@@ -210,23 +201,6 @@ def draw(
         labels.append(label)
         have += number
     return np.concatenate(pictures)[:count], np.concatenate(labels)[:count]
-
-
-def draw_snakes(
-    rng: np.random.Generator, count: int, rule: SnakesRule | None = None
-) -> tuple[Array, Array]:
-    """As `draw`: as many pictures of each length of snakes, with up to all distractors."""
-    rule = rule or SnakesRule()
-    lengths = range(rule.fewest, rule.hardest.dashes + 1)
-    parts = []
-    for n, dashes in enumerate(lengths):
-        distractors = int(rng.integers(0, rule.hardest.distractors + 1))
-        like = replace(rule.hardest, dashes=dashes, distractors=distractors)
-        share = len(range(n, count, len(lengths)))
-        parts.append(draw(rng, share, like, AT_ONCE * dashes // rule.hardest.dashes))
-    order = rng.permutation(count)
-    pictures, labels = (np.concatenate(each)[order] for each in zip(*parts, strict=True))
-    return pictures, labels
 
 
 def _grow_two(rng: np.random.Generator, canvas: _Canvas) -> list[_Snake]:

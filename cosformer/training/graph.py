@@ -25,8 +25,8 @@ class Replayed:
     What it depends on beside the batch must lie in tensors, as they are when it is replayed.
     """
 
-    def __init__(self, update: Callable[[Batch], None]) -> None:
-        self._update = update
+    def __init__(self, update: Callable[[Batch], None], device: torch.device) -> None:
+        self._update, self._device = update, device
         self._seen: Counter[Shape] = Counter()
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Batch]] = {}
 
@@ -50,9 +50,9 @@ class Replayed:
 
     def _record(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch]:
         inputs = {name: tensor.clone() for name, tensor in batch.items()}
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
         # other threads, which prepare batches, go on meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._update(inputs)
         return graph, inputs
 

@@ -50,7 +50,7 @@ class Learner:
         self._filled = 0
         self._learn: Callable[[Batch], None] = self._update
         if config.graph:
-            self._learn = Replayed(self._update)
+            self._learn = Replayed(self._update, self.device)
 
     @property
     def judged(self) -> nn.Module:

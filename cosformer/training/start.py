@@ -8,7 +8,8 @@ from cosformer.config import plain
 from cosformer.tasks.table import has_vocabulary
 from cosformer.tasks.vocabulary import Vocabulary
 from cosformer.training.config import RunConfig
-from cosformer.training.folder import BEST, LAST, load_config
+from cosformer.training.folder import BEST, CONFIG, LAST, load_config
+from cosformer.training.learner import create
 from cosformer.training.loading import Loaded, kept_vocabulary, load
 from cosformer.training.phases import Phase
 
@@ -77,6 +78,8 @@ def require_fit(phase: Phase, before: Loaded) -> None:
                 f"model.{name} must be that of the run to start from, {wanted!r} in "
                 f"{before.folder}, got {given!r}"
             )
+    if here.mechanism_options != there.mechanism_options:  # as a cls token makes them
+        _require_shapes(phase, before)
     own, theirs = phase.task.vocabulary, kept_vocabulary(before.folder)
     if (own and own.plain()) != (theirs and theirs.plain()):
         raise ValueError(
@@ -90,9 +93,25 @@ def require_fit(phase: Phase, before: Loaded) -> None:
         )
 
 
+def _require_shapes(phase: Phase, before: Loaded) -> None:
+    own, theirs = (
+        model.get_submodule("backbone").state_dict()
+        for model in (create(phase.model), before.model)
+    )
+    for name in own.keys() & theirs.keys():
+        wanted, given = list(theirs[name].shape), list(own[name].shape)
+        if wanted != given:
+            raise ValueError(
+                f"model must have a {name} of {wanted}, as the run to start from, "
+                f"{before.folder}, got {given}"
+            )
+
+
 def _goes_on(config: RunConfig) -> bool:
     """Whether the run has a checkpoint of its own: nothing of the other is needed any more."""
-    return (config.out / LAST).exists()
+    if not ((config.out / LAST).exists() and (config.out / CONFIG).is_file()):
+        return False
+    return load_config(config.out).start == config.start  # else it is another run, to be refused
 
 
 def _tokens(task: str, folder: Path) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
         **more: object,
     ) -> list[Row]:  # fmt: skip
         config = {"task": task, "mechanism": mechanism, "steps": 2000, "batch": 8, "by": "chance"}
-        config |= {"options": {"text": "python", "length": 64}} | more
+        config |= {"split": "test", "options": {"text": "python", "length": 64}} | more
         date = f"2026-01-{day:02}T00:00:00+00:00"
         found = {metric: value, "floor": floor}
         return [
@@ -179,6 +179,10 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
         "2.000",
         "1.000",
     ]
+    found += learnt("lm", "loss", 0.5, 3.0, 5, "softmax", start="mlm", pretraining=True)
+    found += learnt("lm", "loss", 0.1, 3.0, 6, "softmax", split="valid")
+    last = _cells(tables.learning_table(found))[-1]
+    assert (last[0], last[4]) == ("lm, length 64, from mlm, pre-trained", "0.500")
     guesses = [  # two standard errors of 2,500 guesses are 0.02
         learnt("image", "accuracy", value, 0.5, 5 + n, **known)
         for n, known in enumerate(({"samples": 2500}, {"options": {"sizes": [9, 9, 2500]}}))

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from cosformer.tasks import pathfinder, strokes
-from cosformer.tasks.pathfinder import PathfinderRule, SnakesRule, _Canvas, _Snake
+from cosformer.tasks import pathfinder, snakes, strokes
+from cosformer.tasks.pathfinder import PathfinderRule, _Canvas, _Snake
 from cosformer.tasks.ragged import Array
+from cosformer.tasks.snakes import SnakesRule, draw_snakes
 
 COUNT = 600
 
@@ -118,12 +119,13 @@ def test_snakes_come_in_all_lengths_equally_often(monkeypatch: pytest.MonkeyPatc
         asked.append((rule.dashes, count))
         return draw(rng, count, rule, at_once)
 
-    monkeypatch.setattr(pathfinder, "draw", counting)
-    pictures, labels = pathfinder.draw_snakes(np.random.default_rng(0), 32, SnakesRule())
+    monkeypatch.setattr(snakes, "draw", counting)
+    pictures, labels = draw_snakes(np.random.default_rng(0), 32, SnakesRule())
     assert asked == [(n, 3 if n <= 4 else 2) for n in range(1, 15)]
     assert pictures.shape == (32, 32, 32)
     assert set(labels.tolist()) == {0, 1}
-    again = pathfinder.draw_snakes(np.random.default_rng(0), 32)
+    assert len(draw_snakes(np.random.default_rng(0), 3)[1]) == 3  # fewer than lengths
+    again = draw_snakes(np.random.default_rng(0), 32)
     assert np.array_equal(pictures, again[0])
     assert np.array_equal(labels, again[1])
 
@@ -141,3 +143,9 @@ def test_a_stroke_is_reduced_to_half_its_size_and_keeps_its_amount() -> None:
 def test_a_window_too_small_for_its_seeds_is_refused() -> None:
     with pytest.raises(ValueError, match="size must exceed four times seed_distance = 7, got 28"):
         PathfinderRule(size=28)
+
+
+@pytest.mark.parametrize("fewest", [0, 15])
+def test_snakes_have_a_dash_and_no_more_than_pathfinder(fewest: int) -> None:
+    with pytest.raises(ValueError, match=f"fewest must lie between 1 and 14, got {fewest}"):
+        SnakesRule(fewest=fewest)

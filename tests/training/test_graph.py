@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from training_cases import config
 
 from cosformer.training import graph, train
 from cosformer.training.graph import Replayed
-from tests.training.training_cases import config
+
+DEVICE = torch.device("cuda:1")
 
 
 class Sums:
@@ -28,8 +30,8 @@ class Sums:
             kernels: Callable[[], None]
 
         @contextlib.contextmanager
-        def recording(into: Graph, capture_error_mode: str) -> Iterator[None]:
-            assert capture_error_mode == "thread_local"
+        def recording(into: Graph, stream: object, capture_error_mode: str) -> Iterator[None]:
+            assert (stream, capture_error_mode) == (DEVICE, "thread_local")
             sums._is_recording = True
             yield
             sums._is_recording = False
@@ -37,6 +39,7 @@ class Sums:
             sums.recorded += 1
 
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
         monkeypatch.setattr(torch.cuda, "graph", recording)
 
     def update(self, batch: dict[str, Tensor]) -> None:
@@ -58,7 +61,7 @@ def test_a_shape_is_recorded_once_and_replayed_on_each_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sums = Sums(monkeypatch)
-    replayed = Replayed(sums.update)
+    replayed = Replayed(sums.update, DEVICE)
     for n in range(1, 8):
         replayed(batch(3, n))
     assert sums.calls == graph.WARM + 1
@@ -69,7 +72,7 @@ def test_a_shape_is_recorded_once_and_replayed_on_each_batch(
 def test_each_shape_has_its_own_graph_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "MOST", 2)
     sums = Sums(monkeypatch)
-    replayed = Replayed(sums.update)
+    replayed = Replayed(sums.update, DEVICE)
     for _ in range(graph.WARM + 2):
         for length in (1, 2, 3):
             replayed(batch(length, 1.0))
@@ -79,7 +82,7 @@ def test_each_shape_has_its_own_graph_up_to_a_number(monkeypatch: pytest.MonkeyP
 
 def test_batches_with_a_mask_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = Sums(monkeypatch)
-    replayed = Replayed(sums.update)
+    replayed = Replayed(sums.update, DEVICE)
     for _ in range(graph.WARM + 2):
         replayed(batch(3, 1.0, masked=True))
     assert sums.recorded == 0

@@ -1,19 +1,34 @@
 """Replayed steps on a GPU: they learn what steps one by one do."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from training_cases import config, log, pretraining
 
-from cosformer.training import Trainer, train
-from tests.training.training_cases import config, log, pretraining
+from cosformer.training import Budget, Trainer, train
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Of graphs; a test in which there were none has shown nothing."""
+    replay, found = torch.cuda.CUDAGraph.replay, list[int]()
+
+    def counted(self: torch.cuda.CUDAGraph) -> None:
+        found.append(1)
+        replay(self)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    yield found
+    assert len(found) > 8
 
 
 def losses(out: Path) -> list[float]:
@@ -26,7 +41,9 @@ def test_losses_are_those_of_steps_one_by_one(
     mechanism: str, precision: str, tmp_path: Path
 ) -> None:
     model = {"layers": 1, "width": 32, "heads": 2, "dropout": 0.1, "mechanism": mechanism}
+    budget = Budget(steps=24, batch=8, accumulate=2)
     given: dict[str, Any] = {"device": "cuda", "precision": precision, "model": model}
+    given["budget"] = budget
     for graph in (False, True):
         train(config(tmp_path / f"{graph}", graph=graph, **given))
     one_by_one, replayed = (losses(tmp_path / f"{graph}") for graph in (False, True))

@@ -181,6 +181,26 @@ def test_what_does_not_fit_is_refused(runs: Path, tmp_path: Path, case: str) -> 
     assert not (tmp_path / "run").exists()
 
 
+def test_the_folder_of_another_run_is_refused_and_stays(runs: Path, tmp_path: Path) -> None:
+    there = shutil.copytree(runs / "bytes", tmp_path / "mlm")
+    before = {path.name: path.read_bytes() for path in there.iterdir()}
+    for start in (there, runs / "bytes"):
+        with pytest.raises(ValueError, match="out must be a new folder or that of the same run"):
+            train(resolve(options("classify", runs, "2.tsv", start=start, out=there)))
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == before
+
+
+def test_a_mechanism_made_for_one_length_has_no_room_for_a_cls(runs: Path, tmp_path: Path) -> None:
+    made = (*SMALL, "model.mechanism=linformer", "task.options.length=32")
+    begin("mlm", runs, "my.txt", out=tmp_path / "mlm", set=made)
+    given: dict[str, Any] = {"start": tmp_path / "mlm", "out": tmp_path / "run"}
+    with pytest.raises(ValueError, match=r"model must have a blocks\.0\..* of .*32\], as .*33\]"):
+        train(
+            resolve(options("classify", runs, "2.tsv", **given, set=(*SHORT, "model.pooling=cls")))
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_tokens_that_mean_something_else_are_refused(
     config: RunConfig, runs: Path, tmp_path: Path
 ) -> None:
@@ -239,3 +259,13 @@ def test_runs_say_where_they_started_from(
     assert json.loads((tmp_path / "run" / "config.json").read_text())["start"] == f"{runs}/bytes"
     assert cli.main(["runs", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith(f"from {runs / 'bytes'}\n")
+
+
+def test_a_folder_may_have_any_name(runs: Path, tmp_path: Path) -> None:
+    for name in ("none", "12"):
+        start = shutil.copytree(runs / "bytes", tmp_path / name)
+        found = resolve(options("classify", runs, "2.tsv", start=start, out=Path(f"{name}-run")))
+        assert (found.start, found.out) == (start, Path(f"{name}-run"))
+    assert (
+        resolve(options("classify", runs, "2.tsv", start=None, out=Path("none"))).out.name == "none"
+    )
