@@ -1,5 +1,6 @@
 """Long-Range Arena (Tay et al. 2021): five tasks on a thousand tokens and more; one made easier."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def listops(
     return _cut_generated(found, sizes, facts, device)
 
 
-def pathfinder(
+def _paths(
+    made: str,
+    /,
     *,
     data: Path | str | None = None,
     sizes: tuple[int, int, int] = (160_000, 20_000, 20_000),
@@ -50,19 +53,14 @@ def pathfinder(
     device: Device = "cpu",
 ) -> SequenceTask:
     """Whether two marked ends belong to one path, 1,024 pixels. Generated likewise."""
-    return _paths(_generated("pathfinder", data, sizes, seed, workers), sizes, device)
+    found = _generated(made, data, sizes, seed, workers)
+    facts = _pictures(2, majority(found.labels[len(found) - sizes[2] :]))
+    return _cut_generated(found, sizes, facts, device)
 
 
-def snakes(
-    *,
-    data: Path | str | None = None,
-    sizes: tuple[int, int, int] = (160_000, 20_000, 20_000),
-    seed: int = 0,
-    workers: int = 1,
-    device: Device = "cpu",
-) -> SequenceTask:
-    """Pathfinder from its easiest form on, to learn before it. Generated likewise."""
-    return _paths(_generated("snakes", data, sizes, seed, workers), sizes, device)
+pathfinder = functools.partial(_paths, "pathfinder")
+snakes = functools.partial(_paths, "snakes")
+"""From the easiest form of Pathfinder on, to learn before it."""
 
 
 def text(
@@ -141,11 +139,6 @@ def _pictures(classes: int, floor: float) -> Facts:
         floor=floor,
         floor_is="the most frequent class of the test split",
     )
-
-
-def _paths(found: Ragged, sizes: tuple[int, int, int], device: Device) -> SequenceTask:
-    facts = _pictures(2, majority(found.labels[len(found) - sizes[2] :]))
-    return _cut_generated(found, sizes, facts, device)
 
 
 def _generated(
