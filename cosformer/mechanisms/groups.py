@@ -8,10 +8,11 @@ from torch.nn import functional as F
 
 from cosformer.ops import linear_attention
 from cosformer.ops.apart import is_served, sums_apart
+from cosformer.ops.hopper import MAX_WIDTH
 from cosformer.ops.projected import ALIGNED
 from cosformer.ops.quotient import quotient
 
-GROUP = 128
+GROUP = MAX_WIDTH
 """Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
 WIDEST = {torch.bfloat16: GROUP}
 """Features that one call takes, by dtype; Triton's kernels take 256 of any."""

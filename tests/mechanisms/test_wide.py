@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from cosformer.mechanisms import family, groups
 from cosformer.mechanisms.family import LinearMechanism
-from cosformer.ops.hopper import MAX_WIDTH
 
 FAMILY = [(name, causal) for name, causal in CASES if isinstance(make(name), LinearMechanism)]
 
@@ -70,7 +69,3 @@ def test_tokens_have_ones_of_their_own_and_heads_share_them():
     ones = groups.ones(torch.zeros(2, 3, 5, 7, dtype=torch.bfloat16))
     assert ones.stride() == (0, 0, groups.ALIGNED, 1)
     assert torch.equal(ones, torch.ones(2, 3, 5, groups.ALIGNED, dtype=torch.bfloat16))
-
-
-def test_a_group_is_as_wide_as_the_fastest_kernels_take():
-    assert groups.GROUP == MAX_WIDTH
