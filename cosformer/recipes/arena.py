@@ -23,11 +23,6 @@ def pathfinder(setting: Setting) -> RunConfig:
     return _run("pathfinder", setting, {} if setting.has_gpu else {"sizes": FEWER})
 
 
-def snakes(setting: Setting) -> RunConfig:
-    """The same from its easiest form on: to start from."""
-    return _run("snakes", setting, {} if setting.has_gpu else {"sizes": FEWER})
-
-
 def text(setting: Setting) -> RunConfig:
     """Whether a review is positive, from its bytes."""
     return _run("text", setting, {"length": 4_000 if setting.has_gpu else 1_000})

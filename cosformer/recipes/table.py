@@ -21,14 +21,13 @@ RECIPES: dict[str, Callable[[Setting], RunConfig]] = {
     "retrieval": arena.retrieval,
     "image": arena.image,
     "pathfinder": arena.pathfinder,
-    "snakes": arena.snakes,
     "mqar": probes.mqar,
     "copying": probes.copying,
     "induction": probes.induction,
 }
 """Name of a task -> what makes its run. A line a recipe."""
 
-MASKED = {"listops": 0.1, "image": 0.5, "pathfinder": 0.5, "snakes": 0.5}
+MASKED = {"listops": 0.1, "image": 0.5, "pathfinder": 0.5}
 """Share of tokens that pre-training hides (Amos et al. 2024); 0.15 where the inputs are text."""
 
 

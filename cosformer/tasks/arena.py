@@ -1,6 +1,5 @@
-"""Long-Range Arena (Tay et al. 2021): five tasks on a thousand tokens and more; one made easier."""
+"""Long-Range Arena (Tay et al. 2021): five tasks on a thousand tokens and more."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -12,7 +11,9 @@ from cosformer.tasks.base import SPLITS, Facts, require_options
 from cosformer.tasks.classify import classify
 from cosformer.tasks.listops import TOKENS
 from cosformer.tasks.ragged import Array, Ragged
+from cosformer.tasks.rising import RisingTask
 from cosformer.tasks.sequences import SequenceTask, complete, majority
+from cosformer.tasks.snakes import by_length
 from cosformer.tasks.vocabulary import Bytes
 
 Device = torch.device | str
@@ -39,28 +40,33 @@ def listops(
         floor=_by_root(found, sizes),
         floor_is="the root operator alone; about 0.49 with the digits right below it",
     )
-    return _cut_generated(found, sizes, facts, device)
+    return SequenceTask(_cut(found, sizes), facts, device)
 
 
-def _paths(
-    made: str,
-    /,
+def pathfinder(
     *,
     data: Path | str | None = None,
     sizes: tuple[int, int, int] = (160_000, 20_000, 20_000),
     seed: int = 0,
+    rising: int = 0,
     workers: int = 1,
     device: Device = "cpu",
 ) -> SequenceTask:
-    """Whether two marked ends belong to one path, 1,024 pixels. Generated likewise."""
-    found = _generated(made, data, sizes, seed, workers)
+    """Whether two marked ends belong to one path, 1,024 pixels. Generated likewise.
+
+    `rising`: steps of training on paths of 1 dash, then of 2, and so on below the 14 that all
+    have otherwise; as many such pictures as train are generated for it.
+    """
+    if rising < 0:
+        raise ValueError(f"rising must be at least 0, got {rising}")
+    found = _generated("pathfinder", data, sizes, seed, workers)
     facts = _pictures(2, majority(found.labels[len(found) - sizes[2] :]))
-    return _cut_generated(found, sizes, facts, device)
-
-
-pathfinder = functools.partial(_paths, "pathfinder")
-snakes = functools.partial(_paths, "snakes")
-"""From the easiest form of Pathfinder on, to learn before it."""
+    splits = _cut(found, sizes)
+    if not rising:
+        return SequenceTask(splits, facts, device)
+    short = generated.make("snakes", data, count=sizes[0], seed=seed, workers=workers)
+    easier = by_length(generated.load(short))
+    return RisingTask(splits, facts, device, easier=easier, steps=rising)
 
 
 def text(
@@ -158,13 +164,10 @@ def _by_root(found: Ragged, sizes: tuple[int, int, int]) -> float:
     return float((counts.argmax(axis=1)[roots[test]] == labels[test]).mean())
 
 
-def _cut_generated(
-    found: Ragged, sizes: tuple[int, int, int], facts: Facts, device: Device
-) -> SequenceTask:
+def _cut(found: Ragged, sizes: tuple[int, int, int]) -> dict[str, list[Ragged]]:
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    splits = {s: [found.take(part)] for s, part in zip(SPLITS, parts, strict=True)}
-    return SequenceTask(splits, facts, device)
+    return {split: [found.take(part)] for split, part in zip(SPLITS, parts, strict=True)}
 
 
 def _documents(path: Path) -> dict[str, Array]:

@@ -57,9 +57,9 @@ MADE = {
     ),
     "snakes": Made(
         _snakes_block,
-        snakes.SnakesRule(),
-        200_000,
-        "Pathfinder, easy to hard: snakes of 1 to 14 dashes",
+        pathfinder.PathfinderRule(),
+        160_000,
+        "Pathfinder with shorter snakes, 1 to 13 dashes",
     ),
 }
 """Name -> what can be generated."""

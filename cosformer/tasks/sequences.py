@@ -15,8 +15,33 @@ HELD_OUT = 0.1
 """Share of the training samples that validate where a data set has no validation split."""
 
 
+class Samples:
+    """Labelled sequences, one `Ragged` for each tower, and the order they come in."""
+
+    def __init__(
+        self, towers: Sequence[Ragged], facts: Facts, device: torch.device, *, shuffled: bool
+    ) -> None:
+        self._towers = [
+            Resident(tower, pad=facts.token("pad"), length=facts.length, device=device)
+            for tower in towers
+        ]
+        lengths = np.sum([np.minimum(x.lengths, facts.length) for x in towers], axis=0)
+        self._order = Order(lengths, shuffled=shuffled)
+
+    def __len__(self) -> int:
+        return len(self._order.lengths)
+
+    def batch(self, place: Place) -> Batch:
+        """Those of one step; which split it is does not matter."""
+        indices = self._order.indices(place)
+        found: Batch = {"labels": self._towers[0].labels_of(indices)}
+        for suffix, tower in zip(("", "2"), self._towers, strict=False):
+            found[f"tokens{suffix}"], found[f"mask{suffix}"] = tower.gather(indices)
+        return found
+
+
 class SequenceTask(Task):
-    """Labelled sequences in three splits, one `Ragged` for each tower."""
+    """Labelled sequences in three splits."""
 
     def __init__(
         self,
@@ -26,29 +51,14 @@ class SequenceTask(Task):
         vocabulary: Vocabulary | None = None,
     ) -> None:
         self.facts, self.device, self.vocabulary = facts, torch.device(device), vocabulary
-        self.sizes = {split: len(splits[split][0]) for split in SPLITS}
-        self._towers = {
-            split: [
-                Resident(tower, pad=facts.token("pad"), length=facts.length, device=self.device)
-                for tower in splits[split]
-            ]
+        self._splits = {
+            split: Samples(splits[split], facts, self.device, shuffled=split == "train")
             for split in SPLITS
         }
-        self._orders = {
-            split: Order(
-                np.sum([np.minimum(x.lengths, facts.length) for x in splits[split]], axis=0),
-                shuffled=split == "train",
-            )
-            for split in SPLITS
-        }
+        self.sizes = {split: len(self._splits[split]) for split in SPLITS}
 
     def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        indices = self._orders[place.split].indices(place)
-        towers = self._towers[place.split]
-        found: Batch = {"labels": towers[0].labels_of(indices)}
-        for suffix, tower in zip(("", "2"), towers, strict=False):
-            found[f"tokens{suffix}"], found[f"mask{suffix}"] = tower.gather(indices)
-        return found
+        return self._splits[place.split].batch(place)
 
 
 def majority(labels: Array) -> float:

@@ -1,40 +1,35 @@
-"""Pathfinder from its easiest form on: what a model can learn before it."""
+"""Pathfinder with shorter snakes: what a model can learn before it."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from cosformer.tasks.pathfinder import AT_ONCE, PathfinderRule, draw
-from cosformer.tasks.ragged import Array
-
-
-@dataclass(frozen=True)
-class SnakesRule:
-    """Snakes of any length up to Pathfinder's own."""
-
-    fewest: int = 1
-    """Dashes of the shortest snakes: the ends of a single dash touch."""
-    hardest: PathfinderRule = field(default_factory=PathfinderRule)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.fewest <= self.hardest.dashes:
-            raise ValueError(
-                f"fewest must lie between 1 and {self.hardest.dashes}, got {self.fewest}"
-            )
+from cosformer.tasks.ragged import Array, Ragged
 
 
 def draw_snakes(
-    rng: np.random.Generator, count: int, rule: SnakesRule | None = None
+    rng: np.random.Generator, count: int, rule: PathfinderRule | None = None
 ) -> tuple[Array, Array]:
-    """As `draw`: as many pictures of each length of snakes, with up to all distractors."""
-    rule = rule or SnakesRule()
-    lengths = range(rule.fewest, rule.hardest.dashes + 1)
-    parts = []
+    """As `draw`: as many pictures of each length of snakes below the rule's own.
+
+    A label tells the length as well: 2·(dashes − 1), and 1 more if the ends belong.
+    """
+    rule = rule or PathfinderRule()
+    lengths = range(1, rule.dashes)
+    pictures, labels = [], []
     for n, dashes in enumerate(lengths[:count]):
-        distractors = int(rng.integers(0, rule.hardest.distractors + 1))
-        like = replace(rule.hardest, dashes=dashes, distractors=distractors)
         share = len(range(n, count, len(lengths)))
-        parts.append(draw(rng, share, like, AT_ONCE * dashes // rule.hardest.dashes))
+        at_once = AT_ONCE * dashes // rule.dashes
+        drawn, belong = draw(rng, share, replace(rule, dashes=dashes), at_once)
+        pictures.append(drawn)
+        labels.append(2 * (dashes - 1) + belong)
     order = rng.permutation(count)
-    pictures, labels = (np.concatenate(each)[order] for each in zip(*parts, strict=True))
-    return pictures, labels
+    return np.concatenate(pictures)[order], np.concatenate(labels)[order]
+
+
+def by_length(drawn: Ragged) -> list[Ragged]:
+    """The pictures of each length, the shortest first, with Pathfinder's labels."""
+    lengths, belong = np.divmod(drawn.labels, 2)
+    whole = Ragged(drawn.flat, drawn.starts, belong)
+    return [whole.take(np.flatnonzero(lengths == n)) for n in np.unique(lengths)]

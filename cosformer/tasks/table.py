@@ -20,7 +20,6 @@ TASKS: dict[str, Callable[..., Task]] = {
     "retrieval": arena.retrieval,
     "image": arena.image,
     "pathfinder": arena.pathfinder,
-    "snakes": arena.snakes,
     "mqar": probes.Recall,
     "copying": probes.Copying,
     "induction": probes.Induction,

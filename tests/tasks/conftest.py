@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         generated.make("listops", where, count=60)
         generated.make("pathfinder", where, count=60)
-        generated.make("snakes", where, count=60)
+        generated.make("snakes", where, count=40)
     finally:
         generated.BLOCK = block
     return where
@@ -67,7 +67,9 @@ SMALL: dict[str, Callable[[Path], Task]] = {
     "mnli-towers": lambda at: tasks.create("mnli", data=at, length=64, towers=2),
     "listops": lambda at: tasks.create("listops", data=at, sizes=(40, 10, 10)),
     "pathfinder": lambda at: tasks.create("pathfinder", data=at, sizes=(40, 10, 10)),
-    "snakes": lambda at: tasks.create("snakes", data=at, sizes=(40, 10, 10)),
+    "pathfinder-rising": lambda at: tasks.create(
+        "pathfinder", data=at, sizes=(40, 10, 10), rising=2
+    ),
     "text": lambda at: tasks.create("text", data=at, length=300),
     "retrieval": lambda at: tasks.create("retrieval", data=at, length=200),
     "image": lambda at: tasks.create("image", data=at),

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from cosformer.tasks import pathfinder, snakes, strokes
+from cosformer.tasks import pathfinder, strokes
 from cosformer.tasks.pathfinder import PathfinderRule, _Canvas, _Snake
-from cosformer.tasks.ragged import Array
-from cosformer.tasks.snakes import SnakesRule, draw_snakes
+from cosformer.tasks.ragged import Array, Ragged
+from cosformer.tasks.snakes import by_length, draw_snakes
 
 COUNT = 600
 
@@ -111,23 +111,27 @@ def test_the_label_is_that_of_the_marked_ends(monkeypatch: pytest.MonkeyPatch) -
         assert (pictures[np.arange(100), y, x] > 160).all()
 
 
-def test_snakes_come_in_all_lengths_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-    draw = pathfinder.draw
-
-    def counting(rng, count, rule, at_once):
-        asked.append((rule.dashes, count))
-        return draw(rng, count, rule, at_once)
-
-    monkeypatch.setattr(snakes, "draw", counting)
-    pictures, labels = draw_snakes(np.random.default_rng(0), 32, SnakesRule())
-    assert asked == [(n, 3 if n <= 4 else 2) for n in range(1, 15)]
+def test_shorter_snakes_come_in_all_lengths_equally_often() -> None:
+    pictures, labels = draw_snakes(np.random.default_rng(0), 32)
     assert pictures.shape == (32, 32, 32)
-    assert set(labels.tolist()) == {0, 1}
+    assert np.bincount(labels // 2).tolist() == [3] * 6 + [2] * 7
+    assert set(labels.tolist()) >= {0, 1}  # of one dash, both answers
     assert len(draw_snakes(np.random.default_rng(0), 3)[1]) == 3  # fewer than lengths
     again = draw_snakes(np.random.default_rng(0), 32)
     assert np.array_equal(pictures, again[0])
     assert np.array_equal(labels, again[1])
+
+
+def test_shorter_snakes_are_told_apart_by_their_labels() -> None:
+    rng = np.random.default_rng(0)
+    drawn = Ragged.of([np.full(4, n) for n in range(6)], [5, 0, 4, 1, 3, 0])
+    short, middle, long = by_length(drawn)
+    assert [part.flat[::4].tolist() for part in (short, middle, long)] == [[1, 3, 5], [4], [0, 2]]
+    assert [part.labels.tolist() for part in (short, middle, long)] == [[0, 1, 0], [1], [1, 0]]
+    rule = PathfinderRule(dashes=3)
+    pictures, labels = draw_snakes(rng, 40, rule)
+    ink = (pictures > 0).sum((1, 2))
+    assert ink[labels // 2 == 1].mean() > ink[labels // 2 == 0].mean()  # two dashes, and one
 
 
 def test_a_stroke_is_reduced_to_half_its_size_and_keeps_its_amount() -> None:
@@ -143,9 +147,3 @@ def test_a_stroke_is_reduced_to_half_its_size_and_keeps_its_amount() -> None:
 def test_a_window_too_small_for_its_seeds_is_refused() -> None:
     with pytest.raises(ValueError, match="size must exceed four times seed_distance = 7, got 28"):
         PathfinderRule(size=28)
-
-
-@pytest.mark.parametrize("fewest", [0, 15])
-def test_snakes_have_a_dash_and_no_more_than_pathfinder(fewest: int) -> None:
-    with pytest.raises(ValueError, match=f"fewest must lie between 1 and 14, got {fewest}"):
-        SnakesRule(fewest=fewest)

@@ -1,0 +1,43 @@
+"""A task that begins with easier samples: where all are hard, noise is all that labels give."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from cosformer.tasks.base import Batch, Facts, Place
+from cosformer.tasks.ragged import Ragged
+from cosformer.tasks.sequences import Samples, SequenceTask
+
+
+class RisingTask(SequenceTask):
+    """So many `steps` with each level of `easier` samples, then the task itself.
+
+    Half of a batch is of the level that is due, half of one before it, each in its turn, so that
+    none is forgotten. Sequences are of one length; validation and test are the task's own.
+    """
+
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[Ragged]],
+        facts: Facts,
+        device: torch.device | str = "cpu",
+        *,
+        easier: Sequence[Ragged],
+        steps: int,
+    ) -> None:
+        super().__init__(splits, facts, device)
+        self._steps = steps
+        self._levels = [Samples([each], facts, self.device, shuffled=True) for each in easier]
+
+    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
+        level = place.step // self._steps
+        if place.split != "train" or level >= len(self._levels):
+            return super()._batch(place, draws)
+        known = place.batch_size // 2 if level else 0
+        due = self._levels[level].batch(replace(place, batch_size=place.batch_size - known))
+        if not known:
+            return due
+        before = self._levels[place.step % level].batch(replace(place, batch_size=known))
+        return {name: torch.cat([due[name], before[name]]) for name in due}

@@ -1,0 +1,94 @@
+"""A task that begins with easier samples."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cosformer import tasks
+from cosformer.tasks.base import Facts
+from cosformer.tasks.ragged import Ragged
+from cosformer.tasks.rising import RisingTask
+
+LEVELS, STEPS, LENGTH = 3, 5, 4
+
+
+def samples(kind: int, count: int) -> Ragged:
+    """Sequences of one token: who they are, beside their kind."""
+    return Ragged.of([np.full(LENGTH, 50 * kind + n) for n in range(count)], np.arange(count) % 2)
+
+
+@pytest.fixture
+def rising() -> RisingTask:
+    facts = Facts(
+        data_tokens=256,
+        classes=2,
+        length=LENGTH,
+        asks="sequence",
+        metric="accuracy",
+        floor=0.5,
+        floor_is="chance",
+    )
+    own = {split: [samples(LEVELS, 20 + n)] for n, split in enumerate(tasks.SPLITS)}
+    easier = [samples(level, 12) for level in range(LEVELS)]
+    return RisingTask(own, facts, easier=easier, steps=STEPS)
+
+
+def kinds(task: RisingTask, step: int, **place: int) -> list[int]:
+    options = {"seed": 0, "rank": 0, "batch_size": 6} | place
+    batch = task.batch("train", step=step, **options)
+    assert torch.equal(batch["labels"], batch["tokens"][:, 0] % 50 % 2)  # still the sample's own
+    return (batch["tokens"][:, 0] // 50).tolist()
+
+
+def test_levels_rise_and_half_of_a_batch_is_of_those_before(rising: RisingTask) -> None:
+    assert all(kinds(rising, step) == [0] * 6 for step in range(STEPS))
+    assert all(kinds(rising, step) == [1] * 3 + [0] * 3 for step in range(STEPS, 2 * STEPS))
+    third = [kinds(rising, step) for step in range(2 * STEPS, 3 * STEPS)]
+    assert all(found[:3] == [2] * 3 for found in third)
+    assert {tuple(found[3:]) for found in third} == {(0,) * 3, (1,) * 3}  # each in its turn
+    assert kinds(rising, 3 * STEPS) == [LEVELS] * 6
+    assert kinds(rising, 1000) == [LEVELS] * 6
+
+
+def test_of_an_odd_batch_the_larger_half_is_of_the_level_that_is_due(rising: RisingTask) -> None:
+    assert kinds(rising, STEPS, batch_size=3) == [1, 1, 0]
+    assert kinds(rising, STEPS, batch_size=1) == [1]
+
+
+def test_ranks_share_a_step(rising: RisingTask) -> None:
+    seen = []
+    for rank in range(2):
+        batch = rising.batch("train", seed=0, rank=rank, ranks=2, step=STEPS, batch_size=6)
+        seen.append(batch["tokens"][:, 0])
+    both = torch.cat(seen)
+    assert len(both.unique()) == 12
+
+
+def test_validation_and_test_are_the_tasks_own(rising: RisingTask) -> None:
+    assert dict(rising.sizes) == {"train": 20, "valid": 21, "test": 22}
+    for split in ("valid", "test"):
+        found = torch.cat([b["tokens"][:, 0] for b in rising.evaluation(split, 5)])
+        assert (found // 50).unique().tolist() == [LEVELS]
+        assert len(found.unique()) == rising.sizes[split]
+
+
+def test_pathfinder_begins_with_the_shortest_paths(folder: Path) -> None:
+    options = {"data": folder, "sizes": (40, 10, 10)}
+    plain = tasks.create("pathfinder", **options)
+    rising = tasks.create("pathfinder", **options, rising=2)
+    place = {"seed": 0, "rank": 0, "batch_size": 2}
+    ink = [
+        (rising.batch("train", step=step, **place)["tokens"] > 0).sum().item() for step in (0, 26)
+    ]
+    assert ink[0] < ink[1]
+    after = rising.batch("train", step=26, **place)  # 13 lengths, 2 steps each
+    assert torch.equal(after["tokens"], plain.batch("train", step=26, **place)["tokens"])
+    valid = (task.batch("valid", step=0, **place)["tokens"] for task in (rising, plain))
+    assert torch.equal(*valid)
+
+
+def test_levels_cannot_fall(folder: Path) -> None:
+    with pytest.raises(ValueError, match="rising must be at least 0, got -1"):
+        tasks.create("pathfinder", data=folder, sizes=(40, 10, 10), rising=-1)
