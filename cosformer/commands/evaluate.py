@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cosformer import records
+from cosformer.config import plain
 from cosformer.training import Loaded, evaluate, load
 from cosformer.training.evaluation import judged_by
 from cosformer.training.folder import write_json
@@ -97,7 +98,9 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
         "preset": config.preset,
         "model": dict(config.model),
         "start": None if config.start is None else config.start.name,
-        "pretraining": config.pretraining is not None,
+        "pretraining": plain(config.pretraining),
+        "optimiser": plain(config.optimiser),
+        "schedule": plain(config.schedule),
         "steps": found.place.step,
         "batch": config.budget.batch,
         "split": options.split,

@@ -80,20 +80,19 @@ def learning_table(rows: Sequence[Row]) -> str:
     """What short runs learnt, beside what each had to beat: the newest of each kind of run."""
     tested = [row for row in rows if row.what == "floor" and row.config.get("split") == "test"]
     floors = {
-        (row.config["task"], row.config["mechanism"], _before(row)): row
+        (row.config["task"], row.config["mechanism"], _options(row), _before(row)): row
         for row in sorted(tested, key=lambda row: row.date)
     }
     if not floors:
         raise ValueError(f"a run must have rows of 'floor', got {sorted({r.what for r in rows})}")
     lines = []
-    for (task, mechanism, before), floor in sorted(floors.items()):
+    for (task, mechanism, options, before), floor in sorted(floors.items()):
         c = floor.config
-        sizes = [f"{name} {n}" for name, n in c.get("options", {}).items() if isinstance(n, int)]
         (found,) = (row.value for row in rows if (row.date, row.what) == (floor.date, floor.unit))
         steps = f"{c['steps']:,} × {c['batch']}"
         said = "yes" if _beats(found, floor) else "no"
         lines.append(
-            [", ".join([task, *sizes, *before]), LABELS.get(mechanism, mechanism), steps,
+            [", ".join([task, *options, *before]), LABELS.get(mechanism, mechanism), steps,
              floor.unit, f"{found:.3f}", f"{floor.value:.3f} ({c['by']})", said]
         )  # fmt: skip
     header = ["task", "mechanism", "best step × batch", "metric", "test", "to beat", "beaten"]
@@ -101,6 +100,12 @@ def learning_table(rows: Sequence[Row]) -> str:
     shown = sorted(floors.values(), key=lambda row: row.date, reverse=True)
     source = origin(shown[0], "one seed") + other_commits(shown[0], shown)
     return f"{markdown(header, lines)}\n\n{rule}. {source}."
+
+
+def _options(row: Row) -> tuple[str, ...]:
+    """Numbers that the task was given, such as a length."""
+    given = row.config.get("options", {})
+    return tuple(f"{name} {value}" for name, value in given.items() if isinstance(value, int))
 
 
 def _before(row: Row) -> tuple[str, ...]:

@@ -75,6 +75,8 @@ def test_an_evaluation_is_shown_and_kept(here: Path, capsys: pytest.CaptureFixtu
     assert rows.keys() == {"loss", "accuracy", "perplexity", "bits_per_byte", "floor"}
     assert rows["floor"].config["task"] == "lm"
     assert rows["floor"].config["options"]["text"] == "my.txt"
+    assert rows["floor"].config["optimiser"]["lr"] > 0
+    assert rows["floor"].config["pretraining"] is None
     assert rows["floor"].value == kept["floor"]
 
 
