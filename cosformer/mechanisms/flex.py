@@ -1,18 +1,23 @@
 """Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
 
+import copy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cosformer.mechanisms.blocked import Kept, Ranges, neighbours
+from cosformer.ops.memo import Memo, untraced
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # what the kernel skips by
 KERNELS = 64  # one for each pattern, with and without causality, mask and changing lengths
+
+_lists: "Memo[BlockMask]" = Memo()  # of long sequences they take longer than the kernel
 
 
 def flex_pattern(
@@ -64,8 +69,6 @@ def block_mask(
     device: torch.device,
 ) -> "BlockMask":
     """The blocks that `ranges` touch, by lists: PyTorch's own way goes through all n² pairs."""
-    from torch.nn.attention.flex_attention import BlockMask
-
     lists = neighbours(
         ranges,
         queries=queries,
@@ -75,9 +78,6 @@ def block_mask(
         causal=causal,
         start=start,
     )
-    longest = -(-keys // BLOCK)
-    table = [[*blocks, *[0] * (longest - len(blocks))] for blocks in lists]
-    counts = [len(blocks) for blocks in lists]
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         found = kept(query + start, key)
@@ -85,9 +85,32 @@ def block_mask(
             found = found & (key <= query + start)
         return found if key_mask is None else found & key_mask[b, key]
 
+    if not untraced():
+        return _listed(lists, queries, keys, device, mask_mod)
+    alike = (lists, queries, keys)
+    found = copy.copy(_lists.recall(alike, device, lambda: _listed(*alike, device, None)))
+    found.mask_mod = mask_mod
+    return found
+
+
+def _listed(
+    lists: tuple[tuple[int, ...], ...],
+    queries: int,
+    keys: int,
+    device: torch.device,
+    mask_mod: Any,
+) -> "BlockMask":
+    """These key blocks for each block of queries, and PyTorch's lists the other way round."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    widest = max(map(len, lists))
+    rows = [[*blocks, *[0] * (widest - len(blocks))] for blocks in lists]
+    counts = torch.tensor([len(blocks) for blocks in lists], dtype=torch.int32, device=device)
+    table = torch.tensor(rows, dtype=torch.int32, device=device)
+    table = F.pad(table, (0, -(-keys // BLOCK) - widest))
     return BlockMask.from_kv_blocks(
-        torch.tensor(counts, dtype=torch.int32, device=device)[None, None],
-        torch.tensor(table, dtype=torch.int32, device=device)[None, None],
+        counts[None, None],
+        table[None, None],
         BLOCK_SIZE=BLOCK,
         mask_mod=mask_mod,
         seq_lengths=(queries, keys),

@@ -1,12 +1,12 @@
-"""Problems that follow from lengths and numbers alone, kept for the next call.
+"""What follows from lengths and numbers alone, kept for the next call.
 
 Positions, angles and ψ take a dozen small launches on a GPU: more time on the host than short
 attention takes on the device.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,15 +25,57 @@ KINDS = {bool, int, float, str, type(None), Numbers}
 PLAIN = (Tensor, Parameter)
 LONGEST = 1 << 16  # positions: above it a call takes longer than making them
 
-_kept: dict[Any, Problem] = {}
-_lock = threading.Lock()
-_captured: dict[int, Problem] = {}  # a CUDA graph reads their memory for as long as it lives
+Kept = TypeVar("Kept")
+
+
+class Memo(Generic[Kept]):
+    """Tensors by what they follow from, made once for each device and stream."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Kept] = {}
+        self._lock = threading.Lock()
+        self._captured: dict[int, Kept] = {}  # a CUDA graph reads their memory while it lives
+
+    def recall(
+        self,
+        alike: Hashable,
+        device: torch.device,
+        make: Callable[[], Kept],
+        lasts: Callable[[Kept], bool] = lambda _: True,
+    ) -> Kept:
+        """What `make` returns; only what `lasts` is kept. Nothing is kept of a capture."""
+        alike = (alike, device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # Whatever stream made it has finished: a capture begins with all of them at rest.
+            found = next((kept for key, kept in list(self.kept.items()) if key[0] == alike), None)
+            if found is None:
+                return make()
+            self._captured[id(found)] = found
+            return found
+        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+        found = self.kept.get((alike, stream))
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = make()
+            if lasts(found):
+                with self._lock:
+                    while len(self.kept) >= ENTRIES:
+                        self.kept.pop(next(iter(self.kept)))
+                    self.kept[alike, stream] = found
+        return found
+
+
+problems: Memo[Problem] = Memo()
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether operations run here and now on these: no tracer, mode, transform or subclass."""
-    plain = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
-    return plain and not (
+    return type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN and untraced()
+
+
+def untraced() -> bool:
+    """Whether operations on plain tensors run here and now."""
+    return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
@@ -41,32 +83,20 @@ def eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def remembered(values: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) -> Problem:
-    """What `make` returns, with ψ; made once for the same values, device and stream.
+    """What `make` returns, with ψ; made once for the same values.
 
     Only numbers and names tell problems apart: with a tensor among the values nothing is kept.
     """
     kinds = tuple(map(type, values))
     if not KINDS.issuperset(kinds) or q.is_meta or not eager(q, q, q):
         return make()
-    alike = (values, kinds, compute_dtype(q.dtype), q.device)  # kinds: True equals 1
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
-        # Whatever stream made it has finished: a capture begins with all of them at rest.
-        found = next((kept for key, kept in list(_kept.items()) if key[0] == alike), None)
-        if found is None:
-            return make()
-        _captured[id(found)] = found
-        return found
-    stream = torch._C._cuda_getCurrentRawStream(q.device.index) if q.is_cuda else 0
-    found = _kept.get((alike, stream))
-    if found is None:
-        with torch.inference_mode(False), torch.no_grad():
-            found = with_basis(make(), compute_dtype(q.dtype))
-        if max(found.query_position.numel(), found.key_position.numel()) <= LONGEST:
-            with _lock:
-                while len(_kept) >= ENTRIES:
-                    _kept.pop(next(iter(_kept)))
-                _kept[alike, stream] = found
-    return found
+    dtype = compute_dtype(q.dtype)
+    alike = (values, kinds, dtype)  # kinds: True equals 1
+    return problems.recall(alike, q.device, lambda: with_basis(make(), dtype), _is_short)
+
+
+def _is_short(problem: Problem) -> bool:
+    return max(problem.query_position.numel(), problem.key_position.numel()) <= LONGEST
 
 
 def with_basis(problem: Problem, dtype: torch.dtype) -> Problem:

@@ -5,8 +5,9 @@ import torch
 from mechanism_cases import LENGTH, OPTIONS, draw, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import blocked
+from cosformer.mechanisms import blocked, flex
 from cosformer.mechanisms.flex import block_mask
+from cosformer.ops.memo import Memo
 
 PATTERNS = ("local", "longformer", "sparse", "sparse-strided", "bigbird")
 CAUSAL = ("local", "sparse", "sparse-strided")
@@ -136,6 +137,23 @@ def test_the_blocks_of_flex_attention_hold_every_pair_and_few_others(name):
         assert not (pairs & ~read[:length, :length]).any()
         if name == "local":
             assert blocks.sum() <= (2 if causal else 3) * len(blocks)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on a CPU
+def test_lists_of_blocks_are_kept_whatever_the_mask(monkeypatch):
+    lists = Memo()
+    monkeypatch.setattr(flex, "_lists", lists)
+    mechanism, other = make("local", impl="flex"), make("local", impl="blocked")
+    q, k, v, _ = tokens(mechanism, 300)
+    with torch.inference_mode():
+        mechanism(q, k, v)
+    for n in range(3):
+        mask = draw(2, 300, seed=n) > -0.7 if n else None
+        assert_close(mechanism(q, k, v, key_mask=mask)[0], other(q, k, v, key_mask=mask)[0])
+        assert len(lists.kept) == 1
+    mechanism(q, k, v, causal=True)
+    mechanism(*(x[:, :, 1:] for x in (q, k, v)))
+    assert len(lists.kept) == 3
 
 
 @pytest.mark.parametrize("name", ["sparse", "sparse-strided"])

@@ -45,7 +45,7 @@ def driver(monkeypatch, host):
     addresses = (native._address(driver.launch), native._address(driver.is_capturing))
     host.connect(*addresses, "cpu", nvrtc.mend_launch)
     monkeypatch.setattr(replay, "_programs", {})
-    monkeypatch.setattr(memo, "_kept", {})
+    monkeypatch.setattr(memo.problems, "kept", {})
     monkeypatch.setattr(replay, "loaded", lambda: host)
     return driver
 

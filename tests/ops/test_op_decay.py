@@ -94,14 +94,14 @@ def test_one_gamma_learns_for_all_heads(impl):
 
 
 def test_numbers_are_as_a_tensor_and_their_problem_is_kept(monkeypatch):
-    monkeypatch.setattr(memo, "_kept", {})
+    monkeypatch.setattr(memo.problems, "kept", {})
     q, k, v = tokens(2, 2, 20)
     options = {"causal": True, "normaliser": "none"}
     rates = [0.9, 0.99]
     expected = linear_attention(q, k, v, gamma=torch.tensor(rates, dtype=F64), **options)
     for given in (rates, tuple(rates)):
         assert torch.equal(linear_attention(q, k, v, gamma=given, **options), expected)
-        assert len(memo._kept) == 1
+        assert len(memo.problems.kept) == 1
     other = linear_attention(q, k, v, gamma=[0.9, 0.98], **options)
     assert not torch.equal(other, expected)
     four = torch.cat([q, q], 1)

@@ -13,9 +13,9 @@ from cosformer.ops import hopper, hopper_plan, memo
 
 @pytest.fixture(autouse=True)
 def empty():
-    memo._kept.clear()
+    memo.problems.kept.clear()
     yield
-    memo._kept.clear()
+    memo.problems.kept.clear()
 
 
 def qkv(length=20, dtype=torch.float64):
@@ -25,25 +25,25 @@ def qkv(length=20, dtype=torch.float64):
 
 def test_a_second_call_finds_the_problem_of_the_first():
     first = attention(*qkv(), causal=True)
-    (kept,) = memo._kept.values()
+    (kept,) = memo.problems.kept.values()
     assert torch.equal(attention(*qkv(), causal=True), first)
-    assert list(memo._kept.values()) == [kept]
+    assert list(memo.problems.kept.values()) == [kept]
     attention(*qkv(), causal=True, horizon=100)
     attention(*qkv(dtype=torch.float32), causal=True)
-    assert len(memo._kept) == 3
+    assert len(memo.problems.kept) == 3
 
 
 def test_only_so_many_are_kept(monkeypatch):
     monkeypatch.setattr(memo, "ENTRIES", 4)
     for length in range(1, 10):
         attention(*qkv(length))
-    assert len(memo._kept) == 4
+    assert len(memo.problems.kept) == 4
 
 
 def test_long_ones_are_not_kept(monkeypatch):
     monkeypatch.setattr(memo, "LONGEST", 10)
     attention(*qkv())
-    assert not memo._kept
+    assert not memo.problems.kept
 
 
 @pytest.mark.parametrize("given", [{"horizon": True}, {"causal": 1}, {"eps": True}])
@@ -69,7 +69,7 @@ def test_what_inference_mode_made_serves_training():
 
 def test_compiled_calls_keep_nothing():
     torch.compile(lambda q, k, v: attention(q, k, v), backend="eager")(*qkv())
-    assert not memo._kept
+    assert not memo.problems.kept
 
 
 def test_threads_share_it(monkeypatch):
