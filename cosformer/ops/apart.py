@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops import hopper
+from cosformer.ops.asked import Asked
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.engine import linear_attention
 from cosformer.ops.problem import on_device_of
@@ -71,20 +72,24 @@ class _Apart(Function):
         bases, kept = others[:2], others[2:]
         if recorded():
             return *_by_torch(ctx, q, k, v, key_mask, grads), None, None, None
-        dq, dk = (x.new_empty(x.shape) for x in (q, k))
-        dv: list[Tensor] = []  # of each group
+        asked = Asked(*ctx.needs_input_grad[:3])
+        dq, dk = (
+            x.new_empty(x.shape) if needed else None for x, needed in ((q, asked.q), (k, asked.k))
+        )
+        dv: list[Any] = []  # of each group
         count = len(grads) // 2
+        rooms = ([None] * count if x is None else _split(x) for x in (dq, dk))
         about = (None, None, key_mask, *bases)
         pieces = zip(
-            _groups(q, k), _groups(dq, dk), kept, grads[:count], grads[count:], strict=True
+            _groups(q, k), zip(*rooms, strict=True), kept, grads[:count], grads[count:], strict=True
         )
         for each, into, states, grad, of_total in pieces:
             found = hopper.backward(
                 *each, v, *about, grad, of_total.contiguous(), grad, None,
-                ctx.causal, ctx.feature_map, *RULE, states, False, into,
+                ctx.causal, ctx.feature_map, *RULE, asked, states, into,
             )  # fmt: skip
             dv.append(found[2])
-        return dq, dk, sum(dv[1:], start=dv[0]), None, None, None
+        return dq, dk, sum(dv[1:], start=dv[0]) if asked.v else None, None, None, None
 
 
 def _by_torch(
@@ -106,5 +111,9 @@ def _by_torch(
 
 
 def _groups(q: Tensor, k: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """As wide as the kernels take."""
-    return zip(*(x.split(hopper.MAX_WIDTH, -1) for x in (q, k)), strict=True)
+    return zip(_split(q), _split(k), strict=True)
+
+
+def _split(x: Tensor) -> tuple[Tensor, ...]:
+    """Into groups as wide as the kernels take."""
+    return x.split(hopper.MAX_WIDTH, -1)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.ops.asked import Asked
 from cosformer.ops.fused import backward_pass, forward_pass, fused_backward, fused_forward
 from cosformer.ops.memo import eager
 from cosformer.ops.operands import Operands
@@ -54,16 +55,21 @@ def backward(
     arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
     options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
     given = (q, k, v, *arrays, out, total, grad, end, *options)
-    asked = decay is not None and ctx.needs_input_grad[3]
-    beside = (kept[0] if kept else None, asked)
-    found: Any = backward_pass(*given, *beside) if eager(q, k, grad) else fused_backward(*given)
-    dq, dk, dv, grad_first, by_query, by_key = found
+    asked = Asked(*ctx.needs_input_grad[:5])
+    if asked.decay and state is not None:  # whose gradient tells what that of the decay sums to
+        asked = asked._replace(state=True)
+    found: Any
+    if eager(q, k, grad):
+        found = backward_pass(*given, asked, *kept)
+    else:
+        found = fused_backward(*given, list(asked))
+    *_, grad_first, by_query, by_key = found
     grad_decay = None
-    if asked:
+    if asked.decay:
         at_end = None if end is None else end * rows.spread(last, 0)
         at_start = by_key.new_zeros(by_key.shape[:2])
         if first is not None:
             at_start = (first * grad_first).sum((-3, -2, -1))
         grad_decay = decay_gradient(by_query, by_key, at_end, decay, at_start)
-    back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
-    return dq, dk, dv, grad_decay, back
+    back = rows.sum_groups(grad_first).to(state.dtype) if asked.state else None
+    return *asked.only(found), grad_decay, back

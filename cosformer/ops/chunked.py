@@ -1,6 +1,7 @@
 """Attention in linear time and memory on any device, in plain torch, with its own backward.
 
-The backward is three sweeps, the last two in one (D divides, total is a row's sum of weights):
+The backward is three sweeps, the last two in one where both are asked for (D divides, total is a
+row's sum of weights):
 
     g_i = dout_i / D_i        δ_i = −(dout_i · out_i) / D_i · dD_i/dtotal_i
     dφ(q) = sweep([g δ], [v 1], φ(k))
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from cosformer.ops.asked import Asked
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.memo import eager, with_basis
 from cosformer.ops.normaliser import denominator, slope
@@ -256,7 +258,7 @@ class _Attention(Function):
 
             return *by_kernels.backward(ctx, saved, rows, grad_out, grad_last), *[None] * 11
         pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
-        asked = decay is not None and ctx.needs_input_grad[3]
+        asked = Asked(*ctx.needs_input_grad[:5])
         slopes = FEATURE_MAPS[ctx.feature_map].backward
 
         def grads(span: Span, into: Into) -> Tensor:
@@ -278,12 +280,12 @@ class _Attention(Function):
 
         def finish_q(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
             dq = slopes(grad, fold(q, span).to(rows.dtype))
-            return (dq, dots(grad, rows.q, span)) if asked else (dq,)
+            return (dq, dots(grad, rows.q, span)) if asked.decay else (dq,)
 
         def finish_k(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
             dk = slopes(rows.sum_groups(grad), fold(k, span).to(rows.dtype))
             dk = rows.hide(dk, span)
-            return (dk, dots(grad, rows.k, span)) if asked else (dk,)
+            return (dk, dots(grad, rows.k, span)) if asked.decay else (dk,)
 
         def finish_v(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
             return (rows.hide(rows.sum_groups(grad[..., : v.shape[-1]]), span),)
@@ -293,25 +295,34 @@ class _Attention(Function):
 
         def like(x: Tensor) -> tuple[Tensor, ...]:
             shape = (*q.shape[:2], x.shape[2], 1)
-            dots = (q.new_empty(shape, dtype=rows.dtype),) if asked else ()
+            dots = (q.new_empty(shape, dtype=rows.dtype),) if asked.decay else ()
             return torch.empty_like(x), *dots
 
         with full_precision(q):
             first = rows.spread(state, query_basis.shape[-1])
             grad_state = rows.spread_last(grad_last, first)
-            by_q = Result(grads, finish_q, like(q))
-            by_k = Result(rows.v, finish_k, like(k))
-            by_v = Result(rows.k, finish_v, like(v)[:1])
-            (dq, *query_dots), _ = trilinear(pattern, rows.v, rows.k, first.mT, by_q)
-            (dv, dk, *key_dots), grad_first = trilinear(
-                pattern, rows.q, grads, grad_state, by_v, mirror=by_k, reverse=True
-            )
-            grad_decay = None
-            if asked:
+            of_q: tuple[Tensor, ...] = ()  # a gradient, and dots
+            of_k = of_v = of_q
+            grad_decay = back = None
+            if asked.sweeps_q:
+                by_q = Result(grads, finish_q, like(q))
+                of_q, _ = trilinear(pattern, rows.v, rows.k, first.mT, by_q)
+            by_k = Result(rows.v, finish_k, like(k)) if asked.sweeps_k else None
+            if asked.v or asked.state:
+                by_v = Result(rows.k, finish_v, like(v)[:1])
+                both, grad_first = trilinear(
+                    pattern, rows.q, grads, grad_state, by_v, mirror=by_k, reverse=True
+                )
+                of_v, of_k = both[:1], both[1:]
+                back = rows.sum_groups(grad_first).to(state.dtype) if asked.state else None
+            elif by_k is not None:
+                of_k, _ = trilinear(pattern, grads, rows.q, grad_state.mT, by_k, reverse=True)
+            if asked.decay:
                 at_end = None if grad_last is None else grad_state * rows.spread(last, 0)
-                grad_decay = decay_gradient(query_dots[0], key_dots[0], at_end, decay)
-            back = None if state is None else rows.sum_groups(grad_first).to(state.dtype)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), grad_decay, back, *[None] * 11
+                grad_decay = decay_gradient(of_q[1], of_k[1], at_end, decay)
+        pairs = zip((of_q, of_k, of_v), (q, k, v), strict=True)
+        found = [made[0].to(x.dtype) if made else None for made, x in pairs]
+        return *asked.only(found), grad_decay, back, *[None] * 11
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

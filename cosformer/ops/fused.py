@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops import hopper
+from cosformer.ops.asked import Asked
 from cosformer.ops.memo import eager
 from cosformer.ops.passes import MANY_PROGRAMS, Pass, Rows, Tiles, choose_tiles
 from cosformer.ops.problem import WEIGHTS, Problem, outputs
@@ -113,19 +114,20 @@ def backward_pass(
     feature_map: str,
     rule: str,
     eps: float,
+    asked: Asked,
     kept: Tensor | None = None,
-    dots: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of q, k, v and the state if there is one.
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v and the state, None for those that are not asked for.
 
-    And φ(q)·dφ(q) and φ(k)·dφ(k), if `dots` and there is a decay, whose gradient they make up.
+    And φ(q)·dφ(q) and φ(k)·dφ(k), of which the decay's gradient is made up, if that is.
     """
     if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal, rule) is None:
-        dq, dk, dv, back, by_query, by_key = hopper.backward(
+        found = hopper.backward(
             q, k, v, decay, state, key_mask, query_basis, key_basis, out, total, grad_out,
-            grad_last, causal, feature_map, rule, eps, kept, dots,
+            grad_last, causal, feature_map, rule, eps, asked, kept,
         )  # fmt: skip
-        return dq, dk, dv, back, _summed(by_query), _summed(by_key)
+        *_, back, by_query, by_key = found
+        return *asked.only(found), back, _summed(by_query), _summed(by_key)
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
     scale, column, deltas = this.prepare(grad_out, out, total, rule, eps)
@@ -133,23 +135,23 @@ def backward_pass(
     queries, grads = Rows(q, 1, relu), Rows(grad_out)
     keys, values = Rows(k, groups, relu), Rows(v, groups)
     gated = "relu" if relu else "identity"
-    dq = torch.empty_like(q)
-    wide = torch.float32 if groups > 1 else k.dtype
-    dk, dv = (x.new_empty(*q.shape[:2], *x.shape[2:], dtype=wide) for x in (k, v))
     tiles = choose_tiles(v.shape[3], q.dtype)
-    query_dots, key_dots = (
-        _dots(x, tiles) if decay is not None and dots else None for x in (dq, dk)
-    )
-    first, _, rows = this.gather(
-        keys, values, _as_segment(state), causal=causal, sums=sums,
-        rule=rule, masked="writer", eps=eps,
-    )  # fmt: skip
-    this.launch(
-        grads, values, keys, causal=causal, write=causal, turned=True, first=first, out=dq,
-        rows=rows if causal else this.segment(grads, keys, MANY_PROGRAMS),
-        scaled="x", column_at="reader", gate=q, gated=gated, dots=query_dots,
-        masked="writer", **rows_of,
-    )  # fmt: skip
+    dq = query_dots = key_dots = None
+    if asked.sweeps_q:
+        dq = torch.empty_like(q)
+        query_dots = _dots(q, q, tiles) if asked.decay else None
+        first, _, rows = this.gather(
+            keys, values, _as_segment(state), causal=causal, sums=sums,
+            rule=rule, masked="writer", eps=eps,
+        )  # fmt: skip
+        this.launch(
+            grads, values, keys, causal=causal, write=causal, turned=True, first=first, out=dq,
+            rows=rows if causal else this.segment(grads, keys, MANY_PROGRAMS),
+            scaled="x", column_at="reader", gate=q, gated=gated, dots=query_dots,
+            masked="writer", **rows_of,
+        )  # fmt: skip
+    if not asked.reverse:
+        return dq, None, None, None, None, None
 
     turned: dict[str, Any] = {**rows_of, "turned": True, "reverse": True}
     end = _as_segment(grad_last)
@@ -162,21 +164,26 @@ def backward_pass(
         new = grad_first if causal and bounds is None else None
     if not causal:
         rows = this.segment(values, queries, MANY_PROGRAMS)
-    this.launch(
-        values, grads, queries, causal=causal, write=causal, rows=rows, first=first, last=new,
-        out=dk, scaled="y", column_at="writer", gate=k, gated=gated, dots=key_dots,
-        masked="reader", **turned,
-    )  # fmt: skip
-    this.launch(
-        keys, queries, grads, causal=causal, write=causal, reverse=True, rows=rows, first=first,
-        out=dv, scale=scale, scaled="z", masked="reader",
-    )  # fmt: skip
-    if groups > 1:
-        dk, dv = (x.unflatten(1, (-1, groups)).sum(2).to(k.dtype) for x in (dk, dv))
+    dk = dv = None
+    if asked.sweeps_k:
+        dk = _room(k, q)
+        key_dots = _dots(k, q, tiles) if asked.decay else None
+        this.launch(
+            values, grads, queries, causal=causal, write=causal, rows=rows, first=first, last=new,
+            out=dk, scaled="y", column_at="writer", gate=k, gated=gated, dots=key_dots,
+            masked="reader", **turned,
+        )  # fmt: skip
+    if asked.v:
+        dv = _room(v, q)
+        this.launch(
+            keys, queries, grads, causal=causal, write=causal, reverse=True, rows=rows,
+            first=first, out=dv, scale=scale, scaled="z", masked="reader",
+        )  # fmt: skip
     if causal and bounds is None and not q.shape[2] and end is not None:
         grad_first = end.clone()
-    back = None if state is None else grad_first[:, :, 0].clone()
-    return dq, dk, dv, back, _summed(query_dots), _summed(key_dots)
+    back = grad_first[:, :, 0].clone() if asked.state else None
+    found = (dq, _per_key_head(dk, k), _per_key_head(dv, v))
+    return *asked.only(found), back, _summed(query_dots), _summed(key_dots)
 
 
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? state, Tensor? key_mask, \
@@ -184,26 +191,22 @@ Tensor query_basis, Tensor key_basis, Tensor? bounds"
 OPTIONS = "bool causal, str feature_map, str rule, float eps"
 fused_forward = torch.library.custom_op(
     "cosformer::fused_forward",
-    lambda *given: _tensors(forward_pass(*given)[:3]),
+    lambda *given: _tensors(given[0], forward_pass(*given)[:3]),
     mutates_args=(),
     schema=f"({ARRAYS}, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
 )
 fused_backward = torch.library.custom_op(
     "cosformer::fused_backward",
-    lambda *given: _tensors(backward_pass(*given)),
+    lambda *given: _tensors(given[0], backward_pass(*[*given[:-1], Asked(*given[-1])])),
     mutates_args=(),
-    schema=f"({ARRAYS}, Tensor out, Tensor total, Tensor grad_out, Tensor? grad_last, {OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({ARRAYS}, Tensor out, Tensor total, Tensor grad_out, Tensor? grad_last, {OPTIONS}, "
+    "bool[] asked) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
-def _tensors(found: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+def _tensors(like: Tensor, found: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
     """An operator returns tensors: empty ones for None."""
-    return tuple(_nothing(found[0]) if x is None else x for x in found)  # type: ignore[arg-type]
-
-
-def _nothing(like: Tensor) -> Tensor:
-    return like.new_empty(0, dtype=torch.float32)
+    return tuple(like.new_empty(0, dtype=torch.float32) if x is None else x for x in found)
 
 
 def _state_like(q: Tensor, v: Tensor, basis: Tensor, rule: str) -> Tensor:
@@ -237,21 +240,36 @@ def _(
     key_mask: Any,
     query_basis: Tensor,
     *others: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *_, rule, _eps = others
-    dq, dk, dv = torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)
-    by_query, by_key = (
-        q.new_empty((0,) if decay is None else (*q.shape[:2], x.shape[2], 1), dtype=torch.float32)
+) -> tuple[Tensor, ...]:
+    *_, rule, _eps, given = others
+    asked = Asked(*given)
+    found = asked.only((torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)))
+    dots = (
+        q.new_empty(*q.shape[:2], x.shape[2], 1, dtype=torch.float32) if asked.decay else None
         for x in (q, k)
     )
-    back = _nothing(q) if state is None else _state_like(q, v, query_basis, rule)
-    return dq, dk, dv, back, by_query, by_key
+    back = _state_like(q, v, query_basis, rule) if asked.state else None
+    return _tensors(q, (*found, back, *dots))
 
 
-def _dots(rows: Tensor, tiles: Tiles) -> Tensor:
+def _room(rows: Tensor, q: Tensor) -> Tensor:
+    """For the gradient of keys or values by each head of q."""
+    shared = q.shape[1] > rows.shape[1]
+    dtype = torch.float32 if shared else rows.dtype
+    return rows.new_empty(*q.shape[:2], *rows.shape[2:], dtype=dtype)
+
+
+def _per_key_head(grad: Tensor | None, rows: Tensor) -> Tensor | None:
+    """Summed over the heads of q that share one."""
+    if grad is None or grad.shape[1] == rows.shape[1]:
+        return grad
+    return grad.unflatten(1, (rows.shape[1], -1)).sum(2).to(rows.dtype)
+
+
+def _dots(rows: Tensor, q: Tensor, tiles: Tiles) -> Tensor:
     """Where a launch leaves φ(row)·gradient, a number for each block of columns."""
     blocks = -(-rows.shape[3] // tiles.columns)
-    return rows.new_empty(*rows.shape[:3], blocks, dtype=torch.float32)
+    return rows.new_empty(*q.shape[:2], rows.shape[2], blocks, dtype=torch.float32)
 
 
 def _summed(dots: Tensor | None) -> Tensor | None:

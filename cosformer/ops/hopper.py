@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.ops.hopper_plan import plan_of
+from cosformer.ops.asked import Asked
+from cosformer.ops.hopper_plan import Plan, plan_of
 from cosformer.ops.hopper_roles import MAPS
 from cosformer.ops.nvrtc import libraries
 from cosformer.ops.problem import outputs
@@ -130,10 +131,10 @@ def backward(
     feature_map: str,
     rule: str,
     eps: float,
+    asked: Asked,
     kept: Tensor | None,
-    dots: bool,
-    into: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    into: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> tuple[Tensor | None, ...]:
     """As `backward_pass` in `fused.py`, with room for dq and dk where the caller has it.
 
     Under the rule `apart`, `total` is the gradient of the totals, and `out` does not count.
@@ -144,58 +145,92 @@ def backward(
     grad_last = None if grad_last is None else grad_last.contiguous()
     plan = plan_of(
         q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None,
-        grad_last is None, grad.stride(), out.stride(), *(x.stride() for x in into or ()),
-        dots=dots and decay is not None,
+        grad_last is None, asked.state, grad.stride(), out.stride(),
+        *(None if x is None else x.stride() for x in into), dots=asked.decay,
     )  # fmt: skip
     if decay is not None:
         decay = decay.contiguous()
         key_basis = plan.since(decay)
-    dq, dk = into or (torch.empty_like(q), k.new_empty(k.shape))  # as the fakes
-    dv = v.new_empty(v.shape)
-    rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
+    dq, dk = into
+    if dq is None and asked.sweeps_q:
+        dq = torch.empty_like(q)  # as the fakes
+    if dk is None and asked.sweeps_k:
+        dk = k.new_empty(k.shape)
+    dv = v.new_empty(v.shape) if asked.v else None
     by_row = None
     if plan.sums:
         by_row = plan.prepare(grad, out, total) if plan.divides else (None, total)
-    by: dict[str, Any] = {"by_row": by_row, "mask": mask}
-    wanted = state is not None
+    by: dict[str, Any] = {"by_row": by_row, "mask": _bytes(key_mask)}
+    found, rows, ends = (dq, dk, dv), (q, k, v, grad), (state, kept, grad_last)
     if causal:
-        first, end, grad_first = state, grad_last, None
-        cut = rows < q.shape[2]
-        if cut:
-            first = kept
+        return *found, *_causal_sweeps(plan, asked, rows, found, by, key_basis, decay, ends)
+    bases = (query_basis, key_basis)
+    return *found, _sweeps_both_ways(plan, asked, rows, found, by, bases, ends), None, None
+
+
+Found = tuple[Tensor | None, Tensor | None, Tensor | None]  # dq, dk, dv
+Ends = tuple[Tensor | None, Tensor | None, Tensor | None]  # state, what forward kept, grad_last
+
+
+def _causal_sweeps(
+    plan: Plan, asked: Asked, rows: tuple[Tensor, ...], found: Found, by: dict[str, Any],
+    basis: Tensor, decay: Tensor | None, ends: Ends,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """The state's gradient, φ(q)·dφ(q) and φ(k)·dφ(k), where they are asked for."""
+    (q, k, v, grad), (dq, dk, dv), (state, kept, grad_last) = rows, found, ends
+    length, roles = plan.causal_rows, plan.roles
+    cut = length < q.shape[2]
+    by_query, by_key, grad_first = plan.dots(q), plan.dots(k), None
+    if asked.sweeps_q:
+        first = kept if cut else state
         if cut and kept is None:
             first, _ = plan.gather(
-                roles.gather, k, v, key_basis, rows, state, mask,
+                roles.gather, k, v, basis, length, state, by["mask"],
                 causal=True, total=False, decay=decay,
             )  # fmt: skip
-        by_query, by_key = plan.dots(q), plan.dots(k)
-        starts: dict[str, Any] = {"first": first, "total": by_query}
-        plan.sweep(roles.dq, grad, v, k, key_basis, rows, out=dq, gate=q, **starts, **by)
-        if cut:
-            end, grad_first = plan.gather(
-                roles.dk_gather, grad, q, key_basis, rows, grad_last, None, by_row,
-                causal=True, total=wanted, decay=decay,
-            )  # fmt: skip
-        elif wanted:
-            grad_first = plan.states(q)
+        starts: dict[str, Any] = {"first": first, "total": by_query, **by}
+        plan.sweep(roles.dq, grad, v, k, basis, length, out=dq, gate=q, **starts)
+    if cut and asked.reverse:
+        grad_last, grad_first = plan.gather(
+            roles.dk_gather, grad, q, basis, length, grad_last, None, by["by_row"],
+            causal=True, total=asked.state, decay=decay,
+        )  # fmt: skip
+    elif asked.state:
+        grad_first = plan.states(q)
+    if asked.sweeps_k:
         last = None if cut else grad_first
-        ends: dict[str, Any] = {"first": end, "last": last, "total": by_key}
-        plan.sweep(roles.dk, v, grad, q, key_basis, rows, out=dk, gate=k, **ends, **by)
-        plan.sweep(roles.dv, k, q, grad, key_basis, rows, out=dv, first=end, **by)
-        return dq, dk, dv, grad_first, by_query, by_key
-    first = kept
-    if first is None:
-        rows = plan.gather_keys
-        _, first = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
-    here, there = plan.read_queries, plan.read_keys
-    plan.sweep(roles.dq_read, grad, grad, k, query_basis, here, out=dq, gate=q, first=first, **by)
-    _, grad_first = plan.gather(
-        roles.dk_gather, grad, q, query_basis, plan.gather_queries, grad_last, None, by_row,
-        causal=False,
-    )  # fmt: skip
-    plan.sweep(roles.dk_read, v, v, q, key_basis, there, out=dk, gate=k, first=grad_first, **by)
-    plan.sweep(roles.dv_read, k, k, grad, key_basis, there, out=dv, first=grad_first, **by)
-    return dq, dk, dv, grad_first if wanted else None, None, None
+        stops: dict[str, Any] = {"first": grad_last, "last": last, "total": by_key, **by}
+        plan.sweep(roles.dk, v, grad, q, basis, length, out=dk, gate=k, **stops)
+    if asked.v:
+        plan.sweep(roles.dv, k, q, grad, basis, length, out=dv, first=grad_last, **by)
+    return grad_first, by_query, by_key
+
+
+def _sweeps_both_ways(
+    plan: Plan, asked: Asked, rows: tuple[Tensor, ...], found: Found, by: dict[str, Any],
+    bases: tuple[Tensor, Tensor], ends: Ends,
+) -> Tensor | None:  # fmt: skip
+    """The state's gradient, where it is asked for."""
+    (q, k, v, grad), (dq, dk, dv), (state, first, grad_last) = rows, found, ends
+    (at_queries, at_keys), roles, grad_first = bases, plan.roles, None
+    if asked.sweeps_q:
+        if first is None:
+            _, first = plan.gather(
+                roles.gather, k, v, at_keys, plan.gather_keys, state, by["mask"], causal=False
+            )
+        reads: dict[str, Any] = {"out": dq, "gate": q, "first": first, **by}
+        plan.sweep(roles.dq_read, grad, grad, k, at_queries, plan.read_queries, **reads)
+    if asked.reverse:
+        _, grad_first = plan.gather(
+            roles.dk_gather, grad, q, at_queries, plan.gather_queries, grad_last, None,
+            by["by_row"], causal=False,
+        )  # fmt: skip
+    reads = {"first": grad_first, **by}
+    if asked.sweeps_k:
+        plan.sweep(roles.dk_read, v, v, q, at_keys, plan.read_keys, out=dk, gate=k, **reads)
+    if asked.v:
+        plan.sweep(roles.dv_read, k, k, grad, at_keys, plan.read_keys, out=dv, **reads)
+    return grad_first if asked.state else None
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:

@@ -214,6 +214,8 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 
   static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list grads) {
+    std::vector<bool> asked;  // of q, k and v
+    for (size_t n : {0, 1, 2}) asked.push_back(ctx->needs_input_grad(n));
     auto tensors = ctx->get_saved_variables();
     auto owner = std::move(tensors.back());
     tensors.pop_back();
@@ -222,22 +224,30 @@ struct Attention : torch::autograd::Function<Attention> {
     if (!at::GradMode::is_enabled() && grads[0].defined() && !grads[1].defined()) {
       tensors.push_back(grads[0]);
       key = describe(tensors);
+      if (!key.empty()) for (bool each : asked) put(key, each);
       auto known = program.backward(key);
       if (known.defined()) {
         if (owned(known).copied) tensors.back() = grads[0].clone(at::MemoryFormat::Contiguous);
-        auto found = owned(known).run(std::move(tensors));
-        found.emplace_back();
-        return found;
+        return placed(owned(known).run(std::move(tensors)), asked);
       }
       tensors.pop_back();
     }
     py::gil_scoped_acquire gil;
-    auto answer = call(program.fallback, tensors, grads[0], grads[1]);
+    auto answer = call(program.fallback, tensors, grads[0], grads[1], asked);
     auto [found, learnt] =
         answer.cast<std::pair<variable_list, std::optional<Tensor>>>();
     if (learnt && !key.empty()) program.learn(std::move(key), std::move(*learnt));
-    found.emplace_back();
-    return found;
+    return placed(found, asked);
+  }
+
+  // Gradients of q, k, v and the owner, undefined where nobody asks.
+  static variable_list placed(const variable_list& found, const std::vector<bool>& asked) {
+    variable_list all(4);
+    auto next = found.begin();
+    for (size_t n = 0; n < asked.size(); ++n) {
+      if (asked[n]) all[n] = *next++;
+    }
+    return all;
   }
 };
 

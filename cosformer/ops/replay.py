@@ -68,9 +68,9 @@ def _remembered(
 
 def _backward(
     host: Any, given: tuple[Any, ...], saved: list[Tensor], grad: Tensor | None,
-    grad_total: Tensor | None,
-) -> tuple[tuple[Tensor | None, ...], Any]:  # fmt: skip
-    """Gradients of q, k and v as `_Attention` has them, and a program for the next ones or None.
+    grad_total: Tensor | None, asked: list[bool],
+) -> tuple[list[Tensor], Any]:  # fmt: skip
+    """Those gradients of q, k and v that are asked for, and a program for the next ones or None.
 
     `given` is what `hopper.forward` got beside q, k and v.
     """
@@ -78,14 +78,19 @@ def _backward(
     *tensors, causal, feature_map, rule, eps = given
     context = SimpleNamespace(
         saved_tensors=(q, k, v, *tensors, None, None, out, total, None, *kept),
-        needs_input_grad=(True, True, True, False),  # nor is a decay among what a program takes
+        needs_input_grad=(*asked, False, False),  # a program takes no decay or state that learns
         causal=causal, feature_map=feature_map, rule=rule, eps=eps, kernels=True,
     )  # fmt: skip
+
+    def gradients(grad: Tensor | None) -> list[Tensor]:
+        found = _Attention.backward(context, grad, grad_total, None)[:3]
+        return [x for x in found if x is not None]
+
     if grad is None or grad_total is not None or recorded() or not eager(q, k, grad):
-        return _Attention.backward(context, grad, grad_total, None)[:3], None
+        return gradients(grad), None
     whole = aligned(grad)
     with taping(*saved, whole) as tape:
-        found = _Attention.backward(context, whole, None, None)[:3]
+        found = gradients(whole)
     return found, _program(host, tape, None, copied=whole is not grad)
 
 
