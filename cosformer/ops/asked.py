@@ -1,9 +1,9 @@
 """Which gradients a backward pass is asked for: sweeps that serve none of them are left out."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-T = TypeVar("T")
+from torch import Tensor
 
 
 class Asked(NamedTuple):
@@ -30,6 +30,7 @@ class Asked(NamedTuple):
         """Whether anything is swept from the end."""
         return self.sweeps_k or self.v
 
-    def only(self, found: Sequence[T | None]) -> list[T | None]:
+    def only(self, found: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of q, k and v, None for those that were made for another or not at all."""
-        return [x if asked else None for x, asked in zip(found[:3], self[:3], strict=True)]
+        asked = (self.q, self.k, self.v)
+        return [x if each else None for x, each in zip(found[:3], asked, strict=True)]

@@ -82,7 +82,7 @@ class _Series(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         if not recorded():
-            return _gradients(x, weight, grad)
+            return _gradients(x, weight, grad, ctx.needs_input_grad[1])
         needs = ctx.needs_input_grad
         with torch.enable_grad():
             features = by_formula(x, weight)
@@ -93,22 +93,25 @@ class _Series(Function):
         return dx, dweight
 
 
-def _gradients(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _gradients(
+    x: Tensor, weight: Tensor, grad: Tensor, learned: bool
+) -> tuple[Tensor, Tensor | None]:
     from cosformer.ops.series_kernels import series_gradient_kernel
 
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     scale, options = _options(x, weight)
     batch, heads, length, _ = x.shape
-    steps = min(STEPS, -(-length // options["BLOCK_T"]))
+    steps = min(STEPS, -(-length // options["BLOCK_T"])) if learned else 1
     blocks = -(-length // (options["BLOCK_T"] * steps))
     dx = x.new_empty(x.shape)
-    parts = x.new_empty(batch, heads, blocks, *weight.shape[1:], dtype=torch.float32)
+    count = blocks if learned else 0
+    parts = x.new_empty(batch, heads, count, *weight.shape[1:], dtype=torch.float32)
     with on_device_of(x):
         series_gradient_kernel[(blocks * batch * heads,)](
             x, as_multiplied(weight, x), grad, dx, parts, blocks, length, heads, steps, scale,
-            *x.stride(), *grad.stride()[:3], **options,
+            *x.stride(), *grad.stride()[:3], LEARNED=learned, **options,
         )  # fmt: skip
-    return dx, parts.sum((0, 2)).to(weight.dtype)
+    return dx, parts.sum((0, 2)).to(weight.dtype) if learned else None
 
 
 def _options(x: Tensor, weight: Tensor) -> tuple[float, dict[str, Any]]:

@@ -90,6 +90,7 @@ def series_gradient_kernel(
     x_b, x_h, x_t, x_d, grad_b, grad_h, grad_t,
     D: tl.constexpr, N: tl.constexpr, P: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    LEARNED: tl.constexpr,
 ):  # fmt: skip
     """A program has `steps` blocks of tokens."""
     batch, head, first = place(blocks, heads, BLOCK_T)
@@ -119,8 +120,11 @@ def series_gradient_kernel(
             by_right = slope * tl.where(paired, left, 1.0)
             dy = _pick(by_right, tl.trans(places), dy, SPLIT)
         dy = _pick(by_left, tl.trans(_firsts(N, BLOCK_C, BLOCK_N)), dy, SPLIT) * scale
-        learned = half_exact(tl.trans(tile), dy, learned, SPLIT)
+        if LEARNED:
+            learned = half_exact(tl.trans(tile), dy, learned, SPLIT)
         into = exact(dy, tl.trans(w), tl.zeros([BLOCK_T, BLOCK_D], tl.float32), SPLIT)
         tl.store(dx + token * D, into.to(dx.dtype.element_ty), mask=wanted)
-    cells, inside = _matrix(dweight + tl.program_id(0).to(tl.int64) * D * N, D, N, BLOCK_D, BLOCK_N)
-    tl.store(cells, learned, mask=inside)
+    if LEARNED:
+        dweight += tl.program_id(0).to(tl.int64) * D * N
+        cells, inside = _matrix(dweight, D, N, BLOCK_D, BLOCK_N)
+        tl.store(cells, learned, mask=inside)

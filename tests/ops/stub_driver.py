@@ -126,3 +126,14 @@ def by_python(monkeypatch, call):
     with monkeypatch.context() as patch:
         patch.setattr(replay, "loaded", lambda: None)
         return call()
+
+
+def check_replays(call, ordinary, monkeypatch):
+    """Calls by seed, the later ones replayed: they launch and return what Python does."""
+    for seed in (1, 2):  # the first forward is recorded, and the backward of the second
+        call(seed)
+    ordinary.clear()
+    replays = [call(seed) for seed in (3, 4)]
+    assert not ordinary
+    assert replays == [by_python(monkeypatch, lambda s=seed: call(s)) for seed in (3, 4)]
+    assert replays[0] != replays[1]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from asked_cases import gradients
 from projected_cases import CASES, no_worse, rotated_results, series_results
 from torch.testing import assert_close
 
@@ -162,6 +163,18 @@ def test_rows_of_the_series_multiply_to_it(narrow):
     assert series.by_formula(x, None).shape[-1] == series.series_width(narrow)
     s = (x * y).sum(-1) / narrow**0.5
     assert_close(found, 1 + s + s.square() / 2)
+
+
+@pytest.mark.parametrize("asked", [(True, False), (False, True)], ids=str)
+def test_weights_of_the_series_are_summed_for_where_they_learn(asked, monkeypatch):
+    generator = torch.Generator().manual_seed(5)
+    x, weight = (torch.randn(s, generator=generator) for s in ((1, 2, 70, 3), (2, 3, 2)))
+    summed, own = [], series._gradients
+    monkeypatch.setattr(series, "_gradients", lambda *a: (summed.append(a[3]), own(*a))[1])
+    full, found = (gradients(series.by_kernel, (x, weight), each) for each in ((True, True), asked))
+    assert summed == [True, asked[1]]
+    for one, right, each in zip(found, full, asked, strict=True):
+        assert torch.equal(one, right) if each else one is None
 
 
 def test_second_derivatives_of_the_series_are_those_of_the_formula():

@@ -1,0 +1,228 @@
+"""Gradients that nobody asked for are not computed, and those that are asked for stay the same."""
+
+import pytest
+import stub_driver
+import torch
+from asked_cases import check_choices, choices, gradients
+from kernel_cases import CASES, draw, ours
+from op_formula import tokens, uniform
+from stub_driver import KERNELS, check_replays, head, qkv
+from torch.autograd import gradgradcheck
+
+from cosformer import State, attention, attention_with_state, linear_attention
+from cosformer.ops import apart, chunked, passes
+
+each_choice = pytest.mark.parametrize("asked", choices(3)[:-1], ids=str)
+both_ways = pytest.mark.parametrize("causal", [True, False])
+
+
+def close(x, y):
+    """dk alone is made of other products than beside dv."""
+    return bool(((x - y).abs() <= 1e-12 * y.abs().max()).all())
+
+
+def streamed(impl):
+    def call(q, k, v, key_value):
+        key_sum = torch.ones_like(key_value[..., 0])
+        state = State(key_value, key_sum, torch.tensor(4), 400.0)
+        out, last = attention_with_state(q, k, v, state=state, impl=impl)
+        return torch.cat([out, last.key_value[:, :, 0]], 2)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["causal", "bidirectional", "cross", "causal, more queries", "grouped", "masked",
+     "packed, both ways", "gated", "gated, divided"],
+)  # fmt: skip
+def test_by_torch(name):
+    inputs, options = draw(CASES[name], 140)
+    check_choices(ours(CASES[name], options, "chunked"), inputs, close)
+
+
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "gated, divided"])
+def test_by_the_formula(name):
+    inputs, options = draw(CASES[name], 20)
+    check_choices(ours(CASES[name], options, "reference"), inputs)
+
+
+def test_with_a_state_by_torch():
+    inputs = (*tokens(1, 2, 140), uniform(1, 2, 2, 4, 4))
+    check_choices(streamed("chunked"), inputs, close)
+
+
+@pytest.mark.usefixtures("interpreted", "poisoned")
+@pytest.mark.parametrize(
+    "name", ["causal", "bidirectional", "grouped", "packed", "gated", "gated, divided"]
+)
+def test_by_triton(name):
+    inputs, options = draw(CASES[name], 20)
+    check_choices(ours(CASES[name], options, "triton"), [x.float() for x in inputs])
+
+
+@pytest.mark.usefixtures("interpreted", "poisoned")
+@pytest.mark.parametrize("segment", [64, 128])
+def test_with_a_state_by_triton(segment, monkeypatch):
+    monkeypatch.setattr(passes, "segment_length", lambda *sizes: segment)
+    inputs = (*tokens(1, 1, 66), uniform(1, 1, 2, 4, 4))
+    check_choices(streamed("triton"), [x.float() for x in inputs])
+
+
+@each_choice
+@both_ways
+def test_second_derivatives(causal, asked):
+    inputs = tokens(1, 2, 5, kv_heads=1, width=2)
+    leaves = [x.requires_grad_(each) for x, each in zip(inputs, asked, strict=True)]
+    assert gradgradcheck(lambda *x: attention(*x, causal=causal), leaves, fast_mode=True)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("asked", [(True, False, False), (False, True, True)], ids=str)
+@pytest.mark.parametrize("impl", ["chunked", "triton"])
+def test_a_compiled_call(asked, impl):
+    def call(*x):
+        return attention(*x, causal=True, impl=impl)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    inputs = [x.float() for x in tokens(1, 2, 20)]
+    found, right = (gradients(each, inputs, asked) for each in (compiled, call))
+    for x, y in zip(found, right, strict=True):
+        assert (x is None) == (y is None)
+        assert x is None or torch.allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+@each_choice
+@both_ways
+def test_torch_serves_nobody_else(causal, asked, monkeypatch):
+    served, own = [], chunked.trilinear
+
+    def counted(*given, mirror=None, **options):
+        served.append(1 + (mirror is not None))
+        return own(*given, mirror=mirror, **options)
+
+    monkeypatch.setattr(chunked, "trilinear", counted)
+    gradients(lambda *x: attention(*x, causal=causal), tokens(1, 2, 20), asked)
+    assert sum(served) == sum(asked)
+
+
+@pytest.mark.usefixtures("interpreted")
+@each_choice
+@both_ways
+def test_triton_sweeps_for_nobody_else(causal, asked, monkeypatch):
+    read, own = [], passes.Pass.launch
+
+    def counted(self, x, *others, **options):
+        read.append(x is not None)
+        own(self, x, *others, **options)
+
+    monkeypatch.setattr(passes.Pass, "launch", counted)
+    inputs = [x.float() for x in tokens(1, 1, 8, width=8)]
+    gradients(lambda *x: attention(*x, causal=causal, impl="triton"), inputs, asked)
+    assert sum(read) == 1 + sum(asked)  # one forward
+    gathered = 0 if causal else 1 + asked[0] + (asked[1] or asked[2])
+    assert len(read) - sum(read) == gathered
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    return stub_driver.install(monkeypatch).launches
+
+
+@each_choice
+@pytest.mark.parametrize(("causal", "length"), [(True, 100), (True, 6000), (False, 100)])
+def test_hopper_sweeps_for_nobody_else(launches, causal, length, asked):
+    def call(*x):
+        out = attention(*x, causal=causal, **KERNELS)
+        launches.clear()
+        return out
+
+    full = gradients(call, qkv(length), [True] * 3)
+    found = gradients(call, qkv(length), asked)
+    for x, right, each in zip(found, full, asked, strict=True):
+        assert head(x) == head(right) if each else x is None
+    sweeps = [options for name, options, *_ in launches if name == "sweep"]
+    made = [role for role in sweeps if role.READ]
+    assert [(role.TURNED, role.REVERSE) for role in made] == [
+        role for role, each in zip([(True, False), (True, True), (False, True)], asked, strict=True)
+        if each
+    ]  # fmt: skip
+    cut = not causal or length > 1000
+    assert len(sweeps) - len(made) == (cut and (asked[1] or asked[2]))
+
+
+@each_choice
+@pytest.mark.parametrize("graded", [True, False])
+def test_hopper_sweeps_for_a_decay(launches, asked, graded):
+    gates = torch.full((1, 2, 100), -0.1)
+
+    def call(*x):
+        out = linear_attention(*x[:3], log_decay=x[3], causal=True, normaliser="none", **KERNELS)
+        launches.clear()
+        return out
+
+    *found, of_gates = gradients(call, [*qkv(), gates], [*asked, graded])
+    assert [x is not None for x in found] == list(asked)
+    assert (of_gates is not None) == graded
+    count = 2 + asked[2] if graded else sum(asked)  # φ(q)·dφ(q) and φ(k)·dφ(k) are in the sweeps
+    assert [name for name, *_ in launches] == ["since", *["sweep"] * count]
+
+
+@pytest.mark.parametrize("length", [100, 6000])
+def test_hopper_sweeps_for_a_state(launches, length):
+    """Asked for or not, in one plan: it is written for those alone that ask."""
+    states = [uniform(1, 2, 2, 64, 64).float().requires_grad_(each) for each in (False, True)]
+    for state in (*states, *states):
+        q, k, v = qkv(length)
+        given = State(state, torch.ones(1, 2, 2, 64), torch.tensor(4), 1e4)
+        out, _ = attention_with_state(q, k, v.requires_grad_(), state=given, impl="triton")
+        launches.clear()
+        out.sum().backward()
+        written = [pointers[10] for name, *_, pointers in launches if name == "sweep"]
+        assert len(written) == (2 if state.requires_grad else 1) + (length > 1000)
+        assert sum(written) == (length > 1000) or state.requires_grad
+        assert (state.grad is not None) == state.requires_grad
+
+
+@each_choice
+@both_ways
+def test_groups_of_features_are_swept_for_nobody_else(launches, causal, asked):
+    sizes = (160, 160, 64)
+    inputs = [torch.randn(1, 2, 100, n, generator=torch.Generator().manual_seed(5)) for n in sizes]
+    inputs = [x.bfloat16() for x in inputs]
+
+    def call(*x):
+        sums, totals = apart.sums_apart(*x, None, "identity", causal)
+        launches.clear()
+        return torch.cat([*sums, *(x.bfloat16() for x in totals)], -1)
+
+    full = gradients(call, inputs, [True] * 3)
+    found = gradients(call, inputs, asked)
+    for x, right, each in zip(found, full, asked, strict=True):
+        assert head(x) == head(right) if each else x is None
+    assert sum(options.READ for _, options, *_ in launches) == 2 * sum(asked)
+
+
+@each_choice
+@pytest.mark.parametrize("length", [100, 6000])
+def test_a_replay_launches_what_is_asked_for(driver, ordinary, monkeypatch, asked, length):
+    def call(seed):
+        driver.launches.clear()
+        found = gradients(
+            lambda *x: attention(*x, causal=True, **KERNELS), qkv(length, seed=seed), asked
+        )
+        return [x if x is None else head(x) for x in found], driver.launches[:]
+
+    check_replays(call, ordinary, monkeypatch)
+
+
+def test_one_graph_is_asked_for_one_gradient_after_the_other(driver):
+    inputs = [x.requires_grad_() for x in qkv()]
+    for _ in range(3):
+        out = attention(*inputs, causal=True, **KERNELS)
+        full = torch.autograd.grad(out, inputs, out, retain_graph=True)
+        for x, right in zip(inputs, full, strict=True):
+            driver.launches.clear()
+            (found,) = torch.autograd.grad(out, x, out, retain_graph=True)
+            assert head(found) == head(right)
+    assert [name for name, *_ in driver.launches] == ["prepare", "sweep"]  # by the C++ node

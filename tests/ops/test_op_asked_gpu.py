@@ -1,0 +1,82 @@
+"""Whoever else asks for a gradient, those of an input are the same bits, on a Hopper GPU."""
+
+import pytest
+import torch
+from asked_cases import check_choices
+from kernel_cases import CASES, draw, ours
+
+from cosformer import State, attention_with_state
+from cosformer.ops import apart, hopper, hopper_plan, native, replay, series
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+    pytest.mark.usefixtures("poisoned"),
+]
+NAMES = ["causal", "bidirectional", "masked", "retention", "gated", "linear transformer"]
+
+
+@pytest.fixture(params=[1, 3])
+def segments(request, monkeypatch):
+    def choose(programs, length, processors, **_):
+        return max(1, min(request.param, length // 64))
+
+    monkeypatch.setattr(hopper_plan, "choose_segments", choose)
+    monkeypatch.setattr(hopper_plan, "_plans", {})
+
+
+def given(name):
+    inputs, options = draw(CASES[name], 300, device="cuda")
+    rows = [x.bfloat16() for x in inputs[:3]]
+    return ours(CASES[name], options, "triton"), [*rows, *(x.float() for x in inputs[3:])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_by_the_kernels_for_hopper(name, segments):
+    check_choices(*given(name))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "grouped", "packed, both ways"])
+def test_by_triton(name, monkeypatch):
+    monkeypatch.setattr(hopper, "unsupported", lambda *_: "nothing of these")
+    check_choices(*given(name))
+
+
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "retention"])
+def test_replayed(name, monkeypatch, host):
+    connected = native.connected(host)
+    monkeypatch.setattr(replay, "loaded", lambda: connected)
+    monkeypatch.setattr(replay, "_programs", {})
+    for _ in range(3):
+        check_choices(*given(name))
+
+
+def test_with_a_state(segments):
+    def call(q, k, v, key_value):
+        position = torch.tensor(4, device="cuda")
+        state = State(key_value, torch.ones_like(key_value[..., 0]), position, 400.0)
+        out, last = attention_with_state(q, k, v, state=state)
+        return torch.cat([out, last.key_value[:, :, 0].to(out)], 2)
+
+    rows = torch.randn(3, 1, 2, 300, 64, device="cuda").bfloat16()
+    check_choices(call, [*rows, torch.rand(1, 2, 2, 64, 64, device="cuda")])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_sums_apart(causal, segments):
+    def call(*x):
+        sums, totals = apart.sums_apart(*x, None, "identity", causal)
+        return torch.cat([*sums, *(total.bfloat16() for total in totals)], -1)
+
+    check_choices(
+        call, [torch.randn(1, 2, 300, n, device="cuda").bfloat16() for n in (160, 160, 64)]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_series(dtype):
+    x = torch.randn(2, 3, 1000, 64, device="cuda", dtype=dtype)
+    check_choices(series.by_kernel, [x, torch.randn(3, 64, 16, device="cuda")])
