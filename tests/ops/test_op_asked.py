@@ -10,7 +10,7 @@ from stub_driver import KERNELS, check_replays, head, qkv
 from torch.autograd import gradgradcheck
 
 from cosformer import State, attention, attention_with_state, linear_attention
-from cosformer.ops import apart, chunked, passes
+from cosformer.ops import apart, chunked, hopper_plan, passes
 
 each_choice = pytest.mark.parametrize("asked", choices(3)[:-1], ids=str)
 both_ways = pytest.mark.parametrize("causal", [True, False])
@@ -169,19 +169,29 @@ def test_hopper_sweeps_for_a_decay(launches, asked, graded):
 
 
 @pytest.mark.parametrize("length", [100, 6000])
-def test_hopper_sweeps_for_a_state(launches, length):
-    """Asked for or not, in one plan: it is written for those alone that ask."""
-    states = [uniform(1, 2, 2, 64, 64).float().requires_grad_(each) for each in (False, True)]
-    for state in (*states, *states):
-        q, k, v = qkv(length)
-        given = State(state, torch.ones(1, 2, 2, 64), torch.tensor(4), 1e4)
-        out, _ = attention_with_state(q, k, v.requires_grad_(), state=given, impl="triton")
+@pytest.mark.parametrize("asked", [(False, False), (True, True)], ids=str)
+def test_hopper_sweeps_for_a_state(launches, monkeypatch, length, asked):
+    """Of k and v, and of a state that asks in every second call."""
+
+    def swept(of_state):
+        q, *rows = qkv(length)
+        k, v = (x.requires_grad_(each) for x, each in zip(rows, asked, strict=True))
+        key_value = uniform(1, 2, 2, 64, 64).float().requires_grad_(of_state)
+        state = State(key_value, torch.ones(1, 2, 2, 64), torch.tensor(4), 1e4)
+        out, _ = attention_with_state(q.requires_grad_(), k, v, state=state, impl="triton")
         launches.clear()
         out.sum().backward()
-        written = [pointers[10] for name, *_, pointers in launches if name == "sweep"]
-        assert len(written) == (2 if state.requires_grad else 1) + (length > 1000)
-        assert sum(written) == (length > 1000) or state.requires_grad
-        assert (state.grad is not None) == state.requires_grad
+        assert (key_value.grad is not None) == of_state
+        return launches[:]
+
+    cut = length > 1000  # whose states are summed by a sweep of their own
+    without, with_state = swept(False), swept(True)
+    for given, reverse in ((without, any(asked)), (with_state, True)):
+        roles = [options for name, options, *_ in given if name == "sweep"]
+        turned = [role for role in roles if role.TURNED and role.REVERSE]
+        assert len(turned) == (1 + cut if reverse else 0)
+    monkeypatch.setattr(hopper_plan, "_plans", {})
+    assert swept(True) == with_state  # as if the first call had not been
 
 
 @each_choice

@@ -45,13 +45,14 @@ def test_by_triton(name, monkeypatch):
     check_choices(*given(name))
 
 
-@pytest.mark.parametrize("name", ["causal", "bidirectional", "retention"])
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "plain relu"])
 def test_replayed(name, monkeypatch, host):
     connected = native.connected(host)
     monkeypatch.setattr(replay, "loaded", lambda: connected)
     monkeypatch.setattr(replay, "_programs", {})
     for _ in range(3):
         check_choices(*given(name))
+    assert all(program is not False for program in replay._programs.values())
 
 
 def test_with_a_state(segments):
