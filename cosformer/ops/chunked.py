@@ -1,15 +1,4 @@
-"""Attention in linear time and memory on any device, in plain torch, with its own backward.
-
-The backward is three sweeps, the last two in one where both are asked for (D divides, total is a
-row's sum of weights):
-
-    g_i = dout_i / D_i        δ_i = −(dout_i · out_i) / D_i · dD_i/dtotal_i
-    dφ(q) = sweep([g δ], [v 1], φ(k))
-    dφ(k) = reverse sweep([v 1], [g δ], φ(q))        dv = reverse sweep(φ(k), φ(q), g)
-
-It keeps q, k, v, out and total, and nothing larger. A sweep's gradients are sweeps, so under
-`create_graph` the same lines run on differentiable sweeps, to any order.
-"""
+"""Attention in linear time and memory on any device, with its own backward."""
 
 import inspect
 from typing import Any
@@ -18,24 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.asked import Asked
+from cosformer.ops import by_torch
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.memo import eager, with_basis
-from cosformer.ops.normaliser import denominator, slope
 from cosformer.ops.operands import Operands
-from cosformer.ops.problem import Problem, compute_dtype, full_precision
-from cosformer.ops.scratch import Into, nowhere, placed
-from cosformer.ops.span import Span, fold, put
-from cosformer.ops.sweep import Load, Reader
-from cosformer.ops.trilinear import (
-    Pattern,
-    Result,
-    decay_gradient,
-    fold_vmapped,
-    recorded,
-    run,
-    trilinear,
-)
+from cosformer.ops.problem import Problem, compute_dtype
+from cosformer.ops.trilinear import Pattern, fold_vmapped, recorded
 
 
 def chunked(
@@ -209,28 +186,7 @@ class _Attention(Function):
             options = (causal, feature_map, rule, eps)
             return by_kernels.forward(rows, q, k, v, *arrays, *options, wanted=wanted)
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
-        same_width = q.shape[-1] == v.shape[-1]
-        out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
-        total = q.new_empty(q.shape[:3], dtype=rows.dtype)[:, :, : None if rule != "none" else 0]
-
-        in_place = out.dtype == rows.dtype and not torch.compiler.is_compiling()
-
-        def store(span: Span, sums: Tensor) -> None:
-            if rule != "none":
-                row_total = sums[..., -1:]
-                put(total[..., None], span, row_total)
-                divisor = denominator(row_total, rule, eps)
-                if in_place:
-                    torch.div(sums[..., :-1], divisor, out=fold(out, span))
-                    return
-                sums = sums[..., :-1] / divisor
-            put(out, span, sums)
-
-        with full_precision(q):
-            first = rows.spread(state, query_basis.shape[-1])
-            last = run(pattern, rows.k, rows.v, first, Reader(rows.q, store))
-            last = last if last is not first and k.shape[2] else last.clone()
-        return out, total, last[:, :: rows.groups]
+        return by_torch.forward(rows, q, v, state, pattern, rule, eps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -250,79 +206,15 @@ class _Attention(Function):
         *others: None,
     ) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        q, k, v, decay, state, key_mask, query_basis, key_basis, sequence, _, *outputs = saved
-        out, total, last, *_ = outputs
+        q, k, v, _, _, key_mask, *_ = saved
         rows = Operands(q, k, v, key_mask, ctx.feature_map, ctx.rule)
         if ctx.kernels and not recorded() and grad_total is None:
             from cosformer.ops import by_kernels
 
-            return *by_kernels.backward(ctx, saved, rows, grad_out, grad_last), *[None] * 11
-        pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
-        asked = Asked(*ctx.needs_input_grad[:5])
-        slopes = FEATURE_MAPS[ctx.feature_map].backward
-
-        def grads(span: Span, into: Into) -> Tensor:
-            """[g δ]"""
-            outputs = fold(out, span)
-            if grad_out is None:
-                grad = torch.zeros_like(outputs, dtype=rows.dtype)
-            else:
-                grad = fold(grad_out, span).to(rows.dtype)
-            if ctx.rule == "none":
-                return placed(grad, into)
-            row_total = fold(total[..., None], span)
-            grad = grad / denominator(row_total, ctx.rule, ctx.eps)
-            delta = (grad * outputs).sum(-1, keepdim=True)
-            delta = -delta * slope(row_total, ctx.rule, ctx.eps)
-            if grad_total is not None:
-                delta = delta + fold(grad_total[..., None], span)
-            return placed(grad, into, column=delta)
-
-        def finish_q(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-            dq = slopes(grad, fold(q, span).to(rows.dtype))
-            return (dq, dots(grad, rows.q, span)) if asked.decay else (dq,)
-
-        def finish_k(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-            dk = slopes(rows.sum_groups(grad), fold(k, span).to(rows.dtype))
-            dk = rows.hide(dk, span)
-            return (dk, dots(grad, rows.k, span)) if asked.decay else (dk,)
-
-        def finish_v(span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-            return (rows.hide(rows.sum_groups(grad[..., : v.shape[-1]]), span),)
-
-        def dots(grad: Tensor, load: Load, span: Span) -> Tensor:
-            return (grad * load(span, nowhere)).sum(-1, keepdim=True)
-
-        def like(x: Tensor) -> tuple[Tensor, ...]:
-            shape = (*q.shape[:2], x.shape[2], 1)
-            dots = (q.new_empty(shape, dtype=rows.dtype),) if asked.decay else ()
-            return torch.empty_like(x), *dots
-
-        with full_precision(q):
-            first = rows.spread(state, query_basis.shape[-1])
-            grad_state = rows.spread_last(grad_last, first)
-            of_q: tuple[Tensor, ...] = ()  # a gradient, and dots
-            of_k = of_v = of_q
-            grad_decay = back = None
-            if asked.sweeps_q:
-                by_q = Result(grads, finish_q, like(q))
-                of_q, _ = trilinear(pattern, rows.v, rows.k, first.mT, by_q)
-            by_k = Result(rows.v, finish_k, like(k)) if asked.sweeps_k else None
-            if asked.v or asked.state:
-                by_v = Result(rows.k, finish_v, like(v)[:1])
-                both, grad_first = trilinear(
-                    pattern, rows.q, grads, grad_state, by_v, mirror=by_k, reverse=True
-                )
-                of_v, of_k = both[:1], both[1:]
-                back = rows.sum_groups(grad_first).to(state.dtype) if asked.state else None
-            elif by_k is not None:
-                of_k, _ = trilinear(pattern, grads, rows.q, grad_state.mT, by_k, reverse=True)
-            if asked.decay:
-                at_end = None if grad_last is None else grad_state * rows.spread(last, 0)
-                grad_decay = decay_gradient(of_q[1], of_k[1], at_end, decay)
-        pairs = zip((of_q, of_k, of_v), (q, k, v), strict=True)
-        found = [made[0].to(x.dtype) if made else None for made, x in pairs]
-        return *asked.only(found), grad_decay, back, *[None] * 11
+            found = by_kernels.backward(ctx, saved, rows, grad_out, grad_last)
+        else:
+            found = by_torch.backward(ctx, saved, rows, grad_out, grad_total, grad_last)
+        return *found, *[None] * 11
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

@@ -10,7 +10,7 @@ from stub_driver import KERNELS, check_replays, head, qkv
 from torch.autograd import gradgradcheck
 
 from cosformer import State, attention, attention_with_state, linear_attention
-from cosformer.ops import apart, chunked, hopper_plan, passes
+from cosformer.ops import apart, by_torch, hopper_plan, passes
 
 each_choice = pytest.mark.parametrize("asked", choices(3)[:-1], ids=str)
 both_ways = pytest.mark.parametrize("causal", [True, False])
@@ -95,13 +95,13 @@ def test_a_compiled_call(asked, impl):
 @each_choice
 @both_ways
 def test_torch_serves_nobody_else(causal, asked, monkeypatch):
-    served, own = [], chunked.trilinear
+    served, own = [], by_torch.trilinear
 
     def counted(*given, mirror=None, **options):
         served.append(1 + (mirror is not None))
         return own(*given, mirror=mirror, **options)
 
-    monkeypatch.setattr(chunked, "trilinear", counted)
+    monkeypatch.setattr(by_torch, "trilinear", counted)
     gradients(lambda *x: attention(*x, causal=causal), tokens(1, 2, 20), asked)
     assert sum(served) == sum(asked)
 
