@@ -102,6 +102,7 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
         "optimiser": plain(config.optimiser),
         "schedule": plain(config.schedule),
         "steps": found.place.step,
+        "budget": plain(config.budget),
         "batch": config.budget.batch,
         "split": options.split,
         "samples": _samples(found, options),

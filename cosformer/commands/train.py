@@ -14,7 +14,7 @@ from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS
 from cosformer.recipes import RECIPES, Setting, data_option, pretrained, recipe
 from cosformer.recipes.setting import RUNS, tenth
-from cosformer.tasks import generated
+from cosformer.tasks import arena, generated
 from cosformer.tasks.table import options_of
 from cosformer.tasks.text import FROM_PYTHON, TEXTS
 from cosformer.training import Diverged, Event, Progress, RunConfig, TaskConfig, Trainer
@@ -199,14 +199,12 @@ def _name(config: RunConfig) -> str:
 
 def _generate(config: RunConfig) -> None:
     """What is generated and not there yet is made first, by all cores."""
-    name, options = config.task.name, options_of(config.task.name, config.task.options)
-    if name not in generated.MADE:
-        return
-    count = sum(options["sizes"]) if "sizes" in options else generated.MADE[name].count
+    options = options_of(config.task.name, config.task.options)
     seed, data = options.get("seed", 0), options.get("data")
-    if not generated.path_of(name, data, count=count, seed=seed).exists():
-        print(f"{name}: {count:,} samples are generated first, and kept")
-        make.run(make.Options((name,), count=count, seed=seed, data=data))
+    for name, count in arena.sets_of(config.task.name, options).items():
+        if not generated.path_of(name, data, count=count, seed=seed).exists():
+            print(f"{name}: {count:,} samples are generated first, and kept")
+            make.run(make.Options((name,), count=count, seed=seed, data=data))
 
 
 def _show(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""`cosformer data make NAME …`: generate ListOps and Pathfinder once, by all cores."""
+"""`cosformer data make NAME …`: generate data sets once, by all cores."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ class Options:
     names: tuple[str, ...] = tuple(generated.MADE)
     """Which ones: listops, pathfinder, snakes."""
     count: int | None = None
-    """Samples in all; as many as Long-Range Arena has if not given."""
+    """Samples in all; as many as their tasks take if not given."""
     seed: int = 0
     """Seed of the samples."""
     workers: int = os.cpu_count() or 1

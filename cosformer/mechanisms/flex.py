@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 BLOCK = 128  # what the kernel skips by
 KERNELS = 64  # one for each pattern, with and without causality, mask and changing lengths
 
+LONGEST = 2**22  # numbers of a table that is kept: 262,144 tokens; its length is quadratic
+
 _lists: "Memo[BlockMask]" = Memo()  # of long sequences they take longer than the kernel
 
 
@@ -88,7 +90,13 @@ def block_mask(
     if not untraced():
         return _listed(lists, queries, keys, device, mask_mod)
     alike = (lists, queries, keys)
-    found = copy.copy(_lists.recall(alike, device, lambda: _listed(*alike, device, None)))
+    found = _lists.recall(
+        alike,
+        device,
+        lambda: _listed(*alike, device, None),
+        lambda mask: mask.kv_indices.numel() <= LONGEST,
+    )
+    found = copy.copy(found)
     found.mask_mod = mask_mod
     return found
 
@@ -103,7 +111,7 @@ def _listed(
     """These key blocks for each block of queries, and PyTorch's lists the other way round."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    widest = max(map(len, lists))
+    widest = max(map(len, lists), default=0)
     rows = [[*blocks, *[0] * (widest - len(blocks))] for blocks in lists]
     counts = torch.tensor([len(blocks) for blocks in lists], dtype=torch.int32, device=device)
     table = torch.tensor(rows, dtype=torch.int32, device=device)

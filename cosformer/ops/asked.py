@@ -22,7 +22,7 @@ class Asked(NamedTuple):
 
     @property
     def sweeps_k(self) -> bool:
-        """The sweep for dk ends with the state's gradient."""
+        """By kernels the sweep for dk ends with the state's gradient."""
         return self.k or self.decay or self.state
 
     @property

@@ -82,7 +82,9 @@ def backward(
         if asked.sweeps_q:
             by_q = Result(by.rows, by.finish_q, by.room(q))
             of_q, _ = trilinear(pattern, rows.v, rows.k, first.mT, by_q)
-        by_k = Result(rows.v, by.finish_k, by.room(k)) if asked.sweeps_k else None
+        by_k = None
+        if asked.k or asked.decay:  # the state's gradient is at the end of dv's sweep
+            by_k = Result(rows.v, by.finish_k, by.room(k))
         if asked.v or asked.state:
             by_v = Result(rows.k, by.finish_v, by.room(v)[:1])
             both, grad_first = trilinear(

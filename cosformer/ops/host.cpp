@@ -24,7 +24,7 @@ TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType);
 
 namespace {
 
-constexpr size_t kLayouts = 16;  // of gradients that one forward program has backward programs for
+constexpr size_t kLayouts = 16;  // of gradients, times those asked for, that one forward program has backward programs for
 
 using at::Tensor;
 using torch::autograd::variable_list;

@@ -1,7 +1,7 @@
 """What follows from lengths and numbers alone, kept for the next call.
 
 Positions, angles and ψ take a dozen small launches on a GPU: more time on the host than short
-attention takes on the device.
+attention takes on the device. So do lists of blocks.
 """
 
 import threading
@@ -25,24 +25,24 @@ KINDS = {bool, int, float, str, type(None), Numbers}
 PLAIN = (Tensor, Parameter)
 LONGEST = 1 << 16  # positions: above it a call takes longer than making them
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 
-class Memo(Generic[Kept]):
+class Memo(Generic[Value]):
     """Tensors by what they follow from, made once for each device and stream."""
 
     def __init__(self) -> None:
-        self.kept: dict[Any, Kept] = {}
+        self.kept: dict[Any, Value] = {}
         self._lock = threading.Lock()
-        self._captured: dict[int, Kept] = {}  # a CUDA graph reads their memory while it lives
+        self._captured: dict[int, Value] = {}  # a CUDA graph reads their memory while it lives
 
     def recall(
         self,
         alike: Hashable,
         device: torch.device,
-        make: Callable[[], Kept],
-        lasts: Callable[[Kept], bool] = lambda _: True,
-    ) -> Kept:
+        make: Callable[[], Value],
+        lasts: Callable[[Value], bool] = lambda _: True,
+    ) -> Value:
         """What `make` returns; only what `lasts` is kept. Nothing is kept of a capture."""
         alike = (alike, device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -103,9 +103,10 @@ def learning_table(rows: Sequence[Row]) -> str:
 
 
 def _options(row: Row) -> tuple[str, ...]:
-    """Numbers that the task was given, such as a length."""
-    given = row.config.get("options", {})
-    return tuple(f"{name} {value}" for name, value in given.items() if isinstance(value, int))
+    """Numbers that the task was given, such as a length; not who drew the samples."""
+    given = sorted(row.config.get("options", {}).items())
+    counted = [(name, value) for name, value in given if isinstance(value, int) and value]
+    return tuple(f"{name} {value}" for name, value in counted if name not in ("seed", "workers"))
 
 
 def _before(row: Row) -> tuple[str, ...]:

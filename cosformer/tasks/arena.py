@@ -1,7 +1,9 @@
 """Long-Range Arena (Tay et al. 2021): five tasks on a thousand tokens and more."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,20 +19,23 @@ from cosformer.tasks.snakes import by_length
 from cosformer.tasks.vocabulary import Bytes
 
 Device = torch.device | str
+SIZES = {"listops": (96_000, 2_000, 2_000), "pathfinder": (160_000, 20_000, 20_000)}
+"""Tasks that are generated, and samples of their splits as published."""
 PAIRS, DOCUMENTS, PICTURES = "aan_pairs.tsv.xz", "aan_docs_4k.jsonl.xz", "cifar10_gray.npz"
 
 
 def listops(
     *,
     data: Path | str | None = None,
-    sizes: tuple[int, int, int] = (96_000, 2_000, 2_000),
+    sizes: tuple[int, int, int] = SIZES["listops"],
     seed: int = 0,
     length: int = 2_000,
     workers: int = 1,
     device: Device = "cpu",
 ) -> SequenceTask:
     """The value of nested operators on digits. Generated when it is not in the folder yet."""
-    found = _generated("listops", data, sizes, seed, workers)
+    counts = sets_of("listops", {"sizes": sizes})
+    found = _made("listops", counts, data, seed, workers)
     facts = Facts(
         data_tokens=len(TOKENS),
         classes=10,
@@ -46,7 +51,7 @@ def listops(
 def pathfinder(
     *,
     data: Path | str | None = None,
-    sizes: tuple[int, int, int] = (160_000, 20_000, 20_000),
+    sizes: tuple[int, int, int] = SIZES["pathfinder"],
     seed: int = 0,
     rising: int = 0,
     workers: int = 1,
@@ -55,18 +60,34 @@ def pathfinder(
     """Whether two marked ends belong to one path, 1,024 pixels. Generated likewise.
 
     `rising`: steps of training on paths of 1 dash, then of 2, and so on below the 14 that all
-    have otherwise; as many such pictures as train are generated for it.
+    have otherwise; as many such pictures as train are generated for it (the set `snakes`).
     """
-    if rising < 0:
-        raise ValueError(f"rising must be at least 0, got {rising}")
-    found = _generated("pathfinder", data, sizes, seed, workers)
+    counts = sets_of("pathfinder", {"sizes": sizes, "rising": rising})
+    found = _made("pathfinder", counts, data, seed, workers)
     facts = _pictures(2, majority(found.labels[len(found) - sizes[2] :]))
     splits = _cut(found, sizes)
     if not rising:
         return SequenceTask(splits, facts, device)
-    short = generated.make("snakes", data, count=sizes[0], seed=seed, workers=workers)
-    easier = by_length(generated.load(short))
+
+    def easier() -> list[Ragged]:
+        levels = by_length(_made("snakes", counts, data, seed, workers))
+        if not all(map(len, levels)):
+            raise ValueError(f"sizes must be enough for paths of every length, got {sizes}")
+        return levels
+
     return RisingTask(splits, facts, device, easier=easier, steps=rising)
+
+
+def sets_of(task: str, options: Mapping[str, Any]) -> dict[str, int]:
+    """The generated sets that a task with these options is made of, and the samples of each."""
+    if task not in SIZES:
+        return {}
+    sizes, rising = options.get("sizes", SIZES[task]), options.get("rising", 0)
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(f"sizes must be three numbers from 1 on, got {sizes}")
+    if rising < 0:
+        raise ValueError(f"rising must be at least 0, got {rising}")
+    return {task: sum(sizes)} | ({"snakes": sizes[0]} if rising else {})
 
 
 def text(
@@ -147,12 +168,11 @@ def _pictures(classes: int, floor: float) -> Facts:
     )
 
 
-def _generated(
-    name: str, data: Path | str | None, sizes: tuple[int, int, int], seed: int, workers: int
+def _made(
+    name: str, counts: Mapping[str, int], data: Path | str | None, seed: int, workers: int
 ) -> Ragged:
-    if len(sizes) != 3 or min(sizes) < 1:
-        raise ValueError(f"sizes must be three numbers from 1 on, got {sizes}")
-    return generated.load(generated.make(name, data, count=sum(sizes), seed=seed, workers=workers))
+    path = generated.make(name, data, count=counts[name], seed=seed, workers=workers)
+    return generated.load(path)
 
 
 def _by_root(found: Ragged, sizes: tuple[int, int, int]) -> float:

@@ -1,6 +1,7 @@
 """What a training loop knows of a task: its facts, and batches as a pure function."""
 
 import abc
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -82,6 +83,10 @@ class Task(abc.ABC):
         whole, rest = divmod(self.sizes[split], batch_size * ranks)
         return max(1, whole) if split == "train" else whole + (rest > 0)
 
+    def specimen(self) -> Batch:
+        """A few of the samples that train, by which data are known again."""
+        return self.batch(**dataclasses.asdict(SPECIMEN))
+
     def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
         """All of a split, once; masks and other draws are those of seed 0."""
         for step in range(self.batches(split, batch_size)):
@@ -116,6 +121,9 @@ class Place:
     step: int
     batch_size: int
     ranks: int
+
+
+SPECIMEN = Place("train", seed=0, rank=0, step=0, batch_size=8, ranks=1)
 
 
 def require_options(**numbers: Any) -> None:

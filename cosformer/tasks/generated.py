@@ -5,10 +5,11 @@ import json
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,10 +121,15 @@ def draw(
 
 
 def load(path: Path) -> Ragged:
-    """A set that `make` wrote, its parts found to fit together."""
+    """A set that `make` wrote by the rule of today, its parts found to fit together."""
     arrays = files.load_arrays(path)
     if missing := {"flat", "starts", "labels", "about"} - arrays.keys():
         raise ValueError(f"{path} must hold what `cosformer data make` writes, got no {missing}")
+    about = _told(arrays)
+    if about.get("rule") not in [_rule(name) for name in MADE if name == about.get("name")]:
+        raise ValueError(
+            f"{path} must be of the rule of today, got {about}: without it, it is made anew"
+        )
     found = Ragged(arrays["flat"], arrays["starts"], arrays["labels"].astype(np.int64))
     edges = (found.starts[0], found.starts[-1])
     if edges != (0, len(found.flat)) or (found.lengths < 1).any():
@@ -133,9 +139,8 @@ def load(path: Path) -> Ragged:
 
 def verify(name: str, path: Path) -> Ragged:
     """The set, after its first block was drawn anew and, for ListOps, 200 values computed anew."""
-    found, about = load(path), json.loads(str(files.load_arrays(path)["about"]))
-    seed = about.get("seed") if isinstance(about, dict) else None
-    if about != _about(name, count=len(found), seed=seed):
+    found, about = load(path), _told(files.load_arrays(path))
+    if about != _about(name, count=len(found), seed=about.get("seed")):
         raise ValueError(f"{path} must be of the rule of today, got {about}")
     again = draw(name, count=min(len(found), BLOCK), seed=about["seed"])
     first = found.take(np.arange(len(again)))
@@ -153,9 +158,18 @@ def require_known(name: str) -> None:
         raise ValueError(f"name must be one of {', '.join(MADE)}, got {name!r}")
 
 
+def _told(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """What a file says of itself."""
+    about = json.loads(str(arrays["about"]))
+    return about if isinstance(about, dict) else {}
+
+
 def _about(name: str, *, count: int, seed: int | None) -> dict[str, object]:
-    rule = asdict(MADE[name].rule)  # type: ignore[call-overload]
-    return {"name": name, "count": count, "seed": seed, "block": BLOCK, "rule": rule}
+    return {"name": name, "count": count, "seed": seed, "block": BLOCK, "rule": _rule(name)}
+
+
+def _rule(name: str) -> dict[str, Any]:
+    return asdict(MADE[name].rule)  # type: ignore[call-overload]
 
 
 def _known(sample: Array, seen: set[bytes]) -> bool:

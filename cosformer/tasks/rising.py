@@ -1,18 +1,19 @@
 """A task that begins with easier samples: where all are hard, noise is all that labels give."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from cosformer.tasks.base import Batch, Facts, Place
+from cosformer.tasks.base import SPECIMEN, Batch, Facts, Place, require_options
 from cosformer.tasks.ragged import Ragged
 from cosformer.tasks.sequences import Samples, SequenceTask
 
 
 class RisingTask(SequenceTask):
-    """So many `steps` with each level of `easier` samples, then the task itself.
+    """So many `steps` with each level of `easier` samples, read when first needed, then the task.
 
     Half of a batch is of the level that is due, half of one before it, each in its turn, so that
     none is forgotten. Sequences are of one length; validation and test are the task's own.
@@ -24,12 +25,19 @@ class RisingTask(SequenceTask):
         facts: Facts,
         device: torch.device | str = "cpu",
         *,
-        easier: Sequence[Ragged],
+        easier: Callable[[], Sequence[Ragged]],
         steps: int,
     ) -> None:
         super().__init__(splits, facts, device)
-        self._steps = steps
-        self._levels = [Samples([each], facts, self.device, shuffled=True) for each in easier]
+        require_options(steps=steps)
+        self._easier, self._steps = easier, steps
+
+    def specimen(self) -> Batch:
+        return super()._batch(SPECIMEN, np.random.default_rng(0))
+
+    @cached_property
+    def _levels(self) -> list[Samples]:
+        return [Samples([x], self.facts, self.device, shuffled=True) for x in self._easier()]
 
     def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
         level = place.step // self._steps

@@ -32,4 +32,4 @@ def by_length(drawn: Ragged) -> list[Ragged]:
     """The pictures of each length, the shortest first, with Pathfinder's labels."""
     lengths, belong = np.divmod(drawn.labels, 2)
     whole = Ragged(drawn.flat, drawn.starts, belong)
-    return [whole.take(np.flatnonzero(lengths == n)) for n in np.unique(lengths)]
+    return [whole.take(np.flatnonzero(lengths == n)) for n in range(PathfinderRule.dashes - 1)]

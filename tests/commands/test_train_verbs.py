@@ -11,6 +11,7 @@ import pytest
 
 from cosformer import cli, records
 from cosformer.cli import gathered
+from cosformer.commands import train
 from cosformer.commands.train import Options, resolve
 from cosformer.recipes import RECIPES, Setting, recipe
 from cosformer.tasks import TASKS
@@ -77,7 +78,23 @@ def test_an_evaluation_is_shown_and_kept(here: Path, capsys: pytest.CaptureFixtu
     assert rows["floor"].config["options"]["text"] == "my.txt"
     assert rows["floor"].config["optimiser"]["lr"] > 0
     assert rows["floor"].config["pretraining"] is None
+    assert rows["floor"].config["budget"]["steps"] >= rows["floor"].config["steps"]
     assert rows["floor"].value == kept["floor"]
+
+
+def test_all_that_a_task_is_made_of_is_generated_by_all_cores(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[tuple[str, int]]()
+
+    def note(options: Any) -> None:
+        made.append((*options.names, options.count))
+
+    monkeypatch.setattr(train.make, "run", note)
+    options = ("task.options.sizes=[60,10,10]", "task.options.rising=5")
+    train._generate(resolve(Options("pathfinder", data=str(here), set=options)))
+    assert made == [("pathfinder", 80), ("snakes", 60)]
+    assert "snakes: 60 samples are generated first" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_be_written_to_is_judged(

@@ -125,7 +125,8 @@ def test_shorter_snakes_come_in_all_lengths_equally_often() -> None:
 def test_shorter_snakes_are_told_apart_by_their_labels() -> None:
     rng = np.random.default_rng(0)
     drawn = Ragged.of([np.full(4, n) for n in range(6)], [5, 0, 4, 1, 3, 0])
-    short, middle, long = by_length(drawn)
+    short, middle, long, *others = by_length(drawn)
+    assert [len(part) for part in others] == [0] * 10
     assert [part.flat[::4].tolist() for part in (short, middle, long)] == [[1, 3, 5], [4], [0, 2]]
     assert [part.labels.tolist() for part in (short, middle, long)] == [[0, 1, 0], [1], [1, 0]]
     rule = PathfinderRule(dashes=3)

@@ -1,5 +1,7 @@
 """A task that begins with easier samples."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +33,9 @@ def rising() -> RisingTask:
         floor_is="chance",
     )
     own = {split: [samples(LEVELS, 20 + n)] for n, split in enumerate(tasks.SPLITS)}
-    easier = [samples(level, 12) for level in range(LEVELS)]
-    return RisingTask(own, facts, easier=easier, steps=STEPS)
+    return RisingTask(
+        own, facts, easier=lambda: [samples(level, 12) for level in range(LEVELS)], steps=STEPS
+    )
 
 
 def kinds(task: RisingTask, step: int, **place: int) -> list[int]:
@@ -89,6 +92,30 @@ def test_pathfinder_begins_with_the_shortest_paths(folder: Path) -> None:
     assert torch.equal(*valid)
 
 
+def test_data_are_known_again_by_the_tasks_own_samples(rising: RisingTask) -> None:
+    found = rising.specimen()["tokens"][:, 0]
+    assert (found // 50 == LEVELS).all()
+    assert "_levels" not in vars(rising)  # nor are others read for it
+
+
 def test_levels_cannot_fall(folder: Path) -> None:
     with pytest.raises(ValueError, match="rising must be at least 0, got -1"):
         tasks.create("pathfinder", data=folder, sizes=(40, 10, 10), rising=-1)
+
+
+def test_every_length_must_be_there(tmp_path: Path, folder: Path) -> None:
+    shutil.copy(folder / "pathfinder-60-seed0.npz", tmp_path / "pathfinder-7-seed0.npz")
+    task = tasks.create("pathfinder", data=tmp_path, sizes=(5, 1, 1), rising=1)
+    with pytest.raises(ValueError, match="sizes must be enough for paths of every length, got"):
+        task.batch("train", seed=0, rank=0, step=0, batch_size=1)
+
+
+def test_sets_of_an_older_rule_are_refused(folder: Path, tmp_path: Path) -> None:
+    arrays = dict(np.load(folder / "snakes-40-seed0.npz"))
+    about = json.loads(str(arrays["about"]))
+    arrays["about"] = np.array(json.dumps(about | {"rule": {"fewest": 1}}))
+    np.savez(tmp_path / "snakes-40-seed0.npz", **arrays)
+    shutil.copy(folder / "pathfinder-60-seed0.npz", tmp_path)
+    task = tasks.create("pathfinder", data=tmp_path, sizes=(40, 10, 10), rising=1)
+    with pytest.raises(ValueError, match=r"snakes-40-seed0.npz must be of the rule of today"):
+        task.batch("train", seed=0, rank=0, step=0, batch_size=1)
