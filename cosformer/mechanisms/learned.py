@@ -71,5 +71,8 @@ class Hedgehog(LinearMechanism):
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return projected(k, self.key_projection, self.projected_map)
 
+    def projections(self) -> tuple[Tensor, Tensor]:
+        return self.query_projection, self.key_projection
+
     def feature_operations(self) -> int:
         return 2 * self.width**2 + 10 * self.width

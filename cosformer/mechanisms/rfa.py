@@ -52,17 +52,17 @@ class Rfa(LinearMechanism):
         draw_normal(self.noise, generator)
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return self._features_of_units(q)
+        return projected(q, self.projections()[0], self.projected_map)
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return self._features_of_units(k)
+        return projected(k, self.projections()[1], self.projected_map)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.features + self.feature_width
 
-    def _features_of_units(self, x: Tensor) -> Tensor:
+    def projections(self) -> tuple[Tensor, Tensor]:
         projection = self.scale * self.noise / self.temperature
-        return projected(x, projection, self.projected_map)
+        return projection, projection
 
 
 class RfaArccos(Rfa):

@@ -30,7 +30,8 @@
 // Set by the compiler's command line: KW (64 or 128, width of x and y), R (1 or 2), TURNED, READ,
 // WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu, 3 leaky relu, 4 elu), RULE (0 none, 1 clamp, 2 add,
 // 3 signed, 4 apart), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATE (times φ′),
-// MASKED (0 nobody, 1 writer, 2 reader), PAIRED, DECAY, DOTS (φ(gate)·out of every row, for the decay's gradient).
+// MASKED (0 nobody, 1 writer, 2 reader), PAIRED, DECAY, DOTS (φ(gate)·out of every row, for the decay's gradient),
+// PROJECT and SPLIT (`hopper_features.cu`: x and y are features that the producer makes of 64 columns; ψ = 1).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -43,9 +44,11 @@ struct Params {
   const float *inverse, *delta, *basis, *first;  // 1/D and δ: backward's; ψ [b, h, T, R], or l
   float* last;  // states [B, H, segments, R, D, V (+1)]
   const unsigned char* mask;  // [B, T]
+  const void *x_weight, *y_weight;  // PROJECT: W [h, 64, 64]
   long long xs[3], ys[3], zs[3], gs[3], outs[3], basis_s[2], mask_s;
   long long first_h, first_s, last_h, last_s;
-  int heads, length, rows, segments, blocks, contracted, columns, pitch;
+  int heads, x_shared, y_shared;  // heads in all, and that share a W
+  int length, rows, segments, blocks, contracted, columns, pitch;
   float eps;
 };
 
@@ -65,24 +68,26 @@ constexpr int X_BYTES = READ ? XB * PITCH : 0, Y_BYTES = WRITE ? XB * PITCH : 0;
 constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
 constexpr int SINCE_AT = X_BYTES + Y_BYTES + Z_BYTES;  // l of the chunk's rows
 constexpr int STAGE_BYTES = SINCE_AT + DECAY * CHUNK * 4;
-constexpr int STAGES = !READ ? 4 : KW == 64 ? 3 : 2;
 // Wide states are kept by two warpgroups, else two give out, taking turns.
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
-constexpr int TEAMS = READ ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
+constexpr int TEAMS = CAUSAL || (READ && !PROJECT) ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
+constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 || PROJECT ? 3 : 2;
 // The state is stored while the next is summed: takes registers.
 constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
-constexpr int LOADER_REGISTERS = !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
+constexpr int LOADER_REGISTERS = PROJECT ? (READ ? 96 : 128) : !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
 constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE);
 constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE ? 128 : 104;
-constexpr int GIVER_REGISTERS = !READ ? 24 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
+constexpr int GIVER_REGISTERS = !READ ? 24 : PROJECT ? 88 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
 static_assert(!DECAY || (WRITE && R == 1 && RULE == 0 && KEEPERS == 1), "");
+static_assert(!PROJECT || (KW == 128 && R == 1 && !TURNED && !REVERSE && !SCALED && !PAIRED && !DECAY), "");
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int STATES = !READ ? 0 : WRITE || PAIRED ? 2 : 1;  // of this chunk and the next, or of either half
 constexpr int OUT_AT = STATE_AT + STATES * STATE_BYTES;
-constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
+constexpr int WEIGHTS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0), WEIGHTS_BYTES = PROJECT ? (1 + SPLIT) * 8 * PITCH : 0;
+constexpr int BARRIERS_AT = WEIGHTS_AT + (READ + WRITE) * WEIGHTS_BYTES;
 extern "C" __constant__ const int shared_bytes = BARRIERS_AT + 16 * 8;
 constexpr int AHEAD = 1 + 2 * TEAMS;  // chunks that are on their way to the L2 cache
 
@@ -140,11 +145,13 @@ INLINE u32 relu(u32 pair) {
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0));
   return y;
 }
-INLINE float exp_of(float a) {
+constexpr float LOG_E = 1.44269504f;  // to base 2
+INLINE float exp2_of(float a) {
   float b;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a * 1.44269504f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
   return b;
 }
+INLINE float exp_of(float a) { return exp2_of(a * LOG_E); }
 INLINE float exp_of_negative(float a) { return exp_of(fminf(a, 0.f)); }
 template <int MAP> INLINE float phi(float a) {
   if (MAP == 2) return fmaxf(a, 0.f) + exp_of_negative(a);
@@ -191,7 +198,8 @@ INLINE float load4(const float* p, bool inside) {
   return v;
 }
 INLINE void load_psi(float (&psi)[R], const float* place, bool inside) {
-  if (R == 2)
+  if (PROJECT) psi[0] = inside ? 1.f : 0.f;
+  else if (R == 2)
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;"
                  " @p ld.global.v2.f32 {%0, %1}, [%2]; }"
                  : "=&f"(psi[0]), "=&f"(psi[R - 1]) : "l"(place), "r"((u32)inside));
@@ -326,14 +334,20 @@ template <int W, int THREADS, int MAP> struct Rows {
   }
 };
 
+//@FEATURES
+
 INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
   const int thread = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
   const int width = p.contracted, columns = p.columns - at.block * 64;
   Rows<KW, TEAM, X_MAP> xs;
   Rows<KW, TEAM, Y_MAP> ys;
   Rows<64, TEAM, Z_MAP> zs;
+  Projected own;  // in place of xs and ys: a warpgroup has one of them
+  const bool reads = READ && (!WRITE || threadIdx.x < 128);  // that is, x
+  const long long* own_s = reads ? p.xs : p.ys;
   float psi[zs.N][R], scale[zs.N], d, end;
   const long long from = at.begin(team);
+  if (PROJECT) own.start((reads ? p.x : p.y) + at.b * own_s[0] + at.h * own_s[1] + from * own_s[2], own_s[2]);
   if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
   if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
   if (WRITE) zs.start(p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64 + from * p.zs[2], p.zs[2]);
@@ -342,28 +356,37 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   const float* delta = p.delta + at.head * p.length + from + thread;
   const unsigned char* mask = p.mask + at.b * p.mask_s;
 
-  auto load = [&](int c) {  // one after the other
+  auto announced = [&](int c) {
+    return c + AHEAD - 1 < at.chunks && at.begin(c + AHEAD - 1) + CHUNK <= at.stop;
+  };
+  auto load_own = [&](int c) {  // one after the other, as below
+    const int begin = at.begin(c), left = at.stop - begin;
+    own.load(own_s[2], left);
+    if (announced(c)) own.announce(own_s[2]);
+    if (MASKED == 1 && !reads) own.hide(mask + begin, left);
+    own.move(own_s[2]);
+  };
+  auto load = [&](int c) {
     const int begin = at.begin(c), left = at.stop - begin;
     constexpr int MOVE = (REVERSE ? -TEAMS : TEAMS) * CHUNK;
-    const int ahead = at.begin(c + AHEAD - 1);
-    const bool announced = c + AHEAD - 1 < at.chunks && ahead + CHUNK <= at.stop;
-    if (READ) {
+    if (READ && !PROJECT) {
       xs.load(p.xs[2], left, width);
-      if (announced) xs.announce(p.xs[2], width);
+      if (announced(c)) xs.announce(p.xs[2], width);
       if (MASKED == 2) xs.hide(mask + begin, left);
       xs.move(p.xs[2]);
     }
     if (DELTA == 1 ? READ : DELTA == 2 && WRITE) d = load4(delta, thread < min(CHUNK, left)), delta += MOVE;
     if (WRITE) {
-      ys.load(p.ys[2], left, width);
+      if (!PROJECT) ys.load(p.ys[2], left, width);
       zs.load(p.zs[2], left, columns);
-      if (announced) ys.announce(p.ys[2], width), zs.announce(p.zs[2], columns);
+      if (announced(c) && !PROJECT) ys.announce(p.ys[2], width);
+      if (announced(c)) zs.announce(p.zs[2], columns);
       if (MASKED == 1) ys.hide(mask + begin, left), zs.hide(mask + begin, left);
       ys.move(p.ys[2]), zs.move(p.zs[2]);
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
-        const bool inside = zs.row(i) < left;
-        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || inside);  // l is known of rows beyond the last
+        const bool inside = zs.row(i) < left, hidden = PROJECT && MASKED == 1 && inside && !mask[begin + zs.row(i)];
+        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || (inside && !hidden));  // l is known of rows beyond the last
         if (SCALED) scale[i] = load4(inverse + i * zs.STEP, inside);
       }
       if (DECAY) end = load4(basis + CHUNK - 1 - zs.row(0), true);
@@ -371,14 +394,22 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     }
   };
 
+  if (PROJECT && team < at.chunks) load_own(team);
   if (team < at.chunks) load(team);
   for (int c = team; c < at.chunks; c += TEAMS) {
     const int stage = c % STAGES, use = c / STAGES;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
+    if (PROJECT) own.multiply(shared + WEIGHTS_AT + (reads ? 0 : READ * WEIGHTS_BYTES));
     if (use) wait(empty + stage * 8, (use - 1) & 1);
-    if (READ) xs.put(x_tile);
-    if (WRITE) ys.put(y_tile);
+    if (PROJECT) {
+      own.put<0>(reads ? x_tile : y_tile);
+      if (c + TEAMS < at.chunks) load_own(c + TEAMS);  // where there is room again
+      own.put<1>(reads ? x_tile : y_tile);
+    } else {
+      if (READ) xs.put(x_tile);
+      if (WRITE) ys.put(y_tile);
+    }
     if (AUGMENTED && thread < CHUNK) {
       const uint4 ones = make_uint4(pack(1.f, 1.f), 0, 0, 0);
       const u32 both = pack(d, d - rounded(d)), beside = (XB - 2) * PITCH + thread * 16;
@@ -395,6 +426,8 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
           if (READ) put16(place, w);
           put16(place + (COPIES - 1) * 8 * PITCH, times(w, from_writer(psi[i][0], end)));
           if (zs.block() == 0) put4(x_tile + SINCE_AT + zs.row(i) * 4, psi[i][0]);
+        } else if (PROJECT) {
+          put16(place, w);
         } else {
 #pragma unroll
           for (int r = 0; r < R; ++r) {
@@ -790,6 +823,12 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
             make_uint4(0, 0, 0, 0));
     to_tensor_cores();
   }
+  const Place at(p);
+  if (PROJECT) {
+    if (READ) put_weights(p.x_weight, at.h / p.x_shared, shared + WEIGHTS_AT);
+    if (WRITE) put_weights(p.y_weight, at.h / p.y_shared, shared + WEIGHTS_AT + READ * WEIGHTS_BYTES);
+    to_tensor_cores();
+  }
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, TEAM);
@@ -802,7 +841,6 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const Place at(p);
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler learns that a warp agrees
   if (group < LOADERS) {
     registers<LOADER_REGISTERS>();

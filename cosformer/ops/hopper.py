@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.asked import Asked
-from cosformer.ops.hopper_plan import Plan, plan_of
+from cosformer.ops.hopper_plan import Plan, Projection, plan_of
 from cosformer.ops.hopper_roles import MAPS
 from cosformer.ops.nvrtc import libraries
 from cosformer.ops.problem import outputs
 from cosformer.ops.tape import taped
 
 MAX_WIDTH = 128
-__all__ = ["MAPS", "aligned", "backward", "forward", "unsupported"]
+__all__ = ["MAPS", "Projection", "aligned", "backward", "forward", "unsupported"]
 
 
 def unsupported(
@@ -76,26 +76,31 @@ def forward(
     decay: Tensor | None,
     state: Tensor | None,
     key_mask: Tensor | None,
-    query_basis: Tensor,
-    key_basis: Tensor,
+    query_basis: Tensor | None,
+    key_basis: Tensor | None,
     causal: bool,
     feature_map: str,
     rule: str,
     eps: float,
     wanted: bool,
+    projection: Projection | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """As `forward_pass` in `fused.py`; kept are the states that backward begins with."""
-    query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
-    state = None if state is None else state.contiguous()
+    """As `forward_pass` in `fused.py`; kept are the states that backward begins with.
+
+    Under a projection, q and k are what it is applied to, and ψ is 1 and not given.
+    """
+    query_basis, key_basis, state = (_dense(x) for x in (query_basis, key_basis, state))
     plan = plan_of(
-        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None, wanted
-    )
+        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None,
+        wanted, projection=projection,
+    )  # fmt: skip
     if decay is not None:
         decay = decay.contiguous()
         key_basis = plan.since(decay)
     out, total = outputs(q, v, rule)
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
-    given: dict[str, Any] = {"out": out, "total": total, "mask": mask}
+    made = {"projection": projection}
+    given: dict[str, Any] = {"out": out, "total": total, "mask": mask, **made}
     if causal and rows >= q.shape[2]:
         last = plan.states(q) if wanted else None
         plan.sweep(roles.forward, q, k, v, key_basis, rows, first=state, last=last, **given)
@@ -103,12 +108,12 @@ def forward(
     if causal:
         first, last = plan.gather(
             roles.gather, k, v, key_basis, rows, state, mask,
-            causal=True, total=wanted, decay=decay,
+            causal=True, total=wanted, decay=decay, **made,
         )  # fmt: skip
         plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **given)
         return out, total, last, first
     rows = plan.gather_keys
-    _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
+    _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False, **made)
     plan.sweep(roles.read, q, q, v, query_basis, plan.read_queries, first=last, **given)
     return (out, total, last, None) if wanted else (out, total, None, last)
 
@@ -141,8 +146,7 @@ def backward(
     """
     grad, out = aligned(grad), aligned(out)
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
-    state = None if state is None else state.contiguous()
-    grad_last = None if grad_last is None else grad_last.contiguous()
+    state, grad_last = _dense(state), _dense(grad_last)
     plan = plan_of(
         q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None,
         grad_last is None, asked.state, grad.stride(), out.stride(),
@@ -231,6 +235,10 @@ def _sweeps_both_ways(
     if asked.v:
         plan.sweep(roles.dv_read, k, k, grad, at_keys, plan.read_keys, out=dv, **reads)
     return grad_first if asked.state else None
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:

@@ -5,22 +5,41 @@ import math
 import struct
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosformer.ops.features import LEAKY_SLOPE
-from cosformer.ops.hopper_roles import MAPS, RULES, Sweep, roles_of
+from cosformer.ops.hopper_roles import MAPS, PROJECTIONS, RULES, Sweep, roles_of
 from cosformer.ops.nvrtc import Kernel, Launch, cubin
 
 CHUNK = 64
 THREADS = 640
-POINTERS = 12
-TAIL = struct.Struct("22q8if4x")  # of the kernel's parameters, behind the pointers
+POINTERS = 14
+TAIL = struct.Struct("22q10if4x")  # of the kernel's parameters, behind the pointers
 PLANS = 256
 
 PerRow = tuple[Tensor | None, Tensor]  # 1/D and δ, each `[B, H, T]`
+
+
+class Projection(NamedTuple):
+    """φ of `projected.py` that a sweep makes of its rows, W both float32 or both bfloat16."""
+
+    kind: str
+    query_weight: Tensor  # [h, 64, 64] or [64, 64], in one piece
+    key_weight: Tensor
+
+    @property
+    def width(self) -> int:
+        """Of the features."""
+        return 2 * self.query_weight.shape[-2]
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What a launch depends on."""
+        weights = self[1:]
+        return self.kind, *(x.shape for x in weights), self.query_weight.dtype
 
 
 @functools.cache
@@ -46,15 +65,16 @@ class Plan:
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, states: int, masked: bool, feature_map: str,
-        rule: str, eps: float, decays: bool, dots: bool,
+        rule: str, eps: float, decays: bool, dots: bool, projection: Projection | None = None,
     ) -> None:  # fmt: skip
         self.device, self.eps, self.rule = q.device.index, eps, RULES[rule]
         self.sums, self.divides = rule != "none", rule not in ("none", "apart")
-        self._state = (states, q.shape[3], v.shape[3] + self.sums)
+        width = q.shape[3] if projection is None else projection.width
+        self._state = (states, width, v.shape[3] + self.sums)
         self._launches: dict[Any, Launch] = {}
-        self.roles = roles_of(
-            q.shape[3], v.shape[3], states, MAPS[feature_map], self.rule, masked, decays, dots
-        )
+        made = () if projection is None else _made(projection)
+        about = (states, MAPS[feature_map], self.rule, masked, decays, dots)
+        self.roles = roles_of(width, v.shape[3], *about, *made)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
         def rows(like: Tensor, blocks: int, extra: float = 0.0) -> int:
@@ -93,38 +113,44 @@ class Plan:
         return since
 
     def sweep(
-        self, options: Sweep, x: Tensor, y: Tensor, z: Tensor, basis: Tensor, rows: int, *,
+        self, options: Sweep, x: Tensor, y: Tensor, z: Tensor, basis: Tensor | None, rows: int, *,
         out: Tensor | None = None, gate: Tensor | None = None, total: Tensor | None = None,
         by_row: PerRow | None = None, mask: Tensor | None = None,
         first: Tensor | None = None, last: Tensor | None = None,
+        projection: Projection | None = None,
     ) -> None:  # fmt: skip
         """One launch; without `out` it only sums states. `rows` is the length of a segment."""
+        weights = (None, None) if projection is None else projection[1:]
         launch = self._launches.get(options)
         if launch is None:
             batch, heads, length, contracted = x.shape
+            contracted = contracted if projection is None else projection.width
             columns, segments = z.shape[3], -(-length // rows)
             blocks = 1 if options.PAIRED else _blocks(z)
             tail = TAIL.pack(
                 *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
                 *_per_head(basis), length, *_steps(first), *_steps(last),
-                heads, length, rows, segments, blocks, contracted, columns,
+                heads, *(_sharing(weight, heads) for weight in weights),
+                length, rows, segments, blocks, contracted, columns,
                 (contracted if options.TURNED else columns) + self.sums, self.eps,
             )  # fmt: skip
             grid = (batch * heads * segments * blocks, 1)
             it = kernel("sweep", options, self.device)
             launch = Launch(it, grid, THREADS, self.device, POINTERS, tail)
             self._launches[options] = launch
-        launch(x, y, z, gate, out, total, *(by_row or (None, None)), basis, first, last, mask)
+        given = (x, y, z, gate, out, total, *(by_row or (None, None)), basis, first, last, mask)
+        launch(*given, *weights)
 
     def gather(
-        self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, rows: int, start: Tensor | None,
-        mask: Tensor | None, by_row: PerRow | None = None, *, causal: bool, total: bool = True,
-        decay: Tensor | None = None,
+        self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor | None, rows: int,
+        start: Tensor | None, mask: Tensor | None, by_row: PerRow | None = None, *, causal: bool,
+        total: bool = True, decay: Tensor | None = None, projection: Projection | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """What each segment starts with, and the state after all of them if `total`."""
         segments = -(-y.shape[2] // rows)
         states = self.states(y, segments)
-        self.sweep(options, y, y, z, basis, rows, last=states, mask=mask, by_row=by_row)
+        about: dict[str, Any] = {"mask": mask, "by_row": by_row, "projection": projection}
+        self.sweep(options, y, y, z, basis, rows, last=states, **about)
         if segments == 1 and start is None:
             return states, states
         last = self.states(y) if total else None
@@ -166,19 +192,23 @@ _lock = threading.Lock()
 
 
 def plan_of(
-    q: Tensor, k: Tensor, v: Tensor, basis: Tensor, key_mask: Tensor | None, decay: Tensor | None,
-    feature_map: str, rule: str, eps: float, *others: Any, dots: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, basis: Tensor | None, key_mask: Tensor | None,
+    decay: Tensor | None, feature_map: str, rule: str, eps: float, *others: Any,
+    dots: bool = False, projection: Projection | None = None,
 ) -> Plan:  # fmt: skip
     """The plan for these shapes and strides; `others` are whatever else a launch depends on."""
     decays = None if decay is None else decay.shape
+    shape = None if basis is None else basis.shape
+    alike = None if projection is None else projection.alike
     key = (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), basis.shape, q.device,
-        key_mask is None, decays, dots, feature_map, rule, eps, others,
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), shape, q.device,
+        key_mask is None, decays, dots, feature_map, rule, eps, alike, others,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        masked, states = key_mask is not None, basis.shape[3]
-        plan = Plan(q, k, v, states, masked, feature_map, rule, eps, decays is not None, dots)
+        states = 1 if shape is None else shape[3]
+        about = (states, key_mask is not None, feature_map, rule, eps, decays is not None, dots)
+        plan = Plan(q, k, v, *about, projection)
         with _lock:
             while len(_plans) >= PLANS:
                 _plans.pop(next(iter(_plans)))
@@ -211,15 +241,29 @@ def _steps(states: Tensor | None) -> tuple[int, int]:
     return (one, 0) if states.dim() == 5 else (states.shape[2] * one, one)
 
 
-def _per_head(values: Tensor) -> tuple[int, int]:
+def _made(projection: Projection) -> tuple[int, bool]:
+    """As `roles_of` is told it."""
+    return PROJECTIONS[projection.kind], projection.query_weight.dtype == torch.float32
+
+
+def _sharing(weight: Tensor | None, heads: int) -> int:
+    """How many heads share a W."""
+    return heads if weight is None or weight.dim() == 2 else heads // weight.shape[0]
+
+
+def _per_head(values: Tensor | None) -> tuple[int, int]:
+    if values is None:
+        return 0, 0
     batch, heads = values.shape[:2]
     return values.stride(0) if batch > 1 else 0, values.stride(1) if heads > 1 else 0
 
 
 @functools.cache
 def _source() -> str:
-    text = Path(__file__).with_name("hopper.cu").read_text()
+    here = Path(__file__)
+    text = here.with_name("hopper.cu").read_text()
     text = text.replace("//@MMA", "".join(_mma(n) for n in (8, 64, 72, 128, 136)))
+    text = text.replace("//@FEATURES", here.with_name("hopper_features.cu").read_text())
     return f"#define LEAKY_SLOPE {LEAKY_SLOPE}f\n{text}"
 
 

@@ -4,6 +4,7 @@ import functools
 from typing import Any, NamedTuple
 
 MAPS = {"identity": 0, "relu": 1, "1+elu": 2, "leaky_relu": 3, "elu": 4}
+PROJECTIONS = {"waves": 1, "softmaxes": 2}
 RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3, "apart": 4}
 
 
@@ -27,6 +28,8 @@ class Sweep(NamedTuple):
     PAIRED: bool = False
     DECAY: bool = False
     DOTS: bool = False
+    PROJECT: int = 0
+    SPLIT: bool = False
 
 
 class Roles(NamedTuple):
@@ -47,16 +50,19 @@ class Roles(NamedTuple):
 @functools.cache
 def roles_of(
     width: int, value_width: int, states: int, phi: int, rule: int, masked: bool,
-    decays: bool = False, dots: bool = False,
+    decays: bool = False, dots: bool = False, project: int = 0, split: bool = False,
 ) -> Roles:  # fmt: skip
-    """`hopper.cu` has the table of what stands where; `dots`: whether the decay has a gradient."""
+    """`hopper.cu` has the table of what stands where; `dots`: whether the decay has a gradient.
+
+    A forward pass may `project` rows, by W in float32 if `split`; a backward pass gets features.
+    """
     by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule, DECAY=decays)
     by_value = by_key._replace(
         KW=64 if value_width <= 64 else 128, TURNED=True, GATE=phi, DOTS=dots
     )
     sums, divided = rule != 0, rule not in (0, RULES["apart"])
     hidden, hides = 2 * masked, 1 * masked
-    forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides)
+    forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides, PROJECT=project, SPLIT=split)
     dq = by_value._replace(Z_MAP=phi, DELTA=int(sums), MASKED=hides)
     dk = by_value._replace(Z_MAP=phi, DELTA=2 * sums, SCALED=divided, REVERSE=True, MASKED=hidden)
     dv = by_key._replace(

@@ -144,7 +144,7 @@ class _Projected(Function):
         many = ctx.kind == "exp" and ctx.needs_input_grad[1]  # the kernel sums dW of one block only
         if recorded() or many:
             return *_by_formula(ctx, x, weight, None if ctx.own else level, grad), None, None
-        dx, dweight = _gradients(x, weight, level, grad, ctx.kind, ctx.needs_input_grad[1])
+        dx, dweight = gradients(x, weight, level, grad, ctx.kind, ctx.needs_input_grad[1])
         return dx, dweight, None, None
 
 
@@ -183,7 +183,7 @@ def _launch(
     return out
 
 
-def _gradients(
+def gradients(
     x: Tensor, weight: Tensor, level: Tensor | None, grad: Tensor, kind: str, learned: bool
 ) -> tuple[Tensor, Tensor | None]:
     from cosformer.ops.projected_kernels import gradients_kernel

@@ -15,7 +15,7 @@ from cosformer.ops import dispatch, fused, hopper, hopper_plan, nvrtc, replay
 KERNELS = {"impl": "triton"}
 DIGEST = 16
 READS = {
-    "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 11),
+    "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 11, 12, 13),
     "edges": (0, 1, 3),
     "prepare": (0, 1, 2),
     "since": (0,),
@@ -47,7 +47,7 @@ class Driver:
             return code
         name, options = self.kernels[function - 1]
         start = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))[0]
-        count = {"sweep": 12, "edges": 4, "prepare": 5, "since": 2}[name]
+        count = {"sweep": hopper_plan.POINTERS, "edges": 4, "prepare": 5, "since": 2}[name]
         size = {"sweep": hopper_plan.TAIL.size, "edges": 48, "prepare": 72, "since": 8}[name]
         pointers = (ctypes.c_uint64 * count).from_address(start)[:]
         tail = ctypes.string_at(start + 8 * count, size)

@@ -1,0 +1,130 @@
+"""Attention on projected features that nobody stores: the kernels for Hopper GPUs make them.
+
+Forward reads q, k and v and writes the output, as cosFormer does. Backward makes the features once
+more by the kernel of `projected.py`, and from there on is that of stored ones.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from cosformer.ops import hopper
+from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.engine import linear_attention
+from cosformer.ops.hopper_roles import PROJECTIONS
+from cosformer.ops.problem import on_device_of
+from cosformer.ops.projected import as_multiplied, by_formula, by_kernel, gradients
+from cosformer.ops.trilinear import recorded
+
+WIDTH = 64
+"""Of q and k, and rows of W; v may be narrower."""
+
+
+def is_attended(
+    q: Tensor, k: Tensor, v: Tensor, rows: int, kind: str, causal: bool, rule: str
+) -> bool:
+    """Whether these kernels make features of q and k by so many rows of W, and attend by them."""
+    whole = not causal or q.shape[2] == k.shape[2]
+    wide = q.shape[3] == rows == WIDTH and v.shape[3] <= WIDTH
+    if not (whole and wide and kind in PROJECTIONS and kernels_serve(q)):
+        return False
+    return hopper.unsupported(q, k, v, None, None, 1, causal, rule) is None
+
+
+def attend_projected(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    key_mask: Tensor | None,
+    kind: str,
+    causal: bool,
+    rule: str,
+    eps: float,
+) -> Tensor:
+    """`linear_attention` on φ(q) and φ(k), `[B, H, T, V]`, where `is_attended`.
+
+    Args:
+        q, k, v: as there; masked keys are zeros.
+        query_weight, key_weight: W, `[64, 64]` or one for each group of heads `[h, 64, 64]`.
+        kind: φ, of `projected.MAPS`.
+        rule: for D, or `none`.
+    """
+    options = (kind, causal, rule, eps)
+    out: Tensor = _Attention.apply(q, k, v, query_weight, key_weight, key_mask, *options)
+    return out
+
+
+class _Attention(Function):
+    """(q, k, v, W of q, W of k) -> out; derivatives beyond the first are those of the formula."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        key_mask: Tensor | None,
+        kind: str,
+        causal: bool,
+        rule: str,
+        eps: float,
+    ) -> Tensor:
+        weights = [as_multiplied(w, q) for w in (query_weight, key_weight)]
+        if weights[0].dtype != weights[1].dtype:
+            weights = [w.float() for w in weights]
+        options = (causal, "identity", rule, eps)
+        with on_device_of(q):
+            out, total, _, kept = hopper.forward(
+                q, k, v, None, None, key_mask, None, None, *options, False,
+                hopper.Projection(kind, *weights),
+            )  # fmt: skip
+        ctx.kind, ctx.options = kind, options
+        ctx.save_for_backward(q, k, v, query_weight, key_weight, key_mask, out, total, kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, query_weight, key_weight, key_mask, out, total, kept = ctx.saved_tensors
+        if recorded():
+            return *_by_formula(ctx, q, k, v, query_weight, key_weight, key_mask, grad), *[None] * 5
+        features = by_kernel(q, query_weight, ctx.kind), by_kernel(k, key_weight, ctx.kind)
+        bases = [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]  # ψ
+        with on_device_of(q):
+            by_query, by_key, dv, *_ = hopper.backward(
+                *features, v, None, None, key_mask, *bases, out, total, grad, None, *ctx.options,
+                kept, False,
+            )  # fmt: skip
+        del features
+        learned = ctx.needs_input_grad[3:5]
+        dq, of_queries = gradients(q, query_weight, None, by_query, ctx.kind, learned[0])
+        dk, of_keys = gradients(k, key_weight, None, by_key, ctx.kind, learned[1])
+        return dq, dk, dv, of_queries, of_keys, *[None] * 5
+
+
+def _by_formula(
+    ctx: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    key_mask: Tensor | None,
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """Gradients with a graph of their own."""
+    causal, feature_map, rule, eps = ctx.options
+    about: dict[str, Any] = {"causal": causal, "feature_map": feature_map, "key_mask": key_mask}
+    about |= {"normaliser": "none"} if rule == "none" else {"rule": rule, "eps": eps}
+    leaves, needs = (q, k, v, query_weight, key_weight), ctx.needs_input_grad[:5]
+    with torch.enable_grad():
+        features = by_formula(q, query_weight, ctx.kind), by_formula(k, key_weight, ctx.kind)
+        out = linear_attention(*features, v, **about, impl="chunked")
+        asked = [x for x, needed in zip(leaves, needs, strict=True) if needed]
+        slopes = iter(torch.autograd.grad(out, asked, grad, create_graph=True))
+    return [next(slopes) if needed else None for needed in needs]

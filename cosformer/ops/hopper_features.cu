@@ -1,0 +1,144 @@
+// Features of projections, φ(x) = f(W x̂), made where the sweep wants them (PROJECT: 1 waves, 2 softmaxes).
+//
+// A warpgroup multiplies 64 rows of x, from registers, with W in shared memory: there W stands once as it
+// is rounded to 16 bits and, where it is float32 (SPLIT), once more as what that took away, so that the
+// product is float32 in effect. What f makes of it goes to the tile, 64 columns for each of its two parts.
+//
+// A thread loads 16 bytes of a row at a time, which are not what wgmma expects of it, but any order of
+// columns will do that x and W have in common: at 8 b + 2 j + i stands column 32 (b/4) + 8 j + 2 (b%4) + i.
+
+constexpr float GAIN = 0.125f;  // 1/√64, for as many rows of W
+
+INLINE float sine_of(float a) {  // off by at most 2⁻²⁰, and by 2⁻²² of a: bfloat16 rounds to 2⁻⁹
+  float b;
+  asm("sin.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
+INLINE float cosine_of(float a) {
+  float b;
+  asm("cos.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
+INLINE float inverse_root(float a) {
+  float b;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
+template <class F> INLINE float in_quad(float a, F join) {  // of the four lanes that share a row
+  a = join(a, __shfl_xor_sync(~0u, a, 1));
+  return join(a, __shfl_xor_sync(~0u, a, 2));
+}
+INLINE float sum_of(float a, float b) { return a + b; }
+
+// W [64, 64] of a head as a tile, or two.
+INLINE void put_weights(const void* all, long long matrix, u32 tile) {
+  for (int i = threadIdx.x; i < 64 * 8; i += blockDim.x) {
+    const int row = i / 8, block = i % 8;
+    const long long place = (matrix * 64 + row) * 64 + block / 4 * 32 + block % 4 * 2;
+    u32 near[4], rest[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (SPLIT) {
+        const float2 w = *(const float2*)((const float*)all + place + j * 8);
+        near[j] = pack(w.x, w.y), rest[j] = pack(w.x - rounded(w.x), w.y - rounded(w.y));
+      } else {
+        near[j] = *(const u32*)((const bf16*)all + place + j * 8);
+      }
+    }
+    const u32 at = tile + block * PITCH + row * 16;
+    put16(at, make_uint4(near[0], near[1], near[2], near[3]));
+    if (SPLIT) put16(at + 8 * PITCH, make_uint4(rest[0], rest[1], rest[2], rest[3]));
+  }
+}
+
+struct Projected {
+  u32 v[2][8];  // of x: a thread has columns of two rows, 8 apart
+  float y[32], factor[2];  // W x as wgmma deals it out, and 1/‖x‖ of both rows
+  const bf16* next;
+  INLINE static int row(int half) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8; }
+  INLINE static int column() { return threadIdx.x % 4 * 8; }
+
+  INLINE void start(const bf16* p, long long stride) { next = p + row(0) * stride + column(); }
+  INLINE void move(long long stride) { next += TEAMS * CHUNK * stride; }
+  INLINE void load(long long stride, int left) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bf16* place = next + i / 2 * 8 * stride + i % 2 * 32;
+      const uint4 w = left >= CHUNK ? load16<true>(place, true) : load16<false>(place, row(i / 2) < left);
+      u32* to = v[i / 2] + i % 2 * 4;
+      to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
+    }
+  }
+  INLINE void announce(long long stride) const {  // a row is a line of 128 bytes
+    const int thread = threadIdx.x % 128;
+    if (thread < CHUNK) prefetch(next + ((AHEAD - 1) * CHUNK + thread - row(0)) * stride - column());
+  }
+  INLINE void hide(const unsigned char* mask, int left) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      if (row(i / 8) < left && !mask[row(i / 8)]) v[i / 8][i % 8] = 0;
+  }
+
+  INLINE void multiply(u32 weights) {
+    const Operand w(weights, PITCH);
+    mma_fence();
+#pragma unroll
+    for (int i = 0; i < 4 * (1 + SPLIT); ++i) {
+      const int k = i % 4;
+      const u32 a[4] = {v[0][k * 2], v[1][k * 2], v[0][k * 2 + 1], v[1][k * 2 + 1]};
+      Mma<64>::from_registers<0>(y, a, w.at(i / 4 * 8 * PITCH + k * 2 * PITCH, 128), i > 0);
+    }
+    mma_commit();
+    if (PROJECT == 1)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float square = 0.f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float a = low(v[half][i]), b = high(v[half][i]);
+          square += a * a + b * b;
+        }
+        factor[half] = fminf(inverse_root(in_quad(square, sum_of)), 1e12f);
+      }
+    mma_wait<0>();
+    hold(y);
+  }
+
+  // Features of one of the two rows.
+  template <int HALF> INLINE void put(u32 tile) const {
+    const int line = threadIdx.x % 32;
+    const u32 rows = tile + (row(HALF) - line / 4 + line % 8) * 16 + line / 8 * PITCH;
+    float e[16];
+    if (PROJECT == 1) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) e[i] = GAIN * sine_of(of_row(HALF, i) * factor[HALF]);
+      put_part(rows, e);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) e[i] = GAIN * cosine_of(of_row(HALF, i) * factor[HALF]);
+      put_part(rows + 8 * PITCH, e);
+    } else {
+      softmax<HALF>(e, LOG_E);
+      put_part(rows, e);
+      softmax<HALF>(e, -LOG_E);
+      put_part(rows + 8 * PITCH, e);
+    }
+  }
+  INLINE float of_row(int half, int i) const { return y[i / 2 * 4 + half * 2 + i % 2]; }
+  template <int HALF> INLINE void softmax(float (&e)[16], float scale) const {
+    float top = scale * of_row(HALF, 0), sum = 0.f;
+#pragma unroll
+    for (int i = 1; i < 16; ++i) top = fmaxf(top, scale * of_row(HALF, i));
+    top = in_quad(top, fmaxf);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) sum += e[i] = exp2_of(scale * of_row(HALF, i) - top);
+    const float share = reciprocal(in_quad(sum, sum_of));
+#pragma unroll
+    for (int i = 0; i < 16; ++i) e[i] *= share;
+  }
+  INLINE static void put_part(u32 rows, const float (&e)[16]) {
+#pragma unroll
+    for (int n = 0; n < 16; n += 8)
+      put_blocks(rows + n / 2 * PITCH, pack(e[n], e[n + 1]), pack(e[n + 2], e[n + 3]),
+                 pack(e[n + 4], e[n + 5]), pack(e[n + 6], e[n + 7]));
+  }
+};
