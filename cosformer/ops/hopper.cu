@@ -76,7 +76,7 @@ constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 || PROJECT ? 3 : 2;
 // The state is stored while the next is summed: takes registers.
 constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
-constexpr int LOADER_REGISTERS = PROJECT ? (READ ? 96 : 128) : !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
+constexpr int LOADER_REGISTERS = PROJECT ? (CAUSAL ? 96 : READ ? 104 : 128) : !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
 constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE);
 constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE ? 128 : 104;
 constexpr int GIVER_REGISTERS = !READ ? 24 : PROJECT ? 88 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
@@ -342,12 +342,12 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   Rows<KW, TEAM, X_MAP> xs;
   Rows<KW, TEAM, Y_MAP> ys;
   Rows<64, TEAM, Z_MAP> zs;
-  Projected own;  // in place of xs and ys: a warpgroup has one of them
-  const bool reads = READ && (!WRITE || threadIdx.x < 128);  // that is, x
-  const long long* own_s = reads ? p.xs : p.ys;
+  Unprojected own;  // in place of xs and ys: where there are both, a warpgroup has one of them
+  const bool asks = READ && (!WRITE || __shfl_sync(~0u, threadIdx.x / 128, 0) == 0);
+  const long long* own_s = asks ? p.xs : p.ys;
   float psi[zs.N][R], scale[zs.N], d, end;
   const long long from = at.begin(team);
-  if (PROJECT) own.start((reads ? p.x : p.y) + at.b * own_s[0] + at.h * own_s[1] + from * own_s[2], own_s[2]);
+  if (PROJECT) own.start((asks ? p.x : p.y) + at.b * own_s[0] + at.h * own_s[1] + from * own_s[2], own_s[2]);
   if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
   if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
   if (WRITE) zs.start(p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64 + from * p.zs[2], p.zs[2]);
@@ -363,7 +363,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     const int begin = at.begin(c), left = at.stop - begin;
     own.load(own_s[2], left);
     if (announced(c)) own.announce(own_s[2]);
-    if (MASKED == 1 && !reads) own.hide(mask + begin, left);
+    if (MASKED == 1 && !asks) own.hide(mask + begin, left);
     own.move(own_s[2]);
   };
   auto load = [&](int c) {
@@ -394,19 +394,21 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     }
   };
 
-  if (PROJECT && team < at.chunks) load_own(team);
+  if (PROJECT) load_own(team);
   if (team < at.chunks) load(team);
+  if (PROJECT) put_weights(p, at, shared + WEIGHTS_AT);
   for (int c = team; c < at.chunks; c += TEAMS) {
     const int stage = c % STAGES, use = c / STAGES;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
-    if (PROJECT) own.multiply(shared + WEIGHTS_AT + (reads ? 0 : READ * WEIGHTS_BYTES));
-    if (use) wait(empty + stage * 8, (use - 1) & 1);
     if (PROJECT) {
-      own.put<0>(reads ? x_tile : y_tile);
-      if (c + TEAMS < at.chunks) load_own(c + TEAMS);  // where there is room again
-      own.put<1>(reads ? x_tile : y_tile);
+      const Projected features(own.v, shared + WEIGHTS_AT + (asks ? 0 : READ * WEIGHTS_BYTES));
+      if (use) wait(empty + stage * 8, (use - 1) & 1);
+      features.put<0>(asks ? x_tile : y_tile);
+      load_own(c + TEAMS);  // now that half of the registers are free
+      features.put<1>(asks ? x_tile : y_tile);
     } else {
+      if (use) wait(empty + stage * 8, (use - 1) & 1);
       if (READ) xs.put(x_tile);
       if (WRITE) ys.put(y_tile);
     }
@@ -823,12 +825,6 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
             make_uint4(0, 0, 0, 0));
     to_tensor_cores();
   }
-  const Place at(p);
-  if (PROJECT) {
-    if (READ) put_weights(p.x_weight, at.h / p.x_shared, shared + WEIGHTS_AT);
-    if (WRITE) put_weights(p.y_weight, at.h / p.y_shared, shared + WEIGHTS_AT + READ * WEIGHTS_BYTES);
-    to_tensor_cores();
-  }
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, TEAM);
@@ -841,6 +837,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
+  const Place at(p);
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler learns that a warp agrees
   if (group < LOADERS) {
     registers<LOADER_REGISTERS>();

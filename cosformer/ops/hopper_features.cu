@@ -7,34 +7,43 @@
 // A thread loads 16 bytes of a row at a time, which are not what wgmma expects of it, but any order of
 // columns will do that x and W have in common: at 8 b + 2 j + i stands column 32 (b/4) + 8 j + 2 (b%4) + i.
 
-constexpr float GAIN = 0.125f;  // 1/√64, for as many rows of W
-
 INLINE float sine_of(float a) {  // off by at most 2⁻²⁰, and by 2⁻²² of a: bfloat16 rounds to 2⁻⁹
   float b;
-  asm("sin.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
   return b;
 }
 INLINE float cosine_of(float a) {
   float b;
-  asm("cos.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
   return b;
 }
 INLINE float inverse_root(float a) {
   float b;
-  asm("rsqrt.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
   return b;
 }
+INLINE float inverse_of_sum(float a) {  // of powers, at least 1
+  float b;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
+INLINE u32 eighths(u32 pair) {  // φ is over √64; exact
+  u32 y;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0x3E003E00));
+  return y;
+}
+INLINE void loaders_meet() { asm volatile("bar.sync 1, %0;" ::"n"(LOADERS * 128) : "memory"); }
 template <class F> INLINE float in_quad(float a, F join) {  // of the four lanes that share a row
   a = join(a, __shfl_xor_sync(~0u, a, 1));
   return join(a, __shfl_xor_sync(~0u, a, 2));
 }
 INLINE float sum_of(float a, float b) { return a + b; }
 
-// W [64, 64] of a head as a tile, or two.
-INLINE void put_weights(const void* all, long long matrix, u32 tile) {
-  for (int i = threadIdx.x; i < 64 * 8; i += blockDim.x) {
+// W [64, 64] of a head as a tile, or two; all loaders together.
+INLINE void put_weights(const void* all, int matrix, u32 tile) {
+  for (int i = threadIdx.x; i < 64 * 8; i += LOADERS * 128) {
     const int row = i / 8, block = i % 8;
-    const long long place = (matrix * 64 + row) * 64 + block / 4 * 32 + block % 4 * 2;
+    const int place = (matrix * 64 + row) * 64 + block / 4 * 32 + block % 4 * 2;
     u32 near[4], rest[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -51,9 +60,16 @@ INLINE void put_weights(const void* all, long long matrix, u32 tile) {
   }
 }
 
-struct Projected {
-  u32 v[2][8];  // of x: a thread has columns of two rows, 8 apart
-  float y[32], factor[2];  // W x as wgmma deals it out, and 1/‖x‖ of both rows
+INLINE void put_weights(const Params& p, const Place& at, u32 tiles) {
+  if (READ) put_weights(p.x_weight, (int)at.h / p.x_shared, tiles);
+  if (WRITE) put_weights(p.y_weight, (int)at.h / p.y_shared, tiles + READ * WEIGHTS_BYTES);
+  to_tensor_cores();
+  loaders_meet();
+}
+
+// Of 64 rows of x: a thread has columns of two of them, 8 apart.
+struct Unprojected {
+  u32 v[2][8];
   const bf16* next;
   INLINE static int row(int half) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8; }
   INLINE static int column() { return threadIdx.x % 4 * 8; }
@@ -63,8 +79,7 @@ struct Projected {
   INLINE void load(long long stride, int left) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bf16* place = next + i / 2 * 8 * stride + i % 2 * 32;
-      const uint4 w = left >= CHUNK ? load16<true>(place, true) : load16<false>(place, row(i / 2) < left);
+      const uint4 w = load16<false>(next + i / 2 * 8 * stride + i % 2 * 32, row(i / 2) < left);
       u32* to = v[i / 2] + i % 2 * 4;
       to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
     }
@@ -78,8 +93,12 @@ struct Projected {
     for (int i = 0; i < 16; ++i)
       if (row(i / 8) < left && !mask[row(i / 8)]) v[i / 8][i % 8] = 0;
   }
+};
 
-  INLINE void multiply(u32 weights) {
+struct Projected {
+  float y[32], factor[2];  // W x as wgmma deals it out, and 1/‖x‖ of both rows
+
+  INLINE Projected(const u32 (&v)[2][8], u32 weights) {
     const Operand w(weights, PITCH);
     mma_fence();
 #pragma unroll
@@ -107,38 +126,42 @@ struct Projected {
   // Features of one of the two rows.
   template <int HALF> INLINE void put(u32 tile) const {
     const int line = threadIdx.x % 32;
-    const u32 rows = tile + (row(HALF) - line / 4 + line % 8) * 16 + line / 8 * PITCH;
-    float e[16];
-    if (PROJECT == 1) {
+    const u32 rows = tile + (threadIdx.x % 128 / 32 * 16 + HALF * 8 + line % 8) * 16 + line / 8 * PITCH;
+    float a[16], one[16], two[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) e[i] = GAIN * sine_of(of_row(HALF, i) * factor[HALF]);
-      put_part(rows, e);
+    for (int i = 0; i < 16; ++i) a[i] = y[i / 2 * 4 + HALF * 2 + i % 2];
+    if (PROJECT == 2) softmaxes(a, one, two);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) e[i] = GAIN * cosine_of(of_row(HALF, i) * factor[HALF]);
-      put_part(rows + 8 * PITCH, e);
-    } else {
-      softmax<HALF>(e, LOG_E);
-      put_part(rows, e);
-      softmax<HALF>(e, -LOG_E);
-      put_part(rows + 8 * PITCH, e);
+    for (int n = 0; n < 16; n += 8) {
+      if (PROJECT == 1)
+#pragma unroll
+        for (int i = n; i < n + 8; ++i)
+          one[i] = sine_of(a[i] * factor[HALF]), two[i] = cosine_of(a[i] * factor[HALF]);
+      put_columns(rows + n / 2 * PITCH, one + n);
+      put_columns(rows + (8 + n / 2) * PITCH, two + n);
     }
   }
-  INLINE float of_row(int half, int i) const { return y[i / 2 * 4 + half * 2 + i % 2]; }
-  template <int HALF> INLINE void softmax(float (&e)[16], float scale) const {
-    float top = scale * of_row(HALF, 0), sum = 0.f;
+  INLINE static void softmaxes(const float (&a)[16], float (&one)[16], float (&two)[16]) {
+    float top = a[0], bottom = a[0], sum = 0.f, other = 0.f;
 #pragma unroll
-    for (int i = 1; i < 16; ++i) top = fmaxf(top, scale * of_row(HALF, i));
-    top = in_quad(top, fmaxf);
+    for (int i = 1; i < 16; ++i) top = fmaxf(top, a[i]), bottom = fminf(bottom, a[i]);
+    top = LOG_E * in_quad(top, fmaxf), bottom = LOG_E * in_quad(bottom, fminf);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) sum += e[i] = exp2_of(scale * of_row(HALF, i) - top);
-    const float share = reciprocal(in_quad(sum, sum_of));
+    for (int i = 0; i < 16; ++i) {
+      sum += one[i] = exp2_of(LOG_E * a[i] - top);
+      other += two[i] = exp2_of(bottom - LOG_E * a[i]);
+    }
+    sum = inverse_of_sum(in_quad(sum, sum_of)), other = inverse_of_sum(in_quad(other, sum_of));
 #pragma unroll
-    for (int i = 0; i < 16; ++i) e[i] *= share;
+    for (int i = 0; i < 16; ++i) one[i] *= sum, two[i] *= other;
   }
-  INLINE static void put_part(u32 rows, const float (&e)[16]) {
+  INLINE static void put_columns(u32 rows, const float* e) {
+    u32 pair[4];
 #pragma unroll
-    for (int n = 0; n < 16; n += 8)
-      put_blocks(rows + n / 2 * PITCH, pack(e[n], e[n + 1]), pack(e[n + 2], e[n + 3]),
-                 pack(e[n + 4], e[n + 5]), pack(e[n + 6], e[n + 7]));
+    for (int i = 0; i < 4; ++i) {
+      pair[i] = pack(e[i * 2], e[i * 2 + 1]);
+      if (PROJECT == 1) pair[i] = eighths(pair[i]);
+    }
+    put_blocks(rows, pair[0], pair[1], pair[2], pair[3]);
   }
 };
