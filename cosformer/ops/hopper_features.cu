@@ -39,27 +39,26 @@ template <class F> INLINE float in_quad(float a, F join) {  // of the four lanes
 }
 INLINE float sum_of(float a, float b) { return a + b; }
 
+INLINE float number(const void* all, int i) {
+  return SPLIT ? ((const float*)all)[i] : low(((const bf16*)all)[i]);
+}
+
 // W [64, 64] of a head as a tile, or two; all loaders together.
 INLINE void put_weights(const void* all, int matrix, u32 tile) {
   for (int i = threadIdx.x; i < 64 * 8; i += LOADERS * 128) {
     const int row = i / 8, block = i % 8;
-    const int place = (matrix * 64 + row) * 64 + block / 4 * 32 + block % 4 * 2;
     u32 near[4], rest[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (SPLIT) {
-        const float2 w = *(const float2*)((const float*)all + place + j * 8);
-        near[j] = pack(w.x, w.y), rest[j] = pack(w.x - rounded(w.x), w.y - rounded(w.y));
-      } else {
-        near[j] = *(const u32*)((const bf16*)all + place + j * 8);
-      }
+      const int place = (matrix * 64 + row) * 64 + block / 4 * 32 + block % 4 * 2 + j * 8;
+      const float a = number(all, place), b = number(all, place + 1);
+      near[j] = pack(a, b), rest[j] = pack(a - rounded(a), b - rounded(b));
     }
     const u32 at = tile + block * PITCH + row * 16;
     put16(at, make_uint4(near[0], near[1], near[2], near[3]));
     if (SPLIT) put16(at + 8 * PITCH, make_uint4(rest[0], rest[1], rest[2], rest[3]));
   }
 }
-
 INLINE void put_weights(const Params& p, const Place& at, u32 tiles) {
   if (READ) put_weights(p.x_weight, (int)at.h / p.x_shared, tiles);
   if (WRITE) put_weights(p.y_weight, (int)at.h / p.y_shared, tiles + READ * WEIGHTS_BYTES);
