@@ -342,12 +342,9 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   Rows<KW, TEAM, X_MAP> xs;
   Rows<KW, TEAM, Y_MAP> ys;
   Rows<64, TEAM, Z_MAP> zs;
-  Unprojected own;  // in place of xs and ys: where there are both, a warpgroup has one of them
-  const bool asks = READ && (!WRITE || __shfl_sync(~0u, threadIdx.x / 128, 0) == 0);
-  const long long* own_s = asks ? p.xs : p.ys;
+  Unprojected own(p, at, team);  // in place of xs and ys
   float psi[zs.N][R], scale[zs.N], d, end;
   const long long from = at.begin(team);
-  if (PROJECT) own.start((asks ? p.x : p.y) + at.b * own_s[0] + at.h * own_s[1] + from * own_s[2], own_s[2]);
   if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
   if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
   if (WRITE) zs.start(p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64 + from * p.zs[2], p.zs[2]);
@@ -359,14 +356,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   auto announced = [&](int c) {
     return c + AHEAD - 1 < at.chunks && at.begin(c + AHEAD - 1) + CHUNK <= at.stop;
   };
-  auto load_own = [&](int c) {  // one after the other, as below
-    const int begin = at.begin(c), left = at.stop - begin;
-    own.load(own_s[2], left);
-    if (announced(c)) own.announce(own_s[2]);
-    if (MASKED == 1 && !asks) own.hide(mask + begin, left);
-    own.move(own_s[2]);
-  };
-  auto load = [&](int c) {
+  auto load = [&](int c) {  // one after the other
     const int begin = at.begin(c), left = at.stop - begin;
     constexpr int MOVE = (REVERSE ? -TEAMS : TEAMS) * CHUNK;
     if (READ && !PROJECT) {
@@ -394,7 +384,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     }
   };
 
-  if (PROJECT) load_own(team);
+  if (PROJECT) own.load(at, team, announced(team));
   if (team < at.chunks) load(team);
   if (PROJECT) put_weights(p, at, shared + WEIGHTS_AT);
   for (int c = team; c < at.chunks; c += TEAMS) {
@@ -402,11 +392,12 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
     if (PROJECT) {
-      const Projected features(own.v, shared + WEIGHTS_AT + (asks ? 0 : READ * WEIGHTS_BYTES));
+      const Projected features(own.v, shared + WEIGHTS_AT + (own.asks ? 0 : READ * WEIGHTS_BYTES));
+      const u32 tile = own.asks ? x_tile : y_tile;
       if (use) wait(empty + stage * 8, (use - 1) & 1);
-      features.put<0>(asks ? x_tile : y_tile);
-      load_own(c + TEAMS);  // now that half of the registers are free
-      features.put<1>(asks ? x_tile : y_tile);
+      features.put<0>(tile);
+      own.load(at, c + TEAMS, announced(c + TEAMS));  // now that half of the registers are free
+      features.put<1>(tile);
     } else {
       if (use) wait(empty + stage * 8, (use - 1) & 1);
       if (READ) xs.put(x_tile);
@@ -439,7 +430,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
         }
         if (ONES && zs.block() == 0) {
           const float a = psi[i][0], b = psi[i][R - 1];
-          const u32 hi = pack(a, R == 1 ? a - rounded(a) : b);
+          const u32 hi = pack(a, PROJECT ? 0.f : R == 1 ? a - rounded(a) : b);  // 1 has no rest
           const u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
           put16(z_tile + R * 8 * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
         }

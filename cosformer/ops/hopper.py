@@ -99,7 +99,7 @@ def forward(
         key_basis = plan.since(decay)
     out, total = outputs(q, v, rule)
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
-    made = {"projection": projection}
+    made: dict[str, Any] = {"projection": projection}
     given: dict[str, Any] = {"out": out, "total": total, "mask": mask, **made}
     if causal and rows >= q.shape[2]:
         last = plan.states(q) if wanted else None

@@ -66,31 +66,39 @@ INLINE void put_weights(const Params& p, const Place& at, u32 tiles) {
   loaders_meet();
 }
 
-// Of 64 rows of x: a thread has columns of two of them, 8 apart.
+// 64 rows of x or of y: where both are wanted, a warpgroup has one of them.
 struct Unprojected {
-  u32 v[2][8];
+  u32 v[2][8];  // columns of two rows, 8 apart
+  const bool asks;  // has x
+  const long long stride;
   const bf16* next;
+  const unsigned char* mask;
   INLINE static int row(int half) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8; }
   INLINE static int column() { return threadIdx.x % 4 * 8; }
 
-  INLINE void start(const bf16* p, long long stride) { next = p + row(0) * stride + column(); }
-  INLINE void move(long long stride) { next += TEAMS * CHUNK * stride; }
-  INLINE void load(long long stride, int left) {
+  INLINE Unprojected(const Params& p, const Place& at, int team)
+      : asks(READ && (!WRITE || __shfl_sync(~0u, threadIdx.x / 128, 0) == 0)), stride(asks ? p.xs[2] : p.ys[2]),
+        mask(p.mask + at.b * p.mask_s) {
+    const long long* step = asks ? p.xs : p.ys;
+    next = (asks ? p.x : p.y) + at.b * step[0] + at.h * step[1] + (at.begin(team) + row(0)) * stride + column();
+  }
+  // Called for one chunk after the other, and for one that is not there.
+  INLINE void load(const Place& at, int c, bool announced) {
+    const int begin = at.begin(c), left = at.stop - begin;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint4 w = load16<false>(next + i / 2 * 8 * stride + i % 2 * 32, row(i / 2) < left);
       u32* to = v[i / 2] + i % 2 * 4;
       to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
     }
-  }
-  INLINE void announce(long long stride) const {  // a row is a line of 128 bytes
     const int thread = threadIdx.x % 128;
-    if (thread < CHUNK) prefetch(next + ((AHEAD - 1) * CHUNK + thread - row(0)) * stride - column());
-  }
-  INLINE void hide(const unsigned char* mask, int left) {
+    if (announced && thread < CHUNK)  // a row is a line of 128 bytes
+      prefetch(next + ((AHEAD - 1) * CHUNK + thread - row(0)) * stride - column());
+    if (MASKED == 1 && !asks)
 #pragma unroll
-    for (int i = 0; i < 16; ++i)
-      if (row(i / 8) < left && !mask[row(i / 8)]) v[i / 8][i % 8] = 0;
+      for (int i = 0; i < 16; ++i)
+        if (row(i / 8) < left && !mask[begin + row(i / 8)]) v[i / 8][i % 8] = 0;
+    next += TEAMS * CHUNK * stride;
   }
 };
 
