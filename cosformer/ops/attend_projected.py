@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops import hopper
+from cosformer.ops.asked import Asked
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.engine import linear_attention
 from cosformer.ops.hopper_roles import PROJECTIONS
@@ -95,16 +96,24 @@ class _Attention(Function):
             return *_by_formula(ctx, q, k, v, query_weight, key_weight, key_mask, grad), *[None] * 5
         features = by_kernel(q, query_weight, ctx.kind), by_kernel(k, key_weight, ctx.kind)
         bases = [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]  # ψ
+        of_q, of_k, of_v, *learned = ctx.needs_input_grad[:5]
+        asked = Asked(of_q or learned[0], of_k or learned[1], of_v)
         with on_device_of(q):
             by_query, by_key, dv, *_ = hopper.backward(
                 *features, v, None, None, key_mask, *bases, out, total, grad, None, *ctx.options,
-                kept, False,
+                asked, kept,
             )  # fmt: skip
         del features
-        learned = ctx.needs_input_grad[3:5]
-        dq, of_queries = gradients(q, query_weight, None, by_query, ctx.kind, learned[0])
-        dk, of_keys = gradients(k, key_weight, None, by_key, ctx.kind, learned[1])
+        dq, of_queries = _back(q, query_weight, by_query, ctx.kind, learned[0])
+        dk, of_keys = _back(k, key_weight, by_key, ctx.kind, learned[1])
         return dq, dk, dv, of_queries, of_keys, *[None] * 5
+
+
+def _back(
+    x: Tensor, weight: Tensor, grad: Tensor | None, kind: str, learned: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """From features to x and, if it is learned, W."""
+    return (None, None) if grad is None else gradients(x, weight, None, grad, kind, learned)
 
 
 def _by_formula(

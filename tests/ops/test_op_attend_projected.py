@@ -73,11 +73,13 @@ def test_nothing_as_wide_as_features_is_kept(launches, causal):
     assert all(x.shape[3] <= 64 for x in kept if x.dim() == 4)
 
 
-def test_backward_makes_the_features_again(launches, monkeypatch):
-    made = []
+@pytest.fixture
+def made(monkeypatch):
+    """What features are made of, in place of kernels; gradients are the rows and W themselves."""
+    found = []
 
     def features(x, weight, kind):
-        made.append((x, weight))
+        found.append((x, weight))
         return projected.by_formula(x, weight, kind)
 
     def gradients(x, weight, level, grad, kind, learned):
@@ -87,6 +89,10 @@ def test_backward_makes_the_features_again(launches, monkeypatch):
 
     monkeypatch.setattr(attend_projected, "by_kernel", features)
     monkeypatch.setattr(attend_projected, "gradients", gradients)
+    return found
+
+
+def test_backward_makes_the_features_again(launches, made):
     leaves = draw()
     leaves[4].requires_grad_(False)
     out = attend(leaves)
@@ -94,12 +100,19 @@ def test_backward_makes_the_features_again(launches, monkeypatch):
     for x, weight, (found, used) in zip(leaves[:2], leaves[3:], made, strict=True):
         assert torch.equal(x, found)
         assert torch.equal(weight, used)
-    assert torch.equal(dq, leaves[0])
-    assert torch.equal(dk, leaves[1])
-    assert torch.equal(of_queries, leaves[3])
+    for one, other in ((dq, leaves[0]), (dk, leaves[1]), (of_queries, leaves[3])):
+        assert torch.equal(one, other)
     names = [name for name, *_ in launches]
     assert names == ["sweep", "prepare", "sweep", "sweep", "sweep"]
     assert not any(role.PROJECT for _, role, *_ in launches[1:])
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (2,), (3,), (4,), (1, 2), (0, 3)], ids=str)
+def test_only_what_is_asked_for_is_swept(launches, made, asked):
+    leaves = [x.requires_grad_(n in asked) for n, x in enumerate(draw())]
+    out = attend(leaves)
+    torch.autograd.grad(out, [leaves[n] for n in asked], torch.ones_like(out))
+    assert len(launches) == 2 + len({n % 3 for n in asked})  # W of q and k stand 3 behind them
 
 
 @pytest.mark.parametrize("kind", PROJECTIONS)
