@@ -39,29 +39,45 @@ template <class F> INLINE float in_quad(float a, F join) {  // of the four lanes
 }
 INLINE float sum_of(float a, float b) { return a + b; }
 
-INLINE float number(const void* all, int i) {
-  return SPLIT ? ((const float*)all)[i] : low(((const bf16*)all)[i]);
-}
+// W [64, 64] of a head, as all loaders together leave it in a tile, or two.
+struct Weights {
+  static constexpr int PIECES = 64 * 8 / (LOADERS * 128);
+  float w[PIECES][8];
+  INLINE static int row(int n) { return (threadIdx.x + n * LOADERS * 128) / 8; }
+  INLINE static int block() { return threadIdx.x % 8; }
 
-// W [64, 64] of a head as a tile, or two; all loaders together.
-INLINE void put_weights(const void* all, int matrix, u32 tile) {
-  for (int i = threadIdx.x; i < 64 * 8; i += LOADERS * 128) {
-    const int row = i / 8, block = i % 8;
-    u32 near[4], rest[4];
+  INLINE void load(const void* all, int matrix) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int place = (matrix * 64 + row) * 64 + block / 4 * 32 + block % 4 * 2 + j * 8;
-      const float a = number(all, place), b = number(all, place + 1);
-      near[j] = pack(a, b), rest[j] = pack(a - rounded(a), b - rounded(b));
-    }
-    const u32 at = tile + block * PITCH + row * 16;
-    put16(at, make_uint4(near[0], near[1], near[2], near[3]));
-    if (SPLIT) put16(at + 8 * PITCH, make_uint4(rest[0], rest[1], rest[2], rest[3]));
+    for (int n = 0; n < PIECES; ++n)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int column = block() / 4 * 32 + i / 2 * 8 + block() % 4 * 2 + i % 2;
+        const int place = (matrix * 64 + row(n)) * 64 + column;
+        w[n][i] = SPLIT ? ((const float*)all)[place] : low(((const bf16*)all)[place]);
+      }
   }
-}
+  INLINE void put(u32 tile) const {
+#pragma unroll
+    for (int n = 0; n < PIECES; ++n) {
+      u32 near[4], rest[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float a = w[n][i * 2], b = w[n][i * 2 + 1];
+        near[i] = pack(a, b), rest[i] = pack(a - rounded(a), b - rounded(b));
+      }
+      const u32 at = tile + block() * PITCH + row(n) * 16;
+      put16(at, make_uint4(near[0], near[1], near[2], near[3]));
+      if (SPLIT) put16(at + 8 * PITCH, make_uint4(rest[0], rest[1], rest[2], rest[3]));
+    }
+  }
+};
+
 INLINE void put_weights(const Params& p, const Place& at, u32 tiles) {
-  if (READ) put_weights(p.x_weight, (int)at.h / p.x_shared, tiles);
-  if (WRITE) put_weights(p.y_weight, (int)at.h / p.y_shared, tiles + READ * WEIGHTS_BYTES);
+  Weights x, y;
+  if (READ) x.load(p.x_weight, (int)at.h / p.x_shared);
+  if (WRITE) y.load(p.y_weight, (int)at.h / p.y_shared);
+  if (READ) x.put(tiles);
+  if (WRITE) y.put(tiles + READ * WEIGHTS_BYTES);
   to_tensor_cores();
   loaders_meet();
 }

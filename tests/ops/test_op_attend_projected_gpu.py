@@ -50,6 +50,7 @@ class Case(NamedTuple):
     spread: float = 1.0  # of angles and exponents
     masked: bool = False
     rule: str = ""
+    turned: bool = False  # in memory tokens come before heads
 
     def draw(self, batch=2, heads=4):
         """q, k, v and both W, rounded; a mask; a gradient."""
@@ -61,6 +62,8 @@ class Case(NamedTuple):
         keys, dtype = self.keys or self.length, torch.bfloat16
         rows = ((self.length, 64), (keys, 64), (keys, self.width))
         q, k, v = (normal(batch, heads, *size).to(dtype) for size in rows)
+        if self.turned:
+            q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
         mask = None
         if self.masked:
             mask = torch.rand(batch, keys, generator=generator).cuda() < 0.7
@@ -90,7 +93,7 @@ class Case(NamedTuple):
 
 
 def results(call, leaves, mask, grad):
-    leaves = [x.clone().requires_grad_() for x in leaves]
+    leaves = [x.detach().requires_grad_() for x in leaves]
     out = call(*leaves, mask)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
@@ -132,6 +135,8 @@ def test_every_way_to_cut(kind, causal, masked, segments):
         {"rule": "none"},
         {"rule": "none", "causal": False},
         {"rule": "add"},
+        {"turned": True},
+        {"turned": True, "causal": False},
     ],
     ids=str,
 )
