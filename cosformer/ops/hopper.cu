@@ -76,7 +76,8 @@ constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 || PROJECT ? 3 : 2;
 // The state is stored while the next is summed: takes registers.
 constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
-constexpr int LOADER_REGISTERS = PROJECT ? (CAUSAL ? 96 : READ ? 104 : 128) : !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
+constexpr int MAKER_REGISTERS = CAUSAL ? 96 : READ ? 104 : 128;  // of a loader that makes features
+constexpr int LOADER_REGISTERS = PROJECT ? MAKER_REGISTERS : !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
 constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE);
 constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE ? 128 : 104;
 constexpr int GIVER_REGISTERS = !READ ? 24 : PROJECT ? 88 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
@@ -375,8 +376,9 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
       ys.move(p.ys[2]), zs.move(p.zs[2]);
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
-        const bool inside = zs.row(i) < left, hidden = PROJECT && MASKED == 1 && inside && !mask[begin + zs.row(i)];
-        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || (inside && !hidden));  // l is known of rows beyond the last
+        const bool inside = zs.row(i) < left;
+        const bool counts = inside && (!PROJECT || MASKED != 1 || mask[begin + zs.row(i)]);  // φ of 0 is not 0
+        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || counts);  // l is known of rows beyond the last
         if (SCALED) scale[i] = load4(inverse + i * zs.STEP, inside);
       }
       if (DECAY) end = load4(basis + CHUNK - 1 - zs.row(0), true);

@@ -93,8 +93,8 @@ struct Unprojected {
   INLINE static int column() { return threadIdx.x % 4 * 8; }
 
   INLINE Unprojected(const Params& p, const Place& at, int team)
-      : asks(READ && (!WRITE || __shfl_sync(~0u, threadIdx.x / 128, 0) == 0)), stride(asks ? p.xs[2] : p.ys[2]),
-        mask(p.mask + at.b * p.mask_s) {
+      : asks(PROJECT && READ && (!WRITE || __shfl_sync(~0u, threadIdx.x / 128, 0) == 0)),
+        stride(asks ? p.xs[2] : p.ys[2]), mask(p.mask + at.b * p.mask_s) {
     const long long* step = asks ? p.xs : p.ys;
     next = (asks ? p.x : p.y) + at.b * step[0] + at.h * step[1] + (at.begin(team) + row(0)) * stride + column();
   }
