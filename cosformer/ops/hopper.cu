@@ -617,6 +617,7 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
     if (READ && LATE) publish(c);  // what stood there before
     mma_wait<0>();
     state.hold_all();
+    if (DECAY) __syncwarp();  // one speaks for all that have read l
     if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
     if (READ && c + 1 < at.chunks) {
       if (LATE) state.round();
@@ -731,6 +732,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     hold(sums);
     if (ONES) hold(totals);
     if (DECAY) hold(more);
+    if (DECAY) __syncwarp();
     if (threadIdx.x % 32 == 0) {
       arrive(empty + stage * 8);
       if (WRITE) arrive(state_empty + buffer * 8);
