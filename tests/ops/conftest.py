@@ -7,7 +7,7 @@ import pytest
 import stub_driver
 import torch
 
-from cosformer.ops import cosine, memo, native, nvrtc, replay
+from cosformer.ops import cosine, hopper_plan, memo, native, nvrtc, replay
 
 
 @pytest.fixture
@@ -16,6 +16,18 @@ def poisoned():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=[1, 3, 5])
+def segments(request, monkeypatch):
+    """Into how many the kernels for Hopper cut a sequence, if it is long enough."""
+
+    def choose(programs, length, processors, **_):
+        return max(1, min(request.param, length // 64))
+
+    monkeypatch.setattr(hopper_plan, "choose_segments", choose)
+    monkeypatch.setattr(hopper_plan, "_plans", {})
+    return request.param
 
 
 @pytest.fixture

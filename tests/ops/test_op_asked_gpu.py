@@ -3,29 +3,17 @@
 import pytest
 import torch
 from asked_cases import check_choices
+from gpu_marks import ON_HOPPER
 from kernel_cases import CASES, draw, ours
 
 from cosformer import State, attention_with_state
-from cosformer.ops import apart, hopper, hopper_plan, native, replay, series
+from cosformer.ops import apart, hopper, native, replay, series
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
+    *ON_HOPPER,
     pytest.mark.usefixtures("poisoned"),
 ]
 NAMES = ["causal", "bidirectional", "masked", "retention", "gated", "linear transformer"]
-
-
-@pytest.fixture(params=[1, 3])
-def segments(request, monkeypatch):
-    def choose(programs, length, processors, **_):
-        return max(1, min(request.param, length // 64))
-
-    monkeypatch.setattr(hopper_plan, "choose_segments", choose)
-    monkeypatch.setattr(hopper_plan, "_plans", {})
 
 
 def given(name):

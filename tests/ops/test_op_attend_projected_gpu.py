@@ -4,39 +4,20 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from gpu_marks import ON_HOPPER
 from projected_cases import no_worse
 
 from cosformer.mechanisms import create
-from cosformer.ops import attend_projected, hopper_plan, projected
+from cosformer.ops import attend_projected, projected
 from cosformer.ops.normaliser import denominator
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
+    *ON_HOPPER,
+    pytest.mark.usefixtures("poisoned"),
 ]
 SLACK = 1e-3
 """Of the norm, as for stored features."""
 KINDS = {"waves": "signed", "softmaxes": "clamp"}
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Memory that nobody wrote to holds NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(params=[1, 3])
-def segments(request, monkeypatch):
-    def choose(programs, length, processors, **_):
-        return max(1, min(request.param, length // 64))
-
-    monkeypatch.setattr(hopper_plan, "choose_segments", choose)
-    monkeypatch.setattr(hopper_plan, "_plans", {})
 
 
 class Case(NamedTuple):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gpu_marks import ON_HOPPER
 from kernel_cases import CASES, Case, check, results
 
 from cosformer import (
@@ -10,15 +11,9 @@ from cosformer import (
     linear_attention,
     linear_attention_with_state,
 )
-from cosformer.ops import apart, hopper, hopper_plan
+from cosformer.ops import apart, hopper
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = ON_HOPPER
 CAUSAL = {"causal": True}
 FEW = 0.1  # of a rounding: enough where hundreds of tokens leave nothing to luck
 UNDIVIDED = {"feature_map": "identity", "normaliser": "none"}
@@ -41,16 +36,6 @@ def served(monkeypatch):
         )
     yield calls
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(params=[1, 3, 5])
-def segments(request, monkeypatch):
-    def choose(programs, length, processors, **_):
-        return max(1, min(request.param, length // 64))
-
-    monkeypatch.setattr(hopper_plan, "choose_segments", choose)
-    monkeypatch.setattr(hopper_plan, "_plans", {})
-    return request.param
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -4,18 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from gpu_marks import ON_HOPPER
 from stub_driver import FAMILY, GRADS, by_python
 
 from cosformer import attention, linear_attention
 from cosformer.ops import cosine, engine, hopper, native, replay
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = ON_HOPPER
 
 
 @pytest.fixture(autouse=True)
