@@ -5,8 +5,8 @@ import struct
 import torch
 from torch import Tensor
 
-from cosformer.ops.passes import padded
 from cosformer.ops.state import State
+from cosformer.ops.tiles import padded
 
 
 def fused_step(

@@ -14,8 +14,9 @@ from torch import Tensor
 from cosformer.ops import hopper
 from cosformer.ops.asked import Asked
 from cosformer.ops.memo import eager
-from cosformer.ops.passes import MANY_PROGRAMS, Pass, Rows, Tiles, choose_tiles
+from cosformer.ops.passes import Pass, Rows
 from cosformer.ops.problem import WEIGHTS, Problem, outputs
+from cosformer.ops.tiles import MANY_PROGRAMS, Tiles, choose_tiles
 
 MAX_WIDTH = 256
 TRITON_MAPS = ("relu", "identity")

@@ -13,8 +13,8 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.passes import padded
 from cosformer.ops.problem import compute_dtype, on_device_of
+from cosformer.ops.tiles import padded
 from cosformer.ops.trilinear import recorded
 
 MAX_WIDTHS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.normaliser import denominator, slope
-from cosformer.ops.passes import TILE, padded
 from cosformer.ops.problem import compute_dtype, on_device_of
+from cosformer.ops.tiles import TILE, padded
 from cosformer.ops.trilinear import recorded
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.passes import padded
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.projected import ALIGNED, MAX_WIDTHS, STEPS, as_multiplied
+from cosformer.ops.tiles import padded
 from cosformer.ops.trilinear import recorded
 
 COLUMNS = 32

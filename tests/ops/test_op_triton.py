@@ -17,7 +17,7 @@ from cosformer import (
     linear_attention,
     linear_attention_with_state,
 )
-from cosformer.ops import passes
+from cosformer.ops import passes, tiles
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 each_case = pytest.mark.parametrize("name", CASES)
@@ -254,13 +254,13 @@ def test_auto_takes_the_kernels_on_a_gpu_alone():
 
 
 def test_segments_are_whole_chunks_and_enough():
-    assert passes.segment_length(programs=128, length=4096) == 2048
-    assert passes.segment_length(programs=300, length=4096) == 4096
-    assert passes.segment_length(programs=16, length=65536) == 4096
-    assert passes.segment_length(programs=1, length=100) == 128
-    assert passes.segment_length(programs=1, length=0) == 64
+    assert tiles.segment_length(programs=128, length=4096) == 2048
+    assert tiles.segment_length(programs=300, length=4096) == 4096
+    assert tiles.segment_length(programs=16, length=65536) == 4096
+    assert tiles.segment_length(programs=1, length=100) == 128
+    assert tiles.segment_length(programs=1, length=0) == 64
     for programs in (1, 7, 16, 100):
         for length in (1, 63, 1000, 4097, 100_000):
-            rows = passes.segment_length(programs, length)
+            rows = tiles.segment_length(programs, length)
             assert rows % 64 == 0
-            assert programs * -(-length // rows) <= max(passes.FEW_PROGRAMS, programs)
+            assert programs * -(-length // rows) <= max(tiles.FEW_PROGRAMS, programs)
