@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request
-from cosformer.mechanisms.groups import PLAIN, goes_in_groups, in_groups
+from cosformer.mechanisms.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import linear_attention, linear_attention_with_state
-from cosformer.ops.attend_projected import attend_projected, is_attended
 from cosformer.ops.check import check_generator
 from cosformer.ops.projected import MAPS, is_served
 from cosformer.ops.recompute import recomputed
@@ -41,10 +40,6 @@ class LinearMechanism(Mechanism):
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         """The same of keys; those that are masked come as zeros, and whatever they become is."""
         return k
-
-    def projections(self) -> tuple[Tensor, Tensor]:
-        """W of queries and of keys, where `projected_map` of them is all that φ is."""
-        raise NotImplementedError
 
     def share(self, request: Request) -> Tensor | None:
         """A factor for every key, `[B, H_kv, S]`, if there is one."""
@@ -131,23 +126,11 @@ class LinearMechanism(Mechanism):
     def made_at_once(self, x: Tensor) -> bool:
         """Whether a kernel makes features of x, with little between."""
         kind = self.projected_map
-        return bool(kind) and is_served(x, self._projected_rows, kind)
+        return bool(kind) and is_served(x, self.feature_width // MAPS[kind].parts, kind)
 
     def _at_once(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor | None:
         """Attention by kernels that make the features themselves; None where there are none."""
-        kind, causal = self.projected_map, options["causal"]
-        rule = self.rule if self.normaliser == "sum" else "none"
-        if not kind or not PLAIN.issuperset(options):
-            return None
-        if not is_attended(q, k, v, self._projected_rows, kind, causal, rule):
-            return None
-        mask = options["key_mask"]
-        return attend_projected(q, k, v, *self.projections(), mask, kind, causal, rule, self.eps)
-
-    @property
-    def _projected_rows(self) -> int:
-        """Of W."""
-        return self.feature_width // MAPS[self.projected_map].parts
+        return None
 
     def _engine(self, k: Tensor, request: Request) -> dict[str, Any]:
         return {

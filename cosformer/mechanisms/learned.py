@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.projecting import ProjectingMechanism
 from cosformer.ops.check import check_whole
-from cosformer.ops.projected import projected
 from cosformer.ops.series import is_served, series, series_width
 
 
@@ -48,7 +48,7 @@ class Based(LinearMechanism):
         return 2 * self.width * self.narrow + self.feature_width
 
 
-class Hedgehog(LinearMechanism):
+class Hedgehog(ProjectingMechanism):
     """Features that learn to be as pointed as softmax."""
 
     source = "Zhang et al., ICLR 2024"
@@ -64,12 +64,6 @@ class Hedgehog(LinearMechanism):
     @property
     def feature_width(self) -> int:
         return 2 * self.width
-
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return projected(q, self.query_projection, self.projected_map)
-
-    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return projected(k, self.key_projection, self.projected_map)
 
     def projections(self) -> tuple[Tensor, Tensor]:
         return self.query_projection, self.key_projection

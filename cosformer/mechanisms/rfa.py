@@ -8,15 +8,16 @@ from torch import Tensor, nn
 
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.decay import log_gate
-from cosformer.mechanisms.family import LinearMechanism, draw_normal
+from cosformer.mechanisms.family import draw_normal
+from cosformer.mechanisms.projecting import ProjectingMechanism
 from cosformer.ops.check import check_positive, check_whole
-from cosformer.ops.projected import MAPS, projected
+from cosformer.ops.projected import MAPS
 
 
-class Rfa(LinearMechanism):
+class Rfa(ProjectingMechanism):
     """Random Fourier features of unit vectors; sums may be negative, and are kept from zero."""
 
-    traits = replace(LinearMechanism.traits, random=True)
+    traits = replace(ProjectingMechanism.traits, random=True)
     source = "Peng et al., ICLR 2021"
     formula = (
         "φ(x) = [sin Wx, cos Wx]/√m, W = σ∘N(0, I)/τ, x of norm 1, σ learned; "
@@ -50,12 +51,6 @@ class Rfa(LinearMechanism):
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         draw_normal(self.noise, generator)
-
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return projected(q, self.projections()[0], self.projected_map)
-
-    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        return projected(k, self.projections()[1], self.projected_map)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.features + self.feature_width

@@ -4,7 +4,7 @@ Totals come with the sums at no cost, as they do where a kernel divides; gradien
 written to their place among the features.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from cosformer.ops import hopper
 from cosformer.ops.asked import Asked
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.engine import linear_attention
+from cosformer.ops.formula import formula_gradients
 from cosformer.ops.problem import on_device_of
 from cosformer.ops.trilinear import recorded
 
@@ -71,7 +72,9 @@ class _Apart(Function):
         q, k, v, key_mask, *others = ctx.saved_tensors
         bases, kept = others[:2], others[2:]
         if recorded():
-            return *_by_torch(ctx, q, k, v, key_mask, grads), None, None, None
+            needs = ctx.needs_input_grad[:3]
+            slopes = formula_gradients(_formula(ctx, key_mask), (q, k, v), needs, grads)
+            return *slopes, None, None, None
         asked = Asked(*ctx.needs_input_grad[:3])
         dq, dk = (
             x.new_empty(x.shape) if needed else None for x, needed in ((q, asked.q), (k, asked.k))
@@ -92,22 +95,18 @@ class _Apart(Function):
         return dq, dk, sum(dv[1:], start=dv[0]) if asked.v else None, None, None, None
 
 
-def _by_torch(
-    ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, grads: tuple[Tensor, ...]
-) -> list[Tensor | None]:
-    """Gradients with a graph of their own."""
+def _formula(ctx: Any, key_mask: Tensor | None) -> Callable[..., list[Tensor]]:
     options: dict[str, Any] = {
         "feature_map": ctx.feature_map, "causal": ctx.causal, "key_mask": key_mask,
         "normaliser": "none", "impl": "chunked",
     }  # fmt: skip
-    with torch.enable_grad():
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         values = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         sums = [linear_attention(*each, values, **options) for each in _groups(q, k)]
-        found = [x[..., :-1] for x in sums] + [x[..., -1].float() for x in sums]
-        needs = ctx.needs_input_grad[:3]
-        asked = [x for x, needed in zip((q, k, v), needs, strict=True) if needed]
-        slopes = iter(torch.autograd.grad(found, asked, grads, create_graph=True))
-    return [next(slopes) if needed else None for needed in needs]
+        return [x[..., :-1] for x in sums] + [x[..., -1].float() for x in sums]
+
+    return attend
 
 
 def _groups(q: Tensor, k: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -4,6 +4,7 @@ Forward reads q, k and v and writes the output, as cosFormer does. Backward make
 more by the kernel of `projected.py`, and from there on is that of stored ones.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from cosformer.ops import hopper
 from cosformer.ops.asked import Asked
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.engine import linear_attention
+from cosformer.ops.formula import formula_gradients
 from cosformer.ops.hopper_roles import PROJECTIONS
+from cosformer.ops.memo import eager
 from cosformer.ops.problem import on_device_of
 from cosformer.ops.projected import as_multiplied, by_formula, by_kernel, gradients
 from cosformer.ops.trilinear import recorded
@@ -24,14 +27,24 @@ WIDTH = 64
 
 
 def is_attended(
-    q: Tensor, k: Tensor, v: Tensor, rows: int, kind: str, causal: bool, rule: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    kind: str,
+    causal: bool,
+    rule: str,
 ) -> bool:
-    """Whether these kernels make features of q and k by so many rows of W, and attend by them."""
+    """Whether these kernels make features of q and k by both W, and attend by them."""
+    weights = (query_weight, key_weight)
     whole = not causal or q.shape[2] == k.shape[2]
-    wide = q.shape[3] == rows == WIDTH and v.shape[3] <= WIDTH
-    if not (whole and wide and kind in PROJECTIONS and kernels_serve(q)):
+    square = all(w.shape[-2:] == (WIDTH, WIDTH) and w.device == q.device for w in weights)
+    wide = q.shape[3] == WIDTH and v.shape[3] <= WIDTH
+    if not (whole and square and wide and kind in PROJECTIONS and kernels_serve(q)):
         return False
-    return hopper.unsupported(q, k, v, None, None, 1, causal, rule) is None
+    plain = eager(q, k, v) and eager(q, *weights)
+    return plain and hopper.unsupported(q, k, v, None, None, 1, causal, rule) is None
 
 
 def attend_projected(
@@ -93,7 +106,10 @@ class _Attention(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, query_weight, key_weight, key_mask, out, total, kept = ctx.saved_tensors
         if recorded():
-            return *_by_formula(ctx, q, k, v, query_weight, key_weight, key_mask, grad), *[None] * 5
+            inputs = (q, k, v, query_weight, key_weight)
+            needs = ctx.needs_input_grad[:5]
+            found = formula_gradients(_formula(ctx, key_mask), inputs, needs, grad)
+            return *found, *[None] * 5
         features = by_kernel(q, query_weight, ctx.kind), by_kernel(k, key_weight, ctx.kind)
         bases = [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]  # ψ
         of_q, of_k, of_v, *learned = ctx.needs_input_grad[:5]
@@ -105,6 +121,7 @@ class _Attention(Function):
             )  # fmt: skip
         del features
         dq, of_queries = _back(q, query_weight, by_query, ctx.kind, learned[0])
+        del by_query
         dk, of_keys = _back(k, key_weight, by_key, ctx.kind, learned[1])
         return dq, dk, dv, of_queries, of_keys, *[None] * 5
 
@@ -116,24 +133,13 @@ def _back(
     return (None, None) if grad is None else gradients(x, weight, None, grad, kind, learned)
 
 
-def _by_formula(
-    ctx: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    key_mask: Tensor | None,
-    grad: Tensor,
-) -> list[Tensor | None]:
-    """Gradients with a graph of their own."""
+def _formula(ctx: Any, key_mask: Tensor | None) -> Callable[..., Tensor]:
     causal, feature_map, rule, eps = ctx.options
     about: dict[str, Any] = {"causal": causal, "feature_map": feature_map, "key_mask": key_mask}
     about |= {"normaliser": "none"} if rule == "none" else {"rule": rule, "eps": eps}
-    leaves, needs = (q, k, v, query_weight, key_weight), ctx.needs_input_grad[:5]
-    with torch.enable_grad():
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, query_weight: Tensor, key_weight: Tensor) -> Tensor:
         features = by_formula(q, query_weight, ctx.kind), by_formula(k, key_weight, ctx.kind)
-        out = linear_attention(*features, v, **about, impl="chunked")
-        asked = [x for x, needed in zip(leaves, needs, strict=True) if needed]
-        slopes = iter(torch.autograd.grad(out, asked, grad, create_graph=True))
-    return [next(slopes) if needed else None for needed in needs]
+        return linear_attention(*features, v, **about, impl="chunked")
+
+    return attend

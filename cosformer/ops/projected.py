@@ -13,6 +13,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.formula import formula_gradients
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.tiles import padded
 from cosformer.ops.trilinear import recorded
@@ -143,22 +144,15 @@ class _Projected(Function):
         x, weight, level = ctx.saved_tensors
         many = ctx.kind == "exp" and ctx.needs_input_grad[1]  # the kernel sums dW of one block only
         if recorded() or many:
-            return *_by_formula(ctx, x, weight, None if ctx.own else level, grad), None, None
+
+            def features(x: Tensor, weight: Tensor) -> Tensor:
+                return by_formula(x, weight, ctx.kind, None if ctx.own else level)
+
+            wide = MAPS[ctx.kind].parts * weight.shape[-2]  # zeros may follow
+            needs = ctx.needs_input_grad[:2]
+            return *formula_gradients(features, (x, weight), needs, grad[..., :wide]), None, None
         dx, dweight = gradients(x, weight, level, grad, ctx.kind, ctx.needs_input_grad[1])
         return dx, dweight, None, None
-
-
-def _by_formula(
-    ctx: Any, x: Tensor, weight: Tensor, level: Tensor | None, grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients, with a graph of their own where one is recorded."""
-    graph = recorded()
-    with torch.enable_grad():
-        features = by_formula(x, weight, ctx.kind, level)
-        asked = [t for t, needed in zip((x, weight), ctx.needs_input_grad, strict=False) if needed]
-        grad = grad[..., : features.shape[-1]]
-        found = iter(torch.autograd.grad(features, asked, grad, create_graph=graph))
-    return [next(found) if needed else None for needed in ctx.needs_input_grad[:2]]
 
 
 def _launch(

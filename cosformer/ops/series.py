@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.formula import formula_gradients
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.projected import ALIGNED, MAX_WIDTHS, STEPS, as_multiplied
 from cosformer.ops.tiles import padded
@@ -83,13 +84,9 @@ class _Series(Function):
         x, weight = ctx.saved_tensors
         if not recorded():
             return _gradients(x, weight, grad, ctx.needs_input_grad[1])
-        needs = ctx.needs_input_grad
-        with torch.enable_grad():
-            features = by_formula(x, weight)
-            asked = [t for t, needed in zip((x, weight), needs, strict=True) if needed]
-            grad = grad[..., : features.shape[-1]]
-            found = iter(torch.autograd.grad(features, asked, grad, create_graph=True))
-        dx, dweight = (next(found) if needed else None for needed in needs)
+        needs = ctx.needs_input_grad[:2]
+        wide = grad[..., : series_width(weight.shape[-1])]  # zeros may follow
+        dx, dweight = formula_gradients(by_formula, (x, weight), needs, wide)
         return dx, dweight
 
 

@@ -5,7 +5,8 @@ import stub_driver
 import torch
 from torch.testing import assert_close
 
-from cosformer.mechanisms import create, family
+from cosformer.mechanisms import create, projecting
+from cosformer.mechanisms.learned import Hedgehog
 from cosformer.ops import attend_projected, hopper_plan, projected
 from cosformer.ops.attend_projected import is_attended
 from cosformer.ops.hopper_roles import PROJECTIONS
@@ -146,20 +147,28 @@ def test_second_derivatives_are_those_of_the_formula(launches, kind, rule, causa
     ("change", "expected"),
     [({}, True), ({"kind": "waves"}, True), ({"kind": "relu"}, False), ({"rows": 32}, False),
      ({"keys": 120}, False), ({"keys": 120, "causal": False}, True), ({"there": False}, False),
-     ({"width": 32}, True), ({"width": 128}, False)],
+     ({"width": 32}, True), ({"width": 128}, False), ({"device": "meta"}, False)],
 )  # fmt: skip
 def test_what_is_attended(launches, monkeypatch, change, expected):
     given = {"kind": "softmaxes", "rows": 64, "causal": True, "there": True} | change
     monkeypatch.setattr(attend_projected, "kernels_serve", lambda x: given["there"])
-    q, k, v, *_ = draw(keys=given.get("keys"), width=given.get("width", 64))
-    found = is_attended(q, k, v, given["rows"], given["kind"], given["causal"], "clamp")
-    assert found == expected
+    q, k, v, *weights = draw(keys=given.get("keys"), width=given.get("width", 64))
+    weights = [w[:, : given["rows"]].to(given.get("device", "cpu")) for w in weights]
+    assert is_attended(q, k, v, *weights, given["kind"], given["causal"], "clamp") == expected
 
 
 def test_narrow_rows_are_not_attended(launches, monkeypatch):
     monkeypatch.setattr(attend_projected, "kernels_serve", lambda x: True)
-    q, k, v = (x[..., :32] for x in draw()[:3])
-    assert not is_attended(q, k, v, 64, "softmaxes", True, "clamp")
+    narrow = [x[..., :32] for x in draw()]
+    assert not is_attended(*narrow, "softmaxes", True, "clamp")
+
+
+def test_subclasses_of_tensors_are_not_attended(launches, monkeypatch):
+    monkeypatch.setattr(attend_projected, "kernels_serve", lambda x: True)
+    for n in range(5):
+        leaves = [x.detach() for x in draw()]
+        leaves[n] = leaves[n].as_subclass(type("Other", (torch.Tensor,), {}))
+        assert not is_attended(*leaves, "softmaxes", True, "clamp")
 
 
 @pytest.fixture
@@ -171,8 +180,8 @@ def calls(monkeypatch):
         found.append(given)
         return given[0]
 
-    monkeypatch.setattr(family, "is_attended", lambda q, k, v, rows, kind, *_: kind in PROJECTIONS)
-    monkeypatch.setattr(family, "attend_projected", attended)
+    monkeypatch.setattr(projecting, "is_attended", lambda *given: given[5] in PROJECTIONS)
+    monkeypatch.setattr(projecting, "attend_projected", attended)
     return found
 
 
@@ -198,4 +207,10 @@ def test_what_has_more_than_projections_goes_the_old_way(calls):
     create("rfa-arccos", 2, 64)(q, k, v, causal=True)
     create("rfa-gated", 2, 64)(q, k, v, causal=True, controls={"gate": torch.zeros(1, 2, 100)})
     create("hedgehog", 2, 64)(q, k, v, causal=True, start=3)
+
+    class Turned(Hedgehog):
+        def keys(self, k, start):
+            return super().keys(-k, start)
+
+    Turned(2, 64)(q, k, v, causal=True)
     assert not calls

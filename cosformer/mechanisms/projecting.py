@@ -1,0 +1,37 @@
+"""Linear attention on features of projections, which kernels may make themselves."""
+
+from typing import Any
+
+from torch import Tensor
+
+from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.groups import PLAIN
+from cosformer.ops.attend_projected import attend_projected, is_attended
+from cosformer.ops.projected import projected
+
+
+class ProjectingMechanism(LinearMechanism):
+    """φ(x) is `projected_map` of W x. A member says what W is."""
+
+    def projections(self) -> tuple[Tensor, Tensor]:
+        """W of queries and of keys: `[F, D]`, or one for each group of heads `[h, F, D]`."""
+        raise NotImplementedError
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        return projected(q, self.projections()[0], self.projected_map)
+
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+        return projected(k, self.projections()[1], self.projected_map)
+
+    def _at_once(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor | None:
+        own = type(self)
+        alone = own.queries is ProjectingMechanism.queries and own.keys is ProjectingMechanism.keys
+        if not (alone and own.share is LinearMechanism.share and PLAIN.issuperset(options)):
+            return None
+        kind, causal, weights = self.projected_map, options["causal"], self.projections()
+        rule = self.rule if self.normaliser == "sum" else "none"
+        if not is_attended(q, k, v, *weights, kind, causal, rule):
+            return None
+        return attend_projected(
+            q, k, v, *weights, options["key_mask"], kind, causal, rule, self.eps
+        )
