@@ -63,6 +63,10 @@ class BigBird(Seeded, Masked):
 
         return kept
 
+    @property
+    def settings(self) -> tuple[int, ...]:
+        return self.block, self.random_blocks, self.seed
+
     def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
         final, drawn = (keys - 1) // self.block, self.drawn(keys)
         for row in range(first // self.block, (last - 1) // self.block + 1):

@@ -1,6 +1,7 @@
 """Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
 
 import copy
+from collections.abc import Hashable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 BLOCK = 128  # what the kernel skips by
 KERNELS = 64  # one for each pattern, with and without causality, mask and changing lengths
 
-LONGEST = 2**22  # numbers of a table that is kept: 262,144 tokens; its length is quadratic
+LONGEST = 2**20  # numbers of a table that is kept, which is quadratic: 131,072 tokens
 
 _lists: "Memo[BlockMask]" = Memo()  # of long sequences they take longer than the kernel
 
@@ -29,11 +30,14 @@ def flex_pattern(
     kept: Kept,
     ranges: Ranges,
     *,
+    alike: Hashable,
     causal: bool,
     key_mask: Tensor | None,
     start: int,
 ) -> Tensor:
     """softmax(q kᵀ/√d) v over the pairs that `kept` keeps, all of which lie in `ranges`.
+
+    `alike` tells the ranges of one pattern from those of another.
 
     Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
     """
@@ -42,6 +46,7 @@ def flex_pattern(
         ranges,
         q.shape[2],
         k.shape[2],
+        alike=alike,
         causal=causal,
         key_mask=key_mask,
         start=start,
@@ -65,21 +70,16 @@ def block_mask(
     queries: int,
     keys: int,
     *,
+    alike: Hashable,
     causal: bool,
     key_mask: Tensor | None,
     start: int,
     device: torch.device,
 ) -> "BlockMask":
-    """The blocks that `ranges` touch, by lists: PyTorch's own way goes through all n² pairs."""
-    lists = neighbours(
-        ranges,
-        queries=queries,
-        keys=keys,
-        query_block=BLOCK,
-        key_block=BLOCK,
-        causal=causal,
-        start=start,
-    )
+    """The blocks that `ranges` touch, by lists: PyTorch's own way goes through all n² pairs.
+
+    The lists are kept for patterns that are `alike`, as far as lengths are the same.
+    """
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         found = kept(query + start, key)
@@ -87,18 +87,27 @@ def block_mask(
             found = found & (key <= query + start)
         return found if key_mask is None else found & key_mask[b, key]
 
-    if not untraced():
+    def make(mask_mod: Any = None) -> "BlockMask":
+        lists = neighbours(
+            ranges,
+            queries=queries,
+            keys=keys,
+            query_block=BLOCK,
+            key_block=BLOCK,
+            causal=causal,
+            start=start,
+        )
         return _listed(lists, queries, keys, device, mask_mod)
-    alike = (lists, queries, keys)
-    found = _lists.recall(
-        alike,
-        device,
-        lambda: _listed(*alike, device, None),
-        lambda mask: mask.kv_indices.numel() <= LONGEST,
-    )
-    found = copy.copy(found)
+
+    if not untraced():
+        return make(mask_mod)
+    found = copy.copy(_lists.recall((alike, queries, keys, causal, start), device, make, _is_short))
     found.mask_mod = mask_mod
     return found
+
+
+def _is_short(mask: "BlockMask") -> bool:
+    return mask.kv_indices.numel() <= LONGEST
 
 
 def _listed(

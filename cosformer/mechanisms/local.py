@@ -39,6 +39,10 @@ class Local(Masked):
         reach = self.reach
         return lambda i, j: (i - j <= reach) & (j - i <= reach)
 
+    @property
+    def settings(self) -> tuple[int, ...]:
+        return (self.reach,)
+
     def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
         yield first - self.reach, last + self.reach
 
@@ -84,6 +88,10 @@ class Longformer(Masked):
     def pattern(self, keys: int, device: torch.device) -> Kept:
         reach, count = self.reach, self.global_tokens
         return lambda i, j: (i - j <= reach) & (j - i <= reach) | (j < count)
+
+    @property
+    def settings(self) -> tuple[int, ...]:
+        return self.reach, self.global_tokens
 
     def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
         yield first - self.reach, last + self.reach

@@ -50,6 +50,11 @@ class Masked(Mechanism):
         """[low, high) of keys that hold all that queries first … last − 1 see."""
         raise NotImplementedError
 
+    @property
+    def settings(self) -> tuple[int, ...]:
+        """What `ranges` follow from beside lengths, where FlexAttention serves the pattern."""
+        raise NotImplementedError
+
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
         """The pairs, laid out in blocks."""
         lists = neighbours(
@@ -124,6 +129,7 @@ class Masked(Mechanism):
                 v,
                 self.pattern(keys, q.device),
                 lambda first, last: self.ranges(first, last, keys),
+                alike=(type(self), *self.settings),
                 causal=causal,
                 key_mask=key_mask,
                 start=start,

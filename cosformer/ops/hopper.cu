@@ -23,15 +23,16 @@
 // the state times exp(L_i − L_before); in reverse the two change places. Before a chunk is added, the
 // state is multiplied by exp(L_end − L_before). In place of ψ stands l = L − L_before (`since`).
 //
-// A block takes a head, a segment and 64 columns of z; where it only reads (PAIRED) 128, a giver each half. Tiles lie in shared memory as 8 × 8 blocks of
-// 128 bytes, column blocks a PITCH apart, so that either direction can be the contracted one and
-// nobody meets in a bank.
+// A block takes a head, a segment and 64 columns of z; where it only reads (PAIRED) 128, a giver each half.
+// Tiles lie in shared memory as 8 × 8 blocks of 128 bytes, column blocks a PITCH apart, so that either
+// direction can be the contracted one and nobody meets in a bank.
 //
 // Set by the compiler's command line: KW (64 or 128, width of x and y), R (1 or 2), TURNED, READ,
-// WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu, 3 leaky relu, 4 elu), RULE (0 none, 1 clamp, 2 add,
-// 3 signed, 4 apart), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's rows are divided by D), GATE (times φ′),
-// MASKED (0 nobody, 1 writer, 2 reader), PAIRED, DECAY, DOTS (φ(gate)·out of every row, for the decay's gradient),
-// PROJECT and SPLIT (`hopper_features.cu`: x and y are features that the producer makes of 64 columns; ψ = 1).
+// WRITE, REVERSE, X_MAP, Y_MAP, Z_MAP (φ: 0 identity, 1 relu, 2 1+elu, 3 leaky relu, 4 elu), RULE (0 none,
+// 1 clamp, 2 add, 3 signed, 4 apart), DELTA (0 none, 1 the reader's, 2 the writer's), SCALED (the writer's
+// rows are divided by D), GATE (times φ′), MASKED (0 nobody, 1 writer, 2 reader), PAIRED, DECAY, DOTS
+// (φ(gate)·out of every row, for the decay's gradient), PROJECT and SPLIT (`hopper_features.cu`: x and y are
+// features that the producer makes of 64 columns; ψ = 1).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

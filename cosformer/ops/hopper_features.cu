@@ -1,8 +1,8 @@
 // Features of projections, φ(x) = f(W x̂), made where the sweep wants them (PROJECT: 1 waves, 2 softmaxes).
 //
 // A warpgroup multiplies 64 rows of x, from registers, with W in shared memory: there W stands once as it
-// is rounded to 16 bits and, where it is float32 (SPLIT), once more as what that took away, so that the
-// product is float32 in effect. What f makes of it goes to the tile, 64 columns for each of its two parts.
+// is rounded to 16 bits and, where it is float32 (SPLIT), once more as what that took away, so that 17
+// of its 24 bits count. What f makes of it goes to the tile, 64 columns for each of its two parts.
 //
 // A thread loads 16 bytes of a row at a time, which are not what wgmma expects of it, but any order of
 // columns will do that x and W have in common: at 8 b + 2 j + i stands column 32 (b/4) + 8 j + 2 (b%4) + i.
@@ -164,15 +164,18 @@ struct Projected {
       put_columns(rows + (8 + n / 2) * PITCH, two + n);
     }
   }
-  INLINE static void softmaxes(const float (&a)[16], float (&one)[16], float (&two)[16]) {
+  INLINE static void softmaxes(float (&a)[16], float (&one)[16], float (&two)[16]) {
+    // Not in one with what follows, whose largest would then not be 0.
+#pragma unroll
+    for (int i = 0; i < 16; ++i) a[i] = __fmul_rn(LOG_E, a[i]);
     float top = a[0], bottom = a[0], sum = 0.f, other = 0.f;
 #pragma unroll
     for (int i = 1; i < 16; ++i) top = fmaxf(top, a[i]), bottom = fminf(bottom, a[i]);
-    top = LOG_E * in_quad(top, fmaxf), bottom = LOG_E * in_quad(bottom, fminf);
+    top = in_quad(top, fmaxf), bottom = in_quad(bottom, fminf);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      sum += one[i] = exp2_of(LOG_E * a[i] - top);
-      other += two[i] = exp2_of(bottom - LOG_E * a[i]);
+      sum += one[i] = exp2_of(a[i] - top);
+      other += two[i] = exp2_of(bottom - a[i]);
     }
     sum = inverse_of_sum(in_quad(sum, sum_of)), other = inverse_of_sum(in_quad(other, sum_of));
 #pragma unroll

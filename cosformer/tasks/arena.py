@@ -15,7 +15,7 @@ from cosformer.tasks.listops import TOKENS
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.rising import RisingTask
 from cosformer.tasks.sequences import SequenceTask, complete, majority
-from cosformer.tasks.snakes import by_length
+from cosformer.tasks.snakes import LENGTHS, by_length
 from cosformer.tasks.vocabulary import Bytes
 
 Device = torch.device | str
@@ -87,6 +87,8 @@ def sets_of(task: str, options: Mapping[str, Any]) -> dict[str, int]:
         raise ValueError(f"sizes must be three numbers from 1 on, got {sizes}")
     if rising < 0:
         raise ValueError(f"rising must be at least 0, got {rising}")
+    if rising and sizes[0] < LENGTHS:
+        raise ValueError(f"sizes must begin with {LENGTHS} or more to be rising, got {sizes}")
     return {task: sum(sizes)} | ({"snakes": sizes[0]} if rising else {})
 
 

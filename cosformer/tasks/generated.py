@@ -160,7 +160,10 @@ def require_known(name: str) -> None:
 
 def _told(arrays: Mapping[str, Array]) -> dict[str, Any]:
     """What a file says of itself."""
-    about = json.loads(str(arrays["about"]))
+    try:
+        about = json.loads(str(arrays["about"]))
+    except ValueError:  # whatever it is, it is not what `make` writes
+        return {}
     return about if isinstance(about, dict) else {}
 
 

@@ -7,6 +7,9 @@ import numpy as np
 from cosformer.tasks.pathfinder import AT_ONCE, PathfinderRule, draw
 from cosformer.tasks.ragged import Array, Ragged
 
+LENGTHS = PathfinderRule.dashes - 1
+"""Of paths that are shorter than Pathfinder's."""
+
 
 def draw_snakes(
     rng: np.random.Generator, count: int, rule: PathfinderRule | None = None
@@ -32,4 +35,4 @@ def by_length(drawn: Ragged) -> list[Ragged]:
     """The pictures of each length, the shortest first, with Pathfinder's labels."""
     lengths, belong = np.divmod(drawn.labels, 2)
     whole = Ragged(drawn.flat, drawn.starts, belong)
-    return [whole.take(np.flatnonzero(lengths == n)) for n in range(PathfinderRule.dashes - 1)]
+    return [whole.take(np.flatnonzero(lengths == n)) for n in range(LENGTHS)]

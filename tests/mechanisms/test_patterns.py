@@ -130,7 +130,7 @@ def test_the_blocks_of_flex_attention_hold_every_pair_and_few_others(name):
     for causal in both_ways(name):
         blocks = block_mask(
             kept, lambda first, last: mechanism.ranges(first, last, length), length, length,
-            causal=causal, key_mask=None, start=0, device=device,
+            alike=mechanism.settings, causal=causal, key_mask=None, start=0, device=device,
         ).to_dense()[0, 0]  # fmt: skip
         pairs = kept(i[:, None], i) & ((i <= i[:, None]) | (not causal))
         read = blocks.bool().repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -154,6 +154,13 @@ def test_lists_of_blocks_are_kept_whatever_the_mask(monkeypatch):
     mechanism(q, k, v, causal=True)
     mechanism(*(x[:, :, 1:] for x in (q, k, v)))
     assert len(lists.kept) == 3
+    for name, options in (("local", {"window": 600}), ("longformer", {}), ("bigbird", {"seed": 3})):
+        mechanism, other = (make(name, **options, impl=impl) for impl in ("flex", "blocked"))
+        assert_close(mechanism(q, k, v)[0], other(q, k, v)[0])
+    assert len(lists.kept) == 6
+    monkeypatch.setattr(flex, "LONGEST", 8)
+    mechanism(*(x[:, :, :290] for x in (q, k, v)))
+    assert len(lists.kept) == 6
 
 
 @pytest.mark.parametrize("name", ["sparse", "sparse-strided"])

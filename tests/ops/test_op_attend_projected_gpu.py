@@ -130,6 +130,13 @@ def test_exponents_near_and_far(spread):
     check(Case("softmaxes", spread=spread))
 
 
+def test_the_largest_exponent_is_0_however_large():
+    leaves, mask, _ = (case := Case("softmaxes")).draw()
+    q, k, *others = leaves
+    with torch.no_grad():
+        assert case.fused(3e9 * q, 3e9 * k, *others, mask).isfinite().all()
+
+
 @pytest.mark.parametrize("spread", [0.1, 4.0, 100.0])
 def test_angles_near_and_far(spread):
     """Undivided: sums of many waves cancel, and quotients would measure that alone."""

@@ -104,8 +104,14 @@ def test_levels_cannot_fall(folder: Path) -> None:
 
 
 def test_every_length_must_be_there(tmp_path: Path, folder: Path) -> None:
-    shutil.copy(folder / "pathfinder-60-seed0.npz", tmp_path / "pathfinder-7-seed0.npz")
-    task = tasks.create("pathfinder", data=tmp_path, sizes=(5, 1, 1), rising=1)
+    with pytest.raises(ValueError, match="sizes must begin with 13 or more to be rising, got"):
+        tasks.create("pathfinder", data=tmp_path, sizes=(12, 1, 1), rising=1)
+    for name, count in (("pathfinder", 15), ("snakes", 13)):
+        arrays = dict(np.load(next(folder.glob(f"{name}-*.npz"))))
+        arrays |= {"labels": arrays["labels"][:count], "starts": arrays["starts"][: count + 1]}
+        arrays["flat"] = arrays["flat"][: arrays["starts"][-1]]
+        np.savez(tmp_path / f"{name}-{count}-seed0.npz", **arrays)
+    task = tasks.create("pathfinder", data=tmp_path, sizes=(13, 1, 1), rising=1)
     with pytest.raises(ValueError, match="sizes must be enough for paths of every length, got"):
         task.batch("train", seed=0, rank=0, step=0, batch_size=1)
 
