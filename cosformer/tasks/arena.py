@@ -75,7 +75,7 @@ def pathfinder(
             raise ValueError(f"sizes must be enough for paths of every length, got {sizes}")
         return levels
 
-    return RisingTask(splits, facts, device, easier=easier, steps=rising)
+    return RisingTask(splits, facts, device, easier=easier, levels=LENGTHS, steps=rising)
 
 
 def sets_of(task: str, options: Mapping[str, Any]) -> dict[str, int]:

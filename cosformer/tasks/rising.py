@@ -13,7 +13,7 @@ from cosformer.tasks.sequences import Samples, SequenceTask
 
 
 class RisingTask(SequenceTask):
-    """So many `steps` with each level of `easier` samples, read when first needed, then the task.
+    """So many `steps` with each of `levels` of `easier` samples, read if needed, then the task.
 
     Half of a batch is of the level that is due, half of one before it, each in its turn, so that
     none is forgotten. Sequences are of one length; validation and test are the task's own.
@@ -26,11 +26,12 @@ class RisingTask(SequenceTask):
         device: torch.device | str = "cpu",
         *,
         easier: Callable[[], Sequence[Ragged]],
+        levels: int,
         steps: int,
     ) -> None:
         super().__init__(splits, facts, device)
-        require_options(steps=steps)
-        self._easier, self._steps = easier, steps
+        require_options(levels=levels, steps=steps)
+        self._easier, self._count, self._steps = easier, levels, steps
 
     def specimen(self) -> Batch:
         return super()._batch(SPECIMEN, np.random.default_rng(0))
@@ -41,7 +42,7 @@ class RisingTask(SequenceTask):
 
     def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
         level = place.step // self._steps
-        if place.split != "train" or level >= len(self._levels):
+        if place.split != "train" or level >= self._count:
             return super()._batch(place, draws)
         known = place.batch_size // 2 if level else 0
         due = self._levels[level].batch(replace(place, batch_size=place.batch_size - known))

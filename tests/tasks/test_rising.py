@@ -33,9 +33,11 @@ def rising() -> RisingTask:
         floor_is="chance",
     )
     own = {split: [samples(LEVELS, 20 + n)] for n, split in enumerate(tasks.SPLITS)}
-    return RisingTask(
-        own, facts, easier=lambda: [samples(level, 12) for level in range(LEVELS)], steps=STEPS
-    )
+
+    def easier() -> list[Ragged]:
+        return [samples(level, 12) for level in range(LEVELS)]
+
+    return RisingTask(own, facts, easier=easier, levels=LEVELS, steps=STEPS)
 
 
 def kinds(task: RisingTask, step: int, **place: int) -> list[int]:
@@ -95,7 +97,8 @@ def test_pathfinder_begins_with_the_shortest_paths(folder: Path) -> None:
 def test_data_are_known_again_by_the_tasks_own_samples(rising: RisingTask) -> None:
     found = rising.specimen()["tokens"][:, 0]
     assert (found // 50 == LEVELS).all()
-    assert "_levels" not in vars(rising)  # nor are others read for it
+    kinds(rising, LEVELS * STEPS)
+    assert "_levels" not in vars(rising)  # nor are others read, for it or beyond them
 
 
 def test_levels_cannot_fall(folder: Path) -> None:
