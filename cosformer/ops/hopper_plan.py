@@ -4,14 +4,13 @@ import functools
 import math
 import struct
 import threading
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.features import LEAKY_SLOPE
 from cosformer.ops.hopper_roles import MAPS, PROJECTIONS, RULES, Sweep, roles_of
+from cosformer.ops.hopper_source import source
 from cosformer.ops.nvrtc import Kernel, Launch, cubin
 
 CHUNK = 64
@@ -221,7 +220,7 @@ def kernel(name: str, options: Sweep, device: int) -> Kernel:
     flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
     shared = "shared_bytes" if name == "sweep" else ""
     with torch.cuda.device(device):
-        return Kernel(cubin(_source(), flags), name, device, shared=shared)
+        return Kernel(cubin(source(), flags), name, device, shared=shared)
 
 
 def _blocks(z: Tensor) -> int:
@@ -256,43 +255,3 @@ def _per_head(values: Tensor | None) -> tuple[int, int]:
         return 0, 0
     batch, heads = values.shape[:2]
     return values.stride(0) if batch > 1 else 0, values.stride(1) if heads > 1 else 0
-
-
-@functools.cache
-def _source() -> str:
-    here = Path(__file__)
-    text = here.with_name("hopper.cu").read_text()
-    text = text.replace("//@MMA", "".join(_mma(n) for n in (8, 64, 72, 128, 136)))
-    text = text.replace("//@FEATURES", here.with_name("hopper_features.cu").read_text())
-    return f"#define LEAKY_SLOPE {LEAKY_SLOPE}f\n{text}"
-
-
-def _mma(n: int) -> str:
-    """Wrappers of `wgmma` with n columns: its operands must be spelt out one by one."""
-    count = n // 2
-    sums = ", ".join(f"%{i}" for i in range(count))
-    places = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    name = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16"
-
-    def body(a: str, used: int, trans: str) -> str:
-        b, add = count + used, count + used + 1
-        return (
-            f'asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{add}, 0; '
-            f'{name} {{{sums}}}, {a}, %{b}, p, 1, 1, {trans}; }}" : {places} : '
-        )
-
-    quad = ", ".join(f"%{count + i}" for i in range(4))
-    return f"""
-template <> struct Mma<{n}> {{
-  template <int TA, int TB>
-  static INLINE void from_shared(float (&d)[{count}], u64 a, u64 b, int add) {{
-    {body(f"%{count}", 1, f"%{count + 3}, %{count + 4}")}
-      "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
-  }}
-  template <int TB>
-  static INLINE void from_registers(float (&d)[{count}], const u32* a, u64 b, int add) {{
-    {body(f"{{{quad}}}", 4, f"%{count + 6}")}
-      "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TB));
-  }}
-}};
-"""

@@ -1,0 +1,143 @@
+// Hopper's instructions, and arithmetic on pairs of 16-bit numbers.
+
+#define INLINE __device__ __forceinline__
+
+INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+INLINE void init_barrier(u32 barrier, u32 count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+INLINE void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+INLINE void wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }"
+      ::"r"(barrier), "r"(parity) : "memory");
+}
+INLINE void to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+INLINE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> INLINE void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+template <int N> INLINE void registers() {
+  if (N <= 96) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+  else asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> INLINE void hold(float (&f)[N]) {  // the compiler may not move these across
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(f[i])::"memory");
+}
+
+// Describes an operand: where it begins, and the bytes between its 8 × 8 blocks along K and along M or N.
+struct Operand {
+  u32 low;
+  INLINE Operand(u32 address, int along_k) : low((address & 0x3FFFF) >> 4 | along_k >> 4 << 16) {}
+  INLINE u64 at(int bytes, int along_mn) const { return (u64)(along_mn >> 4) << 32 | (low + (bytes >> 4)); }
+};
+
+template <int N> struct Mma;  // sums [64, N] += a [64, 16] b [16, N]
+//@MMA
+
+INLINE float low(u32 pair) { return __uint_as_float(pair << 16); }
+INLINE float high(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+INLINE u32 pack(float a, float b) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+  return pair;
+}
+INLINE u32 relu(u32 pair) {
+  u32 y;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0));
+  return y;
+}
+constexpr float LOG_E = 1.44269504f;  // to base 2
+INLINE float exp2_of(float a) {
+  float b;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
+INLINE float exp_of(float a) { return exp2_of(a * LOG_E); }
+INLINE float exp_of_negative(float a) { return exp_of(fminf(a, 0.f)); }
+template <int MAP> INLINE float phi(float a) {
+  if (MAP == 2) return fmaxf(a, 0.f) + exp_of_negative(a);
+  if (MAP == 3) return a > 0.f ? a : LEAKY_SLOPE * a;
+  return a > -0.01f ? a + fminf(a, 0.f) * a * 0.5f : exp_of(a) - 1.f;  // the series, where nothing is left of exp
+}
+template <int MAP> INLINE u32 mapped(u32 pair) {
+  if (MAP == 0) return pair;
+  if (MAP == 1) return relu(pair);
+  return pack(phi<MAP>(low(pair)), phi<MAP>(high(pair)));
+}
+template <int MAP> INLINE uint4 mapped(uint4 v) {
+  return make_uint4(mapped<MAP>(v.x), mapped<MAP>(v.y), mapped<MAP>(v.z), mapped<MAP>(v.w));
+}
+INLINE u32 times(u32 pair, float f) { return pack(low(pair) * f, high(pair) * f); }
+INLINE uint4 times(uint4 v, float f) {
+  return make_uint4(times(v.x, f), times(v.y, f), times(v.z, f), times(v.w, f));
+}
+INLINE u32 positive(u32 pair) {  // a mask
+  return ((int)(pair << 16) > 0 ? 0xFFFFu : 0u) | ((int)(pair & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
+}
+template <int MAP> INLINE u32 gated(u32 pair, u32 at) {  // times φ′
+  if (MAP == 1) return pair & positive(at);
+  if (MAP == 3) return pair & positive(at) | times(pair, LEAKY_SLOPE) & ~positive(at);
+  return pack(low(pair) * exp_of_negative(low(at)), high(pair) * exp_of_negative(high(at)));
+}
+INLINE float rounded(float a) { return low(pack(a, 0.f)); }
+template <bool ALL> INLINE uint4 load16(const void* p, bool inside, u32 outside = 0) {
+  uint4 v;
+  if (ALL)
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  else
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, %6; mov.u32 %1, %6; mov.u32 %2, %6; mov.u32 %3, %6;"
+        " @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((u32)inside), "r"(outside));
+  return v;
+}
+INLINE float load4(const float* p, bool inside) {
+  float v;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.f32 %0, [%1]; }"
+               : "=&f"(v) : "l"(p), "r"((u32)inside));
+  return v;
+}
+INLINE void load_psi(float (&psi)[R], const float* place, bool inside) {
+  if (PROJECT) psi[0] = inside ? 1.f : 0.f;
+  else if (R == 2)
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;"
+                 " @p ld.global.v2.f32 {%0, %1}, [%2]; }"
+                 : "=&f"(psi[0]), "=&f"(psi[R - 1]) : "l"(place), "r"((u32)inside));
+  else psi[0] = load4(place, inside);
+}
+INLINE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+INLINE void put16(u32 at, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+INLINE uint4 get16(u32 at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+INLINE void put4(u32 at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
+INLINE float get4(u32 at) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+  return v;
+}
+// 8 × 8 blocks of 16-bit numbers as a warp's accumulators hold them; every lane names a row of one.
+INLINE void get_blocks(u32 at, u32 (&v)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
+}
+INLINE void put_blocks(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+INLINE void put_blocks(u32 at, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}

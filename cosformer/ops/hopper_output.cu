@@ -1,0 +1,169 @@
+// The output: pairs within a chunk, and what the state gives.
+
+INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
+                     u32 state_full, u32 state_empty) {
+  const int thread = threadIdx.x % 128, lane = thread % 4;
+  const int row = thread / 32 * 16 + thread % 32 / 4;  // and row + 8
+  const int block = PAIRED ? mine : at.block;
+  bf16* out = p.out + at.b * p.outs[0] + at.h * p.outs[1] + block * 64;
+  const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + block * 64;
+  const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
+  float* total = p.total + at.head * p.length * (DOTS ? p.blocks : 1);
+  const float* inverse = p.inverse + at.head * p.length;
+  const unsigned char* mask = p.mask + at.b * p.mask_s;
+  const int columns = p.columns - block * 64;
+  const u32 stand = shared + OUT_AT + mine * 8 * PITCH;
+  // A warp stores the 16 rows that it computed, 16 bytes a lane.
+  const int line = thread % 32, piece = line % 8 * 8, top = thread / 32 * 16 + line / 8;
+  // Of 16 rows of a warp and 16 columns that meet: pairs on the diagonal, as a mask.
+  const int down = thread % 32 / 4 - lane * 2, warp = __shfl_sync(~0u, thread / 32, 0);
+  const u32 diagonal = REVERSE ? (down <= 0 ? 0xFFFFu : 0u) | (down <= 1 ? 0xFFFF0000u : 0u)
+                               : (down >= 0 ? 0xFFFFu : 0u) | (down >= 1 ? 0xFFFF0000u : 0u);
+  if (PAIRED) fetch_state(p, at, mine, shared, state_full);
+  const int begins = PAIRED ? 0 : mine, step = PAIRED ? 1 : GIVERS;
+  for (int c = begins; c < at.chunks; c += step) {
+    const int stage = c % STAGES, begin = at.begin(c), buffer = WRITE ? c & 1 : PAIRED ? mine : 0;
+    const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
+    const Operand x(x_tile, PITCH), y(y_tile, PITCH), z(y_tile + Y_BYTES, 128);
+    const Operand state(shared + STATE_AT + buffer * STATE_BYTES, TURNED ? STATE_PITCH : 128);
+    if (GATE && GIVERS == 1 && c + 1 < at.chunks && thread < CHUNK) {
+      const int next = at.begin(c + 1) + thread;
+      if (next < at.stop) prefetch(gate + next * p.gs[2]);
+    }
+    float f[2][R], scale[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = begin + row + half * 8;
+      if (!DECAY) load_psi(f[half], basis + (long long)i * R, i < at.stop);
+      if (!APART && DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
+    }
+
+    float sums[OUT_F], totals[4], more[32];  // under a decay, more is what the state gives
+    u32 weights[16];  // of pairs within the chunk
+    wait(full + stage * 8, c / STAGES & 1);
+    if (CAUSAL) {
+      float scores[32];
+      mma_fence();
+#pragma unroll
+      for (int k = 0; k < XB / 2; ++k)
+        Mma<64>::from_shared<0, 0>(scores, x.at(k * 2 * PITCH, 128), y.at(k * 2 * PITCH, 128), k > 0);
+      mma_commit();
+      mma_wait<0>();
+      hold(scores);
+      if (DECAY) {
+        const u32 since = x_tile + SINCE_AT;
+        const float upper = get4(since + row * 4), lower = get4(since + row * 4 + 32), end = whole(since);
+        f[0][0] = to_reader(upper, end), f[1][0] = to_reader(lower, end);
+        weigh(scores, since, upper, lower, lane);
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {  // 16 columns: before the warp's own rows, among them, or after
+        const u32 all = (REVERSE ? k > warp : k < warp) ? ~0u : 0u, own = k == warp ? diagonal : all;
+        const u32 sure = k == warp ? ~0u : all;
+        const float* e = scores + k * 8;
+        weights[k * 4] = pack(e[0], e[1]) & own;
+        weights[k * 4 + 1] = pack(e[2], e[3]) & (REVERSE ? all : sure);
+        weights[k * 4 + 2] = pack(e[4], e[5]) & (REVERSE ? sure : all);
+        weights[k * 4 + 3] = pack(e[6], e[7]) & own;
+      }
+      mma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), k > 0);
+      if (ONES)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OUT_N / 8 * PITCH + k * 256, PITCH), k > 0);
+    }
+    if (WRITE || c == begins) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
+    mma_fence();
+#pragma unroll
+    for (int k = 0; k < XB / 2; ++k) {
+      const u64 a = x.at(k * 2 * PITCH, 128);
+      const int add = CAUSAL || k > 0;
+      if (DECAY && TURNED) Mma<64>::from_shared<0, 0>(more, a, state.at(k * 2 * STATE_PITCH, 128), k > 0);
+      else if (DECAY) Mma<64>::from_shared<0, 1>(more, a, state.at(k * 256, STATE_PITCH), k > 0);
+      else if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add);
+      else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add);
+      if (ONES) Mma<8>::from_shared<0, 1>(totals, a, state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH), add);
+    }
+    mma_commit();
+    uint4 gates[GATED ? 4 : 1];
+    if (GATED)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at_row = begin + top + i * 4;
+        gates[GATED ? i : 0] = load16<false>(gate + at_row * p.gs[2] + piece, at_row < at.stop && piece < columns);
+      }
+    mma_wait<0>();
+    hold(sums);
+    if (ONES) hold(totals);
+    if (DECAY) hold(more);
+    give_back(empty + stage * 8);
+    if (WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
+
+    if (ONES || (!APART && DELTA == 1)) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (ONES) {
+          const float* e = totals + half * 2;
+          float t = R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
+          t += __shfl_xor_sync(~0u, t, 1);
+          t += __shfl_xor_sync(~0u, t, 2);
+          const int i = begin + row + half * 8;
+          if (lane == 0 && i < at.stop && block == 0) total[i] = t;
+          if (!APART) scale[half] = reciprocal(divisor(t, p.eps));
+        }
+#pragma unroll
+        for (int r = 0; r < (APART ? 0 : R); ++r) f[half][r] *= scale[half];
+      }
+    }
+    const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;
+    __syncwarp();  // the last chunk has been taken from here
+    float dots[2] = {0.f, 0.f};
+    if (DOTS) {  // φ(gate) to where the output will stand
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        put16(stand + piece / 8 * PITCH + (top + i * 4) * 16, mapped<GATE>(gates[GATED ? i : 0]));
+      __syncwarp();
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+      u32 pair[4], beside[4];
+      if (DOTS) get_blocks(rows + (n + line / 16) * PITCH, beside);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float *s = sums + n * 4 + i * 2, *t = more + n * 4 + i * 2, *g = f[i & 1];
+        float a = DECAY ? s[0] + t[0] * g[0] : s[0] * g[0], b = DECAY ? s[1] + t[1] * g[0] : s[1] * g[0];
+        if (R > 1) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
+        if (DOTS) dots[i & 1] += a * low(beside[i]) + b * high(beside[i]);
+        pair[i] = pack(a, b);
+      }
+      if (DOTS) __syncwarp();  // φ(gate) has been taken from here
+      put_blocks(rows + (n + line / 16) * PITCH, pair[0], pair[1], pair[2], pair[3]);
+    }
+    if (DOTS)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float t = dots[half];
+        t += __shfl_xor_sync(~0u, t, 1);
+        t += __shfl_xor_sync(~0u, t, 2);
+        const int i = begin + row + half * 8;
+        const bool hidden = MASKED == 2 && i < at.stop && !mask[i];
+        if (lane == 0 && i < at.stop) total[(long long)i * p.blocks + block] = hidden ? 0.f : t;
+      }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at_row = begin + top + i * 4;
+      uint4 v = get16(stand + piece / 8 * PITCH + (top + i * 4) * 16);
+      if (at_row >= at.stop || piece >= columns) continue;
+      if (GATE) {
+        const uint4 g = gates[GATED ? i : 0];
+        v = make_uint4(gated<GATE>(v.x, g.x), gated<GATE>(v.y, g.y), gated<GATE>(v.z, g.z), gated<GATE>(v.w, g.w));
+      }
+      if (MASKED == 2 && !mask[at_row]) v = make_uint4(0, 0, 0, 0);
+      *(uint4*)(out + at_row * p.outs[2] + piece) = v;
+    }
+  }
+}
