@@ -7,11 +7,14 @@ exactly, meet float32 ones that are split in two.
 import triton
 import triton.language as tl
 
+UPPER_HALF = tl.constexpr(-65536)  # of the bits of a float32: a bfloat16
+
 
 @triton.jit
-def rest(a):
-    """What rounding to bfloat16 takes away, rounded to it."""
-    return (a - a.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16)
+def split(a):
+    """A float32 as two bfloat16: its upper half, and the rest, of which 8 more bits count."""
+    upper = (a.to(tl.int32, bitcast=True) & UPPER_HALF).to(tl.float32, bitcast=True)
+    return upper.to(tl.bfloat16), (a - upper).to(tl.bfloat16)
 
 
 @triton.jit
@@ -20,17 +23,17 @@ def half_exact(a, b, into, SPLIT: tl.constexpr):
     if SPLIT and b.dtype == tl.bfloat16:
         return tl.dot(a, b, into)
     elif SPLIT:
-        return tl.dot(a, rest(b), tl.dot(a, b.to(tl.bfloat16), into))
+        upper, rest = split(b)
+        return tl.dot(a, rest, tl.dot(a, upper, into))
     else:
         return tl.dot(a.to(tl.float32), b, into, input_precision="tf32x3")
 
 
 @triton.jit
-def exact(a, b, into, SPLIT: tl.constexpr):
-    """`into` + a b, of a in float32 and b as above."""
+def rounded(a, b, into, SPLIT: tl.constexpr):
+    """`into` + a b, of a in float32, whose sum will be rounded to 16 bits as both are here."""
     if SPLIT:
-        into = half_exact(a.to(tl.bfloat16), b, into, SPLIT)
-        return tl.dot(rest(a), b.to(tl.bfloat16), into)
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), into)
     else:
         return tl.dot(a, b, into, input_precision="tf32x3")
 

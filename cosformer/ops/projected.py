@@ -164,13 +164,14 @@ def _launch(
     rows, parts = weight.shape[-2], MAPS[kind].parts
     columns = (parts - 1) * rows + _last(rows, kind)
     out = x.new_empty(*x.shape[:3], columns if write else 0, dtype=_dtype(x, kind))
-    tokens, options = 64 if _block(rows, kind) > 64 else 128, _options(x, rows, kind)
-    if parts == 2:  # twice as much to make of a product takes twice the registers
+    options = _options(x, rows, kind)
+    tokens = 64 if _block(rows, kind) > 64 or kind == "softmaxes" else 128
+    if kind in ("waves", "relu"):
         options["num_warps"] = 8
     blocks = -(-x.shape[2] // tokens)
     with on_device_of(x):
         features_kernel[(blocks * x.shape[0] * x.shape[1],)](
-            x, as_multiplied(weight, x), level, out, blocks, *_sizes(x, weight, kind),
+            x, *halves(weight, x), level, out, blocks, *_sizes(x, weight, kind),
             *x.stride(), *_strides(level), P=columns, PARTS=parts, OWN=own, WRITE=write,
             BLOCK_T=tokens, **options,
         )  # fmt: skip
@@ -186,13 +187,16 @@ def gradients(
     steps = min(STEPS, -(-x.shape[2] // 64)) if learned else 1
     blocks = -(-x.shape[2] // (64 * steps))
     heads, (rows, width) = x.shape[0] * x.shape[1], weight.shape[-2:]
+    options = _options(x, rows, kind)
+    if kind == "exp" and x.dtype == torch.bfloat16 and width <= FEWEST:
+        options["num_stages"] = 3  # there are many blocks of W, and room for the next two
     dx = x.new_empty(x.shape)
     parts = x.new_empty(heads * blocks if learned else 0, rows, width, dtype=torch.float32)
     with on_device_of(x):
         gradients_kernel[(blocks * heads,)](
-            x, as_multiplied(weight, x), level, grad, dx, parts, blocks,
+            x, *halves(weight, x), level, grad, dx, parts, blocks,
             *_sizes(x, weight, kind, steps), *x.stride(), *_strides(level), *grad.stride()[:3],
-            LEARNED=learned, BLOCK_T=64, **_options(x, rows, kind),
+            SPLIT=x.dtype == torch.bfloat16, LEARNED=learned, BLOCK_T=64, **options,
         )  # fmt: skip
     if not learned:
         return dx, None
@@ -219,7 +223,6 @@ def _options(x: Tensor, rows: int, kind: str) -> dict[str, Any]:
         "BLOCK_F": block,
         "BLOCK_D": padded(x.shape[-1], FEWEST),
         "KIND": kind,
-        "SPLIT": x.dtype == torch.bfloat16,
         "num_warps": 4 if max(block, x.shape[-1]) <= 64 else 8,
         "num_stages": 2,
     }
@@ -240,6 +243,15 @@ def as_multiplied(weight: Tensor, x: Tensor) -> Tensor:
     """W as kernels read it: in float32, unless it is bfloat16 as x, which saves a product."""
     exact = weight.dtype == x.dtype == torch.bfloat16
     return (weight.detach() if exact else weight.detach().float()).contiguous()
+
+
+def halves(weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """W as kernels multiply it, and the rest where bfloat16, as x is, has not all of it."""
+    weight = as_multiplied(weight, x)
+    if x.dtype != torch.bfloat16 or weight.dtype == torch.bfloat16:
+        return weight, None
+    upper = weight.bfloat16()
+    return upper, (weight - upper).bfloat16()
 
 
 def _strides(level: Tensor | None) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from cosformer.ops.product_kernels import exact, half_exact, place
-from cosformer.ops.sine_kernels import sine_and_cosine
+from cosformer.ops.product_kernels import half_exact, place, rounded
+from cosformer.ops.sine_kernels import waves
 
 SMALLEST_NORM = tl.constexpr(1e-12)  # of torch.nn.functional.normalize
 LOG_E = tl.constexpr(1.4426950408889634)  # to base 2, which a GPU's exponentials have
@@ -20,18 +20,35 @@ def _factor(rows, scale, KIND: tl.constexpr):
 
 
 @triton.jit
-def _projections(tile, w, factor, KIND: tl.constexpr, SPLIT: tl.constexpr):
-    """`[T, F]` float32: W x̂, or as exponents to base 2."""
-    nothing = tl.zeros([tile.shape[0], w.shape[0]], tl.float32)
-    by_row = factor * (LOG_E if KIND == "exp" or KIND == "softmaxes" else 1.0)
-    return half_exact(tile, tl.trans(w), nothing, SPLIT) * by_row[:, None]
+def _to_exponents(factor, KIND: tl.constexpr):
+    """With the logarithm that makes them exponents to base 2."""
+    return factor * (LOG_E if KIND == "exp" or KIND == "softmaxes" else 1.0)
 
 
 @triton.jit
-def _weights(weight, column, lane, F: tl.constexpr, D: tl.constexpr):
-    """`[F, D]`, a block of its rows."""
-    inside = (column[:, None] < F) & (lane[None, :] < D)
-    return tl.load(weight + column[:, None] * D + lane[None, :], mask=inside, other=0.0)
+def _block(weight, column, lane, F: tl.constexpr, D: tl.constexpr):
+    """Rows of W, `[F, D]`."""
+    cells = weight + column[:, None] * D + lane[None, :]
+    return tl.load(cells, mask=(column[:, None] < F) & (lane[None, :] < D), other=0.0)
+
+
+@triton.jit
+def _both(weight, rest, column, lane, F: tl.constexpr, D: tl.constexpr):
+    """Rows of W, and of its rest; of W again if there is none, for want of nothing in a pair."""
+    w = _block(weight, column, lane, F, D)
+    return w, w if rest is None else _block(rest, column, lane, F, D)
+
+
+@triton.jit
+def _products(tile, w, low, HAS_REST: tl.constexpr):
+    """W x `[T, F]` float32."""
+    y = tl.zeros([tile.shape[0], w.shape[0]], tl.float32)
+    if HAS_REST:
+        y = tl.dot(tile, tl.trans(low), y)
+    if w.dtype == tl.bfloat16:
+        return tl.dot(tile, tl.trans(w), y)
+    else:
+        return tl.dot(tile.to(tl.float32), tl.trans(w), y, input_precision="tf32x3")
 
 
 @triton.jit
@@ -46,23 +63,26 @@ def _softmax(y, real):
 def features_kernel(
     x,
     weight,  # [h, F, D] float32, or bfloat16 as x
+    rest,  # of W, where bfloat16 has not all of it
     level,  # [B, H, T] float32: what exponents are relative to
     out,  # [B, H, T, P]: PARTS of F columns, the last LAST wide with its zeros
     blocks, length, heads, shared, scale, gain,
     x_b, x_h, x_t, x_d, level_b, level_h, level_t,
     F: tl.constexpr, D: tl.constexpr, LAST: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
-    KIND: tl.constexpr, SPLIT: tl.constexpr, OWN: tl.constexpr, WRITE: tl.constexpr,
+    KIND: tl.constexpr, OWN: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """`OWN`: levels are rows' largest exponents, which are found and stored; else they are read."""
     batch, head, first = place(blocks, heads, BLOCK_T)
     token = first + tl.arange(0, BLOCK_T)
     lane = tl.arange(0, BLOCK_D)
     there = token < length
+    weight += head // shared * F * D
+    if rest is not None:
+        rest += head // shared * F * D
     x += batch * x_b + head * x_h
     cells = x + token[:, None] * x_t + lane[None, :] * x_d
     tile = tl.load(cells, mask=there[:, None] & (lane[None, :] < D), other=0.0)
-    weight += head // shared * F * D
     rows = tile.to(tl.float32)
     factor = _factor(rows, scale, KIND)
     shift = tl.zeros([BLOCK_T], tl.float32)
@@ -71,11 +91,10 @@ def features_kernel(
         levels = level + batch * level_b + head * level_h + token * level_t
         if OWN:
             top = tl.full([BLOCK_T], float("-inf"), tl.float32)
-            nothing = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
             for start in range(0, F, BLOCK_F):
                 column = start + tl.arange(0, BLOCK_F)
-                w = _weights(weight, column, lane, F, D)
-                y = half_exact(tile, tl.trans(w), nothing, SPLIT)
+                w, low = _both(weight, rest, column, lane, F, D)
+                y = _products(tile, w, low, rest is not None)
                 top = tl.maximum(top, tl.max(tl.where(column[None, :] < F, y, float("-inf")), 1))
             shift = top * scale
             tl.store(levels, shift - half, mask=there)
@@ -87,12 +106,12 @@ def features_kernel(
         for start in range(0, LAST, BLOCK_F):
             column = start + tl.arange(0, BLOCK_F)
             real = column < F
-            w = _weights(weight, column, lane, F, D)
-            y = _projections(tile, w, factor, KIND, SPLIT)
+            w, low = _both(weight, rest, column, lane, F, D)
+            y = _products(tile, w, low, rest is not None) * _to_exponents(factor, KIND)[:, None]
             if KIND == "exp":
                 one = tl.exp2(y - shift[:, None])
             elif KIND == "waves":
-                sine, cosine = sine_and_cosine(y)
+                sine, cosine = waves(y, out.dtype.element_ty == tl.bfloat16)
                 one = sine * gain
             elif KIND == "relu":
                 one = tl.where(y < 0, 0.0, y) * gain  # NaN stays
@@ -132,7 +151,7 @@ def _slope(
     else:
         two = tl.load(grad + F + column[None, :], mask=wanted, other=0.0).to(tl.float32)
         if KIND == "waves":
-            sine, cosine = sine_and_cosine(y)
+            sine, cosine = waves(y, grad.dtype.element_ty == tl.bfloat16)
             slope = (one * cosine - two * sine) * gain
         else:
             up, down = _softmax(y, column < F), _softmax(-y, column < F)
@@ -144,7 +163,7 @@ def _slope(
 
 @triton.jit(do_not_specialize=["blocks", "length", "heads", "shared", "steps"])
 def gradients_kernel(
-    x, weight, level,
+    x, weight, rest, level,
     grad,  # [B, H, T, P]
     dx,  # [B, H, T, D]
     dweight,  # [B·H·blocks, F, D] float32: what each program adds
@@ -161,8 +180,12 @@ def gradients_kernel(
     x += batch * x_b + head * x_h + lane[None, :] * x_d
     grad += batch * grad_b + head * grad_h
     weight += head // shared * F * D
+    if rest is not None:
+        rest += head // shared * F * D
     dx += (batch * heads + head) * length * D + lane[None, :]
     learned = tl.zeros([BLOCK_D, BLOCK_F], tl.float32)
+    if F <= BLOCK_F:
+        all_w, all_low = _both(weight, rest, tl.arange(0, BLOCK_F), lane, F, D)
     for step in range(steps):
         token = first + step * BLOCK_T + tl.arange(0, BLOCK_T)
         there = token < length
@@ -180,11 +203,14 @@ def gradients_kernel(
         total = tl.zeros([BLOCK_T], tl.float32)
         for start in range(0, F, BLOCK_F):
             column = start + tl.arange(0, BLOCK_F)
-            w = _weights(weight, column, lane, F, D)
-            y = _projections(tile, w, factor, KIND, SPLIT)
+            if F <= BLOCK_F:
+                w, low = all_w, all_low
+            else:
+                w, low = _both(weight, rest, column, lane, F, D)
+            y = _products(tile, w, low, rest is not None) * _to_exponents(factor, KIND)[:, None]
             row = grad + token[:, None] * grad_t
             slope = _slope(y, shift, gain, row, there, column, F, LAST, KIND)
-            into = exact(slope, w, into, SPLIT)
+            into = rounded(slope, w, into, SPLIT)
             total += tl.sum(slope, 1)
             if LEARNED:
                 learned = half_exact(tl.trans(tile), slope * factor[:, None], learned, SPLIT)

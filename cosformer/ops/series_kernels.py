@@ -8,7 +8,7 @@ four, Triton 3.6 reads matrices of so few columns out of range.
 import triton
 import triton.language as tl
 
-from cosformer.ops.product_kernels import exact, half_exact, place, rest
+from cosformer.ops.product_kernels import half_exact, place, rounded, split
 
 ROOT = tl.constexpr(0.7071067811865476)  # 1/√2
 
@@ -19,7 +19,8 @@ def _pick(rows, places, into, SPLIT: tl.constexpr):
     places = places.to(tl.float32)
     if SPLIT:
         places = places.to(tl.bfloat16)
-        return tl.dot(rest(rows), places, tl.dot(rows.to(tl.bfloat16), places, into))
+        upper, rest = split(rows)
+        return tl.dot(rest, places, tl.dot(upper, places, into))
     else:
         return tl.dot(rows, places, into, input_precision="tf32x3")
 
@@ -122,7 +123,7 @@ def series_gradient_kernel(
         dy = _pick(by_left, tl.trans(_firsts(N, BLOCK_C, BLOCK_N)), dy, SPLIT) * scale
         if LEARNED:
             learned = half_exact(tl.trans(tile), dy, learned, SPLIT)
-        into = exact(dy, tl.trans(w), tl.zeros([BLOCK_T, BLOCK_D], tl.float32), SPLIT)
+        into = rounded(dy, tl.trans(w), tl.zeros([BLOCK_T, BLOCK_D], tl.float32), SPLIT)
         tl.store(dx + token * D, into.to(dx.dtype.element_ty), mask=wanted)
     if LEARNED:
         dweight += tl.program_id(0).to(tl.int64) * D * N

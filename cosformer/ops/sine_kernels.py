@@ -5,6 +5,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 SHARE = tl.constexpr(0.3183098861837907)  # 1/π
 # π in two parts: up to 2¹³ half turns the first has so few bits that its multiples are exact.
@@ -35,3 +36,12 @@ def sine_and_cosine(angle):
     cosine = -0.0013888403 + y * (2.4761808e-05 - y * 2.6075662e-07)
     cosine = -0.5 + y * (0.04166664 + y * cosine)
     return (x + x * y * sine) * sign, (1.0 + y * cosine) * sign
+
+
+@triton.jit
+def waves(angle, ROUGH: tl.constexpr):
+    """Both, by two instructions each if ROUGH: within 2⁻²⁰, and 2⁻²² of an angle beyond π."""
+    if ROUGH:
+        return libdevice.fast_sinf(angle), libdevice.fast_cosf(angle)
+    else:
+        return sine_and_cosine(angle)
