@@ -112,7 +112,7 @@ class LinearMechanism(Mechanism):
         if impl == "auto" and (out := self._at_once(q, k, v, options)) is not None:
             return out
         given = self._features(q, k, v, request, request.start, 0)
-        if impl == "auto" and goes_in_groups(given[0], options):
+        if impl == "auto" and goes_in_groups(given[0]):
             return in_groups(*given, options).to(q.dtype)
         return linear_attention(*given, **options).to(q.dtype)
 

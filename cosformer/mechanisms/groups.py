@@ -16,15 +16,13 @@ GROUP = MAX_WIDTH
 """Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
 WIDEST = {torch.bfloat16: GROUP}
 """Features that one call takes, by dtype; Triton's kernels take 256 of any."""
-PLAIN = {"feature_map", "normaliser", "rule", "eps", "key_mask", "causal", "impl"}
-"""Options under which all weights are 1, and queries stand where keys do."""
+PLAIN = {"feature_map", "normaliser", "rule", "eps", "key_mask", "causal", "impl", "log_decay"}
+"""Under which weights are 1 or fade, and queries stand where keys do."""
 
 
-def goes_in_groups(features: Tensor, options: dict[str, Any]) -> bool:
-    """Whether the fastest kernels take parts only: of wide features, or of a fading quotient."""
-    fades = bool(options.keys() & {"gamma", "log_decay"}) and options["normaliser"] == "sum"
-    fast = fades and features.dtype == torch.bfloat16
-    return features.is_cuda and (fast or features.shape[-1] > WIDEST.get(features.dtype, 256))
+def goes_in_groups(features: Tensor) -> bool:
+    """Whether the fastest kernels take parts of the features only."""
+    return features.is_cuda and features.shape[-1] > WIDEST.get(features.dtype, 256)
 
 
 def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
@@ -35,7 +33,8 @@ def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tenso
         q, k = (_aligned(x) for x in (q, k))
     if options["normaliser"] == "none":
         return torch.stack(_parts(q, k, v, undivided)).sum(0)
-    width, here = v.shape[-1], (options["feature_map"], options["causal"])
+    width = v.shape[-1]
+    here = (options["feature_map"], options["causal"], options.get("log_decay"))
     if PLAIN.issuperset(options) and is_served(q, k, v, *here):
         parts, totals = sums_apart(q, k, v, options["key_mask"], *here)
     elif width + ALIGNED <= GROUP:

@@ -18,29 +18,44 @@ from cosformer.ops.engine import linear_attention
 from cosformer.ops.formula import formula_gradients
 from cosformer.ops.problem import on_device_of
 from cosformer.ops.trilinear import recorded
+from cosformer.ops.weights import log_gates
 
 RULE = ("apart", 0.0)  # and eps, as the kernels take them
 
 
-def is_served(q: Tensor, k: Tensor, v: Tensor, feature_map: str, causal: bool) -> bool:
-    """Whether these kernels take every group of features."""
+def is_served(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: str,
+    causal: bool,
+    log_decay: Tensor | None = None,
+) -> bool:
+    """Whether these kernels take every group of features; a decay has no gradient here."""
     whole = not causal or q.shape[2] == k.shape[2]
-    if not (whole and feature_map in hopper.MAPS and kernels_serve(q)):
+    learned = log_decay is not None and log_decay.requires_grad
+    if learned or not (whole and feature_map in hopper.MAPS and kernels_serve(q)):
         return False
     return all(
-        hopper.unsupported(*each, v, None, None, 1, causal, RULE[0]) is None
+        hopper.unsupported(*each, v, log_decay, None, 1, causal, RULE[0]) is None
         for each in _groups(q, k)
     )
 
 
 def sums_apart(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, feature_map: str, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    feature_map: str,
+    causal: bool,
+    log_decay: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Σ_j s(i, j) v_j `[B, H, T, V]` and Σ_j s(i, j) `[B, H, T, 1]` over each group of features.
 
-    s(i, j) = φ(q_i)·φ(k_j), for j ≤ i where causal.
+    s(i, j) = φ(q_i)·φ(k_j), for j ≤ i where causal, times what `log_decay` leaves from j to i.
     """
-    found = _Apart.apply(q, k, v, key_mask, feature_map, causal)
+    found = _Apart.apply(q, k, v, key_mask, feature_map, causal, log_decay)
     count = len(found) // 2
     return list(found[:count]), [total[..., None] for total in found[count:]]
 
@@ -57,24 +72,26 @@ class _Apart(Function):
         key_mask: Tensor | None,
         feature_map: str,
         causal: bool,
+        log_decay: Tensor | None,
     ) -> tuple[Tensor, ...]:
         bases = [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]  # ψ
-        about = (None, None, key_mask, *bases, causal, feature_map, *RULE, False)
+        decay = None if log_decay is None else log_gates(log_decay, q, k).cumsum(-1)
+        about = (decay, None, key_mask, *bases, causal, feature_map, *RULE, False)
         with on_device_of(q):
             found = [hopper.forward(*each, v, *about) for each in _groups(q, k)]
         sums, totals, _, kept = zip(*found, strict=True)
         ctx.feature_map, ctx.causal = feature_map, causal
-        ctx.save_for_backward(q, k, v, key_mask, *bases, *kept)
+        ctx.save_for_backward(q, k, v, key_mask, log_decay, decay, *bases, *kept)
         return *sums, *totals
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, key_mask, *others = ctx.saved_tensors
+        q, k, v, key_mask, log_decay, decay, *others = ctx.saved_tensors
         bases, kept = others[:2], others[2:]
         if recorded():
             needs = ctx.needs_input_grad[:3]
-            slopes = formula_gradients(_formula(ctx, key_mask), (q, k, v), needs, grads)
-            return *slopes, None, None, None
+            formula = _formula(ctx, key_mask, log_decay)
+            return *formula_gradients(formula, (q, k, v), needs, grads), None, None, None, None
         asked = Asked(*ctx.needs_input_grad[:3])
         dq, dk = (
             x.new_empty(x.shape) if needed else None for x, needed in ((q, asked.q), (k, asked.k))
@@ -82,7 +99,7 @@ class _Apart(Function):
         dv: list[Any] = []  # of each group
         count = len(grads) // 2
         rooms = ([None] * count if x is None else _split(x) for x in (dq, dk))
-        about = (None, None, key_mask, *bases)
+        about = (decay, None, key_mask, *bases)
         pieces = zip(
             _groups(q, k), zip(*rooms, strict=True), kept, grads[:count], grads[count:], strict=True
         )
@@ -92,13 +109,16 @@ class _Apart(Function):
                 ctx.causal, ctx.feature_map, *RULE, asked, states, into,
             )  # fmt: skip
             dv.append(found[2])
-        return dq, dk, sum(dv[1:], start=dv[0]) if asked.v else None, None, None, None
+        summed = sum(dv[1:], start=dv[0]) if asked.v else None
+        return dq, dk, summed, None, None, None, None
 
 
-def _formula(ctx: Any, key_mask: Tensor | None) -> Callable[..., list[Tensor]]:
+def _formula(
+    ctx: Any, key_mask: Tensor | None, log_decay: Tensor | None
+) -> Callable[..., list[Tensor]]:
     options: dict[str, Any] = {
         "feature_map": ctx.feature_map, "causal": ctx.causal, "key_mask": key_mask,
-        "normaliser": "none", "impl": "chunked",
+        "log_decay": log_decay, "normaliser": "none", "impl": "chunked",
     }  # fmt: skip
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:

@@ -17,9 +17,9 @@
 // what comes back as the gradient of the total. Numbers that must not lose bits (ψ for the denominator, its sums,
 // δ) stand in two columns: rounded to 16 bits, and the rest.
 //
-// A decay (DECAY: no denominator, ψ = 1) weighs pairs by exp(L_i − L_j), j ≤ i. No exponent is positive,
-// however strong a gate: pairs within a chunk are weighed one by one, and z stands there twice, as it is
-// for them, and for the state times exp(L_end − L_j), L_end being L at the chunk's last row. Readers take
+// A decay (DECAY: ψ = 1) weighs pairs by exp(L_i − L_j), j ≤ i. No exponent is positive, however strong a
+// gate: pairs within a chunk are weighed one by one, and z stands there twice, with its ones, as it is for
+// them, and for the state times exp(L_end − L_j), L_end being L at the chunk's last row. Readers take
 // the state times exp(L_i − L_before); in reverse the two change places. Before a chunk is added, the
 // state is multiplied by exp(L_end − L_before). In place of ψ stands l = L − L_before (`since`).
 //
@@ -59,7 +59,8 @@ constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
 constexpr bool APART = RULE == 4, AUGMENTED = DELTA != 0, GATED = GATE || DOTS;
 constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
 constexpr int COPIES = DECAY && READ ? 2 : R;  // of z; the last R of them make the state
-constexpr int ZB = COPIES * 8 + ONES;
+constexpr int ONES_AT = COPIES * 8, OWN_ONES_AT = ONES_AT + (DECAY && READ);  // the state's, and those of pairs
+constexpr int ZB = ONES ? OWN_ONES_AT + 1 : COPIES * 8;
 constexpr int OUT_N = R * 64, OUT_F = OUT_N / 2;  // columns, and accumulators of a thread
 constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : (R * 8 + ONES) * 8, STATE_F = STATE_N / 2;
 constexpr int STATE_M = TURNED ? R : KW / 64;  // tiles of 64 rows
@@ -79,10 +80,10 @@ constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
 constexpr int MAKER_REGISTERS = CAUSAL ? 96 : READ ? 104 : 128;  // of a loader that makes features
 constexpr int LOADER_REGISTERS = PROJECT ? MAKER_REGISTERS : !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
-constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE);
-constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE ? 128 : 104;
+constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE && !ONES);
+constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE ? 128 : DECAY ? 112 : 104;
 constexpr int GIVER_REGISTERS = !READ ? 24 : PROJECT ? 88 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
-static_assert(!DECAY || (WRITE && R == 1 && RULE == 0 && KEEPERS == 1), "");
+static_assert(!DECAY || (WRITE && R == 1 && KEEPERS == 1), "");
 static_assert(!PROJECT || (KW == 128 && R == 1 && !TURNED && !REVERSE && !SCALED && !PAIRED && !DECAY), "");
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;

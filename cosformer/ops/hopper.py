@@ -28,8 +28,8 @@ def unsupported(
     """What these kernels need and do not get; None if they can compute the problem."""
     if bounds is not None or states > 2:
         return "plain or cosine weights, without packing"
-    if decay is not None and not (causal and states == 1 and rule == "none"):
-        return "plain weights and no denominator beside a decay"
+    if decay is not None and not (causal and states == 1):
+        return "plain weights beside a decay"
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         return "tensors that begin at multiples of 16 bytes"
     shapes, strides = (q.shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride())

@@ -38,7 +38,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (!APART && DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
     }
 
-    float sums[OUT_F], totals[4], more[32];  // under a decay, more is what the state gives
+    float sums[OUT_F], totals[4], more[32], more_totals[4];  // under a decay, more is what the state gives
     u32 weights[16];  // of pairs within the chunk
     wait(full + stage * 8, c / STAGES & 1);
     if (CAUSAL) {
@@ -73,7 +73,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (ONES)
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OUT_N / 8 * PITCH + k * 256, PITCH), k > 0);
+          Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OWN_ONES_AT * PITCH + k * 256, PITCH), k > 0);
     }
     if (WRITE || c == begins) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
     mma_fence();
@@ -85,7 +85,9 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       else if (DECAY) Mma<64>::from_shared<0, 1>(more, a, state.at(k * 256, STATE_PITCH), k > 0);
       else if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add);
       else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add);
-      if (ONES) Mma<8>::from_shared<0, 1>(totals, a, state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH), add);
+      const u64 ones = state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH);
+      if (ONES && DECAY) Mma<8>::from_shared<0, 1>(more_totals, a, ones, k > 0);
+      else if (ONES) Mma<8>::from_shared<0, 1>(totals, a, ones, add);
     }
     mma_commit();
     uint4 gates[GATED ? 4 : 1];
@@ -99,15 +101,19 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     hold(sums);
     if (ONES) hold(totals);
     if (DECAY) hold(more);
+    if (DECAY && ONES) hold(more_totals);
     give_back(empty + stage * 8);
     if (WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
 
-    if (ONES || (!APART && DELTA == 1)) {
+    constexpr bool DIVIDED = !APART && (ONES || DELTA == 1);
+    if (ONES || DIVIDED) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (ONES) {
           const float* e = totals + half * 2;
-          float t = R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
+          const float* m = more_totals + half * 2;
+          float t = DECAY ? e[0] + (m[0] + m[1]) * f[half][0]
+                  : R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
           t += __shfl_xor_sync(~0u, t, 1);
           t += __shfl_xor_sync(~0u, t, 2);
           const int i = begin + row + half * 8;
@@ -134,7 +140,8 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float *s = sums + n * 4 + i * 2, *t = more + n * 4 + i * 2, *g = f[i & 1];
-        float a = DECAY ? s[0] + t[0] * g[0] : s[0] * g[0], b = DECAY ? s[1] + t[1] * g[0] : s[1] * g[0];
+        const float own = DIVIDED ? scale[i & 1] : 1.f;  // g has it already
+        float a = DECAY ? s[0] * own + t[0] * g[0] : s[0] * g[0], b = DECAY ? s[1] * own + t[1] * g[0] : s[1] * g[0];
         if (R > 1) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
         if (DOTS) dots[i & 1] += a * low(beside[i]) + b * high(beside[i]);
         pair[i] = pack(a, b);

@@ -127,9 +127,10 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
       for (int i = 0; i < zs.N; ++i) {
         const uint4 w = mapped<Z_MAP>(zs.v[i]);
         const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16;
+        const float fades = DECAY ? from_writer(psi[i][0], end) : 1.f;
         if (DECAY) {
-          if (READ) put16(place, w);
-          put16(place + (COPIES - 1) * 8 * PITCH, times(w, from_writer(psi[i][0], end)));
+          if (READ) put16(place, SCALED ? times(w, scale[i]) : w);
+          put16(place + (COPIES - 1) * 8 * PITCH, times(w, SCALED ? fades * scale[i] : fades));
           if (zs.block() == 0) put4(x_tile + SINCE_AT + zs.row(i) * 4, psi[i][0]);
         } else if (PROJECT) {
           put16(place, w);
@@ -141,10 +142,11 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
           }
         }
         if (ONES && zs.block() == 0) {
-          const float a = psi[i][0], b = psi[i][R - 1];
+          const float a = DECAY ? fades : psi[i][0], b = psi[i][R - 1];
           const u32 hi = pack(a, PROJECT ? 0.f : R == 1 ? a - rounded(a) : b);  // 1 has no rest
           const u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
-          put16(z_tile + R * 8 * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
+          put16(z_tile + ONES_AT * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
+          if (DECAY && READ) put16(z_tile + OWN_ONES_AT * PITCH + zs.row(i) * 16, make_uint4(pack(1.f, 0.f), 0, 0, 0));
         }
       }
     }

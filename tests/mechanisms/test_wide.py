@@ -21,7 +21,7 @@ def test_groups_of_features_add_up(name, causal, room, monkeypatch):
     whole, _ = mechanism(q, k, v, causal=causal, controls=controls)
     widths = []
     attend = groups.linear_attention
-    monkeypatch.setattr(family, "goes_in_groups", lambda features, options: True)
+    monkeypatch.setattr(family, "goes_in_groups", lambda features: True)
     monkeypatch.setattr(groups, "GROUP", room)
     monkeypatch.setattr(
         groups,
@@ -35,27 +35,24 @@ def test_groups_of_features_add_up(name, causal, room, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "more", "expected"),
+    ("dtype", "width", "expected"),
     [
-        (torch.bfloat16, 128, {}, False),
-        (torch.bfloat16, 136, {}, True),
-        (torch.bfloat16, 64, {"log_decay": 0}, True),
-        (torch.bfloat16, 64, {"log_decay": 0, "normaliser": "none"}, False),
-        (torch.float16, 256, {}, False),
-        (torch.float32, 257, {}, True),
-        (torch.float32, 64, {"gamma": 0}, False),
+        (torch.bfloat16, 128, False),
+        (torch.bfloat16, 136, True),
+        (torch.float16, 256, False),
+        (torch.float32, 257, True),
     ],
 )
-def test_what_goes_in_groups_on_a_gpu(dtype, width, more, expected):
+def test_what_goes_in_groups_on_a_gpu(dtype, width, expected):
     on_gpu = SimpleNamespace(is_cuda=True, dtype=dtype, shape=(1, 1, 1, width))
-    assert groups.goes_in_groups(on_gpu, {"normaliser": "sum"} | more) == expected
+    assert groups.goes_in_groups(on_gpu) == expected
     on_gpu.is_cuda = False
-    assert not groups.goes_in_groups(on_gpu, {"normaliser": "sum"} | more)
+    assert not groups.goes_in_groups(on_gpu)
 
 
 @pytest.mark.parametrize("name", ["linear", "rope-linear"])
 def test_sums_do_not_end_where_float16_does(name, monkeypatch):
-    monkeypatch.setattr(family, "goes_in_groups", lambda features, options: True)
+    monkeypatch.setattr(family, "goes_in_groups", lambda features: True)
     mechanism = make(name, width=64)
     q, k, v, _ = tokens(mechanism, 3000)
     q, k, v = (x.abs().half() for x in (q, k, v))  # weights that sum to more than 65,504

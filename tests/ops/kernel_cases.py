@@ -76,6 +76,10 @@ CASES = {
     ),
     "gated": Case(linear_attention, NONE, gated=True),
     "closed gates": Case(linear_attention, NONE, gated=True, closed=True),
+    "fading quotient": Case(linear_attention, {**LINEAR, "gamma": torch.tensor([0.9, 0.99])}),
+    "gated quotient": Case(
+        linear_attention, {**CAUSAL, "feature_map": "1+elu"}, gated=True, closed=True
+    ),
     "gated, divided": Case(linear_attention, {**LINEAR, "theta": 1e-4}, gated=True),
 }
 

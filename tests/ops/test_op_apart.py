@@ -23,8 +23,8 @@ def draw(features=160, length=100, keys=None):
     return [x.requires_grad_() for x in rows]
 
 
-def both_passes(leaves, causal=True):
-    sums, totals = apart.sums_apart(*leaves, None, "identity", causal)
+def both_passes(leaves, causal=True, decay=None):
+    sums, totals = apart.sums_apart(*leaves, None, "identity", causal, decay)
     return torch.autograd.grad(sum(x.sum() for x in [*sums, *totals]), leaves)
 
 
@@ -39,6 +39,16 @@ def test_nothing_is_divided_and_nothing_prepared(launches, causal):
     for role in roles:
         assert bool(role.DELTA) == role.TURNED
         assert (role.RULE == 0) == (role.REVERSE and not role.TURNED)  # dv has no columns of ones
+
+
+def test_every_group_fades(launches):
+    leaves = draw()
+    decay = torch.full(leaves[0].shape[:3], -0.1)
+    both_passes(leaves, decay=decay)
+    roles = [options for name, options, *_ in launches if name == "sweep"]
+    assert len(roles) == 8
+    assert all(role.DECAY and not role.DOTS for role in roles)
+    assert not apart.is_served(*leaves, "identity", True, decay.requires_grad_())
 
 
 def test_a_group_is_a_forward_and_three_backward_sweeps(launches):
@@ -60,16 +70,20 @@ def unpacked(launches):
     return [hopper_plan.TAIL.unpack(tail) for *_, tail, _ in launches]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_second_derivatives_are_those_of_the_formula(launches, causal):
+@pytest.mark.parametrize(("causal", "fades"), [(True, True), (True, False), (False, False)])
+def test_second_derivatives_are_those_of_the_formula(launches, causal, fades):
     leaves = [x.detach().float().requires_grad_() for x in draw(length=9)]
     mask = torch.tensor([[True] * 5 + [False] + [True] * 3])
     grads = [torch.linspace(-1, 1, 18 * n).view(1, 2, 9, n) for n in (64, 64, 1, 1)]
 
+    decay = torch.linspace(-1, 0, 18).view(1, 2, 9) if fades else None
+    since = torch.zeros(1, 2, 9) if decay is None else decay.cumsum(-1)
+    left = (since[..., :, None] - since[..., None, :]).tril().exp()
+
     def formula(q, k, v):
         parts = []
         for x, y in zip(q.split(128, -1), k.split(128, -1), strict=True):
-            score = (x @ y.mT) * mask[:, None, None, :]
+            score = (x @ y.mT) * mask[:, None, None, :] * left
             parts.append(score.tril() if causal else score)
         return [x @ v for x in parts], [x.sum(-1, keepdim=True) for x in parts]
 
@@ -78,7 +92,7 @@ def test_second_derivatives_are_those_of_the_formula(launches, causal):
         found = torch.autograd.grad([*sums, *totals], leaves, grads, create_graph=True)
         return [*found, *torch.autograd.grad(sum(x.square().sum() for x in found), leaves)]
 
-    ours = squares(lambda *x: apart.sums_apart(*x, mask, "identity", causal))
+    ours = squares(lambda *x: apart.sums_apart(*x, mask, "identity", causal, decay))
     for one, other in zip(ours, squares(formula), strict=True):
         one, other = one.detach(), other.detach()
         assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))

@@ -20,7 +20,7 @@ UNDIVIDED = {"feature_map": "identity", "normaliser": "none"}
 SERVED = [
     "causal", "bidirectional", "cross", "masked", "masked, both ways", "a horizon for each head",
     "plain relu", "linear transformer", "signed", "added", "retention", "gated",
-    "closed gates",
+    "closed gates", "fading quotient", "gated quotient",
 ]  # fmt: skip
 
 
@@ -69,26 +69,31 @@ def test_no_denominator(segments, served):
     assert served
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("weights", ["full", "causal", "fading"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("features", "value_width"), [(272, 64), (160, 64), (136, 128), (64, 72)])
-def test_sums_and_totals_apart(features, value_width, masked, causal, segments, served):
+def test_sums_and_totals_apart(features, value_width, masked, weights, segments, served):
+    causal = weights != "full"
+    decay = -0.1 * torch.rand(2, 3, 700, device="cuda") if weights == "fading" else None
     shapes = [(2, 3, 700, n) for n in (features, features, value_width)]
     leaves = [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
     mask = torch.rand(2, 700, device="cuda") < 0.7 if masked else None
 
     def ours(*x):
-        sums, totals = apart.sums_apart(*x, mask, "identity", causal)
+        sums, totals = apart.sums_apart(*x, mask, "identity", causal, decay)
         return torch.cat([sum(y.float() for y in each) for each in (sums, totals)], -1)
 
     def formula(*x):
         q, k, v = (y.double() for y in x)
         score = q @ k.mT
         score = score.tril() if causal else score
+        if decay is not None:
+            since = decay.double().cumsum(-1)
+            score = score * (since[..., :, None] - since[..., None, :]).tril().exp()
         score = score if mask is None else score * mask[:, None, None, :]
         return torch.cat([score @ v, score.sum(-1, keepdim=True)], -1)
 
-    assert apart.is_served(*leaves, "identity", causal)
+    assert apart.is_served(*leaves, "identity", causal, decay)
     for a, b in zip(results(ours, leaves), results(formula, leaves), strict=True):
         assert (a.double() - b.double()).norm() < 0.01 * b.double().norm()
     groups = -(-features // 128)
@@ -98,9 +103,10 @@ def test_sums_and_totals_apart(features, value_width, masked, causal, segments, 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("width", [64, 72, 128])
 @pytest.mark.parametrize("value_width", [8, 64, 128])
-def test_decays_at_every_width(width, value_width, gated, served):
+@pytest.mark.parametrize("divided", [True, False])
+def test_decays_at_every_width(width, value_width, gated, divided, served):
     gamma = {} if gated else {"gamma": torch.tensor([0.9, 0.999])}
-    options = {**CAUSAL, **UNDIVIDED, **gamma}
+    options = {**CAUSAL, **({"feature_map": "1+elu"} if divided else UNDIVIDED), **gamma}
     case = Case(linear_attention, options, width=width, value_width=value_width, gated=gated)
     check(case, 300, torch.bfloat16, roundings=FEW, device="cuda", batch=2)
     assert served.count("forward") == served.count("backward") == 2
@@ -123,6 +129,16 @@ def test_gates_and_every_way_to_cut(length, masked, feature_map, segments, serve
     options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map}
     case = Case(linear_attention, options, width=64, value_width=64, gated=True, masked=masked)
     check(case, length, torch.bfloat16, roundings=FEW, device="cuda")
+    assert served.count("forward") == served.count("backward") == 2
+
+
+@pytest.mark.parametrize("rule", ["clamp", "add", "signed"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_fading_quotient_and_every_way_to_cut(width, masked, rule, segments, served):
+    options = {**CAUSAL, "feature_map": "1+elu", "rule": rule}
+    case = Case(linear_attention, options, width=width, value_width=64, gated=True, masked=masked)
+    check(case, 700, torch.bfloat16, roundings=FEW, device="cuda")
     assert served.count("forward") == served.count("backward") == 2
 
 
