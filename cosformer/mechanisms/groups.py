@@ -16,8 +16,8 @@ GROUP = MAX_WIDTH
 """Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
 WIDEST = {torch.bfloat16: GROUP}
 """Features that one call takes, by dtype; Triton's kernels take 256 of any."""
-PLAIN = {"feature_map", "normaliser", "rule", "eps", "key_mask", "causal", "impl", "log_decay"}
-"""Under which weights are 1 or fade, and queries stand where keys do."""
+PLAIN = {"feature_map", "normaliser", "rule", "eps", "key_mask", "causal", "impl"}
+"""Options under which all weights are 1, and queries stand where keys do."""
 
 
 def goes_in_groups(features: Tensor) -> bool:
@@ -35,7 +35,7 @@ def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tenso
         return torch.stack(_parts(q, k, v, undivided)).sum(0)
     width = v.shape[-1]
     here = (options["feature_map"], options["causal"], options.get("log_decay"))
-    if PLAIN.issuperset(options) and is_served(q, k, v, *here):
+    if (PLAIN | {"log_decay"}).issuperset(options) and is_served(q, k, v, *here):
         parts, totals = sums_apart(q, k, v, options["key_mask"], *here)
     elif width + ALIGNED <= GROUP:
         parts, totals = _parts(q, k, torch.cat([v, ones(v)], -1), undivided), []

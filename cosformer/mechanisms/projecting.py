@@ -7,6 +7,7 @@ from torch import Tensor
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.groups import PLAIN
 from cosformer.ops.attend_projected import attend_projected, is_attended
+from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.projected import projected
 
 
@@ -26,7 +27,8 @@ class ProjectingMechanism(LinearMechanism):
     def _at_once(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor | None:
         own = type(self)
         alone = own.queries is ProjectingMechanism.queries and own.keys is ProjectingMechanism.keys
-        if not (alone and own.share is LinearMechanism.share and PLAIN.issuperset(options)):
+        plain = own.share is LinearMechanism.share and PLAIN.issuperset(options)
+        if not (alone and plain and kernels_serve(q)):
             return None
         kind, causal, weights = self.projected_map, options["causal"], self.projections()
         rule = self.rule if self.normaliser == "sum" else "none"

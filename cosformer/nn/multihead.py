@@ -129,17 +129,7 @@ class MultiHeadAttention(HeadProjections):
         key_mask `[B, S]` bool: True = real token. start: the index of the context that the first
         token of x stands at, so that a stream may look at one.
         """
-        if start and (context is None or causal):
-            raise ValueError(f"start must be 0 unless x looks at a whole context, got {start}")
-        first = start
-        if causal and context is not None:  # the last token stands at the last of the context
-            first = context.shape[1] - x.shape[1]
-            if first < 0 and type(self.positions) is not POSITIONS["none"]:
-                raise ValueError(
-                    f"x must not be longer than a context under causal=True with positions, got "
-                    f"{x.shape[1]} and {context.shape[1]} tokens"
-                )
-        q, k, v, controls = self._project(x, context, first)
+        q, k, v, controls = self._project(x, context, self._first(x, context, causal, start))
         out, _ = self.mechanism(
             q,
             k,
@@ -182,13 +172,28 @@ class MultiHeadAttention(HeadProjections):
         *,
         causal: bool = False,
         key_mask: Tensor | None = None,
+        start: int = 0,
     ) -> Tensor:
         """The mechanism's dense matrix `[B, H, T, S]`; quadratic, for pictures and tests."""
-        q, k, _, controls = self._project(x, context, 0)
+        q, k, _, controls = self._project(x, context, self._first(x, context, causal, start))
         weights: Tensor = self.mechanism.weights(
-            q, k, causal=causal, key_mask=key_mask, controls=controls
+            q, k, causal=causal, key_mask=key_mask, start=start or None, controls=controls
         )
         return weights
+
+    def _first(self, x: Tensor, context: Tensor | None, causal: bool, start: int) -> int:
+        """Where the first token of x stands in the context."""
+        if start and (context is None or causal):
+            raise ValueError(f"start must be 0 unless x looks at a whole context, got {start}")
+        if not causal or context is None:
+            return start
+        first = context.shape[1] - x.shape[1]  # the last token stands at the last of the context
+        if first < 0 and type(self.positions) is not POSITIONS["none"]:
+            raise ValueError(
+                f"x must not be longer than a context under causal=True with positions, got "
+                f"{x.shape[1]} and {context.shape[1]} tokens"
+            )
+        return first
 
     def _project(
         self, x: Tensor, context: Tensor | None, start: int

@@ -74,10 +74,13 @@ def build(
 
 
 def decaying(problem: Problem, log_decay: Tensor) -> Problem:
-    """The problem with one more decay: float64 `[b, h, T]`, or `[1, h, 1]` where T ≠ S."""
+    """The problem with one more decay: float64 `[b, h, T]`, or `[1, h, 1]` for all tokens alike.
+
+    Only the latter has a meaning where queries do not stand among the keys one by one.
+    """
     queries, keys = problem.query_position, problem.key_position
-    if queries.shape[1] == keys.shape[1]:
-        along = log_decay.cumsum(-1)
+    if queries.shape[1] == keys.shape[1] and problem.query_start == 0:
+        along = log_decay.expand(-1, -1, keys.shape[1]).cumsum(-1)
         total = along if problem.query_decay is None else problem.query_decay + along
         return problem._replace(query_decay=total, key_decay=total)
     # one number per head, so L is a line

@@ -290,6 +290,11 @@ def _problem(
     values = (*q.shape[1:3], *k.shape[1:3], *numbers, name, chosen, cu_seqlens, position)
     problem = remembered(values, q, make)
     if log_decay is not None:
-        problem = decaying(problem, log_gates(log_decay, q, k))
+        gates = log_gates(log_decay, q, k)
+        if problem.query_start != 0:
+            raise ValueError(
+                f"log_decay needs query i where key i stands, query_start=0, got {query_start}"
+            )
+        problem = decaying(problem, gates)
     check_key_mask(key_mask, k)
     return problem if key_mask is None else problem._replace(key_mask=key_mask)

@@ -67,7 +67,7 @@ def sizes_of(values: Rates) -> list[int]:
 
 
 def log_rates(gamma: Rates, q: Tensor, k: Tensor) -> Tensor:
-    """log γ, `[1, h, T]`, or `[1, h, 1]` where T ≠ S."""
+    """log γ, `[1, h, 1]`."""
     rule = "gamma must lie in (0, 1]"
     if isinstance(gamma, Tensor):
         check_number_or_tensor("gamma", gamma)
@@ -76,8 +76,7 @@ def log_rates(gamma: Rates, q: Tensor, k: Tensor) -> Tensor:
         raise ValueError(f"{rule}, got {list(gamma) if isinstance(gamma, Sequence) else gamma}")
     if isinstance(gamma, Sequence):
         gamma = torch.tensor(gamma, dtype=torch.float64)
-    rates = _for_heads("gamma", gamma, q, k).log()[None]
-    return rates.expand(-1, -1, q.shape[2]) if q.shape[2] == k.shape[2] else rates
+    return _for_heads("gamma", gamma, q, k).log()[None]
 
 
 def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:

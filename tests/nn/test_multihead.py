@@ -231,6 +231,15 @@ def test_the_last_tokens_of_a_causal_context(name, positions):
     assert_close(layer(x[:, 8:], x, causal=True), layer(x, causal=True)[:, 8:])
 
 
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("given", [{"causal": True}, {"start": 3}, {}])
+def test_weights_are_those_that_forward_used(positions, given):
+    layer, x, context = make("linear", positions=positions), tokens(2, 4, 16), tokens(2, 9, 16)
+    _, _, v, _ = layer._project(x, context, 0)
+    read = layer.weights(x, context, **given) @ v
+    assert_close(layer._finish(x, read), layer(x, context, **given))
+
+
 def test_positions_before_the_context_are_refused():
     layer, x = make(positions="rotary"), tokens(2, 12, 16)
     with pytest.raises(ValueError, match="longer than a context"):

@@ -180,6 +180,7 @@ def calls(monkeypatch):
         found.append(given)
         return given[0]
 
+    monkeypatch.setattr(projecting, "kernels_serve", lambda x: True)
     monkeypatch.setattr(projecting, "is_attended", lambda *given: given[5] in PROJECTIONS)
     monkeypatch.setattr(projecting, "attend_projected", attended)
     return found
@@ -213,4 +214,10 @@ def test_what_has_more_than_projections_goes_the_old_way(calls):
             return super().keys(-k, start)
 
     Turned(2, 64)(q, k, v, causal=True)
+
+    class Fading(Hedgehog):
+        def weight(self, k, request):
+            return {"log_decay": torch.full(k.shape[:3], -1.0)}
+
+    Fading(2, 64)(q, k, v, causal=True)
     assert not calls

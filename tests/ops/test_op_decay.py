@@ -122,9 +122,11 @@ def test_gamma_and_log_decay_multiply():
 
 @every_impl
 @every_division
-@pytest.mark.parametrize(("queries", "keys"), [(20, 150), (150, 20), (1, 5), (5, 0), (0, 5)])
-@pytest.mark.parametrize("start", [None, 0, -3, 200])
-def test_gamma_decays_across_unequal_lengths(queries, keys, start, normaliser, impl):
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(20, 150), (150, 20), (150, 150), (1, 5), (5, 0), (0, 5)]
+)
+@pytest.mark.parametrize("start", [None, 0, -3, 2, 200])
+def test_gamma_decays_from_wherever_queries_stand(queries, keys, start, normaliser, impl):
     gamma = torch.tensor([0.9, 0.99], dtype=torch.float64)
     first = keys - queries if start is None else start
 
@@ -148,6 +150,14 @@ def test_gamma_decays_across_unequal_lengths(queries, keys, start, normaliser, i
         )
 
     agree(op, plain, *tokens(2, 2, queries, keys=keys), gamma, argument=20)
+
+
+@pytest.mark.parametrize("start", [-3, 2])
+def test_gates_of_tokens_need_queries_among_them(start):
+    q, k, v = tokens(2, 2, 5)
+    decay = torch.full((2, 2, 5), -0.1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=f"log_decay needs .*query_start=0, got {start}"):
+        linear_attention(q, k, v, causal=True, log_decay=decay, query_start=start)
 
 
 @every_impl
