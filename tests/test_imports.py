@@ -61,6 +61,7 @@ ON_FIRST_USE = (
     "quotient_kernels.py",
     "series_kernels.py",
     "sine_kernels.py",
+    "sines_kernels.py",
 )
 """Files that only functions and each other import, so that what they import comes late as well."""
 

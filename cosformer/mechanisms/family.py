@@ -192,8 +192,3 @@ def draw_normal(into: Tensor, generator: torch.Generator | None) -> Tensor:
     check_generator(generator)
     device = "cpu" if generator is None else generator.device
     return into.copy_(torch.randn(into.shape, generator=generator, device=device))
-
-
-def in_full(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A feature map in float32 at least, its result in the dtype of x."""
-    return function(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x).to(x.dtype)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cosformer.mechanisms.base import Request, repeat_heads
-from cosformer.mechanisms.family import LinearMechanism, draw_normal, in_full
+from cosformer.mechanisms.base import Request
+from cosformer.mechanisms.family import LinearMechanism, draw_normal
 from cosformer.ops import State
 from cosformer.ops.check import check_whole
 from cosformer.ops.rotation import positions
+from cosformer.ops.sines import Sines, is_served, mixed
 from cosformer.ops.state import check_state
 
 
@@ -48,25 +49,17 @@ class SinePositions(nn.Module):
         draw_normal(self.noise, generator)
 
     def queries(self, q: Tensor, position: Tensor) -> Tensor:
-        """`[B, H, T, R]`."""
-        return in_full(lambda x: self._mix(x, position, self.phases), q)
+        """`[B, H, T, R]` of q `[B, H, T, D]` at positions `[b, T]`, b is 1 or B."""
+        return mixed(q, position, self._sines(self.phases), self.noise)
 
     def keys(self, k: Tensor, position: Tensor) -> Tensor:
-        return in_full(lambda x: self._mix(x, position, torch.zeros_like(self.phases)), k)
+        return mixed(k, position, self._sines(torch.zeros_like(self.phases)), self.noise)
 
-    def _mix(self, x: Tensor, position: Tensor, phases: Tensor) -> Tensor:
-        """Σ_d x_d Ω_d λ_d Z_d / (d R)^¼, where Ω has the sines of all positions."""
-        heads, width = self.gains.shape[:2]
-        frequency = math.pi * self.frequencies.double().sigmoid()  # up to half a turn a token
-        angle = frequency[None, :, None] * position[:, None, :, None, None]
-        angle = angle + phases[None, :, None].double()  # [b, H, T, D, K]
-        gain = F.softplus(self.gains) / F.softplus(self.gains).norm(dim=-1, keepdim=True)
-        omega = torch.cat([angle.cos(), angle.sin()], -1) * gain.repeat(1, 1, 2)[None, :, None]
-        noise = self.noise.flatten(1, 2).to(x.dtype)  # [H, D·2K, R]
-        groups = x.shape[1] // heads
-        terms = x[..., None] * omega.to(x.dtype).repeat_interleave(groups, 1)
-        mixed = terms.flatten(-2) @ repeat_heads(noise[None], x)
-        return mixed / (width * self.realizations) ** 0.25
+    def _sines(self, phases: Tensor) -> Sines:
+        """Up to half a turn a token; gains of a dimension have norm 1."""
+        gain = F.softplus(self.gains)
+        rate = math.pi * self.frequencies.double().sigmoid()
+        return Sines(rate, phases, gain / gain.norm(dim=-1, keepdim=True))
 
 
 class Spe(LinearMechanism):
@@ -129,6 +122,9 @@ class Spe(LinearMechanism):
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return self.encoding.keys(k, positions(start, k.shape[2], k))
+
+    def made_at_once(self, x: Tensor) -> bool:
+        return is_served(x)
 
     def feature_operations(self) -> int:
         return 4 * self.width * self.sines * self.feature_width

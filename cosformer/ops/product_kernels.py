@@ -11,6 +11,12 @@ UPPER_HALF = tl.constexpr(-65536)  # of the bits of a float32: a bfloat16
 
 
 @triton.jit
+def product(a, b, into):
+    """`into` + a b, of tiles of one type."""
+    return tl.dot(a, b, into, input_precision="tf32x3")  # which says nothing of 16 bits
+
+
+@triton.jit
 def split(a):
     """A float32 as two bfloat16: its upper half, and the rest, of which 8 more bits count."""
     upper = (a.to(tl.int32, bitcast=True) & UPPER_HALF).to(tl.float32, bitcast=True)
@@ -26,7 +32,7 @@ def half_exact(a, b, into, SPLIT: tl.constexpr):
         upper, rest = split(b)
         return tl.dot(a, rest, tl.dot(a, upper, into))
     else:
-        return tl.dot(a.to(tl.float32), b, into, input_precision="tf32x3")
+        return product(a.to(tl.float32), b, into)
 
 
 @triton.jit
@@ -35,7 +41,7 @@ def rounded(a, b, into, SPLIT: tl.constexpr):
     if SPLIT:
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), into)
     else:
-        return tl.dot(a, b, into, input_precision="tf32x3")
+        return product(a, b, into)
 
 
 @triton.jit

@@ -3,9 +3,7 @@
 import triton
 import triton.language as tl
 
-from cosformer.ops.sine_kernels import sine_and_cosine
-
-TURN = tl.constexpr(6.283185307179586)
+from cosformer.ops.sine_kernels import TURN, sine_and_cosine_of_turns
 
 
 @triton.jit(do_not_specialize=["blocks", "groups", "length", "heads", "start_b"])
@@ -26,10 +24,8 @@ def rotation_kernel(
     batch = program // blocks // groups
     position = (tl.load(start + batch * start_b) + token).to(tl.float64)
     pair = tl.arange(0, PAIRS).to(tl.float64)
-    # In whole turns, of which only the fraction counts: float32 has room for no more.
     turns = position[:, None] * tl.exp2(pair * (-2.0 * LOG_BASE / D))[None, :] / TURN
-    angle = ((turns - tl.floor(turns + 0.5)) * TURN).to(tl.float32)
-    sin, cos = sine_and_cosine(angle)
+    sin, cos = sine_and_cosine_of_turns(turns)
     lane = tl.arange(0, 2 * PAIRS)
     inside = (token[:, None] < length) & (lane[None, :] < D)
     for head in range(first_head, tl.minimum(first_head + HEADS, heads)):

@@ -14,6 +14,7 @@ REST = tl.constexpr(0.0009676535897932)
 WHOLE = tl.constexpr(12582912.0)  # 3 · 2²²: the sum with it has no bits for a fraction
 ONE = tl.constexpr(0x3F800000)  # 1.0 as an integer
 OUTSIDE = tl.constexpr(1.6)  # just above π/2
+TURN = tl.constexpr(6.283185307179586)
 
 
 @triton.jit
@@ -45,3 +46,9 @@ def waves(angle, ROUGH: tl.constexpr):
         return libdevice.fast_sinf(angle), libdevice.fast_cosf(angle)
     else:
         return sine_and_cosine(angle)
+
+
+@triton.jit
+def sine_and_cosine_of_turns(turns):
+    """Of angles in whole turns, float64: the fraction counts, and float32 has room for no more."""
+    return sine_and_cosine(((turns - tl.floor(turns + 0.5)) * TURN).to(tl.float32))

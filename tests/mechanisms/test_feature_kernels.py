@@ -6,7 +6,7 @@ from mechanism_cases import cases_where, draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import MECHANISMS, family
-from cosformer.ops import projected, quotient, rotation, series
+from cosformer.ops import projected, quotient, rotation, series, sines
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 CASES = [
     (name, causal)
     for name, causal in cases_where()
-    if getattr(MECHANISMS[name], "projected_map", "") or name in ("based", "rope-linear")
+    if getattr(MECHANISMS[name], "projected_map", "") or name in ("based", "rope-linear", "spe")
 ]
 
 
@@ -31,9 +31,9 @@ def kernels(monkeypatch):
         monkeypatch.setattr(family, "is_served", projected.fits)
         monkeypatch.setattr(projected, "is_served", projected.fits)
         monkeypatch.setattr(projected, "by_kernel", counted(projected.by_kernel))
-        for module in (rotation, series):
+        for module in (rotation, series, sines):
             monkeypatch.setattr(module, "by_kernel", counted(module.by_kernel))
-        for module in (rotation, series, quotient):
+        for module in (rotation, series, sines, quotient):
             monkeypatch.setattr(module, "kernels_serve", lambda x: x.numel() > 0)
         return made
 
@@ -66,6 +66,17 @@ def test_kernels_and_formulas_agree(name, causal, masked, kernels):
     assert len(made) == 2
     for one, other in zip(found, right, strict=True):
         assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["based", "spe"])
+def test_kernels_make_features_of_all_tokens_at_once(name, kernels, monkeypatch):
+    mechanism, inputs, _ = float_mechanism(name)
+    right, _ = mechanism(*inputs, causal=True)
+    made = kernels()
+    monkeypatch.setattr(family, "SCRATCH", {"cpu": 1})
+    found, _ = mechanism(*inputs, causal=True)
+    assert len(made) == 2
+    assert_close(found, right, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
