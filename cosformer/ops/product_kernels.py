@@ -37,9 +37,12 @@ def half_exact(a, b, into, SPLIT: tl.constexpr):
 
 @triton.jit
 def rounded(a, b, into, SPLIT: tl.constexpr):
-    """`into` + a b, of a in float32, whose sum will be rounded to 16 bits as both are here."""
+    """`into` + a b, of a in float32, rounded to 16 bits as the sum will be, and b as above.
+
+    b is not: where one row of it outweighs the others, its error is that of the sum.
+    """
     if SPLIT:
-        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), into)
+        return half_exact(a.to(tl.bfloat16), b, into, SPLIT)
     else:
         return product(a, b, into)
 

@@ -211,6 +211,8 @@ def gradients_kernel(
             row = grad + token[:, None] * grad_t
             slope = _slope(y, shift, gain, row, there, column, F, LAST, KIND)
             into = rounded(slope, w, into, SPLIT)
+            if rest is not None:
+                into = rounded(slope, low, into, SPLIT)
             total += tl.sum(slope, 1)
             if LEARNED:
                 learned = half_exact(tl.trans(tile), slope * factor[:, None], learned, SPLIT)
