@@ -30,11 +30,9 @@ class Retention(LinearMechanism):
     formula = "S_t = γ_h S_{t−1} + k_t v_tᵀ, out_t = S_tᵀ q_t/√d, γ_h = 1 − 2^(−5−h)"
     normaliser = "none"
 
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return q / math.sqrt(self.width)
-
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
-        return {"gamma": [1 - 2.0 ** (-5 - head) for head in range(self.key_heads)]}
+        rates = [1 - 2.0 ** (-5 - head) for head in range(self.key_heads)]
+        return {"gamma": rates, "scale": 1 / math.sqrt(self.width)}
 
 
 class GatedLinear(LinearMechanism):
@@ -52,11 +50,9 @@ class GatedLinear(LinearMechanism):
         super().__init__(heads, width, key_heads=key_heads)
         self.temperature = check_positive("temperature", temperature)
 
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        return q / math.sqrt(self.width)
-
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
-        return {"log_decay": log_gate(request, "gate") / self.temperature}
+        log_decay = log_gate(request, "gate") / self.temperature
+        return {"log_decay": log_decay, "scale": 1 / math.sqrt(self.width)}
 
 
 def log_gate(request: Request, name: str) -> Tensor:

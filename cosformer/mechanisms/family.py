@@ -46,7 +46,7 @@ class LinearMechanism(Mechanism):
         return None
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
-        """theta, gamma or log_decay of `linear_attention`."""
+        """theta, gamma, log_decay or scale of `linear_attention`."""
         return {}
 
     @property

@@ -20,7 +20,7 @@ from cosformer.ops.problem import on_device_of
 from cosformer.ops.trilinear import recorded
 from cosformer.ops.weights import log_gates
 
-RULE = ("apart", 0.0)  # and eps, as the kernels take them
+RULE = ("apart", 0.0, 1.0)  # and eps and scale, as the kernels take them
 
 
 def is_served(

@@ -92,7 +92,7 @@ class _Attention(Function):
         weights = [as_multiplied(w, q) for w in (query_weight, key_weight)]
         if weights[0].dtype != weights[1].dtype:
             weights = [w.float() for w in weights]
-        options = (causal, "identity", rule, eps)
+        options = (causal, "identity", rule, eps, 1.0)
         with on_device_of(q):
             out, total, _, kept = hopper.forward(
                 q, k, v, None, None, key_mask, None, None, *options, False,
@@ -134,7 +134,7 @@ def _back(
 
 
 def _formula(ctx: Any, key_mask: Tensor | None) -> Callable[..., Tensor]:
-    causal, feature_map, rule, eps = ctx.options
+    causal, feature_map, rule, eps, _ = ctx.options
     about: dict[str, Any] = {"causal": causal, "feature_map": feature_map, "key_mask": key_mask}
     about |= {"normaliser": "none"} if rule == "none" else {"rule": rule, "eps": eps}
 

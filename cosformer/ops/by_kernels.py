@@ -53,7 +53,7 @@ def backward(
     end = None if grad_last is None else rows.spread_last(grad_last, grad_last)
     grad = torch.zeros_like(out) if grad_out is None else grad_out
     arrays = (decay, first, key_mask, query_basis, key_basis, bounds)
-    options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps)
+    options = (ctx.causal, ctx.feature_map, ctx.rule, ctx.eps, ctx.scale)
     given = (q, k, v, *arrays, out, total, grad, end, *options)
     asked = Asked(*ctx.needs_input_grad[:5])
     if asked.decay and state is not None:  # whose gradient tells what that of the decay sums to

@@ -35,6 +35,7 @@ def forward(
     pattern: Pattern,
     rule: str,
     eps: float,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, row totals and the last state."""
     same_width = q.shape[-1] == v.shape[-1]
@@ -51,6 +52,8 @@ def forward(
                 torch.div(sums[..., :-1], divisor, out=fold(out, span))
                 return
             sums = sums[..., :-1] / divisor
+        elif scale != 1:
+            sums = sums * scale
         put(out, span, sums)
 
     with full_precision(q):
@@ -118,18 +121,18 @@ class _Gradients:
         self.out, self.total = saved[10:12]
         self.of, self.asked = rows, asked
         self.grad_out, self.grad_total = grad_out, grad_total
-        self.rule, self.eps = ctx.rule, ctx.eps
+        self.rule, self.eps, self.scale = ctx.rule, ctx.eps, ctx.scale
         self.slopes = FEATURE_MAPS[ctx.feature_map].backward
 
     def rows(self, span: Span, into: Into) -> Tensor:
-        """[g δ]"""
+        """[g δ], or g times the scale."""
         outputs = fold(self.out, span)
         if self.grad_out is None:
             grad = torch.zeros_like(outputs, dtype=self.of.dtype)
         else:
             grad = fold(self.grad_out, span).to(self.of.dtype)
         if self.rule == "none":
-            return placed(grad, into)
+            return placed(grad if self.scale == 1 else grad * self.scale, into)
         row_total = fold(self.total[..., None], span)
         grad = grad / denominator(row_total, self.rule, self.eps)
         delta = (grad * outputs).sum(-1, keepdim=True)

@@ -124,6 +124,15 @@ def check_eps(eps: float) -> float:
     return check_positive("eps", eps)
 
 
+def check_scale(scale: float, normaliser: str) -> float:
+    check_positive("scale", scale)
+    if normaliser == "sum" and scale != 1:
+        raise ValueError(
+            f"scale must be 1 with normaliser='sum', whose quotient it cancels from, got {scale}"
+        )
+    return scale
+
+
 def check_whole(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number from {least} on, got {value}")

@@ -76,6 +76,7 @@ def _attend(
         problem.feature_map,
         problem.rule,
         problem.eps,
+        problem.scale,
         kernels,
         wanted,
     )
@@ -175,6 +176,7 @@ class _Attention(Function):
         feature_map: str,
         rule: str,
         eps: float,
+        scale: float,
         kernels: bool,
         wanted: bool,
     ) -> tuple[Tensor | None, ...]:
@@ -183,14 +185,16 @@ class _Attention(Function):
             from cosformer.ops import by_kernels
 
             arrays = (decay, state, key_mask, query_basis, key_basis, bounds)
-            options = (causal, feature_map, rule, eps)
+            options = (causal, feature_map, rule, eps, scale)
             return by_kernels.forward(rows, q, k, v, *arrays, *options, wanted=wanted)
         pattern = Pattern(query_basis, key_basis, decay, sequence, causal)
-        return by_torch.forward(rows, q, v, state, pattern, rule, eps)
+        return by_torch.forward(rows, q, v, state, pattern, rule, eps, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.causal, ctx.feature_map, ctx.rule, ctx.eps, ctx.kernels, _ = inputs
+        *tensors, causal, feature_map, rule, eps, scale, kernels, _ = inputs
+        ctx.causal, ctx.feature_map, ctx.kernels = causal, feature_map, kernels
+        ctx.rule, ctx.eps, ctx.scale = rule, eps, scale
         out, total, last, *kept = output
         # The last state is kept only beside a decay, whose gradient asks for it.
         beside = last if tensors[3] is not None else None
@@ -214,7 +218,7 @@ class _Attention(Function):
             found = by_kernels.backward(ctx, saved, rows, grad_out, grad_last)
         else:
             found = by_torch.backward(ctx, saved, rows, grad_out, grad_total, grad_last)
-        return *found, *[None] * 11
+        return *found, *[None] * 12
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

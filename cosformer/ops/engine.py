@@ -1,6 +1,7 @@
 """The family that cosFormer belongs to: w(i, j) = γ^(i−j) · c(θ(i − j)) on any feature map."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from cosformer.ops.check import (
     check_choice,
     check_inputs,
     check_key_mask,
+    check_scale,
     check_tensor,
 )
 from cosformer.ops.dispatch import compute
@@ -42,6 +44,24 @@ NORMALISERS = ("sum", "none")
 Map = str | Callable[[Tensor], Tensor]
 
 
+class Options(NamedTuple):
+    """What `linear_attention` was given beside q, k and v, which explains each."""
+
+    feature_map: Map
+    causal: bool
+    theta: float | Tensor
+    gamma: Rates
+    log_decay: Tensor | None
+    raised: bool
+    normaliser: str
+    rule: str
+    eps: float
+    scale: float
+    key_mask: Tensor | None
+    cu_seqlens: Tensor | None = None
+    query_start: int | None = None
+
+
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -56,6 +76,7 @@ def linear_attention(
     normaliser: str = "sum",
     rule: str = "clamp",
     eps: float = 1e-6,
+    scale: float = 1.0,
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     query_start: int | None = None,
@@ -87,52 +108,29 @@ def linear_attention(
         normaliser: `sum` divides by D_i = Σ_j s(i, j); `none` does not divide.
         eps, key_mask, cu_seqlens, query_start, impl: as in `attention`.
         rule: D_i is max(Σ, eps) (`clamp`), Σ + eps (`add`) or Σ kept ±eps from zero (`signed`).
+        scale: a positive factor of every s(i, j), like 1/√d, that costs nothing on Hopper; of the
+            output, then, and not of a state. Under `sum` it would cancel, and must be 1.
 
     Returns:
         `[B, H, T, V]` in the dtype of q.
     """
-    gamma = as_numbers(gamma)
-    about = (feature_map, causal, theta, gamma, log_decay, raised, normaliser, rule, eps)
-    return replayed(_linear_attention, q, k, v, *about, key_mask, cu_seqlens, query_start, impl)
+    options = Options(
+        feature_map, causal, theta, as_numbers(gamma), log_decay, raised, normaliser, rule, eps,
+        scale, key_mask, cu_seqlens, query_start,
+    )  # fmt: skip
+    return replayed(_linear_attention, q, k, v, *options, impl)
 
 
-def _linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    feature_map: Map,
-    causal: bool,
-    theta: float | Tensor,
-    gamma: Rates,
-    log_decay: Tensor | None,
-    raised: bool,
-    normaliser: str,
-    rule: str,
-    eps: float,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    query_start: int | None,
-    impl: str,
-) -> Tensor:
-    q, k, v = _map(q, k, v, feature_map, key_mask)
-    check_placement(q, k, causal=causal, cu_seqlens=cu_seqlens, query_start=query_start)
-    problem = _problem(
-        q,
-        k,
-        causal=causal,
-        theta=theta,
-        gamma=gamma,
-        log_decay=log_decay,
-        raised=raised,
-        feature_map=feature_map,
-        normaliser=normaliser,
-        rule=rule,
-        eps=eps,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        query_start=query_start,
-    )
-    return compute(q, k, v, problem, impl=impl)[0]
+def _linear_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
+    """`given` are the options, and impl."""
+    *about, impl = given
+    options = Options(*about)
+    q, k, v = _map(q, k, v, options.feature_map, options.key_mask)
+    check_placement(
+        q, k,
+        causal=options.causal, cu_seqlens=options.cu_seqlens, query_start=options.query_start,
+    )  # fmt: skip
+    return compute(q, k, v, _problem(q, k, options), impl=impl)[0]
 
 
 def linear_attention_with_state(
@@ -149,6 +147,7 @@ def linear_attention_with_state(
     normaliser: str = "sum",
     rule: str = "clamp",
     eps: float = 1e-6,
+    scale: float = 1.0,
     key_mask: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, State]:
@@ -206,21 +205,10 @@ def linear_attention_with_state(
         raise ValueError(
             "state was made with another theta or feature map, or with a decay where there is none"
         )
-    problem = _problem(
-        q,
-        k,
-        causal=True,
-        theta=theta,
-        gamma=gamma,
-        log_decay=log_decay,
-        raised=raised,
-        feature_map=feature_map,
-        normaliser=normaliser,
-        rule=rule,
-        eps=eps,
-        key_mask=key_mask,
-        position=state.position,
+    options = Options(
+        feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
     )
+    problem = _problem(q, k, options, state.position)
     out, sums = compute(*at_least(state, q, k, v), problem, join(state), impl=impl)
     assert sums is not None
     position = state.position + q.shape[2]
@@ -244,57 +232,45 @@ def _map(
     return check_inputs(feature_map(q), feature_map(k), v)
 
 
-def _problem(
-    q: Tensor,
-    k: Tensor,
-    *,
-    causal: bool,
-    theta: float | Tensor,
-    gamma: Rates,
-    log_decay: Tensor | None,
-    raised: bool,
-    feature_map: Map,
-    normaliser: str,
-    rule: str,
-    eps: float,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None = None,
-    query_start: int | None = None,
-    position: Tensor | None = None,
-) -> Problem:
-    check_choice("normaliser", normaliser, NORMALISERS)
-    check_choice("rule", rule, SUM_RULES)
-    name = feature_map if isinstance(feature_map, str) else "identity"
-    chosen = rule if normaliser == "sum" else "none"
+def _problem(q: Tensor, k: Tensor, given: Options, position: Tensor | None = None) -> Problem:
+    """`position` is where a stream stands."""
+    check_choice("normaliser", given.normaliser, NORMALISERS)
+    check_choice("rule", given.rule, SUM_RULES)
+    check_scale(given.scale, given.normaliser)
+    theta, gamma, raised = given.theta, given.gamma, given.raised
+    name = given.feature_map if isinstance(given.feature_map, str) else "identity"
+    chosen = given.rule if given.normaliser == "sum" else "none"
 
-    if is_decaying(gamma, log_decay) and not causal:
+    if is_decaying(gamma, given.log_decay) and not given.causal:
         raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
 
     def make() -> Problem:
         problem = build(
             q,
             k,
-            causal=causal,
+            causal=given.causal,
             theta=angles(theta, q, k),
             weight=kind_of(theta, raised=raised),
             feature_map=name,
             rule=chosen,
-            eps=eps,
-            cu_seqlens=cu_seqlens,
-            query_start=query_start,
+            eps=given.eps,
+            scale=given.scale,
+            cu_seqlens=given.cu_seqlens,
+            query_start=given.query_start,
             position=position,
         )
         return decaying(problem, log_rates(gamma, q, k)) if is_decaying(gamma, None) else problem
 
-    numbers = (causal, theta, gamma, raised, eps, query_start)
-    values = (*q.shape[1:3], *k.shape[1:3], *numbers, name, chosen, cu_seqlens, position)
+    numbers = (given.causal, theta, gamma, raised, given.eps, given.scale, given.query_start)
+    values = (*q.shape[1:3], *k.shape[1:3], *numbers, name, chosen, given.cu_seqlens, position)
     problem = remembered(values, q, make)
-    if log_decay is not None:
-        gates = log_gates(log_decay, q, k)
+    if given.log_decay is not None:
+        gates = log_gates(given.log_decay, q, k)
         if problem.query_start != 0:
             raise ValueError(
-                f"log_decay needs query i where key i stands, query_start=0, got {query_start}"
+                "log_decay needs query i where key i stands, query_start=0, "
+                f"got {given.query_start}"
             )
         problem = decaying(problem, gates)
-    check_key_mask(key_mask, k)
-    return problem if key_mask is None else problem._replace(key_mask=key_mask)
+    check_key_mask(given.key_mask, k)
+    return problem if given.key_mask is None else problem._replace(key_mask=given.key_mask)

@@ -65,6 +65,7 @@ def forward_pass(
     feature_map: str,
     rule: str,
     eps: float,
+    scale: float,
     wanted: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Output `[B, H, T, V]`, row totals `[B, H, T]`, state `[B, H, R, D, V(+1)]` if `wanted`.
@@ -74,11 +75,12 @@ def forward_pass(
     if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal, rule) is None:
         return hopper.forward(
             q, k, v, decay, state, key_mask, query_basis, key_basis,
-            causal, feature_map, rule, eps, wanted,
+            causal, feature_map, rule, eps, scale, wanted,
         )  # fmt: skip
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
-    x, y, z = Rows(q, 1, relu), Rows(k, groups, relu), Rows(v, groups)
+    scaled = q if scale == 1 else q * scale  # relu and identity let a positive factor through
+    x, y, z = Rows(scaled, 1, relu), Rows(k, groups, relu), Rows(v, groups)
     out, total = outputs(q, v, rule)
     options: dict[str, Any] = {"rule": rule, "eps": eps, "masked": "writer"}
     first, last, rows = this.gather(y, z, _as_segment(state), causal=causal, sums=sums, **options)
@@ -115,6 +117,7 @@ def backward_pass(
     feature_map: str,
     rule: str,
     eps: float,
+    scale: float,
     asked: Asked,
     kept: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
@@ -125,14 +128,15 @@ def backward_pass(
     if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal, rule) is None:
         found = hopper.backward(
             q, k, v, decay, state, key_mask, query_basis, key_basis, out, total, grad_out,
-            grad_last, causal, feature_map, rule, eps, asked, kept,
+            grad_last, causal, feature_map, rule, eps, scale, asked, kept,
         )  # fmt: skip
         *_, back, by_query, by_key = found
         return *asked.only(found), back, _summed(by_query), _summed(by_key)
     this = Pass(q, decay, key_mask, query_basis, key_basis, bounds)
     groups, relu, sums = q.shape[1] // k.shape[1], feature_map == "relu", rule != "none"
-    scale, column, deltas = this.prepare(grad_out, out, total, rule, eps)
-    rows_of: dict[str, Any] = {"scale": scale, "column": column, "deltas": deltas}
+    inverse, column, deltas = this.prepare(grad_out, out, total, rule, eps)
+    rows_of: dict[str, Any] = {"scale": inverse, "column": column, "deltas": deltas}
+    grad_out = grad_out if scale == 1 else grad_out * scale
     queries, grads = Rows(q, 1, relu), Rows(grad_out)
     keys, values = Rows(k, groups, relu), Rows(v, groups)
     gated = "relu" if relu else "identity"
@@ -178,7 +182,7 @@ def backward_pass(
         dv = _room(v, q)
         this.launch(
             keys, queries, grads, causal=causal, write=causal, reverse=True, rows=rows,
-            first=first, out=dv, scale=scale, scaled="z", masked="reader",
+            first=first, out=dv, scale=inverse, scaled="z", masked="reader",
         )  # fmt: skip
     if causal and bounds is None and not q.shape[2] and end is not None:
         grad_first = end.clone()
@@ -189,7 +193,7 @@ def backward_pass(
 
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? state, Tensor? key_mask, \
 Tensor query_basis, Tensor key_basis, Tensor? bounds"
-OPTIONS = "bool causal, str feature_map, str rule, float eps"
+OPTIONS = "bool causal, str feature_map, str rule, float eps, float scale"
 fused_forward = torch.library.custom_op(
     "cosformer::fused_forward",
     lambda *given: _tensors(given[0], forward_pass(*given)[:3]),
@@ -227,7 +231,7 @@ def _(
     query_basis: Tensor,
     *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    *_, rule, _eps = others
+    *_, rule, _eps, _scale = others
     return *outputs(q, v, rule), _state_like(q, v, query_basis, rule)
 
 
@@ -242,7 +246,7 @@ def _(
     query_basis: Tensor,
     *others: Any,
 ) -> tuple[Tensor, ...]:
-    *_, rule, _eps, given = others
+    *_, rule, _eps, _scale, given = others
     asked = Asked(*given)
     found = asked.only((torch.empty_like(q), k.new_empty(k.shape), v.new_empty(v.shape)))
     dots = (

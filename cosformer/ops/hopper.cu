@@ -21,7 +21,8 @@
 // gate: pairs within a chunk are weighed one by one, and z stands there twice, with its ones, as it is for
 // them, and for the state times exp(L_end − L_j), L_end being L at the chunk's last row. Readers take
 // the state times exp(L_i − L_before); in reverse the two change places. Before a chunk is added, the
-// state is multiplied by exp(L_end − L_before). In place of ψ stands l = L − L_before (`since`).
+// state is multiplied by exp(L_end − L_before). In place of ψ stands l = (L − L_before) log₂ e (`since`), for the
+// hardware's exponential is to base 2.
 //
 // A block takes a head, a segment and 64 columns of z; where it only reads (PAIRED) 128, a giver each half.
 // Tiles lie in shared memory as 8 × 8 blocks of 128 bytes, column blocks a PITCH apart, so that either
@@ -50,7 +51,7 @@ struct Params {
   long long first_h, first_s, last_h, last_s;
   int heads, x_shared, y_shared;  // heads in all, and that share a W
   int length, rows, segments, blocks, contracted, columns, pitch;
-  float eps;
+  float eps, scale;  // scale: of the output where nothing is divided, RULE 0; else 1
 };
 
 constexpr int CHUNK = 64, PITCH = CHUNK * 16 + 16;  // bytes between column blocks of a tile
@@ -141,17 +142,17 @@ INLINE void give_back(u32 empty) {
 
 // ---- The decay within a chunk, by l of its rows in shared memory ----
 
-INLINE float whole(u32 since) { return get4(since + (CHUNK - 1) * 4); }  // L_end − L_before
-INLINE float from_writer(float l, float end) { return exp_of(REVERSE ? l : end - l); }
-INLINE float to_reader(float l, float end) { return exp_of(REVERSE ? end - l : l); }
+INLINE float whole(u32 since) { return get4(since + (CHUNK - 1) * 4); }  // of L_end
+INLINE float from_writer(float l, float end) { return exp2_of(REVERSE ? l : end - l); }
+INLINE float to_reader(float l, float end) { return exp2_of(REVERSE ? end - l : l); }
 // Scores as wgmma deals them out; those of pairs that do not meet may become anything.
 INLINE void weigh(float (&scores)[32], u32 since, float upper, float lower, int lane) {
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
     const float theirs = get4(since + (n / 2 * 8 + lane * 2 + n % 2) * 4);
     float* e = scores + n / 2 * 4 + n % 2;
-    e[0] *= exp_of(REVERSE ? theirs - upper : upper - theirs);
-    e[2] *= exp_of(REVERSE ? theirs - lower : lower - theirs);
+    e[0] *= exp2_of(REVERSE ? theirs - upper : upper - theirs);
+    e[2] *= exp2_of(REVERSE ? theirs - lower : lower - theirs);
   }
 }
 
@@ -222,12 +223,13 @@ extern "C" __global__ void prepare(const bf16* grad, const bf16* out, const floa
   }
 }
 
-// L since the chunk of each row began; rows that fill the last chunk have what the last row has.
+// L since the chunk of each row began, to base 2; rows that fill the last chunk have what the last row has.
 extern "C" __global__ void since(const double* decay, float* l, int length, int padded) {
   const int t = blockIdx.y * 256 + threadIdx.x, start = t / CHUNK * CHUNK;
   if (t >= padded) return;
   decay += blockIdx.x * (long long)length;
-  l[blockIdx.x * (long long)padded + t] = (float)(decay[min(t, length - 1)] - (start ? decay[start - 1] : 0.));
+  const double gap = decay[min(t, length - 1)] - (start ? decay[start - 1] : 0.);
+  l[blockIdx.x * (long long)padded + t] = (float)(gap * 1.4426950408889634);
 }
 
 // What each segment starts with, in place of what each adds; `last` gets the sum of all.

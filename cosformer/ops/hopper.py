@@ -82,6 +82,7 @@ def forward(
     feature_map: str,
     rule: str,
     eps: float,
+    scale: float,
     wanted: bool,
     projection: Projection | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -91,7 +92,7 @@ def forward(
     """
     query_basis, key_basis, state = (_dense(x) for x in (query_basis, key_basis, state))
     plan = plan_of(
-        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None,
+        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, scale, causal, state is None,
         wanted, projection=projection,
     )  # fmt: skip
     if decay is not None:
@@ -136,6 +137,7 @@ def backward(
     feature_map: str,
     rule: str,
     eps: float,
+    scale: float,
     asked: Asked,
     kept: Tensor | None,
     into: tuple[Tensor | None, Tensor | None] = (None, None),
@@ -146,9 +148,10 @@ def backward(
     """
     grad, out = aligned(grad), aligned(out)
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
-    state, grad_last = _dense(state), _dense(grad_last)
+    # Sums of q and dout are scaled where they are read, and what joins them from the end as well.
+    state, grad_last = _dense(state), _times(_dense(grad_last), 1 / scale)
     plan = plan_of(
-        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, causal, state is None,
+        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, scale, causal, state is None,
         grad_last is None, asked.state, grad.stride(), out.stride(),
         *(None if x is None else x.stride() for x in into), dots=asked.decay,
     )  # fmt: skip
@@ -167,9 +170,11 @@ def backward(
     by: dict[str, Any] = {"by_row": by_row, "mask": _bytes(key_mask)}
     found, rows, ends = (dq, dk, dv), (q, k, v, grad), (state, kept, grad_last)
     if causal:
-        return *found, *_causal_sweeps(plan, asked, rows, found, by, key_basis, decay, ends)
-    bases = (query_basis, key_basis)
-    return *found, _sweeps_both_ways(plan, asked, rows, found, by, bases, ends), None, None
+        back, *dots = _causal_sweeps(plan, asked, rows, found, by, key_basis, decay, ends)
+    else:
+        bases = (query_basis, key_basis)
+        back, dots = _sweeps_both_ways(plan, asked, rows, found, by, bases, ends), [None, None]
+    return *found, _times(back, scale), *dots
 
 
 Found = tuple[Tensor | None, Tensor | None, Tensor | None]  # dq, dk, dv
@@ -239,6 +244,10 @@ def _sweeps_both_ways(
 
 def _dense(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
+
+
+def _times(x: Tensor | None, factor: float) -> Tensor | None:
+    return x if x is None or factor == 1 else x * factor
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:

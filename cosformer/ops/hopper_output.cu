@@ -124,6 +124,11 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         for (int r = 0; r < (APART ? 0 : R); ++r) f[half][r] *= scale[half];
       }
     }
+    if (RULE == 0)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int r = 0; r < R; ++r) f[half][r] *= p.scale;
     const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;
     __syncwarp();  // the last chunk has been taken from here
     float dots[2] = {0.f, 0.f};
@@ -140,7 +145,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float *s = sums + n * 4 + i * 2, *t = more + n * 4 + i * 2, *g = f[i & 1];
-        const float own = DIVIDED ? scale[i & 1] : 1.f;  // g has it already
+        const float own = RULE == 0 ? p.scale : DIVIDED ? scale[i & 1] : 1.f;  // g has it already
         float a = DECAY ? s[0] * own + t[0] * g[0] : s[0] * g[0], b = DECAY ? s[1] * own + t[1] * g[0] : s[1] * g[0];
         if (R > 1) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
         if (DOTS) dots[i & 1] += a * low(beside[i]) + b * high(beside[i]);

@@ -16,7 +16,7 @@ from cosformer.ops.nvrtc import Kernel, Launch, cubin
 CHUNK = 64
 THREADS = 640
 POINTERS = 14
-TAIL = struct.Struct("22q10if4x")  # of the kernel's parameters, behind the pointers
+TAIL = struct.Struct("22q10i2f")  # of the kernel's parameters, behind the pointers
 PLANS = 256
 
 PerRow = tuple[Tensor | None, Tensor]  # 1/D and δ, each `[B, H, T]`
@@ -64,9 +64,11 @@ class Plan:
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, states: int, masked: bool, feature_map: str,
-        rule: str, eps: float, decays: bool, dots: bool, projection: Projection | None = None,
+        rule: str, eps: float, scale: float, decays: bool, dots: bool,
+        projection: Projection | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.eps, self.rule = q.device.index, eps, RULES[rule]
+        self.device, self.rule = q.device.index, RULES[rule]
+        self.eps, self.scale = eps, scale
         self.sums, self.divides = rule != "none", rule not in ("none", "apart")
         width = q.shape[3] if projection is None else projection.width
         self._state = (states, width, v.shape[3] + self.sums)
@@ -98,7 +100,7 @@ class Plan:
         return rows.new_empty(*rows.shape[:3], _blocks(rows), dtype=torch.float32)
 
     def since(self, decay: Tensor) -> Tensor:
-        """L since the chunk of each row began, `[b, h, T, 1]`, T filled up to whole chunks."""
+        """L since the chunk of each row began, to base 2: `[b, h, T, 1]`, T in whole chunks."""
         batch, heads, length = decay.shape
         padded = -(-length // CHUNK) * CHUNK
         since = decay.new_empty(batch, heads, padded, 1, dtype=torch.float32)
@@ -131,7 +133,7 @@ class Plan:
                 *_per_head(basis), length, *_steps(first), *_steps(last),
                 heads, *(_sharing(weight, heads) for weight in weights),
                 length, rows, segments, blocks, contracted, columns,
-                (contracted if options.TURNED else columns) + self.sums, self.eps,
+                (contracted if options.TURNED else columns) + self.sums, self.eps, self.scale,
             )  # fmt: skip
             grid = (batch * heads * segments * blocks, 1)
             it = kernel("sweep", options, self.device)
@@ -192,7 +194,7 @@ _lock = threading.Lock()
 
 def plan_of(
     q: Tensor, k: Tensor, v: Tensor, basis: Tensor | None, key_mask: Tensor | None,
-    decay: Tensor | None, feature_map: str, rule: str, eps: float, *others: Any,
+    decay: Tensor | None, feature_map: str, rule: str, eps: float, scale: float, *others: Any,
     dots: bool = False, projection: Projection | None = None,
 ) -> Plan:  # fmt: skip
     """The plan for these shapes and strides; `others` are whatever else a launch depends on."""
@@ -201,13 +203,13 @@ def plan_of(
     alike = None if projection is None else projection.alike
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), shape, q.device,
-        key_mask is None, decays, dots, feature_map, rule, eps, alike, others,
+        key_mask is None, decays, dots, feature_map, rule, eps, scale, alike, others,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         states = 1 if shape is None else shape[3]
-        about = (states, key_mask is not None, feature_map, rule, eps, decays is not None, dots)
-        plan = Plan(q, k, v, *about, projection)
+        about = (states, key_mask is not None, feature_map, rule, eps, scale, decays is not None)
+        plan = Plan(q, k, v, *about, dots, projection)
         with _lock:
             while len(_plans) >= PLANS:
                 _plans.pop(next(iter(_plans)))

@@ -27,6 +27,7 @@ class Problem(NamedTuple):
     feature_map: str
     rule: str
     eps: float
+    scale: float = 1.0  # of the output, where nothing is divided
     query_decay: Tensor | None = None  # L at the queries [b, h, T], causal only; float64
     key_decay: Tensor | None = None  # L at the keys [b, h, S]
     key_mask: Tensor | None = None  # [B, S], True = real

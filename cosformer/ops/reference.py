@@ -23,7 +23,7 @@ def reference(
         history, state = _continue(q, k, v, problem, state)
         sums = sums + history
     if problem.rule == "none":
-        return sums.to(q.dtype), state
+        return (sums * problem.scale).to(q.dtype), state
     divisor = denominator(sums[..., -1:], problem.rule, problem.eps)
     return (sums[..., :-1] / divisor).to(q.dtype), state
 

@@ -75,11 +75,11 @@ def _backward(
     `given` is what `hopper.forward` got beside q, k and v.
     """
     q, k, v, out, total, *kept = saved
-    *tensors, causal, feature_map, rule, eps = given
+    *tensors, causal, feature_map, rule, eps, scale = given
     context = SimpleNamespace(
         saved_tensors=(q, k, v, *tensors, None, None, out, total, None, *kept),
         needs_input_grad=(*asked, False, False),  # a program takes no decay or state that learns
-        causal=causal, feature_map=feature_map, rule=rule, eps=eps, kernels=True,
+        causal=causal, feature_map=feature_map, rule=rule, eps=eps, scale=scale, kernels=True,
     )  # fmt: skip
 
     def gradients(grad: Tensor | None) -> list[Tensor]:

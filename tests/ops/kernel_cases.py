@@ -75,6 +75,12 @@ CASES = {
         linear_attention, {**LINEAR, "gamma": torch.tensor([0.9, 0.99])}, packed=True
     ),
     "gated": Case(linear_attention, NONE, gated=True),
+    "gated, scaled": Case(linear_attention, {**NONE, "scale": 0.3}, gated=True, masked=True),
+    "scaled, both ways": Case(
+        linear_attention,
+        {"feature_map": "relu", "theta": 1e-4, "normaliser": "none", "scale": 3.0},
+        keys=0.6,
+    ),
     "closed gates": Case(linear_attention, NONE, gated=True, closed=True),
     "fading quotient": Case(linear_attention, {**LINEAR, "gamma": torch.tensor([0.9, 0.99])}),
     "gated quotient": Case(
@@ -136,7 +142,7 @@ def plain(case: Case, options: dict) -> Callable[..., Tensor]:
         if "key_mask" in options:
             score = score * options["key_mask"][:, None, None].to(q.dtype)
         if options.get("normaliser") == "none":
-            return score @ v
+            return options.get("scale", 1.0) * (score @ v)
         total = score.sum(-1, keepdim=True)
         rule = options.get("rule", "clamp")
         if rule == "add":

@@ -91,7 +91,8 @@ FAMILY = {
     "linear transformer, both ways": {"feature_map": "1+elu"},
     "transnormer": {"feature_map": "elu", **UNDIVIDED},
     "one decay": {"gamma": 0.9, **UNDIVIDED},
-    "retention": {"gamma": [0.9, 0.99], **UNDIVIDED},
+    "retention": {"gamma": [0.9, 0.99], "scale": 0.125, **UNDIVIDED},
+    "scaled, both ways": {"normaliser": "none", "scale": 3.0},
 }
 GRADS = {
     "expanded": lambda x: x[..., :1, :1].expand(x.shape),

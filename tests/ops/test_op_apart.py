@@ -53,7 +53,7 @@ def test_every_group_fades(launches):
 
 def test_a_group_is_a_forward_and_three_backward_sweeps(launches):
     both_passes(draw(272))
-    widths = [tail[-4:-2] for tail in unpacked(launches)]
+    widths = [tail[-5:-3] for tail in unpacked(launches)]
     forward = [(128, 64), (128, 64), (16, 64)]
     backward = [size for n in (128, 128, 16) for size in ((64, n), (64, n), (n, 64))]
     assert widths == forward + backward

@@ -11,7 +11,7 @@ from cosformer.ops import attend_projected, hopper_plan, projected
 from cosformer.ops.attend_projected import is_attended
 from cosformer.ops.hopper_roles import PROJECTIONS
 
-SHARED, CONTRACTED = slice(-10, -8), -4  # in the tail of a sweep's parameters
+SHARED, CONTRACTED = slice(-11, -9), -5  # in the tail of a sweep's parameters
 WEIGHTS = slice(-2, None)  # in its pointers
 OPTIONS = ("softmaxes", True, "clamp", 1e-6)
 

@@ -58,7 +58,9 @@ MORE = {
     "raised": lambda *x: attention(*x, horizon=9, weight="raised_cosine"),
     "started": lambda q, k, v: attention(q, k, v, causal=True, query_start=5, horizon=99),
     "stretched": lambda q, k, v: attention(q[:, :, :7], k, v, positions="stretch"),
-    "retention": lambda *x: linear_attention(*x, gamma=0.9, normaliser="none", causal=True),
+    "retention": lambda *x: linear_attention(
+        *x, gamma=0.9, normaliser="none", scale=0.5, causal=True
+    ),
     "weights": lambda q, k, v: attention_weights(q, k, causal=True, rows=slice(2, 5)),
     "reference": lambda *x: attention(*x, causal=True, impl="reference"),
 }
@@ -182,6 +184,7 @@ EXPORTED = {
     "gates": (gated, False),
     "masked": (lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0), False),
     "raised": (MORE["raised"], False),
+    "retention": (MORE["retention"], False),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import stub_driver
 import torch
 
-from cosformer import linear_attention, linear_attention_with_state
+from cosformer import State, linear_attention, linear_attention_with_state
 from cosformer.ops import hopper_plan
 from cosformer.ops.hopper import unsupported
 from cosformer.ops.hopper_roles import roles_of
@@ -102,6 +102,41 @@ def test_heads_and_sequences_that_share_a_decay_step_by_nothing(launches):
     linear_attention(q, k, v, log_decay=each, **about)
     tails = numbers(launches, "sweep", hopper_plan.TAIL.format)
     assert [tail[BASIS_STRIDES] for tail in tails] == [(0, 0), (0, 128), (256, 128)]
+
+
+def test_every_sweep_knows_the_scale(launches):
+    gates = torch.full((1, 2, 6000), -0.1, requires_grad=True)
+    for scale in (0.125, 3.0, 1.0):
+        launches.clear()
+        both_passes(6000, log_decay=gates, scale=scale)
+        found = numbers(launches, "sweep", hopper_plan.TAIL.format)
+        assert {tail[-1] for tail in found} == {scale}
+        assert len(found) == 6
+
+
+def test_a_state_is_not_scaled_but_its_gradient_is(launches, monkeypatch):
+    """Kernels add to the end's gradient what they scale later, so that it is taken out before."""
+    given = []
+    own = hopper_plan.Plan.sweep
+
+    def sweep(self, role, *rows, **about):
+        given.append((role, about["first"]))
+        own(self, role, *rows, **about)
+
+    monkeypatch.setattr(hopper_plan.Plan, "sweep", sweep)
+    q, k, v = stub_driver.qkv()
+    first = torch.zeros(1, 2, 1, 64, 64, requires_grad=True)
+    state = State(first, torch.zeros(1, 2, 1, 0), torch.tensor(0), None)
+    _, after = linear_attention_with_state(
+        q, k, v, state=state, gamma=GAMMA, scale=0.125, **UNDIVIDED
+    )
+    monkeypatch.setattr(
+        hopper_plan.Plan, "states", lambda self, like, segments=1: torch.ones_like(first)
+    )
+    (grad,) = torch.autograd.grad(after.key_value.sum(), first)
+    (ends,) = (x for role, x in given if role.REVERSE)
+    assert (ends == 8).all()
+    assert torch.equal(grad[0, 0, 0, -1], torch.full((64,), 0.125))
 
 
 def test_states_alone_have_no_dots():

@@ -6,6 +6,7 @@ from gpu_marks import ON_HOPPER
 from kernel_cases import CASES, Case, check, results
 
 from cosformer import (
+    State,
     attention,
     attention_with_state,
     linear_attention,
@@ -20,8 +21,11 @@ UNDIVIDED = {"feature_map": "identity", "normaliser": "none"}
 SERVED = [
     "causal", "bidirectional", "cross", "masked", "masked, both ways", "a horizon for each head",
     "plain relu", "linear transformer", "signed", "added", "retention", "gated",
-    "closed gates", "fading quotient", "gated quotient",
+    "gated, scaled", "scaled, both ways", "closed gates", "fading quotient", "gated quotient",
 ]  # fmt: skip
+
+
+every_scale = pytest.mark.parametrize("scale", [1.0, 0.3])
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +67,13 @@ def test_every_way_to_cut(length, causal, masked, segments, served):
     assert served
 
 
-def test_no_denominator(segments, served):
-    case = Case(linear_attention, {**CAUSAL, **UNDIVIDED}, width=64, value_width=64)
+@every_scale
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("theta", [0.0, 1e-3])
+@pytest.mark.parametrize("width", [64, 128])
+def test_no_denominator(width, theta, causal, scale, segments, served):
+    options = {"causal": causal, "theta": theta, "scale": scale, **UNDIVIDED}
+    case = Case(linear_attention, options, width=width, value_width=width)
     check(case, 700, torch.bfloat16, device="cuda")
     assert served
 
@@ -103,10 +112,12 @@ def test_sums_and_totals_apart(features, value_width, masked, weights, segments,
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("width", [64, 72, 128])
 @pytest.mark.parametrize("value_width", [8, 64, 128])
-@pytest.mark.parametrize("divided", [True, False])
-def test_decays_at_every_width(width, value_width, gated, divided, served):
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_decays_at_every_width(width, value_width, gated, scale, served):
+    """Without a scale they are divided."""
     gamma = {} if gated else {"gamma": torch.tensor([0.9, 0.999])}
-    options = {**CAUSAL, **({"feature_map": "1+elu"} if divided else UNDIVIDED), **gamma}
+    undivided = {**UNDIVIDED, "scale": scale}
+    options = {**CAUSAL, **({"feature_map": "1+elu"} if scale is None else undivided), **gamma}
     case = Case(linear_attention, options, width=width, value_width=value_width, gated=gated)
     check(case, 300, torch.bfloat16, roundings=FEW, device="cuda", batch=2)
     assert served.count("forward") == served.count("backward") == 2
@@ -126,7 +137,7 @@ def test_every_feature_map(feature_map, masked, causal, served):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("feature_map", hopper.MAPS)
 def test_gates_and_every_way_to_cut(length, masked, feature_map, segments, served):
-    options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map}
+    options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map, "scale": 0.3}
     case = Case(linear_attention, options, width=64, value_width=64, gated=True, masked=masked)
     check(case, length, torch.bfloat16, roundings=FEW, device="cuda")
     assert served.count("forward") == served.count("backward") == 2
@@ -169,25 +180,31 @@ def test_masked_keys_may_be_anything_under_a_gate(served):
     assert served.count("backward") == 2
 
 
+@every_scale
 @pytest.mark.parametrize("split", [64, 500])
-def test_a_gated_stream_in_two_pieces(split, segments, served):
+def test_a_gated_stream_in_two_pieces(split, scale, segments, served):
     q, k, v = torch.randn(3, 2, 3, 1000, 64, device="cuda", dtype=torch.bfloat16)
-    leaves = [q, k, v, -0.02 * torch.rand(2, 3, 1000, device="cuda")]
+    first = torch.randn(2, 3, 1, 64, 64, device="cuda")
+    leaves = [q, k, v, -0.02 * torch.rand(2, 3, 1000, device="cuda"), first]
+
+    def begun(first):
+        return State(first, first[..., 0][..., :0], torch.tensor(0, device="cuda"), None)
 
     def pieces(*x):
-        outs, state = [], None
+        outs, state = [], begun(x[4])
         for part in (slice(0, split), slice(split, None)):
-            q, k, v, gates = (y[:, :, part] for y in x)
+            q, k, v, gates = (y[:, :, part] for y in x[:4])
             out, state = linear_attention_with_state(
-                q, k, v, state=state, log_decay=gates, **UNDIVIDED
+                q, k, v, state=state, log_decay=gates, scale=scale, **UNDIVIDED
             )
             outs.append(out)
         return torch.cat([*outs, state.key_value[:, :, 0].to(outs[0])], 2)
 
     def whole(*x):
         q, k, v = (y.float() for y in x[:3])
+        about = {"log_decay": x[3], "scale": scale, **UNDIVIDED}
         out, state = linear_attention_with_state(
-            q, k, v, log_decay=x[3], **UNDIVIDED, impl="chunked"
+            q, k, v, state=begun(x[4]), **about, impl="chunked"
         )
         return torch.cat([out, state.key_value[:, :, 0]], 2)
 

@@ -38,13 +38,17 @@ def test_every_option_agrees_with_its_formula(name, length):
     check(CASES[name], length, torch.float32)
 
 
-@pytest.mark.parametrize("name", ["causal", "bidirectional", "gated", "gated, divided", "masked"])
+@pytest.mark.parametrize(
+    "name", ["causal", "bidirectional", "gated, scaled", "gated, divided", "masked"]
+)
 def test_segments_join(name, monkeypatch):
     monkeypatch.setattr(passes, "segment_length", lambda *sizes: 64)  # three of them
     check(CASES[name], 130, torch.float32)
 
 
-@pytest.mark.parametrize("name", ["causal", "bidirectional", "packed", "retention"])
+@pytest.mark.parametrize(
+    "name", ["causal", "bidirectional", "packed", "retention", "gated, scaled"]
+)
 def test_half_precision(name):
     check(CASES[name], 100, torch.float16)
 
@@ -152,7 +156,7 @@ def test_one_tensor_in_every_role():
 @pytest.mark.parametrize(
     ("name", "asked"),
     [("causal", "qkv"), ("causal", "q"), ("bidirectional", "qkv"), ("packed", "kv"),
-     ("gated, divided", "qkv"), ("masked", "v")],
+     ("gated, divided", "qkv"), ("gated, scaled", "qk"), ("masked", "v")],
 )  # fmt: skip
 def test_the_operators_keep_what_they_promise(name, asked):
     leaves, options = draw(CASES[name], 20)
