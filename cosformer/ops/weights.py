@@ -36,7 +36,7 @@ def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
         require_all(theta.isfinite(), "theta must be finite", theta)
     if isinstance(theta, Tensor) and theta.requires_grad and torch.is_grad_enabled():
         raise ValueError("theta must not require a gradient: none is computed for it")
-    if not isinstance(theta, Tensor) and not math.isfinite(theta):
+    if not isinstance(theta, Tensor) and not abs(theta) < math.inf:
         raise ValueError(f"theta must be finite, got {theta}")
     return _for_heads("theta", theta, q, k)
 

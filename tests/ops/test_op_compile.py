@@ -115,6 +115,16 @@ def test_dynamic_graphs_serve_lengths_they_never_saw():
     assert counter.frame_count == before
 
 
+def test_a_dynamic_graph_serves_scales_it_never_saw():
+    def scaled(q, k, v, scale):
+        return linear_attention(q, k, v, causal=True, normaliser="none", gamma=0.9, scale=scale)
+
+    x = tokens(1, 2, 20)
+    graph = compiled(scaled, backend="eager", dynamic=True)
+    for scale in (0.5, 0.25, 3.0):
+        torch.testing.assert_close(graph(*x, scale), scaled(*x, scale))
+
+
 @pytest.mark.slow
 def test_a_dynamic_graph_trains():
     function = FUNCTIONS["causal"]
