@@ -54,6 +54,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 """Packages from outside that a part may import; parts not named here are free to, but not early."""
 ON_FIRST_USE = (
     "kernels.py",
+    "gates_kernels.py",
     "step_kernels.py",
     "product_kernels.py",
     "projected_kernels.py",

@@ -75,7 +75,7 @@ class _Apart(Function):
         log_decay: Tensor | None,
     ) -> tuple[Tensor, ...]:
         bases = [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]  # ψ
-        decay = None if log_decay is None else log_gates(log_decay, q, k).cumsum(-1)
+        decay = None if log_decay is None else log_gates(log_decay, q, k)
         about = (decay, None, key_mask, *bases, causal, feature_map, *RULE, False)
         with on_device_of(q):
             found = [hopper.forward(*each, v, *about) for each in _groups(q, k)]

@@ -75,16 +75,17 @@ def build(
     )
 
 
-def decaying(problem: Problem, log_decay: Tensor) -> Problem:
-    """The problem with one more decay: float64 `[b, h, T]`, or `[1, h, 1]` for all tokens alike.
+def decaying(problem: Problem, along: Tensor) -> Problem:
+    """The problem with one more decay: its L `[b, h, T]`, query i where key i stands."""
+    total = along if problem.query_decay is None else problem.query_decay + along
+    return problem._replace(query_decay=total, key_decay=total)
 
-    Only the latter has a meaning where queries do not stand among the keys one by one.
-    """
+
+def decaying_evenly(problem: Problem, log_decay: Tensor) -> Problem:
+    """The problem with a decay for all tokens alike, `[1, h, 1]` in float64."""
     queries, keys = problem.query_position, problem.key_position
     if queries.shape[1] == keys.shape[1] and problem.query_start == 0:
-        along = log_decay.expand(-1, -1, keys.shape[1]).cumsum(-1)
-        total = along if problem.query_decay is None else problem.query_decay + along
-        return problem._replace(query_decay=total, key_decay=total)
+        return decaying(problem, log_decay.expand(-1, -1, keys.shape[1]).cumsum(-1))
     # one number per head, so L is a line
     at_queries, at_keys = (log_decay * (position[:, None] + 1) for position in (queries, keys))
     return problem._replace(query_decay=at_queries, key_decay=at_keys)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.build import build, check_placement, decaying
+from cosformer.ops.build import build, check_placement, decaying, decaying_evenly
 from cosformer.ops.check import (
     check_choice,
     check_inputs,
@@ -259,18 +259,20 @@ def _problem(q: Tensor, k: Tensor, given: Options, position: Tensor | None = Non
             query_start=given.query_start,
             position=position,
         )
-        return decaying(problem, log_rates(gamma, q, k)) if is_decaying(gamma, None) else problem
+        if not is_decaying(gamma, None):
+            return problem
+        return decaying_evenly(problem, log_rates(gamma, q, k))
 
     numbers = (given.causal, theta, gamma, raised, given.eps, given.scale, given.query_start)
     values = (*q.shape[1:3], *k.shape[1:3], *numbers, name, chosen, given.cu_seqlens, position)
     problem = remembered(values, q, make)
     if given.log_decay is not None:
-        gates = log_gates(given.log_decay, q, k)
+        along = log_gates(given.log_decay, q, k)
         if problem.query_start != 0:
             raise ValueError(
                 "log_decay needs query i where key i stands, query_start=0, "
                 f"got {given.query_start}"
             )
-        problem = decaying(problem, gates)
+        problem = decaying(problem, along)
     check_key_mask(given.key_mask, k)
     return problem if given.key_mask is None else problem._replace(key_mask=given.key_mask)

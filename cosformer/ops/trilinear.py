@@ -223,10 +223,9 @@ def decay_gradient(
     if not by_key.shape[2]:
         return by_query.to(decay.dtype).sum_to_size(decay.shape)
     grad = by_query - by_key if by_query.shape[2] else -by_key
-    last = grad[..., -1:]
     if at_end is not None:
-        last = last + at_end.sum((-3, -2, -1))[..., None]
-    grad = torch.cat([grad[..., :-1], last], -1)
+        last = grad[..., -1:] + at_end.sum((-3, -2, -1))[..., None]
+        grad = torch.cat([grad[..., :-1], last], -1)
     if at_start is not None:
         grad = _balanced(grad, by_query, by_key, at_start)
     return grad.to(decay.dtype).sum_to_size(decay.shape)
@@ -238,11 +237,11 @@ def _balanced(grad: Tensor, by_query: Tensor, by_key: Tensor, total: Tensor) -> 
     A gate's gradient sums dL from its token on, and with it all roundings of later tokens. But a
     shift of every L changes only what a state at the start weighs, so the sum over all is known.
     """
-    tiny = torch.finfo(grad.dtype).tiny
-    largest = torch.maximum(by_query.abs(), by_key.abs()).amax(-1, keepdim=True).clamp(min=tiny)
-    variance = (by_query / largest).square() + (by_key / largest).square()
-    share = variance / variance.sum(-1, keepdim=True).clamp(min=tiny)
-    return grad - (grad.sum(-1) - total)[..., None] * share
+    size = torch.hypot(by_query, by_key)
+    largest = size.amax(-1, keepdim=True).clamp(min=torch.finfo(grad.dtype).tiny)
+    variance = (size / largest).square()
+    excess = (grad.sum(-1) - total) / variance.sum(-1).clamp(min=1)  # the largest of them is 1
+    return torch.addcmul(grad, variance, excess[..., None], value=-1)
 
 
 def fold_vmapped(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cosformer.ops.build import per_head
 from cosformer.ops.check import check_number, check_number_or_tensor, check_tensor, require_all
+from cosformer.ops.gates import running
 from cosformer.ops.memo import Numbers
 from cosformer.ops.state import Horizon
 
@@ -80,7 +81,7 @@ def log_rates(gamma: Rates, q: Tensor, k: Tensor) -> Tensor:
 
 
 def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """The decay of every token `[B, H, T]` in float64."""
+    """L of a decay per token `[B, H, T]`, in float64."""
     batch, heads, queries = q.shape[:3]
     check_tensor("log_decay", log_decay)
     if not log_decay.dtype.is_floating_point:
@@ -97,11 +98,10 @@ def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
             f"log_decay must be [batch, heads, length] = {list(sizes[0])}, "
             f"got {list(log_decay.shape)}"
         )
-    require_all(log_decay <= 0, "log_decay must be at most 0", log_decay)
-    groups = heads // log_decay.shape[1]
     # exp of it is 0 already; a larger number would swallow the differences after it.
-    gates = log_decay.double().clamp(min=-800 if q.dtype == torch.float64 else -110)
-    return gates if groups == 1 else gates.repeat_interleave(groups, 1)
+    sums = running(log_decay, -800.0 if q.dtype == torch.float64 else -110.0)
+    groups = heads // log_decay.shape[1]
+    return sums if groups == 1 else sums.repeat_interleave(groups, 1)
 
 
 def _for_heads(name: str, values: float | Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -241,3 +241,5 @@ def test_roundings_of_a_long_sequence_do_not_add_up():
     assert errors[1] < 0.8 * errors[0]
     large = [1e25 * x.float() for x in noisy]  # whose squares are more than float32 has
     assert of_gates(*large, at_start=total.float()).isfinite().all()
+    nothing = [0 * x for x in large]
+    assert of_gates(*nothing, at_start=total.float() + 9).isfinite().all()

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from gates_cases import LENGTHS, check_sums
 from kernel_cases import CASES, Case, check, results
 
 from cosformer import State, attention, attention_with_state, step
@@ -125,3 +126,10 @@ def test_a_captured_step_goes_on_where_the_stream_stood():
             )
     assert state.position.tolist() == [50, 0, 50, 0, 0, 50]
     assert math.isfinite(float(state.key_value.sum()))
+
+
+@each_dtype
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("length", [*LENGTHS, 100_000])
+def test_running_sums_of_gates(length, turned, dtype):
+    check_sums(length, dtype, turned=turned, device="cuda")

@@ -1,0 +1,37 @@
+"""Gates whose running sums are the kernel's business: lengths, strides, dtypes, some closed."""
+
+import torch
+
+FLOOR = -110.0
+LENGTHS = [1, 100, 4096, 9000]  # blocks of 4096
+DTYPES = [torch.float32, torch.float16]
+
+
+def draw(length, dtype, *, turned=False, device="cpu"):
+    """`[2, 3, T]`, a few of them at the floor and below; `turned`: as `[B, T, H]` in memory."""
+    generator = torch.Generator().manual_seed(4)
+    gates = -torch.rand(2, 3, length, generator=generator).to(dtype)
+    gates[..., 7::50], gates[..., 8::500] = FLOOR, -torch.inf
+    gates = gates.to(device)
+    return gates.transpose(1, 2).contiguous().transpose(1, 2) if turned else gates
+
+
+def results(sums, gates):
+    """Sums, and the gradient of the gates."""
+    leaf = gates.detach().requires_grad_()
+    out = sums(leaf, FLOOR)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device)
+    (grad,) = torch.autograd.grad(out, leaf, weight.view(out.shape))
+    return out.detach(), grad
+
+
+def check_sums(length, dtype, **where):
+    """The kernel's sums are those of the formula up to float64's rounding, and so its gradients."""
+    from cosformer.ops import gates
+
+    given = draw(length, dtype, **where)
+    found, right = (results(sums, given) for sums in (gates.by_kernel, gates.by_formula))
+    torch.testing.assert_close(found[0], right[0], rtol=1e-13, atol=1e-13)
+    assert found[1].dtype == dtype
+    assert ((found[1] == 0) == (right[1] == 0)).all()
+    torch.testing.assert_close(found[1], right[1])
