@@ -71,8 +71,12 @@ def pathfinder(
 
     def easier() -> list[Ragged]:
         levels = by_length(_made("snakes", counts, data, seed, workers))
-        if not all(map(len, levels)):
-            raise ValueError(f"sizes must be enough for paths of every length, got {sizes}")
+        if missing := [n for n, level in enumerate(levels, 1) if not len(level)]:
+            path = generated.path_of("snakes", data, count=counts["snakes"], seed=seed)
+            raise ValueError(
+                f"{path} must have paths of every length, got none of {missing[0]}: without it, "
+                "it is made anew"
+            )
         return levels
 
     return RisingTask(splits, facts, device, easier=easier, levels=LENGTHS, steps=rising)

@@ -17,7 +17,10 @@ from cosformer.tasks import files, listops, pathfinder, snakes
 from cosformer.tasks.ragged import Array, Ragged
 
 BLOCK = 500
-"""Samples of one block; a block depends on the seed and its number alone, not on who draws it."""
+"""Samples of one block; a block depends on the seed and its number alone, not on who draws it.
+
+A smaller set is one block of its own size, so that it has samples of every kind as well.
+"""
 Progress = Callable[[int, int], None]
 """Called with the number of samples that are ready and the number wanted."""
 
@@ -106,7 +109,8 @@ def draw(
 ) -> Ragged:
     """`count` different samples, the same whatever the number of workers."""
     parts, have, seen = list[Ragged](), 0, set[bytes]()
-    blocks = _blocks(name, -(-count // BLOCK), seed=seed, workers=workers)
+    size = min(count, BLOCK)
+    blocks = _blocks(name, -(-count // size), size, seed=seed, workers=workers)
     try:
         while have < count:
             part = next(blocks)
@@ -182,12 +186,14 @@ def _known(sample: Array, seen: set[bytes]) -> bool:
     return is_known
 
 
-def _blocks(name: str, expected: int, *, seed: int, workers: int) -> Generator[Ragged, None, None]:
+def _blocks(
+    name: str, expected: int, size: int, *, seed: int, workers: int
+) -> Generator[Ragged, None, None]:
     """Blocks 0, 1, … in order; no more than `expected` are drawn before they are asked for."""
     if workers == 1:
         number = 0
         while True:
-            yield _draw_block(name, seed, number)
+            yield _draw_block(name, seed, number, size)
             number += 1
     # fresh processes: a fork of one with threads of torch can hang
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
@@ -196,15 +202,15 @@ def _blocks(name: str, expected: int, *, seed: int, workers: int) -> Generator[R
         try:
             while True:
                 while not ahead or (len(ahead) < 2 * workers and number < expected):
-                    ahead.append(pool.submit(_draw_block, name, seed, number))
+                    ahead.append(pool.submit(_draw_block, name, seed, number, size))
                     number += 1
                 yield ahead.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _draw_block(name: str, seed: int, number: int) -> Ragged:
-    return MADE[name].block(np.random.default_rng([seed, number]), BLOCK)
+def _draw_block(name: str, seed: int, number: int, size: int) -> Ragged:
+    return MADE[name].block(np.random.default_rng([seed, number]), size)
 
 
 def _one_thread() -> None:

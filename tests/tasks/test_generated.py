@@ -35,6 +35,16 @@ def test_another_seed_draws_other_samples_and_more_samples_begin_alike() -> None
     assert same(few, generated.draw("listops", count=50, seed=0).take(np.arange(30)))
 
 
+@pytest.mark.parametrize("count", [13, 27])
+def test_the_smallest_set_has_paths_of_every_length(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generated, "BLOCK", 500)
+    lengths = np.bincount(generated.draw("snakes", count=count, seed=0).labels // 2)
+    assert len(lengths) == 13
+    assert lengths.max() - lengths.min() == (count % 13 > 0)
+
+
 def test_several_processes_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # other processes have blocks of the usual size
     alone = generated.draw("listops", count=1100, seed=0)
@@ -44,7 +54,9 @@ def test_several_processes_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -
 def test_a_sample_drawn_twice_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     draw_block = generated._draw_block
     monkeypatch.setattr(
-        generated, "_draw_block", lambda name, seed, number: draw_block(name, seed, number // 2)
+        generated,
+        "_draw_block",
+        lambda name, seed, number, size: draw_block(name, seed, number // 2, size),
     )
     found = generated.draw("listops", count=50, seed=0)
     assert len({found[n].tobytes() for n in range(50)}) == 50
