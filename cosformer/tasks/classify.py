@@ -17,7 +17,7 @@ def classify(
     *,
     data: Path | str | None = None,
     name: str | None = None,
-    text: Sequence[str] = (),
+    text: Sequence[str] | str = (),
     label: str = "label",
     towers: int = 1,
     tokens: vocabularies.Kind = "bytes",
@@ -32,7 +32,7 @@ def classify(
     first. `text` names one column or two, `label` that of the classes.
     """
     require_options(length=length, towers=towers)
-    table = _table(data, name, text, label)
+    table = _table(data, name, (text,) if isinstance(text, str) else text, label)
     if towers > 2 or (towers == 2 and len(table.texts) != 2):
         raise ValueError(f"towers must be 1, or 2 for pairs of texts, got {towers}")
     if len(table.texts) == 2 and towers == 1 and length < 3:
@@ -74,7 +74,7 @@ def join(first: Array, second: Array, separator: int, length: int) -> Array:
 def _table(
     data: Path | str | None, name: str | None, text: Sequence[str], label: str
 ) -> tables.Table:
-    if isinstance(text, str) or len(text) > 2:
+    if len(text) > 2:
         raise ValueError(f"text must name one column or two, got {text!r}")
     if name is None:
         if data is None or not Path(data).is_file():

@@ -130,7 +130,7 @@ BAD = [
     ({"data": None}, r"data must be a table where no name \(sst2, "),
     ({"name": "sst2", "towers": 2}, "towers must be 1, or 2 for pairs of texts, got 2"),
     ({"name": "mnli", "length": 2}, "length must be 3 or more for pairs, got 2"),
-    ({"text": "sentence"}, "text must be a list, got 'sentence'"),
+    ({"text": 5}, "text must be a list, got 5; or text must be text, got 5"),
     ({"text": ["a", "b", "c"]}, r"text must name one column or two, got \('a', 'b', 'c'\)"),
 ]
 
