@@ -84,10 +84,11 @@ def run(options: Options) -> int:
         return 0
     trainer = Trainer(config)
     _generate(config)
-    start = "" if config.start is None else f", from {config.start}"
-    print(f"run: {config.out}{start} (the same command continues it)")
     try:
-        for event in trainer.events():
+        for number, event in enumerate(trainer.events()):
+            if number == 0:
+                start = "" if config.start is None else f", from {config.start}"
+                print(f"run: {config.out}{start} (the same command continues it)")
             _show(event)
     except Diverged as error:
         print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)

@@ -132,17 +132,8 @@ class Learner:
         self.step = step
 
     def begin_from(self, before: nn.Module) -> None:
-        """Take over a model that has learnt: all of it if the head fits as well, else the backbone.
-
-        A cls token that only one of the two has is no part of it.
-        """
-        part = "" if _alike(self.model, before) else "backbone"
-        module = self.model.get_submodule(part)
-        own, learnt = module.state_dict(), before.get_submodule(part).state_dict()
-        try:
-            module.load_state_dict({name: learnt.get(name, own[name]) for name in own})
-        except RuntimeError as error:  # a mechanism made for one length, and a cls beside it
-            raise ValueError(f"what was learnt before must fit the model: {error}") from None
+        """Go on from a model that has learnt."""
+        take_over(self.model, before)
         if self.average is not None:
             self.average = _average(self.model, self.config.average)
 
@@ -187,6 +178,20 @@ def create(config: ModelConfig) -> Model:
         return create_model(config)
     except TypeError as error:  # an option that the mechanism does not have
         raise ValueError(f"model.options: {error}") from None
+
+
+def take_over(model: nn.Module, before: nn.Module) -> None:
+    """Weights of a model that has learnt: all if the head fits as well, else the backbone's.
+
+    A cls token that only one of the two has is no part of it.
+    """
+    part = "" if _alike(model, before) else "backbone"
+    module = model.get_submodule(part)
+    own, learnt = module.state_dict(), before.get_submodule(part).state_dict()
+    try:
+        module.load_state_dict({name: learnt.get(name, own[name]) for name in own})
+    except RuntimeError as error:  # a mechanism made for one length, and a cls beside it
+        raise ValueError(f"what was learnt before must fit the model: {error}") from None
 
 
 def _alike(one: nn.Module, other: nn.Module) -> bool:

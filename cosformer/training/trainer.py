@@ -36,6 +36,7 @@ from cosformer.training.learner import Diverged, Learner
 from cosformer.training.loading import create_task
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
+from cosformer.training.possible import require_possible
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 from cosformer.training.start import beginning, require_fit
 
@@ -75,6 +76,7 @@ class Trainer:
         self.config, self.device, self._task = config, resolved(config.device), task
         if config.graph and torch.device(self.device).type != "cuda":
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
+        self._board = Board(config.out / BOARD) if config.tensorboard else None
         self.place = Place()
         """What the last checkpoint knows, once it is written: what status.json says is there."""
 
@@ -87,7 +89,8 @@ class Trainer:
         todo = phases(self.config, task)
         if start is not None:
             require_fit(todo[0], start)
-        is_same_run(self.config)  # refuses the folder of another before a lock is left in it
+        if not is_same_run(self.config):  # another's folder is refused before a lock is in it
+            require_possible(todo)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
             keep(out, task)
@@ -95,15 +98,14 @@ class Trainer:
                 write_json(out / VOCABULARY, task.vocabulary.plain())
             found = self._found()
             log = closed.enter_context(Log(out / LOG, self.place.lines))
-            board = Board(out / BOARD) if self.config.tensorboard else None
-            if board is not None:
-                closed.callback(board.close)
+            if self._board is not None:
+                closed.callback(self._board.close)
             self._status("running")
             try:
                 before = None if start is None else start.model
                 for event in self._phases(todo, found, before, log):
-                    if board is not None:
-                        board.add(event)
+                    if self._board is not None:
+                        self._board.add(event)
                     yield event
             except Exception as error:
                 with contextlib.suppress(OSError):  # of a full disk: the first error says it

@@ -240,6 +240,7 @@ def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: P
     before = Pretraining("masked", rate=1.0, budget=Budget(steps=2, batch=2))
     with pytest.raises(ValueError, match="what was learnt before must fit the model"):
         train(replace(config, task=task, model=model, pretraining=before))
+    assert not config.out.exists()
 
 
 def test_a_run_does_not_go_on_with_other_data(config: RunConfig, tmp_path: Path) -> None:
