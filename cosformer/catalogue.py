@@ -32,6 +32,10 @@ mechanism alone. A request outside of what one can do raises, and says who could
 * **positions**: what weights know of positions by themselves.
 * **time**: how it grows with the length n. **state**: numbers that one stream remembers after
   {STREAM:,} tokens, with {HEADS} heads of {WIDTH}.
+
+All have second derivatives, but those that go through PyTorch's fused attention only within
+`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it. All go through
+`torch.compile(fullgraph=True)`, but those that read a `key_mask` on the host only without one.
 """
 
 
@@ -125,6 +129,10 @@ def _extras(mechanism: Mechanism) -> Iterator[str]:
         yield "no denominator: the layer puts an RMSNorm after it"
     if traits.multiple_of > 1:
         yield f"works in blocks of {traits.multiple_of} tokens, which it pads and masks by itself"
+    if traits.reads_mask:
+        yield "reads a `key_mask` on the host: no `fullgraph=True` with one"
+    if traits.fused:
+        yield "goes through PyTorch's fused attention: first derivatives alone"
 
 
 def _options(kind: type[Mechanism]) -> Iterator[str]:

@@ -150,7 +150,11 @@ class Mechanism(nn.Module):
         grown = state.append(k, v, request.key_mask)
         seen = request._replace(key_mask=grown.key_mask, start=state.k.shape[2])
         out = self.attend(q, grown.k, grown.v, seen)
-        return out, grown.last(self.keep(grown.position))
+        return out, self.forget(grown)
+
+    def forget(self, cache: Cache) -> Cache:
+        """What of the tokens so far a stream still needs."""
+        return cache.last(self.keep(cache.position))
 
     def keep(self, position: int) -> int:
         """How many of the last tokens a stream still needs after so many."""

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from functools import lru_cache
+from operator import index
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.blocked import Kept
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import without_padding
-from cosformer.mechanisms.seeded import Seeded
+from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Traits
 from cosformer.ops.check import check_whole
 
@@ -23,7 +24,14 @@ class BigBird(Seeded, Masked):
     in training and afterwards.
     """
 
-    traits = Traits(causal="no", cross=False, positions="absolute", multiple_of=64, random=True)
+    traits = Traits(
+        causal="no",
+        cross=False,
+        reads_mask=True,
+        positions="absolute",
+        multiple_of=64,
+        random=True,
+    )
     source = "Zaheer et al., 2020 (ITC)"
     formula = (
         "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j over blocks of i and j that are neighbours, "
@@ -48,6 +56,7 @@ class BigBird(Seeded, Masked):
         self.blocks = (block, block)
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
+        keys = index(keys)
         block, last, drawn = self.block, (keys - 1) // self.block, self.drawn(keys)
         table = torch.tensor(drawn, dtype=torch.int64, device=device)
         table = table.reshape(len(drawn), self.random_blocks)
@@ -68,6 +77,7 @@ class BigBird(Seeded, Masked):
         return self.block, self.random_blocks, self.seed
 
     def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
+        keys = index(keys)  # of a graph too: `in` finds no symbol
         final, drawn = (keys - 1) // self.block, self.drawn(keys)
         for row in range(first // self.block, (last - 1) // self.block + 1):
             if row in (0, final):
@@ -97,8 +107,13 @@ class BigBird(Seeded, Masked):
         return length * min(length, seen)
 
 
-@lru_cache(maxsize=16)
+@drawn_before
 def draw_blocks(blocks: int, count: int, seed: int) -> list[list[int]]:
+    return _draw_blocks(blocks, count, seed)
+
+
+@lru_cache(maxsize=16)
+def _draw_blocks(blocks: int, count: int, seed: int) -> list[list[int]]:
     draw = random.Random(seed)
     table = []
     for row in range(blocks):

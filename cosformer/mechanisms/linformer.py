@@ -19,7 +19,7 @@ class Linformer(Mechanism):
     Padding is absent: real tokens close up and zeros stand behind them, before E and F.
     """
 
-    traits = Traits(causal="no", positions="absolute", max_length=512, normalised=False)
+    traits = Traits(causal="no", positions="absolute", max_length=512, normalised=False, fused=True)
     source = "Wang et al., 2020 (E and F shared by the heads)"
     formula = "out = softmax(Q (E K)ᵀ/√d) (F V), E and F learned [projected, max_length]"
 

@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.blocked import Kept, Part, blocked_attention, neighbours
 from cosformer.mechanisms.flex import flex_pattern
-from cosformer.mechanisms.padding import ranks, real_first, take
+from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.check import check_choice
 from cosformer.ops.problem import compute_dtype
@@ -20,10 +19,11 @@ FEW = 16  # queries for which a row of scores each is cheaper than blocks
 
 
 class Masked(Mechanism):
-    """Softmax over the pairs of a pattern. A subclass has `pattern` and `ranges`.
+    """Softmax over the pairs of a pattern. A subclass has `pattern`, `ranges` and `settings`.
 
     `pattern(keys)` is the mask function of positions (i, j); `ranges(first, last, keys)` says
-    where the keys of queries first … last − 1 lie, and nothing outside is looked at.
+    where the keys of queries first … last − 1 lie, and nothing outside is looked at; `settings`
+    tell it from another of its class. Without FlexAttention (`flexible`) they are not asked for.
 
     Patterns by absolute positions count real tokens: one behind `key_mask` is absent, as a key
     and as a query (its output is 0), so that padding does not shift them.
@@ -70,7 +70,7 @@ class Masked(Mechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         mask = request.key_mask
-        if 0 in (q.shape[2], k.shape[2]):
+        if not (q.numel() and k.numel()):
             return q @ repeat_heads(k, q).mT @ repeat_heads(v, q)  # zeros with a gradient
         impl = self.choose(q)
         if impl == "reference":
@@ -79,12 +79,11 @@ class Masked(Mechanism):
             return (weights @ repeat_heads(v, q).to(dtype)).to(q.dtype)
         if mask is None or self.traits.positions != "absolute":
             return self._sparse(q, k, v, request, impl)
-        order = real_first(mask)
-        q = take(F.pad(q, (0, 0, request.start, 0)), order)  # a query for every key
-        closed = Request(request.causal, mask.gather(1, order), 0, request.controls)
-        out = self._sparse(q, take(k, order), take(v, order), closed, impl)
-        out = take(out, order.argsort(1)).masked_fill(~mask[:, None, :, None], 0)
-        return out[:, :, request.start :]
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            return self._sparse(q, k, v, request._replace(key_mask=mask, start=0), impl)
+
+        return with_real_first(attend, mask, q, k, v, request.start)
 
     def choose(self, q: Tensor) -> str:
         """What `auto` means for these queries."""

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.ops.check import check_whole
 
@@ -19,7 +20,7 @@ SPAN = 1024
 class Nystromformer(Whole):
     """Softmax through landmarks, the means of stretches of equal length (to within a token)."""
 
-    traits = Traits(causal="no", cross=False, positions="absolute", normalised=False)
+    traits = replace(Whole.traits, causal="no", normalised=False, fused=True)
     source = "Xiong et al., AAAI 2021"
     formula = (
         "out = softmax(Q K̃ᵀ/√d) softmax(Q̃ K̃ᵀ/√d)⁺ softmax(Q̃ Kᵀ/√d) V + conv(V), "

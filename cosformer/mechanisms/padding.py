@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -22,6 +23,25 @@ def take(x: Tensor, order: Tensor) -> Tensor:
     return x.gather(2, order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
+def with_real_first(
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    key_mask: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: int,
+) -> Tensor:
+    """`attend(q, k, v, key_mask)` with the real tokens in front; zeros where the others stood.
+
+    Queries are the last of the tokens, from `start` on. Nothing is read on the host.
+    """
+    order = real_first(key_mask)
+    rows = take(F.pad(q, (0, 0, start, 0)), order)  # a query for every key
+    out = attend(rows, take(k, order), take(v, order), key_mask.gather(1, order))
+    out = take(out, order.argsort(1)).masked_fill(~key_mask[:, None, :, None], 0)
+    return out[:, :, start:]
+
+
 def without_padding(
     function: Callable[..., Tensor], key_mask: Tensor, *inputs: Tensor, square: bool = False
 ) -> Tensor:
@@ -30,6 +50,8 @@ def without_padding(
     Items with equally many real tokens go together. Inputs are `[B, H, S, D]`; the result is
     `[B, H, S, V]`, or `[B, H, S, S]` with `square`. The lengths are read on the host.
     """
+    if not len(key_mask):
+        return function(*inputs)
     order = real_first(key_mask)
     groups: dict[int, list[int]] = defaultdict(list)
     for item, length in enumerate(key_mask.sum(1).tolist()):

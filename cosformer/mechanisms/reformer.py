@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import replace
+from operator import index
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
-from cosformer.mechanisms.seeded import Seeded
-from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.mechanisms.seeded import Seeded, drawn_before
+from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.ops.check import check_whole
 
@@ -24,10 +25,9 @@ class Reformer(Seeded, Whole):
     the seed and of the length.
     """
 
-    traits = Traits(
+    traits = replace(
+        Whole.traits,
         causal="leaky",
-        cross=False,
-        positions="absolute",
         multiple_of=128,
         random=True,
         shared_qk=True,
@@ -98,9 +98,8 @@ class Reformer(Seeded, Whole):
 
     def rotations(self, length: int) -> list[Tensor]:
         """R of every hash, `[rounds, D, buckets/2]`."""
-        generator = torch.Generator().manual_seed(self.seed)
-        shapes = [(self.rounds, self.width, size // 2) for size in self._hashes(length)]
-        return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        halves = [size // 2 for size in self._hashes(index(length))]
+        return draw_rotations(self.rounds, self.width, halves, self.seed)
 
     def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q / math.sqrt(self.width), F.normalize(k, dim=-1)
@@ -115,6 +114,12 @@ class Reformer(Seeded, Whole):
             sizes.append(min(missing + missing % 2, MOST_BUCKETS))
             missing = -(-missing // sizes[-1])
         return sizes
+
+
+@drawn_before
+def draw_rotations(rounds: int, width: int, halves: list[int], seed: int) -> list[Tensor]:
+    draw, real = torch.Generator().manual_seed(seed), torch.float64
+    return [torch.randn(rounds, width, half, generator=draw, dtype=real) for half in halves]
 
 
 def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:

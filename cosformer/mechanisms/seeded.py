@@ -1,5 +1,8 @@
 """Randomness that is a function of one number: the same for any length, and small to save."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 
@@ -7,6 +10,18 @@ from cosformer.mechanisms.base import Mechanism
 from cosformer.ops.check import check_whole
 
 SEEDS = 2**31
+
+Draw = TypeVar("Draw", bound=Callable[..., Any])
+
+
+def drawn_before(draw: Draw) -> Draw:
+    """To a graph, which cannot draw, the result is a constant of the numbers that it follows from.
+
+    A length must be such a number and no symbol: `operator.index` makes it one.
+    """
+    # torch.compiler.assume_constant_result does this alone, but loads all of torch._dynamo
+    draw._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return draw
 
 
 class Seeded(Mechanism):

@@ -1,12 +1,13 @@
 """Sparse Sinkhorn attention ("Sparse Sinkhorn Attention", Tay et al., 2020)."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.ops.check import check_positive, check_whole
 
@@ -21,7 +22,7 @@ class Sinkhorn(Whole):
     no weight depends on the future.
     """
 
-    traits = Traits(causal="exact", cross=False, positions="absolute", multiple_of=64, growth="n²")
+    traits = replace(Whole.traits, causal="exact", multiple_of=64, growth="n²")
     source = "Tay et al., ICML 2020"
     formula = (
         "out = softmax(Q [K ; PK]ᵀ/√d) [V ; PV] in blocks; "
@@ -108,7 +109,7 @@ class Sinkhorn(Whole):
         future = torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1)
         for _ in range(self.iterations):
             logits = logits.masked_fill(future, LOWEST)
-            logits = logits - logits.logcumsumexp(-2)
+            logits = logits - _logcumsumexp(logits)
             logits = logits.masked_fill(future, LOWEST).log_softmax(-1)
         return F.pad(logits.exp().masked_fill(future, 0), (0, 1, 1, 0))
 
@@ -126,3 +127,19 @@ def _mix(mixing: Tensor, total: Tensor, blocks: Tensor) -> Tensor:
     """Σ_j P_ij x_jp / Σ_j P_ij, over the blocks j that have a p-th token."""
     mixed = (mixing @ blocks.flatten(3)).unflatten(3, blocks.shape[3:])
     return mixed / torch.where(total > 0, total, 1)[..., None]
+
+
+def _logcumsumexp(x: Tensor) -> Tensor:
+    """y_i = log Σ_{t ≤ i} exp(x_t) along the rows, by sums of 1, 2, 4, … of them.
+
+    PyTorch's has no second derivative where the incoming gradient is 0: here its result is the
+    constant that keeps every exponent from overflowing.
+    """
+    y = x.detach().logcumsumexp(-2)
+    total = (x - y).exp()  # Σ exp(x_t − y_i), of row i alone as yet
+    reach = 1
+    while reach < x.shape[-2]:
+        share = (y[..., :-reach, :] - y[..., reach:, :]).exp()
+        total = total + F.pad(share * total[..., :-reach, :], (0, 0, reach, 0))
+        reach *= 2
+    return y + total.log()

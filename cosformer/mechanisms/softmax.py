@@ -12,7 +12,7 @@ from cosformer.mechanisms.traits import Cost, Traits
 class Softmax(Mechanism):
     """Softmax attention through `scaled_dot_product_attention`."""
 
-    traits = Traits(causal="exact", state="cache", growth="n²")
+    traits = Traits(causal="exact", state="cache", fused=True, growth="n²")
     source = "Vaswani et al., 2017"
     formula = "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j"
 

@@ -1,6 +1,7 @@
 """Synthesizer ("Rethinking Self-Attention in Transformer Models", Tay et al., 2020)."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -97,6 +98,8 @@ class SynthesizerRandom(Synthesizer):
 
 class Factored(Synthesizer):
     """Scores that are products after all, so that PyTorch's attention need not store them."""
+
+    traits = replace(TRAITS, fused=True)
 
     def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
         """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""

@@ -21,6 +21,8 @@ class Traits:
     """What a stream remembers: sums, the last few tokens, all tokens; or it cannot stream."""
     mask: bool = True
     """Obeys `key_mask`."""
+    reads_mask: bool = False
+    """Looks at `key_mask` on the host: it waits for a GPU, and a graph cannot go on."""
     positions: Literal["none", "relative", "absolute"] = "none"
     """What weights know of positions by themselves."""
     max_length: int | None = None
@@ -37,6 +39,8 @@ class Traits:
     """Made for k = q: a layer projects once."""
     controls: tuple[str, ...] = ()
     """Per-token numbers that the layer projects from its input, one per key head."""
+    fused: bool = False
+    """Goes through PyTorch's fused attention, whose gradient has none in turn."""
     growth: Literal["n", "n log n", "n√n", "n²", "n³"] = "n"
     """Of time."""
 

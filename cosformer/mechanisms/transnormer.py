@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
+from cosformer.mechanisms.cache import Cache
 from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.padding import ranks, real_first, take, with_real_first
 from cosformer.mechanisms.traits import Cost, Traits
 
 
@@ -22,9 +24,13 @@ class TransNormer(LinearMechanism):
 
 
 class TransNormerLocal(Mechanism):
-    """TransNormer's early layers: softmax within blocks, which see nothing of each other."""
+    """TransNormer's early layers: softmax within blocks, which see nothing of each other.
 
-    traits = Traits(causal="exact", cross=False, state="window", positions="absolute")
+    Blocks count real tokens: one behind `key_mask` is absent, as a key and as a query (its output
+    is 0), so that padding does not shift them.
+    """
+
+    traits = Traits(causal="exact", cross=False, state="window", positions="absolute", fused=True)
     source = "Qin et al., EMNLP 2022 (DiagAttention)"
     formula = "out_i = Σ_j softmax_j(q_i·k_j/√d) v_j over j in the block of i, ⌊j/b⌋ = ⌊i/b⌋"
 
@@ -35,26 +41,45 @@ class TransNormerLocal(Mechanism):
         self.set_block(block)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        queries = q.shape[2]
-        if request.start:  # a stream's block begins with the keys
-            q = F.pad(q, (0, 0, request.start, 0))
-        rows, keys, values = (self._blocks(x) for x in (q, repeat_heads(k, q), repeat_heads(v, q)))
-        out = self._softmax(rows, keys, values, self._real(k, request.key_mask), request.causal)
-        out = out.reshape(*q.shape[:2], -1, v.shape[3])
-        if out.shape[2] == queries:
-            return out
-        return out[:, :, request.start : request.start + queries]
+        start, mask = request.start, request.key_mask
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            inputs = (q, repeat_heads(k, q), repeat_heads(v, q))
+            rows, keys, values = (self._blocks(x) for x in inputs)
+            out = self._softmax(rows, keys, values, self._real(k, mask), request.causal)
+            whole = q.shape[2] + -q.shape[2] % self.block
+            out = out.reshape(*q.shape[:2], whole, v.shape[3])
+            return out if whole == q.shape[2] else out[:, :, : q.shape[2]]
+
+        if mask is not None:
+            return with_real_first(attend, mask, q, k, v, start)
+        if not start:
+            return attend(q, k, v, None)
+        return attend(F.pad(q, (0, 0, start, 0)), k, v, None)[:, :, start:]
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         score = q @ repeat_heads(k, q).mT / self.width**0.5
-        index = torch.arange(k.shape[2], device=k.device)
-        allowed = (index[:, None] // self.block == index // self.block)[None, None]
+        mask = request.key_mask
+        index = torch.arange(k.shape[2], device=k.device)[None] if mask is None else ranks(mask)
+        block = index // self.block
+        allowed = (block[:, :, None] == block[:, None])[:, None]  # [B or 1, 1, T, S]
         if request.causal:
             allowed = allowed.tril()
-        if request.key_mask is not None:
-            allowed = allowed & request.key_mask[:, None, None]
+        if mask is not None:
+            allowed = allowed & mask[:, None, None] & mask[:, None, :, None]
         score = score.masked_fill(~allowed, -torch.inf).softmax(-1)
         return score.masked_fill(~allowed.any(-1, keepdim=True), 0)
+
+    def forget(self, cache: Cache) -> Cache:
+        """Without finished blocks, which end at another index in each item of a padded batch."""
+        mask = cache.key_mask
+        if mask is None:
+            return super().forget(cache)
+        finished = mask.sum(1, keepdim=True) // self.block * self.block
+        begun = mask & (ranks(mask) >= finished)
+        order = real_first(~begun)[:, max(0, mask.shape[1] - self.block + 1) :]
+        kept = take(cache.k, order), take(cache.v, order), begun.gather(1, order)
+        return Cache(*kept, cache.position)
 
     def keep(self, position: int) -> int:
         return position % self.block

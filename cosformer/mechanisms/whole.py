@@ -4,6 +4,7 @@ from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.padding import without_padding
+from cosformer.mechanisms.traits import Traits
 from cosformer.ops.problem import compute_dtype
 
 
@@ -14,6 +15,8 @@ class Whole(Mechanism):
     of each item are computed as if they stood alone, so that padding changes nothing at all.
     Items of one length go together; the lengths are read on the host.
     """
+
+    traits = Traits(causal="no", cross=False, reads_mask=True, positions="absolute")
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         """`[B, H, n, V]`; k and v have a head for each of q, all are float32 or float64."""
@@ -28,7 +31,7 @@ class Whole(Mechanism):
         inputs = [x.to(dtype) for x in (q, repeat_heads(k, q), repeat_heads(v, q))]
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self.attend_whole(q, k, v, request.causal) if q.shape[2] else v
+            return self.attend_whole(q, k, v, request.causal) if q.numel() else v
 
         if request.key_mask is None:
             return attend(*inputs).to(q.dtype)
@@ -39,7 +42,7 @@ class Whole(Mechanism):
         inputs = [x.to(dtype) for x in (q, repeat_heads(k, q))]
 
         def dense(q: Tensor, k: Tensor) -> Tensor:
-            return self.dense_whole(q, k, request.causal) if q.shape[2] else q @ k.mT
+            return self.dense_whole(q, k, request.causal) if q.numel() else q @ k.mT
 
         if request.key_mask is None:
             return dense(*inputs).to(q.dtype)

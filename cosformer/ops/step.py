@@ -50,7 +50,7 @@ def step(
         raise ValueError(f"step takes one token, got {q.shape[2]} queries and {k.shape[2]} keys")
     streams = state.key_value.shape[0] if isinstance(state, State) else 0
     _check_slots(slots, k, state)
-    shown = k if slots is None else k[:1].expand(streams, -1, -1, -1)
+    shown = k if slots is None else k.new_empty(()).expand(streams, *k.shape[1:])
     horizon = check_continues(state, shown, v, None, None)
     check_eps(eps)
     check_choice("impl", impl, ("auto", "chunked", "triton"))

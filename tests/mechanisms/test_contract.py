@@ -20,7 +20,7 @@ from cosformer.ops import delta, span
 
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 STREAMS = names_where(state=("constant", "window", "cache"))
-SHIFTABLE = names_where(mask=(True,), positions=("none", "relative"))  # padding may stand first
+PADDED = cases_where(mask=(True,))
 NOISE = 1e3  # what stands where nobody may look
 
 
@@ -132,7 +132,7 @@ def test_gradients_flow_through_the_state_of_a_stream(name):
             assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", [name for name in STREAMS if name in SHIFTABLE])
+@pytest.mark.parametrize("name", [name for name, causal in PADDED if causal and name in STREAMS])
 def test_a_stream_goes_on_from_a_padded_prompt(name):
     mechanism = make(name)
     q, k, v, controls = tokens(mechanism)
@@ -167,11 +167,8 @@ def test_the_state_is_as_large_as_it_is_said_to_be(name):
         assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "causal", "side"),
-    [(*case, "right") for case in cases_where(mask=(True,))]
-    + [(name, causal, "left") for name, causal in CASES if name in SHIFTABLE],
-)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(("name", "causal"), PADDED)
 def test_padding_changes_nothing(name, causal, side):
     mechanism = make(name)
     q, k, v, controls = tokens(mechanism, 20)
@@ -255,6 +252,26 @@ def test_very_short_sequences(name, causal, length):
     out, _ = mechanism(q, k, v, causal=causal, controls=controls)
     assert out.shape == v.shape
     assert_close(out, mechanism.weights(q, k, causal=causal, controls=controls) @ v)
+
+
+@every_case
+@pytest.mark.parametrize("length", [5, 20])
+def test_a_batch_of_nothing(name, causal, length):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, length, batch=0, value_width=3)
+    options = {"causal": causal, "controls": controls}
+    masks = [None, torch.ones(0, length, dtype=torch.bool)] if mechanism.traits.mask else [None]
+    for mask in masks:
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        out, _ = mechanism(*given, key_mask=mask, **options)
+        assert out.shape == (0, HEADS, length, 3)
+        out.sum().backward()
+        weights = mechanism.weights(q, k, key_mask=mask, **options)
+        assert weights.shape == (0, HEADS, length, length)
+        if causal and name in STREAMS:
+            state = mechanism.empty_state(k, v)
+            out, _ = mechanism(q, k, v, state=state, key_mask=mask, **options)
+            assert out.shape == (0, HEADS, length, 3)
 
 
 def leaves(state):

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from mechanism_cases import CASES, make, names_where, tokens
+from mechanism_cases import CASES, cases_where, make, tokens
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from cosformer.mechanisms import blocked, hashed
@@ -32,17 +33,22 @@ def test_functional_gradients_are_those_of_autograd(name, causal):
         assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("name", names_where(state=("constant",)))
-def test_members_of_the_family_compile_without_a_break(name):
-    mechanism = make(name)
-    q, k, v, controls = tokens(mechanism)
+@pytest.mark.parametrize(("name", "causal"), cases_where(state=("window", "cache", "none")))
+def test_second_derivatives_are_those_of_finite_differences(name, causal):
+    mechanism = make(name, heads=1, width=4)
+    q, k, v, _ = tokens(mechanism, 9, batch=1)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
 
-    def call(q, k, v):
-        return mechanism(q, k, v, causal=True, controls=controls)[0]
+    def attend(q, k, v):
+        return mechanism(q, k, v, causal=causal)[0]
 
-    torch.compiler.reset()  # or `call` would be compiled anew too often
-    compiled = torch.compile(call, fullgraph=True, backend="eager")
-    assert_close(compiled(q, k, v), call(q, k, v))
+    if not mechanism.traits.fused:
+        assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
+        return
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
+    with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
+        torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap's own, in gradients

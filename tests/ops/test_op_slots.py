@@ -88,6 +88,16 @@ def test_no_rows_still_move_a_shared_position():
 
 
 @pytest.mark.parametrize("impl", IMPLS)
+def test_no_slots_move_nobody(impl):
+    q, k, v = (x[:0, :, :1] for x in rows())
+    state = State.empty(3, 2, 6, 5, horizon=50.0, position=torch.tensor([4, 0, 2]))
+    out = step(q, k, v, state, slots=torch.zeros(0, dtype=torch.int64), impl=impl)
+    assert out.shape == (0, 4, 1, 5)
+    assert state.position.tolist() == [4, 0, 2]
+    assert not state.key_value.any()
+
+
+@pytest.mark.parametrize("impl", IMPLS)
 def test_streams_by_slot_are_streams_of_their_own(impl):
     q, k, v = rows()
     exact = attention(*(x.double() for x in (q, k, v)), causal=True, horizon=50.0)
