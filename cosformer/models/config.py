@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from cosformer.mechanisms import MECHANISMS
-from cosformer.ops.check import check_bool, check_choice, check_number
+from cosformer.ops.check import check_bool, check_choice, check_dropout, check_mapping
 
 Kind = Literal["decoder", "masked-lm", "classifier", "pairs", "encoder-decoder"]
 Pooling = Literal["mean", "cls", "first"]
@@ -70,11 +70,8 @@ class ModelConfig:
             raise ValueError(f"key_heads must divide heads={self.heads}, got {self.key_heads}")
         check_bool("glu", self.glu)
         check_bool("tied", self.tied)
-        check_number("dropout", self.dropout)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        if not isinstance(self.options, Mapping):
-            raise TypeError(f"options must be a mapping, got {type(self.options).__name__}")
+        check_dropout(self.dropout)
+        check_mapping("options", self.options)
         if (self.classes is not None) != self.classifies:
             rule = "be given" if self.classifies else "be None"
             raise ValueError(f"classes must {rule} for kind={self.kind!r}, got {self.classes}")

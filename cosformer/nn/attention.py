@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.nn.masks import read_attn_mask, read_key_padding_mask
-from cosformer.nn.projections import HeadProjections, check_dense
+from cosformer.nn.projections import HeadProjections
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
 from cosformer.ops.build import CONVENTIONS
-from cosformer.ops.check import check_bools, check_choice, check_eps, check_number
+from cosformer.ops.check import check_bools, check_choice, check_dropout, check_eps
 from cosformer.ops.dispatch import IMPLEMENTATIONS
 from cosformer.ops.state import Horizon, check_state, check_weight, read_horizon, same_horizon
 
@@ -92,10 +92,7 @@ class CosformerAttention(HeadProjections):
             device=device,
             dtype=dtype,
         )
-        check_number("dropout", dropout)
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout must lie in 0 ... 1, got {dropout}")
-        self.dropout = dropout
+        self.dropout = check_dropout(dropout)
         self.horizon = read_horizon(horizon, num_heads, self.num_kv_heads)
         self.weight = check_weight(weight)
         self.positions = check_choice("positions", positions, CONVENTIONS)
@@ -243,7 +240,7 @@ class CosformerAttention(HeadProjections):
 
     def _check_stretch(self, x: Tensor) -> None:
         """The next tokens of a stream."""
-        check_dense("x", x)
+        self.check_tokens("x", x)
         if x.dim() != 3 or x.shape[-1] != self.embed_dim:
             raise ValueError(
                 f"x must have a batch dimension and the width {self.embed_dim}, "

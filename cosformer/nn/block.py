@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.nn.multihead import LayerState, MultiHeadAttention
-from cosformer.ops.check import check_bool, check_number
+from cosformer.ops.check import check_bool, check_dropout
 
 
 class FeedForward(nn.Module):
@@ -43,9 +43,6 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_number("dropout", dropout)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in 0 ... 1, got {dropout}")
         width = attention.embed_dim
         self.attention_norm = nn.LayerNorm(width)
         self.attention = attention
@@ -53,7 +50,7 @@ class Block(nn.Module):
         self.cross = cross
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward = feed_forward
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(check_dropout(dropout))
 
     def forward(
         self,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from cosformer.mechanisms import create
 from cosformer.nn.positions import POSITIONS
-from cosformer.nn.projections import HeadProjections, check_dense
-from cosformer.ops.check import check_bool, check_choice, check_number
+from cosformer.nn.projections import HeadProjections
+from cosformer.ops.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
@@ -79,9 +79,7 @@ class MultiHeadAttention(HeadProjections):
             dtype=dtype,
         )
         check_bool("gate", gate)
-        check_number("dropout", dropout)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in 0 ... 1, got {dropout}")
+        check_mapping("options", options)
         check_choice("positions", positions, POSITIONS)
         if max_length is not None and positions != "learned":
             raise ValueError(
@@ -91,7 +89,7 @@ class MultiHeadAttention(HeadProjections):
             raise ValueError("positions must not be 'learned' where context_dim differs")
         if "key_heads" in options:
             raise ValueError("options must not have key_heads: it is the layer's num_kv_heads")
-        self.dropout = dropout
+        self.dropout = check_dropout(dropout)
         scheme = POSITIONS[positions](embed_dim, self.head_dim, self.num_kv_heads, max_length)
         inner = create(
             mechanism, num_heads, scheme.key_width, key_heads=self.num_kv_heads, **options
@@ -183,6 +181,7 @@ class MultiHeadAttention(HeadProjections):
 
     def _first(self, x: Tensor, context: Tensor | None, causal: bool, start: int) -> int:
         """Where the first token of x stands in the context."""
+        check_whole("start", start, 0)
         if start and (context is None or causal):
             raise ValueError(f"start must be 0 unless x looks at a whole context, got {start}")
         if not causal or context is None:
@@ -202,7 +201,7 @@ class MultiHeadAttention(HeadProjections):
         given = [("x", x, self.embed_dim)]
         given += [] if context is None else [("context", context, self.kdim)]
         for name, tokens, width in given:
-            check_dense(name, tokens)
+            self.check_tokens(name, tokens)
             if tokens.dim() != 3 or tokens.shape[-1] != width:
                 raise ValueError(
                     f"{name} must be [batch, length, {width}], got {list(tokens.shape)}"

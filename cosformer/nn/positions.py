@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from cosformer.mechanisms.rotary import check_rotary
 from cosformer.mechanisms.spe import SinePositions
+from cosformer.ops.check import check_whole
 from cosformer.ops.rotation import rotate
 
 
@@ -42,7 +43,7 @@ class Learned(Positions):
         super().__init__(embed_dim, head_dim, key_heads, max_length)
         if max_length is None:
             raise ValueError("max_length must be given for learned positions, got None")
-        self.max_length = max_length
+        self.max_length = check_whole("max_length", max_length, 1)
         self.table = nn.Parameter(0.02 * torch.randn(max_length, embed_dim))
 
     def embed(self, x: Tensor, start: int) -> Tensor:

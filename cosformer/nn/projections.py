@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.ops.check import check_bools, check_tensor
+from cosformer.ops.check import autocasts, check_bools, check_tensor
 
 
 class HeadProjections(nn.Module):
@@ -81,7 +81,7 @@ class HeadProjections(nn.Module):
         """Whether the inputs are batched."""
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
         for (name, width), x in zip(widths.items(), (query, key, value), strict=True):
-            check_dense(name, x)
+            self.check_tokens(name, x)
             if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != width:
                 raise ValueError(
                     f"{name} must have shape [length, {width}] or, like all three inputs, a batch "
@@ -100,6 +100,24 @@ class HeadProjections(nn.Module):
                 f"(batch_first={self.batch_first}), got {tuple(query.shape)} and {tuple(key.shape)}"
             )
         return batched
+
+    def check_tokens(self, name: str, x: Any) -> None:
+        """A dense tensor of the weights' dtype; autocast casts both, where neither is float64."""
+        check_tensor(name, x)
+        if x.is_nested:
+            raise ValueError(
+                f"{name} must not be a nested tensor: pass a padded one with key_padding_mask; "
+                "in an nn.TransformerEncoder, convert the whole encoder with cosformer.convert "
+                "or set its use_nested_tensor = False"
+            )
+        packed = self.in_proj_weight
+        weight = self.q_proj_weight if packed is None else packed
+        assert weight is not None
+        if x.dtype == weight.dtype or (
+            autocasts(x) and x.is_floating_point() and torch.float64 not in (x.dtype, weight.dtype)
+        ):
+            return
+        raise ValueError(f"{name} must have the dtype of the layer, {weight.dtype}, got {x.dtype}")
 
     def project(
         self, query: Tensor, key: Tensor, value: Tensor, batched: bool
@@ -152,13 +170,3 @@ class HeadProjections(nn.Module):
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:
                 nn.init.zeros_(bias)
-
-
-def check_dense(name: str, x: Any) -> None:
-    check_tensor(name, x)
-    if x.is_nested:
-        raise ValueError(
-            f"{name} must not be a nested tensor: pass a padded one with key_padding_mask; "
-            "in an nn.TransformerEncoder, convert the whole encoder with cosformer.convert "
-            "or set its use_nested_tensor = False"
-        )

@@ -1,7 +1,7 @@
 """What the public functions demand of their tensors, said in one line each."""
 
 import numbers
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
             raise ValueError(f"{name} must be [batch, heads, length, width], got {list(x.shape)}")
         if x.dtype not in DTYPES:
             raise ValueError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
+        if x.shape[1] == 0:
+            raise ValueError(f"{name} must have at least 1 head, got {list(x.shape)}")
         if x.shape[3] == 0:
             raise ValueError(f"{name} must have a width of at least 1, got {list(x.shape)}")
         if x.device != q.device:
@@ -40,7 +42,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
         raise ValueError(
             f"v must have the heads and length of k, {list(k.shape[1:3])}, got {list(v.shape[1:3])}"
         )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+    if q.shape[1] % k.shape[1]:
         raise ValueError(
             f"heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}"
         )
@@ -69,6 +71,8 @@ def check_number_or_tensor(name: str, value: Any) -> None:
     if isinstance(value, Tensor):
         if value.dtype.is_complex or value.dtype == torch.bool:
             raise ValueError(f"{name} must be real, got {value.dtype}")
+        if value.is_meta:
+            raise ValueError(f"{name} must hold values, got a meta tensor")
     else:
         check_number(name, value, "a number or a tensor")
 
@@ -81,6 +85,11 @@ def check_bool(name: str, value: Any) -> None:
 def check_bools(**values: Any) -> None:
     for name, value in values.items():
         check_bool(name, value)
+
+
+def check_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping, got {type(value).__name__}")
 
 
 def readable(x: Tensor) -> bool:
@@ -118,6 +127,13 @@ def check_positive(name: str, value: float) -> float:
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be above 0, got {value}")
     return value
+
+
+def check_dropout(dropout: float) -> float:
+    check_number("dropout", dropout)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+    return dropout
 
 
 def check_eps(eps: float) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cosformer.ops.build import build, check_placement, decaying, decaying_evenly
 from cosformer.ops.check import (
+    check_bool,
     check_choice,
     check_inputs,
     check_key_mask,
@@ -234,6 +235,7 @@ def _map(
 
 def _problem(q: Tensor, k: Tensor, given: Options, position: Tensor | None = None) -> Problem:
     """`position` is where a stream stands."""
+    check_bool("raised", given.raised)
     check_choice("normaliser", given.normaliser, NORMALISERS)
     check_choice("rule", given.rule, SUM_RULES)
     check_scale(given.scale, given.normaliser)

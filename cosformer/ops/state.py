@@ -56,7 +56,7 @@ class State(NamedTuple):
         horizon = check_horizon(horizon, heads, heads)
         states = WEIGHTS[check_weight(weight)]
         start = torch.as_tensor(position, device=device)
-        if start.dtype.is_floating_point or start.dtype in (torch.bool, torch.complex64):
+        if start.is_floating_point() or start.is_complex() or start.dtype == torch.bool:
             raise TypeError(f"position must be whole, got {position}")
         start = start.to(torch.int64)
         if readable(start) and bool((start < 0).any()):

@@ -121,7 +121,7 @@ BAD_OPTIONS = [
     ({"add_zero_attn": True}, "add_zero_attn must be False.*learned token"),
     ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads=4, got 3"),
     ({"num_kv_heads": 0}, "num_kv_heads must divide num_heads=4, got 0"),
-    ({"dropout": 1.5}, r"dropout must lie in 0 \.\.\. 1, got 1\.5"),
+    ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0"),
     ({"horizon": 0.0}, "horizon must be above 0"),
     ({"horizon": [1.0, 2.0, 3.0]}, "horizon must be a number or one per head"),
     ({"horizon": torch.ones(4, dtype=torch.bool)}, "horizon must be real, got torch.bool"),
@@ -199,6 +199,36 @@ def test_forward_names_what_has_the_wrong_type(options, message):
     x = torch.randn(2, 5, 16)
     with pytest.raises(TypeError, match=message):
         CosformerAttention(16, 4)(**{"query": x, "key": x, "value": x, **options})
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_inputs_of_another_dtype_than_the_layer_are_named(packed):
+    layer = CosformerAttention(16, 4, kdim=None if packed else 8, horizon=20)
+    x = torch.randn(2, 5, 16)
+    rest = (x, x) if packed else (x[..., :8], x)
+    with pytest.raises(ValueError, match=r"query must have the dtype of .*32, got torch.float64"):
+        layer(x.double(), *rest)
+    with pytest.raises(ValueError, match=r"value must have the dtype of .*32, got torch.int64"):
+        layer(x, rest[0], x.long())
+
+
+def test_a_stream_of_another_dtype_than_the_layer_is_named():
+    layer = CosformerAttention(16, 4, batch_first=True, horizon=20)
+    with pytest.raises(ValueError, match=r"x must have the dtype of .*32, got torch.bfloat16"):
+        layer.forward_with_state(torch.randn(2, 5, 16).bfloat16())
+
+
+def test_autocast_casts_all_but_float64():
+    layer, x = CosformerAttention(16, 4), torch.randn(2, 5, 16)
+    with torch.autocast("cpu"):
+        for given in (x, x.bfloat16(), x.half()):
+            assert layer(given, given, given)[0].dtype == torch.bfloat16
+        with pytest.raises(ValueError, match=r"query must have the dtype of .*, got torch.float64"):
+            layer(x.double(), x, x)
+        layer.double()
+        assert layer(*[x.double()] * 3)[0].dtype == torch.float64
+        with pytest.raises(ValueError, match=r"query must .*float64, got torch.float32"):
+            layer(x, x, x)
 
 
 def test_nested_tensors_are_refused_with_a_remedy():

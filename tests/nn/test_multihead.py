@@ -20,7 +20,7 @@ def make(name="softmax", embed_dim=16, heads=4, **arguments):
     torch.manual_seed(0)
     options = {**OPTIONS.get(name, {}), **arguments.pop("options", {})}
     if arguments.get("positions") == "learned":
-        arguments["max_length"] = 40
+        arguments.setdefault("max_length", 40)
     layer = MultiHeadAttention(
         embed_dim, heads, mechanism=name, options=options, dtype=F64, **arguments
     )
@@ -182,13 +182,20 @@ def test_dropout_drops_keys_in_training_only():
         ({"positions": "rotary", "heads": 16}, "width must be even for rotary positions, got 1"),
         ({"options": {"colour": 1}}, "options of softmax are key_heads, got colour"),
         ({"options": {"key_heads": 1}}, "options must not have key_heads"),
-        ({"dropout": 1.5}, r"dropout must lie in 0 \.\.\. 1, got 1.5"),
+        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1.0"),
+        ({"positions": "learned", "max_length": -1}, "max_length must be a whole .* 1 on, got -1"),
+        ({"positions": "learned", "max_length": "a"}, "max_length must be a whole .* 1 on, got a"),
         ({"positions": "none", "max_length": 4}, "max_length must be None unless"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_options_must_be_a_mapping():
+    with pytest.raises(TypeError, match="options must be a mapping, got NoneType"):
+        MultiHeadAttention(16, 4, options=None)
 
 
 def test_learned_positions_need_and_keep_a_length():
@@ -210,6 +217,11 @@ def test_bad_inputs_are_named():
         layer(tokens(2, 7, 16))
     with pytest.raises(ValueError, match="query and key must agree"):
         layer(tokens(2, 7, 16), tokens(3, 7, 10))
+    for start in ("a", -1, 1.0):
+        with pytest.raises(ValueError, match=f"start must be a whole .* 0 on, got {start}"):
+            layer(tokens(2, 7, 16), tokens(2, 7, 10), start=start)
+    with pytest.raises(ValueError, match=r"context must have the dtype of .*64, got torch.float32"):
+        layer(tokens(2, 7, 16), tokens(2, 7, 10).float())
 
 
 def test_a_mechanism_made_for_shared_queries_and_keys_gets_them():

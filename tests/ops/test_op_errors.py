@@ -38,6 +38,8 @@ HORIZONS = [
     ({"horizon": torch.ones(2, 1)}, r"horizon must be a number or one per head .*got \[2, 1\]"),
     ({"horizon": LEARNED}, "horizon must not require a gradient"),
     ({"horizon": LEARNED[0]}, "horizon must not require a gradient"),
+    ({"horizon": torch.ones(2, device="meta")}, "horizon must hold values, got a meta tensor"),
+    ({"horizon": torch.ones((), device="meta")}, "horizon must hold values, got a meta tensor"),
 ]
 MASKS = [
     ({"key_mask": MASK.float()}, "key_mask must be bool .*got torch.float32"),
@@ -105,6 +107,9 @@ ENGINE = [
     ({"theta": torch.ones(3)}, r"theta must be .*one per.* head \[\d\].*got \[3\]"),
     ({"theta": LEARNED}, "theta must not require a gradient"),
     ({"theta": LEARNED[0]}, "theta must not require a gradient"),
+    ({"theta": torch.ones(2, device="meta")}, "theta must hold values, got a meta tensor"),
+    ({"gamma": torch.ones(2, device="meta")}, "gamma must hold values, got a meta tensor"),
+    ({"raised": "no"}, "raised must be a bool, got str"),
     ({"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
     ({"gamma": 0.0}, r"gamma must lie in \(0, 1\], got 0"),
     ({"gamma": NAN}, r"gamma must lie in \(0, 1\], got nan"),
@@ -188,7 +193,8 @@ def misfits(q, k, v):
         ({"v": v[:, :1]}, rf"v must have the heads and length of k, \[2, {length}\], got \[1, "),
         ({"v": v[:, :, 1:]}, rf"v must have .*length of k, \[2, {length}\], got \[2, {length - 1}"),
         ({"q": q[:, :3]}, "heads of q must be a multiple of the heads of k, got 3 and 2"),
-        ({"k": k[:, :0], "v": v[:, :0]}, "heads of q must be a multiple .*got 4 and 0"),
+        ({"q": q[:, :0]}, rf"q must have at least 1 head, got \[2, 0, {length}, 4\]"),
+        ({"k": k[:, :0], "v": v[:, :0]}, rf"k must have at least 1 head, got \[2, 0, {length}, "),
         ({"k": k.to("meta")}, "k must be on the device of q, cpu, got meta"),
     ]
 
@@ -234,6 +240,7 @@ EMPTY = [
     ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
     ({"position": torch.tensor([0, 0, 0])}, r"position must be .*one per stream \[2\], got \[3\]"),
     ({"position": 2.5}, "position must be whole, got 2.5"),
+    ({"position": torch.tensor(1 + 0j, dtype=torch.complex128)}, "position must be whole, got"),
     ({"position": -1}, "position must not be negative, got -1"),
     ({"batch": 2.0}, "batch must be an int, got float"),
 ]
