@@ -1,5 +1,6 @@
 """Problems are kept for the next call, and nothing else changes."""
 
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -120,5 +121,7 @@ def test_kernel_parameters_have_the_size_of_their_struct():
 
 
 def test_the_kernel_asks_for_every_option():
-    assert all(name in hopper_source.source() for name in hopper_plan.Sweep._fields)
+    code = re.sub(r"//.*", "", hopper_source.source())
+    for name in hopper_plan.Sweep._fields:
+        assert re.search(rf"\b{name}\b", code), name
     assert "#include" not in hopper_source.source()
