@@ -122,6 +122,12 @@ class Masked(Mechanism):
         keys = k.shape[2]
         causal, key_mask, start, _ = request
         if impl == "flex":
+            recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+            if recorded and not q.is_cuda:
+                raise ValueError(
+                    f"impl must be 'blocked' or 'reference' on {q.device.type}, where PyTorch's "
+                    "FlexAttention has no gradients, got 'flex'"
+                )
             return flex_pattern(
                 q,
                 k,

@@ -109,6 +109,13 @@ def test_blocks_serve_queries_at_any_position(name, queries, keys, start):
         assert_close(out, reference(q, k, v, causal=causal, start=start)[0])
 
 
+def test_flex_attention_has_no_gradients_off_cuda():
+    mechanism = make("local", impl="flex")
+    q, k, v, _ = tokens(mechanism, 200)
+    with pytest.raises(ValueError, match="impl must be 'blocked' or 'reference' on cpu"):
+        mechanism(q.requires_grad_(), k, v, causal=True)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on a CPU
 @pytest.mark.parametrize("name", FLEXIBLE)
 @pytest.mark.parametrize("masked", [False, True])
