@@ -35,7 +35,8 @@ mechanism alone. A request outside of what one can do raises, and says who could
 
 All have second derivatives, but those that go through PyTorch's fused attention only within
 `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it. All go through
-`torch.compile(fullgraph=True)`, but those that read a `key_mask` on the host only without one.
+`torch.compile(fullgraph=True)`, but those that read a `key_mask` on the host only without one;
+bigbird and reformer are compiled anew for every length.
 """
 
 

@@ -1,6 +1,7 @@
 """What the public functions demand of their tensors, said in one line each."""
 
 import numbers
+import sys
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
@@ -126,13 +127,15 @@ def check_positive(name: str, value: float) -> float:
     check_number(name, value)
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be above 0, got {value}")
+    if value > sys.float_info.max:  # a whole number may be
+        raise ValueError(f"{name} must be at most {sys.float_info.max}, got more")
     return value
 
 
 def check_dropout(dropout: float) -> float:
     check_number("dropout", dropout)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout must lie in 0 ... 1, got {dropout}")
     return dropout
 
 

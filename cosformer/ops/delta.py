@@ -28,8 +28,9 @@ def delta_rule(
         memory: S `[B, H_kv, D, V]`, whose dtype is that of the computation.
     """
     length = k.shape[2]
-    if not length:
-        return v.new_zeros(*q.shape[:3], v.shape[3], dtype=memory.dtype), memory
+    if not length:  # zeros with a gradient
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        return (q @ k.mT @ v).to(memory.dtype), memory
     tokens = (q, k, v, beta, log_decay)
     if length <= SEGMENT_LENGTH:
         return _segment(*tokens, memory)

@@ -173,7 +173,7 @@ def linear_attention_with_state(
     groups = q.shape[1] // k.shape[1]
     for name, values in (("theta", theta), ("gamma", gamma)):
         sizes = sizes_of(values)
-        if groups > 1 and sizes not in ([], [k.shape[1]]):
+        if groups > 1 and sizes and sizes != [k.shape[1]]:
             raise ValueError(
                 f"{name} must be one per key head [{k.shape[1]}] in a stream, got {sizes}"
             )

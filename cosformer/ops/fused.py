@@ -20,6 +20,8 @@ from cosformer.ops.tiles import MANY_PROGRAMS, Tiles, choose_tiles
 
 MAX_WIDTH = 256
 TRITON_MAPS = ("relu", "identity")
+SMALLEST_SCALE = 2.0**-8
+"""Of q in float16: smaller ones, and those above 1, may lead out of its range."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run in Python, on the CPU
 
 
@@ -37,6 +39,8 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None
         return f"as many queries as keys under a decay, got {q.shape[2]} and {k.shape[2]}"
     if problem.query_decay is not None and problem.query_start:
         return f"query_start=0 under a decay, got {problem.query_start}"
+    if q.dtype == torch.float16 and not SMALLEST_SCALE <= problem.scale <= 1:
+        return f"a scale of {SMALLEST_SCALE} ... 1 in float16, got {problem.scale}"
     return None
 
 

@@ -110,7 +110,8 @@ def _for_heads(name: str, values: float | Tensor, q: Tensor, k: Tensor) -> Tenso
         return torch.full((1, 1), values, dtype=torch.float64, device=q.device)
     if values.dim() == 0:
         return values.to(device=q.device, dtype=torch.float64).reshape(1, 1)
-    if values.dim() != 1 or values.shape[0] not in (q.shape[1], k.shape[1]):
+    # `in` finds no symbol of a graph
+    if values.dim() != 1 or not any(values.shape[0] == x.shape[1] for x in (q, k)):
         raise ValueError(
             f"{name} must be a number or one per head [{q.shape[1]}], got {list(values.shape)}"
         )

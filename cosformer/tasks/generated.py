@@ -109,7 +109,7 @@ def draw(
 ) -> Ragged:
     """`count` different samples, the same whatever the number of workers."""
     parts, have, seen = list[Ragged](), 0, set[bytes]()
-    size = min(count, BLOCK)
+    size = _block(count)
     blocks = _blocks(name, -(-count // size), size, seed=seed, workers=workers)
     try:
         while have < count:
@@ -172,7 +172,12 @@ def _told(arrays: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _about(name: str, *, count: int, seed: int | None) -> dict[str, object]:
-    return {"name": name, "count": count, "seed": seed, "block": BLOCK, "rule": _rule(name)}
+    return {"name": name, "count": count, "seed": seed, "block": _block(count), "rule": _rule(name)}
+
+
+def _block(count: int) -> int:
+    """Samples that are drawn together; a small set is one block."""
+    return max(1, min(count, BLOCK))
 
 
 def _rule(name: str) -> dict[str, Any]:

@@ -249,9 +249,10 @@ def test_gradients_are_those_of_finite_differences(name, causal):
 def test_very_short_sequences(name, causal, length):
     mechanism = make(name)
     q, k, v, controls = tokens(mechanism, length)
-    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    out, _ = mechanism(q, k, v.requires_grad_(), causal=causal, controls=controls)
     assert out.shape == v.shape
     assert_close(out, mechanism.weights(q, k, causal=causal, controls=controls) @ v)
+    out.sum().backward()
 
 
 @every_case

@@ -61,7 +61,7 @@ def test_limits_of_mechanisms_follow_max_length_unless_given():
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"width": 30, "heads": 4}, "width must be a multiple of heads=4, got 30"),
         ({"heads": 4, "key_heads": 3}, "key_heads must divide heads=4, got 3"),
-        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.5}, r"dropout must lie in 0 ... 1, got 1.5"),
         ({"classes": 3}, "classes must be None for kind='decoder', got 3"),
         ({"kind": "pairs"}, "classes must be given for kind='pairs', got None"),
         ({"pooling": "cls"}, "pooling must be left as 'mean' for kind='decoder'"),

@@ -76,7 +76,7 @@ def test_bad_arguments_are_named():
         make(cross=True)(x)
     with pytest.raises(ValueError, match="context_mask must be None without a context"):
         make()(x, context_mask=torch.ones(1, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="dropout must be at least 0 and below 1, got 2"):
+    with pytest.raises(ValueError, match=r"dropout must lie in 0 \.\.\. 1, got 2"):
         make(dropout=2)
     with pytest.raises(TypeError, match="glu must be a bool, got int"):
         FeedForward(4, 4, glu=1)

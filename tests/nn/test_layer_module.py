@@ -121,7 +121,7 @@ BAD_OPTIONS = [
     ({"add_zero_attn": True}, "add_zero_attn must be False.*learned token"),
     ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads=4, got 3"),
     ({"num_kv_heads": 0}, "num_kv_heads must divide num_heads=4, got 0"),
-    ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0"),
+    ({"dropout": 1.5}, r"dropout must lie in 0 \.\.\. 1, got 1\.5"),
     ({"horizon": 0.0}, "horizon must be above 0"),
     ({"horizon": [1.0, 2.0, 3.0]}, "horizon must be a number or one per head"),
     ({"horizon": torch.ones(4, dtype=torch.bool)}, "horizon must be real, got torch.bool"),

@@ -182,7 +182,7 @@ def test_dropout_drops_keys_in_training_only():
         ({"positions": "rotary", "heads": 16}, "width must be even for rotary positions, got 1"),
         ({"options": {"colour": 1}}, "options of softmax are key_heads, got colour"),
         ({"options": {"key_heads": 1}}, "options must not have key_heads"),
-        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.5}, r"dropout must lie in 0 ... 1, got 1.5"),
         ({"positions": "learned", "max_length": -1}, "max_length must be a whole .* 1 on, got -1"),
         ({"positions": "learned", "max_length": "a"}, "max_length must be a whole .* 1 on, got a"),
         ({"positions": "none", "max_length": 4}, "max_length must be None unless"),

@@ -125,6 +125,16 @@ def test_a_dynamic_graph_serves_scales_it_never_saw():
         torch.testing.assert_close(graph(*x, scale), scaled(*x, scale))
 
 
+def test_a_dynamic_graph_takes_a_decay_for_each_head():
+    def fading(q, k, v, gamma):
+        return linear_attention(q, k, v, causal=True, normaliser="none", gamma=gamma)
+
+    for heads in (2, 4):
+        graph = compiled(fading, backend="eager", dynamic=True)
+        x, gamma = tokens(1, heads, 20), [0.5, 0.9, 0.7, 0.99][:heads]
+        torch.testing.assert_close(graph(*x, gamma), fading(*x, gamma))
+
+
 @pytest.mark.slow
 def test_a_dynamic_graph_trains():
     function = FUNCTIONS["causal"]

@@ -268,3 +268,13 @@ def test_segments_are_whole_chunks_and_enough():
             rows = tiles.segment_length(programs, length)
             assert rows % 64 == 0
             assert programs * -(-length // rows) <= max(tiles.FEW_PROGRAMS, programs)
+
+
+@pytest.mark.parametrize("scale", [1000.0, 1e-6])
+def test_scales_that_lead_out_of_float16_are_refused(scale):
+    q, k, v = (x.half() for x in torch.randn(3, 1, 1, 20, 8).unbind())
+    options = {"causal": True, "feature_map": "relu", "normaliser": "none", "scale": scale}
+    with pytest.raises(ValueError, match=f"in float16, got {scale}"):
+        linear_attention(q, k, v, impl="triton", **options)
+    by_torch = linear_attention(q, k, v, impl="chunked", **options)
+    assert torch.equal(linear_attention(q, k, v, **options), by_torch)
