@@ -32,7 +32,7 @@ class ProjectingMechanism(LinearMechanism):
             return None
         kind, causal, weights = self.projected_map, options["causal"], self.projections()
         rule = self.rule if self.normaliser == "sum" else "none"
-        if not is_attended(q, k, v, *weights, kind, causal, rule):
+        if not is_attended(q, k, v, *weights, kind, causal):
             return None
         return attend_projected(
             q, k, v, *weights, options["key_mask"], kind, causal, rule, self.eps

@@ -37,8 +37,7 @@ def is_served(
     if learned or not (whole and feature_map in hopper.MAPS and kernels_serve(q)):
         return False
     return all(
-        hopper.unsupported(*each, v, log_decay, None, 1, causal, RULE[0]) is None
-        for each in _groups(q, k)
+        hopper.unsupported(*each, v, log_decay, None, 1, causal) is None for each in _groups(q, k)
     )
 
 

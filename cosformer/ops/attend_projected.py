@@ -34,7 +34,6 @@ def is_attended(
     key_weight: Tensor,
     kind: str,
     causal: bool,
-    rule: str,
 ) -> bool:
     """Whether these kernels make features of q and k by both W, and attend by them."""
     weights = (query_weight, key_weight)
@@ -44,7 +43,7 @@ def is_attended(
     if not (whole and square and wide and kind in PROJECTIONS and kernels_serve(q)):
         return False
     plain = eager(q, k, v) and eager(q, *weights)
-    return plain and hopper.unsupported(q, k, v, None, None, 1, causal, rule) is None
+    return plain and hopper.unsupported(q, k, v, None, None, 1, causal) is None
 
 
 def attend_projected(

@@ -50,7 +50,7 @@ def maps(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Container[str]:
     if problem.feature_map in TRITON_MAPS or not (whole and eager(q, k, v)):
         return TRITON_MAPS
     states = WEIGHTS[problem.weight]
-    about = (problem.query_decay, problem.bounds, states, problem.causal, problem.rule)
+    about = (problem.query_decay, problem.bounds, states, problem.causal)
     reason = hopper.unsupported(q, k, v, *about)
     return TRITON_MAPS if reason else hopper.MAPS
 
@@ -76,7 +76,7 @@ def forward_pass(
 
     And, or None, what is worth keeping for `backward_pass`, which can do without it.
     """
-    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal, rule) is None:
+    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal) is None:
         return hopper.forward(
             q, k, v, decay, state, key_mask, query_basis, key_basis,
             causal, feature_map, rule, eps, scale, wanted,
@@ -129,7 +129,7 @@ def backward_pass(
 
     And φ(q)·dφ(q) and φ(k)·dφ(k), of which the decay's gradient is made up, if that is.
     """
-    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal, rule) is None:
+    if hopper.unsupported(q, k, v, decay, bounds, query_basis.shape[3], causal) is None:
         found = hopper.backward(
             q, k, v, decay, state, key_mask, query_basis, key_basis, out, total, grad_out,
             grad_last, causal, feature_map, rule, eps, scale, asked, kept,

@@ -23,7 +23,7 @@ __all__ = ["MAPS", "Projection", "aligned", "backward", "forward", "unsupported"
 
 def unsupported(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, bounds: Tensor | None, states: int,
-    causal: bool, rule: str,
+    causal: bool,
 ) -> str | None:  # fmt: skip
     """What these kernels need and do not get; None if they can compute the problem."""
     if bounds is not None or states > 2:

@@ -154,13 +154,13 @@ def test_what_is_attended(launches, monkeypatch, change, expected):
     monkeypatch.setattr(attend_projected, "kernels_serve", lambda x: given["there"])
     q, k, v, *weights = draw(keys=given.get("keys"), width=given.get("width", 64))
     weights = [w[:, : given["rows"]].to(given.get("device", "cpu")) for w in weights]
-    assert is_attended(q, k, v, *weights, given["kind"], given["causal"], "clamp") == expected
+    assert is_attended(q, k, v, *weights, given["kind"], given["causal"]) == expected
 
 
 def test_narrow_rows_are_not_attended(launches, monkeypatch):
     monkeypatch.setattr(attend_projected, "kernels_serve", lambda x: True)
     narrow = [x[..., :32] for x in draw()]
-    assert not is_attended(*narrow, "softmaxes", True, "clamp")
+    assert not is_attended(*narrow, "softmaxes", True)
 
 
 def test_subclasses_of_tensors_are_not_attended(launches, monkeypatch):
@@ -168,7 +168,7 @@ def test_subclasses_of_tensors_are_not_attended(launches, monkeypatch):
     for n in range(5):
         leaves = [x.detach() for x in draw()]
         leaves[n] = leaves[n].as_subclass(type("Other", (torch.Tensor,), {}))
-        assert not is_attended(*leaves, "softmaxes", True, "clamp")
+        assert not is_attended(*leaves, "softmaxes", True)
 
 
 @pytest.fixture

@@ -36,13 +36,12 @@ def both_passes(length=100, width=64, **options):
 
 
 @pytest.mark.parametrize(("states", "causal"), [(2, True), (1, False)])
-@pytest.mark.parametrize("rule", ["none", "clamp", "apart"])
-def test_decays_are_served_causally_and_without_a_cosine(states, causal, rule):
+def test_decays_are_served_causally_and_without_a_cosine(states, causal):
     q, k, v = stub_driver.qkv()
     decay = torch.zeros(1, 2, 100, dtype=torch.float64)
-    assert "beside a decay" in unsupported(q, k, v, decay, None, states, causal, rule)
-    assert unsupported(q, k, v, None, None, states, causal, rule) == "a Hopper GPU"
-    assert unsupported(q, k, v, decay, None, 1, True, rule) == "a Hopper GPU"
+    assert "beside a decay" in unsupported(q, k, v, decay, None, states, causal)
+    assert unsupported(q, k, v, None, None, states, causal) == "a Hopper GPU"
+    assert unsupported(q, k, v, decay, None, 1, True) == "a Hopper GPU"
 
 
 def test_every_sweep_of_a_decay_knows_of_it(launches):
