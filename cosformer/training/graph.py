@@ -29,13 +29,15 @@ class Replayed:
         self._update, self._device = update, device
         self._seen: Counter[Shape] = Counter()
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Batch]] = {}
+        # for steps that are taken as they come, too: autograd remembers where they ran
+        self._stream = torch.cuda.Stream(device)
 
     def __call__(self, batch: Batch) -> None:
         shape = tuple((name, x.shape, x.dtype) for name, x in sorted(batch.items()))
         self._seen[shape] += 1
         if shape not in self._graphs:
             if not self._is_due(shape, batch):
-                self._update(batch)
+                self._take(batch)
                 return
             self._graphs[shape] = self._record(batch)
         graph, inputs = self._graphs[shape]
@@ -48,11 +50,19 @@ class Replayed:
         hides = any(name.startswith("mask") for name in batch)
         return not hides and self._seen[shape] > WARM and len(self._graphs) < MOST
 
+    def _take(self, batch: Batch) -> None:
+        """A step by itself."""
+        outside = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):
+            self._update(batch)
+        outside.wait_stream(self._stream)
+
     def _record(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch]:
         inputs = {name: tensor.clone() for name, tensor in batch.items()}
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        graph = torch.cuda.CUDAGraph()
         # other threads, which prepare batches, go on meanwhile
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._update(inputs)
         return graph, inputs
 

@@ -15,12 +15,24 @@ from cosformer.training.graph import Replayed
 DEVICE = torch.device("cuda:1")
 
 
+class Stream:
+    """What a stream is asked to wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.waits = device, list["Stream"]()
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.waits.append(other)
+
+
 class Sums:
     """An update that adds up what it is given, as a graph would: recorded once, then replayed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.total, self.calls, self.recorded = torch.zeros(()), 0, 0
         self._is_recording = False
+        self.outside = self.stream = Stream(DEVICE)
+        self.inside: list[Stream] = []  # where steps ran by themselves
         sums = self
 
         class Graph:
@@ -30,8 +42,9 @@ class Sums:
             kernels: Callable[[], None]
 
         @contextlib.contextmanager
-        def recording(into: Graph, stream: object, capture_error_mode: str) -> Iterator[None]:
-            assert (stream, capture_error_mode) == (DEVICE, "thread_local")
+        def recording(into: Graph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+            assert (stream.device, capture_error_mode) == (DEVICE, "thread_local")
+            assert not sums.inside or stream is sums.inside[-1]
             sums._is_recording = True
             yield
             sums._is_recording = False
@@ -39,7 +52,16 @@ class Sums:
             sums.recorded += 1
 
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
+
+        @contextlib.contextmanager
+        def switched(stream: Stream) -> Iterator[None]:
+            sums.stream = stream
+            yield
+            sums.stream = sums.outside
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: sums.stream)
+        monkeypatch.setattr(torch.cuda, "stream", switched)
         monkeypatch.setattr(torch.cuda, "graph", recording)
 
     def update(self, batch: dict[str, Tensor]) -> None:
@@ -49,6 +71,8 @@ class Sums:
         self.calls += 1
         self.last = kernels
         if not self._is_recording:
+            assert self.stream.waits[-1] is self.outside
+            self.inside.append(self.stream)
             kernels()
 
 
@@ -67,6 +91,17 @@ def test_a_shape_is_recorded_once_and_replayed_on_each_batch(
     assert sums.calls == graph.WARM + 1
     assert sums.recorded == 1
     assert sums.total == 6 * sum(range(1, 8))
+
+
+def test_steps_by_themselves_run_where_graphs_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd remembers where a parameter's gradient was made: not outside, when one records."""
+    sums = Sums(monkeypatch)
+    replayed = Replayed(sums.update, DEVICE)
+    for n in range(graph.WARM + 1):
+        replayed(batch(3, n))
+    assert len(sums.inside) == graph.WARM
+    assert sums.outside.waits == sums.inside
+    assert sums.outside not in sums.inside
 
 
 def test_each_shape_has_its_own_graph_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
