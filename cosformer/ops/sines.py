@@ -151,8 +151,9 @@ def _learned(
     """The gradients of rates and phases, but for a factor that is the gain, and of gains."""
     from cosformer.ops.sines_kernels import learned_kernel
 
-    columns = options["BLOCK_R"] // 2  # for cosines beside sines: or else half the tokens
-    options = options | ({"BLOCK_R": columns} if columns >= FEWEST else {"BLOCK_T": 64})
+    # Cosines beside sines take twice the room: tiles are smaller.
+    tile = {"BLOCK_T": 64, "BLOCK_R": max(FEWEST, options["BLOCK_R"] // 2)}
+    options = options | tile | {"num_warps": 4 if options["BLOCK_D"] == FEWEST else 8}
     blocks, members, groups, length, _ = _sizes(x, table, options)
     items, heads, _, count, wide = table.shape
     columns = options["RP"] // options["BLOCK_R"]
