@@ -53,7 +53,10 @@ THIRD_PARTY: dict[str, set[str]] = {
 }
 """Packages from outside that a part may import; parts not named here are free to, but not early."""
 ON_FIRST_USE = (
-    "kernels.py",
+    "sweep_kernels.py",
+    "chunk_kernels.py",
+    "prepare_kernels.py",
+    "tile_kernels.py",
     "gates_kernels.py",
     "step_kernels.py",
     "product_kernels.py",

@@ -1,4 +1,4 @@
-"""Attention by the kernels of `kernels.py`, as two operators of torch.
+"""Attention by the kernels of `sweep_kernels.py`, as two operators of torch.
 
 `cosformer::fused_forward` and `cosformer::fused_backward`: `chunked.py` calls them inside its
 autograd function, which keeps its own backward for higher derivatives.

@@ -82,7 +82,7 @@ class Pass:
         States are `[B, H, segments, R, D, V(+1)]`, one segment standing for all; `turned` means
         that y has the width of V. `rows` is the length of a segment.
         """
-        from cosformer.ops.kernels import sweep_kernel
+        from cosformer.ops.sweep_kernels import sweep_kernel
 
         read = x is not None
         reader = y if x is None else x
@@ -182,7 +182,7 @@ class Pass:
         key = (rows.rows.data_ptr(), chunk, wide, column is None)
         if key in self._sums:
             return self._sums[key]
-        from cosformer.ops.kernels import sums_kernel
+        from cosformer.ops.prepare_kernels import sums_kernel
 
         length, width = rows.rows.shape[2:]
         chunks = -(-length // chunk)
@@ -279,7 +279,7 @@ class Pass:
         """1/D, δ and δψ of every row, or nothing where nothing was divided."""
         if rule == "none":
             return None, None, None
-        from cosformer.ops.kernels import prepare_kernel
+        from cosformer.ops.prepare_kernels import prepare_kernel
 
         scale, column = torch.empty_like(total, dtype=self.dtype), torch.empty_like(total)
         deltas = total.new_empty(*total.shape, 16, dtype=self.dtype)

@@ -3,16 +3,7 @@
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _denominator(total, eps, RULE: tl.constexpr):
-    """NaN stays."""
-    if RULE == "add":
-        return total + eps
-    elif RULE == "clamp":
-        return tl.where(total < eps, eps, total)
-    else:
-        return tl.where(tl.abs(total) < eps, tl.where(total < 0, -eps, eps), total)
+from cosformer.ops.tile_kernels import denominator, through_denominator
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -36,7 +27,7 @@ def quotient_kernel(
         sums += tl.load(cells, mask=inside, other=0.0).to(tl.float32)
         weights = tl.load(below[part] + row * BELOW + AT, mask=there, other=1.0)
         summed += weights.to(tl.float32)
-    found = sums / _denominator(summed, eps, RULE)[:, None]
+    found = sums / denominator(summed, eps, RULE)[:, None]
     cells = out + row[:, None] * V + column[None, :]
     tl.store(cells, found.to(out.dtype.element_ty), mask=inside)
     tl.store(total + row, summed, mask=there)
@@ -59,13 +50,9 @@ def quotient_gradient_kernel(
     summed = tl.load(total + row, mask=there, other=1.0)
     cells = row[:, None] * V + column[None, :]
     given = tl.load(grad + cells, mask=inside, other=0.0).to(tl.float32)
-    given /= _denominator(summed, eps, RULE)[:, None]
+    given /= denominator(summed, eps, RULE)[:, None]
     result = tl.load(out + cells, mask=inside, other=0.0).to(tl.float32)
-    slope = -tl.sum(given * result, 1)
-    if RULE == "clamp":
-        slope = tl.where(summed > eps, slope, 0.0)
-    if RULE == "signed":
-        slope = tl.where(tl.abs(summed) > eps, slope, 0.0)
+    slope = through_denominator(-tl.sum(given * result, 1), summed, eps, RULE)
     cells = above + row[:, None] * ABOVE + column[None, :]
     tl.store(cells, given.to(above.dtype.element_ty), mask=inside)
     other = tl.arange(0, BLOCK_B)

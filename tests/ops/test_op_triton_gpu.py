@@ -70,7 +70,7 @@ def test_auto_takes_the_kernels():
 
 
 def test_no_length_or_batch_compiles_again():
-    from cosformer.ops.kernels import sweep_kernel
+    from cosformer.ops.sweep_kernels import sweep_kernel
 
     def run(batch, length):
         q, k, v = torch.randn(3, batch, 4, length, 64, device="cuda", dtype=torch.bfloat16)
