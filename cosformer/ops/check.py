@@ -154,7 +154,7 @@ def check_scale(scale: float, normaliser: str) -> float:
 
 def check_whole(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, got {value}")
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
     return value
 
 

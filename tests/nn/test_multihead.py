@@ -184,7 +184,10 @@ def test_dropout_drops_keys_in_training_only():
         ({"options": {"key_heads": 1}}, "options must not have key_heads"),
         ({"dropout": 1.5}, r"dropout must lie in 0 ... 1, got 1.5"),
         ({"positions": "learned", "max_length": -1}, "max_length must be a whole .* 1 on, got -1"),
-        ({"positions": "learned", "max_length": "a"}, "max_length must be a whole .* 1 on, got a"),
+        (
+            {"positions": "learned", "max_length": "a"},
+            "max_length must be a whole .* 1 on, got 'a'",
+        ),
         ({"positions": "none", "max_length": 4}, "max_length must be None unless"),
     ],
 )
@@ -218,7 +221,7 @@ def test_bad_inputs_are_named():
     with pytest.raises(ValueError, match="query and key must agree"):
         layer(tokens(2, 7, 16), tokens(3, 7, 10))
     for start in ("a", -1, 1.0):
-        with pytest.raises(ValueError, match=f"start must be a whole .* 0 on, got {start}"):
+        with pytest.raises(ValueError, match=f"start must be a whole .* 0 on, got {start!r}"):
             layer(tokens(2, 7, 16), tokens(2, 7, 10), start=start)
     with pytest.raises(ValueError, match=r"context must have the dtype of .*64, got torch.float32"):
         layer(tokens(2, 7, 16), tokens(2, 7, 10).float())
