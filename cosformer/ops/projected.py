@@ -72,11 +72,7 @@ MAPS = {
 
 
 def projected(
-    x: Tensor,
-    weight: Tensor,
-    kind: str,
-    level: Tensor | None = None,
-    share: Tensor | None = None,
+    x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None, share: Tensor | None = None
 ) -> Tensor:
     """φ(x) `[B, H, T, parts·F]`; where a kernel made it, zeros follow up to a multiple of 8.
 
@@ -92,11 +88,7 @@ def projected(
 
 
 def by_formula(
-    x: Tensor,
-    weight: Tensor,
-    kind: str,
-    level: Tensor | None = None,
-    share: Tensor | None = None,
+    x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None, share: Tensor | None = None
 ) -> Tensor:
     wide = x.to(compute_dtype(x.dtype))
     features = MAPS[kind].formula(wide, weight.to(wide.dtype), level)
@@ -106,11 +98,7 @@ def by_formula(
 
 
 def by_kernel(
-    x: Tensor,
-    weight: Tensor,
-    kind: str,
-    level: Tensor | None = None,
-    share: Tensor | None = None,
+    x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None, share: Tensor | None = None
 ) -> Tensor:
     features: Tensor = _Projected.apply(x, weight, share, level, kind)
     return features
@@ -238,7 +226,7 @@ def gradients(
     if kind == "exp" and x.dtype == torch.bfloat16 and width <= FEWEST:
         options["num_stages"] = 3  # there are many blocks of W, and room for the next two
     dx = x.new_empty(x.shape)
-    dshare = x.new_empty(share.shape, dtype=share.dtype) if share is not None and of_share else None
+    dshare = share.new_empty(share.shape) if share is not None and of_share else None
     parts = x.new_empty(heads * blocks if learned else 0, rows, width, dtype=torch.float32)
     with on_device_of(x):
         gradients_kernel[(blocks * heads,)](
