@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism, unmasked
 from cosformer.ops.check import check_positive
-from cosformer.ops.problem import compute_dtype
+from cosformer.ops.log_sigmoid import log_sigmoid
 
 FORGETFUL = replace(
     LinearMechanism.traits,
@@ -51,11 +50,10 @@ class GatedLinear(LinearMechanism):
         self.temperature = check_positive("temperature", temperature)
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
-        log_decay = log_gate(request, "gate") / self.temperature
+        log_decay = log_gate(request, "gate", self.temperature)
         return {"log_decay": log_decay, "scale": 1 / math.sqrt(self.width)}
 
 
-def log_gate(request: Request, name: str) -> Tensor:
-    """log sigmoid of a control in float32 at least; 0, that is no decay, at masked tokens."""
-    control = request.controls[name]
-    return unmasked(F.logsigmoid(control.to(compute_dtype(control.dtype))), request)
+def log_gate(request: Request, name: str, temperature: float = 1.0) -> Tensor:
+    """log sigmoid(control)/τ in float32 at least; 0, that is no decay, at masked tokens."""
+    return unmasked(log_sigmoid(request.controls[name], temperature), request)

@@ -107,4 +107,4 @@ class GatedDelta(Delta):
         self.temperature = check_positive("temperature", temperature)
 
     def log_decay(self, request: Request) -> Tensor:
-        return log_gate(request, "gate") / self.temperature
+        return log_gate(request, "gate", self.temperature)

@@ -123,6 +123,11 @@ class LinearMechanism(Mechanism):
         width = 0 if self.made_at_once(x) else self.scratch_width
         return in_segments(features, x, start, width)
 
+    def shared_keys(self, k: Tensor, start: int | Tensor, share: Tensor | None) -> Tensor:
+        """Features of keys, each times its share if there is one."""
+        keys = self.make(self.keys, k, start)
+        return keys if share is None else keys * share[..., None].to(keys.dtype)
+
     def made_at_once(self, x: Tensor) -> bool:
         """Whether a kernel makes features of x, with little between."""
         kind = self.projected_map
@@ -152,9 +157,7 @@ class LinearMechanism(Mechanism):
         key_start: int | Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         queries = self.make(self.queries, q, query_start)
-        keys = self.make(self.keys, k, key_start)
-        if (share := self.share(request)) is not None:
-            keys = keys * share[..., None].to(keys.dtype)
+        keys = self.shared_keys(k, key_start, self.share(request))
         return queries, keys, v.to(keys.dtype)
 
 

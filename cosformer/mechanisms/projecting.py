@@ -24,6 +24,13 @@ class ProjectingMechanism(LinearMechanism):
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return projected(k, self.projections()[1], self.projected_map)
 
+    def shared_keys(self, k: Tensor, start: int | Tensor, share: Tensor | None) -> Tensor:
+        """A kernel multiplies where it makes the features, if it makes all that `keys` returns."""
+        plain = type(self).keys is ProjectingMechanism.keys
+        if share is None or not (plain and self.made_at_once(k)):
+            return super().shared_keys(k, start, share)
+        return projected(k, self.projections()[1], self.projected_map, share=share)
+
     def _at_once(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor | None:
         own = type(self)
         alone = own.queries is ProjectingMechanism.queries and own.keys is ProjectingMechanism.keys

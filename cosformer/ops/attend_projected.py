@@ -129,7 +129,10 @@ def _back(
     x: Tensor, weight: Tensor, grad: Tensor | None, kind: str, learned: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """From features to x and, if it is learned, W."""
-    return (None, None) if grad is None else gradients(x, weight, None, grad, kind, learned)
+    if grad is None:
+        return None, None
+    dx, dweight, _ = gradients(x, weight, None, grad, kind, learned)
+    return dx, dweight
 
 
 def _formula(ctx: Any, key_mask: Tensor | None) -> Callable[..., Tensor]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.ops import balance
 from cosformer.ops.asked import Asked
 from cosformer.ops.fused import backward_pass, forward_pass, fused_backward, fused_forward
 from cosformer.ops.memo import eager
@@ -65,7 +66,9 @@ def backward(
         found = fused_backward(*given, list(asked))
     *_, grad_first, by_query, by_key = found
     grad_decay = None
-    if asked.decay:
+    if asked.decay and first is None and end is None and balance.is_served(by_query, decay):
+        grad_decay = balance.balanced(by_query, by_key, decay)
+    elif asked.decay:
         at_end = None if end is None else end * rows.spread(last, 0)
         at_start = by_key.new_zeros(by_key.shape[:2])
         if first is not None:

@@ -71,26 +71,36 @@ MAPS = {
 }
 
 
-def projected(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None) -> Tensor:
+def projected(
+    x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None, share: Tensor | None = None
+) -> Tensor:
     """φ(x) `[B, H, T, parts·F]`; where a kernel made it, zeros follow up to a multiple of 8.
 
     Args:
         x: `[B, H, T, D]`.
         weight: W, `[F, D]` or one for each group of heads `[h, F, D]`.
         level: `[B, H, T]`, no part of the graph; for `exp` only.
+        share: `[B, H, T]`, a factor of a token's features.
     """
     if is_served(x, weight.shape[-2], kind):
-        return by_kernel(x, weight, kind, level)
-    return by_formula(x, weight, kind, level)
+        return by_kernel(x, weight, kind, level, share)
+    return by_formula(x, weight, kind, level, share)
 
 
-def by_formula(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None) -> Tensor:
+def by_formula(
+    x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None, share: Tensor | None = None
+) -> Tensor:
     wide = x.to(compute_dtype(x.dtype))
-    return MAPS[kind].formula(wide, weight.to(wide.dtype), level).to(_dtype(x, kind))
+    features = MAPS[kind].formula(wide, weight.to(wide.dtype), level)
+    if share is not None:
+        features = features * share[..., None].to(wide.dtype)
+    return features.to(_dtype(x, kind))
 
 
-def by_kernel(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None) -> Tensor:
-    features: Tensor = _Projected.apply(x, weight, level, kind)
+def by_kernel(
+    x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None, share: Tensor | None = None
+) -> Tensor:
+    features: Tensor = _Projected.apply(x, weight, share, level, kind)
     return features
 
 
@@ -99,7 +109,7 @@ def top_exponents(x: Tensor, weight: Tensor) -> Tensor:
     x, weight = x.detach(), weight.detach()
     if is_served(x, weight.shape[-2], "exp"):
         level = x.new_empty(x.shape[:3], dtype=torch.float32)
-        _launch(x, weight, level, "exp", own=True, write=False)
+        _launch(x, weight, level, None, "exp", own=True, write=False)
         return level
     wide = x.to(compute_dtype(x.dtype))
     return exponents(wide, weight.to(wide.dtype)).amax(-1)
@@ -128,35 +138,52 @@ def _dtype(x: Tensor, kind: str) -> torch.dtype:
 
 
 class _Projected(Function):
-    """(x, weight, level) -> φ(x); derivatives beyond the first are those of the formula."""
+    """(x, weight, share) -> φ(x); derivatives beyond the first are those of the formula."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, level: Tensor | None, kind: str) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        share: Tensor | None,
+        level: Tensor | None,
+        kind: str,
+    ) -> Tensor:
         ctx.kind, ctx.own = kind, kind == "exp" and level is None
         if ctx.own:
             level = x.new_empty(x.shape[:3], dtype=torch.float32)
-        features = _launch(x, weight, level, kind, own=ctx.own, write=True)
-        ctx.save_for_backward(x, weight, level)
+        features = _launch(x, weight, level, share, kind, own=ctx.own, write=True)
+        ctx.save_for_backward(x, weight, share, level)
         return features
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, level = ctx.saved_tensors
-        many = ctx.kind == "exp" and ctx.needs_input_grad[1]  # the kernel sums dW of one block only
-        if recorded() or many:
+        x, weight, share, level = ctx.saved_tensors
+        _, learned, of_share, *_ = ctx.needs_input_grad
+        many = ctx.kind == "exp" and learned  # the kernel sums dW of one block only
+        if not (recorded() or many):
+            given = (x, weight, level, grad, ctx.kind, learned, share, of_share)
+            return *gradients(*given), None, None
 
-            def features(x: Tensor, weight: Tensor) -> Tensor:
-                return by_formula(x, weight, ctx.kind, None if ctx.own else level)
+        def features(x: Tensor, weight: Tensor, share: Tensor | None = None) -> Tensor:
+            return by_formula(x, weight, ctx.kind, None if ctx.own else level, share)
 
-            wide = MAPS[ctx.kind].parts * weight.shape[-2]  # zeros may follow
-            needs = ctx.needs_input_grad[:2]
-            return *formula_gradients(features, (x, weight), needs, grad[..., :wide]), None, None
-        dx, dweight = gradients(x, weight, level, grad, ctx.kind, ctx.needs_input_grad[1])
-        return dx, dweight, None, None
+        wide = MAPS[ctx.kind].parts * weight.shape[-2]  # zeros may follow
+        inputs = (x, weight) if share is None else (x, weight, share)
+        needs = ctx.needs_input_grad[: len(inputs)]
+        found = formula_gradients(features, inputs, needs, grad[..., :wide])
+        return *found, *[None] * (5 - len(found))
 
 
 def _launch(
-    x: Tensor, weight: Tensor, level: Tensor | None, kind: str, *, own: bool, write: bool
+    x: Tensor,
+    weight: Tensor,
+    level: Tensor | None,
+    share: Tensor | None,
+    kind: str,
+    *,
+    own: bool,
+    write: bool,
 ) -> Tensor:
     """Features, or an empty tensor; a row's own level is stored."""
     from cosformer.ops.projected_kernels import features_kernel
@@ -171,16 +198,24 @@ def _launch(
     blocks = -(-x.shape[2] // tokens)
     with on_device_of(x):
         features_kernel[(blocks * x.shape[0] * x.shape[1],)](
-            x, *halves(weight, x), level, out, blocks, *_sizes(x, weight, kind),
-            *x.stride(), *_strides(level), P=columns, PARTS=parts, OWN=own, WRITE=write,
-            BLOCK_T=tokens, **options,
+            x, *halves(weight, x), level, share, out, blocks, *_sizes(x, weight, kind),
+            *x.stride(), *_strides(level), *_strides(share),
+            P=columns, PARTS=parts, OWN=own, WRITE=write, BLOCK_T=tokens, **options,
         )  # fmt: skip
     return out
 
 
 def gradients(
-    x: Tensor, weight: Tensor, level: Tensor | None, grad: Tensor, kind: str, learned: bool
-) -> tuple[Tensor, Tensor | None]:
+    x: Tensor,
+    weight: Tensor,
+    level: Tensor | None,
+    grad: Tensor,
+    kind: str,
+    learned: bool,
+    share: Tensor | None = None,
+    of_share: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Of x, of W if it is `learned`, and of the share if it is asked for."""
     from cosformer.ops.projected_kernels import gradients_kernel
 
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
@@ -191,18 +226,20 @@ def gradients(
     if kind == "exp" and x.dtype == torch.bfloat16 and width <= FEWEST:
         options["num_stages"] = 3  # there are many blocks of W, and room for the next two
     dx = x.new_empty(x.shape)
+    dshare = share.new_empty(share.shape) if share is not None and of_share else None
     parts = x.new_empty(heads * blocks if learned else 0, rows, width, dtype=torch.float32)
     with on_device_of(x):
         gradients_kernel[(blocks * heads,)](
-            x, *halves(weight, x), level, grad, dx, parts, blocks,
-            *_sizes(x, weight, kind, steps), *x.stride(), *_strides(level), *grad.stride()[:3],
+            x, *halves(weight, x), level, share, grad, dx, parts, dshare, blocks,
+            *_sizes(x, weight, kind, steps), *x.stride(), *_strides(level), *_strides(share),
+            *grad.stride()[:3],
             SPLIT=x.dtype == torch.bfloat16, LEARNED=learned, BLOCK_T=64, **options,
         )  # fmt: skip
     if not learned:
-        return dx, None
+        return dx, None, dshare
     count = weight.shape[0] if weight.dim() == 3 else 1
     parts = parts.view(x.shape[0], count, -1, rows, width).sum((0, 2))
-    return dx, parts.view(weight.shape).to(weight.dtype)
+    return dx, parts.view(weight.shape).to(weight.dtype), dshare
 
 
 def _sizes(x: Tensor, weight: Tensor, kind: str, *steps: int) -> tuple[float, ...]:
@@ -254,5 +291,5 @@ def halves(weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return upper, (weight - upper).bfloat16()
 
 
-def _strides(level: Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0) if level is None else level.stride()
+def _strides(by_token: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if by_token is None else by_token.stride()

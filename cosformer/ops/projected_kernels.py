@@ -7,6 +7,7 @@ from cosformer.ops.product_kernels import half_exact, place, rounded
 from cosformer.ops.sine_kernels import waves
 
 SMALLEST_NORM = tl.constexpr(1e-12)  # of torch.nn.functional.normalize
+SHARE_STRIDES = ["share_b", "share_h", "share_t"]  # not compiled for: they follow from the length
 LOG_E = tl.constexpr(1.4426950408889634)  # to base 2, which a GPU's exponentials have
 
 
@@ -59,15 +60,22 @@ def _softmax(y, real):
     return powers * (1.0 / tl.sum(powers, 1))[:, None]
 
 
-@triton.jit(do_not_specialize=["blocks", "length", "heads", "shared"])
+@triton.jit
+def _portion(share, token, there, share_t):
+    """`[T]`: what rows of features are multiplied with; `share` points to a head's."""
+    return tl.load(share + token * share_t, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["blocks", "length", "heads", "shared", *SHARE_STRIDES])
 def features_kernel(
     x,
     weight,  # [h, F, D] float32, or bfloat16 as x
     rest,  # of W, where bfloat16 has not all of it
     level,  # [B, H, T] float32: what exponents are relative to
+    share,  # [B, H, T], or None: a factor of a token's features
     out,  # [B, H, T, P]: PARTS of F columns, the last LAST wide with its zeros
     blocks, length, heads, shared, scale, gain,
-    x_b, x_h, x_t, x_d, level_b, level_h, level_t,
+    x_b, x_h, x_t, x_d, level_b, level_h, level_t, share_b, share_h, share_t,
     F: tl.constexpr, D: tl.constexpr, LAST: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
     KIND: tl.constexpr, OWN: tl.constexpr, WRITE: tl.constexpr,
@@ -102,6 +110,8 @@ def features_kernel(
             shift = half + tl.load(levels, mask=there, other=0.0)
         shift = shift * LOG_E - tl.log2(gain)
     if WRITE:
+        if share is not None:
+            portion = _portion(share + batch * share_b + head * share_h, token, there, share_t)
         out += ((batch * heads + head) * length + token[:, None]) * P
         for start in range(0, LAST, BLOCK_F):
             column = start + tl.arange(0, BLOCK_F)
@@ -117,6 +127,8 @@ def features_kernel(
                 one = tl.where(y < 0, 0.0, y) * gain  # NaN stays
             else:
                 one = _softmax(y, real)
+            if share is not None:
+                one *= portion[:, None]
             one = tl.where(real[None, :], one, 0.0).to(out.dtype.element_ty)
             if PARTS == 1:
                 wanted = there[:, None] & (column < LAST)[None, :]
@@ -126,6 +138,8 @@ def features_kernel(
                     two = cosine * gain
                 else:
                     two = _softmax(-y, real)
+                if share is not None:
+                    two *= portion[:, None]
                 two = tl.where(real[None, :], two, 0.0).to(out.dtype.element_ty)
                 tl.store(out + column[None, :], one, mask=there[:, None] & real[None, :])
                 wanted = there[:, None] & (column < LAST)[None, :]
@@ -137,38 +151,43 @@ def _slope(
     y, shift, gain, grad, there, column,
     F: tl.constexpr, LAST: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of y, 0 outside; `grad` points to that of rows of features.
+    """The gradient of y, 0 outside, and φ·dφ `[T]`; `grad` points to dφ of rows of features.
 
     The last part has LAST columns with its padding, at whose end wide loads may end.
     """
     wanted = there[:, None] & (column[None, :] < LAST)
-    inside = there[:, None] & (column[None, :] < F)
+    real = (column < F)[None, :]
     one = tl.load(grad + column[None, :], mask=wanted, other=0.0).to(tl.float32)
     if KIND == "exp":
-        slope = one * tl.exp2(y - shift[:, None])
+        slope = tl.where(real, one * tl.exp2(y - shift[:, None]), 0.0)
+        return slope, tl.sum(slope, 1)
     elif KIND == "relu":
-        slope = tl.where(y > 0, one, 0.0) * gain
+        slope = tl.where(real & (y > 0), one, 0.0) * gain
+        return slope, tl.sum(slope * y, 1)
     else:
         two = tl.load(grad + F + column[None, :], mask=wanted, other=0.0).to(tl.float32)
+        one, two = tl.where(real, one, 0.0), tl.where(real, two, 0.0)
         if KIND == "waves":
             sine, cosine = waves(y, grad.dtype.element_ty == tl.bfloat16)
-            slope = (one * cosine - two * sine) * gain
+            dots = (tl.sum(one * sine, 1) + tl.sum(two * cosine, 1)) * gain
+            return (one * cosine - two * sine) * gain, dots
         else:
             up, down = _softmax(y, column < F), _softmax(-y, column < F)
-            up *= one - tl.sum(up * one, 1)[:, None]
-            down *= two - tl.sum(down * two, 1)[:, None]
-            slope = up - down
-    return tl.where(inside, slope, 0.0)
+            by_up, by_down = tl.sum(up * one, 1), tl.sum(down * two, 1)
+            slope = up * (one - by_up[:, None]) - down * (two - by_down[:, None])
+            return slope, by_up + by_down
 
 
-@triton.jit(do_not_specialize=["blocks", "length", "heads", "shared", "steps"])
+@triton.jit(do_not_specialize=["blocks", "length", "heads", "shared", "steps", *SHARE_STRIDES])
 def gradients_kernel(
-    x, weight, rest, level,
+    x, weight, rest, level, share,
     grad,  # [B, H, T, P]
     dx,  # [B, H, T, D]
     dweight,  # [B·H·blocks, F, D] float32: what each program adds
+    dshare,  # [B, H, T], or None
     blocks, length, heads, shared, steps, scale, gain,
-    x_b, x_h, x_t, x_d, level_b, level_h, level_t, grad_b, grad_h, grad_t,
+    x_b, x_h, x_t, x_d, level_b, level_h, level_t, share_b, share_h, share_t,
+    grad_b, grad_h, grad_t,
     F: tl.constexpr, D: tl.constexpr, LAST: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
     KIND: tl.constexpr, SPLIT: tl.constexpr, LEARNED: tl.constexpr,
@@ -194,6 +213,10 @@ def gradients_kernel(
         rows = tile.to(tl.float32)
         square = tl.sum(rows * rows, 1)
         factor = _factor(rows, scale, KIND)
+        back = factor  # what rows of gradients are multiplied with
+        if share is not None:
+            portion = _portion(share + batch * share_b + head * share_h, token, there, share_t)
+            back *= portion
         shift = tl.zeros([BLOCK_T], tl.float32)
         if KIND == "exp":
             levels = level + batch * level_b + head * level_h + token * level_t
@@ -209,21 +232,25 @@ def gradients_kernel(
                 w, low = _both(weight, rest, column, lane, F, D)
             y = _products(tile, w, low, rest is not None) * _to_exponents(factor, KIND)[:, None]
             row = grad + token[:, None] * grad_t
-            slope = _slope(y, shift, gain, row, there, column, F, LAST, KIND)
+            slope, dots = _slope(y, shift, gain, row, there, column, F, LAST, KIND)
             into = rounded(slope, w, into, SPLIT)
             if rest is not None:
                 into = rounded(slope, low, into, SPLIT)
-            total += tl.sum(slope, 1)
+            total += dots
             if LEARNED:
-                learned = half_exact(tl.trans(tile), slope * factor[:, None], learned, SPLIT)
-        into *= factor[:, None]
+                learned = half_exact(tl.trans(tile), slope * back[:, None], learned, SPLIT)
+        into *= back[:, None]
         if KIND == "exp":
-            into -= (scale * scale) * total[:, None] * rows
+            faded = total if share is None else total * portion
+            into -= (scale * scale) * faded[:, None] * rows
         if KIND == "waves" or KIND == "relu":
             along = tl.sum(into * rows, 1) * factor * factor
             along = tl.where(tl.sqrt(square) > SMALLEST_NORM, along, 0.0)
             into -= along[:, None] * rows
         tl.store(dx + token[:, None] * D, into.to(dx.dtype.element_ty), mask=wanted)
+        if dshare is not None:
+            cells = dshare + (batch * heads + head) * length + token
+            tl.store(cells, total.to(dshare.dtype.element_ty), mask=there)
     if LEARNED:
         column = tl.arange(0, BLOCK_F)
         dweight += tl.program_id(0).to(tl.int64) * F * D

@@ -6,7 +6,7 @@ from mechanism_cases import cases_where, draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import MECHANISMS, family
-from cosformer.ops import projected, quotient, rotation, series, sines
+from cosformer.ops import log_sigmoid, projected, quotient, rotation, series, sines
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -33,7 +33,7 @@ def kernels(monkeypatch):
         monkeypatch.setattr(projected, "by_kernel", counted(projected.by_kernel))
         for module in (rotation, series, sines):
             monkeypatch.setattr(module, "by_kernel", counted(module.by_kernel))
-        for module in (rotation, series, sines, quotient):
+        for module in (rotation, series, sines, quotient, log_sigmoid):
             monkeypatch.setattr(module, "kernels_serve", lambda x: x.numel() > 0)
         return made
 
@@ -46,10 +46,12 @@ def float_mechanism(name):
     return mechanism, inputs, controls
 
 
-def results(mechanism, inputs, **options):
-    """Output, gradients of inputs and of parameters."""
-    leaves = [*(x.clone().requires_grad_() for x in inputs), *mechanism.parameters()]
-    out, _ = mechanism(*leaves[:3], **options)
+def results(mechanism, inputs, controls, **options):
+    """Output, gradients of inputs, controls and parameters."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    controls = {name: x.clone().requires_grad_() for name, x in controls.items()}
+    leaves = [*inputs, *controls.values(), *mechanism.parameters()]
+    out, _ = mechanism(*inputs, controls=controls, **options)
     weight = draw(*out.shape, seed=8, dtype=out.dtype)
     return [out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)]
 
@@ -59,13 +61,25 @@ def results(mechanism, inputs, **options):
 def test_kernels_and_formulas_agree(name, causal, masked, kernels):
     mechanism, inputs, controls = float_mechanism(name)
     mask = draw(2, inputs[0].shape[2], seed=9) > -0.8 if masked else None
-    options = {"causal": causal, "controls": controls, "key_mask": mask}
-    right = results(mechanism, inputs, **options)
+    options = {"causal": causal, "key_mask": mask}
+    right = results(mechanism, inputs, controls, **options)
     made = kernels()
-    found = results(mechanism, inputs, **options)
+    found = results(mechanism, inputs, controls, **options)
     assert len(made) == 2
     for one, other in zip(found, right, strict=True):
         assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+def test_the_kernel_of_the_features_multiplies_by_a_gate_s_share(kernels, monkeypatch):
+    mechanism, inputs, controls = float_mechanism("rfa-gated")
+    kernels()
+    shares, own = [], projected.by_kernel
+    monkeypatch.setattr(
+        projected, "by_kernel", lambda *given: (shares.append(given[4]), own(*given))[1]
+    )
+    mechanism(*inputs, causal=True, controls=controls)
+    assert shares[0] is None  # of queries
+    assert_close(shares[1], 1 - controls["gate"].sigmoid())
 
 
 @pytest.mark.parametrize("name", ["based", "spe"])

@@ -6,7 +6,7 @@ from mechanism_cases import CASES, draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import family
-from cosformer.ops import projected, quotient, rotation, series, sines
+from cosformer.ops import log_sigmoid, projected, quotient, rotation, series, sines
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,10 +15,12 @@ pytestmark = [
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 1e-4}  # of the norm
 
 
-def run(mechanism, inputs, **options):
+def run(mechanism, inputs, controls=None, **options):
     """Output and gradients."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    out, _ = mechanism(*leaves, **options)
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    controls = {name: x.detach().requires_grad_() for name, x in (controls or {}).items()}
+    leaves = [*inputs, *controls.values()]
+    out, _ = mechanism(*inputs, controls=controls, **options)
     weight = draw(*out.shape, seed=8).to(out)
     found = torch.autograd.grad(
         (out * weight).sum(), leaves, allow_unused=True, materialize_grads=True
@@ -78,7 +80,7 @@ def test_features_by_kernels_are_no_worse_than_by_torch(name, causal, masked, dt
     monkeypatch.setattr(family, "goes_in_groups", lambda *given: False)
     for module in (family, projected):
         monkeypatch.setattr(module, "is_served", lambda *given: False)
-    for module in (quotient, rotation, series, sines):
+    for module in (log_sigmoid, quotient, rotation, series, sines):
         monkeypatch.setattr(module, "kernels_serve", lambda x: False)
     for one, plain, exact in zip(ours, found("cuda", dtype), right, strict=True):
         usual = (plain - exact).norm()

@@ -29,14 +29,24 @@ class Case(NamedTuple):
         columns = projected.MAPS[self.kind].parts * self.rows
         return x, weight, level, normal(batch, heads, length, columns)
 
-    def results(self, made, x, weight, level, grad):
+    def shares(self, x):
+        """A factor of every token's features, in the dtype and on the device of x; one is 0."""
+        generator = torch.Generator().manual_seed(6)
+        share = torch.rand(x.shape[:3], generator=generator, dtype=torch.float64)
+        share[..., -1] = 0
+        return share.to(x)
+
+    def results(self, made, x, weight, level, grad, share=None):
         """Features and gradients."""
         leaves = [x.clone().requires_grad_()]
         if self.weights is not None:
             leaves.append(weight.clone().requires_grad_())
             weight = leaves[1]
         level = None if level is None else level.to(torch.promote_types(x.dtype, torch.float32))
-        out = made(leaves[0], weight, self.kind, level)
+        if share is not None:
+            share = share.clone().requires_grad_()
+            leaves.append(share)
+        out = made(leaves[0], weight, self.kind, level, share)
         grad = torch.nn.functional.pad(grad, (0, out.shape[-1] - grad.shape[-1])).to(out.dtype)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 

@@ -86,7 +86,7 @@ def made(monkeypatch):
     def gradients(x, weight, level, grad, kind, learned):
         assert level is None
         assert grad.shape == (*x.shape[:3], 128)
-        return x, weight if learned else None
+        return x, weight if learned else None, None
 
     monkeypatch.setattr(attend_projected, "by_kernel", features)
     monkeypatch.setattr(attend_projected, "gradients", gradients)

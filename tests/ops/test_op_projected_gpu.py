@@ -47,6 +47,25 @@ def test_features_and_gradients_are_those_of_the_formula(name, length, dtype):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", [*CASES, *WIDE])
+@pytest.mark.parametrize("dtype", SLACK, ids=str)
+@pytest.mark.parametrize("shares", [torch.float32, None], ids=["float32", "as x"])
+@pytest.mark.parametrize("length", [1, 131, 3000])
+def test_features_times_shares(name, length, shares, dtype):
+    case = (CASES | WIDE)[name]
+    x, weight, level, grad = (y if y is None else y.cuda() for y in case.draw(length))
+    x = x.to(dtype)
+    if not projected.is_served(x, case.rows, case.kind):
+        pytest.skip("no room: the formula serves")
+    given = [x, weight.float(), level, grad, case.shares(x).to(shares or dtype)]
+    right = case.results(projected.by_formula, *(y if y is None else y.double() for y in given))
+    plain = case.results(projected.by_formula, *given)
+    found = case.results(projected.by_kernel, *given)
+    no_worse(found, plain, right, SLACK[dtype])
+    for one, other in zip(case.results(projected.by_kernel, *given), found, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("name", ["performer", "performer, keys", "rfa", "softmaxes", "relu"])
 def test_weights_in_bfloat16(name):
     case, stored = (CASES | WIDE)[name], torch.bfloat16
