@@ -233,7 +233,8 @@ def _make(options: Options, name: str) -> Mechanism:
 def _call(setup: Setup, mechanism: Mechanism, cell: Cell, pass_name: str, causal: bool) -> Call:
     """One pass; gradients are those of q, k, v, controls and parameters, as in training."""
     q, k, v, gradient = setup.draw(cell, count=4)
-    controls = {name: gradient[..., n] for n, name in enumerate(mechanism.traits.controls)}
+    names = mechanism.traits.controls
+    controls = {name: gradient[..., n].contiguous() for n, name in enumerate(names)}
     if pass_name == "forward":
 
         @torch.no_grad()
