@@ -11,7 +11,7 @@ from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.groups import far_reaching, ones
 from cosformer.mechanisms.traits import Cost
-from cosformer.ops import State, linear_attention, linear_attention_with_state
+from cosformer.ops import State, divided, linear_attention, linear_attention_with_state
 from cosformer.ops.check import check_positive
 from cosformer.ops.quotient import quotient
 from cosformer.ops.rotation import rotated_features
@@ -49,7 +49,15 @@ class RopeLinear(Mechanism):
         self.eps = 1e-6
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        return self._attend(q, k, v, request, "auto")
+        if not divided.is_served(q, k, request.start):
+            return self._attend(q, k, v, request, "auto")
+        q, k, values = (far_reaching(x) for x in (q, k, v))
+        setting = divided.Setting(request.causal, self.base, self.eps)
+        q, k = divided.by_kernel(q, k, request.key_mask, setting)  # a masked key has no features
+        out = linear_attention(
+            q, k, values, feature_map="identity", causal=request.causal, normaliser="none"
+        )
+        return out.to(v.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         if not k.shape[2]:

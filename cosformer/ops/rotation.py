@@ -103,6 +103,6 @@ def _launch(x: Tensor, grad: Tensor | None, start: Tensor, base: float) -> Tenso
             x, grad, start, out, blocks, groups, length, heads, int(start.numel() > 1),
             *x.stride(), *((0, 0, 0) if grad is None else grad.stride()[:3]),
             D=width, LOG_BASE=math.log2(base), HEADS=HEADS, BACK=grad is not None,
-            BLOCK_T=tokens, PAIRS=pairs,
+            ROUGH=x.dtype == torch.bfloat16, BLOCK_T=tokens, PAIRS=pairs,
         )  # fmt: skip
     return out

@@ -49,6 +49,6 @@ def waves(angle, ROUGH: tl.constexpr):
 
 
 @triton.jit
-def sine_and_cosine_of_turns(turns):
+def waves_of_turns(turns, ROUGH: tl.constexpr):
     """Of angles in whole turns, float64: the fraction counts, and float32 has room for no more."""
-    return sine_and_cosine(((turns - tl.floor(turns + 0.5)) * TURN).to(tl.float32))
+    return waves(((turns - tl.floor(turns + 0.5)) * TURN).to(tl.float32), ROUGH)

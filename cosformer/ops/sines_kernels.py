@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from cosformer.ops.product_kernels import place, product
-from cosformer.ops.sine_kernels import sine_and_cosine_of_turns
+from cosformer.ops.sine_kernels import waves_of_turns
 
 
 @triton.jit(do_not_specialize=["blocks", "length", "heads", "position_b"])
@@ -30,7 +30,7 @@ def table_kernel(
         cells = (head * K + k) * D + lane
         by_token = tl.load(rate + cells, mask=lane < D, other=0.0)[None, :]
         ahead = tl.load(phase + cells, mask=lane < D, other=0.0)[None, :]
-        sine, cosine = sine_and_cosine_of_turns(index * by_token + ahead)
+        sine, cosine = waves_of_turns(index * by_token + ahead, False)
         cells = table + 2 * k * BLOCK_D
         tl.store(cells, cosine.to(table.dtype.element_ty), mask=there[:, None])
         tl.store(cells + BLOCK_D, sine.to(table.dtype.element_ty), mask=there[:, None])

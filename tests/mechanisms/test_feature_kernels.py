@@ -6,7 +6,7 @@ from mechanism_cases import cases_where, draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import MECHANISMS, family
-from cosformer.ops import log_sigmoid, projected, quotient, rotation, series, sines
+from cosformer.ops import divided, log_sigmoid, projected, quotient, rotation, series, sines
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -31,9 +31,9 @@ def kernels(monkeypatch):
         monkeypatch.setattr(family, "is_served", projected.fits)
         monkeypatch.setattr(projected, "is_served", projected.fits)
         monkeypatch.setattr(projected, "by_kernel", counted(projected.by_kernel))
-        for module in (rotation, series, sines):
+        for module in (divided, rotation, series, sines):
             monkeypatch.setattr(module, "by_kernel", counted(module.by_kernel))
-        for module in (rotation, series, sines, quotient, log_sigmoid):
+        for module in (divided, rotation, series, sines, quotient, log_sigmoid):
             monkeypatch.setattr(module, "kernels_serve", lambda x: x.numel() > 0)
         return made
 
@@ -65,6 +65,18 @@ def test_kernels_and_formulas_agree(name, causal, masked, kernels):
     right = results(mechanism, inputs, controls, **options)
     made = kernels()
     found = results(mechanism, inputs, controls, **options)
+    assert len(made) == (1 if name == "rope-linear" else 2)  # of q and k together, or each
+    for one, other in zip(found, right, strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary_queries_that_stand_elsewhere_are_divided_after_the_sweep(causal, kernels):
+    mechanism, (q, k, v), _ = float_mechanism("rope-linear")
+    inputs = [q[:, :, 5:], k, v]
+    right = results(mechanism, inputs, {}, causal=causal)
+    made = kernels()
+    found = results(mechanism, inputs, {}, causal=causal)
     assert len(made) == 2
     for one, other in zip(found, right, strict=True):
         assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
@@ -80,6 +92,22 @@ def test_the_kernel_of_the_features_multiplies_by_a_gate_s_share(kernels, monkey
     mechanism(*inputs, causal=True, controls=controls)
     assert shares[0] is None  # of queries
     assert_close(shares[1], 1 - controls["gate"].sigmoid())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary_features_over_their_sums_fit_in_float16(causal, kernels):
+    mechanism, inputs, _ = float_mechanism("rope-linear")
+    mask = torch.ones(2, 37, dtype=torch.bool)
+    mask[0, :20] = False  # where nothing is seen, features are divided by 10⁻⁶
+    inputs = [x.half() for x in inputs]
+    options = {"causal": causal, "key_mask": mask}
+    right = results(mechanism, [x.double() for x in inputs], {}, **options)
+    made = kernels()
+    found = results(mechanism, inputs, {}, **options)
+    assert len(made) == 1
+    for one, other in zip(found, right, strict=True):
+        assert one.dtype == torch.float16
+        assert_close(one.double(), other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["based", "spe"])
