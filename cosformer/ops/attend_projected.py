@@ -19,7 +19,7 @@ from cosformer.ops.formula import formula_gradients
 from cosformer.ops.hopper_roles import PROJECTIONS
 from cosformer.ops.memo import eager
 from cosformer.ops.problem import on_device_of
-from cosformer.ops.projected import as_multiplied, by_formula, by_kernel, gradients
+from cosformer.ops.projected import MAPS, as_multiplied, by_formula, by_kernel, gradients
 from cosformer.ops.trilinear import recorded
 
 WIDTH = 64
@@ -95,7 +95,7 @@ class _Attention(Function):
         with on_device_of(q):
             out, total, _, kept = hopper.forward(
                 q, k, v, None, None, key_mask, None, None, *options, False,
-                hopper.Projection(kind, *weights),
+                hopper.Projection(kind, MAPS[kind].parts * WIDTH, *weights),
             )  # fmt: skip
         ctx.kind, ctx.options = kind, options
         ctx.save_for_backward(q, k, v, query_weight, key_weight, key_mask, out, total, kept)

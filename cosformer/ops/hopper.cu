@@ -75,6 +75,7 @@ constexpr int STAGE_BYTES = SINCE_AT + DECAY * CHUNK * 4;
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
 constexpr int TEAMS = CAUSAL || (READ && !PROJECT) ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
+constexpr bool SINGLY = PROJECT >= 3;  // a feature needs one row of W
 constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 || PROJECT ? 3 : 2;
 // The state is stored while the next is summed: takes registers.
 constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
@@ -82,10 +83,12 @@ constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
 constexpr int MAKER_REGISTERS = CAUSAL ? 96 : READ ? 104 : 128;  // of a loader that makes features
 constexpr int LOADER_REGISTERS = PROJECT ? MAKER_REGISTERS : !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
 constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE && !ONES);
-constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE ? 128 : DECAY ? 112 : 104;
+constexpr int KEEPER_REGISTERS =
+    !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE && !PROJECT ? 128 : DECAY ? 112 : 104;
 constexpr int GIVER_REGISTERS = !READ ? 24 : PROJECT ? 88 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
 static_assert(!DECAY || (WRITE && R == 1 && KEEPERS == 1), "");
-static_assert(!PROJECT || (KW == 128 && R == 1 && !TURNED && !REVERSE && !SCALED && !PAIRED && !DECAY), "");
+static_assert(!PROJECT || (KW == 128) == !SINGLY, "");
+static_assert(!PROJECT || (R == 1 && !TURNED && !REVERSE && !SCALED && !PAIRED && !DECAY), "");
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int STATES = !READ ? 0 : WRITE || PAIRED ? 2 : 1;  // of this chunk and the next, or of either half

@@ -1,8 +1,9 @@
-// Features of projections, φ(x) = f(W x̂), made where the sweep wants them (PROJECT: 1 waves, 2 softmaxes).
+// Features of projections, φ(x) = f(W x̂), made where the sweep wants them (PROJECT: 1 waves, 2 softmaxes,
+// 3 relu).
 //
 // A warpgroup multiplies 64 rows of x, from registers, with W in shared memory: there W stands once as it
 // is rounded to 16 bits and, where it is float32 (SPLIT), once more as what that took away, so that 17
-// of its 24 bits count. What f makes of it goes to the tile, 64 columns for each of its two parts.
+// of its 24 bits count. What f makes of it goes to the tile, 64 columns for each of f's parts.
 //
 // A thread loads 16 bytes of a row at a time, which are not what wgmma expects of it, but any order of
 // columns will do that x and W have in common: at 8 b + 2 j + i stands column 32 (b/4) + 8 j + 2 (b%4) + i.
@@ -118,38 +119,61 @@ struct Unprojected {
   }
 };
 
+// W x by N rows of W, as wgmma deals it out; begins only.
+template <int N> INLINE void multiply(float (&y)[N / 2], const u32 (&v)[2][8], u32 weights) {
+  const Operand w(weights, PITCH);
+  mma_fence();
+#pragma unroll
+  for (int i = 0; i < 4 * (1 + SPLIT); ++i) {
+    const int k = i % 4;
+    const u32 a[4] = {v[0][k * 2], v[1][k * 2], v[0][k * 2 + 1], v[1][k * 2 + 1]};
+    Mma<N>::template from_registers<0>(y, a, w.at(i / 4 * 8 * PITCH + k * 2 * PITCH, 128), i > 0);
+  }
+  mma_commit();
+}
+INLINE float square_of(const u32 (&v)[8]) {  // ‖x‖² of a quad's row
+  float square = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float a = low(v[i]), b = high(v[i]);
+    square += a * a + b * b;
+  }
+  return in_quad(square, sum_of);
+}
+INLINE float inverse_norm(const u32 (&v)[8]) { return fminf(inverse_root(square_of(v)), 1e12f); }
+
+// Four lanes' features of a row, in 32 columns.
+INLINE void put_columns(u32 rows, const float* e) {
+  u32 pair[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pair[i] = pack(e[i * 2], e[i * 2 + 1]);
+    if (PROJECT == 1) pair[i] = eighths(pair[i]);
+    if (PROJECT == 3) pair[i] = relu(pair[i]);
+  }
+  put_blocks(rows, pair[0], pair[1], pair[2], pair[3]);
+}
+template <int HALF> INLINE u32 lines_of(u32 tile) {  // where a lane's rows of 8 × 8 blocks begin
+  const int line = threadIdx.x % 32;
+  return tile + (threadIdx.x % 128 / 32 * 16 + HALF * 8 + line % 8) * 16 + line / 8 * PITCH;
+}
+
+// Both parts of f, which may need all of a row.
 struct Projected {
-  float y[32], factor[2];  // W x as wgmma deals it out, and 1/‖x‖ of both rows
+  float y[32], factor[2];  // W x, and 1/‖x‖ of both rows
 
   INLINE Projected(const u32 (&v)[2][8], u32 weights) {
-    const Operand w(weights, PITCH);
-    mma_fence();
-#pragma unroll
-    for (int i = 0; i < 4 * (1 + SPLIT); ++i) {
-      const int k = i % 4;
-      const u32 a[4] = {v[0][k * 2], v[1][k * 2], v[0][k * 2 + 1], v[1][k * 2 + 1]};
-      Mma<64>::from_registers<0>(y, a, w.at(i / 4 * 8 * PITCH + k * 2 * PITCH, 128), i > 0);
-    }
-    mma_commit();
+    multiply<64>(y, v, weights);
     if (PROJECT == 1)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float square = 0.f;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float a = low(v[half][i]), b = high(v[half][i]);
-          square += a * a + b * b;
-        }
-        factor[half] = fminf(inverse_root(in_quad(square, sum_of)), 1e12f);
-      }
+      for (int half = 0; half < 2; ++half) factor[half] = inverse_norm(v[half]);
     mma_wait<0>();
     hold(y);
   }
 
   // Features of one of the two rows.
   template <int HALF> INLINE void put(u32 tile) const {
-    const int line = threadIdx.x % 32;
-    const u32 rows = tile + (threadIdx.x % 128 / 32 * 16 + HALF * 8 + line % 8) * 16 + line / 8 * PITCH;
+    const u32 rows = lines_of<HALF>(tile);
     float a[16], one[16], two[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) a[i] = y[i / 2 * 4 + HALF * 2 + i % 2];
@@ -181,13 +205,29 @@ struct Projected {
 #pragma unroll
     for (int i = 0; i < 16; ++i) one[i] *= sum, two[i] *= other;
   }
-  INLINE static void put_columns(u32 rows, const float* e) {
-    u32 pair[4];
+};
+
+// One part, where f takes rows of W singly: 32 at a time, and while f is made of them the next are multiplied.
+struct Pieces {
+  static constexpr int COUNT = KW / 32;
+  float y[2][16], factor[2];  // W x of two pieces, and 1/(8 ‖x‖) of both rows
+
+  // Begins only; `end` waits for it.
+  INLINE void begin(int piece, const u32 (&v)[2][8], u32 weights) {
+    multiply<32>(y[piece % 2], v, weights + piece % 2 * 32 * 16);
+  }
+  INLINE void measure(const u32 (&v)[2][8]) {
+    factor[0] = inverse_norm(v[0]) * 0.125f, factor[1] = inverse_norm(v[1]) * 0.125f;
+  }
+  INLINE void end(int piece, bool last) {
+    if (last) mma_wait<0>();
+    else mma_wait<1>();
+    hold(y[piece % 2]);
+  }
+  template <int HALF> INLINE void put(int piece, u32 tile) const {
+    float e[8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      pair[i] = pack(e[i * 2], e[i * 2 + 1]);
-      if (PROJECT == 1) pair[i] = eighths(pair[i]);
-    }
-    put_blocks(rows, pair[0], pair[1], pair[2], pair[3]);
+    for (int i = 0; i < 8; ++i) e[i] = y[piece % 2][i / 2 * 4 + HALF * 2 + i % 2] * factor[HALF];
+    put_columns(lines_of<HALF>(tile) + piece * 4 * PITCH, e);
   }
 };

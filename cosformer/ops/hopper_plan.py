@@ -26,19 +26,18 @@ class Projection(NamedTuple):
     """φ of `projected.py` that a sweep makes of its rows, W both float32 or both bfloat16."""
 
     kind: str
+    width: int  # of the features
     query_weight: Tensor  # [h, 64, 64] or [64, 64], in one piece
     key_weight: Tensor
 
     @property
-    def width(self) -> int:
-        """Of the features."""
-        return 2 * self.query_weight.shape[-2]
+    def weights(self) -> tuple[Tensor, Tensor]:
+        return self.query_weight, self.key_weight
 
     @property
     def alike(self) -> tuple[Any, ...]:
         """What a launch depends on."""
-        weights = self[1:]
-        return self.kind, *(x.shape for x in weights), self.query_weight.dtype
+        return self.kind, self.width, *(x.shape for x in self.weights), self.query_weight.dtype
 
 
 @functools.cache
@@ -121,7 +120,7 @@ class Plan:
         projection: Projection | None = None,
     ) -> None:  # fmt: skip
         """One launch; without `out` it only sums states. `rows` is the length of a segment."""
-        weights = (None, None) if projection is None else projection[1:]
+        weights = (None, None) if projection is None else projection.weights
         launch = self._launches.get(options)
         if launch is None:
             batch, heads, length, contracted = x.shape

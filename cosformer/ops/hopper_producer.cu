@@ -103,7 +103,23 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     const int stage = c % STAGES, use = c / STAGES;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
-    if (PROJECT) {
+    if (SINGLY) {
+      Pieces features;
+      const u32 weights = shared + WEIGHTS_AT + (own.asks ? 0 : READ * WEIGHTS_BYTES);
+      const u32 tile = own.asks ? x_tile : y_tile;
+      features.begin(0, own.v, weights);
+      features.measure(own.v);
+      if (use) wait(empty + stage * 8, (use - 1) & 1);
+#pragma unroll
+      for (int n = 0; n < features.COUNT; ++n) {
+        const bool last = n + 1 == features.COUNT;
+        if (!last) features.begin(n + 1, own.v, weights);
+        features.end(n, last);
+        if (last) own.load(at, c + TEAMS, announced(c + TEAMS));
+        features.put<0>(n, tile);
+        features.put<1>(n, tile);
+      }
+    } else if (PROJECT) {
       const Projected features(own.v, shared + WEIGHTS_AT + (own.asks ? 0 : READ * WEIGHTS_BYTES));
       const u32 tile = own.asks ? x_tile : y_tile;
       if (use) wait(empty + stage * 8, (use - 1) & 1);

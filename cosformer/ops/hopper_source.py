@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def source() -> str:
-    products = "".join(_mma(n) for n in (8, 64, 72, 128, 136))
+    products = "".join(_mma(n) for n in (8, 32, 64, 72, 128, 136))
     text = _text("hopper.cu").replace("//@MMA", products)
     return f"#define LEAKY_SLOPE {LEAKY_SLOPE}f\n{text}"
 

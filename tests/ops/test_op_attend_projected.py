@@ -14,6 +14,7 @@ from cosformer.ops.hopper_roles import PROJECTIONS
 SHARED, CONTRACTED = slice(-11, -9), -5  # in the tail of a sweep's parameters
 WEIGHTS = slice(-2, None)  # in its pointers
 OPTIONS = ("softmaxes", True, "clamp", 1e-6)
+WIDTHS = {"waves": 128, "softmaxes": 128, "relu": 64}
 
 
 @pytest.fixture
@@ -35,15 +36,15 @@ def attend(leaves, mask=None, options=OPTIONS):
     return attend_projected.attend_projected(*leaves, mask, *options)
 
 
-@pytest.mark.parametrize("kind", PROJECTIONS)
+@pytest.mark.parametrize("kind", WIDTHS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_forward_is_sweeps_alone(launches, kind, causal):
     attend(draw(), options=(kind, causal, "clamp", 1e-6))
     assert [name for name, *_ in launches] == ["sweep"] * (1 if causal else 2)
     for _, role, _, _, tail, given in launches:
-        assert role[:2] == (128, 1)
+        assert role[:2] == (WIDTHS[kind], 1)
         assert PROJECTIONS[kind] == role.PROJECT
-        assert hopper_plan.TAIL.unpack(tail)[CONTRACTED] == 128
+        assert hopper_plan.TAIL.unpack(tail)[CONTRACTED] == WIDTHS[kind]
         assert given[WEIGHTS] == (True, True)
 
 
@@ -85,7 +86,7 @@ def made(monkeypatch):
 
     def gradients(x, weight, level, grad, kind, learned):
         assert level is None
-        assert grad.shape == (*x.shape[:3], 128)
+        assert grad.shape == (*x.shape[:3], WIDTHS[kind])
         return x, weight if learned else None, None
 
     monkeypatch.setattr(attend_projected, "by_kernel", features)
@@ -93,10 +94,11 @@ def made(monkeypatch):
     return found
 
 
-def test_backward_makes_the_features_again(launches, made):
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_backward_makes_the_features_again(launches, made, kind):
     leaves = draw()
     leaves[4].requires_grad_(False)
-    out = attend(leaves)
+    out = attend(leaves, options=(kind, True, "clamp", 1e-6))
     dq, dk, _, of_queries = torch.autograd.grad(out, leaves[:4], torch.ones_like(out))
     for x, weight, (found, used) in zip(leaves[:2], leaves[3:], made, strict=True):
         assert torch.equal(x, found)
@@ -116,7 +118,7 @@ def test_only_what_is_asked_for_is_swept(launches, made, asked):
     assert len(launches) == 2 + len({n % 3 for n in asked})  # W of q and k stand 3 behind them
 
 
-@pytest.mark.parametrize("kind", PROJECTIONS)
+@pytest.mark.parametrize("kind", WIDTHS)
 @pytest.mark.parametrize(("rule", "causal"), [("none", True), ("clamp", True), ("add", False)])
 def test_second_derivatives_are_those_of_the_formula(launches, kind, rule, causal):
     leaves = [x.detach().float().requires_grad_() for x in draw(9)]
@@ -145,9 +147,10 @@ def test_second_derivatives_are_those_of_the_formula(launches, kind, rule, causa
 
 @pytest.mark.parametrize(
     ("change", "expected"),
-    [({}, True), ({"kind": "waves"}, True), ({"kind": "relu"}, False), ({"rows": 32}, False),
-     ({"keys": 120}, False), ({"keys": 120, "causal": False}, True), ({"there": False}, False),
-     ({"width": 32}, True), ({"width": 128}, False), ({"device": "meta"}, False)],
+    [({}, True), ({"kind": "waves"}, True), ({"kind": "relu"}, True), ({"kind": "exp"}, False),
+     ({"rows": 32}, False), ({"keys": 120}, False), ({"keys": 120, "causal": False}, True),
+     ({"there": False}, False), ({"width": 32}, True), ({"width": 128}, False),
+     ({"device": "meta"}, False)],
 )  # fmt: skip
 def test_what_is_attended(launches, monkeypatch, change, expected):
     given = {"kind": "softmaxes", "rows": 64, "causal": True, "there": True} | change
@@ -186,7 +189,9 @@ def calls(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("name", "rule"), [("rfa", "signed"), ("hedgehog", "clamp")])
+@pytest.mark.parametrize(
+    ("name", "rule"), [("rfa", "signed"), ("rfa-arccos", "signed"), ("hedgehog", "clamp")]
+)
 @pytest.mark.parametrize("causal", [True, False])
 def test_mechanisms_hand_over_their_matrices(calls, name, rule, causal):
     mechanism, mask = create(name, 2, 64), torch.ones(1, 100, dtype=torch.bool)
@@ -205,7 +210,6 @@ def test_mechanisms_hand_over_their_matrices(calls, name, rule, causal):
 
 def test_what_has_more_than_projections_goes_the_old_way(calls):
     q, k, v = (x.detach() for x in draw()[:3])
-    create("rfa-arccos", 2, 64)(q, k, v, causal=True)
     create("rfa-gated", 2, 64)(q, k, v, causal=True, controls={"gate": torch.zeros(1, 2, 100)})
     create("hedgehog", 2, 64)(q, k, v, causal=True, start=3)
 

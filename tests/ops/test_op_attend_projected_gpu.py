@@ -17,7 +17,7 @@ pytestmark = [
 ]
 SLACK = 1e-3
 """Of the norm, as for stored features."""
-KINDS = {"waves": "signed", "softmaxes": "clamp"}
+KINDS = {"waves": "signed", "softmaxes": "clamp", "relu": "signed"}
 
 
 class Case(NamedTuple):
@@ -50,7 +50,7 @@ class Case(NamedTuple):
             mask = torch.rand(batch, keys, generator=generator).cuda() < 0.7
             k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
         count = () if self.weights is None else (self.weights,)
-        scale = self.spread * (1 if self.kind == "waves" else 64**-0.5)
+        scale = self.spread * (64**-0.5 if self.kind == "softmaxes" else 1)
         weights = [(scale * normal(*count, 64, 64)).to(self.stored) for _ in range(2)]
         grad = normal(batch, heads, self.length, self.width).to(dtype)
         return [q, k, v, *weights], mask, grad
@@ -161,7 +161,7 @@ def test_masked_keys_may_hold_anything(kind, causal):
         assert torch.equal(case.fused(q, *poison, *weights, mask), expected)
 
 
-@pytest.mark.parametrize("name", ["rfa", "hedgehog"])
+@pytest.mark.parametrize("name", ["rfa", "rfa-arccos", "hedgehog"])
 def test_mechanisms_go_this_way_and_agree_with_stored_features(name, monkeypatch):
     calls, fused = [], attend_projected.hopper.forward
     monkeypatch.setattr(
