@@ -109,7 +109,7 @@ class LinearMechanism(Mechanism):
         options = self._engine(k, request) | {"causal": request.causal, "impl": impl}
         if request.start != (k.shape[2] - q.shape[2] if request.causal else 0):
             options["query_start"] = request.start
-        if impl == "auto" and (out := self._at_once(q, k, v, options)) is not None:
+        if impl == "auto" and (out := self._at_once(q, k, v, request, options)) is not None:
             return out
         given = self._features(q, k, v, request, request.start, 0)
         if impl == "auto" and goes_in_groups(given[0]):
@@ -133,7 +133,9 @@ class LinearMechanism(Mechanism):
         kind = self.projected_map
         return bool(kind) and is_served(x, self.feature_width // MAPS[kind].parts, kind)
 
-    def _at_once(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor | None:
+    def _at_once(
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, options: dict[str, Any]
+    ) -> Tensor | None:
         """Attention by kernels that make the features themselves; None where there are none."""
         return None
 

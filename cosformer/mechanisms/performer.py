@@ -10,10 +10,13 @@ from torch import Tensor
 
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.groups import PLAIN
 from cosformer.ops import State
 from cosformer.ops.check import check_generator, check_whole, readable
+from cosformer.ops.exponentials import is_attended, sums_of_exponentials
 from cosformer.ops.problem import compute_dtype
 from cosformer.ops.projected import projected, top_exponents
+from cosformer.ops.quotient import quotient
 
 LEAP = 40.0
 """How far exponents of keys may rise above a constant that all are relative to: float32 has e⁸⁸."""
@@ -117,6 +120,19 @@ class Performer(LinearMechanism):
         q = F.pad(q, (0, 0, start - first, 0))
         aligned = Request(True, mask, 0, {})
         return self._attend(q, k, v, aligned, impl)[:, :, start - first :]
+
+    def _at_once(
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, options: dict[str, Any]
+    ) -> Tensor | None:
+        own, causal = type(self), request.causal
+        alone = own.queries is Performer.queries and own._features is Performer._features
+        if not (alone and PLAIN.issuperset(options)):
+            return None
+        if not is_attended(q, k, v, self.projection, causal):
+            return None
+        levels = top_exponents(q, self.projection), request.controls["levels"]
+        about = (self.projection, levels, request.key_mask, causal)
+        return quotient(*sums_of_exponentials(q, k, v, *about), v.shape[3], self.rule, self.eps)
 
     def _features(
         self,

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.groups import PLAIN
 from cosformer.ops.attend_projected import attend_projected, is_attended
@@ -31,7 +32,9 @@ class ProjectingMechanism(LinearMechanism):
             return super().shared_keys(k, start, share)
         return projected(k, self.projections()[1], self.projected_map, share=share)
 
-    def _at_once(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor | None:
+    def _at_once(
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, options: dict[str, Any]
+    ) -> Tensor | None:
         own = type(self)
         alone = own.queries is ProjectingMechanism.queries and own.keys is ProjectingMechanism.keys
         plain = own.share is LinearMechanism.share and PLAIN.issuperset(options)

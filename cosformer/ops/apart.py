@@ -4,7 +4,7 @@ Totals come with the sums at no cost, as they do where a kernel divides; gradien
 written to their place among the features.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,7 @@ class _Apart(Function):
         causal: bool,
         log_decay: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        bases = [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]  # ψ
+        bases = ones(q, k)
         decay = None if log_decay is None else log_gates(log_decay, q, k)
         about = (decay, None, key_mask, *bases, causal, feature_map, *RULE, False)
         with on_device_of(q):
@@ -89,34 +89,54 @@ class _Apart(Function):
         bases, kept = others[:2], others[2:]
         if recorded():
             needs = ctx.needs_input_grad[:3]
-            formula = _formula(ctx, key_mask, log_decay)
+            formula = formula_of(ctx.feature_map, ctx.causal, key_mask, log_decay)
             return *formula_gradients(formula, (q, k, v), needs, grads), None, None, None, None
         asked = Asked(*ctx.needs_input_grad[:3])
-        dq, dk = (
-            x.new_empty(x.shape) if needed else None for x, needed in ((q, asked.q), (k, asked.k))
-        )
-        dv: list[Any] = []  # of each group
-        count = len(grads) // 2
-        rooms = ([None] * count if x is None else _split(x) for x in (dq, dk))
-        about = (decay, None, key_mask, *bases)
-        pieces = zip(
-            _groups(q, k), zip(*rooms, strict=True), kept, grads[:count], grads[count:], strict=True
-        )
-        for each, into, states, grad, of_total in pieces:
-            found = hopper.backward(
-                *each, v, *about, grad, of_total.contiguous(), grad, None,
-                ctx.causal, ctx.feature_map, *RULE, asked, states, into,
-            )  # fmt: skip
-            dv.append(found[2])
-        summed = sum(dv[1:], start=dv[0]) if asked.v else None
-        return dq, dk, summed, None, None, None, None
+        about, options = (decay, None, key_mask, *bases), (ctx.causal, ctx.feature_map)
+        return *gradients_apart(q, k, v, about, options, grads, asked, kept), *[None] * 4
 
 
-def _formula(
-    ctx: Any, key_mask: Tensor | None, log_decay: Tensor | None
+def gradients_apart(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    about: tuple[Tensor | None, ...],
+    options: tuple[bool, str],
+    grads: Sequence[Tensor],
+    asked: Asked,
+    kept: Sequence[Tensor | None],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of q, k and v by the gradients of all sums, then of all totals.
+
+    Args:
+        about: decay, state, mask and both ψ, as the kernels take them.
+        options: causal, and the feature map.
+        kept: by the forward pass, of each group.
+    """
+    dq, dk = (
+        x.new_empty(x.shape) if needed else None for x, needed in ((q, asked.q), (k, asked.k))
+    )
+    dv: list[Any] = []  # of each group
+    count = len(grads) // 2
+    rooms = ([None] * count if x is None else _split(x) for x in (dq, dk))
+    pieces = zip(
+        _groups(q, k), zip(*rooms, strict=True), kept, grads[:count], grads[count:], strict=True
+    )
+    for each, into, states, grad, of_total in pieces:
+        found = hopper.backward(
+            *each, v, *about, grad, of_total.contiguous(), grad, None,
+            *options, *RULE, asked, states, into,
+        )  # fmt: skip
+        dv.append(found[2])
+    return dq, dk, sum(dv[1:], start=dv[0]) if asked.v else None
+
+
+def formula_of(
+    feature_map: str, causal: bool, key_mask: Tensor | None, log_decay: Tensor | None = None
 ) -> Callable[..., list[Tensor]]:
+    """All sums, then all totals, of q, k and v by torch."""
     options: dict[str, Any] = {
-        "feature_map": ctx.feature_map, "causal": ctx.causal, "key_mask": key_mask,
+        "feature_map": feature_map, "causal": causal, "key_mask": key_mask,
         "log_decay": log_decay, "normaliser": "none", "impl": "chunked",
     }  # fmt: skip
 
@@ -126,6 +146,11 @@ def _formula(
         return [x[..., :-1] for x in sums] + [x[..., -1].float() for x in sums]
 
     return attend
+
+
+def ones(q: Tensor, k: Tensor) -> list[Tensor]:
+    """ψ at the queries and at the keys."""
+    return [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]
 
 
 def _groups(q: Tensor, k: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -7,11 +7,11 @@ more by the kernel of `projected.py`, and from there on is that of stored ones.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops import hopper
+from cosformer.ops.apart import ones
 from cosformer.ops.asked import Asked
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.engine import linear_attention
@@ -37,10 +37,19 @@ def is_attended(
 ) -> bool:
     """Whether these kernels make features of q and k by both W, and attend by them."""
     weights = (query_weight, key_weight)
+    square = all(w.shape[-2:] == (WIDTH, WIDTH) for w in weights)
+    known = kind in PROJECTIONS and kind != "exp"  # which has levels: `exponentials.py`
+    return square and known and are_projected(q, k, v, weights, causal)
+
+
+def are_projected(
+    q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor, Tensor], causal: bool
+) -> bool:
+    """Whether these kernels take such rows, and W that lie there."""
     whole = not causal or q.shape[2] == k.shape[2]
-    square = all(w.shape[-2:] == (WIDTH, WIDTH) and w.device == q.device for w in weights)
     wide = q.shape[3] == WIDTH and v.shape[3] <= WIDTH
-    if not (whole and square and wide and kind in PROJECTIONS and kernels_serve(q)):
+    there = all(w.device == q.device for w in weights)
+    if not (whole and wide and there and kernels_serve(q)):
         return False
     plain = eager(q, k, v) and eager(q, *weights)
     return plain and hopper.unsupported(q, k, v, None, None, 1, causal) is None
@@ -88,14 +97,14 @@ class _Attention(Function):
         rule: str,
         eps: float,
     ) -> Tensor:
-        weights = [as_multiplied(w, q) for w in (query_weight, key_weight)]
-        if weights[0].dtype != weights[1].dtype:
-            weights = [w.float() for w in weights]
+        by_query, by_key = (as_multiplied(w, q) for w in (query_weight, key_weight))
+        if by_query.dtype != by_key.dtype:
+            by_query, by_key = by_query.float(), by_key.float()
         options = (causal, "identity", rule, eps, 1.0)
         with on_device_of(q):
             out, total, _, kept = hopper.forward(
                 q, k, v, None, None, key_mask, None, None, *options, False,
-                hopper.Projection(kind, MAPS[kind].parts * WIDTH, *weights),
+                hopper.Projection(kind, MAPS[kind].parts * WIDTH, by_query, by_key),
             )  # fmt: skip
         ctx.kind, ctx.options = kind, options
         ctx.save_for_backward(q, k, v, query_weight, key_weight, key_mask, out, total, kept)
@@ -110,13 +119,12 @@ class _Attention(Function):
             found = formula_gradients(_formula(ctx, key_mask), inputs, needs, grad)
             return *found, *[None] * 5
         features = by_kernel(q, query_weight, ctx.kind), by_kernel(k, key_weight, ctx.kind)
-        bases = [x.new_ones(1, 1, x.shape[2], 1, dtype=torch.float32) for x in (q, k)]  # ψ
         of_q, of_k, of_v, *learned = ctx.needs_input_grad[:5]
         asked = Asked(of_q or learned[0], of_k or learned[1], of_v)
         with on_device_of(q):
             by_query, by_key, dv, *_ = hopper.backward(
-                *features, v, None, None, key_mask, *bases, out, total, grad, None, *ctx.options,
-                asked, kept,
+                *features, v, None, None, key_mask, *ones(q, k), out, total, grad, None,
+                *ctx.options, asked, kept,
             )  # fmt: skip
         del features
         dq, of_queries = _back(q, query_weight, by_query, ctx.kind, learned[0])

@@ -43,15 +43,15 @@ struct Params {
   const bf16 *x, *y, *z, *gate;
   bf16* out;
   float* total;  // [B, H, T], like those below: what forward divides by; DOTS: [B, H, T, blocks]
-  const float *inverse, *delta, *basis, *first;  // 1/D and δ: backward's; ψ [b, h, T, R], or l
+  const float *inverse, *delta, *basis, *first;  // 1/D and δ, or levels of x and y; ψ [b, h, T, R], or l
   float* last;  // states [B, H, segments, R, D, V (+1)]
   const unsigned char* mask;  // [B, T]
-  const void *x_weight, *y_weight;  // PROJECT: W [h, 64, 64]
+  const void *x_weight, *y_weight;  // PROJECT: W [h, 64, 64]; EXPONENTIAL: [contracted, 64], of both
   long long xs[3], ys[3], zs[3], gs[3], outs[3], basis_s[2], mask_s;
   long long first_h, first_s, last_h, last_s;
   int heads, x_shared, y_shared;  // heads in all, and that share a W
   int length, rows, segments, blocks, contracted, columns, pitch;
-  float eps, scale;  // scale: of the output where nothing is divided, RULE 0; else 1
+  float eps, scale;  // scale: of the output where nothing is divided, RULE 0; EXPONENTIAL: log₂ of φ's; else 1
 };
 
 constexpr int CHUNK = 64, PITCH = CHUNK * 16 + 16;  // bytes between column blocks of a tile
@@ -75,7 +75,7 @@ constexpr int STAGE_BYTES = SINCE_AT + DECAY * CHUNK * 4;
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
 constexpr int TEAMS = CAUSAL || (READ && !PROJECT) ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
-constexpr bool SINGLY = PROJECT >= 3;  // a feature needs one row of W
+constexpr bool SINGLY = PROJECT >= 3, EXPONENTIAL = PROJECT == 4;  // SINGLY: a feature needs one row of W
 constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 || PROJECT ? 3 : 2;
 // The state is stored while the next is summed: takes registers.
 constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
@@ -87,14 +87,14 @@ constexpr int KEEPER_REGISTERS =
     !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE && !PROJECT ? 128 : DECAY ? 112 : 104;
 constexpr int GIVER_REGISTERS = !READ ? 24 : PROJECT ? 88 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
 static_assert(!DECAY || (WRITE && R == 1 && KEEPERS == 1), "");
-static_assert(!PROJECT || (KW == 128) == !SINGLY, "");
+static_assert(!PROJECT || EXPONENTIAL || (KW == 128) == !SINGLY, "");
 static_assert(!PROJECT || (R == 1 && !TURNED && !REVERSE && !SCALED && !PAIRED && !DECAY), "");
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int STATES = !READ ? 0 : WRITE || PAIRED ? 2 : 1;  // of this chunk and the next, or of either half
 constexpr int OUT_AT = STATE_AT + STATES * STATE_BYTES;
 constexpr int WEIGHTS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0), WEIGHTS_BYTES = PROJECT ? (1 + SPLIT) * 8 * PITCH : 0;
-constexpr int BARRIERS_AT = WEIGHTS_AT + (READ + WRITE) * WEIGHTS_BYTES;
+constexpr int BARRIERS_AT = WEIGHTS_AT + (EXPONENTIAL ? KW / 64 : READ + WRITE) * WEIGHTS_BYTES;
 extern "C" __constant__ const int shared_bytes = BARRIERS_AT + 16 * 8;
 constexpr int AHEAD = 1 + 2 * TEAMS;  // chunks that are on their way to the L2 cache
 

@@ -1,5 +1,5 @@
 // Features of projections, φ(x) = f(W x̂), made where the sweep wants them (PROJECT: 1 waves, 2 softmaxes,
-// 3 relu).
+// 3 relu, 4 exponentials).
 //
 // A warpgroup multiplies 64 rows of x, from registers, with W in shared memory: there W stands once as it
 // is rounded to 16 bits and, where it is float32 (SPLIT), once more as what that took away, so that 17
@@ -7,6 +7,9 @@
 //
 // A thread loads 16 bytes of a row at a time, which are not what wgmma expects of it, but any order of
 // columns will do that x and W have in common: at 8 b + 2 j + i stands column 32 (b/4) + 8 j + 2 (b%4) + i.
+//
+// Exponentials are 2^(s (W x)_n − s² ‖x‖²/2 − level) of a token's level, all times log₂ e, s = 64^−¼. There may be more than
+// 64 rows of W, a block of them for every 64 columns of a tile, and x and y share them.
 
 INLINE float sine_of(float a) {  // off by at most 2⁻²⁰, and by 2⁻²² of a: bfloat16 rounds to 2⁻⁹
   float b;
@@ -47,14 +50,16 @@ struct Weights {
   INLINE static int row(int n) { return (threadIdx.x + n * LOADERS * 128) / 8; }
   INLINE static int block() { return threadIdx.x % 8; }
 
-  INLINE void load(const void* all, int matrix) {
+  // EXPONENTIAL: of the block `matrix` of 64 rows, of which there are `rows` in all.
+  INLINE void load(const void* all, int matrix, int rows) {
 #pragma unroll
     for (int n = 0; n < PIECES; ++n)
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int column = block() / 4 * 32 + i / 2 * 8 + block() % 4 * 2 + i % 2;
         const int place = (matrix * 64 + row(n)) * 64 + column;
-        w[n][i] = SPLIT ? ((const float*)all)[place] : low(((const bf16*)all)[place]);
+        if (EXPONENTIAL && matrix * 64 + row(n) >= rows) w[n][i] = 0.f;
+        else w[n][i] = SPLIT ? ((const float*)all)[place] : low(((const bf16*)all)[place]);
       }
   }
   INLINE void put(u32 tile) const {
@@ -74,11 +79,12 @@ struct Weights {
 };
 
 INLINE void put_weights(const Params& p, const Place& at, u32 tiles) {
-  Weights x, y;
-  if (READ) x.load(p.x_weight, (int)at.h / p.x_shared);
-  if (WRITE) y.load(p.y_weight, (int)at.h / p.y_shared);
-  if (READ) x.put(tiles);
-  if (WRITE) y.put(tiles + READ * WEIGHTS_BYTES);
+  Weights x, y;  // EXPONENTIAL: the first block and the second
+  constexpr bool FIRST = EXPONENTIAL || READ, SECOND = EXPONENTIAL ? KW == 128 : WRITE;
+  if (FIRST) x.load(p.x_weight, EXPONENTIAL ? 0 : (int)at.h / p.x_shared, p.contracted);
+  if (SECOND) y.load(p.y_weight, EXPONENTIAL ? 1 : (int)at.h / p.y_shared, p.contracted);
+  if (FIRST) x.put(tiles);
+  if (SECOND) y.put(tiles + FIRST * WEIGHTS_BYTES);
   to_tensor_cores();
   loaders_meet();
 }
@@ -90,6 +96,8 @@ struct Unprojected {
   const long long stride;
   const bf16* next;
   const unsigned char* mask;
+  const float* levels;
+  float level[2];
   INLINE static int row(int half) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8; }
   INLINE static int column() { return threadIdx.x % 4 * 8; }
 
@@ -97,6 +105,7 @@ struct Unprojected {
       : asks(PROJECT && READ && (!WRITE || __shfl_sync(~0u, threadIdx.x / 128, 0) == 0)),
         stride(asks ? p.xs[2] : p.ys[2]), mask(p.mask + at.b * p.mask_s) {
     const long long* step = asks ? p.xs : p.ys;
+    levels = (asks ? p.inverse : p.delta) + at.head * p.length;
     next = (asks ? p.x : p.y) + at.b * step[0] + at.h * step[1] + (at.begin(team) + row(0)) * stride + column();
   }
   // Called for one chunk after the other, and for one that is not there.
@@ -116,6 +125,12 @@ struct Unprojected {
       for (int i = 0; i < 16; ++i)
         if (row(i / 8) < left && !mask[begin + row(i / 8)]) v[i / 8][i % 8] = 0;
     next += TEAMS * CHUNK * stride;
+    if (EXPONENTIAL)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {  // a masked 0 relative to another's level might be infinite
+        const int i = begin + row(half);
+        level[half] = load4(levels + i, i < at.stop && (MASKED != 1 || asks || mask[i]));
+      }
   }
 };
 
@@ -210,24 +225,35 @@ struct Projected {
 // One part, where f takes rows of W singly: 32 at a time, and while f is made of them the next are multiplied.
 struct Pieces {
   static constexpr int COUNT = KW / 32;
-  float y[2][16], factor[2];  // W x of two pieces, and 1/(8 ‖x‖) of both rows
+  float y[2][16], about[2];  // W x of two pieces; of both rows 1/(8 ‖x‖), or what exponents are relative to
 
   // Begins only; `end` waits for it.
   INLINE void begin(int piece, const u32 (&v)[2][8], u32 weights) {
-    multiply<32>(y[piece % 2], v, weights + piece % 2 * 32 * 16);
+    multiply<32>(y[piece % 2], v, weights + piece / 2 * WEIGHTS_BYTES + piece % 2 * 32 * 16);
   }
-  INLINE void measure(const u32 (&v)[2][8]) {
-    factor[0] = inverse_norm(v[0]) * 0.125f, factor[1] = inverse_norm(v[1]) * 0.125f;
+  INLINE void measure(const Unprojected& x, float gain) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      about[half] = EXPONENTIAL ? (square_of(x.v[half]) / 16.f + x.level[half]) * LOG_E - gain
+                                : inverse_norm(x.v[half]) / 8.f;
   }
   INLINE void end(int piece, bool last) {
     if (last) mma_wait<0>();
     else mma_wait<1>();
     hold(y[piece % 2]);
   }
-  template <int HALF> INLINE void put(int piece, u32 tile) const {
+  // Columns beyond `width` are 0.
+  template <int HALF> INLINE void put(int piece, u32 tile, int width) const {
     float e[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) e[i] = y[piece % 2][i / 2 * 4 + HALF * 2 + i % 2] * factor[HALF];
+    for (int i = 0; i < 8; ++i) {
+      const float a = y[piece % 2][i / 2 * 4 + HALF * 2 + i % 2];
+      e[i] = EXPONENTIAL ? exp2_of(a * (LOG_E * 0.353553391f) - about[HALF]) : a * about[HALF];
+    }
+    if (EXPONENTIAL && width < KW)
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (piece * 32 + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2 >= width) e[i] = 0.f;
     put_columns(lines_of<HALF>(tile) + piece * 4 * PITCH, e);
   }
 };

@@ -27,8 +27,9 @@ class Projection(NamedTuple):
 
     kind: str
     width: int  # of the features
-    query_weight: Tensor  # [h, 64, 64] or [64, 64], in one piece
+    query_weight: Tensor  # [h, 64, 64] or [64, 64], in one piece; exp: [width, 64], and of both
     key_weight: Tensor
+    levels: tuple[Tensor, Tensor] | None = None  # exp: of queries and of keys, [B, H, T]
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
@@ -120,7 +121,9 @@ class Plan:
         projection: Projection | None = None,
     ) -> None:  # fmt: skip
         """One launch; without `out` it only sums states. `rows` is the length of a segment."""
-        weights = (None, None) if projection is None else projection.weights
+        weights: tuple[Tensor | None, Tensor | None] = (None, None)
+        if projection is not None:
+            weights, by_row = projection.weights, projection.levels
         launch = self._launches.get(options)
         if launch is None:
             batch, heads, length, contracted = x.shape

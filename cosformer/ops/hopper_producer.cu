@@ -105,10 +105,10 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     const u32 z_tile = y_tile + Y_BYTES;
     if (SINGLY) {
       Pieces features;
-      const u32 weights = shared + WEIGHTS_AT + (own.asks ? 0 : READ * WEIGHTS_BYTES);
+      const u32 weights = shared + WEIGHTS_AT + (EXPONENTIAL || own.asks ? 0 : READ * WEIGHTS_BYTES);
       const u32 tile = own.asks ? x_tile : y_tile;
       features.begin(0, own.v, weights);
-      features.measure(own.v);
+      features.measure(own, p.scale);
       if (use) wait(empty + stage * 8, (use - 1) & 1);
 #pragma unroll
       for (int n = 0; n < features.COUNT; ++n) {
@@ -116,8 +116,8 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
         if (!last) features.begin(n + 1, own.v, weights);
         features.end(n, last);
         if (last) own.load(at, c + TEAMS, announced(c + TEAMS));
-        features.put<0>(n, tile);
-        features.put<1>(n, tile);
+        features.put<0>(n, tile, width);
+        features.put<1>(n, tile, width);
       }
     } else if (PROJECT) {
       const Projected features(own.v, shared + WEIGHTS_AT + (own.asks ? 0 : READ * WEIGHTS_BYTES));

@@ -4,7 +4,7 @@ import functools
 from typing import Any, NamedTuple
 
 MAPS = {"identity": 0, "relu": 1, "1+elu": 2, "leaky_relu": 3, "elu": 4}
-PROJECTIONS = {"waves": 1, "softmaxes": 2, "relu": 3}
+PROJECTIONS = {"waves": 1, "softmaxes": 2, "relu": 3, "exp": 4}
 RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3, "apart": 4}
 
 

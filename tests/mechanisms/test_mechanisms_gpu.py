@@ -5,7 +5,7 @@ import torch
 from mechanism_cases import CASES, draw, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import family
+from cosformer.mechanisms import family, performer, projecting
 from cosformer.ops import divided, log_sigmoid, projected, quotient, rotation, series, sines
 
 pytestmark = [
@@ -80,6 +80,8 @@ def test_features_by_kernels_are_no_worse_than_by_torch(name, causal, masked, dt
     monkeypatch.setattr(family, "goes_in_groups", lambda *given: False)
     for module in (family, projected):
         monkeypatch.setattr(module, "is_served", lambda *given: False)
+    for module in (performer, projecting):
+        monkeypatch.setattr(module, "is_attended", lambda *given: False)
     for module in (divided, log_sigmoid, quotient, rotation, series, sines):
         monkeypatch.setattr(module, "kernels_serve", lambda x: False)
     for one, plain, exact in zip(ours, found("cuda", dtype), right, strict=True):
