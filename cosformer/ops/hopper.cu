@@ -75,7 +75,8 @@ constexpr int STAGE_BYTES = SINCE_AT + DECAY * CHUNK * 4;
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where registers allow it
 constexpr int TEAMS = CAUSAL || (READ && !PROJECT) ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
-constexpr bool SINGLY = PROJECT >= 3, EXPONENTIAL = PROJECT == 4;  // SINGLY: a feature needs one row of W
+constexpr bool SINGLY = PROJECT >= 3;  // a feature needs one row of W
+constexpr bool EXPONENTIAL = PROJECT >= 4, FILLED = PROJECT == 5;
 constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 || PROJECT ? 3 : 2;
 // The state is stored while the next is summed: takes registers.
 constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;

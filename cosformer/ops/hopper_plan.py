@@ -245,8 +245,9 @@ def _steps(states: Tensor | None) -> tuple[int, int]:
 
 
 def _made(projection: Projection) -> tuple[int, bool]:
-    """As `roles_of` is told it."""
-    return PROJECTIONS[projection.kind], projection.query_weight.dtype == torch.float32
+    """As `roles_of` is told it; behind exponentials, zeros may fill a tile."""
+    filled = projection.width % 64 > 0
+    return PROJECTIONS[projection.kind] + filled, projection.query_weight.dtype == torch.float32
 
 
 def _sharing(weight: Tensor | None, heads: int) -> int:

@@ -116,8 +116,9 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
         if (!last) features.begin(n + 1, own.v, weights);
         features.end(n, last);
         if (last) own.load(at, c + TEAMS, announced(c + TEAMS));
-        features.put<0>(n, tile, width);
-        features.put<1>(n, tile, width);
+        features.map(n, width);
+        features.put<0>(n, tile);
+        features.put<1>(n, tile);
       }
     } else if (PROJECT) {
       const Projected features(own.v, shared + WEIGHTS_AT + (own.asks ? 0 : READ * WEIGHTS_BYTES));

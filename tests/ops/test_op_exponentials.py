@@ -42,8 +42,9 @@ def test_every_group_has_its_sweep(launches, causal):
     each = 1 if causal else 2
     assert [tail[CONTRACTED] for tail in tails] == [n for n in GROUPS for _ in range(each)]
     for (_, role, *_, given), tail in zip(launches, tails, strict=True):
-        assert (PROJECTIONS["exp"], RULES["apart"]) == (role.PROJECT, role.RULE)
-        assert (64 if tail[CONTRACTED] == 10 else 128) == role.KW
+        last = tail[CONTRACTED] == 10
+        assert (PROJECTIONS["exp"] + last, RULES["apart"]) == (role.PROJECT, role.RULE)
+        assert (64 if last else 128) == role.KW
         assert tail[SCALE] == pytest.approx(-math.log2(266) / 2)
         assert given[GIVEN["levels"]] == given[GIVEN["weights"]] == (True, True)
 
