@@ -126,12 +126,12 @@ class Performer(LinearMechanism):
     ) -> Tensor | None:
         own, causal = type(self), request.causal
         alone = own.queries is Performer.queries and own._features is Performer._features
-        if not (alone and PLAIN.issuperset(options)):
+        if not (alone and (PLAIN | {"log_decay"}).issuperset(options)):
             return None
         if not is_attended(q, k, v, self.projection, causal):
             return None
         levels = top_exponents(q, self.projection), request.controls["levels"]
-        about = (self.projection, levels, request.key_mask, causal)
+        about = (self.projection, levels, request.key_mask, causal, options.get("log_decay"))
         return quotient(*sums_of_exponentials(q, k, v, *about), v.shape[3], self.rule, self.eps)
 
     def _features(

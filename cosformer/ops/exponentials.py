@@ -20,6 +20,7 @@ from cosformer.ops.formula import formula_gradients
 from cosformer.ops.problem import on_device_of
 from cosformer.ops.projected import ALIGNED, as_multiplied, by_formula, by_kernel, gradients
 from cosformer.ops.trilinear import recorded
+from cosformer.ops.weights import log_gates
 
 KIND = "exp"
 
@@ -38,15 +39,17 @@ def sums_of_exponentials(
     levels: tuple[Tensor, Tensor],
     key_mask: Tensor | None,
     causal: bool,
+    log_decay: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """As `sums_apart` on φ(q) and φ(k), where `is_attended`.
 
     Args:
         q, k, v: as there; masked keys are zeros.
         weight: W, `[F, 64]`.
-        levels: of queries `[B, H, T]` and of keys `[B, H, S]`, no part of the graph.
+        levels: of queries `[B, H, T]` and of keys `[B, H, S]`; like `log_decay` no part of the
+            graph.
     """
-    found = _Exponentials.apply(q, k, v, weight, *levels, key_mask, causal)
+    found = _Exponentials.apply(q, k, v, weight, *levels, key_mask, causal, log_decay)
     count = len(found) // 2
     return list(found[:count]), [total[..., None] for total in found[count:]]
 
@@ -65,10 +68,12 @@ class _Exponentials(Function):
         key_level: Tensor,
         key_mask: Tensor | None,
         causal: bool,
+        log_decay: Tensor | None,
     ) -> tuple[Tensor, ...]:
         levels = query_level.contiguous(), key_level.contiguous()
         gain = -0.5 * math.log2(weight.shape[0])
-        about = (None, None, key_mask, None, None, causal, "identity", "apart", 0.0, gain, False)
+        decay = None if log_decay is None else log_gates(log_decay, q, k)
+        about = (decay, None, key_mask, None, None, causal, "identity", "apart", 0.0, gain, False)
         with on_device_of(q):
             found = [
                 hopper.forward(q, k, v, *about, _projection(rows, levels))
@@ -76,20 +81,21 @@ class _Exponentials(Function):
             ]
         sums, totals, _, kept = zip(*found, strict=True)
         ctx.causal = causal
-        ctx.save_for_backward(q, k, v, weight, *levels, key_mask, *kept)
+        ctx.save_for_backward(q, k, v, weight, *levels, key_mask, log_decay, decay, *kept)
         return *sums, *totals
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weight, *levels, key_mask = ctx.saved_tensors[:7]
+        q, k, v, weight, *levels, key_mask, log_decay, decay = ctx.saved_tensors[:9]
         if recorded():
-            formula = _formula(weight, levels, formula_of("identity", ctx.causal, key_mask))
+            sums = formula_of("identity", ctx.causal, key_mask, log_decay)
+            formula = _formula(weight, levels, sums)
             needs = ctx.needs_input_grad[:3]
-            return *formula_gradients(formula, (q, k, v), needs, grads), *[None] * 5
+            return *formula_gradients(formula, (q, k, v), needs, grads), *[None] * 6
         pairs = tuple(zip((q, k), levels, strict=True))
         queries, keys = (by_kernel(x, weight, KIND, level) for x, level in pairs)
-        kept = [_padded(x) for x in ctx.saved_tensors[7:]]
-        about, options = (None, None, key_mask, *ones(q, k)), (ctx.causal, "identity")
+        kept = [_padded(x) for x in ctx.saved_tensors[9:]]
+        about, options = (decay, None, key_mask, *ones(q, k)), (ctx.causal, "identity")
         asked = Asked(*ctx.needs_input_grad[:3])
         with on_device_of(q):
             *by_row, dv = gradients_apart(queries, keys, v, about, options, grads, asked, kept)
@@ -98,7 +104,7 @@ class _Exponentials(Function):
             None if grad is None else gradients(x, weight, level, grad, KIND, False)[0]
             for (x, level), grad in zip(pairs, by_row, strict=True)
         )
-        return dq, dk, dv, *[None] * 5
+        return dq, dk, dv, *[None] * 6
 
 
 def _projection(rows: Tensor, levels: tuple[Tensor, Tensor]) -> hopper.Projection:

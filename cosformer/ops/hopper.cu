@@ -77,7 +77,7 @@ constexpr int LOADERS = 2;  // warpgroups that load: together, or in turns where
 constexpr int TEAMS = CAUSAL || (READ && !PROJECT) ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
 constexpr bool SINGLY = PROJECT >= 3;  // a feature needs one row of W
 constexpr bool EXPONENTIAL = PROJECT >= 4, FILLED = PROJECT == 5;
-constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 || PROJECT ? 3 : 2;
+constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 || (PROJECT && !DECAY) ? 3 : 2;
 // The state is stored while the next is summed: takes registers.
 constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
 // Registers of a thread; in sum over the five warpgroups at most the 5 · 96 they begin with.
@@ -85,11 +85,11 @@ constexpr int MAKER_REGISTERS = CAUSAL ? 96 : READ ? 104 : 128;  // of a loader 
 constexpr int LOADER_REGISTERS = PROJECT ? MAKER_REGISTERS : !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
 constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE && !ONES);
 constexpr int KEEPER_REGISTERS =
-    !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE && !PROJECT ? 128 : DECAY ? 112 : 104;
+    !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE && !PROJECT ? 128 : DECAY && !PROJECT ? 112 : 104;
 constexpr int GIVER_REGISTERS = !READ ? 24 : PROJECT ? 88 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
 static_assert(!DECAY || (WRITE && R == 1 && KEEPERS == 1), "");
 static_assert(!PROJECT || EXPONENTIAL || (KW == 128) == !SINGLY, "");
-static_assert(!PROJECT || (R == 1 && !TURNED && !REVERSE && !SCALED && !PAIRED && !DECAY), "");
+static_assert(!PROJECT || (R == 1 && !TURNED && !REVERSE && !SCALED && !PAIRED && (!DECAY || EXPONENTIAL)), "");
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 constexpr int STATES = !READ ? 0 : WRITE || PAIRED ? 2 : 1;  // of this chunk and the next, or of either half

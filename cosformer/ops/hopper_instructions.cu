@@ -105,7 +105,7 @@ INLINE float load4(const float* p, bool inside) {
   return v;
 }
 INLINE void load_psi(float (&psi)[R], const float* place, bool inside) {
-  if (PROJECT) psi[0] = inside ? 1.f : 0.f;
+  if (PROJECT && !DECAY) psi[0] = inside ? 1.f : 0.f;
   else if (R == 2)
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;"
                  " @p ld.global.v2.f32 {%0, %1}, [%2]; }"

@@ -1,4 +1,30 @@
 // The output: pairs within a chunk, and what the state gives.
+//
+// Under a decay the two are summed apart, since only the second fades (FADES); where a loader's features leave too few
+// registers for that, one after the other (SERIAL).
+
+constexpr bool SERIAL = DECAY && PROJECT, FADES = DECAY && !SERIAL;
+
+INLINE void add_pairs(float (&sums)[OUT_F], float (&totals)[4], const u32 (&weights)[16], const Operand& z, bool to_more) {
+  mma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), to_more || k > 0);
+  if (ONES)
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OWN_ONES_AT * PITCH + k * 256, PITCH), to_more || k > 0);
+}
+// What the state gives, to its readers; from then on it counts as it is.
+INLINE void fade(float (&sums)[OUT_F], float (&totals)[4], float (&f)[2][R]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < OUT_F / 2; ++i) sums[i / 2 * 4 + half * 2 + i % 2] *= f[half][0];
+    totals[half * 2] *= f[half][0], totals[half * 2 + 1] *= f[half][0];
+    f[half][0] = 1.f;
+  }
+}
 
 INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                      u32 state_full, u32 state_empty) {
@@ -66,27 +92,20 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         weights[k * 4 + 2] = pack(e[4], e[5]) & (REVERSE ? sure : all);
         weights[k * 4 + 3] = pack(e[6], e[7]) & own;
       }
-      mma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), k > 0);
-      if (ONES)
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OWN_ONES_AT * PITCH + k * 256, PITCH), k > 0);
+      if (!SERIAL) add_pairs(sums, totals, weights, z, false);
     }
     if (WRITE || c == begins) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < XB / 2; ++k) {
       const u64 a = x.at(k * 2 * PITCH, 128);
-      const int add = CAUSAL || k > 0;
-      if (DECAY && TURNED) Mma<64>::from_shared<0, 0>(more, a, state.at(k * 2 * STATE_PITCH, 128), k > 0);
-      else if (DECAY) Mma<64>::from_shared<0, 1>(more, a, state.at(k * 256, STATE_PITCH), k > 0);
+      const int add = (CAUSAL && !SERIAL) || k > 0;
+      if (FADES && TURNED) Mma<64>::from_shared<0, 0>(more, a, state.at(k * 2 * STATE_PITCH, 128), k > 0);
+      else if (FADES) Mma<64>::from_shared<0, 1>(more, a, state.at(k * 256, STATE_PITCH), k > 0);
       else if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add);
       else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add);
       const u64 ones = state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH);
-      if (ONES && DECAY) Mma<8>::from_shared<0, 1>(more_totals, a, ones, k > 0);
+      if (ONES && FADES) Mma<8>::from_shared<0, 1>(more_totals, a, ones, k > 0);
       else if (ONES) Mma<8>::from_shared<0, 1>(totals, a, ones, add);
     }
     mma_commit();
@@ -100,8 +119,16 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     mma_wait<0>();
     hold(sums);
     if (ONES) hold(totals);
-    if (DECAY) hold(more);
-    if (DECAY && ONES) hold(more_totals);
+    if (FADES) hold(more);
+    if (FADES && ONES) hold(more_totals);
+    if (SERIAL) {
+      fade(sums, totals, f);
+      add_pairs(sums, totals, weights, z, true);
+      mma_commit();
+      mma_wait<0>();
+      hold(sums);
+      if (ONES) hold(totals);
+    }
     give_back(empty + stage * 8);
     if (WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
 
@@ -112,7 +139,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         if (ONES) {
           const float* e = totals + half * 2;
           const float* m = more_totals + half * 2;
-          float t = DECAY ? e[0] + (m[0] + m[1]) * f[half][0]
+          float t = SERIAL ? e[0] + e[1] : DECAY ? e[0] + (m[0] + m[1]) * f[half][0]
                   : R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
           t += __shfl_xor_sync(~0u, t, 1);
           t += __shfl_xor_sync(~0u, t, 2);
@@ -146,7 +173,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       for (int i = 0; i < 4; ++i) {
         const float *s = sums + n * 4 + i * 2, *t = more + n * 4 + i * 2, *g = f[i & 1];
         const float own = RULE == 0 ? p.scale : DIVIDED ? scale[i & 1] : 1.f;  // g has it already
-        float a = DECAY ? s[0] * own + t[0] * g[0] : s[0] * g[0], b = DECAY ? s[1] * own + t[1] * g[0] : s[1] * g[0];
+        float a = FADES ? s[0] * own + t[0] * g[0] : s[0] * g[0], b = FADES ? s[1] * own + t[1] * g[0] : s[1] * g[0];
         if (R > 1) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
         if (DOTS) dots[i & 1] += a * low(beside[i]) + b * high(beside[i]);
         pair[i] = pack(a, b);

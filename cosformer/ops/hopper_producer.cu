@@ -55,6 +55,7 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   Rows<64, TEAM, Z_MAP> zs;
   Unprojected own(p, at, team);  // in place of xs and ys
   float psi[zs.N][R], scale[zs.N], d, end;
+  bool counts[zs.N];
   const long long from = at.begin(team);
   if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
   if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
@@ -87,8 +88,8 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
         const bool inside = zs.row(i) < left;
-        const bool counts = inside && (!PROJECT || MASKED != 1 || mask[begin + zs.row(i)]);  // φ of 0 is not 0
-        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || counts);  // l is known of rows beyond the last
+        counts[i] = inside && (!PROJECT || MASKED != 1 || mask[begin + zs.row(i)]);  // φ of 0 is not 0
+        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || counts[i]);  // l is known of rows beyond the last
         if (SCALED) scale[i] = load4(inverse + i * zs.STEP, inside);
       }
       if (DECAY) end = load4(basis + CHUNK - 1 - zs.row(0), true);
@@ -159,11 +160,13 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
           }
         }
         if (ONES && zs.block() == 0) {
-          const float a = DECAY ? fades : psi[i][0], b = psi[i][R - 1];
-          const u32 hi = pack(a, PROJECT ? 0.f : R == 1 ? a - rounded(a) : b);  // 1 has no rest
+          const bool nothing = DECAY && PROJECT && !counts[i];
+          const float a = DECAY ? nothing ? 0.f : fades : psi[i][0], b = psi[i][R - 1];
+          const u32 hi = pack(a, PROJECT && !DECAY ? 0.f : R == 1 ? a - rounded(a) : b);  // 1 has no rest
           const u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
           put16(z_tile + ONES_AT * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
-          if (DECAY && READ) put16(z_tile + OWN_ONES_AT * PITCH + zs.row(i) * 16, make_uint4(pack(1.f, 0.f), 0, 0, 0));
+          const u32 one = pack(nothing ? 0.f : 1.f, 0.f);
+          if (DECAY && READ) put16(z_tile + OWN_ONES_AT * PITCH + zs.row(i) * 16, make_uint4(one, 0, 0, 0));
         }
       }
     }

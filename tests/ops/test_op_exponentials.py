@@ -29,7 +29,8 @@ def draw(length=100, **options):
 
 
 def attend(leaves, about, causal=True):
-    sums, totals = exponentials.sums_of_exponentials(*leaves, *about, causal)
+    *given, decay = about
+    sums, totals = exponentials.sums_of_exponentials(*leaves, *given, causal, decay)
     return [*sums, *totals]
 
 
@@ -82,8 +83,9 @@ def made(monkeypatch):
 
 
 def test_backward_makes_the_features_again(launches, made):
-    leaves, (weight, levels, mask) = draw()
-    found = sum(x.sum() for x in attend(leaves, (weight, levels, mask)))
+    leaves, about = draw()
+    weight, levels, *_ = about
+    found = sum(x.sum() for x in attend(leaves, about))
     launches.clear()
     dq, dk, _ = torch.autograd.grad(found, leaves)
     for x, level, (rows, used, relative) in zip(leaves[:2], levels, made, strict=True):
@@ -116,9 +118,19 @@ def test_states_that_were_kept_have_a_row_for_every_stored_feature(launches, mad
     assert not kept[-1][..., 10:, :].any()
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_second_derivatives_are_those_of_the_formula(launches, causal):
-    leaves, (weight, levels, _) = draw(9, features=130)
+def test_every_group_fades_both_ways(launches, made):
+    leaves, about = draw(fades=True)
+    torch.autograd.grad(sum(x.sum() for x in attend(leaves, about)), leaves)
+    roles = [role for name, role, *_ in launches if name == "sweep"]
+    assert [bool(role.PROJECT) for role in roles] == [True] * 3 + [False] * 9
+    assert all(role.DECAY and not role.DOTS for role in roles)
+
+
+@pytest.mark.parametrize(("causal", "fades"), [(True, True), (True, False), (False, False)])
+def test_second_derivatives_are_those_of_the_formula(launches, causal, fades):
+    leaves, (weight, levels, _, decay) = draw(9, features=130, fades=fades)
+    since = torch.zeros(1, 2, 9) if decay is None else decay.cumsum(-1)
+    left = (since[..., :, None] - since[..., None, :]).clamp(max=0).exp()
     leaves = [x.detach().float().requires_grad_() for x in leaves]
     mask = torch.tensor([[True] * 5 + [False] + [True] * 3])
     grads = [torch.linspace(-1, 1, 18 * n).view(1, 2, 9, n) for n in (64, 64, 1, 1)]
@@ -126,7 +138,7 @@ def test_second_derivatives_are_those_of_the_formula(launches, causal):
     def formula(q, k, v):
         pairs = zip((q, k), levels, strict=True)
         made = [projected.by_formula(x, weight, "exp", level).split(128, -1) for x, level in pairs]
-        scores = [(x @ y.mT) * mask[:, None, None] for x, y in zip(*made, strict=True)]
+        scores = [(x @ y.mT) * left * mask[:, None, None] for x, y in zip(*made, strict=True)]
         scores = [x.tril() if causal else x for x in scores]
         return [x @ v for x in scores] + [x.sum(-1, keepdim=True) for x in scores]
 
@@ -134,7 +146,7 @@ def test_second_derivatives_are_those_of_the_formula(launches, causal):
         found = torch.autograd.grad(call(*leaves), leaves, grads, create_graph=True)
         return [*found, *torch.autograd.grad(sum(x.square().sum() for x in found), leaves)]
 
-    ours = squares(lambda *x: attend(x, (weight, levels, mask), causal))
+    ours = squares(lambda *x: attend(x, (weight, levels, mask, decay), causal))
     for one, other in zip(ours, squares(formula), strict=True):
         one, other = one.detach(), other.detach()
         assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
@@ -174,15 +186,16 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("causal", [True, False])
 def test_performer_hands_over_its_levels(calls, causal):
     mechanism = create("performer", 2, 64)
-    (q, k, v), (_, _, mask) = draw(masked=True)
+    (q, k, v), (_, _, mask, _) = draw(masked=True)
     q, k, v = (x.detach() for x in (q, k, v))
     out, _ = mechanism(q, k, v, causal=causal, key_mask=mask)
-    ((*rows, weight, (of_queries, of_keys), hidden, way),) = calls
+    ((*rows, weight, (of_queries, of_keys), hidden, way, fading),) = calls
     assert torch.equal(out, v)
     assert all(torch.equal(x, y) for x, y in zip(rows, (q, k, v), strict=True))
     assert weight is mechanism.projection
     assert hidden is mask
     assert way is causal
+    assert fading is None
     queries = projected.by_formula(q, weight, "exp", of_queries)
     assert_close(queries, mechanism.queries(q, 0))
     tops = projected.top_exponents(k, weight).masked_fill(~mask[:, None], -torch.inf)
@@ -190,12 +203,19 @@ def test_performer_hands_over_its_levels(calls, causal):
     assert torch.equal(of_keys, level[None, :, None].expand(1, 2, 100))
 
 
+def test_levels_that_rise_let_sums_fade(calls):
+    (q, k, v), _ = draw()
+    steep = torch.cat([8 * k[:, :, :50], k[:, :, 50:]], 2).detach()  # exponents rise by far
+    create("performer", 2, 64)(q.detach(), steep, v.detach(), causal=True)
+    ((*_, (_, levels), _, _, fading),) = calls
+    assert (fading < -40).any()
+    assert_close(levels[..., :1] - fading.cumsum(-1), levels)
+
+
 def test_what_has_more_than_levels_goes_the_old_way(calls):
     (q, k, v), _ = draw()
     q, k, v = (x.detach() for x in (q, k, v))
     create("performer", 2, 64)(q, k, v, causal=True, start=3)
-    steep = torch.cat([8 * k[:, :, :50], k[:, :, 50:]], 2)  # exponents rise by far
-    create("performer", 2, 64)(q, steep, v, causal=True)
 
     class Turned(Performer):
         def queries(self, q, start):
