@@ -68,7 +68,7 @@ def by_formula(
 def by_kernel(
     q: Tensor, k: Tensor, key_mask: Tensor | None, setting: Setting
 ) -> tuple[Tensor, Tensor]:
-    """The same; for bfloat16, features are rounded to it where Z multiplies them."""
+    """The same, in kernels."""
     turned_q, turned_k = _Divided.apply(q, k, key_mask, setting)
     return turned_q, turned_k
 
@@ -147,7 +147,7 @@ def _gradients(
     strides = (*q.stride(), *k.stride(), *grads[0].stride()[:3], *grads[1].stride()[:3])
     _launch(
         gradients_kernel, k, (q, k, real, sums, total, slope, after, *grads, dq, dk),
-        (sums.shape[2], _step(real), setting.eps, *strides),
+        (sums.shape[2], _step(real), setting.eps, *strides), HEADS,
         **_both(q, k, setting), **_turns(q, setting),
     )  # fmt: skip
     return dq, dk
@@ -158,14 +158,15 @@ def _launch(
     over: Tensor,
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[float, ...],
+    each: int = 1,
     **options: Any,
 ) -> None:
-    """A program for each block of tokens and each `HEADS` heads of a tensor."""
+    """A program for each block of tokens and `each` heads of a tensor, which share its angles."""
     batch, heads, length, width = over.shape
-    blocks, parts, columns = _blocks(over), -(-heads // HEADS), padded(width, FEWEST)
+    blocks, parts, columns = _blocks(over), -(-heads // each), padded(width, FEWEST)
     kernel[(blocks * parts * batch,)](
         *tensors, blocks, parts, length, heads, *numbers,
-        D=width, HEADS=HEADS, BLOCK_T=BLOCK, PAIRS=columns // 2,
+        D=width, HEADS=each, BLOCK_T=BLOCK, PAIRS=columns // 2,
         num_warps=4 if columns == FEWEST else 8, num_stages=1, **options,
     )  # fmt: skip
 

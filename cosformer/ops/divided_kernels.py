@@ -9,7 +9,7 @@ a block of tokens in `HEADS` heads of keys, which share its angles, and their `G
 import triton
 import triton.language as tl
 
-from cosformer.ops.product_kernels import place
+from cosformer.ops.product_kernels import half_exact, place
 from cosformer.ops.rotation_kernels import angles, features, float_rows, turned
 from cosformer.ops.tile_kernels import denominator, through_denominator
 
@@ -42,8 +42,9 @@ def _store_sum(sums, row, slot, slots, lane, tile, D: tl.constexpr):
 def _running(tile, AFTER: tl.constexpr, SHORT: tl.constexpr):
     """Sums of rows up to and with each, or AFTER and with it.
 
-    SHORT ones, rounded to bfloat16, are a product with a triangle of ones; tensor cores have
-    nothing as short for float32.
+    Where 16 bits are read and written, SHORT, a product with a triangle of ones, 16 bits of each
+    number; tensor cores have nothing as short for float32. Rounded to 8 bits, keys would be missed
+    in gradients, from which nearly all cancels where there are few features.
     """
     if SHORT:
         row = tl.arange(0, tile.shape[0])
@@ -51,7 +52,7 @@ def _running(tile, AFTER: tl.constexpr, SHORT: tl.constexpr):
             triangle = row[:, None] <= row[None, :]
         else:
             triangle = row[:, None] >= row[None, :]
-        return tl.dot(triangle.to(tl.bfloat16), tile.to(tl.bfloat16))
+        return half_exact(triangle.to(tl.bfloat16), tile, tl.zeros_like(tile), SHORT)
     else:
         return tl.cumsum(tile, 0, reverse=AFTER)
 
@@ -118,9 +119,7 @@ def turn_kernel(
         for member in range(GROUPS):
             cells = q + batch * q_b + (head * GROUPS + member) * q_h
             phi, _ = features(cells, token, lane, q_t, q_d, inside)
-            # Rounded as keys are within the block: in 16 bits they reach the layout of products.
-            short = phi.to(tl.bfloat16) if SHORT else phi
-            summed = tl.sum(short.to(tl.float32) * seen, 1)
+            summed = tl.sum(phi * seen, 1)
             index = (row * GROUPS + member) * length + token
             tl.store(total + index, summed, mask=there)
             found = turned(phi * (1.0 / denominator(summed, eps, "clamp"))[:, None], sin, cos)
