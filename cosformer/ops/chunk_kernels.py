@@ -6,6 +6,8 @@ States and vectors are tuples, one for each basis function; so is ψ, a number f
 import triton
 import triton.language as tl
 
+from cosformer.ops.tile_kernels import LOG_E
+
 
 @triton.jit
 def spread(psi, number, R: tl.constexpr):
@@ -30,14 +32,28 @@ def stack(vectors, number, R: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def _halves(exponent):
+    """A float64 as two float32: gates that let nothing through leave it far below 0."""
+    near = exponent.to(tl.float32)
+    return near, (exponent - near.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def _power(exponent):
+    """2 to a float64, as exact as float32 is."""
+    near, rest = _halves(exponent)
+    return tl.exp2(near) * (1.0 + rest / LOG_E)
+
+
+@triton.jit
 def faded(decay, begin, stop, index, valid, C: tl.constexpr):
-    """L since a chunk began; what is left of a state, and of rows from its start and to its end."""
+    """L to base 2 since a chunk began; what is left of a state, and of rows from its start and to
+    its end."""
     before = tl.load(decay + begin - 1, mask=begin > 0, other=0.0)
-    until = tl.load(decay + tl.minimum(begin + C, stop) - 1) - before
-    since = (tl.load(decay + begin + index, mask=valid, other=0.0) - before).to(tl.float32)
-    whole = until.to(tl.float32)
+    whole = (tl.load(decay + tl.minimum(begin + C, stop) - 1) - before) * LOG_E
+    since = (tl.load(decay + begin + index, mask=valid, other=0.0) - before) * LOG_E
     since = tl.where(valid, since, whole)  # 0 would be later: an exponent above 0
-    return since, tl.exp(whole), tl.exp(since), tl.exp(whole - since)
+    return since, _power(whole), _power(since), _power(whole - since)
 
 
 @triton.jit
@@ -51,11 +67,11 @@ def weighed(scores, psi, since, index, R: tl.constexpr, REVERSE: tl.constexpr, D
     else:
         meet = index[:, None] >= index[None, :]
     if DECAY:
+        near, rest = _halves(since)
+        gap = (near[:, None] - near[None, :]) + (rest[:, None] - rest[None, :])
         if REVERSE:
-            gap = since[None, :] - since[:, None]
-        else:
-            gap = since[:, None] - since[None, :]
-        weights *= tl.exp(tl.where(meet, gap, 0.0))
+            gap = -gap
+        weights *= tl.exp2(tl.where(meet, gap, 0.0))
     return tl.where(meet, scores * weights, 0.0)
 
 

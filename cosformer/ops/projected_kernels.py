@@ -5,10 +5,10 @@ import triton.language as tl
 
 from cosformer.ops.product_kernels import half_exact, place, rounded
 from cosformer.ops.sine_kernels import waves
+from cosformer.ops.tile_kernels import LOG_E
 
 SMALLEST_NORM = tl.constexpr(1e-12)  # of torch.nn.functional.normalize
 SHARE_STRIDES = ["share_b", "share_h", "share_t"]  # not compiled for: they follow from the length
-LOG_E = tl.constexpr(1.4426950408889634)  # to base 2, which a GPU's exponentials have
 
 
 @triton.jit

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from cosformer.ops.projected_kernels import LOG_E
 from cosformer.ops.sine_kernels import waves_of_turns
+from cosformer.ops.tile_kernels import LOG_E
 
 LOG_TURN = tl.constexpr(2.651496129472319)  # of 2π to base 2
 

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+LOG_E = tl.constexpr(1.4426950408889634)  # to base 2, which a GPU's exponentials have
 ROWS = tl.constexpr(16)
 """Of products that read vectors: 4·s + r belongs to ψ_r, as `sweep_kernels.py` has it."""
 

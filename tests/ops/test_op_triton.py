@@ -143,6 +143,27 @@ def test_a_gated_stream_passes_gradients_to_its_gates():
         torch.testing.assert_close(b, a, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("every", [0, 8, 2])
+def test_closed_gates_take_no_precision_from_the_others(every):
+    """They leave L at some −3,000, where float32 has steps of 2⁻¹²."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = torch.rand(3, 1, 1, 64, 8, generator=generator)
+    gates = -torch.rand(1, 1, 64, generator=generator)
+    if every:
+        gates[..., ::every] = -torch.inf
+    options = {"causal": True, "normaliser": "none"}
+
+    def results(impl, dtype=torch.float32):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = linear_attention(*leaves, log_decay=gates.to(dtype), impl=impl, **options)
+        return [out, *torch.autograd.grad(out.sum(), leaves)]
+
+    right = results("reference", torch.float64)
+    for ours, theirs, exact in zip(results("triton"), results("chunked"), right, strict=True):
+        error, usual = (((x.double() - exact) / exact).abs().max() for x in (ours, theirs))
+        assert error <= 2 * usual + 2**-22
+
+
 def test_one_tensor_in_every_role():
     (x, *_) = draw_plain()
     expected, found = (
