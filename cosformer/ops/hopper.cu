@@ -1,4 +1,4 @@
-// The sweep of `kernels.py` for Hopper: warpgroups that load, keep the state and give out, and `wgmma`.
+// The sweep of `sweep_kernels.py` for Hopper: warpgroups that load, keep the state and give out, and `wgmma`.
 //
 //     out_i = Σ_r f_r(i) Σ_j (x_i·y_j) f_r(j) z_j          j ≤ i, or j ≥ i in reverse
 //
