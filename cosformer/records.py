@@ -20,6 +20,10 @@ import torch
 from cosformer import __version__
 
 
+BEGINNING = b'{"what"'
+"""How the line of every row begins: what a killed writer left of one is known by it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One measured number and all that is needed to judge it."""
@@ -70,7 +74,7 @@ def append(path: Path, rows: Iterable[Row]) -> None:
         for row in rows
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    _drop_unfinished_line(path)
+    _end_last_line(path)
     with path.open("ab") as file:
         file.write(lines.encode())
         file.flush()
@@ -79,10 +83,23 @@ def append(path: Path, rows: Iterable[Row]) -> None:
 
 def read(path: Path) -> list[Row]:
     """The rows of a JSONL file. A last line that a killed writer cut off is skipped, warned of."""
-    *lines, unfinished = path.read_bytes().split(b"\n")
-    if unfinished:
+    *lines, last = path.read_bytes().split(b"\n")
+    if _is_cut_off(last):
         warnings.warn(f"{path}: line {len(lines) + 1} is unfinished and is skipped", stacklevel=2)
+    else:
+        lines.append(last)
     return [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def require_rows(path: Path, name: str) -> None:
+    """Raise unless rows can be added to the file `name` gives: asked before they are measured."""
+    if not path.exists():
+        return
+    with warnings.catch_warnings(action="ignore"):  # of a last line cut off, which `append` mends
+        try:
+            read(path)
+        except ValueError as error:
+            raise ValueError(f"{name} must be a new file or one of rows, but {error}") from None
 
 
 def describe_hardware(device: str = "cpu") -> dict[str, Any]:
@@ -141,15 +158,34 @@ def _parse(line: bytes, place: str) -> Row:
         raise ValueError(f"{place} is not a row: {error}") from None
 
 
-def _drop_unfinished_line(path: Path) -> None:
-    """Cut what a killed writer left after the last whole line, lest the next row be glued to it."""
+def _is_cut_off(line: bytes) -> bool:
+    """Whether the line is the beginning of a row, and not all of it."""
+    if not line or not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _end_last_line(path: Path) -> None:
+    """See to it that the next row is not glued to a line without end.
+
+    What a killed writer left of a row is removed; a whole row is ended; all else is the user's.
+    """
     if not path.exists():
         return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    last = content[whole:]
+    if _is_cut_off(last):
         warnings.warn(f"{path}: an unfinished last line is removed", stacklevel=3)
         os.truncate(path, whole)
+    elif last:
+        _parse(last, f"{path}, last line")
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def _processor_name() -> str:

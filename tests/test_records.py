@@ -51,6 +51,54 @@ def test_append_does_not_glue_a_row_to_an_unfinished_line(tmp_path: Path, row: r
     assert records.read(path) == [row]
 
 
+def test_a_whole_row_without_a_line_end_is_kept(tmp_path: Path, row: records.Row) -> None:
+    path = tmp_path / "rows.jsonl"
+    records.append(path, [row])
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert records.read(path) == [row]
+    records.append(path, [row])
+    assert records.read(path) == [row, row]
+
+
+NO_ROWS = ["one line", "line one\nmy last line", "line one\n", '{"what": "a note"}', "{}\n", "[1]\n"]
+
+
+@pytest.mark.parametrize("text", NO_ROWS)
+def test_a_file_of_something_else_is_refused_before_rows_are_measured(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(
+        ValueError, match=r"out must be a new file or one of rows, but .*notes\.txt, line 1"
+    ):
+        records.require_rows(path, "out")
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", [text for text in NO_ROWS if not text.endswith("\n")])
+def test_append_does_not_touch_a_last_line_that_is_no_row(
+    tmp_path: Path, row: records.Row, text: str
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"notes\.txt, last line is not a row"):
+        records.append(path, [row])
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("end", ["", "\n", '{"wh', '{"what": "time", "val'])
+def test_a_file_of_rows_may_end_in_a_row_cut_off(
+    tmp_path: Path, row: records.Row, end: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    records.require_rows(path, "out")
+    records.append(path, [row])
+    with path.open("a") as file:
+        file.write(end)
+    records.require_rows(path, "out")
+
+
 @pytest.mark.parametrize("line", ['{"what": "time"}', "nonsense", "[1]", '{"colour": 1}'])
 def test_a_line_that_is_no_row_is_an_error_that_names_it(
     tmp_path: Path, row: records.Row, line: str

@@ -11,8 +11,9 @@ from cosformer.bench.timing import busy, threads
 def keep(rows: Iterable[records.Row], path: Path, *, keys: Sequence[str], count: int) -> int:
     """Measure with so many threads: rows to the file as they come; the exit code of a verb.
 
-    `keys` are what a line shows of a row's config.
+    `keys` are what a line shows of a row's config. The path is what the verb's `out` gives.
     """
+    records.require_rows(path, "out")
     if warning := busy():
         print(warning, file=sys.stderr)
     with threads(count):

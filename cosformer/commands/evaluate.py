@@ -40,6 +40,8 @@ class Options:
 
 
 def run(options: Options) -> int:
+    if options.rows is not None:
+        records.require_rows(options.rows, "rows")
     found = load(options.run, options.checkpoint, device=options.device)
     facts = found.task.facts
     metrics = evaluate(

@@ -63,7 +63,8 @@ def run(options: Options) -> int:
     import matplotlib  # noqa: F401  # missing, it should be so before the work and not after
     import safetensors  # noqa: F401
 
-    began = time.monotonic()
+    began, file = time.monotonic(), options.out / "demo.jsonl"
+    records.require_rows(file, "out")
     if warning := busy():
         print(warning, file=sys.stderr)
     torch.set_num_threads(op.fastest_threads(options.seed))
@@ -83,7 +84,7 @@ def run(options: Options) -> int:
         rows += show_learning(this, pair, seconds)
         if isinstance(pair.task, LanguageTask):
             texts = show_text(options, pair)
-    records.append(options.out / "demo.jsonl", rows)
+    records.append(file, rows)
     write_whole(options.out / "demo.html", page(rows, texts).encode())
     print(f"\nIn {time.monotonic() - began:.0f} s. Page: {options.out / 'demo.html'}")
     print(f"Go on: cosformer generate {options.out / 'lm-cosformer'} --prompt 'This function'")

@@ -96,6 +96,16 @@ def test_a_failed_check_stops_before_any_timing(
     assert not options.path.exists()
 
 
+def test_a_file_of_something_else_is_refused_before_any_timing(
+    options: ops.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "median_times", lambda *calls, **how: pytest.fail("timed"))
+    options.path.write_text("my notes")
+    with pytest.raises(ValueError, match="out must be a new file or one of rows"):
+        ops.run(options)
+    assert options.path.read_text() == "my notes"
+
+
 def test_threads_are_those_asked_for_and_in_the_rows(options: ops.Options) -> None:
     before = torch.get_num_threads()
     options = dataclasses.replace(options, threads=before + 1)

@@ -183,6 +183,16 @@ def test_the_demo_fails_when_the_op_is_wrong(
     assert not options.out.exists()
 
 
+def test_a_file_of_something_else_is_refused_before_the_work(
+    options: command.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "show_checks", lambda this: pytest.fail("checked"))
+    options.out.mkdir(parents=True)
+    (options.out / "demo.jsonl").write_text("my notes")
+    with pytest.raises(ValueError, match="out must be a new file or one of rows"):
+        run(options)
+
+
 def test_a_bad_option_is_named_with_its_value() -> None:
     with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
         command.Options(seconds=0)
