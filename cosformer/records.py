@@ -19,7 +19,6 @@ import torch
 
 from cosformer import __version__
 
-
 BEGINNING = b'{"what"'
 """How the line of every row begins: what a killed writer left of one is known by it."""
 

@@ -60,7 +60,14 @@ def test_a_whole_row_without_a_line_end_is_kept(tmp_path: Path, row: records.Row
     assert records.read(path) == [row, row]
 
 
-NO_ROWS = ["one line", "line one\nmy last line", "line one\n", '{"what": "a note"}', "{}\n", "[1]\n"]
+NO_ROWS = [
+    "one line",
+    "line one\nmy last line",
+    "line one\n",
+    '{"what": "a note"}',
+    "{}\n",
+    "[1]\n",
+]
 
 
 @pytest.mark.parametrize("text", NO_ROWS)

@@ -108,6 +108,7 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
         "batch": config.budget.batch,
         "split": options.split,
         "samples": _samples(found, options),
+        "split_size": found.task.sizes[options.split],
         "graph": config.graph,
         "seconds": found.place.seconds,
         "checkpoint": options.checkpoint,

@@ -11,6 +11,7 @@ from cosformer.report.selection import (
     crossover_sentence,
     describe,
     is_of_cells,
+    label,
     run_with,
     times,
 )
@@ -58,15 +59,22 @@ def summary_table(rows: Sequence[Row]) -> str:
     """The numbers that are not a function of length, one per line."""
     run = run_with(rows, "peak_memory")
     longest = max(r.config["length"] for r in run if r.what == "peak_memory")
+    candidates = {row.config["candidate"] for row in run if "candidate" in row.config}
     lines = []
     for row in run:
         c = row.config
         if row.what == "growth_exponent":
-            name = f"growth of time, {PASSES[c['pass']]}, {c['from']:,} to {c['to']:,} tokens"
+            whose = f"{label(c['candidate'], candidates)}, {PASSES[c['pass']]}"
+            name = f"growth of time: {whose}, {c['from']:,} to {c['to']:,} tokens"
             lines.append([name, f"length^{row.value:.2f}"])
         elif row.what == "peak_memory" and c["length"] == longest:
-            name = f"peak extra memory, {PASSES[c['pass']]}, {longest:,} tokens"
-            lines.append([name, f"{row.value:.2f} × (q + k + v)"])
+            whose = f"{label(c['candidate'], candidates)}, {PASSES[c['pass']]}"
+            lines.append(
+                [
+                    f"peak extra memory: {whose}, {longest:,} tokens",
+                    f"{row.value:.2f} × (q + k + v)",
+                ]
+            )
         elif row.what == "step_time":
             lines.append([f"one decoding step at position {c['position']:,}", _spell(row)])
         elif row.what == "step_memory":

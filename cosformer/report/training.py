@@ -78,13 +78,16 @@ def data_table(rows: Sequence[Row]) -> str:
 
 def learning_table(rows: Sequence[Row]) -> str:
     """What short runs learnt, beside what each had to beat: the newest of each kind of run."""
-    tested = [row for row in rows if row.what == "floor" and row.config.get("split") == "test"]
+    tested = [row for row in rows if row.what == "floor" and _is_final(row)]
     floors = {
         (row.config["task"], row.config["mechanism"], _options(row), _before(row)): row
         for row in sorted(tested, key=lambda row: row.date)
     }
     if not floors:
-        raise ValueError(f"a run must have rows of 'floor', got {sorted({r.what for r in rows})}")
+        raise ValueError(
+            "a run must have rows of 'floor' from the best checkpoint and a whole test split, "
+            f"got {sorted({row.what for row in rows})}"
+        )
     lines = []
     for (task, mechanism, options, before), floor in sorted(floors.items()):
         c = floor.config
@@ -100,6 +103,13 @@ def learning_table(rows: Sequence[Row]) -> str:
     shown = sorted(floors.values(), key=lambda row: row.date, reverse=True)
     source = origin(shown[0], "one seed") + other_commits(shown[0], shown)
     return f"{markdown(header, lines)}\n\n{rule}. {source}."
+
+
+def _is_final(row: Row) -> bool:
+    """Whether a best checkpoint was judged by a whole test split, as rows that do not say were."""
+    c = row.config
+    is_whole = c.get("split_size") in (None, c.get("samples"))
+    return c.get("split") == "test" and c.get("checkpoint", "best") == "best" and is_whole
 
 
 def _options(row: Row) -> tuple[str, ...]:

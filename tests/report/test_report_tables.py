@@ -1,6 +1,7 @@
 """Tables and figures say what the rows say."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -35,9 +36,22 @@ def test_tables_name_hardware_setting_versions_and_commit(rows: list[Row]) -> No
 def test_the_summary_takes_memory_at_the_longest_length_only(rows: list[Row]) -> None:
     lines = [line for line in _cells(tables.summary_table(rows)) if "peak" in line[0]]
     assert lines == [
-        ["peak extra memory, forward, 4,096 tokens", "1.50 × (q + k + v)"],
-        ["peak extra memory, forward + backward, 4,096 tokens", "1.50 × (q + k + v)"],
+        ["peak extra memory: cosFormer, forward, 4,096 tokens", "1.50 × (q + k + v)"],
+        ["peak extra memory: cosFormer, forward + backward, 4,096 tokens", "1.50 × (q + k + v)"],
     ]
+
+
+def test_the_summary_names_the_candidate_of_each_number(rows: list[Row]) -> None:
+    ours = [row for row in rows if row.what in ("peak_memory", "growth_exponent")]
+    theirs = [
+        dataclasses.replace(row, value=7, config={**row.config, "candidate": "sdpa"})
+        for row in ours
+    ]
+    lines = dict(_cells(tables.summary_table([*rows, *theirs])))
+    for name, memory, growth in (("cosFormer", "1.50", "1.00"), ("softmax (SDPA)", "7.00", "7.00")):
+        assert lines[f"peak extra memory: {name}, forward, 4,096 tokens"].startswith(memory)
+        at = f"growth of time: {name}, forward, 256 to 4,096 tokens"
+        assert lines[at] == f"length^{growth}"
 
 
 def test_only_the_newest_run_counts(rows: list[Row]) -> None:
@@ -154,20 +168,23 @@ def test_the_figure_of_cells_needs_times(gpu_rows: list[Row]) -> None:
         token_time_vs_length([row for row in gpu_rows if row.what != "time"], "svg")
 
 
-def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) -> None:
-    def learnt(
-        task: str, metric: str, value: float, floor: float, day: int, mechanism: str = "cosformer",
-        **more: object,
-    ) -> list[Row]:  # fmt: skip
-        config = {"task": task, "mechanism": mechanism, "steps": 2000, "batch": 8, "by": "chance"}
-        config |= {"split": "test", "options": {"text": "python", "length": 64}} | more
-        date = f"2026-01-{day:02}T00:00:00+00:00"
-        found = {metric: value, "floor": floor}
-        return [
-            dataclasses.replace(rows[0], what=what, value=x, unit=metric, config=config, date=date)
-            for what, x in found.items()
-        ]
+def _learnt(
+    like: Row, task: str, metric: str, value: float, floor: float, day: int,
+    mechanism: str = "cosformer", **more: object,
+) -> list[Row]:  # fmt: skip
+    """The rows of an evaluation on that day: its metric, and what it had to beat."""
+    config = {"task": task, "mechanism": mechanism, "steps": 2000, "batch": 8, "by": "chance"}
+    config |= {"split": "test", "options": {"text": "python", "length": 64}} | more
+    date = f"2026-01-{day:02}T00:00:00+00:00"
+    found = {metric: value, "floor": floor}
+    return [
+        dataclasses.replace(like, what=what, value=x, unit=metric, config=config, date=date)
+        for what, x in found.items()
+    ]
 
+
+def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) -> None:
+    learnt = functools.partial(_learnt, rows[0])
     found = learnt("lm", "loss", 9.0, 3.0, 1) + learnt("lm", "loss", 2.0, 3.0, 2)
     found += learnt("image", "accuracy", 0.05, 0.1, 3)
     _, _, *cells = _cells(tables.learning_table(found))
@@ -190,6 +207,26 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
     ]
     said = [_cells(tables.learning_table(each))[2][-1] for each in guesses]
     assert said == ["no", "yes"] * 2
+
+
+PARTS = [
+    {"checkpoint": "last"},
+    {"checkpoint": "best", "samples": 8, "split_size": 100},
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_the_split_or_another_checkpoint_displaces_no_whole(
+    rows: list[Row], part: dict[str, object]
+) -> None:
+    old = _learnt(rows[0], "lm", "loss", 2.0, 3.0, 1)
+    partial = _learnt(rows[0], "lm", "loss", 1.0, 3.0, 2, **part)
+    assert tables.learning_table(old + partial) == tables.learning_table(old)
+    with pytest.raises(ValueError, match="from the best checkpoint and a whole test split"):
+        tables.learning_table(partial)
+    whole = {"checkpoint": "best", "samples": 100, "split_size": 100}
+    newer = _learnt(rows[0], "lm", "loss", 1.5, 3.0, 3, **whole)
+    assert _cells(tables.learning_table(old + newer + partial))[-1][4] == "1.500"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
