@@ -38,6 +38,10 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     ([*LM, "--length", "0"], "length must be a whole number from 1 on, got 0"),
     ([*LM, "--data", "nowhere.txt"], "text must be one of python, manual"),
     (
+        [*COPYING, "--mechanism", "reformer", "--set", f"model.options.seed={2**70}"],
+        f"seed must be below 2**63, got {2**70}",
+    ),
+    (
         [*COPYING, "--pretrain", "masked", "--mechanism", "linformer"],
         "linformer cannot attend causally",
     ),

@@ -30,7 +30,7 @@ WRONG = {
     "stride": (0, *NOT_WHOLE),
     "summary": (0, 10**6, *NOT_WHOLE),
     "random_blocks": NOT_WHOLE,
-    "seed": NOT_WHOLE,
+    "seed": (2**63, 2**70, *NOT_WHOLE),
     "bucket": (0, *NOT_WHOLE),
     "rounds": (0, *NOT_WHOLE),
     "max_length": (0, *NOT_WHOLE),
