@@ -1,10 +1,11 @@
 """Configs from files and flags: nested frozen dataclasses, typed by their annotations."""
 
 import dataclasses
+import functools
 import json
 import tomllib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import (
     Any,
@@ -67,7 +68,7 @@ def merge(config: T, given: Mapping[str, Any], where: str = "") -> T:
         )
         for name, value in given.items()
     }
-    return cast(T, dataclasses.replace(cast(Any, config), **changes))
+    return _made(functools.partial(dataclasses.replace, cast(Any, config)), changes, where)
 
 
 def build(kind: type[T], given: Mapping[str, Any], where: str = "") -> T:
@@ -80,7 +81,7 @@ def build(kind: type[T], given: Mapping[str, Any], where: str = "") -> T:
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and field.name not in fields:
             raise ValueError(f"{where}{field.name} must be given, got {', '.join(given) or 'none'}")
-    return kind(**fields)
+    return _made(kind, fields, where)
 
 
 def plain(config: Any) -> Any:
@@ -147,6 +148,14 @@ def _plain_type(value: Any, annotation: Any, where: str) -> Any:
     if not isinstance(value, annotation) or (annotation is int and isinstance(value, bool)):
         raise ValueError(f"{where} must be {names.get(annotation, annotation)}, got {value!r}")
     return value
+
+
+def _made(make: Callable[..., T], fields: Mapping[str, Any], where: str) -> T:
+    """The config; what it says against a field of its own names the setting by its whole path."""
+    try:
+        return make(**fields)
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
 
 
 class Slot(NamedTuple):

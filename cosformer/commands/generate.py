@@ -29,7 +29,7 @@ class Options:
     prompt: tuple[str, ...] = ()
     """One text or more to continue."""
     file: Path | None = None
-    """A file with a prompt on every line, instead; - is standard input."""
+    """A file with a prompt on every line that is not blank, instead; - is standard input."""
     tokens: int | None = None
     """The most new tokens of each; 300, or as many as the model's limit leaves, if not given."""
     temperature: float = 0.8
@@ -51,6 +51,8 @@ class Options:
         if (self.file is None) == (not self.prompt):
             given = "both" if self.prompt else "neither"
             raise ValueError(f"prompt or file must be given, got {given}")
+        if self.tokens is not None and self.tokens < 1:
+            raise ValueError(f"tokens must be at least 1, got {self.tokens}")
         if "" in self.stop:
             raise ValueError("stop must be texts of one character or more, got an empty one")
 
@@ -77,13 +79,17 @@ def run(options: Options) -> int:
 
 
 def read_prompts(options: Options) -> Sequence[str]:
-    """Those given, or the lines of the file that are not empty."""
+    """Those given, or the lines of the file that are not blank; how many are is told."""
     if options.file is None:
         return options.prompt
     text = sys.stdin.read() if str(options.file) == "-" else options.file.read_text("utf-8")
-    prompts = [line for line in text.splitlines() if line]
+    lines = text.splitlines()
+    prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise ValueError(f"file must have a prompt on a line, got none in {options.file}")
+    if blank := len(lines) - len(prompts):
+        left_out = f"{blank} of {len(lines)} lines left out, from {options.file}"
+        print(f"cosformer: generate: blank lines are no prompts: {left_out}", file=sys.stderr)
     return prompts
 
 
@@ -95,8 +101,14 @@ def create_writer(
     longest = max(len(encode(vocabulary, prompt)) for prompt in prompts)
     if limit is not None and longest > limit:
         raise ValueError(f"prompt must be at most {limit} tokens, got {longest}")
+    most = None if limit is None else limit + 1 - longest  # the last token is not read
     if tokens is None:
-        tokens = MOST_TOKENS if limit is None else min(MOST_TOKENS, limit + 1 - longest)
+        tokens = MOST_TOKENS if most is None else min(MOST_TOKENS, most)
+    elif most is not None and tokens > most:
+        raise ValueError(
+            f"tokens must be at most {most} after a prompt of {longest}, for the model's limit "
+            f"of {limit}, got {tokens}"
+        )
     stops = [encode(vocabulary, stop) for stop in options.stop]
     sampling = Sampling(
         max_new_tokens=tokens,

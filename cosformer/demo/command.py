@@ -18,6 +18,7 @@ from cosformer.demo.jobs import JOBS
 from cosformer.demo.learning import Pair, learn, plan
 from cosformer.demo.screen import Screen
 from cosformer.models import LanguageModel, Sampling
+from cosformer.ops.check import check_positive
 from cosformer.records import Row
 from cosformer.report.learning import summary
 from cosformer.report.page import TITLES, page
@@ -54,8 +55,7 @@ class Options:
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1:
             raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
-        if not 0 < self.seconds < float("inf"):
-            raise ValueError(f"seconds must be above 0, got {self.seconds}")
+        check_positive("seconds", self.seconds)
 
 
 def run(options: Options) -> int:

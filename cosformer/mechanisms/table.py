@@ -28,6 +28,7 @@ from cosformer.mechanisms.synthesizer import (
     SynthesizerRandom,
 )
 from cosformer.mechanisms.transnormer import TransNormer, TransNormerLocal
+from cosformer.ops.check import check_choice
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "cosformer": Cosformer,
@@ -72,8 +73,7 @@ def create(name: str, heads: int, width: int, **options: Any) -> Mechanism:
     >>> create("cosformer", 8, 64, horizon=4096).traits.state
     'constant'
     """
-    if name not in MECHANISMS:
-        raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got {name!r}")
+    check_choice("mechanism", name, MECHANISMS)
     known = list(inspect.signature(MECHANISMS[name]).parameters)[2:]
     unknown = [option for option in options if option not in known]
     if unknown:

@@ -36,7 +36,7 @@ class Sampling:
         check_size("max_new_tokens", self.max_new_tokens)
         check_number("temperature", self.temperature)
         if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
         for name in ("top_k", "data_tokens"):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name))

@@ -118,15 +118,17 @@ def require_all(right: Tensor, rule: str, values: Tensor) -> None:
 
 
 def check_choice(name: str, value: str, known: Collection[str]) -> str:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     return value
 
 
 def check_positive(name: str, value: float) -> float:
     check_number(name, value)
-    if not 0 < value < float("inf"):
+    if not value > 0:  # nan is not
         raise ValueError(f"{name} must be above 0, got {value}")
+    if value == float("inf"):
+        raise ValueError(f"{name} must be finite, got {value}")
     if value > sys.float_info.max:  # a whole number may be
         raise ValueError(f"{name} must be at most {sys.float_info.max}, got more")
     return value

@@ -68,9 +68,9 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _types(name: str) -> dict[str, Any]:
     """The options of a task and their types."""
-    if name not in TASKS and name not in tables.KNOWN:
-        known = ", ".join([*TASKS, *tables.KNOWN])
-        raise ValueError(f"task must be one of {known}, got {name!r}")
+    known = [*TASKS, *tables.KNOWN]
+    if name not in known:
+        raise ValueError(f"task must be one of {', '.join(known)}, got {name!r}")
     is_table = name in tables.KNOWN
     parameters = inspect.signature(TASKS["classify" if is_table else name]).parameters
     decided = {"learnt", "device"} | ({"name"} if is_table else set())

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from cosformer.config import TYPED_BY
 from cosformer.models import PRESETS, ModelConfig
 from cosformer.models.config import Kind
-from cosformer.ops.check import check_choice
+from cosformer.ops.check import check_choice, check_positive
 from cosformer.tasks import Facts, Task, create
 from cosformer.tasks.vocabulary import Vocabulary
 
@@ -36,7 +36,7 @@ class TaskConfig:
     def __post_init__(self) -> None:
         for name in ("device", "learnt"):
             if name in self.options:
-                raise ValueError(f"task.options.{name} must be left out: the run decides it")
+                raise ValueError(f"options.{name} must be left out: the run decides it")
 
     def create(self, device: str, learnt: Vocabulary | None = None) -> Task:
         return create(self.name, **self.options, learnt=learnt, device=device)
@@ -62,7 +62,7 @@ class Optimiser:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be at least 0 and below 1, got {self.betas}")
         if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+            raise ValueError(f"weight_decay must be finite and at least 0, got {self.weight_decay}")
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ def kind_of(facts: Facts) -> Kind:
 
 def _positive(**numbers: float | None) -> None:
     for name, value in numbers.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be above 0, got {value}")
+        if value is not None:
+            check_positive(name, value)
 
 
 def _whole(least: int, **numbers: int | None) -> None:

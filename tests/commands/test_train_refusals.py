@@ -35,6 +35,10 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
         "stride must be a whole number from 1 on, got -1",
     ),
     ([*LM, "--set", "tensorboard=true"], "pip install 'cosformer[tensorboard]'"),
+    (
+        [*LM, "--set", "evaluation.every=0"],
+        "train: evaluation.every must be a whole number from 1 on, got 0",
+    ),
     ([*LM, "--length", "0"], "length must be a whole number from 1 on, got 0"),
     ([*LM, "--data", "nowhere.txt"], "text must be one of python, manual"),
     (

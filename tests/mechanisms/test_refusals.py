@@ -13,6 +13,8 @@ from cosformer.mechanisms.refusal import nearest
 def test_an_unknown_name_prints_the_known_ones():
     with pytest.raises(ValueError, match=r"mechanism must be one of .*softmax.*, got 'sofmax'"):
         create("sofmax", 2, 8)
+    with pytest.raises(ValueError, match=r"mechanism must be one of .*softmax.*, got \['x'\]"):
+        create(["x"], 2, 8)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -76,7 +76,8 @@ def test_logits_of_a_diverged_model_are_refused():
     ("options", "error", "message"),
     [
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
-        ({"temperature": -1.0}, ValueError, "temperature must be at least 0, got -1.0"),
+        ({"temperature": -1.0}, ValueError, "temperature must be finite and at least 0, got -1.0"),
+        ({"temperature": float("inf")}, ValueError, "temperature must be finite .*, got inf"),
         ({"temperature": "hot"}, TypeError, "temperature must be a number, got str"),
         ({"top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
         ({"top_p": 0.0}, ValueError, "top_p must be above 0 and at most 1, got 0.0"),

@@ -179,6 +179,7 @@ def test_dropout_drops_keys_in_training_only():
     [
         ({"name": "sofmax"}, "mechanism must be one of .*softmax"),
         ({"positions": "nope"}, "positions must be one of none, learned, .*, got 'nope'"),
+        ({"positions": []}, r"positions must be one of none, learned, .*, got \[\]"),
         ({"positions": "rotary", "heads": 16}, "width must be even for rotary positions, got 1"),
         ({"options": {"colour": 1}}, "options of softmax are key_heads, got colour"),
         ({"options": {"key_heads": 1}}, "options must not have key_heads"),

@@ -100,7 +100,7 @@ ENGINE = [
     ({"scale": 0.0}, "scale must be above 0, got 0.0"),
     ({"scale": -1, "normaliser": "none"}, "scale must be above 0, got -1"),
     ({"scale": NAN, "normaliser": "none"}, "scale must be above 0, got nan"),
-    ({"scale": float("inf"), "normaliser": "none"}, "scale must be above 0, got inf"),
+    ({"scale": float("inf"), "normaliser": "none"}, "scale must be finite, got inf"),
     ({"scale": True, "normaliser": "none"}, "scale must be a number, got bool"),
     ({"scale": torch.ones(4), "normaliser": "none"}, "scale must be a number, got Tensor"),
     ({"theta": float("inf")}, "theta must be finite, got inf"),

@@ -166,6 +166,8 @@ def test_data_lies_on_the_device_where_it_fits(
 def test_unknown_tasks_and_options_list_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"task must be one of lm, mlm, .*sst2.*, got 'glue'"):
         tasks.create("glue")
+    with pytest.raises(ValueError, match=r"task must be one of lm, mlm, .*, got \[\]"):
+        tasks.create([])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"option of mqar must be one of length.*, got 'size'"):
         tasks.create("mqar", size=3)
 

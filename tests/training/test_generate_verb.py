@@ -10,6 +10,7 @@ import torch
 
 from cosformer import cli
 from cosformer.bench.timing import threads
+from cosformer.commands.generate import Options, read_prompts
 from cosformer.models import PRESETS, LanguageModel, Sampling
 from cosformer.models.sampling import choose
 from cosformer.tasks import vocabulary as vocabularies
@@ -67,6 +68,19 @@ def test_several_prompts_from_a_file_get_what_each_gets_alone(
     for n, prompt in enumerate(("To", "or not"), 1):
         alone = text_of(capsys, str(run), "--prompt", prompt, *greedy)
         assert f"--- {n} of 2\n{alone}" in together
+
+
+def test_blank_lines_of_a_file_are_counted_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("To\n\nor not\n  \n")
+    assert read_prompts(Options(tmp_path, file=file)) == ["To", "or not"]
+    said = f"blank lines are no prompts: 2 of 4 lines left out, from {file}\n"
+    assert capsys.readouterr().err.endswith(said)
+    file.write_text("To\n")
+    assert read_prompts(Options(tmp_path, file=file)) == ["To"]
+    assert capsys.readouterr().err == ""
 
 
 def test_prompts_come_from_standard_input(
@@ -142,8 +156,12 @@ BAD = [
     (("--prompt", "a", "--file", "-"), "prompt or file must be given, got both"),
     (("--prompt", ""), "prompt must be at least one token, got ''"),
     (("--prompt", "a", "--stop", ""), "stop must be texts of one character or more"),
-    (("--prompt", "a", "--temperature", "-1"), "temperature must be at least 0"),
-    (("--prompt", "a", "--tokens", "900"), "max_new_tokens must be at most 64"),
+    (("--prompt", "a", "--temperature", "-1"), "temperature must be finite and at least 0, got -1"),
+    (
+        ("--prompt", "a", "--tokens", "900"),
+        "generate: tokens must be at most 64 after a prompt of 1,",
+    ),
+    (("--prompt", "a", "--tokens", "0"), "generate: tokens must be at least 1, got 0"),
     (("--prompt", "a" * 65), "prompt must be at most 64 tokens, got 65"),
     (("--prompt", "a", "--seed", str(2**63)), "seed must lie in -2**63 to 2**63 - 1, got 92233"),
 ]

@@ -227,7 +227,9 @@ def test_a_field_that_models_do_not_have_is_named(config: RunConfig) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])
 def test_what_is_no_amount_is_refused(config: RunConfig, value: float) -> None:
-    with pytest.raises(ValueError, match=f"weight_decay must be at least 0, got {value}"):
+    with pytest.raises(
+        ValueError, match=f"weight_decay must be finite and at least 0, got {value}"
+    ):
         Optimiser(weight_decay=value)
     with pytest.raises(ValueError, match=f"save_seconds must be at least 0, got {value}"):
         replace(config, save_seconds=value)
