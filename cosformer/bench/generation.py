@@ -15,6 +15,7 @@ from cosformer.bench.timing import median_times
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelState, Sampling
 from cosformer.models.sampling import choose
+from cosformer.ops.check import check_seed
 
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 """How a token is chosen; the choice is part of the time."""
@@ -43,6 +44,7 @@ class Options:
     """Seed of weights and tokens."""
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("threads", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

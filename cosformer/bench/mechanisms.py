@@ -24,6 +24,7 @@ from cosformer.bench.timing import (
 )
 from cosformer.mechanisms import MECHANISMS, Mechanism, create
 from cosformer.mechanisms.traits import GROWTH
+from cosformer.ops.check import check_seed
 from cosformer.ops.scratch import forget
 
 GROWTH_FROM = 4096
@@ -75,6 +76,7 @@ class Options:
     """Seed of the inputs."""
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("batch", "heads", "width", "threads", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

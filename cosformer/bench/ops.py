@@ -23,6 +23,7 @@ from cosformer.bench.timing import (
     peak_extra_bytes,
     threads,
 )
+from cosformer.ops.check import check_seed
 from cosformer.ops.native import loaded
 from cosformer.ops.scratch import forget
 
@@ -89,6 +90,7 @@ class Options:
     """Seed of the inputs."""
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("batch", "heads", "width", "threads", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

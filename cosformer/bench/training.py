@@ -17,6 +17,7 @@ from cosformer.bench.rows import keep
 from cosformer.bench.timing import median_times, peak_extra_bytes
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelConfig, parameter_count
+from cosformer.ops.check import check_seed
 from cosformer.ops.scratch import forget
 from cosformer.training import Budget, RunConfig, TaskConfig
 from cosformer.training.feed import Fed, described, feed
@@ -83,6 +84,7 @@ class Options:
     """Seed of weights and batches."""
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("threads", "repeats", "vocabulary"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -18,7 +18,7 @@ from cosformer.demo.jobs import JOBS
 from cosformer.demo.learning import Pair, learn, plan
 from cosformer.demo.screen import Screen
 from cosformer.models import LanguageModel, Sampling
-from cosformer.ops.check import check_positive
+from cosformer.ops.check import check_positive, check_seed
 from cosformer.records import Row
 from cosformer.report.learning import summary
 from cosformer.report.page import TITLES, page
@@ -26,6 +26,7 @@ from cosformer.report.selection import crossover_sentence, times
 from cosformer.report.writing import write_whole
 from cosformer.tasks import LanguageTask
 from cosformer.training import RunConfig, load
+from cosformer.training.config import MOST_SEEDS
 from cosformer.training.folder import BEST, CONFIG, comparable, read_json, state_of
 from cosformer.training.writer import Writer
 
@@ -56,6 +57,7 @@ class Options:
         if not self.lengths or min(self.lengths) < 1:
             raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
         check_positive("seconds", self.seconds)
+        check_seed(self.seed, MOST_SEEDS)
 
 
 def run(options: Options) -> int:

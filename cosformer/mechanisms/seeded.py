@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism
-from cosformer.ops.check import check_whole
+from cosformer.ops.check import check_seed
 
 SEEDS = 2**31
-MOST_SEEDS = 2**63
-"""A seed is saved as a tensor of 64 bits with a sign."""
 
 Draw = TypeVar("Draw", bound=Callable[..., Any])
 
@@ -32,9 +30,7 @@ class Seeded(Mechanism):
     seed: int
 
     def plant(self, seed: int) -> None:
-        if check_whole("seed", seed, 0) >= MOST_SEEDS:
-            raise ValueError(f"seed must be below 2**63, got {seed}")
-        self.seed = seed
+        self.seed = check_seed(seed)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         device = "cpu" if generator is None else generator.device

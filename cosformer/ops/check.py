@@ -160,6 +160,13 @@ def check_whole(name: str, value: int, least: int) -> int:
     return value
 
 
+def check_seed(seed: int, below: int = 2**63) -> int:
+    """PyTorch saves whole numbers, and takes seeds, of 64 bits, one of them a sign."""
+    if check_whole("seed", seed, 0) >= below:
+        raise ValueError(f"seed must be below {below}, got {seed}")
+    return seed
+
+
 def check_generator(generator: torch.Generator | None) -> torch.Generator | None:
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")

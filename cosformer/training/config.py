@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from cosformer.config import TYPED_BY
 from cosformer.models import PRESETS, ModelConfig
 from cosformer.models.config import Kind
-from cosformer.ops.check import check_choice, check_positive
+from cosformer.ops.check import check_choice, check_positive, check_seed
 from cosformer.tasks import Facts, Task, create
 from cosformer.tasks.vocabulary import Vocabulary
 
@@ -188,9 +188,7 @@ class RunConfig:
             raise TypeError(f"start must be a Path or None, got {type(self.start).__name__}")
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
-        _whole(0, seed=self.seed)
-        if self.seed >= MOST_SEEDS:
-            raise ValueError(f"seed must be below {MOST_SEEDS}, got {self.seed}")
+        check_seed(self.seed, MOST_SEEDS)
         _whole(1, log_every=self.log_every)
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must lie between 0 and 1, got {self.average}")

@@ -117,6 +117,7 @@ def test_threads_are_those_asked_for_and_in_the_rows(options: ops.Options) -> No
 BAD = [
     ({"batch": 0}, "batch must be at least 1, got 0"),
     ({"repeats": -1}, "repeats must be at least 1, got -1"),
+    ({"seed": 2**63}, f"seed must be below {2**63}, got {2**63}"),
     ({"lengths": ()}, "lengths must be one or more positive numbers"),
     ({"lengths": (8, 0)}, "lengths must be one or more positive numbers"),
     ({"positions": (-1,)}, "positions must not be negative"),

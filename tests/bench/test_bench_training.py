@@ -147,6 +147,8 @@ BAD = [
     (training.Options, {"lengths": (1000,)}, "tokens must be a multiple of every length, got 4096"),
     (training.Options, {"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
     (training.Options, {"repeats": 0}, "repeats must be at least 1, got 0"),
+    (training.Options, {"seed": 2**70}, f"seed must be below .*, got {2**70}"),
+    (generation.Options, {"seed": -1}, "seed must be a whole number from 0 on, got -1"),
     (generation.Options, {"positions": ()}, "positions must be one or more above 0"),
     (generation.Options, {"preset": "huge"}, "preset must be one of tiny"),
     (generation.Options, {"mechanisms": ("linformer",)}, "mechanisms must be among cosformer, "),

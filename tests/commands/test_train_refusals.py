@@ -43,7 +43,7 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
     ([*LM, "--data", "nowhere.txt"], "text must be one of python, manual"),
     (
         [*COPYING, "--mechanism", "reformer", "--set", f"model.options.seed={2**70}"],
-        f"seed must be below 2**63, got {2**70}",
+        f"seed must be below {2**63}, got {2**70}",
     ),
     (
         [*COPYING, "--pretrain", "masked", "--mechanism", "linformer"],

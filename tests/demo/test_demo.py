@@ -196,6 +196,8 @@ def test_a_file_of_something_else_is_refused_before_the_work(
 def test_a_bad_option_is_named_with_its_value() -> None:
     with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
         command.Options(seconds=0)
+    with pytest.raises(ValueError, match=f"seed must be below {2**30}, got {2**30}"):
+        command.Options(seed=2**30)
     with pytest.raises(ValueError, match="lengths must be one or more positive numbers"):
         command.Options(lengths=())
 
