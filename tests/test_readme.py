@@ -35,6 +35,14 @@ def test_every_verb_in_the_makefile_exists() -> None:
         assert verb in VERBS
 
 
+def test_contributing_names_every_file_of_the_ops() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`(\w+\.py)`", text))
+    files = {path.name for path in (ROOT / "cosformer" / "ops").glob("[a-z]*.py")}
+    theirs = {name for name in files if name.replace("_kernels", "") in named}
+    assert files <= named | theirs
+
+
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",

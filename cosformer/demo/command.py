@@ -42,7 +42,7 @@ BY_DEMO = ("budget.steps", "evaluation.every", "log_every", "seed", "task.option
 
 @dataclass(frozen=True)
 class Options:
-    """The library at work on what every machine has; four minutes on two cores."""
+    """The library at work on what every machine has, within minutes on a CPU."""
 
     seconds: float = 190.0
     """Time for learning: a slow machine makes fewer steps, and takes no longer."""

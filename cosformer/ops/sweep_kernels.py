@@ -52,7 +52,7 @@ def sweep_kernel(
     scale,  # [B, H, T], in the type of products: g = dout · scale
     column,  # [B, H, T] float32: δ
     basis,  # [b, h, T, R] float32: ψ, where rows that meet within a chunk stand at one position
-    table,  # dq: [B, H, T, 16] δψ; dk: [b, h, T, 16] ψ; columns match the rows of `_stack`
+    table,  # dq: [B, H, T, 16] δψ; dk: [b, h, T, 16] ψ; columns match the rows of `stack`
     added,  # [B, H, chunks, R, padded E] float32: what chunks add to the vectors
     tile,  # [b, h, C, C]: 1 − ψ(i)·ψ(j) where i meets j, else 1
     decay,  # [b, h, T] float64: L

@@ -4,8 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from cosformer import cli
+from cosformer import cli, records
 from cosformer.commands import evaluate
+from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig, train
+
+
+def test_rows_say_how_much_of_the_split_was_judged(tmp_path: Path) -> None:
+    task = TaskConfig("copying", {"length": 16, "copied": 2})
+    config = RunConfig(
+        task, tmp_path / "run", budget=Budget(1, 2), evaluation=Evaluation(batches=1), device="cpu"
+    )
+    train(config)
+    rows = tmp_path / "rows.jsonl"
+    assert cli.main(["evaluate", str(config.out), "--batches", "3", "--rows", str(rows)]) == 0
+    said = [(row.config["samples"], row.config["split_size"]) for row in records.read(rows)]
+    assert set(said) == {(6, 3000)}
 
 
 @pytest.mark.parametrize("text", ["my only line", "line one\nmy last line", "line one\n"])
