@@ -153,14 +153,14 @@ def test_closed_gates_take_no_precision_from_the_others(every):
         gates[..., ::every] = -torch.inf
     options = {"causal": True, "normaliser": "none"}
 
-    def results(impl, dtype=torch.float32):
+    def by(impl, dtype=torch.float32):
         leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
         out = linear_attention(*leaves, log_decay=gates.to(dtype), impl=impl, **options)
         return [out, *torch.autograd.grad(out.sum(), leaves)]
 
-    right = results("reference", torch.float64)
-    for ours, theirs, exact in zip(results("triton"), results("chunked"), right, strict=True):
-        error, usual = (((x.double() - exact) / exact).abs().max() for x in (ours, theirs))
+    right = by("reference", torch.float64)
+    for found, theirs, exact in zip(by("triton"), by("chunked"), right, strict=True):
+        error, usual = (((x.double() - exact) / exact).abs().max() for x in (found, theirs))
         assert error <= 2 * usual + 2**-22
 
 
