@@ -38,7 +38,7 @@ class Delta(Mechanism):
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         """(q kᵀ ⊙ decay) u, where u solves for the identity as values."""
         queries, keys, beta, log_decay = self._given(q, k, request)
-        fading = fade(log_decay.cumsum(-1))
+        _, fading = fade(log_decay)
         answers = torch.linalg.solve_triangular(
             strict(keys, beta[..., None], fading),
             torch.diag_embed(beta),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cosformer.ops.gates import floor_of, summed
 from cosformer.ops.problem import full_precision
 from cosformer.ops.recompute import recomputed
 
@@ -51,17 +52,17 @@ def _segment(
             _chunks(x.to(memory.dtype), min(CHUNK_LENGTH, length))
             for x in (q, k, v, beta[..., None], log_decay[..., None])
         )
-        decay = log_decay[..., 0].cumsum(-1)  # [B, H, n, C]
-        fading = fade(decay)
-        scaled = torch.cat([v, decay.exp()[..., None] * k], -1) * beta
+        decay, fading = fade(log_decay[..., 0])
+        since = decay.exp().to(k.dtype)[..., None]  # what is left of S_0
+        scaled = torch.cat([v, since * k], -1) * beta
         mixing = strict(k, beta, fading)
         solved = torch.linalg.solve_triangular(mixing, scaled, upper=False, unitriangular=True)
         own, answered = solved.split([v.shape[-1], k.shape[-1]], -1)
         q = q.unflatten(1, (k.shape[1], -1))  # [B, H_kv, groups, n, C, D]
         score = q @ k[:, :, None].mT * fading[:, :, None]
-        read = q * decay.exp()[:, :, None, ..., None]
-        write = k * (decay[..., -1:] - decay).exp()[..., None]
-        kept = decay[..., -1].exp()[..., None, None]
+        read = q * since[:, :, None]
+        write = k * (decay[..., -1:] - decay).exp().to(k.dtype)[..., None]
+        kept = since[..., -1:, :]
         outs = []
         # unbind: the gradient of an index into all chunks would be as large as all of them
         chunks = (x.unbind(2) for x in (own, answered, write, kept))
@@ -76,11 +77,12 @@ def _segment(
     return out[:, :, :length], memory
 
 
-def fade(decay: Tensor) -> Tensor:
-    """e^(G_i−G_j) for j ≤ i, else 0: `[…, C]` to `[…, C, C]`."""
-    difference = decay[..., :, None] - decay[..., None, :]
+def fade(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """G `[…, C]` in float64 and, in the dtype of g, e^(G_i−G_j) for j ≤ i, else 0, `[…, C, C]`."""
+    decay = summed(log_decay, floor_of(log_decay.dtype))
+    difference = (decay[..., :, None] - decay[..., None, :]).to(log_decay.dtype)
     future = torch.ones(decay.shape[-1:] * 2, dtype=torch.bool, device=decay.device).triu(1)
-    return difference.masked_fill(future, -torch.inf).exp()
+    return decay, difference.masked_fill(future, -torch.inf).exp()
 
 
 def strict(k: Tensor, beta: Tensor, fading: Tensor) -> Tensor:

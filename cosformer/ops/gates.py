@@ -15,15 +15,25 @@ from cosformer.ops.trilinear import recorded
 RULE = "log_decay must be at most 0"
 
 
+def floor_of(dtype: torch.dtype) -> float:
+    """The least gate: its exponential is 0 already, and less would swallow the sums after it."""
+    return -800.0 if dtype == torch.float64 else -110.0
+
+
+def summed(gates: Tensor, floor: float) -> Tensor:
+    """Σ_{s ≤ t} max(g_s, floor) over the last dimension, in float64; NaN stays NaN."""
+    return gates.double().clamp(min=floor).cumsum(-1)
+
+
 def running(gates: Tensor, floor: float) -> Tensor:
-    """Σ_{s ≤ t} max(g_s, floor) of gates `[B, H, T]` in float64; refuses a gate above 0, or NaN."""
+    """`summed` of gates `[B, H, T]`; refuses a gate above 0, or NaN."""
     alone = gates.shape[-1] == gates.numel()  # a single row torch sums by a whole GPU
     return (by_kernel if kernels_serve(gates) and not alone else by_formula)(gates, floor)
 
 
 def by_formula(gates: Tensor, floor: float) -> Tensor:
     require_all(gates <= 0, RULE, gates)
-    return gates.double().clamp(min=floor).cumsum(-1)
+    return summed(gates, floor)
 
 
 def by_kernel(gates: Tensor, floor: float) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cosformer.ops.build import per_head
 from cosformer.ops.check import check_number, check_number_or_tensor, check_tensor, require_all
-from cosformer.ops.gates import running
+from cosformer.ops.gates import floor_of, running
 from cosformer.ops.memo import Numbers
 from cosformer.ops.state import Horizon
 
@@ -98,8 +98,7 @@ def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
             f"log_decay must be [batch, heads, length] = {list(sizes[0])}, "
             f"got {list(log_decay.shape)}"
         )
-    # exp of it is 0 already; a larger number would swallow the differences after it.
-    sums = running(log_decay, -800.0 if q.dtype == torch.float64 else -110.0)
+    sums = running(log_decay, floor_of(q.dtype))
     groups = heads // log_decay.shape[1]
     return sums if groups == 1 else sums.repeat_interleave(groups, 1)
 

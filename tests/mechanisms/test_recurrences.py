@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import make, tokens
+from mechanism_cases import cut, make, tokens
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -30,11 +30,11 @@ def delta(q, k, v, beta):
 
 def gated_delta(q, k, v, beta, gate):
     q, k = F.normalize(q, dim=-1) / q.shape[-1] ** 0.5, F.normalize(k, dim=-1)
-    return recurrence(q, k, v, gate.sigmoid() ** (1 / 16), beta.sigmoid())
+    return recurrence(q, k, v, (F.logsigmoid(gate) / 16).exp(), beta.sigmoid())
 
 
 def gated_linear(q, k, v, gate):
-    return recurrence(q / q.shape[-1] ** 0.5, k, v, gate.sigmoid() ** (1 / 16))
+    return recurrence(q / q.shape[-1] ** 0.5, k, v, (F.logsigmoid(gate) / 16).exp())
 
 
 def retention(q, k, v):
@@ -78,6 +78,34 @@ def test_the_chunked_form_is_the_recurrence(name, length):
         strict=True,
     ):
         assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gated-delta", "gated-linear"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gate", [-1e3, -1e6, -1e20, -torch.inf])
+def test_what_follows_a_closed_gate_keeps_its_precision(name, dtype, gate):
+    mechanism = make(name).to(dtype)
+    *rows, controls = tokens(mechanism, 40, value_width=5, dtype=dtype)
+    controls["gate"][:, :, [3, 4, 7, 8, 15, 20, 31]] = gate  # neighbours, and chunks' ends
+    leaves = [x.requires_grad_() for x in (*rows, *controls.values())]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    right = {"gated-delta": gated_delta, "gated-linear": gated_linear}[name](*exact)
+    cotangent = torch.randn_like(right)
+    wanted = torch.autograd.grad(right, exact, cotangent)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
+    state, outs = mechanism.empty_state(*rows[1:]), []
+    for part in (slice(0, 20), slice(20, 40)):
+        out, state = mechanism(
+            *(x[:, :, part] for x in rows), causal=True, state=state, controls=cut(controls, part)
+        )
+        outs.append(out)
+    for out in (mechanism(*rows, causal=True, controls=controls)[0], torch.cat(outs, 2)):
+        assert_close(out.double(), right, **tolerance)
+        grads = torch.autograd.grad(out, leaves, cotangent.to(dtype))
+        for mine, theirs in zip(grads, wanted, strict=True):
+            assert_close(mine.double(), theirs, **tolerance)
+    dense = mechanism.weights(*rows[:2], causal=True, controls=controls)
+    assert_close((dense @ rows[2]).double(), right, **tolerance)
 
 
 @pytest.mark.parametrize("name", ["delta", "gated-delta"])
