@@ -117,7 +117,7 @@ class _Gradients:
         grad_out: Tensor | None,
         grad_total: Tensor | None,
     ) -> None:
-        self.q, self.k, self.v = saved[:3]
+        self.q, _, self.v = saved[:3]
         self.out, self.total = saved[10:12]
         self.of, self.asked = rows, asked
         self.grad_out, self.grad_total = grad_out, grad_total
@@ -146,7 +146,7 @@ class _Gradients:
         return dq, *self._dots(grad, self.of.q, span)
 
     def finish_k(self, span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-        dk = self.slopes(self.of.sum_groups(grad), fold(self.k, span).to(self.of.dtype))
+        dk = self.slopes(self.of.sum_groups(grad), self.of.keys(span))
         return self.of.hide(dk, span), *self._dots(grad, self.of.k, span)
 
     def finish_v(self, span: Span, grad: Tensor) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.problem import compute_dtype
 from cosformer.ops.scratch import Into, placed
 from cosformer.ops.span import Span, fold
+from cosformer.ops.trilinear import recorded
 
 
 class Operands:
@@ -31,8 +32,12 @@ class Operands:
         return self._mapped(fold(self._q, span).to(self.dtype), into)
 
     def k(self, span: Span, into: Into) -> Tensor:
-        keys = self._repeat(fold(self._k, span).to(self.dtype))
-        return self.hide(self._mapped(keys, into), span)
+        return self.hide(self._mapped(self._repeat(self.keys(span)), into), span)
+
+    def keys(self, span: Span) -> Tensor:
+        """Before φ; zeros at masked keys where φ is differentiated: its slope at NaN is NaN."""
+        rows = fold(self._k, span).to(self.dtype)
+        return self.hide(rows, span) if recorded() else rows
 
     def v(self, span: Span, into: Into) -> Tensor:
         """[v 1], whose last column sums the weights; v alone where nothing is divided."""

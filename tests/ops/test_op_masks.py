@@ -83,6 +83,28 @@ def test_poison_passes_through_no_feature_map(name, impl):
         assert not grad.masked_select(~mask[:, None, :, None]).any()
 
 
+@every_impl
+@pytest.mark.parametrize("name", ["identity", "relu", "leaky_relu", "1+elu", "elu", "silu"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_poison_reaches_no_derivative_of_any_order(name, impl, value):
+    mask = MASKS["random"][:, :20]
+    options = {"feature_map": name, "rule": "signed", "key_mask": mask, "impl": impl}
+
+    def derivatives(q, k, v):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        found = linear_attention(*leaves, causal=True, **options)
+        for _ in range(3):
+            loss = sum(x.sin().sum() for x in found)
+            found = torch.autograd.grad(loss, leaves, create_graph=True)
+            yield from found
+
+    q, k, v = tokens(2, 2, 20)
+    poisoned = derivatives(q, poison(k, mask, value), poison(v, mask, value))
+    clean = derivatives(q, poison(k, mask, 0), poison(v, mask, 0))
+    for before, after in zip(clean, poisoned, strict=True):
+        torch.testing.assert_close(before, after)
+
+
 def test_poison_passes_through_no_feature_map_of_the_callers():
     mask = MASKS["random"]
     q, k, v = tokens(2, 2, LENGTH)
