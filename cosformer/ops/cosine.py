@@ -123,6 +123,7 @@ def attention_with_state(
             dtype=compute_dtype(q.dtype),
             device=q.device,
         )
+        horizon = state.horizon
     limit = check_continues(state, k, v, horizon, weight)
     if state.weight == "cosine":
         check_length(q.shape[2], limit, state.position)

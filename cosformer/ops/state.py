@@ -70,7 +70,7 @@ class State(NamedTuple):
             torch.zeros(*shape, value_width, dtype=dtype, device=device),
             torch.zeros(*shape, dtype=dtype, device=device),
             start.clone(),
-            horizon,
+            horizon.clone() if isinstance(horizon, Tensor) else horizon,
         )
 
     @property
@@ -135,7 +135,7 @@ def check_weight(weight: str) -> str:
 def read_horizon(
     horizon: float | Sequence[float] | Tensor | None, heads: int, key_heads: int
 ) -> Horizon | None:
-    """The option of a module: None, a float, or a float64 tensor on the CPU.
+    """The option of a module: None, a float, or a float64 tensor on the CPU, the module's own.
 
     It is part of how a module is made, like its width, and of no checkpoint: a cast of the module
     would round it.
@@ -148,7 +148,7 @@ def read_horizon(
         horizon = torch.tensor(horizon, dtype=torch.float64, device="cpu")
     check_number_or_tensor("horizon", horizon)
     if isinstance(horizon, Tensor):
-        horizon = horizon.to(dtype=torch.float64, device="cpu")
+        horizon = horizon.to(dtype=torch.float64, device="cpu", copy=True)
     return check_horizon(horizon, heads, key_heads)
 
 
@@ -251,9 +251,18 @@ def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:
 
 
 def same_horizon(one: Horizon, other: Horizon) -> bool:
+    """Whether they are equal; where the host may not look, the device asserts it."""
     if one is other:
         return True
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        one, other = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (one, other))
-        return one.shape == other.shape and bool((one == other).all())
-    return math.isclose(one, other, rel_tol=1e-12)
+    if not isinstance(one, Tensor):
+        if isinstance(other, Tensor):
+            return same_horizon(other, one)
+        return math.isclose(one, other, rel_tol=1e-12)
+    other = torch.as_tensor(other, dtype=torch.float64, device=one.device)
+    if one.shape != other.shape:
+        return False
+    same = (one == other).all()
+    if readable(same):
+        return bool(same)
+    torch._assert_async(same, "horizon must be the state's")
+    return True

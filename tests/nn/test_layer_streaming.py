@@ -222,3 +222,29 @@ def test_a_step_goes_by_the_implementation_of_the_layer():
     layer = CosformerAttention(16, 4, batch_first=True, horizon=8, impl="triton").double()
     with torch.no_grad(), pytest.raises(ValueError, match="impl='triton' needs"):
         layer.step(torch.randn(1, 1, 16).double(), layer.empty_state(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_layer_does_not_share_the_horizon_it_was_given(dtype):
+    horizon = torch.tensor([40.0, 90.0], dtype=dtype)
+    layer, x = make(horizon=horizon, num_kv_heads=2), stream()
+    before, state = layer.forward_with_state(x)
+    horizon.fill_(31.0)
+    assert layer.horizon.tolist() == state.horizon.tolist() == [40.0, 90.0]
+    assert torch.equal(layer.forward_with_state(x)[0], before)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # dynamo's own
+def test_a_compiled_stream_knows_a_state_of_another_horizon():
+    layers = [make(horizon=horizons, num_kv_heads=2) for horizons in ([40.0, 90.0], [40.0, 91.0])]
+    torch._dynamo.reset()
+    fast = torch.compile(layers[0].forward_with_state, fullgraph=True, backend="eager")
+    x = stream()
+    state, other = (layer.forward_with_state(x[:, :20])[1] for layer in layers)
+    torch.testing.assert_close(
+        fast(x[:, 20:], state), layers[0].forward_with_state(x[:, 20:], state)
+    )
+    with pytest.raises(RuntimeError, match="horizon must be the state's"):
+        fast(x[:, 20:], other)

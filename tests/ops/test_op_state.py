@@ -45,6 +45,17 @@ def test_an_empty_state_does_not_share_the_position_it_was_given():
     assert state.position.tolist() == [2, 3]
 
 
+@pytest.mark.parametrize(
+    "start", [stream, lambda horizon: State.empty(2, 2, 4, 4, horizon=horizon)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_does_not_share_the_horizon_it_was_given(start, dtype):
+    horizon = torch.tensor([20.0, 30.0], dtype=dtype)
+    state = start(horizon)
+    horizon.fill_(25.0)
+    assert state.horizon.tolist() == [20.0, 30.0]
+
+
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("length", [0, 1, 8])
 def test_a_stretch_leaves_the_given_state_alone_and_shares_no_memory_with_it(length, impl):
