@@ -62,6 +62,8 @@ class OneVsEach(Mechanism):
 def log_one_vs_each(score: Tensor, mask: Tensor) -> Tensor:
     """−Σ_{m≠j, seen} softplus(s_im − s_ij) for every j; n² memory, also for the gradient."""
     batch, heads, queries, keys = score.shape
+    if not queries or not keys:
+        return score
     rows = max(1, SLICE // max(1, batch * heads * keys**2))
     columns = max(1, SLICE // max(1, batch * heads * rows * keys))
     blocks = []
@@ -69,7 +71,7 @@ def log_one_vs_each(score: Tensor, mask: Tensor) -> Tensor:
         some, real = score[:, :, first : first + rows], mask[:, :, first : first + rows]
         row = [recomputed(_contests, some, real, low, columns) for low in range(0, keys, columns)]
         blocks.append(torch.cat(row, -1))
-    return torch.cat(blocks, 2) if blocks and keys else score
+    return torch.cat(blocks, 2)
 
 
 def _contests(score: Tensor, mask: Tensor, low: int, count: int) -> Tensor:

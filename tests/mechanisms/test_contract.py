@@ -68,7 +68,7 @@ def test_the_fast_path_is_the_dense_matrix_times_v(name, causal, masked):
 
 
 @pytest.mark.parametrize(("name", "causal"), cases_where(cross=(True,)))
-@pytest.mark.parametrize(("queries", "keys"), [(9, 20), (20, 9)])
+@pytest.mark.parametrize(("queries", "keys"), [(9, 20), (20, 9), (9, 0), (0, 9)])
 def test_queries_of_another_sequence(name, causal, queries, keys):
     mechanism = make(name)
     q, k, v, _ = tokens(mechanism, queries, keys=keys)
