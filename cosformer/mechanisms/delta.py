@@ -37,7 +37,7 @@ class Delta(Mechanism):
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         """(q kᵀ ⊙ decay) u, where u solves for the identity as values."""
-        queries, keys, beta, log_decay = self._given(q, k, request)
+        queries, keys, beta, log_decay = self._given(q, k, request, compute_dtype(q.dtype))
         _, fading = fade(log_decay)
         answers = torch.linalg.solve_triangular(
             strict(keys, beta[..., None], fading),
@@ -61,8 +61,9 @@ class Delta(Mechanism):
         wanted = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         if state.value.shape != wanted:
             raise ValueError(f"state must hold {list(wanted)}, got {list(state.value.shape)}")
-        queries, keys, beta, log_decay = self._given(q, k, request)
-        out, memory = delta_rule(queries, keys, v, beta, log_decay, state.value)
+        dtype = compute_dtype(torch.promote_types(q.dtype, state.value.dtype))
+        queries, keys, beta, log_decay = self._given(q, k, request, dtype)
+        out, memory = delta_rule(queries, keys, v, beta, log_decay, state.value.to(dtype))
         return out.to(q.dtype), Memory(memory)
 
     def state_size(self, length: int) -> int:
@@ -80,10 +81,9 @@ class Delta(Mechanism):
         return torch.zeros_like(beta, dtype=compute_dtype(beta.dtype))
 
     def _given(
-        self, q: Tensor, k: Tensor, request: Request
+        self, q: Tensor, k: Tensor, request: Request, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Unit queries, scaled, unit keys, β and g; a masked key is 0, which changes nothing."""
-        dtype = compute_dtype(q.dtype)
         beta = request.controls["beta"].to(dtype).sigmoid()
         queries = F.normalize(q.to(dtype), dim=-1) / math.sqrt(self.width)
         return queries, F.normalize(k.to(dtype), dim=-1), beta, self.log_decay(request).to(dtype)

@@ -5,6 +5,7 @@ import torch
 from mechanism_cases import cut, make, tokens
 from torch.nn import functional as F
 from torch.testing import assert_close
+from torch.utils import _pytree as pytree
 
 
 def recurrence(q, k, v, keep, beta=None):
@@ -106,6 +107,30 @@ def test_what_follows_a_closed_gate_keeps_its_precision(name, dtype, gate):
             assert_close(mine.double(), theirs, **tolerance)
     dense = mechanism.weights(*rows[:2], causal=True, controls=controls)
     assert_close((dense @ rows[2]).double(), right, **tolerance)
+
+
+@pytest.mark.parametrize("name", ["delta", "gated-delta", "gated-linear", "retention"])
+@pytest.mark.parametrize(("kept", "given"), [("float32", "float64"), ("float64", "float32")])
+def test_a_stream_goes_on_in_the_higher_precision(name, kept, given):
+    kept, given = getattr(torch, kept), getattr(torch, given)
+    mechanism = make(name)
+    state = mechanism.empty_state(*tokens(mechanism, 1, dtype=kept)[1:3])
+    for dtype in (kept, given):
+        before = state
+        *rows, controls = tokens(mechanism, 20, dtype=dtype)
+        out, state = mechanism(*rows, causal=True, state=before, controls=controls)
+        assert out.dtype == dtype
+    given_all = [before, rows, controls]
+    before, rows, controls = pytree.tree_map_only(torch.Tensor, raised, given_all)
+    right, after = mechanism(*rows, causal=True, state=before, controls=controls)
+    rounded_gates = given == torch.float32 and "gate" in controls  # each by itself, before any sum
+    tolerance = {"rtol": 1e-6, "atol": 1e-6} if rounded_gates else {"rtol": 1e-12, "atol": 1e-12}
+    assert_close(out, right.to(given), **tolerance)
+    assert_close(state[0], after[0], **tolerance)
+
+
+def raised(x):
+    return x.double() if x.is_floating_point() else x
 
 
 @pytest.mark.parametrize("name", ["delta", "gated-delta"])
