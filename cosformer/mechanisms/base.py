@@ -14,6 +14,7 @@ from cosformer.ops.check import (
     check_bool,
     check_inputs,
     check_key_mask,
+    check_place,
     check_tensor,
     check_whole,
 )
@@ -185,6 +186,7 @@ class Mechanism(nn.Module):
         check_key_mask(key_mask, k)
         if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
             raise ValueError(f"start must be a whole number, got {start!r}")
+        check_place("start", start)
         for name, x, heads in (("q", q, self.heads), ("k", k, self.key_heads)):
             if x.shape[1] != heads or x.shape[3] != self.width:
                 raise ValueError(

@@ -11,6 +11,7 @@ from cosformer.ops.check import (
     check_eps,
     check_key_mask,
     check_packing,
+    check_place,
 )
 from cosformer.ops.features import FEATURE_MAPS
 from cosformer.ops.problem import Problem
@@ -106,6 +107,7 @@ def check_placement(
         isinstance(query_start, bool) or not isinstance(query_start, int | torch.SymInt)
     ):
         raise TypeError(f"query_start must be an int, got {type(query_start).__name__}")
+    check_place("query_start", query_start)
     if positions == "stretch":
         for name, given in (
             ("causal=True", causal),

@@ -1,7 +1,6 @@
 """What the public functions demand of their tensors, said in one line each."""
 
 import numbers
-import sys
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
@@ -66,6 +65,22 @@ def check_number(name: str, value: Any, wanted: str = "a number") -> None:
         value, numbers.Real | torch.SymInt | torch.SymFloat
     ):
         raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+    check_bits(name, value, 63)  # torch takes no longer one
+
+
+def check_place(name: str, place: Any) -> None:
+    """An index at which a token may stand: positions beyond it are not whole in float64."""
+    check_bits(name, place, 53)
+
+
+def check_bits(name: str, value: Any, most: int) -> None:
+    """No whole number longer than that; a symbol has no length."""
+    if torch.compiler.is_compiling() or not isinstance(value, int):
+        return
+    if value.bit_length() > most:
+        raise ValueError(
+            f"{name} must have at most {most} bits as a whole number, got {value.bit_length()}"
+        )
 
 
 def check_number_or_tensor(name: str, value: Any) -> None:
@@ -129,8 +144,6 @@ def check_positive(name: str, value: float) -> float:
         raise ValueError(f"{name} must be above 0, got {value}")
     if value == float("inf"):
         raise ValueError(f"{name} must be finite, got {value}")
-    if value > sys.float_info.max:  # a whole number may be
-        raise ValueError(f"{name} must be at most {sys.float_info.max}, got more")
     return value
 
 

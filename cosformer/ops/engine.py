@@ -12,6 +12,7 @@ from cosformer.ops.check import (
     check_choice,
     check_inputs,
     check_key_mask,
+    check_number_or_tensor,
     check_scale,
     check_tensor,
 )
@@ -165,6 +166,7 @@ def linear_attention_with_state(
         `[B, H, T, V]` in the dtype of q, and the state after these tokens.
     """
     gamma = as_numbers(gamma)
+    check_number_or_tensor("theta", theta)
     q, k, v = _map(q, k, v, feature_map, key_mask)
     if q.shape[2] != k.shape[2]:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.check import check_number, check_number_or_tensor, readable
+from cosformer.ops.check import check_number, check_number_or_tensor, check_place, readable
 from cosformer.ops.problem import WEIGHTS
 
 Horizon = float | Tensor
@@ -55,6 +55,9 @@ class State(NamedTuple):
                 raise ValueError(f"{name} must be at least {least}, got {size}")
         horizon = check_horizon(horizon, heads, heads)
         states = WEIGHTS[check_weight(weight)]
+        if not isinstance(position, Tensor):
+            check_number("position", position, "a whole number or a tensor")
+            check_place("position", position)
         start = torch.as_tensor(position, device=device)
         if start.is_floating_point() or start.is_complex() or start.dtype == torch.bool:
             raise TypeError(f"position must be whole, got {position}")

@@ -136,6 +136,10 @@ def test_arguments_that_exclude_each_other():
         mechanism(q, k, v, state=state)
     with pytest.raises(ValueError, match="start must be None with a state"):
         mechanism(q, k, v, causal=True, state=state, start=3)
+    with pytest.raises(
+        ValueError, match="start must have at most 53 bits as a whole number, got 71"
+    ):
+        mechanism(q, k, v, causal=True, start=-(2**70))
     with pytest.raises(ValueError, match="as many queries as keys, got 36 and 37"):
         mechanism(q[:, :, 1:], k, v, causal=True, state=state)
     with pytest.raises(ValueError, match="q must have 2 heads of width 6"):

@@ -20,6 +20,9 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
 GATE = -torch.ones(2, 2, 6, dtype=torch.float64)
 LEARNED = torch.tensor([20.0, 20.0], requires_grad=True)
 NAN = float("nan")
+VAST = 10**400
+LONG = "must have at most 63 bits as a whole number, got"
+FAR = "must have at most 53 bits as a whole number, got 71"
 
 
 def packed(*ends, dtype=torch.int64):
@@ -30,6 +33,7 @@ HORIZONS = [
     ({"horizon": 0}, "horizon must be above 0, got 0"),
     ({"horizon": -3.5}, "horizon must be above 0, got -3.5"),
     ({"horizon": NAN}, "horizon must be above 0, got nan"),
+    ({"horizon": VAST}, f"horizon {LONG} 1329"),
     ({"horizon": True}, "horizon must be a number .*bool"),
     ({"horizon": "long"}, "horizon must be a number.*"),
     ({"horizon": [20, 20]}, "horizon must be a number.*list"),
@@ -50,6 +54,7 @@ MASKS = [
     ({"eps": 0}, "eps must be above 0, got 0"),
     ({"eps": -1e-6}, "eps must be above 0, got -1e-06"),
     ({"eps": NAN}, "eps must be above 0, got nan"),
+    ({"eps": 10**30}, f"eps {LONG} 100"),
 ]
 PACKINGS = [
     (packed(0, 6, dtype=torch.float32), "cu_seqlens must be a vector of int32 or int64, got .*32"),
@@ -66,6 +71,8 @@ PACKINGS = [
         ONE | {"cu_seqlens": torch.tensor([0, 6]).to("meta")},
         "cu_seqlens must be on .*cpu, got meta",
     ),
+    ({"query_start": 2**70}, f"query_start {FAR}"),
+    ({"query_start": -(2**70)}, f"query_start {FAR}"),
     ({"query_start": 1.5}, "query_start must be an int, got float"),
     ({"query_start": True}, "query_start must be an int, got bool"),
     ({"query_start": False}, "query_start must be an int, got bool"),
@@ -103,6 +110,10 @@ ENGINE = [
     ({"scale": float("inf"), "normaliser": "none"}, "scale must be finite, got inf"),
     ({"scale": True, "normaliser": "none"}, "scale must be a number, got bool"),
     ({"scale": torch.ones(4), "normaliser": "none"}, "scale must be a number, got Tensor"),
+    ({"scale": 10**30, "normaliser": "none"}, f"scale {LONG} 100"),
+    ({"theta": -VAST}, f"theta {LONG} 1329"),
+    ({"theta": VAST, "feature_map": "relu"}, f"theta {LONG} 1329"),
+    ({"theta": "1", "feature_map": "relu"}, "theta must be a number or a tensor, got str"),
     ({"theta": float("inf")}, "theta must be finite, got inf"),
     ({"theta": torch.ones(3)}, r"theta must be .*one per.* head \[\d\].*got \[3\]"),
     ({"theta": LEARNED}, "theta must not require a gradient"),
@@ -112,6 +123,8 @@ ENGINE = [
     ({"raised": "no"}, "raised must be a bool, got str"),
     ({"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
     ({"gamma": 0.0}, r"gamma must lie in \(0, 1\], got 0"),
+    ({"gamma": VAST}, f"gamma {LONG} 1329"),
+    ({"gamma": [0.5, VAST]}, rf"gamma\[1\] {LONG} 1329"),
     ({"gamma": NAN}, r"gamma must lie in \(0, 1\], got nan"),
     ({"gamma": torch.tensor([0.5, 1.5])}, r"gamma must lie in \(0, 1\], got .*1.5"),
     ({"gamma": [0.5, 1.5]}, r"gamma must lie in \(0, 1\], got \[0.5, 1.5\]"),
@@ -239,6 +252,9 @@ EMPTY = [
     ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head \[2\], got \[3\]"),
     ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
     ({"position": torch.tensor([0, 0, 0])}, r"position must be .*one per stream \[2\], got \[3\]"),
+    ({"position": "a"}, "position must be a whole number or a tensor, got str"),
+    ({"position": None}, "position must be a whole number or a tensor, got NoneType"),
+    ({"position": 2**60}, "position must have at most 53 bits as a whole number, got 61"),
     ({"position": 2.5}, "position must be whole, got 2.5"),
     ({"position": torch.tensor(1 + 0j, dtype=torch.complex128)}, "position must be whole, got"),
     ({"position": -1}, "position must not be negative, got -1"),
