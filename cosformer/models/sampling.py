@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from cosformer.models.config import check_size
-from cosformer.ops.check import check_number
-
-MOST_SEEDS = 2**63
-"""PyTorch takes seeds of 64 bits; half of them leave room for seed + n."""
+from cosformer.ops.check import check_number, check_seed
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,7 @@ class Sampling:
         for name, choice in (("top_k", self.top_k), ("top_p", self.top_p)):
             if choice is not None and self.temperature == 0:
                 raise ValueError(f"{name} must be None at temperature=0, got {choice}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"seed must be an int, got {type(self.seed).__name__}")
-        if not -MOST_SEEDS <= self.seed < MOST_SEEDS:
-            raise ValueError(f"seed must lie in -2**63 to 2**63 - 1, got {self.seed}")
+        check_seed(self.seed)
         if not isinstance(self.stop, tuple) or any(type(token) is not int for token in self.stop):
             raise TypeError(f"stop must be a tuple of ints, got {self.stop!r}")
 

@@ -82,7 +82,8 @@ def test_logits_of_a_diverged_model_are_refused():
         ({"top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
         ({"top_p": 0.0}, ValueError, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_k": 3, "temperature": 0}, ValueError, "top_k must be None at temperature=0, got 3"),
-        ({"seed": 1.5}, TypeError, "seed must be an int, got float"),
+        ({"seed": 1.5}, ValueError, r"seed must be a whole number from 0 on, got 1\.5"),
+        ({"seed": 2**63}, ValueError, f"seed must be below {2**63}, got {2**63}"),
         ({"stop": [3]}, TypeError, r"stop must be a tuple of ints, got \[3\]"),
     ],
 )
