@@ -54,7 +54,11 @@ def sums_apart(
 
     s(i, j) = φ(q_i)·φ(k_j), for j ≤ i where causal, times what `log_decay` leaves from j to i.
     """
-    found = _Apart.apply(q, k, v, key_mask, feature_map, causal, log_decay)
+    return parted(_Apart.apply(q, k, v, key_mask, feature_map, causal, log_decay))
+
+
+def parted(found: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """All sums `[B, H, T, V]`, and all totals `[B, H, T, 1]`, which lie behind them."""
     count = len(found) // 2
     return list(found[:count]), [total[..., None] for total in found[count:]]
 

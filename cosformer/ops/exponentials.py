@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from cosformer.ops import hopper
-from cosformer.ops.apart import formula_of, gradients_apart, ones
+from cosformer.ops.apart import formula_of, gradients_apart, ones, parted
 from cosformer.ops.asked import Asked
 from cosformer.ops.attend_projected import WIDTH, are_projected
 from cosformer.ops.formula import formula_gradients
@@ -49,9 +49,7 @@ def sums_of_exponentials(
         levels: of queries `[B, H, T]` and of keys `[B, H, S]`; like `log_decay` no part of the
             graph.
     """
-    found = _Exponentials.apply(q, k, v, weight, *levels, key_mask, causal, log_decay)
-    count = len(found) // 2
-    return list(found[:count]), [total[..., None] for total in found[count:]]
+    return parted(_Exponentials.apply(q, k, v, weight, *levels, key_mask, causal, log_decay))
 
 
 class _Exponentials(Function):
