@@ -14,7 +14,8 @@ from torch import Tensor
 from cosformer.ops import hopper
 from cosformer.ops.asked import Asked
 from cosformer.ops.memo import eager
-from cosformer.ops.passes import Pass, Rows
+from cosformer.ops.passes import Pass
+from cosformer.ops.prepared import Rows
 from cosformer.ops.problem import WEIGHTS, Problem, outputs
 from cosformer.ops.tiles import MANY_PROGRAMS, Tiles, choose_tiles
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from cosformer.ops.hopper_roles import MAPS, PROJECTIONS, RULES, Sweep, roles_of
 from cosformer.ops.hopper_source import source
 from cosformer.ops.nvrtc import Kernel, Launch, cubin
+from cosformer.ops.prepared import per_head
 
 CHUNK = 64
 THREADS = 640
@@ -132,7 +133,7 @@ class Plan:
             blocks = 1 if options.PAIRED else _blocks(z)
             tail = TAIL.pack(
                 *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
-                *_per_head(basis), length, *_steps(first), *_steps(last),
+                *per_head(basis), length, *_steps(first), *_steps(last),
                 heads, *(_sharing(weight, heads) for weight in weights),
                 length, rows, segments, blocks, contracted, columns,
                 (contracted if options.TURNED else columns) + self.sums, self.eps, self.scale,
@@ -161,7 +162,7 @@ class Plan:
         launch = self._launches.get(key)
         if launch is None:
             size = math.prod(self._state)
-            steps = (0, 0) if decay is None else _per_head(decay)
+            steps = (0, 0) if decay is None else per_head(decay)
             whole = (*y.shape[1:3], rows, segments, causal, options.REVERSE)
             grid = (y.shape[0] * y.shape[1], -(-size // 256))
             it = kernel("edges", Sweep(64, 1, DECAY=options.DECAY), self.device)
@@ -253,10 +254,3 @@ def _made(projection: Projection) -> tuple[int, bool]:
 def _sharing(weight: Tensor | None, heads: int) -> int:
     """How many heads share a W."""
     return heads if weight is None or weight.dim() == 2 else heads // weight.shape[0]
-
-
-def _per_head(values: Tensor | None) -> tuple[int, int]:
-    if values is None:
-        return 0, 0
-    batch, heads = values.shape[:2]
-    return values.stride(0) if batch > 1 else 0, values.stride(1) if heads > 1 else 0

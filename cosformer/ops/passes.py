@@ -1,54 +1,20 @@
-"""Launches of the sweep kernel, and what the passes share.
+"""Launches of the sweep kernel.
 
 Few heads leave most of a GPU idle, so a long sequence is then cut into segments: one pass sums the
 state of each, a running sum over segments says what each starts with, and all of them go at once.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.tiles import (
-    FEW_PROGRAMS,
-    choose_tiles,
-    padded,
-    precision,
-    segment_length,
-)
+from cosformer.ops.prepared import Prepared, Rows, per_head
+from cosformer.ops.tiles import FEW_PROGRAMS, choose_tiles, padded, precision, segment_length
 
 
-class Rows(NamedTuple):
-    """An operand: rows `[B, h, T, width]`, and how many heads share each of its own."""
-
-    rows: Tensor
-    group: int = 1
-    relu: bool = False
-
-
-class Pass:
-    """What all launches for one call have in common."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        decay: Tensor | None,
-        key_mask: Tensor | None,
-        query_basis: Tensor,
-        key_basis: Tensor,
-        bounds: Tensor | None,
-    ) -> None:
-        self.batch, self.heads = q.shape[:2]
-        self.states = query_basis.shape[3]
-        self.device = q.device
-        self.dtype = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32  # of products
-        self.query_basis, self.key_basis = query_basis.contiguous(), key_basis.contiguous()
-        self.decay = None if decay is None else decay.contiguous()
-        self._tiles: dict[tuple[int, bool], Tensor] = {}
-        self._psi_table: Tensor | None = None
-        self._sums: dict[tuple[int, int, int, bool], Tensor] = {}
-        self.key_mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
-        self.bounds = None if bounds is None else bounds.to(torch.int64).contiguous()
+class Pass(Prepared):
+    """All launches for one call."""
 
     def launch(
         self,
@@ -117,7 +83,7 @@ class Pass:
             return unused if state is None else state[..., -1]
 
         gates, outs = pointer(gate), pointer(out)
-        table = self._table() if column_at == "writer" else deltas
+        table = self.table() if column_at == "writer" else deltas
         written, wide = y, padded(contracted)
         if rule == "none":
             written, wide = z, blocks * tiles.columns
@@ -125,8 +91,8 @@ class Pass:
         if vectors and write and self.decay is None and self.bounds is None:
             weights = column if column_at == "writer" else None
             hidden = masked == "writer"
-            added = self._added(written, basis, weights, tiles.chunk, wide, hidden=hidden)
-        tile = self._tile(tiles.chunk, reverse=reverse) if causal and read else None
+            added = self.added(written, basis, weights, tiles.chunk, wide, hidden=hidden)
+        tile = self.tile(tiles.chunk, reverse=reverse) if causal and read else None
         sweep_kernel[(programs,)](
             reader.rows, y.rows, z.rows, gates, outs,
             pointer(total), pointer(scale), pointer(column), basis,
@@ -136,8 +102,8 @@ class Pass:
             self.heads, length, rows, segments, blocks, reader.group, y.group, z.group, eps,
             *reader.rows.stride(), *y.rows.stride(), *z.rows.stride(),
             *gates.stride(), *outs.stride(),
-            *_per_head(basis), *_per_head(table), 0 if added is None else added.stride(1),
-            *_per_head(tile), *_per_head(self.decay),
+            *per_head(basis), *per_head(table), 0 if added is None else added.stride(1),
+            *per_head(tile), *per_head(self.decay),
             0 if self.key_mask is None else self.key_mask.stride(0),
             *state_strides,
             K=contracted, N=columns, BLOCK_K=padded(contracted), BLOCK_N=tiles.columns,
@@ -154,67 +120,6 @@ class Pass:
             PRECISION=precision(y.rows.dtype),
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-
-    def _table(self) -> Tensor | None:
-        """ψ at the keys, for products with 16 rows: rounded, rounded again, and the rest."""
-        if self.decay is not None:
-            return None
-        if self._psi_table is None:
-            basis = self.key_basis
-            high = basis.to(self.dtype)
-            table = basis.new_zeros(*basis.shape[:3], 4, 4, dtype=self.dtype)
-            table[..., :2, : self.states] = high[..., None, :]
-            table[..., 2, : self.states] = basis - high.float()
-            self._psi_table = table.flatten(3)
-        return self._psi_table
-
-    def _added(
-        self,
-        rows: Rows,
-        basis: Tensor,
-        column: Tensor | None,
-        chunk: int,
-        wide: int,
-        *,
-        hidden: bool,
-    ) -> Tensor:
-        """What each chunk adds to the vectors, `[B, H, chunks, R, wide]`."""
-        key = (rows.rows.data_ptr(), chunk, wide, column is None)
-        if key in self._sums:
-            return self._sums[key]
-        from cosformer.ops.prepare_kernels import sums_kernel
-
-        length, width = rows.rows.shape[2:]
-        chunks = -(-length // chunk)
-        shape = (self.batch, self.heads, chunks, self.states, wide)
-        added = torch.empty(shape, dtype=torch.float32, device=self.device)
-        masked = hidden and self.key_mask is not None
-        mask = self.key_mask if masked else rows.rows
-        assert mask is not None
-        sums_kernel[(self.batch * self.heads * chunks,)](
-            rows.rows, basis, rows.rows if column is None else column, mask, added,
-            self.heads, length, chunks, rows.group,
-            *rows.rows.stride(), *_per_head(basis), mask.stride(0),
-            E=width, BLOCK_E=padded(width), WIDE=wide, C=chunk, R=self.states,
-            RELU=rows.relu, COLUMN=column is not None, MASKED=masked,
-            num_warps=max(1, padded(width) // 64),
-        )  # fmt: skip
-        self._sums[key] = added
-        return added
-
-    def _tile(self, chunk: int, *, reverse: bool) -> Tensor | None:
-        """1 − ψ(i)·ψ(j) of pairs that meet in a chunk, where all chunks have the same.
-
-        Small numbers: 16 bits hold them better than ψ(i)·ψ(j) itself.
-        """
-        if self.decay is not None or self.bounds is not None:
-            return None
-        if (chunk, reverse) not in self._tiles:
-            basis = self.query_basis[:, :, :chunk]
-            basis = torch.nn.functional.pad(basis, (0, 0, 0, chunk - basis.shape[2]))
-            tile = 1 - (basis[:, :, :, None] * basis[:, :, None]).sum(-1).tril()
-            self._tiles[chunk, reverse] = (tile.mT if reverse else tile).to(self.dtype).contiguous()
-        return self._tiles[chunk, reverse]
 
     def states_of(
         self, segments: int, y: Rows, z: Rows, *, turned: bool, sums: bool, zero: bool = False
@@ -273,26 +178,6 @@ class Pass:
             return edges[:, :, 1:], edges[:, :, :1], rows
         return edges[:, :, :-1], edges[:, :, -1:], rows
 
-    def prepare(
-        self, grad: Tensor, out: Tensor, total: Tensor, rule: str, eps: float
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """1/D, δ and δψ of every row, or nothing where nothing was divided."""
-        if rule == "none":
-            return None, None, None
-        from cosformer.ops.prepare_kernels import prepare_kernel
-
-        scale, column = torch.empty_like(total, dtype=self.dtype), torch.empty_like(total)
-        deltas = total.new_empty(*total.shape, 16, dtype=self.dtype)
-        rows, block, basis = total.numel(), 64, self.query_basis
-        if rows:
-            prepare_kernel[(-(-rows // block),)](
-                grad, out, total, basis, scale, column, deltas,
-                rows, total.shape[1], total.shape[2], eps, *_per_head(basis),
-                *grad.stride(), *out.stride(),
-                N=out.shape[3], BLOCK_N=padded(out.shape[3]), C=block, R=self.states, RULE=rule,
-            )  # fmt: skip
-        return scale, column, deltas
-
     def _running_sum(
         self, start: Tensor, local: Tensor, rows: int, length: int, *, reverse: bool
     ) -> Tensor:
@@ -306,10 +191,3 @@ class Pass:
         later = torch.ones_like(gap, dtype=torch.bool).tril()
         kept = gap.masked_fill(~later, -torch.inf).exp().to(edges.dtype)
         return ((kept.mT if reverse else kept) @ edges.flatten(3)).unflatten(3, edges.shape[3:])
-
-
-def _per_head(values: Tensor | None) -> list[int]:
-    """Strides of `[b, h, …]` for every sequence and head, 0 where they share."""
-    if values is None:
-        return [0, 0]
-    return [values.stride(i) if values.shape[i] > 1 else 0 for i in (0, 1)]
