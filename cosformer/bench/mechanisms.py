@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 
 from cosformer import records
-from cosformer.bench.candidates import PASSES
+from cosformer.bench.candidates import PASSES, token_major
 from cosformer.bench.cells import Cell, Setup
+from cosformer.bench.fla import PEERS, OfFla, present
 from cosformer.bench.gpu import failed, graph_times
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
@@ -41,7 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """What a mechanism cannot be measured without: a maximum that reaches the longest sequence."""
 
 
-WORDS = {"names": MECHANISMS}
+WORDS = {"names": (*MECHANISMS, *PEERS)}
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Options:
     """Forward, forward + backward and peak memory of all mechanisms against length."""
 
     names: tuple[str, ...] = ()
-    """Mechanisms to measure; all if not given."""
+    """Mechanisms to measure; all if not given. fla-NAME is that of flash-linear-attention."""
     lengths: tuple[int, ...] | None = None
     """Sequence lengths; 256 to 16,384 on cpu, to 65,536 on cuda if not given."""
     batch: int = 1
@@ -86,8 +87,8 @@ class Options:
         if self.lengths is not None and min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
         for name in self.names:
-            if name not in MECHANISMS:
-                raise ValueError(f"names must be among {', '.join(MECHANISMS)}, got {name!r}")
+            if name not in WORDS["names"]:
+                raise ValueError(f"names must be among {', '.join(WORDS['names'])}, got {name!r}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device must be one that torch can use here, got cuda")
 
@@ -116,7 +117,7 @@ def measure(options: Options) -> Iterator[records.Row]:
     """All rows of one run, each as soon as it is known."""
     this = records.Run.begin(device=options.device, seed=options.seed)
     times: list[tuple[records.Row, int]] = []
-    for name in options.names or MECHANISMS:
+    for name in options.names or (*MECHANISMS, *present(options.device)):
         mechanism, reason = attempt(functools.partial(_make, options, name), options.device)
         if mechanism is None:
             yield failed(this, name, reason, {})
@@ -228,7 +229,8 @@ def _seconds(call: Call, device: str) -> float:
 
 def _make(options: Options, name: str) -> Mechanism:
     torch.manual_seed(options.seed)
-    made = create(name, options.heads, options.width, **OPTIONS.get(name, {}))
+    sizes = options.heads, options.width
+    made = PEERS[name](*sizes) if name in PEERS else create(name, *sizes, **OPTIONS.get(name, {}))
     return made.to(device=options.device, dtype=options.setup.dtype).eval()
 
 
@@ -237,6 +239,9 @@ def _call(setup: Setup, mechanism: Mechanism, cell: Cell, pass_name: str, causal
     q, k, v, gradient = setup.draw(cell, count=4)
     names = mechanism.traits.controls
     controls = {name: gradient[..., n].contiguous() for n, name in enumerate(names)}
+    if isinstance(mechanism, OfFla):  # each finds its inputs as it likes them
+        q, k, v, gradient = token_major((q, k, v, gradient))
+        controls = {name: x.mT.contiguous().mT for name, x in controls.items()}
     if pass_name == "forward":
 
         @torch.no_grad()

@@ -10,6 +10,8 @@ from torch import Tensor
 from cosformer import attention, linear_attention
 from cosformer.bench import peers
 from cosformer.bench.candidates import CANDIDATES, draw, token_major
+from cosformer.bench.fla import PEERS
+from cosformer.mechanisms import create
 
 
 def _chunk(
@@ -71,3 +73,45 @@ def test_a_backend_that_is_named_computes_softmax(causal: bool) -> None:
 def test_every_candidate_of_a_gpu_alone_is_refused_elsewhere() -> None:
     alone = [name for name, c in CANDIDATES.items() if c.devices == ("cuda",)]
     assert alone == ["triton", "sdpa_flash", "sdpa_cudnn", "fla_cos", "fla_linear", "fla_fused"]
+
+
+def _recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> tuple[Tensor, None]:
+    """What fla's functions compute, a token at a time on `[B, T, H, D]`."""
+    batch, length, heads, width = q.shape
+    if use_qk_l2norm_in_kernel:
+        q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+    if g is None and beta is None:  # retention
+        g = torch.log(1 - 2.0 ** (-5 - torch.arange(heads))).to(q.dtype).expand(batch, length, -1)
+    memory, outs = q.new_zeros(batch, heads, width, v.shape[-1]), []
+    for t in range(length):
+        if g is not None:
+            memory = memory * g[:, t, :, None, None].exp()
+        new = v[:, t]
+        if beta is not None:
+            new = beta[:, t, :, None] * (new - (k[:, t, :, None] @ memory)[:, :, 0])
+        memory = memory + k[:, t, :, :, None] * new[:, :, None]
+        outs.append((q[:, t, :, None] @ memory)[:, :, 0] / width**0.5)
+    return torch.stack(outs, 1), None
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_of_mechanisms_get_the_same_numbers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, _, function = PEERS[name].function.rpartition(".")
+    module = ModuleType(f"fla.ops.{place}")
+    setattr(module, function, _recurrent)
+    monkeypatch.setitem(sys.modules, f"fla.ops.{place}", module)
+    theirs, ours = PEERS[name](3, 8), create(name.removeprefix("fla-"), 3, 8)
+    q, k, v, other = draw((2, 3, 37, 8), 4, dtype=torch.float64)
+    controls = {control: other[..., n] for n, control in enumerate(ours.traits.controls)}
+    found, right = (x(q, k, v, causal=True, controls=controls)[0] for x in (theirs, ours))
+    torch.testing.assert_close(found, right)
