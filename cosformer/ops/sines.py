@@ -153,19 +153,17 @@ def _learned(
     """The gradients of rates and phases, but for a factor that is the gain, and of gains."""
     from cosformer.ops.sines_kernels import learned_kernel
 
-    # Cosines beside sines take twice the room: tiles are smaller.
-    tile = {"BLOCK_T": 64, "BLOCK_R": max(FEWEST, options["BLOCK_R"] // 2)}
+    items, heads, _, count, wide = table.shape
+    tile: dict[str, Any] = {"SPAN": SPAN, "BLOCK_T": 64}
+    if x.shape[0] * x.shape[1] > items * heads:  # a batch or a group shares each Ω
+        narrow = {"BLOCK_R": max(FEWEST, options["BLOCK_R"] // 2)}
+        tile |= narrow | {"SPAN": 1, "num_warps": 4 if options["BLOCK_D"] == FEWEST else 8}
     options = options | tile
     blocks, members, groups, length, _ = _sizes(x, table, options)
-    items, heads, _, count, wide = table.shape
-    members //= items
-    span = SPAN if members == 1 else 1
-    few = span == 1 and options["BLOCK_D"] == FEWEST
-    options |= {"SPAN": span, "num_warps": 4 if few else 8}
-    spans, columns = -(-blocks // span), options["RP"] // options["BLOCK_R"]
+    spans, columns = -(-blocks // options["SPAN"]), options["RP"] // options["BLOCK_R"]
     parts = x.new_empty(items, heads, spans, count, columns, 3, wide // 2, dtype=torch.float32)
     learned_kernel[(items * heads * spans * count * columns,)](
-        x, position, table, z, grad, parts, spans, members, groups, length, heads,
+        x, position, table, z, grad, parts, spans, members // items, groups, length, heads,
         position.stride(0), *x.stride(), *grad.stride()[:3], **options,
     )  # fmt: skip
     return parts.sum((0, 2, 4))[..., : x.shape[-1]].permute(2, 0, 3, 1)
