@@ -25,6 +25,8 @@ ROOM = 180 * 2**10
 """Bytes of shared memory that a program takes, at most: on Hopper there are 228 · 2¹⁰."""
 TABLE = 2**26
 """Numbers in a table of sines, about: longer sequences go in segments."""
+SPAN = 8
+"""Blocks of tokens whose gradients of sines one program sums, where no batch shares a table."""
 
 
 class Sines(NamedTuple):
@@ -151,18 +153,20 @@ def _learned(
     """The gradients of rates and phases, but for a factor that is the gain, and of gains."""
     from cosformer.ops.sines_kernels import learned_kernel
 
-    # Cosines beside sines take twice the room: tiles are smaller.
-    tile = {"BLOCK_T": 64, "BLOCK_R": max(FEWEST, options["BLOCK_R"] // 2)}
-    options = options | tile | {"num_warps": 4 if options["BLOCK_D"] == FEWEST else 8}
-    blocks, members, groups, length, _ = _sizes(x, table, options)
     items, heads, _, count, wide = table.shape
-    columns = options["RP"] // options["BLOCK_R"]
-    parts = x.new_empty(items, heads, blocks, count, columns, 3, 2, wide // 2, dtype=torch.float32)
-    learned_kernel[(items * heads * blocks * count * columns,)](
-        x, position, table, z, grad, parts, blocks, members // items, groups, length, heads,
+    tile: dict[str, Any] = {"SPAN": SPAN, "BLOCK_T": 64}
+    if x.shape[0] * x.shape[1] > items * heads:  # a batch or a group shares each Ω
+        narrow = {"BLOCK_R": max(FEWEST, options["BLOCK_R"] // 2)}
+        tile |= narrow | {"SPAN": 1, "num_warps": 4 if options["BLOCK_D"] == FEWEST else 8}
+    options = options | tile
+    blocks, members, groups, length, _ = _sizes(x, table, options)
+    spans, columns = -(-blocks // options["SPAN"]), options["RP"] // options["BLOCK_R"]
+    parts = x.new_empty(items, heads, spans, count, columns, 3, wide // 2, dtype=torch.float32)
+    learned_kernel[(items * heads * spans * count * columns,)](
+        x, position, table, z, grad, parts, spans, members // items, groups, length, heads,
         position.stride(0), *x.stride(), *grad.stride()[:3], **options,
     )  # fmt: skip
-    return parts.sum((0, 2, 4, 6))[..., : x.shape[-1]].permute(2, 0, 3, 1)
+    return parts.sum((0, 2, 4))[..., : x.shape[-1]].permute(2, 0, 3, 1)
 
 
 def _tables(

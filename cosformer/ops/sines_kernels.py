@@ -109,44 +109,58 @@ def slope_kernel(
     tl.store(cells, sums.to(dx.dtype.element_ty), mask=there & (lane[None, :] < D))
 
 
-@triton.jit(do_not_specialize=["blocks", "members", "groups", "length", "heads", "position_b"])
+@triton.jit(do_not_specialize=["spans", "members", "groups", "length", "heads", "position_b"])
 def learned_kernel(
     x, position, table, noise, grad,
-    parts,  # [b, h, blocks, K, RP/BLOCK_R, 3, 2, BLOCK_D] float32: what each program adds
-    blocks, members, groups, length, heads, position_b,
+    parts,  # [b, h, spans, K, RP/BLOCK_R, 3, BLOCK_D] float32: what each program adds
+    spans, members, groups, length, heads, position_b,
     x_b, x_h, x_t, x_d, grad_b, grad_h, grad_t,
     D: tl.constexpr, K: tl.constexpr, R: tl.constexpr, RP: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """What a sine and its cosine add to the gradients of their rate, phase and gain.
 
-    Of rate and phase without the factor gain. dΩ = Σ (g Zᵀ)·x over `members`, which share Ω.
+    Of rate and phase without the factor gain. dΩ = Σ (g Zᵀ)·x over `members`, which share Ω. A
+    program takes SPAN blocks of tokens: several where one member has an Ω for itself.
     """
     program = tl.program_id(0).to(tl.int64)
     column = program % (RP // BLOCK_R) * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
     k, row = program // (RP // BLOCK_R) % K, program // (RP // BLOCK_R) // K
-    first, item, shared = row % blocks * BLOCK_T, row // blocks // heads, row // blocks % heads
-    token, pair = first + tl.arange(0, BLOCK_T), tl.arange(0, 2 * BLOCK_D)
-    there, lane = (token < length)[:, None], (pair % BLOCK_D)[None, :]
-    x += item * x_b + token[:, None] * x_t + lane * x_d
-    grad += item * grad_b + token[:, None] * grad_t + column
-    z = tl.load(noise + ((shared * K + k) * (2 * BLOCK_D) + pair[:, None]) * RP + column)
-    slope = tl.zeros([BLOCK_T, 2 * BLOCK_D], tl.float32)
-    nothing = tl.zeros([BLOCK_T, 2 * BLOCK_D], tl.float32)
-    for member in range(members):
-        batch, head = (member // groups).to(tl.int64), shared * groups + member % groups
-        cells = grad + batch * grad_b + head * grad_h
-        given = tl.load(cells, mask=there & (column < R), other=0.0)
-        rows = tl.load(x + batch * x_b + head * x_h, mask=there & (lane < D), other=0.0)
-        slope += product(given, tl.trans(z), nothing) * rows.to(tl.float32)
-    table += ((item * heads + shared) * length + token[:, None]) * (2 * K * BLOCK_D)
-    table += 2 * k * BLOCK_D
-    omega = tl.load(table + pair[None, :], mask=there, other=0.0).to(tl.float32)
-    across = (pair + BLOCK_D) % (2 * BLOCK_D)
-    other = tl.load(table + across[None, :], mask=there, other=0.0).to(tl.float32)
-    turned = slope * tl.where(pair[None, :] < BLOCK_D, -other, other)  # cos' = −sin, sin' = cos
-    index = tl.load(position + item * position_b + token, mask=token < length, other=0.0)
-    parts += program * (6 * BLOCK_D) + pair
-    tl.store(parts, tl.sum(turned * index.to(tl.float32)[:, None], 0))
-    tl.store(parts + 2 * BLOCK_D, tl.sum(turned, 0))
-    tl.store(parts + 4 * BLOCK_D, tl.sum(slope * omega, 0))
+    first, item, shared = (
+        row % spans * (SPAN * BLOCK_T),
+        row // spans // heads,
+        row // spans % heads,
+    )
+    lane = tl.arange(0, BLOCK_D)
+    x += item * x_b + shared * groups * x_h + lane[None, :] * x_d
+    grad += item * grad_b + shared * groups * grad_h + column
+    noise += ((shared * K + k) * (2 * BLOCK_D) + lane[:, None]) * RP + column
+    by_cosine, by_sine = tl.trans(tl.load(noise)), tl.trans(tl.load(noise + BLOCK_D * RP))
+    table += ((item * heads + shared) * length * K + k) * (2 * BLOCK_D) + lane[None, :]
+    position += item * position_b
+    nothing = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
+    rate, phase, gain = nothing, nothing, nothing
+    for n in range(SPAN):
+        token = first + n * BLOCK_T + tl.arange(0, BLOCK_T)
+        there = (token < length)[:, None]
+        to_cosine, to_sine = nothing, nothing
+        for member in range(members if SPAN == 1 else 1):
+            batch, head = (member // groups).to(tl.int64), member % groups
+            cells = grad + batch * grad_b + head * grad_h + token[:, None] * grad_t
+            given = tl.load(cells, mask=there & (column < R), other=0.0)
+            cells = x + batch * x_b + head * x_h + token[:, None] * x_t
+            rows = tl.load(cells, mask=there & (lane[None, :] < D), other=0.0).to(tl.float32)
+            to_cosine += product(given, by_cosine, nothing) * rows
+            to_sine += product(given, by_sine, nothing) * rows
+        cells = table + token[:, None] * (2 * K * BLOCK_D)
+        cosine = tl.load(cells, mask=there, other=0.0).to(tl.float32)
+        sine = tl.load(cells + BLOCK_D, mask=there, other=0.0).to(tl.float32)
+        index = tl.load(position + token, mask=token < length, other=0.0).to(tl.float32)[:, None]
+        turned = to_sine * cosine - to_cosine * sine  # sin' = cos, cos' = −sin
+        rate += turned * index
+        phase += turned
+        gain += to_cosine * cosine + to_sine * sine
+    parts += program * (3 * BLOCK_D) + lane
+    tl.store(parts, tl.sum(rate, 0))
+    tl.store(parts + BLOCK_D, tl.sum(phase, 0))
+    tl.store(parts + 2 * BLOCK_D, tl.sum(gain, 0))

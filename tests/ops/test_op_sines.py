@@ -25,6 +25,11 @@ def test_sums_and_gradients_are_those_of_the_formula(name, length, dtype):
     no_worse(*mixed_results(draw(CASES[name], length, dtype)), ROUNDINGS)
 
 
+def test_a_program_sums_over_many_tokens_where_nobody_shares_their_sines():
+    length = 64 * sines.SPAN + 70
+    no_worse(*mixed_results(draw(CASES["apart"], length, torch.float32)), ROUNDINGS)
+
+
 def test_the_formula_is_the_sum_over_dimensions_and_sines():
     given = draw(Case(10, 3, 40, heads=6), 3, torch.float64)
     found = given.results(sines.by_formula)[0]
