@@ -71,7 +71,7 @@ class Sinkhorn(Whole):
         seen = self._seen(real, causal)
         rows = self._split(q).flatten(0, 1)
         with without_cudnn(q):
-            out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen)
+            out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen[None])
         return out.unflatten(0, q.shape[:2]).flatten(2, 3)[:, :, :length]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:

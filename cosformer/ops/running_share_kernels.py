@@ -24,10 +24,20 @@ def _last(x, ROWS: tl.constexpr):
 
 @triton.jit
 def _columns(size, groups, COLUMNS: tl.constexpr):
-    """The matrix of this program, where it begins in memory, and its columns."""
-    matrix = tl.program_id(0) // groups
-    column = (tl.program_id(0) % groups) * COLUMNS + tl.arange(0, COLUMNS)
-    return matrix.to(tl.int64) * size * size, column
+    """Where the matrix of this program begins in memory, its first column, and all of them."""
+    matrix = (tl.program_id(0) // groups).to(tl.int64)
+    first = tl.program_id(0) % groups * COLUMNS
+    return matrix * size * size, first, first + tl.arange(0, COLUMNS)
+
+
+@triton.jit
+def _fill(out, value, low, high, column, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows from `low` to `high` of the columns."""
+    for first in range(low, high, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        there = (row < high) & (column[None, :] < size)
+        values = tl.full((ROWS, COLUMNS), value, tl.float32)
+        tl.store(out + row * size + column[None, :], values, mask=there)
 
 
 @triton.jit(do_not_specialize=["groups"])
@@ -39,10 +49,11 @@ def share_kernel(
     LOWEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """x_ij − log Σ_{t ≤ i} exp(x_tj), from the first row down."""
-    base, column = _columns(size, groups, COLUMNS)
+    base, begin, column = _columns(size, groups, COLUMNS)
+    _fill(share + base, LOWEST, 0, begin, column, size, ROWS, COLUMNS)
     top, total = tl.full((COLUMNS,), LOWEST, tl.float32), tl.zeros((COLUMNS,), tl.float32)
     ones = tl.full((ROWS, COLUMNS), 1.0, tl.float32)
-    for first in range(0, size, ROWS):
+    for first in range(begin, size, ROWS):
         row = first + tl.arange(0, ROWS)
         cells = base + row[:, None] * size + column[None, :]
         there = (row[:, None] < size) & (column[None, :] < size)
@@ -66,12 +77,13 @@ def slope_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """g_t − exp(x_t − y_t) S_t, S_t = Σ_{i ≥ t} g_i exp(y_t − y_i), y the sums, from below."""
-    base, column = _columns(size, groups, COLUMNS)
+    base, begin, column = _columns(size, groups, COLUMNS)
+    _fill(slope + base, 0.0, 0, begin, column, size, ROWS, COLUMNS)
     later = tl.zeros((COLUMNS,), tl.float32)
-    for done in range(0, size, ROWS):
+    for done in range(0, size - begin, ROWS):
         row = size - 1 - done - tl.arange(0, ROWS)  # a scan goes down this list
         cells = base + row[:, None] * size + column[None, :]
-        there = (row[:, None] >= 0) & (column[None, :] < size)
+        there = (row[:, None] >= begin) & (column[None, :] < size)
         seen = there & (column[None, :] <= row[:, None])
         below = seen & (row[:, None] + 1 < size)
         level = tl.load(sums + cells, mask=seen, other=0.0)

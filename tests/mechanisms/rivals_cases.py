@@ -5,11 +5,12 @@ import math
 import torch
 from mechanism_cases import draw, make, tokens
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosformer.mechanisms.nystromformer import pseudo_inverse
 
 RIVALS = {
-    "linformer": {"max_length": 1024, "projected": 32},
+    "linformer": {"max_length": 5001, "projected": 32},
     "nystromformer": {"landmarks": 16, "kernel": 33},
     "sinkhorn": {"block": 64},
 }
@@ -104,3 +105,30 @@ def check_rival(name, causal, length, dtype, *, masked=False, key_heads=4, devic
     )
     for found, usual, exact in zip(ours, plain, right, strict=True):
         assert (found - exact).norm() <= 2 * (usual - exact).norm()
+
+
+class Long(TorchDispatchMode):
+    """Operations that fill a tensor of so many numbers or more, wider than 16 bits."""
+
+    def __init__(self, long):
+        super().__init__()
+        self.long, self.wide = long, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            made = isinstance(x, torch.Tensor) and x.is_floating_point() and 0 not in x.stride()
+            if made and x.numel() >= self.long and x.itemsize > 2:
+                self.wide.append(f"{function} {list(x.shape)}")
+        return out
+
+
+def check_long(name, causal, device="cpu"):
+    """Neither forward nor backward."""
+    length = 4096
+    mechanism = make(name, heads=2, width=64, **RIVALS[name]).to(device, torch.bfloat16)
+    inputs = [x.to(device, torch.bfloat16) for x in tokens(mechanism, length, batch=1)[:3]]
+    inputs = [x.requires_grad_() for x in inputs]
+    with Long(inputs[0].numel()) as seen:
+        mechanism(*inputs, causal=causal)[0].sum().backward()
+    assert seen.wide == []

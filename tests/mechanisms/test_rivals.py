@@ -3,7 +3,7 @@
 import pytest
 import torch
 from mechanism_cases import draw
-from rivals_cases import CASES, DTYPES, LENGTHS, check_rival
+from rivals_cases import CASES, DTYPES, LENGTHS, check_long, check_rival
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -33,6 +33,12 @@ def test_16_bits_are_no_worse_than_in_plain_torch(name, causal, length, dtype):
 @pytest.mark.parametrize("masked", [False, True])
 def test_masks_and_grouped_heads(name, causal, masked):
     check_rival(name, causal, 331, torch.bfloat16, masked=masked, key_heads=2)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_no_tensor_as_long_as_the_inputs_is_wider_than_they_are(name, causal):
+    check_long(name, causal)
 
 
 def test_a_cpu_computes_in_float32_at_least():

@@ -4,7 +4,6 @@ import torch
 
 from cosformer.ops import running_share
 
-SIZES = [1, 31, 33, 64, 130]  # tiles of 64 rows and 32 columns
 SCALES = [1.0, 60.0]  # exponentials of the second do not fit into float32
 
 
@@ -25,7 +24,7 @@ def results(by, x, grad):
 
 def check_shares(size, scale, device="cpu"):
     """Errors of at most twice those of plain torch; what stands above the diagonal is nothing."""
-    x = scale * torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(4))
+    x = scale * torch.randn(1, 2, size, size, generator=torch.Generator().manual_seed(4))
     grad = torch.linspace(-1, 1, x.numel()).view(x.shape).to(device)
     x = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), torch.nan).to(device)
     made = ((running_share.by_kernel, x), (plain, x), (running_share.by_formula, x.double()))

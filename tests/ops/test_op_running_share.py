@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from running_share_cases import SCALES, SIZES, check_shares
+from running_share_cases import SCALES, check_shares
 from torch.testing import assert_close
 
 from cosformer.ops import running_share
@@ -10,8 +10,10 @@ from cosformer.ops import running_share
 
 @pytest.mark.usefixtures("interpreted", "poisoned")
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("size", SIZES)
-def test_kernels_are_as_exact_as_torch(size, scale):
+@pytest.mark.parametrize("size", [1, 7, 8, 21])
+def test_kernels_are_as_exact_as_torch(size, scale, monkeypatch):
+    monkeypatch.setattr(running_share, "ROWS", 8)
+    monkeypatch.setattr(running_share, "COLUMNS", 4)
     check_shares(size, scale)
 
 
