@@ -41,7 +41,8 @@ def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 def without_cudnn(x: Tensor) -> AbstractContextManager[Any]:
     """PyTorch's first choice on Hopper is cuDNN; a caller's own choice without Flash stays."""
-    if not x.is_cuda or not torch.backends.cuda.flash_sdp_enabled():
+    compiling = torch.compiler.is_compiling()  # which cannot ask for that choice
+    if not x.is_cuda or compiling or not torch.backends.cuda.flash_sdp_enabled():
         return nullcontext()
     kept = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return sdpa_kernel(kept)

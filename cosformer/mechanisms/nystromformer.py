@@ -128,13 +128,13 @@ def banded(x: Tensor, weight: Tensor, missing: tuple[int, int]) -> Tensor:
     block, length = max(2 * reach, 16), x.shape[2] + sum(missing) - reach
     blocks, before = -(-length // block), missing[0]
     padded = F.pad(x, (0, 0, before, (blocks + 1) * block - before - x.shape[2]))
-    parts = padded.unflatten(2, (-1, block)).permute(1, 3, 0, 2, 4)  # [H block B blocks+1 D]
-    near = torch.cat([parts[:, :, :, :-1], parts[:, :reach, :, 1:]], 1)
+    parts = padded.unflatten(2, (-1, block)).transpose(2, 3)  # [B H block blocks+1 D]
+    near = torch.cat([parts[:, :, :, :-1], parts[:, :, :reach, 1:]], 2)
     # a row and a 0 more, again and again: cut to rows of this length, each is one further right
     row = F.pad(weight, (0, block))[:, None].expand(-1, block, -1).flatten(1)
     band = row[:, : block * (block + reach)].unflatten(1, (block, -1))
-    out = (band @ near.flatten(2)).unflatten(2, near.shape[2:])
-    return out.permute(2, 0, 3, 1, 4).flatten(2, 3)[:, :, :length]
+    out = (band @ near.flatten(3)).unflatten(3, near.shape[3:])
+    return out.transpose(2, 3).flatten(2, 3)[:, :, :length]
 
 
 def with_neighbours(
