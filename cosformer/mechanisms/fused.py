@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cosformer.mechanisms.base import repeat_heads
+
 PIECE = {"cuda": 2048}
 """Queries in a piece, on devices that want several of them."""
 
@@ -18,9 +20,16 @@ def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Ten
     The gradient is computed for a hundred keys of a head by one multiprocessor, so that few keys
     keep few busy: pieces of the queries go as heads of their own.
 
+    Values may be wider than q: their mean is then kept apart, as weights that sum to 1 allow,
+    or gradients of nearly equal values would be those of their rounding.
+
     Args:
         q, k, v: `[B, H, T, D]`, `[B, H_kv, S, D]`, `[B, H_kv, S, V]`.
     """
+    if v.dtype != q.dtype:
+        level = v.mean(2, keepdim=True).detach()
+        apart = few_keys(q, k, (v - level).to(q.dtype), scale)
+        return apart + repeat_heads(level, q).to(q.dtype)
     (heads, length), size = q.shape[1:3], PIECE.get(q.device.type)
     pieces = 1 if size is None else max(-(-length // size), 1)
     if pieces == 1:

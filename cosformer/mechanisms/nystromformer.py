@@ -55,7 +55,7 @@ class Nystromformer(Whole):
         marks, keys = marks.to(q.dtype), keys.to(q.dtype)
         width = max(q.shape[3], v.shape[3])  # one for all, or PyTorch stores the scores
         seen = few_queries(widen(marks, width), widen(k, width), widen(v, width), 1.0)
-        keys, mixed = widen(keys, width), (middle @ seen.to(middle.dtype)).to(q.dtype)
+        keys, mixed = widen(keys, width), middle @ seen.to(middle.dtype)
         span = max(SPAN, self.kernel) if q.device.type == "cpu" else q.shape[2]
         scale, rows = self.width**-0.5, q.split(span, 2)
         outs = [few_keys(widen(x, width), keys, mixed, scale)[..., : v.shape[3]] for x in rows]
@@ -92,7 +92,7 @@ class Nystromformer(Whole):
 
     def _convolve(self, v: Tensor, missing: tuple[int, int]) -> Tensor:
         """Each head's own weights over neighbouring tokens, alike for its channels."""
-        return banded(v, self.conv.to(v.dtype), missing)
+        return banded(v, self.conv.to(compute_dtype(v.dtype)), missing)
 
 
 def widen(x: Tensor, width: int) -> Tensor:
@@ -132,7 +132,7 @@ def banded(x: Tensor, weight: Tensor, missing: tuple[int, int]) -> Tensor:
     near = torch.cat([parts[:, :, :, :-1], parts[:, :, :reach, 1:]], 2)
     # a row and a 0 more, again and again: cut to rows of this length, each is one further right
     row = F.pad(weight, (0, block))[:, None].expand(-1, block, -1).flatten(1)
-    band = row[:, : block * (block + reach)].unflatten(1, (block, -1))
+    band = row[:, : block * (block + reach)].unflatten(1, (block, -1)).to(x.dtype)
     out = (band @ near.flatten(3)).unflatten(3, near.shape[3:])
     return out.transpose(2, 3).flatten(2, 3)[:, :, :length]
 

@@ -30,6 +30,12 @@ def test_16_bits_are_no_worse_than_in_plain_torch(name, causal, length, dtype):
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(("name", "causal"), CASES)
+def test_many_tokens_whose_means_are_nearly_equal(name, causal):
+    check_rival(name, causal, 4096, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("name", "causal"), CASES)
 @pytest.mark.parametrize("masked", [False, True])
 def test_masks_and_grouped_heads(name, causal, masked):
     check_rival(name, causal, 331, torch.bfloat16, masked=masked, key_heads=2)
@@ -53,6 +59,21 @@ def test_pieces_of_queries_are_the_whole(length, heads, monkeypatch):
     whole = fused.few_keys(q, k, v, 0.3)
     monkeypatch.setitem(fused.PIECE, "cpu", 8)
     assert_close(fused.few_keys(q, k, v, 0.3), whole)
+
+
+def test_values_wider_than_queries_lose_less():
+    q, k = draw(1, 4, 50, 8).bfloat16().requires_grad_(), draw(1, 2, 50, 8, seed=1).bfloat16()
+    v = 1 + 1e-2 * draw(1, 2, 50, 8, seed=2)
+    outs = [
+        fused.few_keys(q, k, v.float()),
+        fused.few_keys(q, k, v.bfloat16()),
+        fused.few_keys(q.double(), k.double(), v),
+    ]
+    assert outs[0].dtype == torch.bfloat16
+    assert_close(outs[0].double(), outs[2], rtol=torch.finfo(torch.bfloat16).eps, atol=0)
+    weight = draw(1, 4, 50, 8, seed=3)
+    ours, rounded, exact = (torch.autograd.grad(x, q, weight.to(x))[0].double() for x in outs)
+    assert (ours - exact).norm() < 0.1 * (rounded - exact).norm()
 
 
 @pytest.mark.parametrize("kernel", [1, 5, 33])
