@@ -4,13 +4,13 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
+from cosformer.mechanisms.fused import few_keys
 from cosformer.mechanisms.padding import ranks, real_first, take
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.check import check_whole
-from cosformer.ops.problem import compute_dtype
+from cosformer.ops.problem import long_dtype
 
 
 class Linformer(Mechanism):
@@ -40,16 +40,14 @@ class Linformer(Mechanism):
         self.value_mix = nn.Parameter(torch.randn(shape) / math.sqrt(projected))  # F
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype, mask = compute_dtype(q.dtype), request.key_mask
+        dtype, mask = long_dtype(q), request.key_mask
         k, v = k.to(dtype), v.to(dtype)
         if mask is not None:
             order = real_first(mask)
             k, v = take(k, order), take(v, order)
         mixed_k = self._mix(self.key_mix, k)  # [B H_kv projected D]
         mixed_v = self._mix(self.value_mix, v)
-        grouped = q.shape[1] != k.shape[1]
-        out = F.scaled_dot_product_attention(q.to(dtype), mixed_k, mixed_v, enable_gqa=grouped)
-        return out.to(q.dtype)
+        return few_keys(q.to(dtype), mixed_k, mixed_v).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         mix_k, mix_v = self.key_mix[None, :, : k.shape[2]], self.value_mix[None, :, : k.shape[2]]

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.mechanisms.fused import few_keys, few_queries
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.ops.check import check_whole
+from cosformer.ops.problem import compute_dtype
 
 SPAN = 1024
 """Tokens at a time on a CPU: their convolution stays in its cache, where memory is used again."""
@@ -50,14 +52,17 @@ class Nystromformer(Whole):
         """Scores stay inside of PyTorch's attention, and what else is long in spans of tokens."""
         marks, keys = self._landmarks(q, k)
         middle = pseudo_inverse((marks @ keys.mT).softmax(-1), self.iterations)
+        marks, keys = marks.to(q.dtype), keys.to(q.dtype)
         width = max(q.shape[3], v.shape[3])  # one for all, or PyTorch stores the scores
-        mixed = middle @ _attend(marks, k, v, width, 1.0)
+        seen = few_queries(widen(marks, width), widen(k, width), widen(v, width), 1.0)
+        keys, mixed = widen(keys, width), middle @ seen.to(middle.dtype)
         span = max(SPAN, self.kernel) if q.device.type == "cpu" else q.shape[2]
-        outs = [_attend(rows, keys, mixed, width, self.width**-0.5) for rows in q.split(span, 2)]
+        scale, rows = self.width**-0.5, q.split(span, 2)
+        outs = [few_keys(widen(x, width), keys, mixed, scale)[..., : v.shape[3]] for x in rows]
         if self.kernel:
             near = with_neighbours(v.split(span, 2), self.kernel // 2)
-            outs = [self._convolve(x).add_(out) for x, out in zip(near, outs, strict=True)]
-        return torch.cat(outs, 2)
+            outs = [self._convolve(*x).add_(out) for x, out in zip(near, outs, strict=True)]
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         marks, keys = self._landmarks(q, k)
@@ -68,7 +73,7 @@ class Nystromformer(Whole):
             return dense
         unit = torch.eye(q.shape[2], dtype=q.dtype, device=q.device)
         (near,) = with_neighbours([unit.expand(*q.shape[:2], -1, -1)], self.kernel // 2)
-        return dense + self._convolve(near)
+        return dense + self._convolve(*near)
 
     def cost(self, length: int) -> Cost:
         width, count = self.width, min(self.landmarks, length)
@@ -81,37 +86,71 @@ class Nystromformer(Whole):
         return Cost(self.heads * (scores + inverse + conv), 4 * numbers)
 
     def _landmarks(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of stretches of q/√d and of k, `[B, H, m, D]`."""
-        length = q.shape[2]
-        count = min(self.landmarks, length)
-        ends = [-(-n * length // count) for n in range(count + 1)]
-        sizes = [after - before for before, after in pairwise(ends)]
-        marks, keys = (torch.stack([t.mean(2) for t in x.split(sizes, 2)], 2) for x in (q, k))
+        """Means of stretches of q/√d and of k, `[B, H, m, D]`, in float32 at least."""
+        marks, keys = (means(x, min(self.landmarks, x.shape[2])) for x in (q, k))
         return marks / math.sqrt(self.width), keys
 
-    def _convolve(self, v: Tensor) -> Tensor:
+    def _convolve(self, v: Tensor, missing: tuple[int, int]) -> Tensor:
         """Each head's own weights over neighbouring tokens, alike for its channels."""
-        weight = self.conv.to(v.dtype)[:, None, :, None]  # [H 1 kernel 1]
-        return F.conv2d(v, weight, groups=self.heads)
+        return banded(v, self.conv.to(compute_dtype(v.dtype)), missing)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float) -> Tensor:
-    """softmax(scale · q kᵀ) v."""
-    q, k, wide = (F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, wide, scale=scale)[..., : v.shape[3]]
+def widen(x: Tensor, width: int) -> Tensor:
+    """Columns of zeros up to a width."""
+    return F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x
 
 
-def with_neighbours(pieces: Sequence[Tensor], reach: int) -> Iterator[Tensor]:
-    """Each piece `[B, H, span, D]` between `reach` tokens of those beside it, zeros at the ends.
+def means(x: Tensor, count: int) -> Tensor:
+    """Of so many stretches of tokens `[B, H, T, D]`, equally long to within one."""
+    dtype, length = compute_dtype(x.dtype), x.shape[2]
+    if length % count == 0:
+        return x.unflatten(2, (count, -1)).sum(3, dtype=dtype) / (length // count)
+    ends = [-(-n * length // count) for n in range(count + 1)]
+    sizes = [after - before for before, after in pairwise(ends)]
+    if x.dtype == dtype:
+        return torch.stack([part.mean(2) for part in x.split(sizes, 2)], 2)
+    stretch = torch.arange(length, device=x.device) * count // length
+    member = (stretch == torch.arange(count, device=x.device)[:, None]).to(x.dtype)
+    member *= 0.5 ** sizes[0].bit_length()  # exact, and keeps sums within float16
+    return (member @ x).to(dtype) / member.sum(1, keepdim=True, dtype=dtype)  # one product, no loop
+
+
+def banded(x: Tensor, weight: Tensor, missing: tuple[int, int]) -> Tensor:
+    """Σ_j weight_hj x_(t+j) as products of a banded matrix and blocks of tokens.
+
+    A convolution by head has slow gradients on a GPU, and is no faster on a CPU.
+
+    Args:
+        x: `[B, H, T + kernel − 1, D]`, less the zeros that are missing before and behind it.
+        weight: `[H, kernel]`.
+    """
+    reach = weight.shape[1] - 1
+    block, length = max(2 * reach, 16), x.shape[2] + sum(missing) - reach
+    blocks, before = -(-length // block), missing[0]
+    padded = F.pad(x, (0, 0, before, (blocks + 1) * block - before - x.shape[2]))
+    parts = padded.unflatten(2, (-1, block)).transpose(2, 3)  # [B H block blocks+1 D]
+    near = torch.cat([parts[:, :, :, :-1], parts[:, :, :reach, 1:]], 2)
+    # a row and a 0 more, again and again: cut to rows of this length, each is one further right
+    row = F.pad(weight, (0, block))[:, None].expand(-1, block, -1).flatten(1)
+    band = row[:, : block * (block + reach)].unflatten(1, (block, -1)).to(x.dtype)
+    out = (band @ near.flatten(3)).unflatten(3, near.shape[3:])
+    return out.transpose(2, 3).flatten(2, 3)[:, :, :length]
+
+
+def with_neighbours(
+    pieces: Sequence[Tensor], reach: int
+) -> Iterator[tuple[Tensor, tuple[int, int]]]:
+    """Each piece `[B, H, span, D]` between `reach` tokens of those beside it, and what is missing.
 
     No piece but the last is shorter than `reach`.
     """
     for n, piece in enumerate(pieces):
-        nothing = piece[:, :, :0]
-        before = pieces[n - 1][:, :, pieces[n - 1].shape[2] - reach :] if n else nothing
-        after = pieces[n + 1][:, :, :reach] if n + 1 < len(pieces) else nothing
-        missing = (reach - before.shape[2], reach - after.shape[2])
-        yield F.pad(torch.cat([before, piece, after], 2), (0, 0, *missing))
+        before = [pieces[n - 1][:, :, pieces[n - 1].shape[2] - reach :]] if n else []
+        after = [x[:, :, :reach] for x in pieces[n + 1 : n + 2]]
+        present = [sum(x.shape[2] for x in side) for side in (before, after)]
+        parts = [*before, piece, *after]
+        near = piece if len(parts) == 1 else torch.cat(parts, 2)
+        yield near, (reach - present[0], reach - present[1])
 
 
 def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:

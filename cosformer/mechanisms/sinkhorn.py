@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.mechanisms.fused import without_cudnn
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.ops.check import check_positive, check_whole
-
-LOWEST = -1e30  # a logit that takes no part; finite, so that gradients are
+from cosformer.ops.problem import compute_dtype
+from cosformer.ops.running_share import running_share
 
 
 class Sinkhorn(Whole):
@@ -46,10 +47,32 @@ class Sinkhorn(Whole):
         self.temperature = check_positive("temperature", temperature)
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        if q.dtype != compute_dtype(q.dtype):
+            return self._attend_fused(q, k, v, causal)
         own, moved, mixing, total = self._weights(q, k, causal)
         values = self._split(v)
         out = own @ values + moved @ _mix(mixing, total, values)
         return out.flatten(2, 3)[:, :, : q.shape[2]]
+
+    def _attend_fused(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        """The same, with a block's own and mixed tokens side by side in PyTorch's attention.
+
+        It is given blocks as heads, so that each has a mask of its own.
+        """
+        length = q.shape[2]
+        real = self._real(length, q.device)
+        mixing = self._permutation(q, k, causal)
+        total = None if causal or length % self.block == 0 else mixing @ real.to(mixing.dtype)
+        mixing = mixing.to(q.dtype)
+        keys, values = (
+            torch.cat([x, _mix(mixing, total, x)], 3).flatten(0, 1)  # [B·H N 2b D]
+            for x in (self._split(k), self._split(v))
+        )
+        seen = self._seen(real, causal)
+        rows = self._split(q).flatten(0, 1)
+        with without_cudnn(q):
+            out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen[None])
+        return out.unflatten(0, q.shape[:2]).flatten(2, 3)[:, :, :length]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         own, moved, mixing, total = self._weights(q, k, causal)
@@ -93,53 +116,48 @@ class Sinkhorn(Whole):
         """P; rows sum to 1, the first one to 0 if causal."""
         length, block = q.shape[2], self.block
         count = self._real(length, q.device).sum(1)[:, None]
-        keys = self._split(k).sum(3) / count
+        dtype = compute_dtype(q.dtype)
+        keys = self._split(k).sum(3, dtype=dtype) / count
         scale = self.temperature * math.sqrt(self.width)
         if not causal:
-            logits = self._split(q).sum(3) / count @ keys.mT / scale
+            logits = self._split(q).sum(3, dtype=dtype) / count @ keys.mT / scale
             for _ in range(self.iterations):
                 logits = logits - logits.logsumexp(-2, keepdim=True)
                 logits = logits.log_softmax(-1)
             return logits.exp()
-        first = torch.arange(block, max(length, block), block, device=q.device)
-        if not len(first):
-            return q.new_zeros(*q.shape[:2], 1, 1)
-        rows = q.cumsum(2)[:, :, first] / (first + 1)[:, None]
+        if length <= block:
+            return keys.new_zeros(*q.shape[:2], 1, 1)
+        queries = self._split(q)
+        before = queries.sum(3, dtype=dtype)[:, :, :-1].cumsum(2)
+        first = torch.arange(block, length, block, device=q.device)[:, None]
+        rows = (before + queries[:, :, :, 0][:, :, 1:]) / (first + 1)
         logits = rows @ keys[:, :, :-1].mT / scale
-        future = torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1)
         for _ in range(self.iterations):
-            logits = logits.masked_fill(future, LOWEST)
-            logits = logits - _logcumsumexp(logits)
-            logits = logits.masked_fill(future, LOWEST).log_softmax(-1)
-        return F.pad(logits.exp().masked_fill(future, 0), (0, 1, 1, 0))
+            logits = running_share(logits).log_softmax(-1)
+        return F.pad(logits.exp().tril(), (0, 1, 1, 0))
 
     def _split(self, x: Tensor) -> Tensor:
         """Blocks `[B, H, N, b, D]`, zeros behind the last token."""
-        padded = F.pad(x, (0, 0, 0, -x.shape[2] % self.block))
-        return padded.unflatten(2, (-1, self.block))
+        missing = -x.shape[2] % self.block
+        return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (-1, self.block))
 
     def _real(self, length: int, device: torch.device) -> Tensor:
         index = torch.arange(length + -length % self.block, device=device)
         return (index < length).unflatten(0, (-1, self.block))
 
+    def _seen(self, real: Tensor, causal: bool) -> Tensor:
+        """Whether a query sees an own or a mixed token, `[N, b, 2b]`, from `_real`."""
+        own = real[:, None].expand(-1, self.block, -1)
+        mixed = real[:1].expand_as(real)  # the first block has all tokens that any has
+        if causal:
+            own = own.tril()
+            mixed = mixed & (torch.arange(len(real), device=real.device) > 0)[:, None]
+        return torch.cat([own, mixed[:, None].expand_as(own)], 2)
 
-def _mix(mixing: Tensor, total: Tensor, blocks: Tensor) -> Tensor:
-    """Σ_j P_ij x_jp / Σ_j P_ij, over the blocks j that have a p-th token."""
+
+def _mix(mixing: Tensor, total: Tensor | None, blocks: Tensor) -> Tensor:
+    """Σ_j P_ij x_jp / Σ_j P_ij, over the blocks j that have a p-th token; None: sums are 1 or 0."""
     mixed = (mixing @ blocks.flatten(3)).unflatten(3, blocks.shape[3:])
-    return mixed / torch.where(total > 0, total, 1)[..., None]
-
-
-def _logcumsumexp(x: Tensor) -> Tensor:
-    """y_i = log Σ_{t ≤ i} exp(x_t) along the rows, by sums of 1, 2, 4, … of them.
-
-    PyTorch's has no second derivative where the incoming gradient is 0: here its result is the
-    constant that keeps every exponent from overflowing.
-    """
-    y = x.detach().logcumsumexp(-2)
-    total = (x - y).exp()  # Σ exp(x_t − y_i), of row i alone as yet
-    reach = 1
-    while reach < x.shape[-2]:
-        share = (y[..., :-reach, :] - y[..., reach:, :]).exp()
-        total = total + F.pad(share * total[..., :-reach, :], (0, 0, reach, 0))
-        reach *= 2
-    return y + total.log()
+    if total is None:
+        return mixed
+    return (mixed / torch.where(total > 0, total, 1)[..., None]).to(blocks.dtype)

@@ -5,7 +5,7 @@ from torch import Tensor
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.padding import without_padding
 from cosformer.mechanisms.traits import Traits
-from cosformer.ops.problem import compute_dtype
+from cosformer.ops.problem import compute_dtype, long_dtype
 
 
 class Whole(Mechanism):
@@ -19,7 +19,7 @@ class Whole(Mechanism):
     traits = Traits(causal="no", cross=False, reads_mask=True, positions="absolute")
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        """`[B, H, n, V]`; k and v have a head for each of q, all are float32 or float64."""
+        """`[B, H, n, V]`; k and v have a head for each of q, all are of `long_dtype`."""
         raise NotImplementedError
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -27,7 +27,7 @@ class Whole(Mechanism):
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype = compute_dtype(q.dtype)
+        dtype = long_dtype(q)
         inputs = [x.to(dtype) for x in (q, repeat_heads(k, q), repeat_heads(v, q))]
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -64,6 +64,14 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def long_dtype(x: Tensor) -> torch.dtype:
+    """For long products: a GPU sums those of 16 bits in float32, and a CPU has no fast ones.
+
+    What is short and delicate (means, statistics, inverses) is of `compute_dtype` all the same.
+    """
+    return x.dtype if x.is_cuda else compute_dtype(x.dtype)
+
+
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Kernels start on the current device, which need not be that of their tensors."""
     if (

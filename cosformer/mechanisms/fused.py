@@ -1,0 +1,57 @@
+"""PyTorch's fused attention for shapes that would leave most of a GPU idle."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from cosformer.mechanisms.base import repeat_heads
+
+PIECE = {"cuda": 2048}
+"""Queries in a piece, on devices that want several of them."""
+
+
+def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+    """softmax(scale · q kᵀ) v for many queries.
+
+    The gradient is computed for a hundred keys of a head by one multiprocessor, so that few keys
+    keep few busy: pieces of the queries go as heads of their own.
+
+    Values may be wider than q: their mean is then kept apart, as weights that sum to 1 allow,
+    or gradients of nearly equal values would be those of their rounding.
+
+    Args:
+        q, k, v: `[B, H, T, D]`, `[B, H_kv, S, D]`, `[B, H_kv, S, V]`.
+    """
+    if v.dtype != q.dtype:
+        level = v.mean(2, keepdim=True).detach()
+        apart = few_keys(q, k, (v - level).to(q.dtype), scale)
+        return apart + repeat_heads(level, q).to(q.dtype)
+    (heads, length), size = q.shape[1:3], PIECE.get(q.device.type)
+    pieces = 1 if size is None else max(-(-length // size), 1)
+    if pieces == 1:
+        grouped = heads != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
+    missing = -length % pieces
+    rows = (F.pad(q, (0, 0, 0, missing)) if missing else q).unflatten(2, (pieces, -1)).flatten(1, 2)
+    k, v = (x.repeat_interleave(rows.shape[1] // x.shape[1], 1) for x in (k, v))
+    out = F.scaled_dot_product_attention(rows, k, v, scale=scale)
+    return out.unflatten(1, (heads, pieces)).flatten(2, 3)[:, :, :length]
+
+
+def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """softmax(scale · q kᵀ) v for many keys, which FlashAttention parts among multiprocessors."""
+    with without_cudnn(q):
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+def without_cudnn(x: Tensor) -> AbstractContextManager[Any]:
+    """PyTorch's first choice on Hopper is cuDNN; a caller's own choice without Flash stays."""
+    compiling = torch.compiler.is_compiling()  # which cannot ask for that choice
+    if not x.is_cuda or compiling or not torch.backends.cuda.flash_sdp_enabled():
+        return nullcontext()
+    kept = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(kept)

@@ -1,0 +1,97 @@
+"""Linformer, Nyströmformer and Sinkhorn with 16-bit products as on a GPU, emulated on a CPU."""
+
+import pytest
+import torch
+from mechanism_cases import draw
+from rivals_cases import CASES, DTYPES, LENGTHS, check_long, check_rival
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cosformer.mechanisms import fused, linformer, whole
+from cosformer.mechanisms.nystromformer import banded, means
+from cosformer.ops.problem import long_dtype
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Long tensors stay as they are, and queries go in pieces."""
+    for module in (linformer, whole):
+        monkeypatch.setattr(module, "long_dtype", lambda x: x.dtype)
+    monkeypatch.setitem(fused.PIECE, "cpu", 200)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_16_bits_are_no_worse_than_in_plain_torch(name, causal, length, dtype):
+    check_rival(name, causal, length, dtype)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_many_tokens_whose_means_are_nearly_equal(name, causal):
+    check_rival(name, causal, 4096, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_masks_and_grouped_heads(name, causal, masked):
+    check_rival(name, causal, 331, torch.bfloat16, masked=masked, key_heads=2)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_no_tensor_as_long_as_the_inputs_is_wider_than_they_are(name, causal):
+    check_long(name, causal)
+
+
+def test_a_cpu_computes_in_float32_at_least():
+    found = [long_dtype(torch.zeros(1, dtype=dtype)) for dtype in (torch.bfloat16, torch.float64)]
+    assert found == [torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("length", [0, 1, 8, 29])
+def test_pieces_of_queries_are_the_whole(length, heads, monkeypatch):
+    q, k, v = draw(3, 4, length, 5), draw(3, heads, 7, 5, seed=1), draw(3, heads, 7, 2, seed=2)
+    whole = fused.few_keys(q, k, v, 0.3)
+    monkeypatch.setitem(fused.PIECE, "cpu", 8)
+    assert_close(fused.few_keys(q, k, v, 0.3), whole)
+
+
+def test_values_wider_than_queries_lose_less():
+    q, k = draw(1, 4, 50, 8).bfloat16().requires_grad_(), draw(1, 2, 50, 8, seed=1).bfloat16()
+    v = 1 + 1e-2 * draw(1, 2, 50, 8, seed=2)
+    outs = [
+        fused.few_keys(q, k, v.float()),
+        fused.few_keys(q, k, v.bfloat16()),
+        fused.few_keys(q.double(), k.double(), v),
+    ]
+    assert outs[0].dtype == torch.bfloat16
+    assert_close(outs[0].double(), outs[2], rtol=torch.finfo(torch.bfloat16).eps, atol=0)
+    weight = draw(1, 4, 50, 8, seed=3)
+    ours, rounded, exact = (torch.autograd.grad(x, q, weight.to(x))[0].double() for x in outs)
+    assert (ours - exact).norm() < 0.1 * (rounded - exact).norm()
+
+
+@pytest.mark.parametrize("kernel", [1, 5, 33])
+@pytest.mark.parametrize("length", [1, 64, 150])
+def test_products_of_a_banded_matrix_are_a_convolution(length, kernel):
+    missing = (kernel // 2, kernel // 4)
+    x = draw(2, 3, length + kernel - 1 - sum(missing), 4).requires_grad_()
+    weight = draw(3, kernel, seed=1).requires_grad_()
+    padded = F.pad(x, (0, 0, *missing))
+    outs = banded(x, weight, missing), F.conv2d(padded, weight[:, None, :, None], groups=3)
+    assert_close(*outs)
+    cotangent = draw(*outs[0].shape, seed=2)
+    slopes = (torch.autograd.grad(out, (x, weight), cotangent) for out in outs)
+    for found, right in zip(*slopes, strict=True):
+        assert_close(found, right)
+
+
+@pytest.mark.parametrize(("length", "count"), [(64, 8), (37, 8), (37, 37), (100, 64)])
+def test_means_of_16_bits_are_those_of_float32(length, count):
+    x = draw(2, 3, length, 4).round()  # sums that 16 bits hold
+    assert_close(means(x.half(), count), means(x, count).float())

@@ -1,0 +1,28 @@
+"""Linformer, Nyströmformer and Sinkhorn on a GPU: what is long stays in 16 bits."""
+
+import pytest
+import torch
+from rivals_cases import CASES, DTYPES, LENGTHS, check_long, check_rival
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [*LENGTHS, 4096, 5001])  # pieces of 2048 queries
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_16_bits_are_no_worse_than_in_plain_torch(name, causal, length, dtype):
+    check_rival(name, causal, length, dtype, device="cuda")
+
+
+@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_masks_and_grouped_heads(name, causal, masked):
+    check_rival(name, causal, 1001, torch.bfloat16, masked=masked, key_heads=2, device="cuda")
+
+
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_no_tensor_as_long_as_the_inputs_is_wider_than_they_are(name, causal):
+    check_long(name, causal, device="cuda")
