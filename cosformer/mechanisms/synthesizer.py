@@ -12,7 +12,7 @@ from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.check import check_whole
-from cosformer.ops.problem import compute_dtype
+from cosformer.ops.problem import compute_dtype, long_dtype
 
 TRAITS = Traits(
     causal="exact",
@@ -47,8 +47,9 @@ class Synthesizer(Mechanism):
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        values = repeat_heads(v, q).to(compute_dtype(q.dtype))
-        return (self._weights(q, k, request) @ values).to(q.dtype)
+        dtype = long_dtype(q)
+        weights = self._weights(q, k, request).to(dtype)
+        return (weights @ repeat_heads(v, q).to(dtype)).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         return self._weights(q, k, request).expand(q.shape[0], -1, -1, -1).to(q.dtype)
@@ -110,9 +111,10 @@ class Factored(Synthesizer):
         return rows @ columns.mT
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype, mask = compute_dtype(q.dtype), request.key_mask
+        dtype, mask = long_dtype(q), request.key_mask
         rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
-        width = max(rows.shape[3], v.shape[3])  # one for all, or PyTorch stores the scores
+        width = max(rows.shape[3], v.shape[3])
+        width += -width % 8  # one for all, and one that is fused, or PyTorch stores the scores
 
         def widen(x: Tensor) -> Tensor:
             return F.pad(x, (0, width - x.shape[3])).expand(q.shape[0], -1, -1, -1)

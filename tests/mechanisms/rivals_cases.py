@@ -1,4 +1,4 @@
-"""Linformer, Nyströmformer and Sinkhorn in 16 bits, beside their formulas in plain torch."""
+"""Rivals that PyTorch computes, in 16 bits, beside their formulas in plain torch."""
 
 import math
 
@@ -7,14 +7,19 @@ from mechanism_cases import draw, make, tokens
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cosformer.mechanisms.base import Request, seen
 from cosformer.mechanisms.nystromformer import pseudo_inverse
 
 RIVALS = {
     "linformer": {"max_length": 5001, "projected": 32},
     "nystromformer": {"landmarks": 16, "kernel": 33},
     "sinkhorn": {"block": 64},
+    "synthesizer": {"max_length": 1001},
+    "synthesizer-factorised": {"max_length": 5001},
+    "synthesizer-dense": {"max_length": 5001},
 }
-CASES = [("linformer", False), ("nystromformer", False), ("sinkhorn", False), ("sinkhorn", True)]
+CASES = [(name, False) for name in RIVALS] + [(name, True) for name in list(RIVALS)[2:]]
+FUSED = [case for case in CASES if case[0] != "synthesizer"]  # which stores all scores
 LENGTHS = [50, 512, 1001]
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -59,12 +64,24 @@ def sinkhorn(mechanism, q, k, v, causal):
     return out.flatten(2, 3)[:, :, :length]
 
 
+def synthesizer(mechanism, q, k, v, causal, mask):
+    request = Request(causal, mask, 0, {})
+    scores = mechanism.scores(q, *mechanism.positions(q, k, request))
+    found = seen(request, q.shape[2], k.shape[2], q.device)
+    if found is not None:
+        scores = scores.masked_fill(~found, torch.finfo(q.dtype).min)
+    weights = scores.softmax(-1)
+    return (weights if found is None else weights * found.any(-1, keepdim=True)) @ v
+
+
 FORMULAS = {"linformer": linformer, "nystromformer": nystromformer, "sinkhorn": sinkhorn}
 
 
 def by_formula(name, mechanism, q, k, v, causal, mask):
     """Each item alone, without its padding; of Linformer, queries have none."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    if name.startswith("synthesizer"):
+        return synthesizer(mechanism, q, k, v, causal, mask)
     if mask is None:
         return FORMULAS[name](mechanism, q, k, v, causal)
     outs = []
@@ -83,13 +100,15 @@ def results(attend, mechanism, inputs):
     inputs = [x.detach().requires_grad_() for x in inputs]
     out = attend(*inputs)
     leaves = [*inputs, *mechanism.parameters()]
-    slopes = torch.autograd.grad(out, leaves, draw(*out.shape, seed=8).to(out))
+    given = draw(*out.shape, seed=8).to(out)
+    slopes = torch.autograd.grad(out, leaves, given, materialize_grads=True)  # not all look at q
     return [x.detach().cpu().double() for x in (out, *slopes)]
 
 
 def check_rival(name, causal, length, dtype, *, masked=False, key_heads=4, device="cpu"):
     """Errors of at most twice those of plain torch with products of 16 bits."""
     mechanism = make(name, heads=4, width=64, key_heads=key_heads, **RIVALS[name])
+    length = min(length, mechanism.traits.max_length or length)
     inputs = [x.to(dtype) for x in tokens(mechanism, length)[:3]]
     mask = draw(2, length, seed=9) > -0.8 if masked else None
 
@@ -125,7 +144,7 @@ class Long(TorchDispatchMode):
 
 def check_long(name, causal, device="cpu"):
     """Neither forward nor backward."""
-    length = 4096
+    length = RIVALS[name].get("max_length", 4096)
     mechanism = make(name, heads=2, width=64, **RIVALS[name]).to(device, torch.bfloat16)
     inputs = [x.to(device, torch.bfloat16) for x in tokens(mechanism, length, batch=1)[:3]]
     inputs = [x.requires_grad_() for x in inputs]

@@ -1,13 +1,13 @@
-"""Linformer, Nyströmformer and Sinkhorn with 16-bit products as on a GPU, emulated on a CPU."""
+"""Rivals with 16-bit products as on a GPU, emulated on a CPU."""
 
 import pytest
 import torch
 from mechanism_cases import draw
-from rivals_cases import CASES, DTYPES, LENGTHS, check_long, check_rival
+from rivals_cases import CASES, DTYPES, FUSED, LENGTHS, check_long, check_rival
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cosformer.mechanisms import fused, linformer, whole
+from cosformer.mechanisms import fused, linformer, synthesizer, whole
 from cosformer.mechanisms.nystromformer import banded, means
 from cosformer.ops.problem import long_dtype
 
@@ -15,7 +15,7 @@ from cosformer.ops.problem import long_dtype
 @pytest.fixture
 def short(monkeypatch):
     """Long tensors stay as they are, and queries go in pieces."""
-    for module in (linformer, whole):
+    for module in (linformer, synthesizer, whole):
         monkeypatch.setattr(module, "long_dtype", lambda x: x.dtype)
     monkeypatch.setitem(fused.PIECE, "cpu", 200)
 
@@ -42,7 +42,7 @@ def test_masks_and_grouped_heads(name, causal, masked):
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize(("name", "causal"), FUSED)
 def test_no_tensor_as_long_as_the_inputs_is_wider_than_they_are(name, causal):
     check_long(name, causal)
 

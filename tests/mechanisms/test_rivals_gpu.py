@@ -1,8 +1,8 @@
-"""Linformer, Nyströmformer and Sinkhorn on a GPU: what is long stays in 16 bits."""
+"""Rivals that PyTorch computes, on a GPU: what is long stays in 16 bits."""
 
 import pytest
 import torch
-from rivals_cases import CASES, DTYPES, LENGTHS, check_long, check_rival
+from rivals_cases import CASES, DTYPES, FUSED, LENGTHS, check_long, check_rival
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,6 +23,6 @@ def test_masks_and_grouped_heads(name, causal, masked):
     check_rival(name, causal, 1001, torch.bfloat16, masked=masked, key_heads=2, device="cuda")
 
 
-@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize(("name", "causal"), FUSED)
 def test_no_tensor_as_long_as_the_inputs_is_wider_than_they_are(name, causal):
     check_long(name, causal, device="cuda")
