@@ -1,6 +1,7 @@
 """Exact softmax over a pattern of pairs, block by block: time and memory follow the pattern."""
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from cosformer.ops.problem import compute_dtype, full_precision
 from cosformer.ops.trilinear import fold_vmapped
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
+ROWS, COLUMNS = 512, 128  # queries that share a copy of chosen keys, and keys in a block of them
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
 
 Kept = Callable[[Tensor, Tensor], Tensor]
@@ -27,10 +29,12 @@ class Part(NamedTuple):
     key_block: int
     lists: tuple[tuple[int, ...], ...]
     """For every block of queries the key blocks that it reads."""
-    kept: Kept
-    """Which of the pairs (i, j) in those blocks count; i and j are positions."""
+    kept: Kept | None
+    """Which of all pairs of positions (i, j) count, at most those in the blocks; None: these."""
     stride: int | None = None
     """Blocks are residue classes of this number instead of neighbours."""
+    keys: Sequence[int] | Tensor | None = None
+    """Positions of the only keys that are read: blocks are cut from these, side by side."""
 
 
 class Pairs(NamedTuple):
@@ -56,6 +60,17 @@ def blocked_attention(
     inputs = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
     out, _ = _Blocked.apply(*inputs, key_mask, Pairs(parts, causal, start))
     return out.to(q.dtype)
+
+
+def columns(positions: Sequence[int], *, queries: int, causal: bool, start: int) -> Part:
+    """Every query and the keys at some positions, in order."""
+    block = min(COLUMNS, len(positions))
+    lists = []
+    for first in range(start, start + queries, ROWS):
+        end = min(first + ROWS, start + queries)
+        count = bisect_left(positions, end) if causal else len(positions)
+        lists.append(tuple(range(-(-count // block))))
+    return Part(ROWS, block, tuple(lists), None, keys=positions)
 
 
 def neighbours(
@@ -132,7 +147,7 @@ def _forward(
             pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
             for whole, piece in zip(found, pieces, strict=True):
                 whole.index_copy_(2, some, piece)
-        weighted, total, top = (_restore(x, part, q.shape[2]) for x in found)
+        weighted, total, top = (_restore(x, part, q.shape[2], False) for x in found)
         sums.append((weighted, total, top))
     joined = join(sums)
     values, total, _ = joined
@@ -163,8 +178,8 @@ def _backward(
             to_rows.index_copy_(2, some, slope @ near)
             _add(to_keys, chosen, slope.mT @ queries)
             _add(to_values, chosen, p.mT @ upper)
-        found = zip((to_rows, to_keys, to_values), (q, k, v), strict=True)
-        these = [_restore(x, part, like.shape[2]) for x, like in found]
+        these = [_restore(to_rows, part, q.shape[2], False)]
+        these += [_restore(x, part, k.shape[2], True) for x in (to_keys, to_values)]
         grads = [x.add_(y) for x, y in zip(grads, these, strict=True)] if grads else these
     return grads
 
@@ -187,8 +202,9 @@ def _slices(
         for some, listed in zip(rows.split(count), blocks.split(count), strict=True):
             chosen = listed.clamp(min=0)
             where = j[chosen].flatten(1)[:, None]  # [g 1 m·c]
-            seen = part.kept(i[some], where)
-            seen = seen & (listed >= 0).repeat_interleave(j.shape[1], 1)[:, None]
+            seen = (listed >= 0).repeat_interleave(j.shape[1], 1)[:, None]
+            if part.kept is not None:
+                seen = seen & part.kept(i[some], where)
             if pairs.causal:
                 seen = seen & (where <= i[some])
             yield some, chosen, seen & _select(real, 1, chosen)[:, None, :, None]  # [B 1 g b m·c]
@@ -262,13 +278,36 @@ def _add(x: Tensor, blocks: Tensor, values: Tensor) -> None:
 
 def _arrange(x: Tensor, part: Part, of_keys: bool) -> Tensor:
     """`[..., n, D]` as blocks `[..., N, c, D]`, zeros behind the last token."""
-    length = x.shape[-2]
-    block = part.stride or (part.key_block if of_keys else part.query_block)
-    if length % block:
-        x = F.pad(x, (0, 0, 0, -length % block))
-    x = x.unflatten(-2, (-1, block))
-    return x if part.stride is None else x.transpose(-2, -3)
+    length, x = x.shape[-2], in_order(x, part, of_keys)
+    block = part.key_block if of_keys else part.query_block
+    block = block if part.stride is None else -(-length // part.stride)
+    if x.shape[-2] % block:
+        x = F.pad(x, (0, 0, 0, -x.shape[-2] % block))
+    return x.unflatten(-2, (-1, block))
 
 
-def _restore(x: Tensor, part: Part, length: int) -> Tensor:
-    return (x if part.stride is None else x.transpose(-2, -3)).flatten(-3, -2)[..., :length, :]
+def _restore(x: Tensor, part: Part, length: int, of_keys: bool) -> Tensor:
+    """Blocks as tokens again; zeros where no block has the token."""
+    x = x.flatten(-3, -2)
+    if not of_keys or part.keys is None:
+        return as_before(x, part, length)
+    where = torch.as_tensor(part.keys, device=x.device)
+    whole = x.new_zeros(*x.shape[:-2], length, x.shape[-1])
+    return whole.index_copy(-2, where, x[..., : len(where), :])
+
+
+def in_order(x: Tensor, part: Part, of_keys: bool) -> Tensor:
+    """Tokens `[..., n, D]` in the order of a part: some keys alone, or a class after another."""
+    if of_keys and part.keys is not None:
+        return x.index_select(-2, torch.as_tensor(part.keys, device=x.device))
+    if part.stride is None:
+        return x
+    x = F.pad(x, (0, 0, 0, -x.shape[-2] % part.stride))
+    return x.unflatten(-2, (-1, part.stride)).transpose(-2, -3).flatten(-3, -2)
+
+
+def as_before(x: Tensor, part: Part, length: int) -> Tensor:
+    """Queries from the order of a part back to their own."""
+    if part.stride is not None:
+        x = x.unflatten(-2, (part.stride, -1)).transpose(-2, -3).flatten(-3, -2)
+    return x[..., :length, :]
