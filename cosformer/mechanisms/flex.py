@@ -72,7 +72,7 @@ def flex_pattern(
     found = [_attend(q, k, v, x, sizes, key_mask, with_log=len(laid) > 1) for x in laid]
     if len(found) == 1:
         return found[0][0]
-    return _run(joined, *zip(*found, strict=True), on=q)
+    return run(joined, *zip(*found, strict=True), on=q)
 
 
 def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
@@ -103,7 +103,7 @@ def lay(part: Part, sizes: Sizes, device: torch.device) -> Laid:
         at = torch.arange(queries, dtype=torch.int32, device=device)[:, None]
         i = in_order(at, part, False)[:, 0] + sizes.start
         queries = len(i)
-    return Laid(part, copies, _listed(some, whole, queries, keys, device), i, j)
+    return Laid(part, copies, listed(some, whole, queries, keys, device), i, j)
 
 
 def blocks_of(part: Part, sizes: Sizes, copies: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -169,7 +169,7 @@ def _attend(
     blocks.mask_mod = mask_mod
     rows = in_order(q, part, False)
     keys, values = (_of_keys(x, part, laid.copies) for x in (k, v))
-    out, log_total = _run(_flex, rows, keys, values, blocks, with_log, on=q)
+    out, log_total = run(attend_blocks, rows, keys, values, blocks, with_log, on=q)
     if part.stride is None:
         return out, log_total
     if log_total is not None:
@@ -190,7 +190,7 @@ def _is_short(laid: tuple[Laid, ...]) -> bool:
     return sum(x.blocks.kv_indices.numel() for x in laid) <= LONGEST
 
 
-def _listed(
+def listed(
     some: list[list[int]], whole: list[list[int]], queries: int, keys: int, device: torch.device
 ) -> "BlockMask":
     """Blocks of keys for each block of queries, and PyTorch's lists the other way round."""
@@ -216,9 +216,10 @@ def _listed(
     )
 
 
-def _flex(
-    q: Tensor, k: Tensor, v: Tensor, blocks: "BlockMask", with_log: bool
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, blocks: "BlockMask", with_log: bool, score_mod: Any = None
 ) -> tuple[Tensor, Tensor | None]:
+    """softmax(q kᵀ/√d) v over the pairs of blocks, and log Σ e^s `[B, H, T]` if asked for."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -229,6 +230,7 @@ def _flex(
         )
     options: dict[str, Any] = {
         "block_mask": blocks,
+        "score_mod": score_mod,
         "enable_gqa": q.shape[1] != k.shape[1],
         # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
         "kernel_options": {"FORCE_USE_FLEX_ATTENTION": True},
@@ -239,7 +241,7 @@ def _flex(
     return out, more.lse
 
 
-def _run(function: Any, *given: Any, on: Tensor) -> Any:
+def run(function: Any, *given: Any, on: Tensor) -> Any:
     """A function compiled, if tensors are on CUDA and no outer graph compiles it itself."""
     if not on.is_cuda or torch.compiler.is_compiling():
         return function(*given)

@@ -9,7 +9,8 @@ import torch
 from mechanism_cases import draw, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import flex
+from cosformer.mechanisms import flex, hashed_flex
+from cosformer.mechanisms.hashed import Chunks
 from cosformer.ops.memo import Memo
 
 OPTIONS = {
@@ -52,11 +53,15 @@ def seen_by_kernel(blocks, batch, heads):
     return seen | whole
 
 
-def emulated(q, k, v, blocks, with_log):
+def emulated(q, k, v, blocks, with_log, score_mod=None):
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     seen = seen_by_kernel(blocks, *q.shape[:2])
-    score = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+    score = q @ k.mT / q.shape[-1] ** 0.5
+    if score_mod is not None:
+        rows, columns = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        score = score_mod(score, None, None, rows, columns)
+    score = score.masked_fill(~seen, -torch.inf)
     some = seen.any(-1, keepdim=True)
     top = score.detach().amax(-1, keepdim=True).masked_fill(~some, 0)
     weights = (score - top).exp()
@@ -79,7 +84,7 @@ def run(mechanism, inputs, **options):
 def test_parts_have_the_output_and_gradients_of_the_reference(
     name, causal, masked, length, share, monkeypatch
 ):
-    monkeypatch.setattr(flex, "_flex", emulated)
+    monkeypatch.setattr(flex, "attend_blocks", emulated)
     monkeypatch.setattr(flex, "_laid", Memo())
     monkeypatch.setattr(flex, "SHARE", share)
     inputs = tokens(create(name, "flex"), length)[:3]
@@ -98,7 +103,7 @@ def test_parts_have_the_output_and_gradients_of_the_reference(
 @pytest.mark.parametrize(("queries", "keys"), [(20, 370), (370, 200), (130, 300)])
 @pytest.mark.parametrize("start", [None, 0, 7, 400])
 def test_parts_serve_queries_at_any_position(name, queries, keys, start, monkeypatch):
-    monkeypatch.setattr(flex, "_flex", emulated)
+    monkeypatch.setattr(flex, "attend_blocks", emulated)
     inputs = tokens(create(name, "flex"), queries, keys=keys)[:3]
     for causal in (False, True):
         found, right = (
@@ -111,7 +116,7 @@ def test_parts_serve_queries_at_any_position(name, queries, keys, start, monkeyp
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_stream_goes_on_through_parts(name, monkeypatch):
-    monkeypatch.setattr(flex, "_flex", emulated)
+    monkeypatch.setattr(flex, "attend_blocks", emulated)
     mechanism = create(name, "flex")
     q, k, v, _ = tokens(mechanism, 400)
     whole, _ = create(name, "reference")(q, k, v, causal=True)
@@ -205,3 +210,37 @@ def test_a_kept_pattern_reads_no_list_again(monkeypatch):
     monkeypatch.setattr(type(mechanism), "drawn", None)
     monkeypatch.setattr(type(mechanism), "parts", None)
     assert_close(mechanism(q, k, v)[0], out)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [5, 100, 300])
+@pytest.mark.parametrize(("bucket", "rounds"), [(4, 2), (20, 3), (64, 1)])
+def test_sorted_tokens_have_the_output_and_gradients_of_chunks(
+    causal, length, bucket, rounds, monkeypatch
+):
+    monkeypatch.setattr(hashed_flex, "attend_blocks", emulated)
+    options = {"bucket": bucket, "rounds": rounds, "heads": 4, "key_heads": 2}
+    flexible, other = (make("reformer", **options, impl=impl) for impl in ("flex", "chunked"))
+    inputs = tokens(flexible, length)[:3]
+    mask = torch.arange(length) < torch.tensor([[length], [length // 2 + 1]])
+    for key_mask in (None, mask):
+        found, right = (
+            run(mechanism, inputs, causal=causal, key_mask=key_mask)
+            for mechanism in (flexible, other)
+        )
+        for one, exact in zip(found, right, strict=True):
+            assert_close(one, exact)
+
+
+@uncompiled
+@pytest.mark.parametrize("causal", [False, True])
+def test_flex_attention_computes_the_same_of_sorted_tokens(causal):
+    flexible, other = (make("reformer", width=16, impl=impl) for impl in ("flex", "chunked"))
+    q, k, v, _ = tokens(flexible, 300)
+    assert_close(flexible(q, k, v, causal=causal)[0], other(q, k, v, causal=causal)[0])
+
+
+def test_sorted_tokens_read_their_blocks_alone():
+    order = torch.arange(64 * 40).expand(1, 1, 2, -1)
+    blocks = hashed_flex._meeting(order, Chunks(64, 64 * 40, False)).to_dense()
+    assert blocks.sum() == 2 * 20  # a block of 128 is two chunks
