@@ -281,9 +281,7 @@ def _arrange(x: Tensor, part: Part, of_keys: bool) -> Tensor:
     length, x = x.shape[-2], in_order(x, part, of_keys)
     block = part.key_block if of_keys else part.query_block
     block = block if part.stride is None else -(-length // part.stride)
-    if x.shape[-2] % block:
-        x = F.pad(x, (0, 0, 0, -x.shape[-2] % block))
-    return x.unflatten(-2, (-1, block))
+    return to_multiple(x, block).unflatten(-2, (-1, block))
 
 
 def _restore(x: Tensor, part: Part, length: int, of_keys: bool) -> Tensor:
@@ -302,8 +300,8 @@ def in_order(x: Tensor, part: Part, of_keys: bool) -> Tensor:
         return x.index_select(-2, torch.as_tensor(part.keys, device=x.device))
     if part.stride is None:
         return x
-    x = F.pad(x, (0, 0, 0, -x.shape[-2] % part.stride))
-    return x.unflatten(-2, (-1, part.stride)).transpose(-2, -3).flatten(-3, -2)
+    x = to_multiple(x, part.stride).unflatten(-2, (-1, part.stride))
+    return x.transpose(-2, -3).flatten(-3, -2)
 
 
 def as_before(x: Tensor, part: Part, length: int) -> Tensor:
@@ -311,3 +309,9 @@ def as_before(x: Tensor, part: Part, length: int) -> Tensor:
     if part.stride is not None:
         x = x.unflatten(-2, (part.stride, -1)).transpose(-2, -3).flatten(-3, -2)
     return x[..., :length, :]
+
+
+def to_multiple(x: Tensor, block: int) -> Tensor:
+    """`[..., n, D]` with zeros at the end; not a copy where none are missing, as of `F.pad`."""
+    missing = -x.shape[-2] % block
+    return F.pad(x, (0, 0, 0, missing)) if missing else x

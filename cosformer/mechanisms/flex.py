@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cosformer.mechanisms.blocked import LOWEST, Part, as_before, in_order
+from cosformer.mechanisms.blocked import LOWEST, Part, as_before, in_order, to_multiple
 from cosformer.ops.memo import Memo, untraced
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def flex_pattern(
     found = [_attend(q, k, v, x, sizes, key_mask, with_log=len(laid) > 1) for x in laid]
     if len(found) == 1:
         return found[0][0]
-    return run(joined, *zip(*found, strict=True), on=q)
+    return run_compiled(joined, *zip(*found, strict=True), on=q)
 
 
 def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
@@ -169,7 +169,7 @@ def _attend(
     blocks.mask_mod = mask_mod
     rows = in_order(q, part, False)
     keys, values = (_of_keys(x, part, laid.copies) for x in (k, v))
-    out, log_total = run(attend_blocks, rows, keys, values, blocks, with_log, on=q)
+    out, log_total = run_compiled(attend_blocks, rows, keys, values, blocks, with_log, on=q)
     if part.stride is None:
         return out, log_total
     if log_total is not None:
@@ -178,11 +178,11 @@ def _attend(
 
 
 def _of_keys(x: Tensor, part: Part, copies: int) -> Tensor:
-    """What belongs to keys, `[..., S, D]`, in slots; copies are whole blocks, zeros at the end."""
+    """What belongs to keys, `[..., S, D]`, in slots: chosen keys are whole blocks, and copied."""
     x = in_order(x, part, True)
-    if copies == 1:
+    if part.keys is None:
         return x
-    x = F.pad(x, (0, 0, 0, -x.shape[-2] % BLOCK)).unsqueeze(-3)
+    x = to_multiple(x, BLOCK).unsqueeze(-3)
     return x.expand(*x.shape[:-3], copies, *x.shape[-2:]).flatten(-3, -2)
 
 
@@ -241,7 +241,7 @@ def attend_blocks(
     return out, more.lse
 
 
-def run(function: Any, *given: Any, on: Tensor) -> Any:
+def run_compiled(function: Any, *given: Any, on: Tensor) -> Any:
     """A function compiled, if tensors are on CUDA and no outer graph compiles it itself."""
     if not on.is_cuda or torch.compiler.is_compiling():
         return function(*given)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cosformer.mechanisms.blocked import LOWEST, Part
-from cosformer.mechanisms.flex import Sizes, attend_blocks, lay, run
-from cosformer.mechanisms.hashed import ITSELF, Chunks, inverse
+from cosformer.mechanisms.flex import Sizes, attend_blocks, lay, run_compiled
+from cosformer.mechanisms.hashed import Chunks, inverse
 from cosformer.ops.memo import Memo, untraced
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def flex_hashed(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chunks) 
     rows, keys, values = (_Sorted.apply(x, order, back).flatten(1, 2) for x in (q, k, v))
     blocks = copy.copy(_meeting(order, chunks))
     blocks.mask_mod = _seen(order, chunks)
-    found = run(attend_blocks, rows, keys, values, blocks, True, _but_itself, on=q)
+    found = run_compiled(attend_blocks, rows, keys, values, blocks, True, _but_itself, on=q)
     outs, logs = (x.unflatten(1, (-1, rounds)) for x in found)
     return _Joined.apply(outs, logs, order, back)
 
@@ -39,13 +39,13 @@ class _Sorted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
-        return run(_taken, x, order, on=x)
+        return run_compiled(_taken, x, order, on=x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (back,) = ctx.saved_tensors
-        return run(_summed, grad, back, on=grad), None, None
+        return run_compiled(_summed, grad, back, on=grad), None, None
 
 
 class _Joined(torch.autograd.Function):
@@ -53,14 +53,14 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, outs: Tensor, logs: Tensor, order: Tensor, back: Tensor) -> Tensor:
-        out, top, total = run(_weighted, outs, logs, back, on=outs)
+        out, top, total = run_compiled(_weighted, outs, logs, back, on=outs)
         ctx.save_for_backward(out, top, total, outs, logs, order)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *run(_parted, grad, *ctx.saved_tensors, on=grad), None, None
+        return *run_compiled(_parted, grad, *ctx.saved_tensors, on=grad), None, None
 
 
 def _taken(x: Tensor, places: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _parted(
 
 
 def _but_itself(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return torch.where(query == key, ITSELF, score)
+    return torch.where(query == key, -5e4, score)  # ITSELF, which a graph might call a variable
 
 
 def _seen(order: Tensor, chunks: Chunks) -> Any:

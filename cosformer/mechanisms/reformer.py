@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from operator import index
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.mechanisms.blocked import to_multiple
+from cosformer.mechanisms.flex import run_compiled
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
 from cosformer.mechanisms.hashed_flex import flex_hashed
 from cosformer.mechanisms.seeded import Seeded, drawn_before
@@ -77,7 +80,7 @@ class Reformer(Seeded, Whole):
         order = self.order(q.to(dtype))  # [B H r N]
         attend = flex_hashed if self.choose(q) == "flex" else hashed_attention
         key = F.normalize(k.to(dtype), dim=-1).to(k.dtype)
-        q, k, v = (F.pad(x, (0, 0, 0, order.shape[-1] - length)) for x in (q, key, v))
+        q, k, v = (to_multiple(x, 2 * self.bucket) for x in (q, key, v))
         return attend(q, k, v, order, Chunks(self.bucket, length, causal))[:, :, :length]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -152,10 +155,14 @@ def draw_rotations(rounds: int, width: int, halves: list[int], seed: int) -> lis
 def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
     """argmax[xR; −xR] `[B, H, n]`, of several hashes one number."""
     bucket = torch.zeros(x.shape[:3], dtype=torch.int64, device=x.device)
+    add = partial(run_compiled, _with_nearest, on=x) if untraced() else _with_nearest
     for rotation in rotations:
-        turned = x @ rotation
-        nearest = turned.abs().argmax(-1, keepdim=True)
-        opposite = turned.gather(-1, nearest) < 0
-        half = rotation.shape[-1]
-        bucket = bucket * 2 * half + (nearest + half * opposite)[..., 0]
+        bucket = add(bucket, x @ rotation)
     return bucket
+
+
+def _with_nearest(bucket: Tensor, turned: Tensor) -> Tensor:
+    nearest = turned.abs().argmax(-1, keepdim=True)
+    opposite = turned.gather(-1, nearest) < 0
+    half = turned.shape[-1]
+    return bucket * 2 * half + (nearest + half * opposite)[..., 0]
