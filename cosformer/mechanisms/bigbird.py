@@ -97,11 +97,8 @@ class BigBird(Seeded, Masked):
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
         """Of rows between the first and the last block, which are two columns that all see."""
         keys = index(keys)
-        first, last, near = (
-            self.block,
-            (keys - 1) // self.block * self.block,
-            self.near(keys, q.device),
-        )
+        first, last = self.block, (keys - 1) // self.block * self.block
+        near = self.near(keys, q.device)
         between = Part(
             *self.blocks,
             self.lists(q, keys, causal, start),

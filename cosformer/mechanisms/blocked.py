@@ -1,7 +1,6 @@
 """Exact softmax over a pattern of pairs, block by block: time and memory follow the pattern."""
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -65,10 +64,12 @@ def blocked_attention(
 def columns(positions: Sequence[int], *, queries: int, causal: bool, start: int) -> Part:
     """Every query and the keys at some positions, in order."""
     block = min(COLUMNS, len(positions))
+    count = 0 if causal else len(positions)
     lists = []
     for first in range(start, start + queries, ROWS):
         end = min(first + ROWS, start + queries)
-        count = bisect_left(positions, end) if causal else len(positions)
+        while count < len(positions) and positions[count] < end:
+            count += 1
         lists.append(tuple(range(-(-count // block))))
     return Part(ROWS, block, tuple(lists), None, keys=positions)
 

@@ -19,7 +19,7 @@ BLOCK = 128  # what the kernel skips by
 SHARE = 32  # blocks of queries that a copy of chosen keys serves
 KERNELS = 256  # one for each part, with and without causality, mask, gradient, changing lengths
 
-LONGEST = 2**20  # numbers of a table that is kept, which is quadratic: 131,072 tokens
+LONGEST = 2**22  # numbers of a table that is kept, which is quadratic: 262,144 tokens, 16 MB
 
 
 class Sizes(NamedTuple):
@@ -165,8 +165,7 @@ def _attend(
             found = found & (place <= at)
         return found if real is None else found & real[b, key]
 
-    blocks = copy.copy(laid.blocks)
-    blocks.mask_mod = mask_mod
+    blocks = with_mask(laid.blocks, mask_mod)
     rows = in_order(q, part, False)
     keys, values = (_of_keys(x, part, laid.copies) for x in (k, v))
     out, log_total = run_compiled(attend_blocks, rows, keys, values, blocks, with_log, on=q)
@@ -187,7 +186,7 @@ def _of_keys(x: Tensor, part: Part, copies: int) -> Tensor:
 
 
 def _is_short(laid: tuple[Laid, ...]) -> bool:
-    return sum(x.blocks.kv_indices.numel() for x in laid) <= LONGEST
+    return max(x.blocks.kv_indices.numel() for x in laid) <= LONGEST
 
 
 def listed(
@@ -197,7 +196,7 @@ def listed(
     from torch.nn.attention.flex_attention import BlockMask
 
     def table(lists: list[list[int]]) -> tuple[Tensor, Tensor]:
-        widest = max(map(len, lists), default=0)
+        widest = max([0, *map(len, lists)])
         rows = [[*blocks, *[0] * (widest - len(blocks))] for blocks in lists]
         counts = torch.tensor([len(blocks) for blocks in lists], dtype=torch.int32, device=device)
         found = torch.tensor(rows, dtype=torch.int32, device=device)
@@ -239,6 +238,23 @@ def attend_blocks(
         return flex_attention(q, k, v, **options), None
     out, more = flex_attention(q, k, v, **options, return_aux=AuxRequest(lse=True))
     return out, more.lse
+
+
+def with_mask(blocks: "BlockMask", mask_mod: Any) -> "BlockMask":
+    """Blocks, which may be kept, with the mask function of this call."""
+    if untraced():
+        blocks = copy.copy(blocks)
+        blocks.mask_mod = mask_mod
+        return blocks
+    return type(blocks).from_kv_blocks(  # a graph may lose what is assigned
+        blocks.kv_num_blocks,
+        blocks.kv_indices,
+        blocks.full_kv_num_blocks,
+        blocks.full_kv_indices,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=blocks.seq_lengths,
+    )
 
 
 def run_compiled(function: Any, *given: Any, on: Tensor) -> Any:

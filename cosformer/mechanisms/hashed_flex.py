@@ -4,7 +4,6 @@ Rounds are heads of sorted tokens. What sorts, unsorts and joins them reads whol
 none, forward and backward.
 """
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cosformer.mechanisms.blocked import LOWEST, Part
-from cosformer.mechanisms.flex import Sizes, attend_blocks, lay, run_compiled
+from cosformer.mechanisms.flex import Sizes, attend_blocks, lay, run_compiled, with_mask
 from cosformer.mechanisms.hashed import Chunks, inverse
 from cosformer.ops.memo import Memo, untraced
 
@@ -26,8 +25,7 @@ def flex_hashed(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chunks) 
     """As `hashed_attention`, with the first derivative alone."""
     back, rounds = inverse(order), order.shape[2]
     rows, keys, values = (_Sorted.apply(x, order, back).flatten(1, 2) for x in (q, k, v))
-    blocks = copy.copy(_meeting(order, chunks))
-    blocks.mask_mod = _seen(order, chunks)
+    blocks = with_mask(_meeting(order, chunks), _seen(order, chunks))
     found = run_compiled(attend_blocks, rows, keys, values, blocks, True, _but_itself, on=q)
     outs, logs = (x.unflatten(1, (-1, rounds)) for x in found)
     return _Joined.apply(outs, logs, order, back)

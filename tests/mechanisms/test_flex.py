@@ -139,6 +139,17 @@ def test_flex_attention_computes_the_same(name, causal, masked):
     assert_close(out, other(q, k, v, causal=causal, key_mask=mask)[0])
 
 
+@every_case
+@torch.no_grad()
+def test_a_graph_has_the_mask_of_every_part(name, causal):
+    mechanism = create(name, "flex")
+    q, k, v, _ = tokens(mechanism, 300)
+    torch.compiler.reset()
+    compiled = torch.compile(mechanism, fullgraph=True, backend="eager")
+    right, _ = create(name, "blocked")(q, k, v, causal=causal)
+    assert_close(compiled(q, k, v, causal=causal)[0], right)
+
+
 def test_flex_attention_has_no_gradients_off_cuda():
     mechanism = create("local", "flex")
     q, k, v, _ = tokens(mechanism, 200)

@@ -9,6 +9,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+SLACK = {BF16: 2**-8, F32: 1e-5}  # one rounding more; exponentials by the device's instruction
 OPTIONS = {
     "local": {"window": 256},
     "longformer": {"window": 256, "global_tokens": 3},
@@ -67,7 +68,7 @@ def check(name, inputs, dtype, **options):
     found = gradients(mechanism, inputs, computed)
     for one, other, right in zip(found, usual, exact, strict=True):
         error, allowed = (one - right).norm(), 2 * (other - right).norm()
-        assert error <= allowed + torch.finfo(dtype).eps * right.norm()
+        assert error <= allowed + SLACK[dtype] * right.norm()
 
 
 @every_case
