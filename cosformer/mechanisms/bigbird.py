@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.mechanisms.base import Request, repeat_heads
-from cosformer.mechanisms.blocked import Kept, Part, blocked_attention, columns
+from cosformer.mechanisms.blocked import blocked_attention
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import without_padding
+from cosformer.mechanisms.parts import Kept, Part, columns
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Traits
 from cosformer.ops.check import check_whole

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cosformer.mechanisms.blocked import LOWEST, Part, as_before, in_order, to_multiple
+from cosformer.mechanisms.blocked import LOWEST
+from cosformer.mechanisms.parts import Part, as_before, in_order, to_multiple
 from cosformer.ops.memo import Memo, untraced
 
 if TYPE_CHECKING:

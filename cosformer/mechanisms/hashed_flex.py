@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cosformer.mechanisms.blocked import LOWEST, Part
+from cosformer.mechanisms.blocked import LOWEST
 from cosformer.mechanisms.flex import Sizes, attend_blocks, lay, run_compiled, with_mask
 from cosformer.mechanisms.hashed import Chunks, inverse
+from cosformer.mechanisms.parts import Part
 from cosformer.ops.memo import Memo, untraced
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.mechanisms.base import Request, repeat_heads
-from cosformer.mechanisms.blocked import Kept, Part, columns, divide, softmax_sums
+from cosformer.mechanisms.blocked import divide, softmax_sums
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import ranks
+from cosformer.mechanisms.parts import Kept, Part, columns
 from cosformer.mechanisms.traits import Traits
 from cosformer.ops.check import check_whole
 from cosformer.ops.problem import compute_dtype

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
-from cosformer.mechanisms.blocked import Kept, Part, blocked_attention, neighbours
+from cosformer.mechanisms.blocked import blocked_attention
 from cosformer.mechanisms.flex import flex_pattern
 from cosformer.mechanisms.padding import ranks, with_real_first
+from cosformer.mechanisms.parts import Kept, Part, neighbours
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.check import check_choice
 from cosformer.ops.problem import compute_dtype

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.blocked import to_multiple
 from cosformer.mechanisms.flex import run_compiled
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
 from cosformer.mechanisms.hashed_flex import flex_hashed
+from cosformer.mechanisms.parts import to_multiple
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole

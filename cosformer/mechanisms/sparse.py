@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.mechanisms.blocked import Kept, Part, columns, neighbours
 from cosformer.mechanisms.local import block_for
 from cosformer.mechanisms.masked import Masked
+from cosformer.mechanisms.parts import Kept, Part, columns, neighbours
 from cosformer.mechanisms.traits import Traits
 from cosformer.ops.check import check_whole
 
