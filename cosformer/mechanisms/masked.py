@@ -13,6 +13,7 @@ from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.parts import Kept, Part, neighbours
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.check import check_choice
+from cosformer.ops.memo import transformed
 from cosformer.ops.problem import compute_dtype
 
 IMPLEMENTATIONS = ("auto", "reference", "blocked", "flex")
@@ -94,7 +95,8 @@ class Masked(Mechanism):
             return self.impl
         if q.shape[2] <= FEW:
             return "reference"
-        return "flex" if q.is_cuda and q.dtype != torch.float64 else "blocked"
+        flexible = q.is_cuda and q.dtype != torch.float64 and not transformed()
+        return "flex" if flexible else "blocked"
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         mask, start, keys = request.key_mask, request.start, k.shape[2]

@@ -4,6 +4,8 @@ On a CPU PyTorch computes every score and has no gradients; `emulated` reads the
 the kernel does.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mechanism_cases import draw, make, tokens
@@ -148,6 +150,20 @@ def test_a_graph_has_the_mask_of_every_part(name, causal):
     compiled = torch.compile(mechanism, fullgraph=True, backend="eager")
     right, _ = create(name, "blocked")(q, k, v, causal=causal)
     assert_close(compiled(q, k, v, causal=causal)[0], right)
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "reformer"])
+def test_transforms_of_torch_func_go_without_flex_attention(name):
+    mechanism, chosen = make(name), []
+    q = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 100, 6))
+
+    def choose(x):
+        chosen.append(mechanism.choose(q))
+        return x
+
+    choose(None)
+    torch.func.vmap(choose)(torch.zeros(2))
+    assert chosen == ["flex", "chunked" if name == "reformer" else "blocked"]
 
 
 def test_flex_attention_has_no_gradients_off_cuda():
