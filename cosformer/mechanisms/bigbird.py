@@ -6,12 +6,14 @@ from functools import lru_cache
 from operator import index
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.base import Request
-from cosformer.mechanisms.blocked import Kept
+from cosformer.mechanisms.base import Request, repeat_heads
+from cosformer.mechanisms.blocked import blocked_attention
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import without_padding
+from cosformer.mechanisms.parts import Kept, Part, columns
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Traits
 from cosformer.ops.check import check_whole
@@ -56,16 +58,25 @@ class BigBird(Seeded, Masked):
         self.blocks = (block, block)
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
-        keys = index(keys)
-        block, last, drawn = self.block, (keys - 1) // self.block, self.drawn(keys)
-        table = torch.tensor(drawn, dtype=torch.int64, device=device)
+        block, last, near = self.block, (index(keys) - 1) // self.block, self.near(keys, device)
+
+        def kept(i: Tensor, j: Tensor) -> Tensor:
+            found = near(i, j)
+            for side in (i // block, j // block):
+                found = found | (side == 0) | (side == last)
+            return found
+
+        return kept
+
+    def near(self, keys: int, device: torch.device) -> Kept:
+        """Whether the block of i has that of j as a neighbour or among those drawn for it."""
+        block, drawn = self.block, self.drawn(index(keys))
+        table = torch.tensor(drawn, dtype=torch.int32, device=device)
         table = table.reshape(len(drawn), self.random_blocks)
 
         def kept(i: Tensor, j: Tensor) -> Tensor:
             row, column = i // block, j // block
             found = (row - column <= 1) & (column - row <= 1)
-            for side in (row, column):
-                found = found | (side == 0) | (side == last)
             for n in range(table.shape[1]):
                 found = found | (table[row, n] == column)
             return found
@@ -80,11 +91,22 @@ class BigBird(Seeded, Masked):
         keys = index(keys)  # of a graph too: `in` finds no symbol
         final, drawn = (keys - 1) // self.block, self.drawn(keys)
         for row in range(first // self.block, (last - 1) // self.block + 1):
-            if row in (0, final):
-                yield 0, keys
-                return
-            for column in (0, row - 1, row, row + 1, final, *drawn[row]):
-                yield column * self.block, (column + 1) * self.block
+            for column in (row - 1, row, row + 1, *drawn[row]):
+                if column not in (0, final):
+                    yield column * self.block, (column + 1) * self.block
+
+    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
+        """Of rows between the first and the last block, which are two columns that all see."""
+        keys = index(keys)
+        first, last = self.block, (keys - 1) // self.block * self.block
+        near = self.near(keys, q.device)
+        between = Part(
+            *self.blocks,
+            self.lists(q, keys, causal, start),
+            lambda i, j: near(i, j) & (j >= first) & (j < last),
+        )
+        ends = [*range(first), *range(last, keys)]
+        return between, columns(ends, queries=q.shape[2], causal=causal, start=start)
 
     def drawn(self, keys: int) -> list[list[int]]:
         """The random blocks of every block; its own number stands where there are too few."""
@@ -101,6 +123,26 @@ class BigBird(Seeded, Masked):
             return super().dense(q, k, request)
         alone, plain = super().dense, request._replace(key_mask=None)
         return without_padding(lambda q, k: alone(q, k, plain), request.key_mask, q, k, square=True)
+
+    def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
+        keys = k.shape[2]
+        first, last = self.block, (keys - 1) // self.block * self.block
+        if last <= first:
+            return self._whole(q, k, v, impl)
+        rows = self._whole(torch.cat([q[:, :, :first], q[:, :, last:]], 2), k, v, impl)
+        between = request._replace(start=first)
+        out = super()._sparse(q[:, :, first:last], k, v, between, impl)
+        return torch.cat([rows[:, :, :first], out, rows[:, :, first:]], 2)
+
+    def _whole(self, q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+        """Rows that see every key."""
+        if impl == "flex":  # whose kernel has one program for all keys of a row
+            grouped = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+        every = tuple(range(-(-k.shape[2] // self.block)))
+        part = Part(2 * self.block, self.block, (every,), None)
+        k, v = repeat_heads(k, q), repeat_heads(v, q)
+        return blocked_attention(q, k, v, (part,), causal=False, key_mask=None, start=0)
 
     def pairs(self, length: int) -> int:
         seen = self.block * (3 + 2 + self.random_blocks) + 2 * self.block

@@ -2,35 +2,20 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.mechanisms.parts import Part, as_before, in_order, to_multiple
 from cosformer.ops.problem import compute_dtype, full_precision
 from cosformer.ops.trilinear import fold_vmapped
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
 
-Kept = Callable[[Tensor, Tensor], Tensor]
-Ranges = Callable[[int, int], Iterable[tuple[int, int]]]
 Sums = tuple[Tensor, Tensor, Tensor]
-
-
-class Part(NamedTuple):
-    """Pairs of a pattern, laid out so that a block of queries meets a list of whole key blocks."""
-
-    query_block: int
-    key_block: int
-    lists: tuple[tuple[int, ...], ...]
-    """For every block of queries the key blocks that it reads."""
-    kept: Kept
-    """Which of the pairs (i, j) in those blocks count; i and j are positions."""
-    stride: int | None = None
-    """Blocks are residue classes of this number instead of neighbours."""
 
 
 class Pairs(NamedTuple):
@@ -56,30 +41,6 @@ def blocked_attention(
     inputs = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
     out, _ = _Blocked.apply(*inputs, key_mask, Pairs(parts, causal, start))
     return out.to(q.dtype)
-
-
-def neighbours(
-    ranges: Ranges,
-    *,
-    queries: int,
-    keys: int,
-    query_block: int,
-    key_block: int,
-    causal: bool,
-    start: int,
-) -> tuple[tuple[int, ...], ...]:
-    """The key blocks that cover `ranges(first, last)`, for each block [first, last) of queries."""
-    lists = []
-    for first in range(start, start + queries, query_block):
-        last = min(first + query_block, start + queries)
-        end = min(keys, last) if causal else keys
-        wanted: set[int] = set()
-        for low, high in ranges(first, last):
-            low, high = max(low, 0), min(high, end)
-            if low < high:
-                wanted.update(range(low // key_block, -(-high // key_block)))
-        lists.append(tuple(sorted(wanted)))
-    return tuple(lists)
 
 
 class _Blocked(torch.autograd.Function):
@@ -132,7 +93,7 @@ def _forward(
             pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
             for whole, piece in zip(found, pieces, strict=True):
                 whole.index_copy_(2, some, piece)
-        weighted, total, top = (_restore(x, part, q.shape[2]) for x in found)
+        weighted, total, top = (_restore(x, part, q.shape[2], False) for x in found)
         sums.append((weighted, total, top))
     joined = join(sums)
     values, total, _ = joined
@@ -163,8 +124,8 @@ def _backward(
             to_rows.index_copy_(2, some, slope @ near)
             _add(to_keys, chosen, slope.mT @ queries)
             _add(to_values, chosen, p.mT @ upper)
-        found = zip((to_rows, to_keys, to_values), (q, k, v), strict=True)
-        these = [_restore(x, part, like.shape[2]) for x, like in found]
+        these = [_restore(to_rows, part, q.shape[2], False)]
+        these += [_restore(x, part, k.shape[2], True) for x in (to_keys, to_values)]
         grads = [x.add_(y) for x, y in zip(grads, these, strict=True)] if grads else these
     return grads
 
@@ -187,8 +148,9 @@ def _slices(
         for some, listed in zip(rows.split(count), blocks.split(count), strict=True):
             chosen = listed.clamp(min=0)
             where = j[chosen].flatten(1)[:, None]  # [g 1 m·c]
-            seen = part.kept(i[some], where)
-            seen = seen & (listed >= 0).repeat_interleave(j.shape[1], 1)[:, None]
+            seen = (listed >= 0).repeat_interleave(j.shape[1], 1)[:, None]
+            if part.kept is not None:
+                seen = seen & part.kept(i[some], where)
             if pairs.causal:
                 seen = seen & (where <= i[some])
             yield some, chosen, seen & _select(real, 1, chosen)[:, None, :, None]  # [B 1 g b m·c]
@@ -262,13 +224,17 @@ def _add(x: Tensor, blocks: Tensor, values: Tensor) -> None:
 
 def _arrange(x: Tensor, part: Part, of_keys: bool) -> Tensor:
     """`[..., n, D]` as blocks `[..., N, c, D]`, zeros behind the last token."""
-    length = x.shape[-2]
-    block = part.stride or (part.key_block if of_keys else part.query_block)
-    if length % block:
-        x = F.pad(x, (0, 0, 0, -length % block))
-    x = x.unflatten(-2, (-1, block))
-    return x if part.stride is None else x.transpose(-2, -3)
+    length, x = x.shape[-2], in_order(x, part, of_keys)
+    block = part.key_block if of_keys else part.query_block
+    block = block if part.stride is None else -(-length // part.stride)
+    return to_multiple(x, block).unflatten(-2, (-1, block))
 
 
-def _restore(x: Tensor, part: Part, length: int) -> Tensor:
-    return (x if part.stride is None else x.transpose(-2, -3)).flatten(-3, -2)[..., :length, :]
+def _restore(x: Tensor, part: Part, length: int, of_keys: bool) -> Tensor:
+    """Blocks as tokens again; zeros where no block has the token."""
+    x = x.flatten(-3, -2)
+    if not of_keys or part.keys is None:
+        return as_before(x, part, length)
+    where = torch.as_tensor(part.keys, device=x.device)
+    whole = x.new_zeros(*x.shape[:-2], length, x.shape[-1])
+    return whole.index_copy(-2, where, x[..., : len(where), :])

@@ -1,5 +1,6 @@
 """Softmax over tokens that were sorted alike: each chunk sees itself and the one before."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -25,11 +26,11 @@ class Chunks(NamedTuple):
 
 
 def hashed_attention(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chunks) -> Tensor:
-    """softmax(q kᵀ) v over all rounds; q, k, v `[B, H, N, ·]`, order `[B, H, rounds, N]`.
+    """softmax(q kᵀ/√d) v over all rounds; q, k, v `[B, H, N, ·]`, order `[B, H, rounds, N]`.
 
     A pair that meets in several rounds counts as often. N is a multiple of the size of a chunk.
     """
-    out, _ = _Hashed.apply(q, k, v, order, chunks)
+    out, _ = _Hashed.apply(q / math.sqrt(q.shape[-1]), k, v, order, chunks)
     return out
 
 
@@ -91,7 +92,7 @@ def _forward(
         for some, seen in _meetings(places, chunks):
             scores = _hide(rows[:, some] @ _pairs(keys, some).mT, *seen)
             pieces.append(exp_sums(scores, _pairs(values, some)))
-        back = _inverse(places)
+        back = inverse(places)
         weighted, total, top = (
             _take(torch.cat(x, 1).flatten(1, 2), back) for x in zip(*pieces, strict=True)
         )
@@ -124,7 +125,7 @@ def _backward(
             slope = (g @ theirs.mT).sub_(mine[:, some]).mul_(p).masked_fill_(itself, 0)
             pieces.append((slope @ near, slope.mT @ rows[:, some], p.mT @ g))
         to_rows, *to_pairs = (torch.cat(x, 1) for x in zip(*pieces, strict=True))
-        back = _inverse(places)
+        back = inverse(places)
         sorted_grads = (to_rows, *(_unpair(x) for x in to_pairs))
         for sum_, x in zip(grads, sorted_grads, strict=True):
             sum_ += _take(x.flatten(1, 2), back)
@@ -168,6 +169,7 @@ def _take(x: Tensor, places: Tensor) -> Tensor:
     return x.flatten(0, 1).index_select(0, (places + first).flatten()).unflatten(0, places.shape)
 
 
-def _inverse(places: Tensor) -> Tensor:
-    index = torch.arange(places.shape[1], device=places.device).expand_as(places)
-    return torch.empty_like(places).scatter_(1, places, index)
+def inverse(places: Tensor) -> Tensor:
+    """Where each token went, `[..., N]`."""
+    index = torch.arange(places.shape[-1], device=places.device).expand_as(places)
+    return torch.empty_like(places).scatter_(-1, places, index)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.mechanisms.base import Request, repeat_heads
-from cosformer.mechanisms.blocked import Kept, divide, softmax_sums
+from cosformer.mechanisms.blocked import divide, softmax_sums
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import ranks
+from cosformer.mechanisms.parts import Kept, Part, columns
 from cosformer.mechanisms.traits import Traits
 from cosformer.ops.check import check_whole
 from cosformer.ops.problem import compute_dtype
@@ -95,7 +96,17 @@ class Longformer(Masked):
 
     def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
         yield first - self.reach, last + self.reach
-        yield 0, self.global_tokens
+
+    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
+        reach, count = self.reach, min(self.global_tokens, keys)
+        near = Part(
+            *self.blocks,
+            self.lists(q, keys, causal, start),
+            lambda i, j: (i - j <= reach) & (j - i <= reach) & (j >= count),
+        )
+        if not count:
+            return (near,)
+        return near, columns(range(count), queries=q.shape[2], causal=causal, start=start)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         weights, mask = super().dense(q, k, request), request.key_mask

@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
-from cosformer.mechanisms.blocked import Kept, Part, blocked_attention, neighbours
+from cosformer.mechanisms.blocked import blocked_attention
 from cosformer.mechanisms.flex import flex_pattern
 from cosformer.mechanisms.padding import ranks, with_real_first
+from cosformer.mechanisms.parts import Kept, Part, neighbours
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.check import check_choice
+from cosformer.ops.memo import transformed
 from cosformer.ops.problem import compute_dtype
 
-IMPLEMENTATIONS = ("reference", "blocked", "flex")
+IMPLEMENTATIONS = ("auto", "reference", "blocked", "flex")
 FEW = 16  # queries for which a row of scores each is cheaper than blocks
 
 
@@ -23,7 +25,8 @@ class Masked(Mechanism):
 
     `pattern(keys)` is the mask function of positions (i, j); `ranges(first, last, keys)` says
     where the keys of queries first … last − 1 lie, and nothing outside is looked at; `settings`
-    tell it from another of its class. Without FlexAttention (`flexible`) they are not asked for.
+    tell it from another of its class. One whose blocks are not neighbours has `parts` instead of
+    `ranges`.
 
     Patterns by absolute positions count real tokens: one behind `key_mask` is absent, as a key
     and as a query (its output is 0), so that padding does not shift them.
@@ -31,16 +34,13 @@ class Masked(Mechanism):
 
     blocks = (64, 64)
     """Of queries and of keys, in the blocked path."""
-    flexible = True
-    """Whether FlexAttention serves it, which skips blocks of 128 keys."""
 
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, impl: str = "auto"
     ) -> None:
         """`impl`: reference (quadratic), blocked (any device), flex (CUDA), or auto."""
         super().__init__(heads, width, key_heads=key_heads)
-        known = IMPLEMENTATIONS if self.flexible else IMPLEMENTATIONS[:2]
-        self.impl = check_choice("impl", impl, ("auto", *known))
+        self.impl = check_choice("impl", impl, IMPLEMENTATIONS)
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
         """Whether query position i sees key position j, before causality and padding."""
@@ -52,12 +52,17 @@ class Masked(Mechanism):
 
     @property
     def settings(self) -> tuple[int, ...]:
-        """What `ranges` follow from beside lengths, where FlexAttention serves the pattern."""
+        """What `parts` follow from beside lengths."""
         raise NotImplementedError
 
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
         """The pairs, laid out in blocks."""
-        lists = neighbours(
+        lists = self.lists(q, keys, causal, start)
+        return (Part(*self.blocks, lists, self.pattern(keys, q.device)),)
+
+    def lists(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[tuple[int, ...], ...]:
+        """The blocks of keys that `ranges` touch, for every block of queries."""
+        return neighbours(
             lambda first, last: self.ranges(first, last, keys),
             queries=q.shape[2],
             keys=keys,
@@ -66,7 +71,6 @@ class Masked(Mechanism):
             causal=causal,
             start=start,
         )
-        return (Part(*self.blocks, lists, self.pattern(keys, q.device)),)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         mask = request.key_mask
@@ -91,7 +95,8 @@ class Masked(Mechanism):
             return self.impl
         if q.shape[2] <= FEW:
             return "reference"
-        return "flex" if q.is_cuda and q.dtype != torch.float64 and self.flexible else "blocked"
+        flexible = q.is_cuda and q.dtype != torch.float64 and not transformed()
+        return "flex" if flexible else "blocked"
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         mask, start, keys = request.key_mask, request.start, k.shape[2]
@@ -122,18 +127,11 @@ class Masked(Mechanism):
         keys = k.shape[2]
         causal, key_mask, start, _ = request
         if impl == "flex":
-            recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-            if recorded and not q.is_cuda:
-                raise ValueError(
-                    f"impl must be 'blocked' or 'reference' on {q.device.type}, where PyTorch's "
-                    "FlexAttention has no gradients, got 'flex'"
-                )
             return flex_pattern(
                 q,
                 k,
                 v,
-                self.pattern(keys, q.device),
-                lambda first, last: self.ranges(first, last, keys),
+                lambda: self.parts(q, keys, causal, start),
                 alike=(type(self), *self.settings),
                 causal=causal,
                 key_mask=key_mask,

@@ -2,17 +2,25 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from operator import index
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.mechanisms.flex import run_compiled
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
+from cosformer.mechanisms.hashed_flex import flex_hashed
+from cosformer.mechanisms.parts import to_multiple
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
-from cosformer.ops.check import check_whole
+from cosformer.ops.check import check_choice, check_whole
+from cosformer.ops.memo import Memo, untraced
+from cosformer.ops.problem import compute_dtype
+
+_rotations: Memo[list[Tensor]] = Memo()
 
 MOST_BUCKETS = 128  # of one hash; more are the pairs, triples, … of several
 
@@ -48,19 +56,32 @@ class Reformer(Seeded, Whole):
         bucket: int = 64,
         rounds: int = 8,
         seed: int = 0,
+        impl: str = "auto",
     ) -> None:
+        """`impl`: chunked (any device, any derivative), flex (CUDA, one derivative), or auto."""
         super().__init__(heads, width, key_heads=key_heads)
         self.bucket = check_whole("bucket", bucket, 1)
         self.rounds = check_whole("rounds", rounds, 1)
         self.plant(seed)
+        self.impl = check_choice("impl", impl, ("auto", "chunked", "flex"))
         self.traits = replace(self.traits, multiple_of=2 * bucket)
 
+    def choose(self, q: Tensor) -> str:
+        """What `auto` means: kernels where products of 16 bits are fast, else float32 of torch."""
+        if self.impl != "auto":
+            return self.impl
+        return "flex" if q.is_cuda and q.dtype.itemsize == 2 and untraced() else "chunked"
+
+    def working_dtype(self, q: Tensor) -> torch.dtype:
+        return q.dtype if self.choose(q) == "flex" else compute_dtype(q.dtype)
+
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        length = q.shape[2]
-        order = self.order(q)  # [B H r N]
-        q, k, v = (F.pad(x, (0, 0, 0, order.shape[-1] - length)) for x in (*self._scaled(q, k), v))
-        chunks = Chunks(self.bucket, length, causal)
-        return hashed_attention(q, k, v, order, chunks)[:, :, :length]
+        length, dtype = q.shape[2], compute_dtype(q.dtype)
+        order = self.order(q.to(dtype))  # [B H r N]
+        attend = flex_hashed if self.choose(q) == "flex" else hashed_attention
+        key = F.normalize(k.to(dtype), dim=-1).to(k.dtype)
+        q, k, v = (to_multiple(x, 2 * self.bucket) for x in (q, key, v))
+        return attend(q, k, v, order, Chunks(self.bucket, length, causal))[:, :, :length]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         length = q.shape[2]
@@ -71,8 +92,8 @@ class Reformer(Seeded, Whole):
         i = torch.arange(length, device=q.device)
         if causal:
             rounds = rounds * (i <= i[:, None])
-        query, key = self._scaled(q, k)
-        score = (query @ key.mT).masked_fill(i == i[:, None], ITSELF)
+        score = q @ F.normalize(k, dim=-1).mT / math.sqrt(self.width)
+        score = score.masked_fill(i == i[:, None], ITSELF)
         return (score + rounds.to(q.dtype).log()).softmax(-1)
 
     def cost(self, length: int) -> Cost:
@@ -85,12 +106,12 @@ class Reformer(Seeded, Whole):
     def order(self, q: Tensor) -> Tensor:
         """Tokens sorted by bucket and index in each round, padding last: `[B, H, rounds, N]`."""
         length = q.shape[2]
-        rotations = [rotation.to(q.device, q.dtype) for rotation in self.rotations(length)]
+        rotations = self._rotations_at(q)
         rounds = [
             _buckets(q.detach(), [rotation[n] for rotation in rotations])
             for n in range(self.rounds)
         ]
-        bucket = torch.stack(rounds, 2)
+        bucket = torch.stack(rounds, 2).to(torch.int32)  # half the bits to sort by
         pad = self._padded(length) - length
         return F.pad(bucket, (0, pad), value=torch.iinfo(bucket.dtype).max).argsort(
             dim=-1, stable=True
@@ -101,8 +122,17 @@ class Reformer(Seeded, Whole):
         halves = [size // 2 for size in self._hashes(index(length))]
         return draw_rotations(self.rounds, self.width, halves, self.seed)
 
-    def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return q / math.sqrt(self.width), F.normalize(k, dim=-1)
+    def _rotations_at(self, q: Tensor) -> list[Tensor]:
+        """R where q is, kept: a copy from the host would wait for the device."""
+        length = q.shape[2]
+
+        def make() -> list[Tensor]:
+            return [rotation.to(q.device, q.dtype) for rotation in self.rotations(length)]
+
+        if not untraced():
+            return make()
+        sizes = (self.seed, self.rounds, self.width, *self._hashes(length))
+        return _rotations.recall((sizes, q.dtype), q.device, make)
 
     def _padded(self, length: int) -> int:
         return length + -length % (2 * self.bucket)
@@ -125,10 +155,14 @@ def draw_rotations(rounds: int, width: int, halves: list[int], seed: int) -> lis
 def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
     """argmax[xR; −xR] `[B, H, n]`, of several hashes one number."""
     bucket = torch.zeros(x.shape[:3], dtype=torch.int64, device=x.device)
+    add = partial(run_compiled, _with_nearest, on=x) if untraced() else _with_nearest
     for rotation in rotations:
-        turned = x @ rotation
-        nearest = turned.abs().argmax(-1, keepdim=True)
-        opposite = turned.gather(-1, nearest) < 0
-        half = rotation.shape[-1]
-        bucket = bucket * 2 * half + (nearest + half * opposite)[..., 0]
+        bucket = add(bucket, x @ rotation)
     return bucket
+
+
+def _with_nearest(bucket: Tensor, turned: Tensor) -> Tensor:
+    nearest = turned.abs().argmax(-1, keepdim=True)
+    opposite = turned.gather(-1, nearest) < 0
+    half = turned.shape[-1]
+    return bucket * 2 * half + (nearest + half * opposite)[..., 0]

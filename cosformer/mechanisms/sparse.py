@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.mechanisms.blocked import Kept, Part, neighbours
 from cosformer.mechanisms.local import block_for
 from cosformer.mechanisms.masked import Masked
+from cosformer.mechanisms.parts import Kept, Part, columns, neighbours
 from cosformer.mechanisms.traits import Traits
 from cosformer.ops.check import check_whole
-
-ROWS = 512  # queries that share a copy of the summaries
 
 
 class SparseFixed(Masked):
@@ -25,7 +23,6 @@ class SparseFixed(Masked):
         "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j over ⌊j/stride⌋ = ⌊i/stride⌋ "
         "or j mod stride ≥ stride − summary"
     )
-    flexible = False  # a block of 128 keys without a summary is rare
 
     def __init__(
         self,
@@ -48,33 +45,32 @@ class SparseFixed(Masked):
         stride, plain = self.stride, self.stride - self.summary
         return lambda i, j: (i // stride == j // stride) | (j % stride >= plain)
 
+    @property
+    def settings(self) -> tuple[int, ...]:
+        return self.stride, self.summary
+
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
-        stride, summary = self.stride, self.summary
-        sizes: dict[str, Any] = {
-            "queries": q.shape[2],
-            "keys": keys,
-            "causal": causal,
-            "start": start,
-        }
+        stride, plain = self.stride, self.stride - self.summary
+        sizes: dict[str, Any] = {"queries": q.shape[2], "causal": causal, "start": start}
         own = neighbours(
             lambda first, last: [(first // stride * stride, -(-last // stride) * stride)],
             **sizes,
+            keys=keys,
             query_block=stride,
             key_block=stride,
         )
-        block = math.gcd(stride, summary)
-        ends = [(end - summary, end) for end in range(stride, keys + stride, stride)]
-        columns = neighbours(lambda _, last: ends, **sizes, query_block=ROWS, key_block=block)
-        plain = stride - summary
-        return (
-            Part(stride, stride, own, lambda i, j: i // stride == j // stride),
+        found = [
             Part(
-                ROWS,
-                block,
-                columns,
-                lambda i, j: (j % stride >= plain) & (i // stride != j // stride),
-            ),
-        )
+                stride,
+                stride,
+                own,
+                lambda i, j: (i // stride == j // stride) & (j % stride < plain),
+            )
+        ]
+        summaries = [j for j in range(plain, keys) if j % stride >= plain]
+        if summaries:
+            found.append(columns(summaries, **sizes))
+        return tuple(found)
 
     def pairs(self, length: int) -> int:
         return length * min(length, self.stride + length * self.summary // self.stride)
@@ -88,7 +84,6 @@ class SparseStrided(Masked):
     formula = (
         "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j over |i − j| < stride or (i − j) mod stride = 0"
     )
-    flexible = False  # every block of 128 keys has one of the columns
 
     def __init__(
         self,
@@ -112,6 +107,10 @@ class SparseStrided(Masked):
         stride = self.stride_for(keys)
         return lambda i, j: (i - j < stride) & (j - i < stride) | ((i - j) % stride == 0)
 
+    @property
+    def settings(self) -> tuple[int, ...]:
+        return (self.stride or 0,)
+
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
         stride = self.stride_for(keys)
         block = block_for(stride)
@@ -124,10 +123,14 @@ class SparseStrided(Masked):
             causal=causal,
             start=start,
         )
-        columns = tuple(((start + residue) % stride,) for residue in range(stride))
+        classes = tuple(((start + residue) % stride,) for residue in range(stride))
+
+        def alike(i: Tensor, j: Tensor) -> Tensor:
+            return (i % stride == j % stride) & (i != j)
+
         return (
             Part(block, block, lists, lambda i, j: (i - j < stride) & (j - i < stride)),
-            Part(stride, stride, columns, lambda i, j: i != j, stride),
+            Part(stride, stride, classes, alike, stride),
         )
 
     def empty_state(self, k: Tensor, v: Tensor) -> Any:

@@ -1,5 +1,6 @@
 """Self-attention that must see a sequence as a whole: blocks and means shift with its length."""
 
+import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
@@ -19,15 +20,19 @@ class Whole(Mechanism):
     traits = Traits(causal="no", cross=False, reads_mask=True, positions="absolute")
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        """`[B, H, n, V]`; k and v have a head for each of q, all are of `long_dtype`."""
+        """`[B, H, n, V]`; k and v have a head for each of q, all are of the working dtype."""
         raise NotImplementedError
+
+    def working_dtype(self, q: Tensor) -> torch.dtype:
+        """What `attend_whole` is given."""
+        return long_dtype(q)
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         """`[B, H, n, n]`."""
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype = long_dtype(q)
+        dtype = self.working_dtype(q)
         inputs = [x.to(dtype) for x in (q, repeat_heads(k, q), repeat_heads(v, q))]
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

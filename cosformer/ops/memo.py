@@ -76,10 +76,13 @@ def eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def untraced() -> bool:
     """Whether operations on plain tensors run here and now."""
     return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
+        torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed()
     )
+
+
+def transformed() -> bool:
+    """Whether this is a call within one of `torch.func`, which kernels know nothing of."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def remembered(values: tuple[Any, ...], q: Tensor, make: Callable[[], Problem]) -> Problem:

@@ -5,13 +5,10 @@ import torch
 from mechanism_cases import LENGTH, OPTIONS, draw, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import blocked, flex
-from cosformer.mechanisms.flex import block_mask
-from cosformer.ops.memo import Memo
+from cosformer.mechanisms import blocked
 
 PATTERNS = ("local", "longformer", "sparse", "sparse-strided", "bigbird")
 CAUSAL = ("local", "sparse", "sparse-strided")
-FLEXIBLE = ("local", "longformer", "bigbird")
 every_pattern = pytest.mark.parametrize("name", PATTERNS)
 
 
@@ -107,75 +104,6 @@ def test_blocks_serve_queries_at_any_position(name, queries, keys, start):
     for causal in (False, True):
         out, _ = mechanism(q, k, v, causal=causal, start=start)
         assert_close(out, reference(q, k, v, causal=causal, start=start)[0])
-
-
-def test_flex_attention_has_no_gradients_off_cuda():
-    mechanism = make("local", impl="flex")
-    q, k, v, _ = tokens(mechanism, 200)
-    with pytest.raises(ValueError, match="impl must be 'blocked' or 'reference' on cpu"):
-        mechanism(q.requires_grad_(), k, v, causal=True)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on a CPU
-@pytest.mark.parametrize("name", FLEXIBLE)
-@pytest.mark.parametrize("masked", [False, True])
-def test_flex_attention_computes_the_same(name, masked):
-    options = {"heads": 4, "key_heads": 2, "width": 16}
-    mechanism, other = (make(name, **options, impl=impl) for impl in ("flex", "blocked"))
-    q, k, v, _ = tokens(mechanism, 300)  # three of its blocks
-    mask = draw(2, 300, seed=3) > -0.7 if masked else None
-    for causal in both_ways(name):
-        out, _ = mechanism(q, k, v, causal=causal, key_mask=mask)
-        assert_close(out, other(q, k, v, causal=causal, key_mask=mask)[0])
-
-
-@pytest.mark.parametrize("name", FLEXIBLE)
-def test_the_blocks_of_flex_attention_hold_every_pair_and_few_others(name):
-    mechanism, length, device = make(name), 1500, torch.device("cpu")
-    kept = mechanism.pattern(length, device)
-    i = torch.arange(length)
-    for causal in both_ways(name):
-        blocks = block_mask(
-            kept, lambda first, last: mechanism.ranges(first, last, length), length, length,
-            alike=mechanism.settings, causal=causal, key_mask=None, start=0, device=device,
-        ).to_dense()[0, 0]  # fmt: skip
-        pairs = kept(i[:, None], i) & ((i <= i[:, None]) | (not causal))
-        read = blocks.bool().repeat_interleave(128, 0).repeat_interleave(128, 1)
-        assert not (pairs & ~read[:length, :length]).any()
-        if name == "local":
-            assert blocks.sum() <= (2 if causal else 3) * len(blocks)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on a CPU
-def test_lists_of_blocks_are_kept_whatever_the_mask(monkeypatch):
-    lists = Memo()
-    monkeypatch.setattr(flex, "_lists", lists)
-    mechanism, other = make("local", impl="flex"), make("local", impl="blocked")
-    q, k, v, _ = tokens(mechanism, 300)
-    with torch.inference_mode():
-        mechanism(q, k, v)
-    for n in range(3):
-        mask = draw(2, 300, seed=n) > -0.7 if n else None
-        assert_close(mechanism(q, k, v, key_mask=mask)[0], other(q, k, v, key_mask=mask)[0])
-        assert len(lists.kept) == 1
-    mechanism(q, k, v, causal=True)
-    mechanism(*(x[:, :, 1:] for x in (q, k, v)))
-    assert len(lists.kept) == 3
-    for name, options in (("local", {"window": 600}), ("longformer", {}), ("bigbird", {"seed": 3})):
-        mechanism, other = (make(name, **options, impl=impl) for impl in ("flex", "blocked"))
-        assert_close(mechanism(q, k, v)[0], other(q, k, v)[0])
-    assert len(lists.kept) == 6
-    monkeypatch.setattr(flex, "LONGEST", 8)
-    mechanism(*(x[:, :, :290] for x in (q, k, v)))
-    assert len(lists.kept) == 6
-
-
-@pytest.mark.parametrize("name", ["sparse", "sparse-strided"])
-def test_flex_attention_is_refused_where_it_would_be_quadratic(name):
-    with pytest.raises(
-        ValueError, match=r"impl must be one of auto, reference, blocked, got 'flex'"
-    ):
-        make(name, impl="flex")
 
 
 @pytest.mark.parametrize("window", [0, 2, 8])

@@ -1,0 +1,88 @@
+"""The pairs of a pattern, laid out in blocks: what `blocked` and `flex` compute."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS, COLUMNS = 512, 128  # queries that share a copy of chosen keys, and keys in a block of them
+
+Kept = Callable[[Tensor, Tensor], Tensor]
+Ranges = Callable[[int, int], Iterable[tuple[int, int]]]
+
+
+class Part(NamedTuple):
+    """Pairs of a pattern, laid out so that a block of queries meets a list of whole key blocks."""
+
+    query_block: int
+    key_block: int
+    lists: tuple[tuple[int, ...], ...]
+    """For every block of queries the key blocks that it reads."""
+    kept: Kept | None
+    """Which of all pairs of positions (i, j) count, at most those in the blocks; None: these."""
+    stride: int | None = None
+    """Blocks are residue classes of this number instead of neighbours."""
+    keys: Sequence[int] | Tensor | None = None
+    """Positions of the only keys that are read: blocks are cut from these, side by side."""
+
+
+def columns(positions: Sequence[int], *, queries: int, causal: bool, start: int) -> Part:
+    """Every query and the keys at some positions, in order."""
+    block = min(COLUMNS, len(positions))
+    count = 0 if causal else len(positions)
+    lists = []
+    for first in range(start, start + queries, ROWS):
+        end = min(first + ROWS, start + queries)
+        while count < len(positions) and positions[count] < end:
+            count += 1
+        lists.append(tuple(range(-(-count // block))))
+    return Part(ROWS, block, tuple(lists), None, keys=positions)
+
+
+def neighbours(
+    ranges: Ranges,
+    *,
+    queries: int,
+    keys: int,
+    query_block: int,
+    key_block: int,
+    causal: bool,
+    start: int,
+) -> tuple[tuple[int, ...], ...]:
+    """The key blocks that cover `ranges(first, last)`, for each block [first, last) of queries."""
+    lists = []
+    for first in range(start, start + queries, query_block):
+        last = min(first + query_block, start + queries)
+        end = min(keys, last) if causal else keys
+        wanted: set[int] = set()
+        for low, high in ranges(first, last):
+            low, high = max(low, 0), min(high, end)
+            if low < high:
+                wanted.update(range(low // key_block, -(-high // key_block)))
+        lists.append(tuple(sorted(wanted)))
+    return tuple(lists)
+
+
+def in_order(x: Tensor, part: Part, of_keys: bool) -> Tensor:
+    """Tokens `[..., n, D]` in the order of a part: some keys alone, or a class after another."""
+    if of_keys and part.keys is not None:
+        return x.index_select(-2, torch.as_tensor(part.keys, device=x.device))
+    if part.stride is None:
+        return x
+    x = to_multiple(x, part.stride).unflatten(-2, (-1, part.stride))
+    return x.transpose(-2, -3).flatten(-3, -2)
+
+
+def as_before(x: Tensor, part: Part, length: int) -> Tensor:
+    """Queries from the order of a part back to their own."""
+    if part.stride is not None:
+        x = x.unflatten(-2, (part.stride, -1)).transpose(-2, -3).flatten(-3, -2)
+    return x[..., :length, :]
+
+
+def to_multiple(x: Tensor, block: int) -> Tensor:
+    """`[..., n, D]` with zeros at the end; not a copy where none are missing, as of `F.pad`."""
+    missing = -x.shape[-2] % block
+    return F.pad(x, (0, 0, 0, missing)) if missing else x

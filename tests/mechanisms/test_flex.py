@@ -1,0 +1,273 @@
+"""Patterns through FlexAttention: its blocks hold all pairs, its parts join, gradients too.
+
+On a CPU PyTorch computes every score and has no gradients; `emulated` reads the lists of blocks as
+the kernel does.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mechanism_cases import draw, make, tokens
+from torch.testing import assert_close
+
+from cosformer.mechanisms import flex, hashed_flex
+from cosformer.mechanisms.hashed import Chunks
+from cosformer.ops.memo import Memo
+
+OPTIONS = {
+    "local": {"window": 90},
+    "longformer": {"window": 60, "global_tokens": 3},
+    "sparse": {"stride": 40, "summary": 12},
+    "sparse-strided": {"stride": 30},
+    "bigbird": {"block": 16, "random_blocks": 2},
+}
+"""Sizes that make blocks of 128 matter at some hundred tokens."""
+CAUSAL = ("local", "sparse", "sparse-strided")
+CASES = [(name, causal) for name in OPTIONS for causal in (False, True)[: 1 + (name in CAUSAL)]]
+every_case = pytest.mark.parametrize(("name", "causal"), CASES)
+uncompiled = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+def create(name, impl, **options):
+    sizes = {"heads": 4, "key_heads": 2, "width": 8}
+    return make(name, **{**sizes, **OPTIONS[name], **options}, impl=impl)
+
+
+def seen_by_kernel(blocks, batch, heads):
+    """Which pairs the kernel computes, `[B, H, T, S]`: whole blocks without a question."""
+    queries, keys = blocks.seq_lengths
+    grid = [torch.arange(n) for n in (batch, heads, queries, keys)]
+    b, h, i, j = torch.meshgrid(*grid, indexing="ij")
+
+    def listed(counts, indices):
+        table = torch.zeros(indices.shape[2:], dtype=torch.bool)
+        for row, (count, columns) in enumerate(zip(counts[0, 0], indices[0, 0], strict=True)):
+            table[row, columns[:count].long()] = True
+        size = flex.BLOCK
+        return table.repeat_interleave(size, 0).repeat_interleave(size, 1)[:queries, :keys]
+
+    seen = blocks.mask_mod(b, h, i, j) & listed(blocks.kv_num_blocks, blocks.kv_indices)
+    if blocks.full_kv_indices is None:
+        return seen
+    whole = listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    assert not (whole & (seen.any(0).any(0))).any()  # no block twice
+    return seen | whole
+
+
+def emulated(q, k, v, blocks, with_log, score_mod=None):
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    seen = seen_by_kernel(blocks, *q.shape[:2])
+    score = q @ k.mT / q.shape[-1] ** 0.5
+    if score_mod is not None:
+        rows, columns = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        score = score_mod(score, None, None, rows, columns)
+    score = score.masked_fill(~seen, -torch.inf)
+    some = seen.any(-1, keepdim=True)
+    top = score.detach().amax(-1, keepdim=True).masked_fill(~some, 0)
+    weights = (score - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    log_total = torch.where(some, top + torch.where(some, total, 1).log(), -torch.inf)
+    return weights @ v / torch.where(some, total, 1), log_total[..., 0] if with_log else None
+
+
+def run(mechanism, inputs, **options):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    out, _ = mechanism(*inputs, **options)
+    inputs += list(mechanism.parameters())
+    return [out, *torch.autograd.grad((out * draw(*out.shape, seed=8)).sum(), inputs)]
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("length", [17, 200, 391, 640])
+@pytest.mark.parametrize("share", [1, 32])
+def test_parts_have_the_output_and_gradients_of_the_reference(
+    name, causal, masked, length, share, monkeypatch
+):
+    monkeypatch.setattr(flex, "attend_blocks", emulated)
+    monkeypatch.setattr(flex, "_laid", Memo())
+    monkeypatch.setattr(flex, "SHARE", share)
+    inputs = tokens(create(name, "flex"), length)[:3]
+    mask = draw(2, length, seed=3) > -0.7 if masked else None
+    if masked:
+        mask[1] = False  # not a key
+    found, right = (
+        run(create(name, impl), inputs, causal=causal, key_mask=mask)
+        for impl in ("flex", "reference")
+    )
+    for one, other in zip(found, right, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["local", "sparse-strided"])
+@pytest.mark.parametrize(("queries", "keys"), [(20, 370), (370, 200), (130, 300)])
+@pytest.mark.parametrize("start", [None, 0, 7, 400])
+def test_parts_serve_queries_at_any_position(name, queries, keys, start, monkeypatch):
+    monkeypatch.setattr(flex, "attend_blocks", emulated)
+    inputs = tokens(create(name, "flex"), queries, keys=keys)[:3]
+    for causal in (False, True):
+        found, right = (
+            run(create(name, impl), inputs, causal=causal, start=start)
+            for impl in ("flex", "reference")
+        )
+        for one, other in zip(found, right, strict=True):
+            assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_stream_goes_on_through_parts(name, monkeypatch):
+    monkeypatch.setattr(flex, "attend_blocks", emulated)
+    mechanism = create(name, "flex")
+    q, k, v, _ = tokens(mechanism, 400)
+    whole, _ = create(name, "reference")(q, k, v, causal=True)
+    state, begin = mechanism.empty_state(k, v), 0
+    for end in (150, 151, 399, 400):
+        given = (x[:, :, begin:end] for x in (q, k, v))
+        out, state = mechanism(*given, causal=True, state=state)
+        assert_close(out, whole[:, :, begin:end])
+        begin = end
+
+
+@uncompiled
+@every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_flex_attention_computes_the_same(name, causal, masked):
+    mechanism, other = create(name, "flex", width=16), create(name, "blocked", width=16)
+    q, k, v, _ = tokens(mechanism, 300)
+    mask = draw(2, 300, seed=3) > -0.7 if masked else None
+    out, _ = mechanism(q, k, v, causal=causal, key_mask=mask)
+    assert_close(out, other(q, k, v, causal=causal, key_mask=mask)[0])
+
+
+@every_case
+@torch.no_grad()
+def test_a_graph_has_the_mask_of_every_part(name, causal):
+    mechanism = create(name, "flex")
+    q, k, v, _ = tokens(mechanism, 300)
+    torch.compiler.reset()
+    compiled = torch.compile(mechanism, fullgraph=True, backend="eager")
+    right, _ = create(name, "blocked")(q, k, v, causal=causal)
+    assert_close(compiled(q, k, v, causal=causal)[0], right)
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "reformer"])
+def test_transforms_of_torch_func_go_without_flex_attention(name):
+    mechanism, chosen = make(name), []
+    q = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 100, 6))
+
+    def choose(x):
+        chosen.append(mechanism.choose(q))
+        return x
+
+    choose(None)
+    torch.func.vmap(choose)(torch.zeros(2))
+    assert chosen == ["flex", "chunked" if name == "reformer" else "blocked"]
+
+
+def test_flex_attention_has_no_gradients_off_cuda():
+    mechanism = create("local", "flex")
+    q, k, v, _ = tokens(mechanism, 200)
+    with pytest.raises(ValueError, match="impl must be 'blocked' or 'reference' on cpu"):
+        mechanism(q.requires_grad_(), k, v, causal=True)
+
+
+def laid(mechanism, length, causal):
+    q, _, _, _ = tokens(mechanism, length, batch=1)
+    sizes = flex.Sizes(length, length, causal, False, 0)
+    parts = mechanism.parts(q, length, causal, 0)
+    return [flex.lay(part, sizes, q.device).blocks for part in parts]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_few_blocks_are_read_without_a_pair(causal):
+    (local,) = laid(create("local", "flex", window=256), 1500, causal)
+    assert local.to_dense().sum() <= (2 if causal else 3) * 12
+    own, summaries = laid(create("sparse", "flex", stride=128, summary=32), 4096, causal)
+    assert own.to_dense().sum() == 32
+    assert summaries.to_dense().sum() <= 32 * 8 * (0.6 if causal else 1)  # a quarter of n²
+    assert summaries.kv_num_blocks.sum() <= 32 * causal  # the rest whole, unmasked
+    band, classes = laid(create("sparse-strided", "flex", stride=64), 4096, causal)
+    assert band.to_dense().sum() <= (2 if causal else 3) * 32
+    assert classes.to_dense().sum() == 32  # two classes of 64 tokens are a block
+
+
+def test_no_block_of_keys_is_read_by_every_query():
+    near, ends = laid(create("bigbird", "flex", block=64), 64 * 200, False)
+    assert near.to_dense().sum(-2).max() < 30
+    assert ends.to_dense().sum(-2).max() <= 2 * flex.SHARE
+    assert not ends.kv_num_blocks.any()  # all of them whole
+    _, first = laid(create("longformer", "flex"), 64 * 200, False)
+    assert first.to_dense().sum(-2).max() <= 2 * flex.SHARE
+
+
+@uncompiled
+def test_parts_are_kept_whatever_the_mask(monkeypatch):
+    kept = Memo()
+    monkeypatch.setattr(flex, "_laid", kept)
+    mechanism, other = create("local", "flex"), create("local", "blocked")
+    q, k, v, _ = tokens(mechanism, 300)
+    with torch.inference_mode():
+        mechanism(q, k, v)
+    for n in range(3):
+        mask = draw(2, 300, seed=n) > -0.7 if n else None
+        assert_close(mechanism(q, k, v, key_mask=mask)[0], other(q, k, v, key_mask=mask)[0])
+        assert len(kept.kept) == 1 + (n > 0)
+    mechanism(q, k, v, causal=True)
+    mechanism(*(x[:, :, 1:] for x in (q, k, v)))
+    assert len(kept.kept) == 4
+    more = [("local", {"window": 600}), ("longformer", {}), ("bigbird", {"seed": 3})]
+    for name, options in (*more, ("sparse", {}), ("sparse-strided", {"stride": None})):
+        mechanism, other = (create(name, impl, **options) for impl in ("flex", "blocked"))
+        for _ in range(2):
+            assert_close(mechanism(q, k, v)[0], other(q, k, v)[0])
+    assert len(kept.kept) == 9
+    monkeypatch.setattr(flex, "LONGEST", 8)
+    mechanism(*(x[:, :, :290] for x in (q, k, v)))
+    assert len(kept.kept) == 9
+
+
+@uncompiled
+def test_a_kept_pattern_reads_no_list_again(monkeypatch):
+    """Else a copy to the device waits for it, and no CUDA graph can be recorded."""
+    mechanism = create("bigbird", "flex")
+    q, k, v, _ = tokens(mechanism, 300)
+    out, _ = mechanism(q, k, v)
+    monkeypatch.setattr(type(mechanism), "drawn", None)
+    monkeypatch.setattr(type(mechanism), "parts", None)
+    assert_close(mechanism(q, k, v)[0], out)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [5, 100, 300])
+@pytest.mark.parametrize(("bucket", "rounds"), [(4, 2), (20, 3), (64, 1)])
+def test_sorted_tokens_have_the_output_and_gradients_of_chunks(
+    causal, length, bucket, rounds, monkeypatch
+):
+    monkeypatch.setattr(hashed_flex, "attend_blocks", emulated)
+    options = {"bucket": bucket, "rounds": rounds, "heads": 4, "key_heads": 2}
+    flexible, other = (make("reformer", **options, impl=impl) for impl in ("flex", "chunked"))
+    inputs = tokens(flexible, length)[:3]
+    mask = torch.arange(length) < torch.tensor([[length], [length // 2 + 1]])
+    for key_mask in (None, mask):
+        found, right = (
+            run(mechanism, inputs, causal=causal, key_mask=key_mask)
+            for mechanism in (flexible, other)
+        )
+        for one, exact in zip(found, right, strict=True):
+            assert_close(one, exact)
+
+
+@uncompiled
+@pytest.mark.parametrize("causal", [False, True])
+def test_flex_attention_computes_the_same_of_sorted_tokens(causal):
+    flexible, other = (make("reformer", width=16, impl=impl) for impl in ("flex", "chunked"))
+    q, k, v, _ = tokens(flexible, 300)
+    assert_close(flexible(q, k, v, causal=causal)[0], other(q, k, v, causal=causal)[0])
+
+
+def test_sorted_tokens_read_their_blocks_alone():
+    order = torch.arange(64 * 40).expand(1, 1, 2, -1)
+    blocks = hashed_flex._meeting(order, Chunks(64, 64 * 40, False)).to_dense()
+    assert blocks.sum() == 2 * 20  # a block of 128 is two chunks
