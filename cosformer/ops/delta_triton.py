@@ -197,7 +197,7 @@ def _carry(
         rows.k, chain.factor, sums, chain.a, chain.x, chain.states,
         segments.moves, segments.ends, begin, last,
         count, segments.steps, rows.blocks, rows.k.shape[2], rows.k.shape[1], *rows.k.stride(),
-        COLUMNS=columns, BACK=back, WHOLE=whole, **_options(rows, 2),
+        COLUMNS=columns, BACK=back, WHOLE=whole, **_options(rows), num_stages=2,
     )  # fmt: skip
     return last
 
@@ -257,22 +257,23 @@ def _launch(
     """A program for each chunk of each head of a tensor."""
     batch, heads, length, _ = over.shape
     kernel[(rows.blocks * heads * batch,)](
-        *tensors, rows.blocks, length, heads, *numbers, **options, **_options(rows)
+        *tensors, rows.blocks, length, heads, *numbers, **options, **_options(rows), num_stages=1
     )
 
 
-def _options(rows: Rows, stages: int = 1) -> dict[str, Any]:
-    width = rows.k.shape[3]
+def _options(rows: Rows) -> dict[str, Any]:
+    width, short = rows.k.shape[3], rows.q.dtype == torch.bfloat16
     return {
         "D": width,
         "V": rows.v.shape[3],
         "BLOCK_D": padded(width, FEWEST),
         "BLOCK_V": FEWEST,
-        "SHORT": rows.q.dtype == torch.bfloat16,
+        "SHORT": short,
         "PRECISION": "tf32x3" if rows.q.dtype == torch.float32 else "tf32",
         "C": CHUNK,
         "num_warps": 4,
-        "num_stages": stages,
+        # three programs share a multiprocessor
+        "maxnreg": 168 if short and width <= FEWEST else None,
     }
 
 

@@ -103,7 +103,8 @@ def test_compiled_calls_go_by_torch():
     def call(q, k, v, beta):
         return mechanism(q, k, v, causal=True, controls={"beta": beta})[0]
 
-    assert_close(torch.compile(call)(q, k, v, beta), call(q, k, v, beta), rtol=1e-4, atol=1e-4)
+    compiled = torch.compile(call, backend="eager")
+    assert_close(compiled(q, k, v, beta), call(q, k, v, beta), rtol=1e-4, atol=1e-4)
 
 
 def test_memory_is_a_few_times_the_tokens():
