@@ -61,12 +61,10 @@ def _inverse(lower, PRECISION: tl.constexpr):
     All numbers on the way are of inverses, 1 at most for unit keys; powers of `lower` would not be.
     """
     C: tl.constexpr = lower.shape[0]
-    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    found = tl.where(row == column, 1.0, tl.where(row // 2 == column // 2, -lower, 0.0))
+    apart = tl.arange(0, C)[:, None] ^ tl.arange(0, C)[None, :]  # its highest bit: in which pair
+    found = tl.where(apart == 0, 1.0, tl.where(apart == 1, -lower, 0.0))
     for level in tl.static_range(1, 6):
-        apart = row // 2**level != column // 2**level
-        paired = row // 2 ** (level + 1) == column // 2 ** (level + 1)
-        between = _bounded(tl.where(apart & paired, lower, 0.0), found, PRECISION)
+        between = _bounded(tl.where(apart >> level == 1, lower, 0.0), found, PRECISION)
         found -= _bounded(found, between, PRECISION)
     return found
 

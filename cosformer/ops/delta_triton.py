@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops.delta import delta_rule, units
-from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.dispatch import has_room, kernels_serve
 from cosformer.ops.formula import formula_gradients
 from cosformer.ops.gates import floor_of
 from cosformer.ops.problem import on_device_of
@@ -23,7 +23,7 @@ from cosformer.ops.trilinear import recorded
 
 CHUNK = 64
 WIDEST = 128
-"""Columns, whose tiles must fit in registers."""
+"""Columns, whose tiles must fit in registers; more than `FEWEST` take much shared memory."""
 
 
 class Rows(NamedTuple):
@@ -79,8 +79,9 @@ class Prepared(NamedTuple):
 def is_served(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> bool:
     """Whether kernels take these: rows of one type, and a memory in float32."""
     alike = q.dtype == k.dtype == v.dtype and memory.dtype == torch.float32
-    fits = max(q.shape[3], v.shape[3]) <= WIDEST
-    return alike and fits and all(kernels_serve(x) for x in (q, k, v, memory))
+    served = alike and all(kernels_serve(x) for x in (q, k, v, memory))
+    width = max(q.shape[3], v.shape[3])
+    return served and (width <= FEWEST or (width <= WIDEST and has_room(q)))
 
 
 def by_formula(
