@@ -20,9 +20,7 @@ import triton.language as tl
 from cosformer.ops.product_kernels import place, product
 from cosformer.ops.tile_kernels import LOG_E, load_rows
 
-SHORTEST = tl.constexpr(
-    1e-12
-)  # the norm that shorter rows are divided by, as in torch's `normalize`
+SHORTEST = tl.constexpr(1e-12)  # shorter rows are divided by that, as by torch's `normalize`
 
 
 @triton.jit
