@@ -9,7 +9,7 @@ from cosformer.mechanisms import create, delta
 from cosformer.ops import delta_triton
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
-SMALL = Case(6, 5, 2, 2)
+SMALL = Case(6, 5, 1, 2)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -17,7 +17,7 @@ SMALL = Case(6, 5, 2, 2)
     ("length", "dtype"), [(1, torch.float16), (63, torch.float32), (130, torch.float16)], ids=str
 )
 def test_results_and_gradients_are_no_worse_than_by_torch(name, length, dtype):
-    check(draw(CASES[name], length, dtype))
+    check(draw(CASES[name], length, dtype, batch=2 if length == 63 else 1))
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_segments_begin_where_others_end(name):
     check(draw(CASES[name], 300, torch.float32, batch=1))
 
 
-@pytest.mark.parametrize("cut", [1, 64, 100])
+@pytest.mark.parametrize("cut", [1, 64])
 def test_a_stream_goes_on_with_its_gradients(cut):
     given = draw(SMALL, 130, torch.float32)
 
