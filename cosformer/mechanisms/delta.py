@@ -1,18 +1,17 @@
 """The delta rule: a memory in which a key's new value replaces its old one."""
 
-import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.check import check_positive
-from cosformer.ops.delta import CHUNK_LENGTH, delta_rule, fade, strict
+from cosformer.ops.delta import CHUNK_LENGTH, fade, strict, units
+from cosformer.ops.delta_triton import by_formula, by_kernel, is_served
 from cosformer.ops.problem import compute_dtype
 
 
@@ -37,7 +36,9 @@ class Delta(Mechanism):
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         """(q kᵀ ⊙ decay) u, where u solves for the identity as values."""
-        queries, keys, beta, log_decay = self._given(q, k, request, compute_dtype(q.dtype))
+        dtype = compute_dtype(q.dtype)
+        queries, keys = units(q, k, dtype)
+        beta, log_decay = self._given(request, dtype)
         _, fading = fade(log_decay)
         answers = torch.linalg.solve_triangular(
             strict(keys, beta[..., None], fading),
@@ -62,9 +63,9 @@ class Delta(Mechanism):
         if state.value.shape != wanted:
             raise ValueError(f"state must hold {list(wanted)}, got {list(state.value.shape)}")
         dtype = compute_dtype(torch.promote_types(q.dtype, state.value.dtype))
-        queries, keys, beta, log_decay = self._given(q, k, request, dtype)
-        out, memory = delta_rule(queries, keys, v, beta, log_decay, state.value.to(dtype))
-        return out.to(q.dtype), Memory(memory)
+        given = (q, k, v, *self._given(request, dtype), state.value.to(dtype))
+        out, memory = (by_kernel if is_served(q, k, v, given[-1]) else by_formula)(*given)
+        return out, Memory(memory)
 
     def state_size(self, length: int) -> int:
         return self.key_heads * self.width**2
@@ -80,13 +81,9 @@ class Delta(Mechanism):
         beta = request.controls["beta"]
         return torch.zeros_like(beta, dtype=compute_dtype(beta.dtype))
 
-    def _given(
-        self, q: Tensor, k: Tensor, request: Request, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Unit queries, scaled, unit keys, β and g; a masked key is 0, which changes nothing."""
-        beta = request.controls["beta"].to(dtype).sigmoid()
-        queries = F.normalize(q.to(dtype), dim=-1) / math.sqrt(self.width)
-        return queries, F.normalize(k.to(dtype), dim=-1), beta, self.log_decay(request).to(dtype)
+    def _given(self, request: Request, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """β and g."""
+        return request.controls["beta"].to(dtype).sigmoid(), self.log_decay(request).to(dtype)
 
 
 class GatedDelta(Delta):

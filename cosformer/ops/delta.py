@@ -6,6 +6,8 @@ before a chunk and G the sums of g, S_t = e^(G_t) S_0 + Σ_{j≤t} e^(G_t−G_j)
     (I + strictly lower part of β_i e^(G_i−G_j) k_i·k_j) u = β (v − e^G k S_0)
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,6 +43,12 @@ def delta_rule(
         out, memory = recomputed(_segment, *parts, memory)
         outs.append(out)
     return torch.cat(outs, 2), memory
+
+
+def units(q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of norm 1, those of q over √d."""
+    q, k = (F.normalize(x.to(dtype), dim=-1) for x in (q, k))
+    return q / math.sqrt(q.shape[-1]), k
 
 
 def _segment(

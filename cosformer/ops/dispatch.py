@@ -12,6 +12,8 @@ from cosformer.ops.problem import Problem, full_precision, on_device_of
 from cosformer.ops.reference import reference
 
 HAS_TRITON = find_spec("triton") is not None
+ROOM = 180 * 2**10
+"""Bytes of shared memory that a program takes, at most: on Hopper there are 228 · 2¹⁰."""
 IMPLEMENTATIONS = {"reference": reference, "chunked": chunked, "triton": fused}
 
 
@@ -52,3 +54,10 @@ def kernels_serve(x: Tensor) -> bool:
     """Whether kernels that are no operators of torch may serve x: on a GPU, here and now."""
     there = HAS_TRITON and x.is_cuda and x.dtype != torch.float64
     return there and x.numel() > 0 and eager(x, x, x)
+
+
+def has_room(x: Tensor) -> bool:
+    """Whether the largest programs fit where x is; they do under Triton's interpreter."""
+    if not x.is_cuda:
+        return True
+    return torch.cuda.get_device_properties(x.device).shared_memory_per_multiprocessor > ROOM

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.dispatch import kernels_serve
+from cosformer.ops.dispatch import has_room, kernels_serve
 from cosformer.ops.formula import formula_gradients
 from cosformer.ops.problem import compute_dtype, on_device_of
 from cosformer.ops.projected import FEWEST, MAX_WIDTHS
 from cosformer.ops.tiles import TILE, padded
 from cosformer.ops.trilinear import recorded
 
-ROOM = 180 * 2**10
-"""Bytes of shared memory that a program takes, at most: on Hopper there are 228 · 2¹⁰."""
 TABLE = 2**26
 """Numbers in a table of sines, about: longer sequences go in segments."""
 SPAN = 8
@@ -50,11 +48,7 @@ def mixed(x: Tensor, position: Tensor, sines: Sines, noise: Tensor) -> Tensor:
 
 def is_served(x: Tensor) -> bool:
     """Whether kernels mix sines into x, and have room for their tiles."""
-    if x.shape[-1] > MAX_WIDTHS.get(x.dtype, 0) or not kernels_serve(x):
-        return False
-    if not x.is_cuda:  # under Triton's interpreter
-        return True
-    return torch.cuda.get_device_properties(x.device).shared_memory_per_multiprocessor > ROOM
+    return x.shape[-1] <= MAX_WIDTHS.get(x.dtype, 0) and kernels_serve(x) and has_room(x)
 
 
 def by_formula(x: Tensor, position: Tensor, sines: Sines, noise: Tensor) -> Tensor:
