@@ -32,8 +32,9 @@ def stack(vectors, number, R: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _halves(exponent):
-    """A float64 as two float32: gates that let nothing through leave it far below 0."""
+def halves(exponent):
+    """A float64 as two float32, since one far below 0, where gates let nothing through, has no bits
+    left for a difference."""
     near = exponent.to(tl.float32)
     return near, (exponent - near.to(tl.float64)).to(tl.float32)
 
@@ -41,7 +42,7 @@ def _halves(exponent):
 @triton.jit
 def _power(exponent):
     """2 to a float64, as exact as float32 is."""
-    near, rest = _halves(exponent)
+    near, rest = halves(exponent)
     return tl.exp2(near) * (1.0 + rest / LOG_E)
 
 
@@ -67,7 +68,7 @@ def weighed(scores, psi, since, index, R: tl.constexpr, REVERSE: tl.constexpr, D
     else:
         meet = index[:, None] >= index[None, :]
     if DECAY:
-        near, rest = _halves(since)
+        near, rest = halves(since)
         gap = (near[:, None] - near[None, :]) + (rest[:, None] - rest[None, :])
         if REVERSE:
             gap = -gap

@@ -17,6 +17,7 @@ loaded. Tensors without strides are contiguous; those of tokens are `[B, H, T, Â
 import triton
 import triton.language as tl
 
+from cosformer.ops.chunk_kernels import halves
 from cosformer.ops.product_kernels import place, product
 from cosformer.ops.tile_kernels import LOG_E, load_rows
 
@@ -75,16 +76,9 @@ def reciprocal(tile):
 
 
 @triton.jit
-def _halves(sums):
-    """A float64 as two float32, whose differences keep what those of one would lose."""
-    upper = sums.to(tl.float32)
-    return upper, (sums - upper.to(tl.float64)).to(tl.float32)
-
-
-@triton.jit
 def fading_of(sums):
     """F_ij, 0 for j > i."""
-    upper, lower = _halves(sums)
+    upper, lower = halves(sums)
     row = tl.arange(0, sums.shape[0])
     gap = (upper[:, None] - upper[None, :]) + (lower[:, None] - lower[None, :])
     return tl.exp2(tl.where(row[:, None] >= row[None, :], gap, float("-inf")))

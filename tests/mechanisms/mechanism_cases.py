@@ -97,3 +97,21 @@ def tokens(
 
 def cut(controls: dict[str, Tensor], where: slice) -> dict[str, Tensor]:
     return {name: control[:, :, where] for name, control in controls.items()}
+
+
+@torch.no_grad()
+def check_graph(mechanism, inputs, others):
+    """A call that a CUDA graph repeats gives what the call does; inputs lie on a GPU."""
+    right = mechanism(*others)[0]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        mechanism(*inputs)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = mechanism(*inputs)[0]
+    for x, other in zip(inputs, others, strict=True):
+        x.copy_(other)
+    graph.replay()
+    assert torch.equal(out, right)

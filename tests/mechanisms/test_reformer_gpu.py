@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import draw, make, tokens
+from mechanism_cases import check_graph, draw, make, tokens
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,23 +65,10 @@ def test_chunks_and_blocks_agree(dtype):
         assert (one - other).norm() <= bounds[dtype] * other.norm()
 
 
-@torch.no_grad()
 def test_a_cuda_graph_repeats_a_call():
     mechanism = create()
     inputs, others = (on_gpu(*tokens(mechanism, 1000, seed=seed)[:3]) for seed in (0, 5))
-    right = mechanism(*others)[0]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        mechanism(*inputs)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = mechanism(*inputs)[0]
-    for x, other in zip(inputs, others, strict=True):
-        x.copy_(other)
-    graph.replay()
-    torch.testing.assert_close(out, right, rtol=0, atol=0)
+    check_graph(mechanism, inputs, others)
 
 
 def test_a_long_sequence_takes_no_quadratic_memory():
