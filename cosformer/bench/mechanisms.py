@@ -89,6 +89,8 @@ class Options:
         for name in self.names:
             if name not in WORDS["names"]:
                 raise ValueError(f"names must be among {', '.join(WORDS['names'])}, got {name!r}")
+        for name in set(self.names).intersection(PEERS) - set(present(self.device)):
+            raise ValueError(f"names with {name} need a GPU and fla-core, got device={self.device}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device must be one that torch can use here, got cuda")
 

@@ -11,7 +11,7 @@ from cosformer.mechanisms.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.check import check_positive
 from cosformer.ops.delta import CHUNK_LENGTH, fade, strict, units
-from cosformer.ops.delta_triton import by_formula, by_kernel, is_served
+from cosformer.ops.delta_triton import delta
 from cosformer.ops.problem import compute_dtype
 
 
@@ -63,8 +63,7 @@ class Delta(Mechanism):
         if state.value.shape != wanted:
             raise ValueError(f"state must hold {list(wanted)}, got {list(state.value.shape)}")
         dtype = compute_dtype(torch.promote_types(q.dtype, state.value.dtype))
-        given = (q, k, v, *self._given(request, dtype), state.value.to(dtype))
-        out, memory = (by_kernel if is_served(q, k, v, given[-1]) else by_formula)(*given)
+        out, memory = delta(q, k, v, *self._given(request, dtype), state.value.to(dtype))
         return out, Memory(memory)
 
     def state_size(self, length: int) -> int:

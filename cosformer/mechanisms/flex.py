@@ -1,7 +1,7 @@
 """Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,9 @@ BLOCK = 128  # what the kernel skips by
 SHARE = 32  # blocks of queries that a copy of chosen keys serves
 KERNELS = 256  # one for each part, with and without causality, mask, gradient, changing lengths
 
-LONGEST = 2**22  # numbers of a table that is kept, which is quadratic: 262,144 tokens, 16 MB
+NARROWEST = 16  # columns of q or v for which PyTorch has a kernel
+
+LONGEST = 2**23  # numbers in tables that are kept, which are quadratic: 262,144 tokens, 32 MB
 
 
 class Sizes(NamedTuple):
@@ -64,6 +66,7 @@ def flex_pattern(
 
     Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
     """
+    require_flex(q, k, v, "'blocked' or 'reference'")
     sizes = Sizes(q.shape[2], k.shape[2], causal, key_mask is not None, start)
 
     def make() -> tuple[Laid, ...]:
@@ -74,6 +77,26 @@ def flex_pattern(
     if len(found) == 1:
         return found[0][0]
     return run_compiled(joined, *zip(*found, strict=True), on=q)
+
+
+def flex_serves(q: Tensor, v: Tensor) -> bool:
+    """Whether PyTorch has kernels for these."""
+    return q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= NARROWEST
+
+
+def require_flex(q: Tensor, k: Tensor, v: Tensor, others: str) -> None:
+    """An error, which names other implementations, where PyTorch has none."""
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if recorded and not q.is_cuda:
+        raise ValueError(
+            f"impl must be {others} on {q.device.type}, where PyTorch's FlexAttention has no "
+            "gradients, got 'flex'"
+        )
+    if q.is_cuda and not flex_serves(q, v):
+        raise ValueError(
+            f"impl must be {others} unless q and v have {NARROWEST} columns and 32 bits or less, "
+            f"got 'flex' for {q.shape[3]} and {v.shape[3]} in {q.dtype}"
+        )
 
 
 def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
@@ -187,7 +210,13 @@ def _of_keys(x: Tensor, part: Part, copies: int) -> Tensor:
 
 
 def _is_short(laid: tuple[Laid, ...]) -> bool:
-    return max(x.blocks.kv_indices.numel() for x in laid) <= LONGEST
+    return are_short(x.blocks for x in laid)
+
+
+def are_short(blocks: Iterable["BlockMask"]) -> bool:
+    """Whether the tables of these are short enough to be kept."""
+    tables = ((x.kv_indices, x.q_indices, x.full_kv_indices, x.full_q_indices) for x in blocks)
+    return sum(y.numel() for x in tables for y in x if y is not None) <= LONGEST
 
 
 def listed(
@@ -222,12 +251,6 @@ def attend_blocks(
     """softmax(q kᵀ/√d) v over the pairs of blocks, and log Σ e^s `[B, H, T]` if asked for."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if recorded and not q.is_cuda:
-        raise ValueError(
-            f"impl must be 'blocked' or 'reference' on {q.device.type}, where PyTorch's "
-            "FlexAttention has no gradients, got 'flex'"
-        )
     options: dict[str, Any] = {
         "block_mask": blocks,
         "score_mod": score_mod,

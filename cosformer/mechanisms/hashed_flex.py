@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cosformer.mechanisms.blocked import LOWEST
-from cosformer.mechanisms.flex import Sizes, attend_blocks, lay, run_compiled, with_mask
+from cosformer.mechanisms.flex import (
+    Sizes,
+    are_short,
+    attend_blocks,
+    lay,
+    require_flex,
+    run_compiled,
+    with_mask,
+)
 from cosformer.mechanisms.hashed import Chunks, inverse
 from cosformer.mechanisms.parts import Part
 from cosformer.ops.memo import Memo, untraced
@@ -24,6 +32,7 @@ _blocks: "Memo[BlockMask]" = Memo()
 
 def flex_hashed(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chunks) -> Tensor:
     """As `hashed_attention`, with the first derivative alone."""
+    require_flex(q, k, v, "'chunked'")
     back, rounds = inverse(order), order.shape[2]
     rows, keys, values = (_Sorted.apply(x, order, back).flatten(1, 2) for x in (q, k, v))
     blocks = with_mask(_meeting(order, chunks), _seen(order, chunks))
@@ -134,4 +143,6 @@ def _meeting(order: Tensor, chunks: Chunks) -> "BlockMask":
         part = Part(size, size, lists, None)
         return lay(part, Sizes(slots, slots, False, False, 0), order.device).blocks
 
-    return _blocks.recall((slots, size), order.device, make) if untraced() else make()
+    if not untraced():
+        return make()
+    return _blocks.recall((slots, size), order.device, make, lambda made: are_short([made]))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.blocked import blocked_attention
-from cosformer.mechanisms.flex import flex_pattern
+from cosformer.mechanisms.flex import flex_pattern, flex_serves
 from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.parts import Kept, Part, neighbours
 from cosformer.mechanisms.traits import Cost
@@ -76,7 +76,7 @@ class Masked(Mechanism):
         mask = request.key_mask
         if not (q.numel() and k.numel()):
             return q @ repeat_heads(k, q).mT @ repeat_heads(v, q)  # zeros with a gradient
-        impl = self.choose(q)
+        impl = self.choose(q, v)
         if impl == "reference":
             dtype = compute_dtype(q.dtype)
             weights = self.dense(q.to(dtype), k.to(dtype), request)
@@ -89,14 +89,13 @@ class Masked(Mechanism):
 
         return with_real_first(attend, mask, q, k, v, request.start)
 
-    def choose(self, q: Tensor) -> str:
-        """What `auto` means for these queries."""
+    def choose(self, q: Tensor, v: Tensor) -> str:
+        """What `auto` means for these."""
         if self.impl != "auto":
             return self.impl
         if q.shape[2] <= FEW:
             return "reference"
-        flexible = q.is_cuda and q.dtype != torch.float64 and not transformed()
-        return "flex" if flexible else "blocked"
+        return "flex" if flex_serves(q, v) and not transformed() else "blocked"
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         mask, start, keys = request.key_mask, request.start, k.shape[2]

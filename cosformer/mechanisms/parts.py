@@ -18,10 +18,12 @@ class Part(NamedTuple):
 
     query_block: int
     key_block: int
+    """Tokens in a block; with a `stride`, a block is a class whatever these say."""
     lists: tuple[tuple[int, ...], ...]
     """For every block of queries the key blocks that it reads."""
     kept: Kept | None
-    """Which of all pairs of positions (i, j) count, at most those in the blocks; None: these."""
+    """Which pairs of positions (i, j) count; none that is not listed. None: all that are listed,
+    and then lists leave nothing out but the future, as `flex` rounds blocks up to its own."""
     stride: int | None = None
     """Blocks are residue classes of this number instead of neighbours."""
     keys: Sequence[int] | Tensor | None = None
@@ -30,15 +32,15 @@ class Part(NamedTuple):
 
 def columns(positions: Sequence[int], *, queries: int, causal: bool, start: int) -> Part:
     """Every query and the keys at some positions, in order."""
-    block = min(COLUMNS, len(positions))
+    rows, block = min(ROWS, queries), min(COLUMNS, len(positions))
     count = 0 if causal else len(positions)
     lists = []
-    for first in range(start, start + queries, ROWS):
-        end = min(first + ROWS, start + queries)
+    for first in range(start, start + queries, rows):
+        end = min(first + rows, start + queries)
         while count < len(positions) and positions[count] < end:
             count += 1
         lists.append(tuple(range(-(-count // block))))
-    return Part(ROWS, block, tuple(lists), None, keys=positions)
+    return Part(rows, block, tuple(lists), None, keys=positions)
 
 
 def neighbours(

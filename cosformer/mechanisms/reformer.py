@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.flex import run_compiled
+from cosformer.mechanisms.flex import flex_serves, run_compiled
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
 from cosformer.mechanisms.hashed_flex import flex_hashed
 from cosformer.mechanisms.parts import to_multiple
@@ -66,19 +66,20 @@ class Reformer(Seeded, Whole):
         self.impl = check_choice("impl", impl, ("auto", "chunked", "flex"))
         self.traits = replace(self.traits, multiple_of=2 * bucket)
 
-    def choose(self, q: Tensor) -> str:
+    def choose(self, q: Tensor, v: Tensor) -> str:
         """What `auto` means: kernels where products of 16 bits are fast, else float32 of torch."""
         if self.impl != "auto":
             return self.impl
-        return "flex" if q.is_cuda and q.dtype.itemsize == 2 and untraced() else "chunked"
+        short = q.dtype.itemsize == 2
+        return "flex" if short and flex_serves(q, v) and untraced() else "chunked"
 
-    def working_dtype(self, q: Tensor) -> torch.dtype:
-        return q.dtype if self.choose(q) == "flex" else compute_dtype(q.dtype)
+    def working_dtype(self, q: Tensor, v: Tensor) -> torch.dtype:
+        return q.dtype if self.choose(q, v) == "flex" else compute_dtype(q.dtype)
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         length, dtype = q.shape[2], compute_dtype(q.dtype)
         order = self.order(q.to(dtype))  # [B H r N]
-        attend = flex_hashed if self.choose(q) == "flex" else hashed_attention
+        attend = flex_hashed if self.choose(q, v) == "flex" else hashed_attention
         key = F.normalize(k.to(dtype), dim=-1).to(k.dtype)
         q, k, v = (to_multiple(x, 2 * self.bucket) for x in (q, key, v))
         return attend(q, k, v, order, Chunks(self.bucket, length, causal))[:, :, :length]

@@ -23,7 +23,7 @@ class Whole(Mechanism):
         """`[B, H, n, V]`; k and v have a head for each of q, all are of the working dtype."""
         raise NotImplementedError
 
-    def working_dtype(self, q: Tensor) -> torch.dtype:
+    def working_dtype(self, q: Tensor, v: Tensor) -> torch.dtype:
         """What `attend_whole` is given."""
         return long_dtype(q)
 
@@ -32,7 +32,7 @@ class Whole(Mechanism):
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype = self.working_dtype(q)
+        dtype = self.working_dtype(q, v)
         inputs = [x.to(dtype) for x in (q, repeat_heads(k, q), repeat_heads(v, q))]
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ WIDEST = 128
 """Columns, whose tiles must fit in registers; more than `FEWEST` take much shared memory."""
 
 
-class Rows(NamedTuple):
+class Given(NamedTuple):
     """q, k and v with any strides; β and gates in float32."""
 
     q: Tensor
@@ -67,7 +67,7 @@ class Segments(NamedTuple):
     ends: Tensor  # [B, H_kv, segments, D, V] float32: and adds to it
 
 
-class Prepared(NamedTuple):
+class Known(NamedTuple):
     """What follows from keys, values and gates alone."""
 
     sums: Tensor  # [B, H_kv, T] float64: G
@@ -84,10 +84,23 @@ def is_served(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> bool:
     return served and (width <= FEWEST or (width <= WIDEST and has_room(q)))
 
 
+def delta(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Output `[B, H, T, V]` in the dtype of q, and the memory after these tokens.
+
+    Args:
+        q, k, v: as `delta_rule` takes them, but of any norm; the output is that of q/√D.
+        beta, log_decay, memory: as it takes them.
+    """
+    by = by_kernel if is_served(q, k, v, memory) else by_formula
+    return by(q, k, v, beta, log_decay, memory)
+
+
 def by_formula(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`delta_rule` of the units of q and k; the output in the dtype of q."""
+    """In torch."""
     out, memory = delta_rule(*units(q, k, memory.dtype), v, beta, log_decay, memory)
     return out.to(q.dtype), memory
 
@@ -95,7 +108,7 @@ def by_formula(
 def by_kernel(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same, in kernels."""
+    """In kernels."""
     out, memory = _Delta.apply(q, k, v, beta, log_decay, memory)
     return out, memory
 
@@ -107,7 +120,7 @@ class _Delta(Function):
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         *rows, memory = _plain(inputs)
         with on_device_of(memory):
-            out, last, segments = _forward(Rows(*rows), memory)
+            out, last, segments = _forward(Given(*rows), memory)
         ctx.steps = segments.steps
         ctx.save_for_backward(*inputs, segments.moves, segments.ends)
         return out, last
@@ -119,7 +132,7 @@ class _Delta(Function):
             return tuple(formula_gradients(by_formula, inputs, ctx.needs_input_grad, grads))
         *rows, memory = _plain(inputs)
         with on_device_of(memory):
-            found = _backward(Rows(*rows), memory, segments, *grads)
+            found = _backward(Given(*rows), memory, segments, *grads)
         return tuple(x.to(given.dtype) for x, given in zip(found, inputs, strict=True))
 
 
@@ -128,7 +141,7 @@ def _plain(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return *inputs[:3], *(x.to(torch.float32).contiguous() for x in inputs[3:])
 
 
-def _forward(rows: Rows, memory: Tensor) -> tuple[Tensor, Tensor, Segments]:
+def _forward(rows: Given, memory: Tensor) -> tuple[Tensor, Tensor, Segments]:
     sums, chain, _, _ = _prepare(rows)
     steps = segment_length(_programs(rows), rows.k.shape[2]) // CHUNK
     count, width = -(-rows.blocks // steps), rows.k.shape[3]
@@ -144,7 +157,7 @@ def _forward(rows: Rows, memory: Tensor) -> tuple[Tensor, Tensor, Segments]:
 
 
 def _backward(
-    rows: Rows, memory: Tensor, segments: Segments, grad: Tensor, of_last: Tensor
+    rows: Given, memory: Tensor, segments: Segments, grad: Tensor, of_last: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, β, gates and memory."""
     sums, chain, erased, solver = _prepare(rows, back=True)
@@ -159,7 +172,7 @@ def _backward(
     return *_gradients(rows, grad, sums, chain, reverse), of_memory
 
 
-def _prepare(rows: Rows, back: bool = False) -> Prepared:
+def _prepare(rows: Given, back: bool = False) -> Known:
     from cosformer.ops.delta_kernels import prepare_kernel
 
     length, width = rows.k.shape[2:]
@@ -175,11 +188,11 @@ def _prepare(rows: Rows, back: bool = False) -> Prepared:
         (rows.k, rows.v, rows.beta, rows.gates, sums, factor, erased, solver, chain.a, chain.x),
         (*rows.k.stride(), *rows.v.stride()), FLOOR=floor_of(torch.float32),
     )  # fmt: skip
-    return Prepared(sums, chain, erased, solver)
+    return Known(sums, chain, erased, solver)
 
 
 def _carry(
-    rows: Rows,
+    rows: Given,
     sums: Tensor,
     chain: Chain,
     segments: Segments,
@@ -203,7 +216,7 @@ def _carry(
     return last
 
 
-def _read(rows: Rows, sums: Tensor, chain: Chain) -> Tensor:
+def _read(rows: Given, sums: Tensor, chain: Chain) -> Tensor:
     from cosformer.ops.delta_kernels import read_kernel
 
     out = rows.q.new_empty(*rows.q.shape[:3], rows.v.shape[3])
@@ -215,7 +228,7 @@ def _read(rows: Rows, sums: Tensor, chain: Chain) -> Tensor:
 
 
 def _ask(
-    rows: Rows, grad: Tensor, sums: Tensor, written: Tensor, erased: Tensor, solver: Tensor
+    rows: Given, grad: Tensor, sums: Tensor, written: Tensor, erased: Tensor, solver: Tensor
 ) -> Chain:
     """The chain back."""
     from cosformer.ops.delta_back_kernels import ask_kernel
@@ -233,7 +246,7 @@ def _ask(
 
 
 def _gradients(
-    rows: Rows, grad: Tensor, sums: Tensor, chain: Chain, reverse: Chain
+    rows: Given, grad: Tensor, sums: Tensor, chain: Chain, reverse: Chain
 ) -> tuple[Tensor, ...]:
     from cosformer.ops.delta_back_kernels import gradients_kernel
 
@@ -249,7 +262,7 @@ def _gradients(
 
 def _launch(
     kernel: Any,
-    rows: Rows,
+    rows: Given,
     over: Tensor,
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[float, ...],
@@ -262,7 +275,7 @@ def _launch(
     )
 
 
-def _options(rows: Rows) -> dict[str, Any]:
+def _options(rows: Given) -> dict[str, Any]:
     width, short = rows.k.shape[3], rows.q.dtype == torch.bfloat16
     return {
         "D": width,
@@ -278,14 +291,14 @@ def _options(rows: Rows) -> dict[str, Any]:
     }
 
 
-def _programs(rows: Rows) -> int:
+def _programs(rows: Given) -> int:
     """Of a chain that is not cut."""
     return rows.k.shape[0] * rows.k.shape[1] * -(-rows.v.shape[3] // FEWEST)
 
 
-def _groups(rows: Rows) -> int:
+def _groups(rows: Given) -> int:
     return rows.q.shape[1] // rows.k.shape[1]
 
 
-def _scale(rows: Rows) -> float:
+def _scale(rows: Given) -> float:
     return 1 / math.sqrt(rows.q.shape[3])

@@ -119,6 +119,7 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
     ("given", "message"),
     [
         ({"names": ("sofmax",)}, "names must be among cosformer, .*, got 'sofmax'"),
+        ({"names": ("fla-delta",)}, "names with fla-delta need a GPU and fla-core, got device=cpu"),
         ({"lengths": (0,)}, "lengths must be one or more positive numbers"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"seed": 2**63}, f"seed must be below {2**63}, got {2**63}"),

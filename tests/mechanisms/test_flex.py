@@ -72,6 +72,12 @@ def emulated(q, k, v, blocks, with_log, score_mod=None):
     return weights @ v / torch.where(some, total, 1), log_total[..., 0] if with_log else None
 
 
+def emulate(monkeypatch, module):
+    """The kernel as above, which has gradients on a CPU."""
+    monkeypatch.setattr(module, "attend_blocks", emulated)
+    monkeypatch.setattr(module, "require_flex", lambda *_: None)
+
+
 def run(mechanism, inputs, **options):
     inputs = [x.detach().requires_grad_() for x in inputs]
     out, _ = mechanism(*inputs, **options)
@@ -86,7 +92,7 @@ def run(mechanism, inputs, **options):
 def test_parts_have_the_output_and_gradients_of_the_reference(
     name, causal, masked, length, share, monkeypatch
 ):
-    monkeypatch.setattr(flex, "attend_blocks", emulated)
+    emulate(monkeypatch, flex)
     monkeypatch.setattr(flex, "_laid", Memo())
     monkeypatch.setattr(flex, "SHARE", share)
     inputs = tokens(create(name, "flex"), length)[:3]
@@ -105,7 +111,7 @@ def test_parts_have_the_output_and_gradients_of_the_reference(
 @pytest.mark.parametrize(("queries", "keys"), [(20, 370), (370, 200), (130, 300)])
 @pytest.mark.parametrize("start", [None, 0, 7, 400])
 def test_parts_serve_queries_at_any_position(name, queries, keys, start, monkeypatch):
-    monkeypatch.setattr(flex, "attend_blocks", emulated)
+    emulate(monkeypatch, flex)
     inputs = tokens(create(name, "flex"), queries, keys=keys)[:3]
     for causal in (False, True):
         found, right = (
@@ -118,7 +124,7 @@ def test_parts_serve_queries_at_any_position(name, queries, keys, start, monkeyp
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_stream_goes_on_through_parts(name, monkeypatch):
-    monkeypatch.setattr(flex, "attend_blocks", emulated)
+    emulate(monkeypatch, flex)
     mechanism = create(name, "flex")
     q, k, v, _ = tokens(mechanism, 400)
     whole, _ = create(name, "reference")(q, k, v, causal=True)
@@ -155,10 +161,10 @@ def test_a_graph_has_the_mask_of_every_part(name, causal):
 @pytest.mark.parametrize("name", [*OPTIONS, "reformer"])
 def test_transforms_of_torch_func_go_without_flex_attention(name):
     mechanism, chosen = make(name), []
-    q = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 100, 6))
+    q = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 100, 16))
 
     def choose(x):
-        chosen.append(mechanism.choose(q))
+        chosen.append(mechanism.choose(q, q))
         return x
 
     choose(None)
@@ -166,11 +172,35 @@ def test_transforms_of_torch_func_go_without_flex_attention(name):
     assert chosen == ["flex", "chunked" if name == "reformer" else "blocked"]
 
 
-def test_flex_attention_has_no_gradients_off_cuda():
-    mechanism = create("local", "flex")
+@pytest.mark.parametrize("name", [*OPTIONS, "reformer"])
+def test_narrow_rows_go_without_flex_attention(name):
+    q, narrow = (
+        SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 100, width))
+        for width in (16, 15)
+    )
+    chosen = [make(name).choose(*given) for given in ((q, q), (narrow, q), (q, narrow))]
+    other = "chunked" if name == "reformer" else "blocked"
+    assert chosen == ["flex", other, other]
+
+
+@pytest.mark.parametrize(
+    ("name", "others"), [("local", "'blocked' or 'reference'"), ("reformer", "'chunked'")]
+)
+def test_flex_attention_has_no_gradients_off_cuda(name, others):
+    mechanism = make(name, impl="flex")
     q, k, v, _ = tokens(mechanism, 200)
-    with pytest.raises(ValueError, match="impl must be 'blocked' or 'reference' on cpu"):
+    with pytest.raises(ValueError, match=f"impl must be {others} on cpu"):
         mechanism(q.requires_grad_(), k, v, causal=True)
+
+
+def test_long_tables_are_not_kept(monkeypatch):
+    monkeypatch.setattr(flex, "LONGEST", 20)
+    for name, memo in (("local", flex._laid), ("reformer", hashed_flex._blocks)):
+        monkeypatch.setattr(memo, "kept", {})
+        mechanism = make(name, impl="flex")
+        for length, kept in ((100, 1), (1000, 1)):
+            mechanism(*tokens(mechanism, length)[:3])
+            assert len(memo.kept) == kept, (name, length)
 
 
 def laid(mechanism, length, causal):
@@ -245,7 +275,7 @@ def test_a_kept_pattern_reads_no_list_again(monkeypatch):
 def test_sorted_tokens_have_the_output_and_gradients_of_chunks(
     causal, length, bucket, rounds, monkeypatch
 ):
-    monkeypatch.setattr(hashed_flex, "attend_blocks", emulated)
+    emulate(monkeypatch, hashed_flex)
     options = {"bucket": bucket, "rounds": rounds, "heads": 4, "key_heads": 2}
     flexible, other = (make("reformer", **options, impl=impl) for impl in ("flex", "chunked"))
     inputs = tokens(flexible, length)[:3]

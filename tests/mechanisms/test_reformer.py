@@ -59,6 +59,12 @@ def test_tokens_that_hash_alike_see_each_other():
     assert weights[same].sum() > 0.5 * 40
 
 
+def test_padding_is_sorted_last():
+    order = make("reformer", bucket=4, rounds=3).order(shared(13)[0])
+    assert (order[..., 13:] == torch.arange(13, 16)).all()
+    assert (order[..., :13].sort(-1).values == torch.arange(13)).all()
+
+
 def test_more_buckets_than_one_hash_has_are_those_of_several():
     mechanism = make("reformer", bucket=1, rounds=1)
     sizes = [2 * rotation.shape[-1] for rotation in mechanism.rotations(1000)]

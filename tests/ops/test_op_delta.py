@@ -5,7 +5,7 @@ import torch
 from delta_cases import CASES, Case, check, draw
 from torch.testing import assert_close
 
-from cosformer.mechanisms import create, delta
+from cosformer.mechanisms import create
 from cosformer.ops import delta_triton
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
@@ -112,7 +112,7 @@ def test_a_mechanism_is_served_and_padding_reaches_nothing(name, poison, monkeyp
     found = []
     for kernels in (True, False):
         monkeypatch.setattr(delta_triton, "kernels_serve", lambda x, kernels=kernels: kernels)
-        assert delta.is_served(q, k, v, torch.zeros(1)) == kernels
+        assert delta_triton.is_served(q, k, v, torch.zeros(1)) == kernels
         ours = [x.clone().requires_grad_() for x in leaves]
         given = dict(zip(controls, ours[3:], strict=True))
         out, _ = mechanism(*ours[:3], causal=True, key_mask=mask, controls=given)

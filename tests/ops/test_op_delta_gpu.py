@@ -5,7 +5,7 @@ import torch
 from delta_cases import CASES, SLACK, Case, check, draw
 from torch.testing import assert_close
 
-from cosformer.mechanisms import create, delta
+from cosformer.mechanisms import create
 from cosformer.ops import delta_triton
 from cosformer.ops.delta_triton import by_kernel
 
@@ -67,7 +67,7 @@ def test_no_length_or_batch_compiles_again(name):
         controls = {
             key: torch.randn(batch, 4, length, device="cuda") for key in mechanism.traits.controls
         }
-        assert delta.is_served(q, k, v, torch.zeros(1, device="cuda"))
+        assert delta_triton.is_served(q, k, v, torch.zeros(1, device="cuda"))
         out, _ = mechanism(q.requires_grad_(), k, v, causal=True, controls=controls)
         assert out.dtype == torch.bfloat16
         torch.autograd.grad(out.sum(), q)
