@@ -150,7 +150,8 @@ class Reformer(Seeded, Whole):
 @drawn_before
 def draw_rotations(rounds: int, width: int, halves: list[int], seed: int) -> list[Tensor]:
     draw, real = torch.Generator().manual_seed(seed), torch.float64
-    return [torch.randn(rounds, width, half, generator=draw, dtype=real) for half in halves]
+    with torch._C._DisableFuncTorch():  # vmap has rules of its own for what is drawn
+        return [torch.randn(rounds, width, half, generator=draw, dtype=real) for half in halves]
 
 
 def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:

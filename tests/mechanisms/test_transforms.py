@@ -52,8 +52,9 @@ def test_second_derivatives_are_those_of_finite_differences(name, causal):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap's own, in gradients
+@pytest.mark.parametrize("randomness", ["error", "different"])  # a seed alone decides
 @pytest.mark.parametrize("name", PIECEWISE)
-def test_gradients_of_each_example_alone(name):
+def test_gradients_of_each_example_alone(name, randomness):
     mechanism = make(name)
     q, k, v, _ = tokens(mechanism, 20)
 
@@ -61,7 +62,7 @@ def test_gradients_of_each_example_alone(name):
         return mechanism(q, k, v)[0].sin().sum()
 
     examples = [torch.stack([x, 0.5 * x]) for x in (q, k, v)]
-    per_example = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), randomness="same")
+    per_example = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), randomness=randomness)
     found = per_example(*examples)
     for n in range(2):
         alone = torch.func.grad(loss, argnums=(0, 1, 2))(*(x[n] for x in examples))
