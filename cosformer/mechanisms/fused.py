@@ -9,9 +9,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cosformer.mechanisms.base import repeat_heads
+from cosformer.mechanisms.parts import to_multiple
 
 PIECE = {"cuda": 2048}
 """Queries in a piece, on devices that want several of them."""
+GRID = 65_535
+"""Heads at once: CUDA launches no more in a direction other than the first."""
 
 
 def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
@@ -20,7 +23,7 @@ def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Ten
     The gradient is computed for a hundred keys of a head by one multiprocessor, so that few keys
     keep few busy: pieces of the queries go as heads of their own.
 
-    Values may be wider than q: their mean is then kept apart, as weights that sum to 1 allow,
+    Values may be more exact than q: their mean is then kept apart, as weights that sum to 1 allow,
     or gradients of nearly equal values would be those of their rounding.
 
     Args:
@@ -30,22 +33,49 @@ def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Ten
         level = v.mean(2, keepdim=True).detach()
         apart = few_keys(q, k, (v - level).to(q.dtype), scale)
         return apart + repeat_heads(level, q).to(q.dtype)
-    (heads, length), size = q.shape[1:3], PIECE.get(q.device.type)
+    (heads, length), size, width = q.shape[1:3], PIECE.get(q.device.type), v.shape[3]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    q, k, v = widened(q, k, v)
     pieces = 1 if size is None else max(-(-length // size), 1)
     if pieces == 1:
         grouped = heads != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
-    missing = -length % pieces
-    rows = (F.pad(q, (0, 0, 0, missing)) if missing else q).unflatten(2, (pieces, -1)).flatten(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
+        return out[..., :width]
+    rows = to_multiple(q, pieces).unflatten(2, (pieces, -1)).flatten(1, 2)
     k, v = (x.repeat_interleave(rows.shape[1] // x.shape[1], 1) for x in (k, v))
     out = F.scaled_dot_product_attention(rows, k, v, scale=scale)
-    return out.unflatten(1, (heads, pieces)).flatten(2, 3)[:, :, :length]
+    return out.unflatten(1, (heads, pieces)).flatten(2, 3)[:, :, :length, :width]
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """softmax(scale · q kᵀ) v for many keys, which FlashAttention parts among multiprocessors."""
     with without_cudnn(q):
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+        out = F.scaled_dot_product_attention(*widened(q, k, v), scale=scale)
+    return out[..., : v.shape[3]]
+
+
+def by_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """softmax(q kᵀ/√D) v of every block by itself, which goes as a head and has its own mask.
+
+    Args:
+        q, k, v: `[B, H, N, b, D]`, `[B, H, N, S, D]`, `[B, H, N, S, V]`.
+        seen: `[N, b, S]`.
+    """
+    if len(seen) > GRID:
+        pieces = zip(*(x.split(GRID, 2) for x in (q, k, v)), seen.split(GRID), strict=True)
+        return torch.cat([by_blocks(*piece) for piece in pieces], 2)
+    rows, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    with without_cudnn(q):
+        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen[None])
+    return out.unflatten(0, q.shape[:2])
+
+
+def widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros up to one width for all, and one that is fused, or PyTorch stores the scores."""
+    width = max(q.shape[3], v.shape[3])
+    width += -width % 8
+    q, k, v = (F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
+    return q, k, v
 
 
 def without_cudnn(x: Tensor) -> AbstractContextManager[Any]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -53,12 +52,9 @@ class Nystromformer(Whole):
         marks, keys = self._landmarks(q, k)
         middle = pseudo_inverse((marks @ keys.mT).softmax(-1), self.iterations)
         marks, keys = marks.to(q.dtype), keys.to(q.dtype)
-        width = max(q.shape[3], v.shape[3])  # one for all, or PyTorch stores the scores
-        seen = few_queries(widen(marks, width), widen(k, width), widen(v, width), 1.0)
-        keys, mixed = widen(keys, width), middle @ seen.to(middle.dtype)
+        mixed = middle @ few_queries(marks, k, v, 1.0).to(middle.dtype)
         span = max(SPAN, self.kernel) if q.device.type == "cpu" else q.shape[2]
-        scale, rows = self.width**-0.5, q.split(span, 2)
-        outs = [few_keys(widen(x, width), keys, mixed, scale)[..., : v.shape[3]] for x in rows]
+        outs = [few_keys(x, keys, mixed, self.width**-0.5) for x in q.split(span, 2)]
         if self.kernel:
             near = with_neighbours(v.split(span, 2), self.kernel // 2)
             outs = [self._convolve(*x).add_(out) for x, out in zip(near, outs, strict=True)]
@@ -95,24 +91,14 @@ class Nystromformer(Whole):
         return banded(v, self.conv.to(compute_dtype(v.dtype)), missing)
 
 
-def widen(x: Tensor, width: int) -> Tensor:
-    """Columns of zeros up to a width."""
-    return F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x
-
-
 def means(x: Tensor, count: int) -> Tensor:
-    """Of so many stretches of tokens `[B, H, T, D]`, equally long to within one."""
-    dtype, length = compute_dtype(x.dtype), x.shape[2]
-    if length % count == 0:
-        return x.unflatten(2, (count, -1)).sum(3, dtype=dtype) / (length // count)
-    ends = [-(-n * length // count) for n in range(count + 1)]
-    sizes = [after - before for before, after in pairwise(ends)]
-    if x.dtype == dtype:
-        return torch.stack([part.mean(2) for part in x.split(sizes, 2)], 2)
-    stretch = torch.arange(length, device=x.device) * count // length
-    member = (stretch == torch.arange(count, device=x.device)[:, None]).to(x.dtype)
-    member *= 0.5 ** sizes[0].bit_length()  # exact, and keeps sums within float16
-    return (member @ x).to(dtype) / member.sum(1, keepdim=True, dtype=dtype)  # one product, no loop
+    """Of so many stretches of tokens `[B, H, T, D]`, the last ones longer by one where need be."""
+    size, longer = divmod(x.shape[2], count)
+    if longer:
+        counts = count - longer, longer
+        parts = x.split([counts[0] * size, longer * (size + 1)], 2)
+        return torch.cat([means(*part) for part in zip(parts, counts, strict=True)], 2)
+    return x.unflatten(2, (count, size)).sum(3, dtype=compute_dtype(x.dtype)) / size
 
 
 def banded(x: Tensor, weight: Tensor, missing: tuple[int, int]) -> Tensor:

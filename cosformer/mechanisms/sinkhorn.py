@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.fused import without_cudnn
+from cosformer.mechanisms.fused import by_blocks
+from cosformer.mechanisms.parts import to_multiple
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.ops.check import check_positive, check_whole
 from cosformer.ops.problem import compute_dtype
-from cosformer.ops.running_share import running_share
+from cosformer.ops.running_share import LOWEST, running_share
 
 
 class Sinkhorn(Whole):
@@ -47,42 +48,24 @@ class Sinkhorn(Whole):
         self.temperature = check_positive("temperature", temperature)
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        if q.dtype != compute_dtype(q.dtype):
-            return self._attend_fused(q, k, v, causal)
-        own, moved, mixing, total = self._weights(q, k, causal)
-        values = self._split(v)
-        out = own @ values + moved @ _mix(mixing, total, values)
+        rows, seen, shares = self._split(q), self._seen(q, causal), self._shares(q, k, causal)
+        keys, values = (_beside(self._split(x), shares) for x in (k, v))
+        if q.dtype == compute_dtype(q.dtype):
+            out = self._weights(rows, keys, seen) @ values
+        else:
+            out = by_blocks(rows, keys, values, seen)
         return out.flatten(2, 3)[:, :, : q.shape[2]]
 
-    def _attend_fused(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        """The same, with a block's own and mixed tokens side by side in PyTorch's attention.
-
-        It is given blocks as heads, so that each has a mask of its own.
-        """
-        length = q.shape[2]
-        real = self._real(length, q.device)
-        mixing = self._permutation(q, k, causal)
-        total = None if causal or length % self.block == 0 else mixing @ real.to(mixing.dtype)
-        mixing = mixing.to(q.dtype)
-        keys, values = (
-            torch.cat([x, _mix(mixing, total, x)], 3).flatten(0, 1)  # [B·H N 2b D]
-            for x in (self._split(k), self._split(v))
-        )
-        seen = self._seen(real, causal)
-        rows = self._split(q).flatten(0, 1)
-        with without_cudnn(q):
-            out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen[None])
-        return out.unflatten(0, q.shape[:2]).flatten(2, 3)[:, :, :length]
-
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
-        own, moved, mixing, total = self._weights(q, k, causal)
-        length, blocks = q.shape[2], own.shape[2]
-        real = self._real(length, q.device)
-        shares = mixing[..., None] * real / torch.where(total > 0, total, 1)[..., None, :]
-        same = torch.eye(blocks, dtype=q.dtype, device=q.device)
-        weights = torch.einsum("bhitp,bhijp->bhitjp", moved, shares)
-        weights = weights + torch.einsum("bhitp,ij->bhitjp", own, same)
-        return weights.flatten(4, 5).flatten(2, 3)[:, :, :length, :length]
+        shares = self._shares(q, k, causal)
+        keys = _beside(self._split(k), shares)
+        weights = self._weights(self._split(q), keys, self._seen(q, causal))
+        own, moved = weights.split(self.block, -1)
+        taken = torch.cat([x[..., None].expand(*x.shape, count) for x, count in shares], -1)
+        same = torch.eye(own.shape[2], dtype=q.dtype, device=q.device)
+        dense = torch.einsum("bhitp,bhijp->bhitjp", moved, taken)
+        dense = dense + torch.einsum("bhitp,ij->bhitjp", own, same)
+        return dense.flatten(4, 5).flatten(2, 3)[:, :, : q.shape[2], : q.shape[2]]
 
     def cost(self, length: int) -> Cost:
         blocks = -(-length // self.block)
@@ -91,29 +74,25 @@ class Sinkhorn(Whole):
         numbers = (4 * self.heads + 2 * self.key_heads) * length * self.width
         return Cost(self.heads * (pairs + mixing), 4 * (numbers + self.heads * blocks**2))
 
-    def _weights(self, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of own and mixed tokens `[B, H, N, b, b]`, of blocks `[B, H, N, N]`, sums `[B, H, N, b]`.
+    def _weights(self, rows: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
+        """Of own and mixed tokens, `[B, H, N, b, 2b]`."""
+        scores = rows / math.sqrt(self.width) @ keys.mT
+        return scores.masked_fill(~seen, -math.inf).softmax(-1)
 
-        The sums are those of a row's weights over the blocks that have a p-th token: all of them
-        but the last, perhaps.
+    def _shares(self, q: Tensor, k: Tensor, causal: bool) -> list[tuple[Tensor, int]]:
+        """What rows take from blocks `[B, H, N, N]`, and of how many tokens of a block, in order.
+
+        Tokens that the last block lacks are shared among the others: by their logarithms, as their
+        part of P may be too small for a number. Causal, nobody takes from the last block.
         """
-        length = q.shape[2]
-        real = self._real(length, q.device)  # [N b]
-        mixing = self._permutation(q, k, causal)
-        total = mixing @ real.to(q.dtype)
-        rows, keys = self._split(q) / math.sqrt(self.width), self._split(k)
-        seen = real[:, None]
-        if causal:
-            seen = seen & torch.ones_like(seen[0]).expand(self.block, -1).tril()
-        own = (rows @ keys.mT).masked_fill(~seen, -math.inf)
-        moved = (rows @ _mix(mixing, total, keys).mT).masked_fill(
-            ~(total > 0)[..., None, :], -math.inf
-        )
-        both = torch.cat([own, moved], -1).softmax(-1)
-        return both[..., : self.block], both[..., self.block :], mixing, total
+        log, rest = self._log_permutation(q, k, causal), q.shape[2] % self.block
+        if causal or rest == 0:
+            return [(log.exp().to(q.dtype), self.block)]
+        others = F.pad(log[..., :-1].softmax(-1), (0, 1))
+        return [(log.exp().to(q.dtype), rest), (others.to(q.dtype), self.block - rest)]
 
-    def _permutation(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
-        """P; rows sum to 1, the first one to 0 if causal."""
+    def _log_permutation(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
+        """log P; rows of P sum to 1, the first one to 0 if causal."""
         length, block = q.shape[2], self.block
         count = self._real(length, q.device).sum(1)[:, None]
         dtype = compute_dtype(q.dtype)
@@ -124,9 +103,9 @@ class Sinkhorn(Whole):
             for _ in range(self.iterations):
                 logits = logits - logits.logsumexp(-2, keepdim=True)
                 logits = logits.log_softmax(-1)
-            return logits.exp()
+            return logits
         if length <= block:
-            return keys.new_zeros(*q.shape[:2], 1, 1)
+            return keys.new_full((*q.shape[:2], 1, 1), LOWEST)
         queries = self._split(q)
         before = queries.sum(3, dtype=dtype)[:, :, :-1].cumsum(2)
         first = torch.arange(block, length, block, device=q.device)[:, None]
@@ -134,19 +113,19 @@ class Sinkhorn(Whole):
         logits = rows @ keys[:, :, :-1].mT / scale
         for _ in range(self.iterations):
             logits = running_share(logits).log_softmax(-1)
-        return F.pad(logits.exp().tril(), (0, 1, 1, 0))
+        return F.pad(logits, (0, 1, 1, 0), value=LOWEST)
 
     def _split(self, x: Tensor) -> Tensor:
         """Blocks `[B, H, N, b, D]`, zeros behind the last token."""
-        missing = -x.shape[2] % self.block
-        return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (-1, self.block))
+        return to_multiple(x, self.block).unflatten(2, (-1, self.block))
 
     def _real(self, length: int, device: torch.device) -> Tensor:
         index = torch.arange(length + -length % self.block, device=device)
         return (index < length).unflatten(0, (-1, self.block))
 
-    def _seen(self, real: Tensor, causal: bool) -> Tensor:
-        """Whether a query sees an own or a mixed token, `[N, b, 2b]`, from `_real`."""
+    def _seen(self, q: Tensor, causal: bool) -> Tensor:
+        """Whether a query sees an own or a mixed token, `[N, b, 2b]`."""
+        real = self._real(q.shape[2], q.device)
         own = real[:, None].expand(-1, self.block, -1)
         mixed = real[:1].expand_as(real)  # the first block has all tokens that any has
         if causal:
@@ -155,9 +134,11 @@ class Sinkhorn(Whole):
         return torch.cat([own, mixed[:, None].expand_as(own)], 2)
 
 
-def _mix(mixing: Tensor, total: Tensor | None, blocks: Tensor) -> Tensor:
-    """Σ_j P_ij x_jp / Σ_j P_ij, over the blocks j that have a p-th token; None: sums are 1 or 0."""
-    mixed = (mixing @ blocks.flatten(3)).unflatten(3, blocks.shape[3:])
-    if total is None:
-        return mixed
-    return (mixed / torch.where(total > 0, total, 1)[..., None]).to(blocks.dtype)
+def _beside(blocks: Tensor, shares: list[tuple[Tensor, int]]) -> Tensor:
+    """Tokens `[B, H, N, b, D]`, and behind each block's own the mixed ones, Σ_j P_ij x_jp."""
+    parts = blocks.split([count for _, count in shares], 3) if len(shares) > 1 else [blocks]
+    mixed = [
+        (share @ part.flatten(3)).unflatten(3, part.shape[3:])
+        for (share, _), part in zip(shares, parts, strict=True)
+    ]
+    return torch.cat([blocks, *mixed], 3)

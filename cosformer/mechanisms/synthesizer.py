@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
+from cosformer.mechanisms.fused import widened
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.check import check_whole
@@ -113,17 +114,12 @@ class Factored(Synthesizer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         dtype, mask = long_dtype(q), request.key_mask
         rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
-        width = max(rows.shape[3], v.shape[3])
-        width += -width % 8  # one for all, and one that is fused, or PyTorch stores the scores
-
-        def widen(x: Tensor) -> Tensor:
-            return F.pad(x, (0, width - x.shape[3])).expand(q.shape[0], -1, -1, -1)
-
-        inputs = widen(rows), widen(columns), widen(repeat_heads(v, q).to(dtype))
+        inputs = widened(rows, columns, repeat_heads(v, q).to(dtype))
+        rows, columns, values = (x.expand(q.shape[0], -1, -1, -1) for x in inputs)
         plain = request.causal and mask is None and request.start == 0
         found = None if plain else seen(request, q.shape[2], k.shape[2], q.device)
         options: dict[str, Any] = {"attn_mask": found, "is_causal": plain, "scale": 1.0}
-        out = F.scaled_dot_product_attention(*inputs, **options)
+        out = F.scaled_dot_product_attention(rows, columns, values, **options)
         if found is not None:
             out = out.masked_fill(~found.any(-1, keepdim=True), 0)  # NaN where nothing is seen
         return out[..., : v.shape[3]].to(q.dtype)

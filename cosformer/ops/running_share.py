@@ -44,10 +44,10 @@ class _RunningShare(Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         from cosformer.ops.running_share_kernels import share_kernel
 
-        x = x.contiguous()
-        share, sums = torch.empty_like(x), torch.empty_like(x)
-        _launch(share_kernel, x, share, sums, LOWEST=LOWEST)
-        ctx.save_for_backward(x, sums)
+        rows = x.contiguous()
+        share, sums = torch.empty_like(rows), torch.empty_like(rows)
+        _launch(share_kernel, rows, share, sums, LOWEST=LOWEST)
+        ctx.save_for_backward(x, sums)  # the input itself: a copy has no graph
         return share
 
     @staticmethod
@@ -57,8 +57,8 @@ class _RunningShare(Function):
         x, sums = ctx.saved_tensors
         if recorded():
             return formula_gradients(by_formula, (x,), (True,), grad)[0]
-        slope = torch.empty_like(x)
-        _launch(slope_kernel, x, sums, grad.contiguous(), slope)
+        slope = torch.empty_like(sums)
+        _launch(slope_kernel, x.contiguous(), sums, grad.contiguous(), slope)
         return slope
 
 

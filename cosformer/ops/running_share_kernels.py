@@ -31,13 +31,19 @@ def _columns(size, groups, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def cells_of(row, column, size):
+    """Where a matrix has them; in 64 bits, since one of 46,341 rows has more than 2³¹ cells."""
+    return row[:, None].to(tl.int64) * size + column[None, :]
+
+
+@triton.jit
 def _fill(out, value, low, high, column, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Rows from `low` to `high` of the columns."""
     for first in range(low, high, ROWS):
-        row = first + tl.arange(0, ROWS)[:, None]
-        there = (row < high) & (column[None, :] < size)
+        row = first + tl.arange(0, ROWS)
+        there = (row[:, None] < high) & (column[None, :] < size)
         values = tl.full((ROWS, COLUMNS), value, tl.float32)
-        tl.store(out + row * size + column[None, :], values, mask=there)
+        tl.store(out + cells_of(row, column, size), values, mask=there)
 
 
 @triton.jit(do_not_specialize=["groups"])
@@ -55,7 +61,7 @@ def share_kernel(
     ones = tl.full((ROWS, COLUMNS), 1.0, tl.float32)
     for first in range(begin, size, ROWS):
         row = first + tl.arange(0, ROWS)
-        cells = base + row[:, None] * size + column[None, :]
+        cells = base + cells_of(row, column, size)
         there = (row[:, None] < size) & (column[None, :] < size)
         seen = there & (column[None, :] <= row[:, None])
         value = tl.load(x + cells, mask=seen, other=LOWEST)
@@ -82,7 +88,7 @@ def slope_kernel(
     later = tl.zeros((COLUMNS,), tl.float32)
     for done in range(0, size - begin, ROWS):
         row = size - 1 - done - tl.arange(0, ROWS)  # a scan goes down this list
-        cells = base + row[:, None] * size + column[None, :]
+        cells = base + cells_of(row, column, size)
         there = (row[:, None] >= begin) & (column[None, :] < size)
         seen = there & (column[None, :] <= row[:, None])
         below = seen & (row[:, None] + 1 < size)

@@ -112,12 +112,17 @@ def test_sinkhorn_transformer_hands_keys_on_as_values_and_ours_does_not():
     mechanism = make("sinkhorn")
     layer = theirs.SinkhornAttention(5, HEADS * WIDTH, WIDTH, HEADS, 40)
     q, k, v, _ = tokens(mechanism, 40)
-    own, moved, mixing, _ = mechanism._weights(q, k, causal=False)
+    mixing = mechanism._log_permutation(q, k, causal=False).exp()
     layer.sort_net.forward = lambda q, k, topk: mixing.flatten(0, 1)
 
+    def beside(own, moved):
+        own, moved = (x.unflatten(2, (-1, 5)) for x in (own, moved))
+        return torch.cat([own, torch.einsum("bhij,bhjpd->bhipd", mixing, moved)], 3)
+
+    scores = q.unflatten(2, (-1, 5)) @ beside(k, k).mT / WIDTH**0.5
+
     def attend(moved_values):
-        mixed = (mixing @ moved_values.unflatten(2, (-1, 5)).flatten(3)).unflatten(3, (5, -1))
-        return (own @ v.unflatten(2, (-1, 5)) + moved @ mixed).flatten(2, 3)
+        return (scores.softmax(-1) @ beside(v, moved_values)).flatten(2, 3)
 
     published = layer(q, k, v)
     assert_close(published, attend(k))

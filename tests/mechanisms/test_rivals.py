@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from mechanism_cases import draw
-from rivals_cases import CASES, DTYPES, FUSED, LENGTHS, check_long, check_rival
+from mechanism_cases import draw, make, tokens
+from rivals_cases import CASES, DTYPES, FUSED, LENGTHS, SHARP, check_long, check_rival
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -42,6 +42,13 @@ def test_masks_and_grouped_heads(name, causal, masked):
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("sharp", SHARP)
+def test_sinkhorn_takes_almost_all_from_a_block_that_is_not_full(sharp, dtype):
+    check_rival("sinkhorn", False, 266, dtype, sharp=sharp)
+
+
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(("name", "causal"), FUSED)
 def test_no_tensor_as_long_as_the_inputs_is_wider_than_they_are(name, causal):
     check_long(name, causal)
@@ -59,6 +66,43 @@ def test_pieces_of_queries_are_the_whole(length, heads, monkeypatch):
     whole = fused.few_keys(q, k, v, 0.3)
     monkeypatch.setitem(fused.PIECE, "cpu", 8)
     assert_close(fused.few_keys(q, k, v, 0.3), whole)
+
+
+def test_pieces_of_blocks_are_the_whole(monkeypatch):
+    shapes = (2, 3, 7, 5, 4), (2, 3, 7, 10, 4), (2, 3, 7, 10, 6)
+    inputs = [draw(*shape, seed=n).requires_grad_() for n, shape in enumerate(shapes)]
+    seen = draw(7, 5, 10, seed=3) > -1
+
+    def found():
+        out = fused.by_blocks(*inputs, seen)
+        return out, *torch.autograd.grad(out, inputs, draw(*out.shape, seed=4))
+
+    whole, given, attention = found(), [], F.scaled_dot_product_attention
+    monkeypatch.setattr(fused, "GRID", 3)
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda q, *rest, **options: given.append(q.shape[1]) or attention(q, *rest, **options),
+    )
+    for piece, right in zip(found(), whole, strict=True):
+        assert_close(piece, right)
+    assert given == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, causal in FUSED if name != "sinkhorn" and not causal]
+)
+def test_pytorch_is_given_one_width_for_all_or_it_would_store_scores(name, monkeypatch):
+    given, attention = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda q, k, v, **options: given.append((q, k, v)) or attention(q, k, v, **options),
+    )
+    mechanism = make(name)
+    q, k, v, _ = tokens(mechanism, value_width=11)
+    assert_close(mechanism(q, k, v)[0], mechanism.weights(q, k) @ v)
+    assert {x.shape[3] for inputs in given for x in inputs} == {16}
 
 
 def test_values_wider_than_queries_lose_less():
@@ -91,7 +135,14 @@ def test_products_of_a_banded_matrix_are_a_convolution(length, kernel):
         assert_close(found, right)
 
 
-@pytest.mark.parametrize(("length", "count"), [(64, 8), (37, 8), (37, 37), (100, 64)])
+@pytest.mark.parametrize(("length", "count"), [(64, 8), (37, 8), (37, 37), (100, 64), (1001, 16)])
 def test_means_of_16_bits_are_those_of_float32(length, count):
-    x = draw(2, 3, length, 4).round()  # sums that 16 bits hold
-    assert_close(means(x.half(), count), means(x, count).float())
+    x = draw(2, 3, length, 4).half()
+    rounding = torch.finfo(torch.float32).eps
+    assert_close(means(x, count), means(x.double(), count).float(), rtol=0, atol=4 * rounding)
+
+
+def test_means_are_of_stretches_whose_lengths_differ_by_a_token():
+    x = draw(2, 3, 11, 4)
+    stretches = x.split([2, 3, 3, 3], 2)
+    assert_close(means(x, 4), torch.stack([part.mean(2) for part in stretches], 2))

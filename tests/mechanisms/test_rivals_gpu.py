@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rivals_cases import CASES, DTYPES, FUSED, LENGTHS, check_long, check_rival
+from rivals_cases import CASES, DTYPES, FUSED, LENGTHS, SHARP, check_long, check_rival
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,6 +21,12 @@ def test_16_bits_are_no_worse_than_in_plain_torch(name, causal, length, dtype):
 @pytest.mark.parametrize("masked", [False, True])
 def test_masks_and_grouped_heads(name, causal, masked):
     check_rival(name, causal, 1001, torch.bfloat16, masked=masked, key_heads=2, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("sharp", SHARP)
+def test_sinkhorn_takes_almost_all_from_a_block_that_is_not_full(sharp, dtype):
+    check_rival("sinkhorn", False, 266, dtype, sharp=sharp, device="cuda")
 
 
 @pytest.mark.parametrize(("name", "causal"), FUSED)
