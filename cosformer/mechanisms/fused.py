@@ -1,7 +1,8 @@
 """PyTorch's fused attention for shapes that would leave most of a GPU idle."""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ PIECE = {"cuda": 2048}
 """Queries in a piece, on devices that want several of them."""
 GRID = 65_535
 """Heads at once: CUDA launches no more in a direction other than the first."""
+
+_lock = threading.RLock()
 
 
 def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
@@ -78,10 +81,19 @@ def widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def without_cudnn(x: Tensor) -> AbstractContextManager[Any]:
+@contextmanager
+def without_cudnn(x: Tensor) -> Iterator[None]:
     """PyTorch's first choice on Hopper is cuDNN; a caller's own choice without Flash stays."""
+    allowed = torch.backends.cuda
     compiling = torch.compiler.is_compiling()  # which cannot ask for that choice
-    if not x.is_cuda or compiling or not torch.backends.cuda.flash_sdp_enabled():
-        return nullcontext()
-    kept = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(kept)
+    if not x.is_cuda or compiling or not allowed.flash_sdp_enabled():
+        yield
+        return
+    with _lock:  # of two threads, one would restore what the other had changed
+        kept = [SDPBackend.FLASH_ATTENTION]
+        if allowed.mem_efficient_sdp_enabled():
+            kept.append(SDPBackend.EFFICIENT_ATTENTION)
+        if allowed.math_sdp_enabled():
+            kept.append(SDPBackend.MATH)
+        with sdpa_kernel(kept):
+            yield

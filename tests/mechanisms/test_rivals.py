@@ -1,10 +1,14 @@
 """Rivals with 16-bit products as on a GPU, emulated on a CPU."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mechanism_cases import draw, make, tokens
 from rivals_cases import CASES, DTYPES, FUSED, LENGTHS, SHARP, check_long, check_rival
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from cosformer.mechanisms import fused, linformer, synthesizer, whole
@@ -146,3 +150,46 @@ def test_means_are_of_stretches_whose_lengths_differ_by_a_token():
     x = draw(2, 3, 11, 4)
     stretches = x.split([2, 3, 3, 3], 2)
     assert_close(means(x, 4), torch.stack([part.mean(2) for part in stretches], 2))
+
+
+ON_GPU = SimpleNamespace(is_cuda=True)
+
+
+def allowed():
+    cuda = torch.backends.cuda
+    return {
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: cuda.math_sdp_enabled(),
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled(),
+    }
+
+
+@pytest.mark.parametrize("kept", [list(allowed()), list(allowed())[:1], list(allowed())[2:]])
+def test_a_choice_of_backends_loses_cudnn_at_most(kept):
+    with sdpa_kernel(kept):
+        before = allowed()
+        with fused.without_cudnn(ON_GPU):
+            inside = allowed()
+        assert allowed() == before
+    assert before == {backend: backend in kept for backend in before}
+    without = SDPBackend.FLASH_ATTENTION in kept
+    assert inside == before | ({SDPBackend.CUDNN_ATTENTION: False} if without else {})
+
+
+def test_threads_restore_the_backends_that_were_allowed():
+    before, events = allowed(), [[threading.Event() for _ in range(2)] for _ in range(2)]
+
+    def visit(inside, leave):
+        with fused.without_cudnn(ON_GPU):
+            inside.set()
+            leave.wait(10)
+
+    threads = [threading.Thread(target=visit, args=each) for each in events]
+    for thread, (inside, _) in zip(threads, events, strict=True):
+        thread.start()
+        inside.wait(0.2)  # the second waits for the first to leave, or would go on after it
+    for thread, (_, leave) in zip(threads, events, strict=True):
+        leave.set()
+        thread.join(10)
+    assert allowed() == before
