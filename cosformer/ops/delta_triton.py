@@ -256,6 +256,7 @@ def _gradients(
         gradients_kernel, rows, rows.k,
         (*rows, grad, sums, chain.states, chain.x, reverse.states, reverse.x, *found),
         (_scale(rows), *strides), FLOOR=floor_of(torch.float32), GROUPS=_groups(rows),
+        maxnreg=None,  # or it keeps three times as much of a thread in memory
     )  # fmt: skip
     return found
 
@@ -271,7 +272,7 @@ def _launch(
     """A program for each chunk of each head of a tensor."""
     batch, heads, length, _ = over.shape
     kernel[(rows.blocks * heads * batch,)](
-        *tensors, rows.blocks, length, heads, *numbers, **options, **_options(rows), num_stages=1
+        *tensors, rows.blocks, length, heads, *numbers, **_options(rows) | options, num_stages=1
     )
 
 
