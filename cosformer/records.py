@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from cosformer import __version__
+from cosformer.host_memory import keeps_freed_memory
 
 BEGINNING = b'{"what"'
 """How the line of every row begins: what a killed writer left of one is known by it."""
@@ -115,6 +116,7 @@ def describe_hardware(device: str = "cpu") -> dict[str, Any]:
         "name": _processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "keeps_freed_memory": keeps_freed_memory(),
     }
 
 

@@ -16,10 +16,11 @@ NN = MECHANISMS | {"nn"}
 MODELS = NN | {"models"}
 JOBS = MODELS | {"tasks", "records", "config"}
 ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "catalogue", "cli"}
-ALL |= {"data", "commands"}
+ALL |= {"data", "commands", "host_memory"}
 
 ARROWS: dict[str, set[str]] = {
-    "records": set(),
+    "host_memory": set(),
+    "records": {"host_memory"},
     "config": set(),
     "ops": OPS,
     "mechanisms": MECHANISMS,

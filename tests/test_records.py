@@ -138,7 +138,7 @@ def test_rows_name_neither_host_nor_user_nor_path(row: records.Row) -> None:
 
 
 def test_hardware_and_versions_say_what_speed_depends_on(row: records.Row) -> None:
-    assert {"device", "name", "cores", "threads"} <= row.hardware.keys()
+    assert {"device", "name", "cores", "threads", "keeps_freed_memory"} <= row.hardware.keys()
     assert {"cosformer", "torch", "python"} <= row.versions.keys()
 
 

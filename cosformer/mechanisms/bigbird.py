@@ -6,11 +6,11 @@ from functools import lru_cache
 from operator import index
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.mechanisms.base import Request, repeat_heads
 from cosformer.mechanisms.blocked import blocked_attention
+from cosformer.mechanisms.fused import few_queries
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import without_padding
 from cosformer.mechanisms.parts import Kept, Part, columns
@@ -137,8 +137,7 @@ class BigBird(Seeded, Masked):
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
         """Rows that see every key."""
         if impl == "flex":  # whose kernel has one program for all keys of a row
-            grouped = q.shape[1] != k.shape[1]
-            return F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+            return few_queries(q, k, v)
         every = tuple(range(-(-k.shape[2] // self.block)))
         part = Part(2 * self.block, self.block, (every,), None)
         k, v = repeat_heads(k, q), repeat_heads(v, q)

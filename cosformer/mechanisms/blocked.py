@@ -18,6 +18,15 @@ LOWEST = -1e30  # the maximum of a row without a key; finite, so that difference
 Sums = tuple[Tensor, Tensor, Tensor]
 
 
+class Slice(NamedTuple):
+    """Scores that are made at once."""
+
+    some: Tensor  # [g]: blocks of queries
+    chosen: Tensor  # [g, m]: the key blocks of each
+    seen: Tensor  # [B, 1, g, b, m·c]: which pairs count
+    more: bool  # these queries have met other keys before
+
+
 class Pairs(NamedTuple):
     """The pairs of all parts, and which of them count."""
 
@@ -88,9 +97,12 @@ def _forward(
         rows = _arrange(q, part, False)  # [B H G b D]
         keys, values = _arrange(k, part, True), _arrange(v, part, True)  # [B H N c ·]
         found = [q.new_zeros(*rows.shape[:4], width) for width in (v.shape[3], 1, 1)]
-        for some, chosen, seen in _slices(q, k, key_mask, part, pairs):
+        for some, chosen, seen, more in _slices(q, k, key_mask, part, pairs):
             of_keys = _select(keys, 2, chosen), _select(values, 2, chosen)
             pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
+            if more:
+                weighted, total, top = (x.index_select(2, some) for x in found)
+                pieces = join(((weighted, total, top), pieces))
             for whole, piece in zip(found, pieces, strict=True):
                 whole.index_copy_(2, some, piece)
         weighted, total, top = (_restore(x, part, q.shape[2], False) for x in found)
@@ -116,12 +128,12 @@ def _backward(
         rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
         keys, values = _arrange(k, part, True), _arrange(v, part, True)
         to_rows, to_keys, to_values = (torch.zeros_like(x) for x in (rows[0], keys, values))
-        for some, chosen, seen in _slices(q, k, key_mask, part, pairs):
+        for some, chosen, seen, _ in _slices(q, k, key_mask, part, pairs):
             queries, upper, total, mine = (x.index_select(2, some) for x in rows)
             near, theirs = _select(keys, 2, chosen), _select(values, 2, chosen)
             p = (queries @ near.mT).sub_(total).masked_fill_(~seen, -torch.inf).exp_()
             slope = (upper @ theirs.mT).sub_(mine).mul_(p)
-            to_rows.index_copy_(2, some, slope @ near)
+            to_rows.index_add_(2, some, slope @ near)
             _add(to_keys, chosen, slope.mT @ queries)
             _add(to_values, chosen, p.mT @ upper)
         these = [_restore(to_rows, part, q.shape[2], False)]
@@ -132,8 +144,8 @@ def _backward(
 
 def _slices(
     q: Tensor, k: Tensor, key_mask: Tensor | None, part: Part, pairs: Pairs
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Blocks of queries `[g]`, key blocks for each `[g, m]`, and the pairs that count."""
+) -> Iterator[Slice]:
+    """The pairs of a part: blocks of queries with all of their keys, or, if many, some."""
     queries, keys, device = q.shape[2], k.shape[2], q.device
     i = _arrange(_positions(pairs.start, queries, device), part, False)  # [G b 1]
     j = _arrange(_positions(0, keys, device), part, True)  # [N c 1]
@@ -143,17 +155,19 @@ def _slices(
     for members in _like(part.lists):
         rows = torch.tensor(members, device=device)
         blocks = _table([part.lists[row] for row in members], device)  # -1 = none
-        scores = q.shape[0] * q.shape[1] * i.shape[1] * blocks.shape[1] * j.shape[1]
-        count = max(1, SLICE // scores)
+        room = max(1, SLICE // (q.shape[0] * q.shape[1] * i.shape[1] * j.shape[1]))
+        count = max(1, room // blocks.shape[1])
         for some, listed in zip(rows.split(count), blocks.split(count), strict=True):
-            chosen = listed.clamp(min=0)
-            where = j[chosen].flatten(1)[:, None]  # [g 1 m·c]
-            seen = (listed >= 0).repeat_interleave(j.shape[1], 1)[:, None]
-            if part.kept is not None:
-                seen = seen & part.kept(i[some], where)
-            if pairs.causal:
-                seen = seen & (where <= i[some])
-            yield some, chosen, seen & _select(real, 1, chosen)[:, None, :, None]  # [B 1 g b m·c]
+            for n, few in enumerate(listed.split(room, 1)):
+                chosen = few.clamp(min=0)
+                where = j[chosen].flatten(1)[:, None]  # [g 1 m·c]
+                seen = (few >= 0).repeat_interleave(j.shape[1], 1)[:, None]
+                if part.kept is not None:
+                    seen = seen & part.kept(i[some], where)
+                if pairs.causal:
+                    seen = seen & (where <= i[some])
+                seen = seen & _select(real, 1, chosen)[:, None, :, None]
+                yield Slice(some, chosen, seen, n > 0)
 
 
 def join(sums: Sequence[Sums]) -> Sums:

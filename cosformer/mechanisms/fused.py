@@ -50,10 +50,12 @@ def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Ten
     return out.unflatten(1, (heads, pieces)).flatten(2, 3)[:, :, :length, :width]
 
 
-def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """softmax(scale · q kᵀ) v for many keys, which FlashAttention parts among multiprocessors."""
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    grouped = q.shape[1] != k.shape[1]
     with without_cudnn(q):
-        out = F.scaled_dot_product_attention(*widened(q, k, v), scale=scale)
+        out = F.scaled_dot_product_attention(*widened(q, k, v), scale=scale, enable_gqa=grouped)
     return out[..., : v.shape[3]]
 
 

@@ -164,7 +164,10 @@ def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
 
 
 def _with_nearest(bucket: Tensor, turned: Tensor) -> Tensor:
-    nearest = turned.abs().argmax(-1, keepdim=True)
-    opposite = turned.gather(-1, nearest) < 0
+    """Without `argmax`, which as compiled takes five times as long as reading what it is given."""
     half = turned.shape[-1]
-    return bucket * 2 * half + (nearest + half * opposite)[..., 0]
+    column = torch.arange(half, dtype=torch.int32, device=turned.device)
+    size = turned.abs()
+    nearest = torch.where(size == size.amax(-1, keepdim=True), column, half).amin(-1)
+    opposite = ((column == nearest[..., None]) & (turned < 0)).any(-1)
+    return bucket * 2 * half + nearest + half * opposite

@@ -180,6 +180,8 @@ def origin(row: Row, setting: str) -> str:
     if "threads" in row.hardware:
         count = row.hardware["threads"]
         where += ", 1 thread" if count == 1 else f", {count} threads"
+    if row.hardware.get("keeps_freed_memory"):
+        where += ", freed memory kept"
     if "repeats" in row.config:
         setting += f"; median of {row.config['repeats']}"
     code = f"torch {row.versions['torch']}, commit {row.commit or 'unknown'}, {row.date[:10]}"

@@ -65,6 +65,12 @@ def test_no_tensor_and_no_work_grows_faster_than_the_traits_say(name, at_once, m
     assert long.total <= allowed * short.total
 
 
+def test_rows_that_see_every_key_meet_them_in_slices(monkeypatch):
+    monkeypatch.setattr(blocked, "SLICE", 2**14)
+    counted, _ = count("bigbird", LONG, block=16)  # 32 rows, which are more numbers than all keys
+    assert counted.largest < 32 * LONG
+
+
 def test_the_count_sees_a_quadratic_matrix():
     short, long = (
         count("synthesizer", length, max_length=length)[0] for length in (SHORT // 4, SHORT)

@@ -1,0 +1,48 @@
+"""Freed memory: kept for the next tensor, unless the environment has a say."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+COUNT = """
+import resource
+import torch
+from cosformer.host_memory import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(16 * 2**20)  # 64 MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+print(faults(), keep_freed_memory(), min(faults() for _ in range(3)))
+"""
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc")
+
+
+def run(**environment: str) -> list[str]:
+    taken = {name: x for name, x in os.environ.items() if not name.startswith("MALLOC_")}
+    taken.pop("GLIBC_TUNABLES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT], env=taken | environment, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().split()
+
+
+@glibc
+def test_the_next_tensor_has_no_page_to_wait_for() -> None:
+    before, kept, after = run()
+    assert kept == "True"
+    assert int(after) < 8 < int(before)  # 32 at least, of 2 MB each
+
+
+@glibc
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_the_environment_goes_first(name: str) -> None:
+    value = "2" if name.startswith("MALLOC") else "glibc.malloc.arena_max=2"
+    assert run(**{name: value})[1] == "False"
