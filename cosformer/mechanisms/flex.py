@@ -268,9 +268,9 @@ def _tiles(q: Tensor, v: Tensor, plain: bool) -> dict[str, Any]:
     """How the kernels cut blocks: a mask takes registers that PyTorch's own tiles do not leave."""
     # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
-    if q.element_size() > 2 or max(q.shape[3], v.shape[3]) > TILE:
+    if not plain or q.element_size() > 2 or max(q.shape[3], v.shape[3]) > TILE:
         return options
-    options |= {"fwd_BLOCK_M": BLOCK if plain else TILE, "fwd_BLOCK_N": TILE}
+    options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE}
     return options | {"bwd_BLOCK_N1": TILE, "bwd_BLOCK_M2": TILE, "bwd_num_warps": 4}
 
 

@@ -164,14 +164,7 @@ def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
 
 
 def _with_nearest(bucket: Tensor, turned: Tensor) -> Tensor:
-    half, nearest = turned.shape[-1], _largest(turned.abs())
-    opposite = turned.gather(-1, nearest[..., None])[..., 0] < 0
-    return bucket * 2 * half + nearest + half * opposite
-
-
-def _largest(x: Tensor) -> Tensor:
-    """`argmax`, which takes a GPU several times as long as reading x if it is compiled."""
-    if not torch.compiler.is_compiling():
-        return x.argmax(-1)
-    column = torch.arange(x.shape[-1], device=x.device)
-    return torch.where(x == x.amax(-1, keepdim=True), column, x.shape[-1] - 1).amin(-1)
+    nearest = turned.abs().argmax(-1, keepdim=True)
+    opposite = turned.gather(-1, nearest) < 0
+    half = turned.shape[-1]
+    return bucket * 2 * half + (nearest + half * opposite)[..., 0]

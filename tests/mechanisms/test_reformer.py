@@ -6,8 +6,6 @@ from mechanism_cases import LENGTH, draw, make
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cosformer.mechanisms import reformer
-
 
 def shared(length=LENGTH, seed=0, width=6):
     """q (= k) and v."""
@@ -75,19 +73,6 @@ def test_more_buckets_than_one_hash_has_are_those_of_several():
     out, _ = mechanism(x, x, v)
     assert_close(out, mechanism.weights(x, x) @ v)
     assert [2 * rotation.shape[-1] for rotation in mechanism.rotations(100)] == [100]
-
-
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("traced", [False, True])
-def test_buckets_are_the_nearest_of_directions_and_their_opposites(ties, traced):
-    x, r = draw(2, 3, 40, 8, seed=1), draw(8, 6, seed=2)
-    if ties:  # the first counts
-        x, r = x.round(), r.sign()
-    turned = x @ r
-    nearest = turned.abs().argmax(-1, keepdim=True)
-    opposite = turned.gather(-1, nearest) < 0
-    find = torch.compile(reformer._buckets, backend="eager") if traced else reformer._buckets
-    assert torch.equal(find(x, [r]), (nearest + 6 * opposite)[..., 0])
 
 
 def test_the_future_decides_which_past_is_seen():
