@@ -24,6 +24,9 @@ LABELS = {
 
 PASSES = {"forward": "forward", "forward_backward": "forward + backward"}
 
+WHOLE = 0.95
+"""Of the most places that a run has: as many make another whole."""
+
 Times = dict[str, dict[int, float]]
 """Candidate -> length -> milliseconds."""
 
@@ -35,12 +38,14 @@ def run_with(rows: Sequence[Row], what: str) -> list[Row]:
     """The run that measured this quantity at most places, the newest of several.
 
     Numbers of different runs are never compared, and a part measured again displaces no whole.
+    One that lacks a twentieth is whole: what would take too long is skipped, or just is not.
     """
     counts = Counter(row.date for row in rows if row.what == what)
     if not counts:
         found = sorted({row.what for row in rows})
         raise ValueError(f"a run must have rows of {what!r}, got {found}")
-    chosen = max(counts, key=lambda date: (counts[date], date))
+    most = max(counts.values())
+    chosen = max(date for date, count in counts.items() if count >= WHOLE * most)
     return [row for row in rows if row.date == chosen]
 
 

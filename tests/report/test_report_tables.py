@@ -65,6 +65,14 @@ def test_a_part_measured_again_displaces_no_whole(rows: list[Row]) -> None:
     assert tables.time_table(rows + part) == tables.time_table(rows)
 
 
+@pytest.mark.parametrize(("missing", "shown"), [(1, "2999"), (2, "2026")])
+def test_a_run_that_skipped_a_twentieth_is_whole(rows: list[Row], missing: int, shown: str) -> None:
+    time = next(row for row in rows if row.what == "time")
+    old = [dataclasses.replace(time, config={**time.config, "length": n}) for n in range(1, 21)]
+    new = [dataclasses.replace(row, date="2999-01-01T00:00:00+00:00") for row in old[missing:]]
+    assert {row.date[:4] for row in selection.run_with(old + new, "time")} == {shown}
+
+
 def test_a_run_without_the_rows_a_table_needs_is_an_error(rows: list[Row]) -> None:
     steps = [row for row in rows if row.what == "step_time"]
     for make in tables.TABLES.values():
