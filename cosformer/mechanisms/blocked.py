@@ -123,7 +123,7 @@ def _backward(
     pairs: Pairs,
 ) -> list[Tensor]:
     """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − own), dv = pᵀ g; own = g·out − dlog Σ."""
-    grads: list[Tensor] = []
+    grads: list[Any] = [None, None, None]
     for part in pairs.parts:
         rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
         keys, values = _arrange(k, part, True), _arrange(v, part, True)
@@ -136,9 +136,11 @@ def _backward(
             to_rows.index_add_(2, some, slope @ near)
             _add(to_keys, chosen, slope.mT @ queries)
             _add(to_values, chosen, p.mT @ upper)
-        these = [_restore(to_rows, part, q.shape[2], False)]
-        these += [_restore(x, part, k.shape[2], True) for x in (to_keys, to_values)]
-        grads = [x.add_(y) for x, y in zip(grads, these, strict=True)] if grads else these
+        found = (to_rows, q, False), (to_keys, k, True), (to_values, k, True)
+        grads = [
+            _restore(x, part, like.shape[2], of_keys, onto)
+            for (x, like, of_keys), onto in zip(found, grads, strict=True)
+        ]
     return grads
 
 
@@ -171,13 +173,15 @@ def _slices(
 
 
 def join(sums: Sequence[Sums]) -> Sums:
-    """The sums over disjoint sets of keys as one."""
-    if len(sums) == 1:
-        return sums[0]
-    values, total, top = (torch.stack(x) for x in zip(*sums, strict=True))
-    most = top.amax(0)
-    scale = (top - most).exp()
-    return (values * scale).sum(0), (total * scale).sum(0), most
+    """The sums over disjoint sets of keys as one, in the memory of the first."""
+    (values, total, top), *others = sums
+    for more_values, more_total, more_top in others:
+        most = torch.maximum(top, more_top)
+        mine, theirs = (top - most).exp_(), (more_top - most).exp_()
+        values.mul_(mine).addcmul_(more_values, theirs)
+        total.mul_(mine).addcmul_(more_total, theirs)
+        top = most
+    return values, total, top
 
 
 def divide(sums: Sums) -> Tensor:
@@ -244,11 +248,14 @@ def _arrange(x: Tensor, part: Part, of_keys: bool) -> Tensor:
     return to_multiple(x, block).unflatten(-2, (-1, block))
 
 
-def _restore(x: Tensor, part: Part, length: int, of_keys: bool) -> Tensor:
-    """Blocks as tokens again; zeros where no block has the token."""
+def _restore(
+    x: Tensor, part: Part, length: int, of_keys: bool, onto: Tensor | None = None
+) -> Tensor:
+    """Blocks as tokens again, added to what there is; zeros where no block has the token."""
     x = x.flatten(-3, -2)
     if not of_keys or part.keys is None:
-        return as_before(x, part, length)
+        x = as_before(x, part, length)
+        return x if onto is None else onto.add_(x)
     where = torch.as_tensor(part.keys, device=x.device)
-    whole = x.new_zeros(*x.shape[:-2], length, x.shape[-1])
-    return whole.index_copy(-2, where, x[..., : len(where), :])
+    onto = x.new_zeros(*x.shape[:-2], length, x.shape[-1]) if onto is None else onto
+    return onto.index_add_(-2, where, x[..., : len(where), :])
