@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # what the kernel skips by
-TILE = 64  # what it multiplies at a time, for as many columns or fewer in 16 bits
+TILE = 64  # what it multiplies at a time, for as many columns of 16 bits
 SHARE = 32  # blocks of queries that a copy of chosen keys serves
 KERNELS = 256  # one for each part, with and without causality, mask, gradient, changing lengths
 
@@ -256,7 +256,7 @@ def attend_blocks(
         "block_mask": blocks,
         "score_mod": score_mod,
         "enable_gqa": q.shape[1] != k.shape[1],
-        "kernel_options": _tiles(q, v, score_mod is None),
+        "kernel_options": _tiles(q, score_mod is None),
     }
     if not with_log:
         return flex_attention(q, k, v, **options), None
@@ -264,11 +264,11 @@ def attend_blocks(
     return out, more.lse
 
 
-def _tiles(q: Tensor, v: Tensor, plain: bool) -> dict[str, Any]:
-    """How the kernels cut blocks: a mask takes registers that PyTorch's own tiles do not leave."""
+def _tiles(q: Tensor, plain: bool) -> dict[str, Any]:
+    """How kernels cut blocks: PyTorch's tiles for 64 columns leave no registers for a mask."""
     # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
-    if not plain or q.element_size() > 2 or max(q.shape[3], v.shape[3]) > TILE:
+    if not plain or q.element_size() > 2 or q.shape[3] != TILE:
         return options
     options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE}
     return options | {"bwd_BLOCK_N1": TILE, "bwd_BLOCK_M2": TILE, "bwd_num_warps": 4}
