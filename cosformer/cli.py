@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_origin
 
 from cosformer import __version__
-from cosformer.host_memory import keep_freed_memory
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cosformer.demo.command", "cosFormer beside softmax: checked, trained, writing text"),
@@ -59,7 +58,6 @@ READER_GONE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code. An error of the user is one line on stderr and a 2."""
-    keep_freed_memory()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # a reader that has gone is noticed here at the latest

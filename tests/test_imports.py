@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "models": MODELS,
     "tasks": {"tasks", "config"},
     "training": JOBS | {"training"},
-    "bench": JOBS | {"bench", "training"},
+    "bench": JOBS | {"bench", "training", "host_memory"},
     "report": {"report", "records"},
     "hf": {"hf", "models", "nn", "ops"},
     "demo": JOBS | {"demo", "bench", "report", "training"},

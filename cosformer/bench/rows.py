@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cosformer import records
 from cosformer.bench.timing import busy, threads
+from cosformer.host_memory import keep_freed_memory
 
 
 def keep(rows: Iterable[records.Row], path: Path, *, keys: Sequence[str], count: int) -> int:
@@ -16,6 +17,7 @@ def keep(rows: Iterable[records.Row], path: Path, *, keys: Sequence[str], count:
     records.require_rows(path, "out")
     if warning := busy():
         print(warning, file=sys.stderr)
+    keep_freed_memory()  # fresh pages of long tensors would bend their growth
     with threads(count):
         for row in rows:
             records.append(path, [row])

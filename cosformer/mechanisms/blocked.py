@@ -127,7 +127,8 @@ def _backward(
     for part in pairs.parts:
         rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
         keys, values = _arrange(k, part, True), _arrange(v, part, True)
-        to_rows, to_keys, to_values = (torch.zeros_like(x) for x in (rows[0], keys, values))
+        # of `grad`, which `vmap` may have many of
+        to_rows, to_keys, to_values = (grad.new_zeros(x.shape) for x in (rows[0], keys, values))
         for some, chosen, seen, _ in _slices(q, k, key_mask, part, pairs):
             queries, upper, total, mine = (x.index_select(2, some) for x in rows)
             near, theirs = _select(keys, 2, chosen), _select(values, 2, chosen)
@@ -157,7 +158,8 @@ def _slices(
     for members in _like(part.lists):
         rows = torch.tensor(members, device=device)
         blocks = _table([part.lists[row] for row in members], device)  # -1 = none
-        room = max(1, SLICE // (q.shape[0] * q.shape[1] * i.shape[1] * j.shape[1]))
+        each = q.shape[0] * q.shape[1] * i.shape[1] * j.shape[1]
+        room = max(1, SLICE // max(1, each))
         count = max(1, room // blocks.shape[1])
         for some, listed in zip(rows.split(count), blocks.split(count), strict=True):
             for n, few in enumerate(listed.split(room, 1)):

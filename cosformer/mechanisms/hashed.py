@@ -113,7 +113,7 @@ def _backward(
     order: Tensor,
 ) -> list[Tensor]:
     """dq, dk, dv of some heads from p = e^(s − log Σ): ds = p (g·v − own), dv = pᵀ g."""
-    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    grads = [grad.new_zeros(x.shape) for x in (q, k, v)]  # `vmap` may have many of grad
     for places in order.unbind(1):
         rows, keys, values, upper, totals, mine = (
             _sort(x, places, chunks) for x in (q, k, v, grad, log_total, own)

@@ -38,7 +38,7 @@ class Masked(Mechanism):
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, impl: str = "auto"
     ) -> None:
-        """`impl`: reference (quadratic), blocked (any device), flex (CUDA), or auto."""
+        """`impl`: reference (quadratic), blocked, flex (fast on CUDA only), or auto."""
         super().__init__(heads, width, key_heads=key_heads)
         self.impl = check_choice("impl", impl, IMPLEMENTATIONS)
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.mechanisms import create
+from cosformer.mechanisms.refusal import refuse
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
 from cosformer.ops.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
@@ -198,6 +199,9 @@ class MultiHeadAttention(HeadProjections):
         self, x: Tensor, context: Tensor | None, start: int
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k, v and controls; x begins at position `start`, a context at 0."""
+        traits = self.mechanism.traits
+        if context is not None and context is not x and not traits.cross:
+            raise refuse(self.mechanism, "attend to another sequence", lambda other: other.cross)
         given = [("x", x, self.embed_dim)]
         given += [] if context is None else [("context", context, self.kdim)]
         for name, tokens, width in given:
@@ -217,7 +221,7 @@ class MultiHeadAttention(HeadProjections):
         placed = self.positions.embed(x, start)
         placed_source = placed if context is None else self.positions.embed(context, 0)
         q, k, v = self.project(placed, placed_source, source, batched=True)
-        if self.mechanism.traits.shared_qk:
+        if traits.shared_qk:
             k = q
         q, k = self.positions.encode(q, k, start, start if context is None else 0)
         controls = {name: project(source).mT for name, project in self.controls.items()}

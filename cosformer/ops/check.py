@@ -1,5 +1,6 @@
 """What the public functions demand of their tensors, said in one line each."""
 
+import difflib
 import numbers
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -134,8 +135,17 @@ def require_all(right: Tensor, rule: str, values: Tensor) -> None:
 
 def check_choice(name: str, value: str, known: Collection[str]) -> str:
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        meant = _meant(value, known) if isinstance(value, str) else ""
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{meant}")
     return value
+
+
+def _meant(value: str, known: Collection[str]) -> str:
+    """The nearest by letters, in whatever order the words are."""
+    words = {" ".join(sorted(x.split("-"))): x for x in known}
+    given = " ".join(sorted(value.lower().replace("_", "-").split("-")))
+    found = difflib.get_close_matches(given, words, 1, 0.7)
+    return f"; did you mean {words[found[0]]!r}?" if found else ""
 
 
 def check_positive(name: str, value: float) -> float:

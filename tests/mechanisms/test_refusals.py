@@ -13,6 +13,9 @@ from cosformer.mechanisms.refusal import nearest
 def test_an_unknown_name_prints_the_known_ones():
     with pytest.raises(ValueError, match=r"mechanism must be one of .*softmax.*, got 'sofmax'"):
         create("sofmax", 2, 8)
+    for name, meant in (("lnformer", "linformer"), ("delta_gated", "gated-delta")):
+        with pytest.raises(ValueError, match=rf"got '{name}'; did you mean '{meant}'\?"):
+            create(name, 2, 6)
     with pytest.raises(ValueError, match=r"mechanism must be one of .*softmax.*, got \['x'\]"):
         create(["x"], 2, 8)
 

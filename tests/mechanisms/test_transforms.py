@@ -33,6 +33,21 @@ def test_functional_gradients_are_those_of_autograd(name, causal):
         assert_close(mine, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's attention
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_jacobians_are_those_of_autograd(name, causal):
+    mechanism = make(name, heads=1, width=4)
+    q, k, v, controls = tokens(mechanism, 7, batch=1)
+
+    def output(q, k, v):
+        return mechanism(q, k, v, causal=causal, controls=controls)[0]
+
+    found = torch.func.jacrev(output, argnums=(0, 1, 2))(q, k, v)
+    right = torch.autograd.functional.jacobian(output, (q, k, v))
+    for mine, theirs in zip(found, right, strict=True):
+        assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize(("name", "causal"), cases_where(state=("window", "cache", "none")))
 def test_second_derivatives_are_those_of_finite_differences(name, causal):
     mechanism = make(name, heads=1, width=4)

@@ -228,6 +228,18 @@ def test_bad_inputs_are_named():
         layer(tokens(2, 7, 16), tokens(2, 7, 10).float())
 
 
+@pytest.mark.parametrize("name", [name for name, x in MECHANISMS.items() if not x.traits.cross])
+@pytest.mark.parametrize("length", [7, 20])
+def test_another_sequence_is_refused_by_those_that_see_their_own(name, length):
+    layer, x = make(name), tokens(2, 20, 16)
+    causal = not layer.mechanism.traits.full
+    with pytest.raises(
+        ValueError, match=f"{name} cannot attend to another .* the nearest that can"
+    ):
+        layer(x, tokens(2, length, 16, seed=2), causal=causal)
+    assert_close(layer(x, x, causal=causal), layer(x, causal=causal))
+
+
 def test_a_mechanism_made_for_shared_queries_and_keys_gets_them():
     layer = make("reformer", options={"bucket": 16})
     x = tokens(2, 20, 16)
