@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.mechanisms.cache import Cache
-from cosformer.mechanisms.refusal import refuse
+from cosformer.mechanisms.refusal import name_of, refuse
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.check import (
     check_bool,
@@ -147,6 +147,11 @@ class Mechanism(nn.Module):
         """The next tokens of a stream; here, of one that keeps its tokens."""
         if not isinstance(state, Cache):
             raise TypeError(f"state must be a Cache, got {type(state).__name__}")
+        if state.k.shape[2] < self.keep(state.position):  # of one that forgets more
+            raise ValueError(
+                f"state must hold {self.keep(state.position)} of {state.position} tokens for "
+                f"{name_of(self)}, got {state.k.shape[2]}"
+            )
         self._check_length(state.position + k.shape[2])
         grown = state.append(k, v, request.key_mask)
         seen = request._replace(key_mask=grown.key_mask, start=state.k.shape[2])

@@ -77,5 +77,6 @@ def create(name: str, heads: int, width: int, **options: Any) -> Mechanism:
     known = list(inspect.signature(MECHANISMS[name]).parameters)[2:]
     unknown = [option for option in options if option not in known]
     if unknown:
-        raise ValueError(f"options of {name} are {', '.join(known)}, got {', '.join(unknown)}")
+        free = ", ".join(option for option in known if option not in options) or "none"
+        raise ValueError(f"options of {name} are {free}, got {', '.join(unknown)}")
     return MECHANISMS[name](heads, width, **options)

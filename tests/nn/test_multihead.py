@@ -181,7 +181,7 @@ def test_dropout_drops_keys_in_training_only():
         ({"positions": "nope"}, "positions must be one of none, learned, .*, got 'nope'"),
         ({"positions": []}, r"positions must be one of none, learned, .*, got \[\]"),
         ({"positions": "rotary", "heads": 16}, "width must be even for rotary positions, got 1"),
-        ({"options": {"colour": 1}}, "options of softmax are key_heads, got colour"),
+        ({"options": {"colour": 1}}, "options of softmax are none, got colour"),
         ({"options": {"key_heads": 1}}, "options must not have key_heads"),
         ({"dropout": 1.5}, r"dropout must lie in 0 ... 1, got 1.5"),
         ({"positions": "learned", "max_length": -1}, "max_length must be a whole .* 1 on, got -1"),
@@ -278,3 +278,10 @@ def test_a_stream_refuses_what_is_no_state_of_a_layer():
     layer = MultiHeadAttention(8, 2, mechanism="linear")
     with pytest.raises(TypeError, match="state must be a LayerState, got int"):
         layer.stream(torch.randn(1, 3, 8), 5)
+
+
+def test_a_stream_refuses_a_state_that_has_forgotten_what_it_needs():
+    x, window = tokens(2, 20, 16), make("local", options={"window": 4})
+    _, state = window.stream(x)
+    with pytest.raises(ValueError, match="state must hold 20 of 20 tokens for softmax, got 2"):
+        make("softmax").stream(x, state)
