@@ -40,6 +40,8 @@ def run(**environment: str) -> list[str]:
 def test_the_next_tensor_has_no_page_to_wait_for() -> None:
     before, done, after, kept = run()
     assert done == kept == "True"
+    if before == "0":
+        pytest.skip("this system does not count page faults")
     assert int(after) < 8 < int(before)  # 32 at least, of 2 MB each
 
 

@@ -36,26 +36,25 @@ def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Ten
         level = v.mean(2, keepdim=True).detach()
         apart = few_keys(q, k, (v - level).to(q.dtype), scale)
         return apart + repeat_heads(level, q).to(q.dtype)
-    (heads, length), size, width = q.shape[1:3], PIECE.get(q.device.type), v.shape[3]
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    q, k, v = widened(q, k, v)
+    (heads, length), size = q.shape[1:3], PIECE.get(q.device.type)
     pieces = 1 if size is None else max(-(-length // size), 1)
     if pieces == 1:
-        grouped = heads != k.shape[1]
-        out = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
-        return out[..., :width]
+        return _fused(q, k, v, scale)
     rows = to_multiple(q, pieces).unflatten(2, (pieces, -1)).flatten(1, 2)
     k, v = (x.repeat_interleave(rows.shape[1] // x.shape[1], 1) for x in (k, v))
-    out = F.scaled_dot_product_attention(rows, k, v, scale=scale)
-    return out.unflatten(1, (heads, pieces)).flatten(2, 3)[:, :, :length, :width]
+    return _fused(rows, k, v, scale).unflatten(1, (heads, pieces)).flatten(2, 3)[:, :, :length]
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """softmax(scale · q kᵀ) v for many keys, which FlashAttention parts among multiprocessors."""
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    grouped = q.shape[1] != k.shape[1]
     with without_cudnn(q):
-        out = F.scaled_dot_product_attention(*widened(q, k, v), scale=scale, enable_gqa=grouped)
+        return _fused(q, k, v, scale)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    scale = q.shape[3] ** -0.5 if scale is None else scale  # of what is not padded
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(*widened(q, k, v), scale=scale, enable_gqa=grouped)
     return out[..., : v.shape[3]]
 
 
