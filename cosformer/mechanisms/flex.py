@@ -256,7 +256,7 @@ def attend_blocks(
         "block_mask": blocks,
         "score_mod": score_mod,
         "enable_gqa": q.shape[1] != k.shape[1],
-        "kernel_options": _tiles(q, score_mod is None),
+        "kernel_options": _tiles(q, blocks),
     }
     if not with_log:
         return flex_attention(q, k, v, **options), None
@@ -264,14 +264,17 @@ def attend_blocks(
     return out, more.lse
 
 
-def _tiles(q: Tensor, plain: bool) -> dict[str, Any]:
+def _tiles(q: Tensor, blocks: "BlockMask") -> dict[str, Any]:
     """How kernels cut blocks: PyTorch's tiles for 64 columns leave no registers for a mask."""
     # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
-    if not plain or q.element_size() > 2 or q.shape[3] != TILE:
+    if q.element_size() > 2 or q.shape[3] != TILE:
         return options
     options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE}
-    return options | {"bwd_BLOCK_N1": TILE, "bwd_BLOCK_M2": TILE, "bwd_num_warps": 4}
+    options |= {"bwd_BLOCK_N1": TILE, "bwd_BLOCK_M2": TILE, "bwd_num_warps": 4}
+    if blocks.full_kv_num_blocks is None:  # where some are seen whole, most time goes without a mask
+        options |= {"bwd_BLOCK_M1": TILE // 2, "bwd_BLOCK_N2": TILE // 2}
+    return options
 
 
 def with_mask(blocks: "BlockMask", mask_mod: Any) -> "BlockMask":

@@ -2,20 +2,20 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 from operator import index
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.mechanisms.flex import flex_serves, run_compiled
+from cosformer.mechanisms.flex import flex_serves
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
 from cosformer.mechanisms.hashed_flex import flex_hashed
 from cosformer.mechanisms.parts import to_multiple
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
+from cosformer.ops.buckets import buckets
 from cosformer.ops.check import check_choice, check_whole
 from cosformer.ops.memo import Memo, untraced
 from cosformer.ops.problem import compute_dtype
@@ -77,10 +77,9 @@ class Reformer(Seeded, Whole):
         return q.dtype if self.choose(q, v) == "flex" else compute_dtype(q.dtype)
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        length, dtype = q.shape[2], compute_dtype(q.dtype)
-        order = self.order(q.to(dtype))  # [B H r N]
+        length, order = q.shape[2], self.order(q)  # [B H r N]
         attend = flex_hashed if self.choose(q, v) == "flex" else hashed_attention
-        key = F.normalize(k.to(dtype), dim=-1).to(k.dtype)
+        key = F.normalize(k.to(compute_dtype(k.dtype)), dim=-1).to(k.dtype)
         q, k, v = (to_multiple(x, 2 * self.bucket) for x in (q, key, v))
         return attend(q, k, v, order, Chunks(self.bucket, length, causal))[:, :, :length]
 
@@ -107,16 +106,10 @@ class Reformer(Seeded, Whole):
     def order(self, q: Tensor) -> Tensor:
         """Tokens sorted by bucket and index in each round, padding last: `[B, H, rounds, N]`."""
         length = q.shape[2]
-        rotations = self._rotations_at(q)
-        rounds = [
-            _buckets(q.detach(), [rotation[n] for rotation in rotations])
-            for n in range(self.rounds)
-        ]
-        bucket = torch.stack(rounds, 2).to(torch.int32)  # half the bits to sort by
-        pad = self._padded(length) - length
-        return F.pad(bucket, (0, pad), value=torch.iinfo(bucket.dtype).max).argsort(
-            dim=-1, stable=True
-        )
+        bucket = buckets(q, self._rotations_at(q))
+        padding = (0, self._padded(length) - length)
+        full = F.pad(bucket, padding, value=torch.iinfo(bucket.dtype).max)
+        return full.argsort(dim=-1, stable=True)
 
     def rotations(self, length: int) -> list[Tensor]:
         """R of every hash, `[rounds, D, buckets/2]`."""
@@ -125,22 +118,22 @@ class Reformer(Seeded, Whole):
 
     def _rotations_at(self, q: Tensor) -> list[Tensor]:
         """R where q is, kept: a copy from the host would wait for the device."""
-        length = q.shape[2]
+        length, dtype = q.shape[2], compute_dtype(q.dtype)
 
         def make() -> list[Tensor]:
-            return [rotation.to(q.device, q.dtype) for rotation in self.rotations(length)]
+            return [rotation.to(q.device, dtype) for rotation in self.rotations(length)]
 
         if not untraced():
             return make()
         sizes = (self.seed, self.rounds, self.width, *self._hashes(length))
-        return _rotations.recall((sizes, q.dtype), q.device, make)
+        return _rotations.recall((sizes, dtype), q.device, make)
 
     def _padded(self, length: int) -> int:
         return length + -length % (2 * self.bucket)
 
     def _hashes(self, length: int) -> list[int]:
         """Numbers of buckets, even, of hashes that together have one for every `bucket` tokens."""
-        missing, sizes = self._padded(length) // self.bucket, []
+        missing, sizes = max(2, self._padded(length) // self.bucket), []
         while missing > 1:
             sizes.append(min(missing + missing % 2, MOST_BUCKETS))
             missing = -(-missing // sizes[-1])
@@ -152,19 +145,3 @@ def draw_rotations(rounds: int, width: int, halves: list[int], seed: int) -> lis
     draw, real = torch.Generator().manual_seed(seed), torch.float64
     with torch._C._DisableFuncTorch():  # vmap has rules of its own for what is drawn
         return [torch.randn(rounds, width, half, generator=draw, dtype=real) for half in halves]
-
-
-def _buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
-    """argmax[xR; −xR] `[B, H, n]`, of several hashes one number."""
-    bucket = torch.zeros(x.shape[:3], dtype=torch.int64, device=x.device)
-    add = partial(run_compiled, _with_nearest, on=x) if untraced() else _with_nearest
-    for rotation in rotations:
-        bucket = add(bucket, x @ rotation)
-    return bucket
-
-
-def _with_nearest(bucket: Tensor, turned: Tensor) -> Tensor:
-    nearest = turned.abs().argmax(-1, keepdim=True)
-    opposite = turned.gather(-1, nearest) < 0
-    half = turned.shape[-1]
-    return bucket * 2 * half + (nearest + half * opposite)[..., 0]
