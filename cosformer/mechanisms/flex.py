@@ -67,7 +67,8 @@ def flex_pattern(
 
     Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
     """
-    require_flex(q, k, v, "'blocked' or 'reference'")
+    others = "'blocked' or 'reference'"
+    require_flex(q, k, v, others)
     sizes = Sizes(q.shape[2], k.shape[2], causal, key_mask is not None, start)
 
     def make() -> tuple[Laid, ...]:
@@ -75,9 +76,10 @@ def flex_pattern(
 
     laid = _laid.recall((alike, sizes), q.device, make, _is_short) if untraced() else make()
     found = [_attend(q, k, v, x, sizes, key_mask, with_log=len(laid) > 1) for x in laid]
-    if len(found) == 1:
-        return found[0][0]
-    return run_compiled(joined, *zip(*found, strict=True), on=q)
+    out = found[0][0]
+    if len(found) > 1:
+        out = run_compiled(joined, *zip(*found, strict=True), on=q)
+    return differentiated_once(out, others)
 
 
 def flex_serves(q: Tensor, v: Tensor) -> bool:
@@ -98,6 +100,18 @@ def require_flex(q: Tensor, k: Tensor, v: Tensor, others: str) -> None:
             f"impl must be {others} unless q and v have {NARROWEST} columns and 32 bits or less, "
             f"got 'flex' for {q.shape[3]} and {v.shape[3]} in {q.dtype}"
         )
+
+
+def differentiated_once(out: Tensor, others: str) -> Tensor:
+    """An error for a gradient that is to have one: without, PyTorch may take it for a constant."""
+
+    def refuse(grad: Tensor) -> None:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(f"impl must be {others} for a second derivative, got 'flex'")
+
+    if out.requires_grad and untraced():
+        out.register_hook(refuse)
+    return out
 
 
 def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
@@ -256,7 +270,7 @@ def attend_blocks(
         "block_mask": blocks,
         "score_mod": score_mod,
         "enable_gqa": q.shape[1] != k.shape[1],
-        "kernel_options": _tiles(q, blocks),
+        "kernel_options": _how(q, k, blocks),
     }
     if not with_log:
         return flex_attention(q, k, v, **options), None
@@ -264,15 +278,19 @@ def attend_blocks(
     return out, more.lse
 
 
-def _tiles(q: Tensor, blocks: "BlockMask") -> dict[str, Any]:
-    """How kernels cut blocks: PyTorch's tiles for 64 columns leave no registers for a mask."""
-    # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
-    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
+def _how(q: Tensor, k: Tensor, blocks: "BlockMask") -> dict[str, Any]:
+    """What the kernels are told: PyTorch's tiles for 64 columns leave no registers for a mask."""
+    options: dict[str, Any] = {
+        # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
+        "FORCE_USE_FLEX_ATTENTION": True,
+        # Where lengths change from call to call, PyTorch takes it for granted that they are odd.
+        "IS_DIVISIBLE": q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0,
+    }
     if q.element_size() > 2 or q.shape[3] != TILE:
         return options
     options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE}
     options |= {"bwd_BLOCK_N1": TILE, "bwd_BLOCK_M2": TILE, "bwd_num_warps": 4}
-    if blocks.full_kv_num_blocks is None:  # where some are seen whole, most time goes without a mask
+    if blocks.full_kv_num_blocks is None:  # elsewhere most time may go without a mask
         options |= {"bwd_BLOCK_M1": TILE // 2, "bwd_BLOCK_N2": TILE // 2}
     return options
 

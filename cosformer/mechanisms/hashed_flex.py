@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cosformer.mechanisms.blocked import LOWEST
 from cosformer.mechanisms.flex import (
     Sizes,
     are_short,
     attend_blocks,
+    differentiated_once,
     lay,
     require_flex,
     run_compiled,
@@ -32,13 +32,14 @@ _blocks: "Memo[BlockMask]" = Memo()
 
 def flex_hashed(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chunks) -> Tensor:
     """As `hashed_attention`, with the first derivative alone."""
-    require_flex(q, k, v, "'chunked'")
+    others = "'chunked'"
+    require_flex(q, k, v, others)
     back, rounds = inverse(order), order.shape[2]
     rows, keys, values = (_Sorted.apply(x, order, back).flatten(1, 2) for x in (q, k, v))
     blocks = with_mask(_meeting(order, chunks), _seen(order, chunks))
     found = run_compiled(attend_blocks, rows, keys, values, blocks, True, _but_itself, on=q)
     outs, logs = (x.unflatten(1, (-1, rounds)) for x in found)
-    return _Joined.apply(outs, logs, order, back)
+    return differentiated_once(_Joined.apply(outs, logs, order, back), others)
 
 
 class _Sorted(torch.autograd.Function):
@@ -50,7 +51,6 @@ class _Sorted(torch.autograd.Function):
         return run_compiled(_taken, x, order, on=x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (back,) = ctx.saved_tensors
         return run_compiled(_summed, grad, back, on=grad), None, None
@@ -66,7 +66,6 @@ class _Joined(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *run_compiled(_parted, grad, *ctx.saved_tensors, on=grad), None, None
 

@@ -301,3 +301,20 @@ def test_sorted_tokens_read_their_blocks_alone():
     order = torch.arange(64 * 40).expand(1, 1, 2, -1)
     blocks = hashed_flex._meeting(order, Chunks(64, 64 * 40, False)).to_dense()
     assert blocks.sum() == 2 * 20  # a block of 128 is two chunks
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "reformer"])
+def test_a_second_derivative_is_refused(name, monkeypatch):
+    """Wherever the kernel's gradient would be taken for a constant, in silence."""
+    for module in (flex, hashed_flex):
+        emulate(monkeypatch, module)
+    monkeypatch.setattr(flex, "_laid", Memo())
+    mechanism = make("reformer", impl="flex") if name == "reformer" else create(name, "flex")
+    q, k, v, _ = tokens(mechanism, 140)
+    q.requires_grad_()
+    out, _ = mechanism(q, k, v)
+    (grad,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
+    assert grad.any()
+    others = "'chunked'" if name == "reformer" else "'blocked' or 'reference'"
+    with pytest.raises(RuntimeError, match=f"impl must be {others} for a second derivative"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
