@@ -280,12 +280,10 @@ def attend_blocks(
 
 def _how(q: Tensor, k: Tensor, blocks: "BlockMask") -> dict[str, Any]:
     """What the kernels are told: PyTorch's tiles for 64 columns leave no registers for a mask."""
-    options: dict[str, Any] = {
-        # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
-        "FORCE_USE_FLEX_ATTENTION": True,
-        # Where lengths change from call to call, PyTorch takes it for granted that they are odd.
-        "IS_DIVISIBLE": q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0,
-    }
+    # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
+    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
+    if q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0:
+        options["IS_DIVISIBLE"] = True  # where lengths change, PyTorch would not ask
     if q.element_size() > 2 or q.shape[3] != TILE:
         return options
     options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE}
