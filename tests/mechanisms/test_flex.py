@@ -193,6 +193,7 @@ def test_flex_attention_has_no_gradients_off_cuda(name, others):
         mechanism(q.requires_grad_(), k, v, causal=True)
 
 
+@uncompiled
 def test_long_tables_are_not_kept(monkeypatch):
     monkeypatch.setattr(flex, "LONGEST", 20)
     for name, memo in (("local", flex._laid), ("reformer", hashed_flex._blocks)):
