@@ -36,7 +36,7 @@ mechanism alone. A request outside of what one can do raises, and says who could
 All have second derivatives, but those that go through PyTorch's fused attention only within
 `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it; on a GPU sinkhorn in 16
 bits is one of them. There local, longformer, sparse, sparse-strided and bigbird, and in 16 bits
-reformer, go through FlexAttention, which has no second derivatives and refuses
+reformer, go through FlexAttention, which has no second derivatives and may refuse
 `retain_graph=True`; `impl="blocked"`, for reformer `impl="chunked"`, has and takes both. All go
 through `torch.compile(fullgraph=True)`, but those that read a `key_mask` on the host only without
 one; bigbird and reformer are compiled anew for every length.
