@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosformer.mechanisms import MECHANISMS, Mechanism, create
+from cosformer.mechanisms.family import LinearMechanism
+from cosformer.ops.check import check_choice
 from cosformer.report.writing import MISSING, markdown, write_whole
 
 HEADS, WIDTH = 8, 64
 LENGTHS = (1024, 4096, 16384)
 STREAM = 4000
 """Sizes at which costs are told."""
+RULES = {"clamp": "at least", "signed": "kept away from 0 by", "add": "sums plus"}
+"""What becomes of a denominator by eps."""
 POSITIONAL = "names"
 """The option that words without a flag belong to."""
 WORDS = {"names": MECHANISMS}
@@ -31,7 +35,7 @@ mechanism alone. A request outside of what one can do raises, and says who could
 * **streams**: what it remembers: sums of `constant` size, a `window`, or all tokens (`cache`).
 * **positions**: what weights know of positions by themselves.
 * **time**: how it grows with the length n. **state**: numbers that one stream remembers after
-  {STREAM:,} tokens, with {HEADS} heads of {WIDTH}.
+  {STREAM:,} tokens, or as many as it takes, with {HEADS} heads of {WIDTH}.
 
 All have second derivatives, but those that go through PyTorch's fused attention only within
 `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it; on a GPU sinkhorn in 16
@@ -54,8 +58,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if name not in MECHANISMS:
-                raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got {name!r}")
+            check_choice("mechanism", name, MECHANISMS)
         if self.names and self.write is not None:
             raise ValueError(f"names must not be given beside write, got {', '.join(self.names)}")
 
@@ -86,7 +89,8 @@ def table() -> list[list[str]]:
     for name, kind in MECHANISMS.items():
         traits, mechanism = kind.traits, _usual(name)
         streams = traits.state != "none"
-        state = f"{mechanism.state_size(STREAM):,}" if streams else MISSING
+        tokens = min(STREAM, mechanism.traits.max_length or STREAM)
+        state = f"{mechanism.state_size(tokens):,}" if streams else MISSING
         abilities = [_yes(traits.full), _yes(traits.cross), _yes(traits.mask)]
         known = [_or_dash(traits.state), _or_dash(traits.positions), traits.growth, state]
         lines.append([name, _or_dash(traits.causal), *abilities, *known, kind.source])
@@ -129,6 +133,8 @@ def _extras(mechanism: Mechanism) -> Iterator[str]:
         yield f"per-token controls, projected by the layer: {', '.join(traits.controls)}"
     if traits.random:
         yield "random numbers, saved in checkpoints and drawn anew by `redraw` alone"
+    if isinstance(mechanism, LinearMechanism) and mechanism.normaliser == "sum":
+        yield f"denominators are {RULES[mechanism.rule]} {mechanism.eps:g}"
     if traits.norm_after:
         yield "no denominator: the layer puts an RMSNorm after it"
     if traits.multiple_of > 1:

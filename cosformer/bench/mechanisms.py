@@ -25,12 +25,15 @@ from cosformer.bench.timing import (
 )
 from cosformer.mechanisms import MECHANISMS, Mechanism, create
 from cosformer.mechanisms.traits import GROWTH
-from cosformer.ops.check import check_seed
+from cosformer.ops.check import check_choice, check_seed
 from cosformer.ops.scratch import forget
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
 LONGEST = {"cpu": 16384, "cuda": 65536}
+FURTHEST = 4
+"""How many times as long a sequence may be as the last, for its time to be guessed: what does not
+grow, like the gradient of a table, counts as if it did."""
 CLOCK = {"cpu": "time", "cuda": "time_graph"}
 """Which time is compared per feature: at short lengths a GPU waits for Python."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -87,8 +90,7 @@ class Options:
         if self.lengths is not None and min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
         for name in self.names:
-            if name not in WORDS["names"]:
-                raise ValueError(f"names must be among {', '.join(WORDS['names'])}, got {name!r}")
+            check_choice("names", name, WORDS["names"])
         for name in set(self.names).intersection(PEERS) - set(present(self.device)):
             raise ValueError(f"names with {name} need a GPU and fla-core, got device={self.device}")
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -147,13 +149,23 @@ def _measure_pass(
     setup, calls, peaks = options.setup, {}, {}
     sizes = Cell(options.batch, options.heads, 0, options.width)
     at = {"candidate": name, "pass": pass_name, **setup.config(sizes, causal=causal)}
-    guard = _Guard(options, GROWTH[mechanism.traits.growth])
-    for length in options.sorted_lengths:
+    guard, limit = _Guard(options, GROWTH[mechanism.traits.growth]), mechanism.traits.max_length
+
+    def watched(length: int) -> tuple[Call | None, str]:
         reason = guard.reason(length)
-        if not reason:
-            call = _call(setup, mechanism, sizes._replace(length=length), pass_name, causal)
-            reason = guard.watch(call, length)
         if reason:
+            return None, reason
+        call = _call(setup, mechanism, sizes._replace(length=length), pass_name, causal)
+        return call, guard.watch(call, length)
+
+    for length in options.sorted_lengths:
+        if limit is not None and length > limit:
+            call, reason = None, f"refused: it takes up to {limit} tokens"
+        else:
+            for between in guard.steps(length):
+                watched(between)
+            call, reason = watched(length)
+        if reason or call is None:
             about = {key: value for key, value in at.items() if key != "candidate"}
             yield failed(this, name, reason, {**about, "length": length})
             continue
@@ -195,6 +207,14 @@ class _Guard:
     def __init__(self, options: Options, exponent: float) -> None:
         self.options, self.exponent = options, exponent
         self.length, self.seconds, self.bytes, self.broken = 0, 0.0, 0, ""
+
+    def steps(self, length: int) -> list[int]:
+        """Lengths to try on the way: no guess goes further than `FURTHEST`."""
+        between, following = [], self.length * FURTHEST
+        while 0 < following < length:
+            between.append(following)
+            following *= FURTHEST
+        return between
 
     def reason(self, length: int) -> str:
         """Why this length had better not be tried, from what the last one took."""

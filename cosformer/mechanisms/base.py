@@ -14,6 +14,7 @@ from cosformer.ops.check import (
     check_bool,
     check_inputs,
     check_key_mask,
+    check_mapping,
     check_place,
     check_tensor,
     check_whole,
@@ -30,6 +31,7 @@ class Request(NamedTuple):
     key_mask: Tensor | None  # [B, S] bool, True = real token; k, v and controls are 0 elsewhere
     start: int  # the key index that the first query stands at
     controls: Mapping[str, Tensor]  # name -> [B, H_kv, S], before any activation
+    placed: bool = False  # whether the caller gave `start`
 
 
 class Mechanism(nn.Module):
@@ -44,6 +46,8 @@ class Mechanism(nn.Module):
     source: ClassVar[str]
     """Who published it."""
     length_hint: ClassVar[str] = "make it with a larger max_length"
+    stream_option: ClassVar[str] = ""
+    """What a stream needs a number for."""
     formula: ClassVar[str]
     """What it computes, in one line or a few."""
 
@@ -208,6 +212,7 @@ class Mechanism(nn.Module):
         if key_mask is not None and not traits.mask:
             raise refuse(self, "obey a key_mask", lambda other: other.mask)
         self._check_length(max(q.shape[2], k.shape[2]))
+        check_mapping("controls", controls)
         if set(controls) != set(traits.controls):
             raise ValueError(
                 f"controls must be {', '.join(traits.controls) or 'none'}, "
@@ -215,15 +220,18 @@ class Mechanism(nn.Module):
             )
         for name, control in controls.items():
             check_tensor(name, control)
+            if not control.dtype.is_floating_point:
+                raise ValueError(f"{name} must be real numbers, got {control.dtype}")
             if control.shape != k.shape[:3]:
                 raise ValueError(
                     f"{name} must be [batch, key heads, length] = {list(k.shape[:3])}, "
                     f"got {list(control.shape)}"
                 )
+        placed = start is not None
         if start is None:
             start = k.shape[2] - q.shape[2] if causal else 0
         shown = {name: hide(control, key_mask) for name, control in controls.items()}
-        return Request(causal, key_mask, start, shown)
+        return Request(causal, key_mask, start, shown, placed)
 
     def _check_length(self, length: int) -> None:
         limit = self.traits.max_length

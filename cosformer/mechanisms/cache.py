@@ -16,15 +16,17 @@ class Cache(NamedTuple):
 
     def append(self, k: Tensor, v: Tensor, key_mask: Tensor | None) -> "Cache":
         """With the next tokens."""
-        if self.k.shape[:2] != k.shape[:2] or self.k.shape[3] != k.shape[3]:
-            raise ValueError(
-                f"state must hold keys {list(k.shape[:2])} of width {k.shape[3]}, "
-                f"got {list(self.k.shape)}"
-            )
+        for name, kept, x in (("keys", self.k, k), ("values", self.v, v)):
+            if kept.shape[:2] != x.shape[:2] or kept.shape[3] != x.shape[3]:
+                raise ValueError(
+                    f"state must hold {name} {list(x.shape[:2])} of width {x.shape[3]}, "
+                    f"got {list(kept.shape)}"
+                )
         mask = None
         if self.key_mask is not None or key_mask is not None:
             mask = torch.cat([_real(self.key_mask, self.k), _real(key_mask, k)], 1)
-        keys, values = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+        # autocast may have begun since
+        keys, values = torch.cat([self.k.to(k.dtype), k], 2), torch.cat([self.v.to(v.dtype), v], 2)
         return Cache(keys, values, mask, self.position + k.shape[2])
 
     def last(self, count: int) -> "Cache":

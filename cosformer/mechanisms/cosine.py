@@ -12,7 +12,13 @@ from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
 from cosformer.ops.check import check_eps
 from cosformer.ops.problem import WEIGHTS, compute_dtype
-from cosformer.ops.state import check_state, check_weight, read_horizon, whole_limit
+from cosformer.ops.state import (
+    PastHorizonError,
+    check_state,
+    check_weight,
+    read_horizon,
+    whole_limit,
+)
 
 
 class Cosformer(Mechanism):
@@ -20,6 +26,7 @@ class Cosformer(Mechanism):
 
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
+    stream_option = "horizon"
     length_hint = "make it with a larger horizon, or weight='raised_cosine'"
     formula = "out_i = Σ_j s_ij v_j / Σ_j s_ij, s_ij = relu(q_i)·relu(k_j) cos(π/2 (i − j)/horizon)"
 
@@ -42,6 +49,7 @@ class Cosformer(Mechanism):
             self.traits = replace(self.traits, max_length=whole_limit(self.horizon))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        self._check_length(max(k.shape[2], request.start + q.shape[2]) - min(request.start, 0))
         return attention(q, k, v, **self._options(request))
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
@@ -64,8 +72,17 @@ class Cosformer(Mechanism):
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, State]:
+        check_state(state)
+        try:
+            return self._go_on(q, k, v, state, request)
+        except PastHorizonError as error:  # seen where the position is read, once
+            self._check_length(int(state.position.max()) + q.shape[2])
+            raise error
+
+    def _go_on(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State, request: Request
+    ) -> tuple[Tensor, State]:
         if q.shape[2] == 1 and request.key_mask is None and not torch.is_grad_enabled():
-            check_state(state)
             key_value, key_sum, position = (x.clone() for x in state[:3])  # step works in place
             moved = State(key_value, key_sum, position, state.horizon)
             return step(q, k, v, moved, eps=self.eps), moved

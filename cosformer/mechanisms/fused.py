@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cosformer.mechanisms.base import repeat_heads
+from cosformer.mechanisms.base import Request, repeat_heads, seen
 from cosformer.mechanisms.parts import to_multiple
 
 PIECE = {"cuda": 2048}
@@ -39,42 +40,60 @@ def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Ten
     (heads, length), size = q.shape[1:3], PIECE.get(q.device.type)
     pieces = 1 if size is None else max(-(-length // size), 1)
     if pieces == 1:
-        return _fused(q, k, v, scale)
+        return fused_attention(q, k, v, scale)
     rows = to_multiple(q, pieces).unflatten(2, (pieces, -1)).flatten(1, 2)
     k, v = (x.repeat_interleave(rows.shape[1] // x.shape[1], 1) for x in (k, v))
-    return _fused(rows, k, v, scale).unflatten(1, (heads, pieces)).flatten(2, 3)[:, :, :length]
+    return (
+        fused_attention(rows, k, v, scale)
+        .unflatten(1, (heads, pieces))
+        .flatten(2, 3)[:, :, :length]
+    )
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """softmax(scale · q kᵀ) v for many keys, which FlashAttention parts among multiprocessors."""
     with without_cudnn(q):
-        return _fused(q, k, v, scale)
+        return fused_attention(q, k, v, scale)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **pairs: Any
+) -> Tensor:
+    """PyTorch's, for values of any width; `pairs` are its arguments `attn_mask` and `is_causal`."""
     scale = q.shape[3] ** -0.5 if scale is None else scale  # of what is not padded
     grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(*widened(q, k, v), scale=scale, enable_gqa=grouped)
+    rows = _widened(q, k, v)
+    out = F.scaled_dot_product_attention(*rows, scale=scale, enable_gqa=grouped, **pairs)
     return out[..., : v.shape[3]]
 
 
-def by_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+def requested(
+    q: Tensor, k: Tensor, v: Tensor, request: Request, scale: float | None = None
+) -> Tensor:
+    """`fused_attention` to what a request lets queries see; 0 where that is nothing."""
+    plain = request.causal and request.key_mask is None and request.start == 0
+    found = None if plain else seen(request, q.shape[2], k.shape[2], q.device)
+    out = fused_attention(q, k, v, scale, attn_mask=found, is_causal=plain)
+    return out if found is None else out.masked_fill(~found.any(-1, keepdim=True), 0)
+
+
+def by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q kᵀ/√D) v of every block by itself, which goes as a head and has its own mask.
 
     Args:
         q, k, v: `[B, H, N, b, D]`, `[B, H, N, S, D]`, `[B, H, N, S, V]`.
-        seen: `[N, b, S]`.
+        mask: `[N, b, S]`, True for what is seen.
     """
-    if len(seen) > GRID:
-        pieces = zip(*(x.split(GRID, 2) for x in (q, k, v)), seen.split(GRID), strict=True)
+    if len(mask) > GRID:
+        pieces = zip(*(x.split(GRID, 2) for x in (q, k, v)), mask.split(GRID), strict=True)
         return torch.cat([by_blocks(*piece) for piece in pieces], 2)
     rows, k, v = (x.flatten(0, 1) for x in (q, k, v))
     with without_cudnn(q):
-        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen[None])
+        out = fused_attention(rows, k, v, attn_mask=mask[None])
     return out.unflatten(0, q.shape[:2])
 
 
-def widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Zeros up to one width for all, and one that is fused, or PyTorch stores the scores."""
     width = max(q.shape[3], v.shape[3])
     width += -width % 8

@@ -124,7 +124,7 @@ class Masked(Mechanism):
 
     def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
         keys = k.shape[2]
-        causal, key_mask, start, _ = request
+        causal, key_mask, start = request.causal, request.key_mask, request.start
         if impl == "flex":
             return flex_pattern(
                 q,

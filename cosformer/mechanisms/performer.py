@@ -198,6 +198,7 @@ def _first_finite(tops: Tensor) -> Tensor:
 
 def orthogonal_rows(rows: int, width: int, generator: torch.Generator | None = None) -> Tensor:
     """`[rows, width]`: blocks of orthogonal directions, each as long as a Gaussian vector."""
+    check_generator(generator)
     device = "cpu" if generator is None else generator.device
     blocks = -(-rows // width)
     gaussian = torch.randn(2, blocks, width, width, generator=generator, device=device)

@@ -133,7 +133,7 @@ class Reformer(Seeded, Whole):
 
     def _hashes(self, length: int) -> list[int]:
         """Numbers of buckets, even, of hashes that together have one for every `bucket` tokens."""
-        missing, sizes = max(2, self._padded(length) // self.bucket), []
+        missing, sizes = self._padded(length) // self.bucket, []
         while missing > 1:
             sizes.append(min(missing + missing % 2, MOST_BUCKETS))
             missing = -(-missing // sizes[-1])

@@ -13,9 +13,15 @@ def refuse(
     mechanism: "Mechanism", task: str, able: Callable[[Traits], bool], hint: str = ""
 ) -> ValueError:
     """`raise refuse(self, "attend causally", lambda traits: traits.causal == "exact")`."""
+    from cosformer.mechanisms.table import MECHANISMS
+
     other = nearest(mechanism, able)
     remedies = [hint] if hint else []
-    remedies += [] if other is None else [f"the nearest that can is {other!r}"]
+    if other is not None:
+        option = MECHANISMS[other].stream_option if task == "stream" else ""
+        remedies += [
+            f"the nearest that can is {other!r}" + (f", made with {option}=…" * bool(option))
+        ]
     return ValueError(
         f"{name_of(mechanism)} cannot {task}. It can do: "
         + "; ".join([mechanism.traits.abilities, *remedies])
@@ -39,7 +45,7 @@ def nearest(mechanism: "Mechanism", able: Callable[[Traits], bool]) -> str | Non
     can = [
         name
         for name, kind in MECHANISMS.items()
-        if able(kind.traits) and not isinstance(mechanism, kind)
+        if able(kind.traits) and type(mechanism) is not kind
     ]
     return min(can, key=distance, default=None)
 

@@ -36,7 +36,7 @@ class RopeLinear(Mechanism):
     traits = replace(LinearMechanism.traits, positions="relative", normalised=False)
     source = "Su et al., 2021 (RoFormer, linear attention)"
     formula = (
-        "out_i = Σ_j (R_i φ(q_i))·(R_j φ(k_j)) v_j / Σ_j φ(q_i)·φ(k_j), φ = 1 + elu, "
+        "out_i = Σ_j (R_i φ(q_i))·(R_j φ(k_j)) v_j / max(Σ_j φ(q_i)·φ(k_j), 10⁻⁶), φ = 1 + elu, "
         "R_i a rotation of pairs by i·base^(−2n/d)"
     )
 

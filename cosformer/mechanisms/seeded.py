@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism
-from cosformer.ops.check import check_seed
+from cosformer.ops.check import check_generator, check_seed
 
 SEEDS = 2**31
 
@@ -33,6 +33,7 @@ class Seeded(Mechanism):
         self.seed = check_seed(seed)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
+        check_generator(generator)
         device = "cpu" if generator is None else generator.device
         self.seed = int(torch.randint(SEEDS, (), generator=generator, device=device))
 

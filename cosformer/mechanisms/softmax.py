@@ -3,9 +3,9 @@
 import math
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
+from cosformer.mechanisms.fused import requested
 from cosformer.mechanisms.traits import Cost, Traits
 
 
@@ -17,14 +17,7 @@ class Softmax(Mechanism):
     formula = "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        grouped = q.shape[1] != k.shape[1]
-        if request.key_mask is None and request.start == 0 and request.causal:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        mask = seen(request, q.shape[2], k.shape[2], q.device)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
-        if mask is None:
-            return out
-        return out.masked_fill(~mask.any(-1, keepdim=True), 0)  # NaN where nothing is seen
+        return requested(q, k, v, request)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)

@@ -84,6 +84,7 @@ class SparseStrided(Masked):
     formula = (
         "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j over |i − j| < stride or (i − j) mod stride = 0"
     )
+    stream_option = "stride"
 
     def __init__(
         self,
@@ -135,7 +136,9 @@ class SparseStrided(Masked):
 
     def empty_state(self, k: Tensor, v: Tensor) -> Any:
         if self.stride is None:
-            raise ValueError("stride must be a number for a stream, got None")
+            raise ValueError(
+                "stride must be a number for a stream, got None: make it with one, as stride=128"
+            )
         return super().empty_state(k, v)
 
     def pairs(self, length: int) -> int:

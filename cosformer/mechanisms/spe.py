@@ -67,13 +67,13 @@ class Spe(LinearMechanism):
 
     Only in the mean do weights depend on i − j alone, so positions count from the first real key:
     padding in front does not shift them. Queries stand among the keys, unless they are of another
-    sequence: not causal, and not as many.
+    sequence: not causal, without a `start`, and not as many.
     """
 
     traits = replace(LinearMechanism.traits, positions="absolute", random=True)
     source = "Liutkus et al., ICML 2021"
     formula = (
-        "q̂_i = Σ_d q_id Ω_i(f_d, θ_d) λ_d Z_d/(d R)^¼, k̂_j the same with θ = 0; "
+        "q̂_i = Σ_d q_id Ω_i(f_d, θ_d) λ_d Z_d/(d R)^¼, ‖λ_d‖ = 1, k̂_j the same with θ = 0; "
         "then linear attention on φ = 1 + elu of q̂ and k̂"
     )
     feature_map = "1+elu"
@@ -141,7 +141,7 @@ class Spe(LinearMechanism):
         if request.key_mask is not None and isinstance(key_start, int):
             padding = _padding_in_front(request.key_mask)
             key_start = key_start - padding
-            if request.causal or q.shape[2] == k.shape[2]:
+            if request.causal or request.placed or q.shape[2] == k.shape[2]:
                 query_start = query_start - padding
         return super()._features(q, k, v, request, query_start, key_start)
 

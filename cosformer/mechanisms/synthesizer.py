@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
-from cosformer.mechanisms.fused import widened
+from cosformer.mechanisms.fused import requested
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.check import check_whole
@@ -112,17 +111,11 @@ class Factored(Synthesizer):
         return rows @ columns.mT
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype, mask = long_dtype(q), request.key_mask
-        rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
-        inputs = widened(rows, columns, repeat_heads(v, q).to(dtype))
-        rows, columns, values = (x.expand(q.shape[0], -1, -1, -1) for x in inputs)
-        plain = request.causal and mask is None and request.start == 0
-        found = None if plain else seen(request, q.shape[2], k.shape[2], q.device)
-        options: dict[str, Any] = {"attn_mask": found, "is_causal": plain, "scale": 1.0}
-        out = F.scaled_dot_product_attention(rows, columns, values, **options)
-        if found is not None:
-            out = out.masked_fill(~found.any(-1, keepdim=True), 0)  # NaN where nothing is seen
-        return out[..., : v.shape[3]].to(q.dtype)
+        dtype = long_dtype(q)
+        factors = self.factors(q.to(dtype), *self.positions(q, k, request))
+        rows, columns = (x.expand(q.shape[0], -1, -1, -1) for x in factors)
+        values = repeat_heads(v, q).to(dtype)
+        return requested(rows, columns, values, request, scale=1.0).to(q.dtype)
 
 
 class SynthesizerFactorised(Factored):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.cache import Cache
 from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.fused import fused_attention
 from cosformer.mechanisms.padding import ranks, real_first, take, with_real_first
 from cosformer.mechanisms.traits import Cost, Traits
 
@@ -113,9 +114,9 @@ class TransNormerLocal(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     ) -> Tensor:
         if mask is None:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return fused_attention(q, k, v, is_causal=causal)
         if causal:
             size = (self.block, self.block)
             mask = mask & torch.ones(size, dtype=torch.bool, device=q.device).tril()
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = fused_attention(q, k, v, attn_mask=mask)
         return out.masked_fill(~mask.any(-1, keepdim=True), 0)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from cosformer.mechanisms import Mechanism
 from cosformer.mechanisms.padding import ranks, real_first
 from cosformer.mechanisms.refusal import refuse
+from cosformer.mechanisms.seeded import Seeded
 from cosformer.models.config import ModelConfig
 from cosformer.nn import Block, FeedForward, LayerState, MultiHeadAttention
 from cosformer.nn.positions import sinusoids_at
@@ -214,7 +215,10 @@ class Backbone(nn.Module):
                 nn.init.normal_(table.weight, std=EMBEDDING_STD)
         if self.cls is not None:
             nn.init.normal_(self.cls, std=EMBEDDING_STD)
-        for block in self._stack:
+        for n, block in enumerate(self._stack):
+            for layer in (block.attention, block.cross):
+                if layer is not None and isinstance(layer.mechanism, Seeded):
+                    layer.mechanism.plant(layer.mechanism.seed + n)  # no two draw the same
             forward = cast(FeedForward, block.feed_forward)
             added = [block.attention.out_proj, forward.down]
             added += [] if block.cross is None else [block.cross.out_proj]

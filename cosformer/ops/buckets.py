@@ -41,8 +41,8 @@ def by_kernel(x: Tensor, rotations: list[Tensor]) -> Tensor:
         for n, rotation in enumerate(rotations):
             half = rotation.shape[2]
             buckets_kernel[(blocks * batch * heads,)](
-                x, rotation.contiguous(), out, blocks, heads, length, *x.stride(),
-                D=width, HALF=half, ROUNDS=rounds, FIRST=n == 0, ROWS=ROWS,
+                x, rotation.contiguous(), out, blocks, heads, length, half, *x.stride(),
+                D=width, ROUNDS=rounds, FIRST=n == 0, ROWS=ROWS,
                 BLOCK_D=padded(width, FEWEST), BLOCK_H=padded(half, FEWEST), num_stages=1,
             )  # fmt: skip
     return out

@@ -17,10 +17,10 @@ def _turned(rows, rotation):
 @triton.jit(do_not_specialize=["blocks"])
 def buckets_kernel(
     x,  # [B, H, n, D], of 16 bits
-    rotations,  # [rounds, D, HALF]
+    rotations,  # [rounds, D, half]
     out,  # [B, H, rounds, n]: of the hashes before, and then of this one as well
-    blocks, heads, length, by_batch, by_head, by_row, by_column,
-    D: tl.constexpr, HALF: tl.constexpr, ROUNDS: tl.constexpr, FIRST: tl.constexpr,
+    blocks, heads, length, half, by_batch, by_head, by_row, by_column,
+    D: tl.constexpr, ROUNDS: tl.constexpr, FIRST: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """The column in which [x·R, −x·R] is largest; of equal ones the first."""
@@ -31,16 +31,16 @@ def buckets_kernel(
     cells = row[:, None].to(tl.int64) * by_row + depth[None, :] * by_column
     there = (row[:, None] < length) & (depth[None, :] < D)
     rows = tl.load(begin + cells, mask=there, other=0.0)
-    inside = (depth[:, None] < D) & (column[None, :] < HALF)
+    inside = (depth[:, None] < D) & (column[None, :] < half)
     for n in range(ROUNDS):
-        place = rotations + (n * D + depth[:, None]) * HALF + column[None, :]
+        place = rotations + (n * D + depth[:, None]) * half + column[None, :]
         turned = _turned(rows, tl.load(place, mask=inside, other=0.0))
-        size = tl.where(column[None, :] < HALF, tl.abs(turned), -1.0)
-        nearest = tl.minimum(tl.argmax(size, 1), HALF - 1)  # NaN is nowhere the largest
+        size = tl.where(column[None, :] < half, tl.abs(turned), -1.0)
+        nearest = tl.minimum(tl.argmax(size, 1), half - 1)  # NaN is nowhere the largest
         chosen = column[None, :] == nearest[:, None]
         opposite = tl.sum(tl.where(chosen, turned, 0.0), 1) < 0
-        bucket = nearest + HALF * opposite.to(tl.int32)
+        bucket = nearest + half * opposite.to(tl.int32)
         target = out + (head * ROUNDS + n) * length + row
         if not FIRST:
-            bucket += 2 * HALF * tl.load(target, mask=row < length, other=0)
+            bucket += 2 * half * tl.load(target, mask=row < length, other=0)
         tl.store(target, bucket, mask=row < length)

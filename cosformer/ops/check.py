@@ -145,7 +145,8 @@ def _meant(value: str, known: Collection[str]) -> str:
     words = {" ".join(sorted(x.split("-"))): x for x in known}
     given = " ".join(sorted(value.lower().replace("_", "-").split("-")))
     found = difflib.get_close_matches(given, words, 1, 0.7)
-    return f"; did you mean {words[found[0]]!r}?" if found else ""
+    found = [words[x] for x in found] or [x for x in known if value.startswith(f"{x}-")]
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def check_positive(name: str, value: float) -> float:

@@ -183,6 +183,10 @@ def whole_limit(horizon: Horizon) -> int:
     return int(min(least, 2.0**62))
 
 
+class PastHorizonError(ValueError):
+    """Tokens beyond the distance at which cosine weights turn negative."""
+
+
 def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:
     """Refuse to go past the horizon, where cosine weights turn negative."""
     remedy = "raise horizon, or use weight='raised_cosine' for an endless stream"
@@ -196,7 +200,7 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
     limit = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
     if position is None:
         if length > limit:
-            raise ValueError(
+            raise PastHorizonError(
                 f"horizon must be at least the sequence length {length}, got {limit:g}: {remedy}"
             )
         return
@@ -207,7 +211,7 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
         return
     start = int(position.max()) if position.numel() else 0
     if start + length > limit:
-        raise ValueError(
+        raise PastHorizonError(
             f"the stream stands at position {start}, {length} more would pass its horizon "
             f"{limit:g}: {remedy}"
         )

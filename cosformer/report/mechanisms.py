@@ -73,7 +73,7 @@ def _draw_panel(axis: Any, name: str, found: Times, growth: float | None) -> Non
 
 def _line(run: Sequence[Row], name: str, length: int) -> list[str]:
     refused = any(row.what == "failed" and _of(row, name) and row.config.get("causal")
-                  and "refused" in row.config["reason"] for row in run)  # fmt: skip
+                  and "length" not in row.config for row in run)  # fmt: skip
     cells = [f"{name} *" if refused else name]
     for what in ("growth_exponent", "memory_growth_exponent"):
         growth = _growth(run, what, name)

@@ -1,6 +1,8 @@
 """`cosformer bench mechanisms`: a row for every outcome, refusals and limits among them."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fake_gpu
 import pytest
@@ -118,7 +120,10 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"names": ("sofmax",)}, "names must be among cosformer, .*, got 'sofmax'"),
+        (
+            {"names": ("sofmax",)},
+            "names must be one of cosformer, .*, got 'sofmax'; did you mean 'softmax'",
+        ),
         ({"names": ("fla-delta",)}, "names with fla-delta need a GPU and fla-core, got device=cpu"),
         ({"lengths": (0,)}, "lengths must be one or more positive numbers"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
@@ -136,3 +141,34 @@ def _time_of(rows: list[records.Row], length: int) -> list[records.Row]:
     row = next(row for row in rows if row.what == "time")
     config = {**row.config, "candidate": "other", "length": length}
     return [records.Row(**{**vars(row), "config": config})]
+
+
+def test_lengths_past_a_maximum_are_refused_not_guessed(tmp_path: Path) -> None:
+    given = options(tmp_path, names=("synthesizer",), lengths=(16, 128, 4096), seconds=1e-9)
+    reasons = {
+        row.config["length"]: row.config["reason"]
+        for row in mechanisms.measure(given)
+        if row.what == "failed"
+    }
+    assert reasons == dict.fromkeys((128, 4096), "refused: it takes up to 64 tokens")
+    assert "synthesizer |" in mechanism_table(list(mechanisms.measure(given)))
+
+
+def test_no_guess_goes_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of which most does not grow with the length, guessed from a much shorter one."""
+    spent = {16: 1.0, 64: 1.1, 256: 1.4, 1000: 2.6}
+    tried: list[int] = []
+
+    def call_at(*given: Any) -> Callable[[], None]:
+        tried.append(given[2].length)
+        return lambda: None
+
+    monkeypatch.setattr(mechanisms, "_call", call_at)
+    monkeypatch.setattr(mechanisms, "_seconds", lambda *_: spent[tried[-1]])
+    monkeypatch.setattr(mechanisms, "peak_extra_bytes", lambda *_: 96)
+    monkeypatch.setattr(mechanisms, "median_times", lambda calls, **_: dict.fromkeys(calls, 1.0))
+    given = options(tmp_path, names=("linear",), lengths=(16, 1000), seconds=10.0)
+    rows = list(mechanisms.measure(given))
+    assert tried == 2 * [16, 64, 256, 1000]
+    assert {row.config["length"] for row in rows if row.what == "time"} == {16, 1000}
+    assert not any(row.what == "failed" for row in rows)

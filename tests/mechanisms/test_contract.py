@@ -280,3 +280,15 @@ def leaves(state):
     if isinstance(state, torch.Tensor):
         return [state]
     return [x for part in state for x in leaves(part)] if isinstance(state, tuple) else []
+
+
+@pytest.mark.parametrize(("name", "causal"), CASES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_weights_are_made_of_inputs_in_any_dtype(name, causal, dtype):
+    """As outputs are: parameters have one of their own."""
+    mechanism = make(name).float()
+    q, k, v, controls = tokens(mechanism, dtype=dtype)
+    weights = mechanism.weights(q, k, causal=causal, controls=controls)
+    out, _ = mechanism(q, k, v, causal=causal, controls=controls)
+    assert weights.dtype == out.dtype == dtype
+    assert_close((weights @ v).float(), out.float(), rtol=0.1, atol=0.1)

@@ -319,3 +319,24 @@ def test_a_second_derivative_is_refused(name, monkeypatch):
     others = "'chunked'" if name == "reformer" else "'blocked' or 'reference'"
     with pytest.raises(RuntimeError, match=f"impl must be {others} for a second derivative"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "dtype", "whole", "expected"),
+    [
+        (256, 64, torch.bfloat16, False, {"IS_DIVISIBLE", "fwd_BLOCK_N", "bwd_BLOCK_M1"}),
+        (256, 64, torch.bfloat16, True, {"IS_DIVISIBLE", "fwd_BLOCK_N"}),
+        (200, 64, torch.float16, False, {"fwd_BLOCK_N", "bwd_BLOCK_M1"}),
+        (256, 64, torch.float32, False, {"IS_DIVISIBLE"}),
+        (200, 128, torch.bfloat16, False, set()),
+    ],
+)
+def test_kernels_are_told_what_they_would_not_ask(length, width, dtype, whole, expected):
+    q = torch.zeros(1, 1, length, width, dtype=dtype)
+    lists = [[0], [1]]
+    blocks = flex.listed(lists, lists if whole else [[], []], length, length, q.device)
+    told = flex._how(q, q, blocks)
+    assert told["FORCE_USE_FLEX_ATTENTION"]
+    assert expected == set(told) & {"IS_DIVISIBLE", "fwd_BLOCK_N", "bwd_BLOCK_M1"}
+    for name, size in told.items():
+        assert not name.startswith(("fwd_BLOCK", "bwd_BLOCK")) or flex.BLOCK % size == 0

@@ -75,6 +75,25 @@ def test_hashed_attention_is_that_of_reformer_pytorch(causal, length, rounds, mo
     assert rounds == 1 or not torch.allclose(out, published)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_reformer_is_that_of_transformers_but_for_its_temperature(causal):
+    """There a key of length 1 is not divided by √d as well; of two chunks all tokens meet."""
+    theirs = package("transformers.models.reformer.modeling_reformer")
+    config = theirs.ReformerConfig(
+        hidden_size=HEADS * WIDTH, num_attention_heads=HEADS, attention_head_size=WIDTH,
+        lsh_attn_chunk_length=16, num_buckets=2, num_hashes=1, is_decoder=causal,
+        lsh_attention_probs_dropout_prob=0.0, max_position_embeddings=32,
+    )  # fmt: skip
+    layer = transformer_layer(theirs.LSHSelfAttention, config)
+    mechanism = make("reformer", bucket=16, rounds=1)
+    x = draw(2, 32, HEADS * WIDTH)
+    published = layer(x).hidden_states
+    q, v = layer_tokens([m.weight for m in (layer.query_key, layer.value)], x)
+    sharper = WIDTH**0.5 * q
+    assert_close(merged(mechanism(sharper, q, v, causal=causal)[0]), published, **FLOAT32)
+    assert not torch.allclose(merged(mechanism(q, q, v, causal=causal)[0]), published, atol=1e-3)
+
+
 def nystrom_layer(theirs, mechanism):
     heads = mechanism.heads
     layer = theirs.NystromAttention(

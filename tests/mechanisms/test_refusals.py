@@ -13,7 +13,8 @@ from cosformer.mechanisms.refusal import nearest
 def test_an_unknown_name_prints_the_known_ones():
     with pytest.raises(ValueError, match=r"mechanism must be one of .*softmax.*, got 'sofmax'"):
         create("sofmax", 2, 8)
-    for name, meant in (("lnformer", "linformer"), ("delta_gated", "gated-delta")):
+    meant_by = {"lnformer": "linformer", "delta_gated": "gated-delta", "sparse-fixed": "sparse"}
+    for name, meant in meant_by.items():
         with pytest.raises(ValueError, match=rf"got '{name}'; did you mean '{meant}'\?"):
             create(name, 2, 6)
     with pytest.raises(ValueError, match=r"mechanism must be one of .*softmax.*, got \['x'\]"):
@@ -35,7 +36,9 @@ def test_sizes_that_do_not_fit(heads, width, key_heads):
 def refusal(name, task):
     """`NAME cannot TASK. It can do: …; the nearest that can is 'OTHER'`, OTHER from the table."""
     others = "|".join(MECHANISMS)
-    return rf"^{name} cannot {task}.*\. It can do: .*; the nearest that can is '({others})'$"
+    made = ", made with [a-z]+=…" if task == "stream" else ""
+    nearest = rf"the nearest that can is '({others})'({made})?"
+    return rf"^{name} cannot {task}.*\. It can do: .*; {nearest}$"
 
 
 @pytest.mark.parametrize("name", names_where(causal=("no",)))
@@ -99,6 +102,7 @@ NEAREST = [
     ("bigbird", {"causal": ("exact",)}, "local"),  # a pattern of blocks as well
     ("retention", {"full": (True,)}, "transnormer"),  # on the same engine, no denominator either
     ("reformer", {"state": ("constant",)}, "cosformer"),
+    ("rfa-gated", {"full": (True,)}, "rfa"),  # the same features without a gate
 ]
 
 
@@ -108,6 +112,12 @@ def test_the_nearest_loses_least(name, able, right):
         return all(getattr(traits, key) in values for key, values in able.items())
 
     assert nearest(make(name), can) == right
+
+
+@pytest.mark.parametrize("name", names_where(random=(True,)))
+def test_only_a_generator_draws(name):
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator, got int"):
+        make(name).redraw(3)
 
 
 @pytest.mark.parametrize("name", names_where(random=(False,)))
@@ -126,6 +136,10 @@ def test_controls_are_those_of_the_traits(name):
     if controls:
         with pytest.raises(ValueError, match=r"controls must be .*, got none"):
             mechanism(q, k, v, causal=causal)
+        for other in (torch.int64, torch.complex64):
+            wrong = {key: x.to(other) for key, x in controls.items()}
+            with pytest.raises(ValueError, match=f"must be real numbers, got {other}"):
+                mechanism(q, k, v, causal=causal, controls=wrong)
         short = {key: x[:, :, 1:] for key, x in controls.items()}
         with pytest.raises(ValueError, match=r"must be \[batch, key heads, length\]"):
             mechanism(q, k, v, causal=causal, controls=short)
@@ -149,5 +163,33 @@ def test_arguments_that_exclude_each_other():
         mechanism(q[..., :4], k[..., :4], v)
     with pytest.raises(ValueError, match="state must hold keys"):
         mechanism(q[:1], k[:1], v[:1], causal=True, state=state)
+    with pytest.raises(ValueError, match=r"state must hold values .* of width 4, got"):
+        mechanism(q, k, v[..., :4], causal=True, state=state)
+    with pytest.raises(TypeError, match="controls must be a mapping, got NoneType"):
+        mechanism(q, k, v, controls=None)
     with pytest.raises(TypeError, match="state must be a Cache, got int"):
         mechanism(q, k, v, causal=True, state=3)
+
+
+def test_a_horizon_is_a_length_like_any_other():
+    mechanism = make("cosformer", horizon=40)
+    q, k, v, _ = tokens(mechanism)
+    far = refusal("cosformer", "attend over 41 tokens")
+    with pytest.raises(ValueError, match=far):
+        mechanism(q, k, v, start=4)
+    with pytest.raises(ValueError, match=far):
+        mechanism(q, k, v, causal=True, start=-4)
+    _, state = mechanism(q, k, v, causal=True, state=mechanism.empty_state(k, v))
+    for count in (4, 1):
+        last = [x[:, :, :count] for x in (q, k, v)]
+        for _ in range(-(-4 // count) - 1):
+            _, state = mechanism(*last, causal=True, state=state)
+        with pytest.raises(ValueError, match=far), torch.no_grad():
+            mechanism(*last, causal=True, state=state)
+
+
+def test_who_could_stream_is_told_with_what_it_needs():
+    mechanism = make("linformer")
+    _, k, v, _ = tokens(mechanism)
+    with pytest.raises(ValueError, match=r"'cosformer', made with horizon=…$"):
+        mechanism.empty_state(k, v)

@@ -58,3 +58,15 @@ def test_a_stream_goes_on_from_a_padded_prompt(pieces):
     found = torch.cat(outs, 2)
     assert_close(found[0], whole[0])
     assert_close(found[1, :, 5:], whole[1, :, 5:])
+
+
+def test_a_start_among_padded_keys_counts_from_the_first_real_one():
+    mechanism = make("spe")
+    q, k, v, _ = tokens(mechanism, 20)
+    mask = torch.arange(20).expand(2, -1) >= 6
+    whole, _ = mechanism(q, k, v, key_mask=mask)
+    for start in (0, 8):
+        some = q[:, :, start : start + 9]
+        assert_close(
+            mechanism(some, k, v, key_mask=mask, start=start)[0], whole[:, :, start : start + 9]
+        )

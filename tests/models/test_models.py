@@ -1,5 +1,6 @@
 """Models: padding changes nothing, every parameter learns, shapes and errors are as said."""
 
+import dataclasses
 import math
 
 import pytest
@@ -231,3 +232,15 @@ def test_dropout_is_for_training_only():
     assert torch.equal(model(tokens), model(tokens))
     model.train()
     assert not torch.allclose(model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("name", ["bigbird", "reformer"])
+def test_no_two_layers_draw_the_same(name):
+    """As those whose numbers are parameters; a checkpoint has the seeds."""
+    given = dataclasses.replace(config(name, kind="masked-lm", layers=3), options={"seed": 5})
+    model = create_model(given)
+    seeds = [block.attention.mechanism.seed for block in model.backbone.blocks]
+    assert seeds == [5, 6, 7]
+    other = create_model(dataclasses.replace(given, options={}))
+    other.load_state_dict(model.state_dict())
+    assert [block.attention.mechanism.seed for block in other.backbone.blocks] == seeds
