@@ -11,7 +11,7 @@ import torch
 from cosformer import records
 from cosformer.bench import mechanisms
 from cosformer.mechanisms import MECHANISMS, create
-from cosformer.report.mechanisms import mechanism_figure, mechanism_table
+from cosformer.report.mechanisms import feature_table, mechanism_figure, mechanism_table
 
 SMALL = {"heads": 2, "width": 4, "repeats": 1, "threads": 1}
 
@@ -76,6 +76,9 @@ def test_a_gpu_is_compared_without_its_host(
     recorded = [row.value for row in rows if row.what == "time_graph"]
     assert recorded == 4 * [fake_gpu.TIME]
     assert {row.value for row in rows if row.what == "feature_time_ratio"} == {2.0}
+    assert "| relu | 1.00 | 1.00 | 2.00 | 2.00 |" in feature_table(rows)
+    with pytest.raises(ValueError, match="must have rows of 'feature_time_ratio'"):
+        feature_table([row for row in rows if row.config["candidate"] == "cosformer"])
 
 
 def test_rows_are_added_to_the_file(tmp_path: Path) -> None:
