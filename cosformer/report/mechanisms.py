@@ -7,7 +7,7 @@ from typing import Any
 
 from cosformer.records import Row
 from cosformer.report.figures import figure_bytes, short
-from cosformer.report.selection import PASSES, Times, describe, runs_of_each, times
+from cosformer.report.selection import PASSES, Times, describe, rows_of, runs_of_each, times
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 REFERENCES = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
@@ -31,9 +31,7 @@ def mechanism_table(rows: Sequence[Row]) -> str:
 
 def feature_table(rows: Sequence[Row]) -> str:
     """Time over cosFormer's, as it is and for each feature, at the largest batch measured."""
-    ratios = [row for row in rows if row.what == "feature_time_ratio"]
-    if not ratios:
-        raise ValueError("a run must have rows of 'feature_time_ratio', got none")
+    ratios = rows_of(rows, "feature_time_ratio")
     batch = max(row.config["batch"] for row in ratios)
     newest: dict[tuple[str, str], Row] = {}
     for row in sorted(ratios, key=lambda row: row.date):

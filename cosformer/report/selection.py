@@ -40,13 +40,20 @@ def run_with(rows: Sequence[Row], what: str) -> list[Row]:
     Numbers of different runs are never compared, and a part measured again displaces no whole.
     One that lacks a twentieth is whole: what would take too long is skipped, or just is not.
     """
-    counts = Counter(row.date for row in rows if row.what == what)
-    if not counts:
-        found = sorted({row.what for row in rows})
-        raise ValueError(f"a run must have rows of {what!r}, got {found}")
+    counts = Counter(row.date for row in rows_of(rows, what))
     most = max(counts.values())
     chosen = max(date for date, count in counts.items() if count >= WHOLE * most)
     return [row for row in rows if row.date == chosen]
+
+
+def rows_of(rows: Sequence[Row], what: str) -> list[Row]:
+    """Those of one quantity, of which there must be some."""
+    found = [row for row in rows if row.what == what]
+    if not found:
+        raise ValueError(
+            f"a run must have rows of {what!r}, got {sorted({row.what for row in rows})}"
+        )
+    return found
 
 
 def runs_of_each(rows: Sequence[Row], what: str) -> list[Row]:
