@@ -36,6 +36,9 @@ mechanism alone. A request outside of what one can do raises, and says who could
 * **positions**: what weights know of positions by themselves.
 * **time**: how it grows with the length n. **state**: numbers that one stream remembers after
   {STREAM:,} tokens, or as many as it takes, with {HEADS} heads of {WIDTH}.
+* **operations** are those of the formula, as if each token were added to a state and read from it;
+  causal passes in chunks also have the pairs within a chunk, about as many again. Softmax and
+  patterns count every pair that they may see, not half of them.
 
 All have second derivatives, but those that go through PyTorch's fused attention only within
 `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it; on a GPU sinkhorn in 16

@@ -63,6 +63,6 @@ class Cost(NamedTuple):
     """A forward pass over one sequence, all heads."""
 
     operations: int
-    """Floating point; a multiplication with an addition counts two."""
+    """Floating point, of the formula; a multiplication with an addition counts two."""
     bytes: int
     """Of float32 numbers read or written: inputs, output, and what is stored between passes."""
