@@ -59,10 +59,13 @@ def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> 
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **pairs: Any
 ) -> Tensor:
-    """PyTorch's, for values of any width; `pairs` are its arguments `attn_mask` and `is_causal`."""
+    """PyTorch's, for values of any width, and q and k of one item for all.
+
+    `pairs` are its arguments `attn_mask` and `is_causal`.
+    """
     scale = q.shape[3] ** -0.5 if scale is None else scale  # of what is not padded
     grouped = q.shape[1] != k.shape[1]
-    rows = _widened(q, k, v)
+    rows = (x.expand(v.shape[0], -1, -1, -1) for x in _widened(q, k, v))
     out = F.scaled_dot_product_attention(*rows, scale=scale, enable_gqa=grouped, **pairs)
     return out[..., : v.shape[3]]
 

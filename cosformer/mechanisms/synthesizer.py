@@ -112,8 +112,7 @@ class Factored(Synthesizer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         dtype = long_dtype(q)
-        factors = self.factors(q.to(dtype), *self.positions(q, k, request))
-        rows, columns = (x.expand(q.shape[0], -1, -1, -1) for x in factors)
+        rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
         values = repeat_heads(v, q).to(dtype)
         return requested(rows, columns, values, request, scale=1.0).to(q.dtype)
 
