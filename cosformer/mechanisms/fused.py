@@ -65,8 +65,10 @@ def fused_attention(
     """
     scale = q.shape[3] ** -0.5 if scale is None else scale  # of what is not padded
     grouped = q.shape[1] != k.shape[1]
-    rows = (x.expand(v.shape[0], -1, -1, -1) for x in _widened(q, k, v))
-    out = F.scaled_dot_product_attention(*rows, scale=scale, enable_gqa=grouped, **pairs)
+    queries, keys, values = (x.expand(v.shape[0], -1, -1, -1) for x in _widened(q, k, v))
+    out = F.scaled_dot_product_attention(
+        queries, keys, values, scale=scale, enable_gqa=grouped, **pairs
+    )
     return out[..., : v.shape[3]]
 
 
