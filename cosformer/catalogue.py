@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cosformer.mechanisms import MECHANISMS, Mechanism, create
 from cosformer.mechanisms.family import LinearMechanism
-from cosformer.ops.check import check_choice
+from cosformer.mechanisms.table import mechanism_class
 from cosformer.report.writing import MISSING, markdown, write_whole
 
 HEADS, WIDTH = 8, 64
@@ -61,7 +61,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            check_choice("mechanism", name, MECHANISMS)
+            mechanism_class(name)
         if self.names and self.write is not None:
             raise ValueError(f"names must not be given beside write, got {', '.join(self.names)}")
 

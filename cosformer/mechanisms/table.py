@@ -67,14 +67,18 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 }
 
 
+def mechanism_class(name: str) -> type[Mechanism]:
+    """The class behind a name; another name is answered with the known ones."""
+    return MECHANISMS[check_choice("mechanism", name, MECHANISMS)]
+
+
 def create(name: str, heads: int, width: int, **options: Any) -> Mechanism:
     """A mechanism by its name, for q of so many heads of this width.
 
     >>> create("cosformer", 8, 64, horizon=4096).traits.state
     'constant'
     """
-    check_choice("mechanism", name, MECHANISMS)
-    known = list(inspect.signature(MECHANISMS[name]).parameters)[2:]
+    known = list(inspect.signature(mechanism_class(name)).parameters)[2:]
     unknown = [option for option in options if option not in known]
     if unknown:
         free = ", ".join(option for option in known if option not in options) or "none"
