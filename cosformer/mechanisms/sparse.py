@@ -50,7 +50,8 @@ class SparseFixed(Masked):
         return self.stride, self.summary
 
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
-        stride, plain = self.stride, self.stride - self.summary
+        stride = min(self.stride, reach(q, keys, start))
+        plain = stride - min(stride, self.summary)
         sizes: dict[str, Any] = {"queries": q.shape[2], "causal": causal, "start": start}
         own = neighbours(
             lambda first, last: [(first // stride * stride, -(-last // stride) * stride)],
@@ -113,7 +114,7 @@ class SparseStrided(Masked):
         return (self.stride or 0,)
 
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
-        stride = self.stride_for(keys)
+        stride = min(self.stride_for(keys), reach(q, keys, start))
         block = block_for(stride)
         lists = neighbours(
             lambda first, last: [(first - stride + 1, last + stride - 1)],
@@ -144,3 +145,8 @@ class SparseStrided(Masked):
     def pairs(self, length: int) -> int:
         stride = self.stride_for(length)
         return length * min(length, 2 * stride - 1 + length // stride)
+
+
+def reach(q: Tensor, keys: int, start: int) -> int:
+    """More than the distance of any query and key: of a longer stride, all see all alike."""
+    return max(1, keys, start + q.shape[2]) - min(start, 0)

@@ -220,3 +220,16 @@ def test_second_gradients_of_one_input_alone(name, wanted):
     )
     grad.square().sum().backward()
     assert inputs[wanted].grad.isfinite().all()
+
+
+STARTS = [("sparse", None), *(("sparse-strided", start) for start in (None, -5, 0, 9))]
+
+
+@pytest.mark.parametrize(("name", "start"), STARTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_stride_beyond_the_sequence_costs_nothing(name, start, causal):
+    """Scores of whole strides would have 10¹² numbers."""
+    mechanism = make(name, stride=10**6, impl="blocked")
+    q, k, v, _ = tokens(mechanism, 30 if name == "sparse" else 20, keys=30)
+    out, _ = mechanism(q, k, v, causal=causal, start=start)
+    assert_close(out, mechanism.weights(q, k, causal=causal, start=start) @ v)
