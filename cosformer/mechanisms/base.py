@@ -222,6 +222,10 @@ class Mechanism(nn.Module):
             check_tensor(name, control)
             if not control.dtype.is_floating_point:
                 raise ValueError(f"{name} must be real numbers, got {control.dtype}")
+            if control.device != k.device:
+                raise ValueError(
+                    f"{name} must be on the device of k, {k.device}, got {control.device}"
+                )
             if control.shape != k.shape[:3]:
                 raise ValueError(
                     f"{name} must be [batch, key heads, length] = {list(k.shape[:3])}, "

@@ -140,6 +140,9 @@ def test_controls_are_those_of_the_traits(name):
             wrong = {key: x.to(other) for key, x in controls.items()}
             with pytest.raises(ValueError, match=f"must be real numbers, got {other}"):
                 mechanism(q, k, v, causal=causal, controls=wrong)
+        away = {key: x.to("meta") for key, x in controls.items()}
+        with pytest.raises(ValueError, match="must be on the device of k, cpu, got meta"):
+            mechanism(q, k, v, causal=causal, controls=away)
         short = {key: x[:, :, 1:] for key, x in controls.items()}
         with pytest.raises(ValueError, match=r"must be \[batch, key heads, length\]"):
             mechanism(q, k, v, causal=causal, controls=short)
