@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """A part as the kernel takes it: queries and keys in slots, and blocks of these, all whole."""
+    """A part as the kernel takes it: queries and keys in slots, and blocks of these."""
 
     part: Part
     copies: int
@@ -130,17 +130,19 @@ def lay(part: Part, sizes: Sizes, device: torch.device) -> Laid:
         copies = max(1, -(-sizes.queries // BLOCK) // (SHARE * -(-len(part.keys) // BLOCK)))
     some, whole = blocks_of(part, sizes, copies)
     i = j = None
+    queries, keys = sizes.queries, sizes.keys
     part = part._replace(lists=())
     if part.keys is not None:
         part = part._replace(keys=torch.tensor(part.keys, device=device))
     if part.keys is not None or part.stride is not None:
-        after = torch.arange(1, sizes.keys + 1, dtype=torch.int32, device=device)[:, None]
+        after = torch.arange(1, keys + 1, dtype=torch.int32, device=device)[:, None]
         j = _of_keys(after, part, copies)[:, 0] - 1
+        keys = len(j)
     if part.stride is not None:
-        at = torch.arange(sizes.queries, dtype=torch.int32, device=device)[:, None]
-        i = _of_queries(at, part)[:, 0] + sizes.start
-    keys = -(-sizes.keys // BLOCK) * BLOCK if j is None else len(j)
-    return Laid(part, copies, listed(some, whole, keys, device), i, j)
+        at = torch.arange(queries, dtype=torch.int32, device=device)[:, None]
+        i = in_order(at, part, False)[:, 0] + sizes.start
+        queries = len(i)
+    return Laid(part, copies, listed(some, whole, queries, keys, device), i, j)
 
 
 def blocks_of(part: Part, sizes: Sizes, copies: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -187,45 +189,38 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """The output of one part, and log Σ e^s `[B, H, T]` if it is asked for."""
     part, kept, i, j = laid.part, laid.part.kept, laid.i, laid.j
-    queries, end, causal, _, start = sizes
+    start, causal = sizes.start, sizes.causal
     real = None
     if key_mask is not None:
         real = _of_keys(key_mask[..., None], part, laid.copies)[..., 0]
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        if i is None and queries % BLOCK:
-            query = query.clamp(max=queries - 1)  # a pattern knows no others
         at = query + start if i is None else i[query]
         place = key if j is None else j[key]
         found = place >= 0 if kept is None else kept(at, place)
         if j is not None:
             found = found & (place >= 0)
-        elif end % BLOCK:
-            found = found & (place < end)
         if causal:
             found = found & (place <= at)
         return found if real is None else found & real[b, key]
 
     blocks = with_mask(laid.blocks, mask_mod)
-    rows = _of_queries(q, part)
+    rows = in_order(q, part, False)
     keys, values = (_of_keys(x, part, laid.copies) for x in (k, v))
     out, log_total = run_compiled(attend_blocks, rows, keys, values, blocks, with_log, on=q)
+    if part.stride is None:
+        return out, log_total
     if log_total is not None:
         log_total = as_before(log_total[..., None], part, q.shape[2])[..., 0]
     return as_before(out, part, q.shape[2]), log_total
 
 
-def _of_queries(x: Tensor, part: Part) -> Tensor:
-    """What belongs to queries, `[..., T, D]`, in slots."""
-    return to_multiple(in_order(x, part, False), BLOCK)
-
-
 def _of_keys(x: Tensor, part: Part, copies: int) -> Tensor:
-    """What belongs to keys, `[..., S, D]`, in slots: chosen keys are copied."""
-    x = to_multiple(in_order(x, part, True), BLOCK)
+    """What belongs to keys, `[..., S, D]`, in slots: chosen keys are whole blocks, and copied."""
+    x = in_order(x, part, True)
     if part.keys is None:
         return x
-    x = x.unsqueeze(-3)
+    x = to_multiple(x, BLOCK).unsqueeze(-3)
     return x.expand(*x.shape[:-3], copies, *x.shape[-2:]).flatten(-3, -2)
 
 
@@ -240,7 +235,7 @@ def are_short(blocks: Iterable["BlockMask"]) -> bool:
 
 
 def listed(
-    some: list[list[int]], whole: list[list[int]], keys: int, device: torch.device
+    some: list[list[int]], whole: list[list[int]], queries: int, keys: int, device: torch.device
 ) -> "BlockMask":
     """Blocks of keys for each block of queries, and PyTorch's lists the other way round."""
     from torch.nn.attention.flex_attention import BlockMask
@@ -250,7 +245,7 @@ def listed(
         rows = [[*blocks, *[0] * (widest - len(blocks))] for blocks in lists]
         counts = torch.tensor([len(blocks) for blocks in lists], dtype=torch.int32, device=device)
         found = torch.tensor(rows, dtype=torch.int32, device=device)
-        found = F.pad(found, (0, keys // BLOCK - widest))
+        found = F.pad(found, (0, -(-keys // BLOCK) - widest))
         return counts[None, None], found[None, None]
 
     counts, indices = table(some)
@@ -261,21 +256,21 @@ def listed(
         whole_counts,
         whole_indices,
         BLOCK_SIZE=BLOCK,
-        seq_lengths=(len(some) * BLOCK, keys),
+        seq_lengths=(queries, keys),
     )
 
 
 def attend_blocks(
     q: Tensor, k: Tensor, v: Tensor, blocks: "BlockMask", with_log: bool, score_mod: Any = None
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(q kᵀ/√d) v over the pairs of whole blocks, and log Σ e^s `[B, H, T]` if asked for."""
+    """softmax(q kᵀ/√d) v over the pairs of blocks, and log Σ e^s `[B, H, T]` if asked for."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     options: dict[str, Any] = {
         "block_mask": blocks,
         "score_mod": score_mod,
         "enable_gqa": q.shape[1] != k.shape[1],
-        "kernel_options": _how(q, blocks),
+        "kernel_options": _how(q, k, blocks),
     }
     if not with_log:
         return flex_attention(q, k, v, **options), None
@@ -283,10 +278,12 @@ def attend_blocks(
     return out, more.lse
 
 
-def _how(q: Tensor, blocks: "BlockMask") -> dict[str, Any]:
+def _how(q: Tensor, k: Tensor, blocks: "BlockMask") -> dict[str, Any]:
     """What the kernels are told: PyTorch's tiles for 64 columns leave no registers for a mask."""
-    # Where lengths change, PyTorch would read with bounds, which takes two thirds of the speed.
-    options: dict[str, Any] = {"IS_DIVISIBLE": True}
+    # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
+    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
+    if q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0:
+        options["IS_DIVISIBLE"] = True  # where lengths change, PyTorch would not ask
     if q.element_size() > 2 or q.shape[3] != TILE:
         return options
     options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE}

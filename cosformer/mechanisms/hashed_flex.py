@@ -11,7 +11,6 @@ from torch import Tensor
 
 from cosformer.mechanisms.blocked import LOWEST
 from cosformer.mechanisms.flex import (
-    BLOCK,
     Sizes,
     are_short,
     attend_blocks,
@@ -22,7 +21,7 @@ from cosformer.mechanisms.flex import (
     with_mask,
 )
 from cosformer.mechanisms.hashed import Chunks, inverse
-from cosformer.mechanisms.parts import Part, to_multiple
+from cosformer.mechanisms.parts import Part
 from cosformer.ops.memo import Memo, untraced
 
 if TYPE_CHECKING:
@@ -35,11 +34,11 @@ def flex_hashed(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chunks) 
     """As `hashed_attention`, with the first derivative alone."""
     others = "'chunked'"
     require_flex(q, k, v, others)
-    back, (rounds, slots) = inverse(order), order.shape[2:]
-    rows, keys, values = (_slots(_Sorted.apply(x, order, back)) for x in (q, k, v))
+    back, rounds = inverse(order), order.shape[2]
+    rows, keys, values = (_Sorted.apply(x, order, back).flatten(1, 2) for x in (q, k, v))
     blocks = with_mask(_meeting(order, chunks), _seen(order, chunks))
     found = run_compiled(attend_blocks, rows, keys, values, blocks, True, _but_itself, on=q)
-    outs, logs = (x[:, :, :slots].unflatten(1, (-1, rounds)) for x in found)
+    outs, logs = (x.unflatten(1, (-1, rounds)) for x in found)
     return differentiated_once(_Joined.apply(outs, logs, order, back), others)
 
 
@@ -69,11 +68,6 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *run_compiled(_parted, grad, *ctx.saved_tensors, on=grad), None, None
-
-
-def _slots(x: Tensor) -> Tensor:
-    """`[B, H, r, N, D]` as the kernel takes it: rounds as heads, in whole blocks."""
-    return to_multiple(x.flatten(1, 2), BLOCK)
 
 
 def _taken(x: Tensor, places: Tensor) -> Tensor:
@@ -127,7 +121,7 @@ def _seen(order: Tensor, chunks: Chunks) -> Any:
     """Which slots see which: those of their own chunk and the one before; padding is the last."""
     size, length, causal = chunks
     before_first = 1 - order.shape[-1] // size
-    places = _slots(order[..., None].to(torch.int32))[..., 0] if causal else None
+    places = order.flatten(1, 2).to(torch.int32) if causal else None
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         behind = query // size - key // size

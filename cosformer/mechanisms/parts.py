@@ -78,9 +78,8 @@ def in_order(x: Tensor, part: Part, of_keys: bool) -> Tensor:
 
 
 def as_before(x: Tensor, part: Part, length: int) -> Tensor:
-    """Queries from the order of a part back to their own; what is filled up at the end goes."""
+    """Queries from the order of a part back to their own."""
     if part.stride is not None:
-        x = x[..., : -(-length // part.stride) * part.stride, :]
         x = x.unflatten(-2, (part.stride, -1)).transpose(-2, -3).flatten(-3, -2)
     return x[..., :length, :]
 

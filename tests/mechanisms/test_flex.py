@@ -56,7 +56,6 @@ def seen_by_kernel(blocks, batch, heads):
 
 
 def emulated(q, k, v, blocks, with_log, score_mod=None):
-    assert q.shape[2] % flex.BLOCK == k.shape[2] % flex.BLOCK == 0  # what kernels are told
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     seen = seen_by_kernel(blocks, *q.shape[:2])
@@ -323,20 +322,21 @@ def test_a_second_derivative_is_refused(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("width", "dtype", "whole", "expected"),
+    ("length", "width", "dtype", "whole", "expected"),
     [
-        (64, torch.bfloat16, False, {"fwd_BLOCK_N", "bwd_BLOCK_M1"}),
-        (64, torch.float16, True, {"fwd_BLOCK_N"}),
-        (64, torch.float32, False, set()),
-        (128, torch.bfloat16, False, set()),
+        (256, 64, torch.bfloat16, False, {"IS_DIVISIBLE", "fwd_BLOCK_N", "bwd_BLOCK_M1"}),
+        (256, 64, torch.bfloat16, True, {"IS_DIVISIBLE", "fwd_BLOCK_N"}),
+        (200, 64, torch.float16, False, {"fwd_BLOCK_N", "bwd_BLOCK_M1"}),
+        (256, 64, torch.float32, False, {"IS_DIVISIBLE"}),
+        (200, 128, torch.bfloat16, False, set()),
     ],
 )
-def test_kernels_are_told_what_they_would_not_ask(width, dtype, whole, expected):
-    q = torch.zeros(1, 1, 2 * flex.BLOCK, width, dtype=dtype)
+def test_kernels_are_told_what_they_would_not_ask(length, width, dtype, whole, expected):
+    q = torch.zeros(1, 1, length, width, dtype=dtype)
     lists = [[0], [1]]
-    blocks = flex.listed(lists, lists if whole else [[], []], q.shape[2], q.device)
-    told = flex._how(q, blocks)
-    assert told["IS_DIVISIBLE"]
-    assert expected == set(told) & {"fwd_BLOCK_N", "bwd_BLOCK_M1"}
+    blocks = flex.listed(lists, lists if whole else [[], []], length, length, q.device)
+    told = flex._how(q, q, blocks)
+    assert told["FORCE_USE_FLEX_ATTENTION"]
+    assert expected == set(told) & {"IS_DIVISIBLE", "fwd_BLOCK_N", "bwd_BLOCK_M1"}
     for name, size in told.items():
         assert not name.startswith(("fwd_BLOCK", "bwd_BLOCK")) or flex.BLOCK % size == 0
