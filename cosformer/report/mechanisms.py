@@ -53,7 +53,8 @@ def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Forward + backward against length, a panel for each, beside cosFormer and softmax."""
     run = runs_of_each(rows, "time")
     found = times(run, "forward_backward")
-    names = [name for name in found if name not in REFERENCES] or list(found)
+    names = [name for name in _names(run) if name in found]
+    names = [name for name in names if name not in REFERENCES] or names
     lines = math.ceil(len(names) / COLUMNS)
 
     def draw(figure: Any) -> None:
@@ -132,7 +133,9 @@ def _growth(run: Sequence[Row], what: str, name: str) -> float | None:
 
 
 def _names(run: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.config["candidate"] for row in run if "candidate" in row.config))
+    """In the order of the rows, flash-linear-attention's at the end."""
+    names = dict.fromkeys(row.config["candidate"] for row in run if "candidate" in row.config)
+    return sorted(names, key=lambda name: name.startswith("fla-"))
 
 
 def _of(row: Row, name: str) -> bool:
