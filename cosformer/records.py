@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import warnings
@@ -144,6 +145,14 @@ def commit(package: Path = Path(__file__).parent) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{head}-dirty" if changed else head
+
+
+def growth_exponent(values: Mapping[int, float]) -> float:
+    """The p of `value ~ size^p`: least squares in log-log. 1 is linear, 2 quadratic."""
+    if len(values) < 2:
+        raise ValueError(f"values must hold at least two sizes, got {sorted(values)}")
+    sizes = [math.log(size) for size in values]
+    return statistics.linear_regression(sizes, [math.log(v) for v in values.values()]).slope
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -174,3 +174,14 @@ def test_commit_is_none_outside_a_checkout_and_for_an_untracked_package(tmp_path
 def test_commit_is_none_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert records.commit.__wrapped__(Path(__file__).parent) is None
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.5, 2.0])
+def test_growth_exponent_is_that_of_a_power_law(exponent: float) -> None:
+    values = {size: 3 * size**exponent for size in (4096, 8192, 65536)}
+    assert records.growth_exponent(values) == pytest.approx(exponent)
+
+
+def test_growth_exponent_needs_two_sizes() -> None:
+    with pytest.raises(ValueError, match=r"at least two sizes, got \[8\]"):
+        records.growth_exponent({8: 1.0})

@@ -18,7 +18,6 @@ from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     Call,
     attempt,
-    growth_exponent,
     median_times,
     peak_extra_bytes,
     synchronise,
@@ -289,4 +288,4 @@ def _growth(
     long = {length: value for length, value in by_length.items() if length >= GROWTH_FROM}
     if len(long) > 1 and min(long.values()) > 0:
         between = {"from": min(long), "to": max(long)}
-        yield this.row(what, growth_exponent(long), "", **at, **between)
+        yield this.row(what, records.growth_exponent(long), "", **at, **between)

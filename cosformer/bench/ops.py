@@ -18,7 +18,6 @@ from cosformer.bench.rows import keep
 from cosformer.bench.steps import measure_positions
 from cosformer.bench.timing import (
     Call,
-    growth_exponent,
     median_times,
     peak_extra_bytes,
     threads,
@@ -294,7 +293,7 @@ def _measure_growth(options: Options, this: records.Run) -> Iterator[records.Row
             at = cases[min(cases)].config(pass_name)
             del at["length"]
             at |= {"candidate": first, "from": min(by_length), "to": max(by_length)}
-            yield this.row("growth_exponent", growth_exponent(by_length), "", **at)
+            yield this.row("growth_exponent", records.growth_exponent(by_length), "", **at)
 
 
 def _require_shapes(shapes: tuple[tuple[int, ...], ...]) -> None:

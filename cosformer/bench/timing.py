@@ -109,14 +109,6 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def growth_exponent(values: Mapping[int, float]) -> float:
-    """The p of `value ~ size^p`: least squares in log-log. 1 is linear, 2 quadratic."""
-    if len(values) < 2:
-        raise ValueError(f"values must hold at least two sizes, got {sorted(values)}")
-    sizes = [math.log(size) for size in values]
-    return statistics.linear_regression(sizes, [math.log(v) for v in values.values()]).slope
-
-
 def busy() -> str | None:
     """A word of warning if other processes keep the cores of this machine occupied."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

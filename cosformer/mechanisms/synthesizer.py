@@ -22,6 +22,8 @@ TRAITS = Traits(
     max_length=512,
     growth="n²",
 )
+Places = slice | Tensor
+"""Positions that follow each other, or `[B, n]`."""
 
 
 class Synthesizer(Mechanism):
@@ -39,8 +41,8 @@ class Synthesizer(Mechanism):
         super().__init__(heads, width, key_heads=key_heads)
         self.set_max_length(max_length)
 
-    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """`[B or 1, H, T, S]` of query positions i `[B or 1, T]` and key positions j."""
+    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
+        """`[B or 1, H, T, S]` of query positions i and key positions j, both of one kind."""
         raise NotImplementedError
 
     def parameters_read(self, length: int) -> int:
@@ -64,11 +66,13 @@ class Synthesizer(Mechanism):
         """Operations that make the scores."""
         return 0
 
-    def positions(self, q: Tensor, k: Tensor, request: Request) -> tuple[Tensor, Tensor]:
-        """Of queries and of keys, `[B or 1, T]` and `[B or 1, S]`."""
-        mask = request.key_mask
-        j = torch.arange(k.shape[2], device=q.device)[None] if mask is None else ranks(mask)
-        return j[:, request.start : request.start + q.shape[2]], j
+    def positions(self, q: Tensor, k: Tensor, request: Request) -> tuple[Places, Places]:
+        """Of queries and of keys."""
+        i = slice(request.start, request.start + q.shape[2])
+        if request.key_mask is None:
+            return i, slice(k.shape[2])
+        j = ranks(request.key_mask)
+        return j[:, i], j
 
     def _weights(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         score = self.scores(q.to(compute_dtype(q.dtype)), *self.positions(q, k, request))
@@ -77,6 +81,17 @@ class Synthesizer(Mechanism):
             return score.softmax(-1)
         weights = score.masked_fill(~found, -math.inf).softmax(-1)
         return weights.masked_fill(~found.any(-1, keepdim=True), 0)
+
+
+def _taken(table: Tensor, places: Places, like: Tensor) -> Tensor:
+    """Rows of a table `[H, L, …]` in the dtype of another tensor, `[B or 1, H, n, …]`.
+
+    Others than neighbours go by `index_select`: the gradient of an index in brackets sorts it.
+    """
+    if isinstance(places, slice):
+        return table[:, places].to(like.dtype)[None]
+    rows = table.to(like.dtype).index_select(1, places.flatten())
+    return rows.unflatten(1, places.shape).movedim(0, 1)
 
 
 class SynthesizerRandom(Synthesizer):
@@ -90,8 +105,11 @@ class SynthesizerRandom(Synthesizer):
         super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
         self.table = nn.Parameter(torch.randn(heads, max_length, max_length))
 
-    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return self.table.to(q.dtype)[:, i[:, :, None], j[:, None]].movedim(0, 1)
+    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
+        if isinstance(i, slice) or isinstance(j, slice):
+            return self.table[:, i, j].to(q.dtype)[None]
+        pairs = i[:, :, None] * self.table.shape[2] + j[:, None]
+        return _taken(self.table.flatten(1), pairs, q)
 
     def parameters_read(self, length: int) -> int:
         return self.heads * length**2
@@ -102,11 +120,11 @@ class Factored(Synthesizer):
 
     traits = replace(TRAITS, fused=True)
 
-    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
         """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""
         raise NotImplementedError
 
-    def scores(self, q: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
         rows, columns = self.factors(q, i, j)
         return rows @ columns.mT
 
@@ -137,9 +155,8 @@ class SynthesizerFactorised(Factored):
         self.rows = nn.Parameter(size * torch.randn(heads, max_length, rank))
         self.columns = nn.Parameter(size * torch.randn(heads, max_length, rank))
 
-    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        rows, columns = self.rows.to(q.dtype)[:, i], self.columns.to(q.dtype)[:, j]  # [H B · r]
-        return rows.movedim(0, 1), columns.movedim(0, 1)
+    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
+        return _taken(self.rows, i, q), _taken(self.columns, j, q)
 
     def made(self, length: int) -> int:
         return 2 * self.heads * self.rank * length**2
@@ -165,10 +182,9 @@ class SynthesizerDense(Factored):
         self.output = nn.Parameter(size * torch.randn(heads, max_length, width))  # W₂
         self.output_bias = nn.Parameter(torch.zeros(heads, max_length))
 
-    def factors(self, q: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
         hidden = (q @ self.hidden.to(q.dtype).mT + self.hidden_bias.to(q.dtype)).relu()
-        output = self.output.to(q.dtype)[:, j].movedim(0, 1)  # [B H S D]
-        bias = self.output_bias.to(q.dtype)[:, j].movedim(0, 1)[..., None]
+        output, bias = _taken(self.output, j, q), _taken(self.output_bias, j, q)[..., None]
         return F.pad(hidden, (0, 1), value=1.0), torch.cat([output, bias], -1)
 
     def made(self, length: int) -> int:

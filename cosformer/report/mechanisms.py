@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from cosformer.records import Row
+from cosformer.records import Row, growth_exponent
 from cosformer.report.figures import figure_bytes, short
 from cosformer.report.selection import PASSES, Times, describe, rows_of, runs_of_each, times
 from cosformer.report.writing import MISSING, markdown, milliseconds
@@ -23,8 +23,8 @@ def mechanism_table(rows: Sequence[Row]) -> str:
     header += [f"forward, {length:,} tokens", "forward + backward", "peak memory, × (q + k + v)"]
     lines = [_line(run, name, length) for name in _names(run)]
     explained = (
-        "Growth: the exponent p of length^p, forward + backward, from 4,096 tokens. "
-        "Milliseconds; causal where a mechanism can be, else full (marked *)"
+        "Growth: the exponent p of length^p, forward + backward, from 4,096 tokens, on a GPU "
+        "without the host. Milliseconds; causal where a mechanism can be, else full (marked *)"
     )
     return f"{markdown(header, lines)}\n\n{explained}. {describe(run)}."
 
@@ -52,7 +52,7 @@ def feature_table(rows: Sequence[Row]) -> str:
 def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Forward + backward against length, a panel for each, beside cosFormer and softmax."""
     run = runs_of_each(rows, "time")
-    found = times(run, "forward_backward")
+    found, host = _alone(run), "" if run[0].hardware["device"] == "cpu" else ", without the host"
     names = [name for name in _names(run) if name in found]
     names = [name for name in names if name not in REFERENCES] or names
     lines = math.ceil(len(names) / COLUMNS)
@@ -60,13 +60,13 @@ def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
     def draw(figure: Any) -> None:
         axes = figure.subplots(lines, COLUMNS, squeeze=False, sharex=True, sharey=True).flatten()
         for axis, name in zip(axes, names, strict=False):
-            _draw_panel(axis, name, found, _growth(run, "growth_exponent", name))
+            _draw_panel(axis, name, found, _growth_of_time(run, name))
         for axis in axes[len(names) :]:
             axis.set_axis_off()
         handles = [axes[0].lines[n] for n in range(len(axes[0].lines) - 1)]
         figure.legend(handles, [h.get_label() for h in handles], loc="outside upper right",
                       ncols=2, frameon=False)  # fmt: skip
-        figure.supylabel("milliseconds, forward + backward", fontsize=10, color="#333333")
+        figure.supylabel(f"milliseconds, forward + backward{host}", fontsize=10, color="#333333")
         origin = textwrap.fill(f"tokens. {describe(run)}", 25 * COLUMNS)
         figure.supxlabel(origin, fontsize=7, color="#777777")
 
@@ -96,8 +96,8 @@ def _line(run: Sequence[Row], name: str, length: int) -> list[str]:
     refused = any(row.what == "failed" and _of(row, name) and row.config.get("causal")
                   and "length" not in row.config for row in run)  # fmt: skip
     cells = [f"{name} *" if refused else name]
-    for what in ("growth_exponent", "memory_growth_exponent"):
-        growth = _growth(run, what, name)
+    memory = _growth(run, "memory_growth_exponent", name)
+    for growth in (_growth_of_time(run, name), memory and memory.value):
         cells.append(MISSING if growth is None else f"{growth:.2f}")
     for pass_name in ("forward", "forward_backward"):
         cells.append(_value(run, "time", name, length, pass_name, milliseconds))
@@ -125,10 +125,24 @@ def _place(row: Row, name: str | None = None) -> tuple[object, ...]:
     return row.date, name or at["candidate"], at["pass"], at["batch"], at["length"]
 
 
-def _growth(run: Sequence[Row], what: str, name: str) -> float | None:
+def _alone(run: Sequence[Row]) -> Times:
+    """Forward + backward, of what a GPU has recorded without the host's time."""
+    return times(run, "forward_backward") | times(run, "forward_backward", "time_graph")
+
+
+def _growth_of_time(run: Sequence[Row], name: str) -> float | None:
+    row = _growth(run, "growth_exponent", name)
+    if row is None:
+        return None
+    between = range(row.config["from"], row.config["to"] + 1)
+    found = {length: x for length, x in _alone(run).get(name, {}).items() if length in between}
+    return growth_exponent(found) if len(found) > 1 else row.value
+
+
+def _growth(run: Sequence[Row], what: str, name: str) -> Row | None:
     for row in run:
         if row.what == what and _of(row, name) and row.config["pass"] == "forward_backward":
-            return row.value
+            return row
     return None
 
 

@@ -78,11 +78,11 @@ def _setting(row: Row) -> tuple[object, ...]:
     return tuple(row.config[name] for name in ("batch", "heads", "width", "dtype"))
 
 
-def times(rows: Sequence[Row], pass_name: str) -> Times:
+def times(rows: Sequence[Row], pass_name: str, what: str = "time") -> Times:
     """Times of one pass by candidate and length, in the order in which they were measured."""
     found: Times = {}
     for row in rows:
-        if row.what == "time" and row.config["pass"] == pass_name:
+        if row.what == what and row.config["pass"] == pass_name:
             found.setdefault(row.config["candidate"], {})[row.config["length"]] = row.value
     return found
 

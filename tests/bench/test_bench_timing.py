@@ -49,17 +49,6 @@ def test_peak_memory_sees_temporaries_inside_an_operator() -> None:
     assert timing.peak_extra_bytes(lambda: view(x.flatten(), 0).sum()) >= 2 * x.nbytes
 
 
-@pytest.mark.parametrize("exponent", [1.0, 1.5, 2.0])
-def test_growth_exponent_is_that_of_a_power_law(exponent: float) -> None:
-    values = {size: 3 * size**exponent for size in (4096, 8192, 65536)}
-    assert timing.growth_exponent(values) == pytest.approx(exponent)
-
-
-def test_growth_exponent_needs_two_sizes() -> None:
-    with pytest.raises(ValueError, match=r"at least two sizes, got \[8\]"):
-        timing.growth_exponent({8: 1.0})
-
-
 def test_threads_are_restored_after_an_error() -> None:
     before = torch.get_num_threads()
     found = []

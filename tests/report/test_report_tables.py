@@ -263,3 +263,20 @@ def test_a_gpu_measures_mechanisms_in_several_runs(rows: list[Row], device: str)
     whole = dict.fromkeys(("cosformer", "relu", "softmax"), "1")
     assert values == (whole if device == "cpu" else whole | {"local": "2"})
     assert ("other lines: commit run2" in table) == (device == "cuda")
+
+
+def test_growth_on_a_gpu_is_that_without_the_host(rows: list[Row]) -> None:
+    at = {"batch": 1, "heads": 2, "width": 64, "dtype": "bfloat16", "causal": True}
+    at |= {"candidate": "cosformer", "pass": "forward_backward"}
+
+    def row(what: str, value: float, **more: int) -> Row:
+        hardware = {"device": "cuda", "name": "Test"}
+        made = dataclasses.replace(rows[0], value=value, config={**at, **more}, hardware=hardware)
+        return dataclasses.replace(made, what=what)
+
+    found = [row("time", 1.0, length=n) for n in (1024, 4096, 8192)]
+    found += [row("growth_exponent", 0.0, **{"from": 4096, "to": 8192})]
+    assert _cells(tables.mechanism_table(found))[-1][1] == "0.00"
+    alone = [row("time_graph", n / 4096, length=n) for n in (4096, 8192)]
+    found += [row("time_graph", 0.9, length=1024), *alone]
+    assert _cells(tables.mechanism_table(found))[-1][1] == "1.00"
