@@ -80,6 +80,8 @@ class Synthesizer(Mechanism):
         if found is None:
             return score.softmax(-1)
         weights = score.masked_fill(~found, -math.inf).softmax(-1)
+        if request.key_mask is None:  # every query sees the first key
+            return weights
         return weights.masked_fill(~found.any(-1, keepdim=True), 0)
 
 
