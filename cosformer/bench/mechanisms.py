@@ -33,6 +33,8 @@ LONGEST = {"cpu": 16384, "cuda": 65536}
 FURTHEST = 4
 """How many times as long a sequence may be as the last, for its time to be guessed: what does not
 grow, like the gradient of a table, counts as if it did."""
+FIRST = 256
+"""The length that is tried before any longer one."""
 CLOCK = {"cpu": "time", "cuda": "time_graph"}
 """Which time is compared per feature: at short lengths a GPU waits for Python."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -209,8 +211,8 @@ class _Guard:
 
     def steps(self, length: int) -> list[int]:
         """Lengths to try on the way: no guess goes further than `FURTHEST`."""
-        between, following = [], self.length * FURTHEST
-        while 0 < following < length:
+        between, following = [], self.length * FURTHEST or FIRST
+        while following < length:
             between.append(following)
             following *= FURTHEST
         return between

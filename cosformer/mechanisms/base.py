@@ -1,7 +1,8 @@
 """The interface of every mechanism: q, k, v to values, under one set of arguments."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -31,7 +32,16 @@ class Request(NamedTuple):
     key_mask: Tensor | None  # [B, S] bool, True = real token; k, v and controls are 0 elsewhere
     start: int  # the key index that the first query stands at
     controls: Mapping[str, Tensor]  # name -> [B, H_kv, S], before any activation
-    placed: bool = False  # whether the caller gave `start`
+
+
+def _of_a_length(count: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    """A method that counts something of so many tokens, and refuses what is no length."""
+
+    @wraps(count)
+    def checked(self: Any, length: int) -> Any:
+        return count(self, check_whole("length", length, 0))
+
+    return checked
 
 
 class Mechanism(nn.Module):
@@ -51,9 +61,16 @@ class Mechanism(nn.Module):
     formula: ClassVar[str]
     """What it computes, in one line or a few."""
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for name in ("cost", "state_size"):
+            if name in vars(cls):
+                setattr(cls, name, _of_a_length(vars(cls)[name]))
+
     def __init__(self, heads: int, width: int, *, key_heads: int | None = None) -> None:
         super().__init__()
         self.heads, self.width = heads, width
+        self.value_width = width  # for `state_size`: a layer may have values of another
         self.key_heads = heads if key_heads is None else key_heads
         for name, size in (("heads", heads), ("width", width), ("key_heads", self.key_heads)):
             check_whole(name, size, 1)
@@ -151,10 +168,10 @@ class Mechanism(nn.Module):
         """The next tokens of a stream; here, of one that keeps its tokens."""
         if not isinstance(state, Cache):
             raise TypeError(f"state must be a Cache, got {type(state).__name__}")
-        if state.k.shape[2] < self.keep(state.position):  # of one that forgets more
+        held, kept = state.k.shape[2], self.keep(state.position)
+        if held < kept or (held > kept and state.key_mask is None):  # of one that forgets others
             raise ValueError(
-                f"state must hold {self.keep(state.position)} of {state.position} tokens for "
-                f"{name_of(self)}, got {state.k.shape[2]}"
+                f"state must hold {kept} of {state.position} tokens for {name_of(self)}, got {held}"
             )
         self._check_length(state.position + k.shape[2])
         grown = state.append(k, v, request.key_mask)
@@ -170,11 +187,12 @@ class Mechanism(nn.Module):
         """How many of the last tokens a stream still needs after so many."""
         return position
 
+    @_of_a_length
     def state_size(self, length: int) -> int:
         """Numbers that one stream remembers after so many tokens."""
         if self.traits.state == "none":
             raise refuse(self, "stream", lambda traits: traits.state != "none")
-        return 2 * self.key_heads * self.width * self.keep(length)
+        return self.key_heads * (self.width + self.value_width) * self.keep(length)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw the random numbers anew; None stands for torch's own generator."""
@@ -231,11 +249,10 @@ class Mechanism(nn.Module):
                     f"{name} must be [batch, key heads, length] = {list(k.shape[:3])}, "
                     f"got {list(control.shape)}"
                 )
-        placed = start is not None
         if start is None:
             start = k.shape[2] - q.shape[2] if causal else 0
         shown = {name: hide(control, key_mask) for name, control in controls.items()}
-        return Request(causal, key_mask, start, shown, placed)
+        return Request(causal, key_mask, start, shown)
 
     def _check_length(self, length: int) -> None:
         limit = self.traits.max_length

@@ -17,6 +17,7 @@ from cosformer.ops.state import (
     check_state,
     check_weight,
     read_horizon,
+    same_horizon,
     whole_limit,
 )
 
@@ -73,6 +74,14 @@ class Cosformer(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, State]:
         check_state(state)
+        alike = state.weight == self.weight and state.horizon is not None
+        if alike and self.horizon is not None:
+            alike = same_horizon(self.horizon, state.horizon)
+        if not alike:
+            raise ValueError(
+                f"state must have horizon={self.horizon} and weight={self.weight!r}, "
+                f"got {state.horizon} and {state.weight!r}"
+            )
         try:
             return self._go_on(q, k, v, state, request)
         except PastHorizonError as error:  # seen where the position is read, once
@@ -89,7 +98,7 @@ class Cosformer(Mechanism):
         return attention_with_state(q, k, v, state=state, key_mask=request.key_mask, eps=self.eps)
 
     def state_size(self, length: int) -> int:
-        return self.key_heads * WEIGHTS[self.weight] * self.width * (self.width + 1)
+        return self.key_heads * WEIGHTS[self.weight] * self.width * (self.value_width + 1)
 
     def cost(self, length: int) -> Cost:
         states = WEIGHTS[self.weight]

@@ -67,7 +67,7 @@ class Delta(Mechanism):
         return out, Memory(memory)
 
     def state_size(self, length: int) -> int:
-        return self.key_heads * self.width**2
+        return self.key_heads * self.width * self.value_width
 
     def cost(self, length: int) -> Cost:
         tokens, width, chunk = self.heads * length, self.width, CHUNK_LENGTH

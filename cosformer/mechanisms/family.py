@@ -91,7 +91,7 @@ class LinearMechanism(Mechanism):
         return out.to(q.dtype), after
 
     def state_size(self, length: int) -> int:
-        columns = self.width + (self.normaliser == "sum")
+        columns = self.value_width + (self.normaliser == "sum")
         return self.key_heads * self.feature_width * columns
 
     def cost(self, length: int) -> Cost:

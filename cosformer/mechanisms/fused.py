@@ -76,9 +76,10 @@ def requested(
     q: Tensor, k: Tensor, v: Tensor, request: Request, scale: float | None = None
 ) -> Tensor:
     """`fused_attention` to what a request lets queries see; 0 where that is nothing."""
-    plain = request.causal and request.key_mask is None and request.start == 0
-    found = None if plain else seen(request, q.shape[2], k.shape[2], q.device)
-    out = fused_attention(q, k, v, scale, attn_mask=found, is_causal=plain)
+    if request.causal and request.key_mask is None and request.start == 0:
+        return fused_attention(q, k, v, scale, is_causal=True)
+    found = seen(request, q.shape[2], k.shape[2], q.device)
+    out = fused_attention(q, k, v, scale, attn_mask=found)
     return out if found is None else out.masked_fill(~found.any(-1, keepdim=True), 0)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
+from cosformer.mechanisms.base import Mechanism, Request, hide, repeat_heads
 from cosformer.mechanisms.blocked import blocked_attention
 from cosformer.mechanisms.flex import flex_pattern, flex_serves
 from cosformer.mechanisms.padding import ranks, with_real_first
@@ -17,6 +17,7 @@ from cosformer.ops.memo import transformed
 from cosformer.ops.problem import compute_dtype
 
 IMPLEMENTATIONS = ("auto", "reference", "blocked", "flex")
+FURTHEST = 2**31  # positions: they are compared in 32 bits
 FEW = 16  # queries for which a row of scores each is cheaper than blocks
 
 
@@ -76,6 +77,10 @@ class Masked(Mechanism):
         mask = request.key_mask
         if not (q.numel() and k.numel()):
             return q @ repeat_heads(k, q).mT @ repeat_heads(v, q)  # zeros with a gradient
+        if request.start + q.shape[2] > FURTHEST:
+            raise ValueError(
+                f"start must be at most 2³¹ less the {q.shape[2]} queries, got {request.start}"
+            )
         impl = self.choose(q, v)
         if impl == "reference":
             dtype = compute_dtype(q.dtype)
@@ -105,7 +110,8 @@ class Masked(Mechanism):
         if mask is not None:
             found = found & mask[:, None]
             if self.traits.positions == "absolute":
-                found = found & mask[:, start : start + q.shape[2], None]
+                real = mask[:, start : start + q.shape[2]]
+                found, q = found & real[..., None], hide(q, real)
                 j = ranks(mask)
                 i = j[:, start : start + q.shape[2]]
         kept = self.pattern(keys, q.device)

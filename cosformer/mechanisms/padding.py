@@ -35,10 +35,11 @@ def with_real_first(
 
     Queries are the last of the tokens, from `start` on. Nothing is read on the host.
     """
-    order = real_first(key_mask)
-    rows = take(F.pad(q, (0, 0, start, 0)), order)  # a query for every key
+    order, absent = real_first(key_mask), ~key_mask[:, None, :, None]
+    # a query for every key, 0 for those that are none: 0 · NaN would be the gradient of k
+    rows = take(F.pad(q, (0, 0, start, 0)).masked_fill(absent, 0), order)
     out = attend(rows, take(k, order), take(v, order), key_mask.gather(1, order))
-    out = take(out, order.argsort(1)).masked_fill(~key_mask[:, None, :, None], 0)
+    out = take(out, order.argsort(1)).masked_fill(absent, 0)
     return out[:, :, start:]
 
 

@@ -88,6 +88,11 @@ class Performer(LinearMechanism):
     ) -> tuple[Tensor, Scaled]:
         if not isinstance(state, Scaled):
             raise TypeError(f"state must be Scaled, got {type(state).__name__}")
+        if state.level.shape != k.shape[:2]:
+            raise ValueError(
+                f"state must hold [batch, key heads] = {list(k.shape[:2])} levels, "
+                f"got {list(state.level.shape)}"
+            )
         if not k.shape[2]:
             return q.new_zeros(*q.shape[:3], v.shape[3]), state
         levels, level = self._levels(k, request, state.level)

@@ -97,7 +97,7 @@ class RopeLinear(Mechanism):
         return self._quotient(q, k, v, one, start, start, attend), TwoSums(*states)
 
     def state_size(self, length: int) -> int:
-        return self.key_heads * self.width * (self.width + 1)
+        return self.key_heads * self.width * (self.value_width + 1)
 
     def cost(self, length: int) -> Cost:
         tokens = (self.heads + self.key_heads) * length * self.width

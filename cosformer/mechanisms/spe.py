@@ -66,8 +66,7 @@ class Spe(LinearMechanism):
     """Stochastic sines as positions, over linear attention with features 1 + elu.
 
     Only in the mean do weights depend on i − j alone, so positions count from the first real key:
-    padding in front does not shift them. Queries stand among the keys, unless they are of another
-    sequence: not causal, without a `start`, and not as many.
+    padding in front does not shift them. Queries stand among the keys, of whatever sequence.
     """
 
     traits = replace(LinearMechanism.traits, positions="absolute", random=True)
@@ -140,9 +139,7 @@ class Spe(LinearMechanism):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if request.key_mask is not None and isinstance(key_start, int):
             padding = _padding_in_front(request.key_mask)
-            key_start = key_start - padding
-            if request.causal or request.placed or q.shape[2] == k.shape[2]:
-                query_start = query_start - padding
+            query_start, key_start = query_start - padding, key_start - padding
         return super()._features(q, k, v, request, query_start, key_start)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,17 @@ class Synthesizer(Mechanism):
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         return self._weights(q, k, request).expand(q.shape[0], -1, -1, -1).to(q.dtype)
+
+    def empty_state(self, k: Tensor, v: Tensor) -> Any:
+        return super().empty_state(k[..., :0], v)  # keys have no part in it
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    ) -> tuple[Tensor, Any]:
+        return super().advance(q, k[..., :0], v, state, request)
+
+    def state_size(self, length: int) -> int:
+        return self.key_heads * self.value_width * self.keep(length)
 
     def cost(self, length: int) -> Cost:
         pairs = self.heads * length**2

@@ -14,6 +14,8 @@ from cosformer.nn.projections import HeadProjections
 from cosformer.ops.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
 
 NO_OPTIONS: Mapping[str, Any] = {}
+OWN = {"name": "mechanism", "heads": "num_heads", "key_heads": "num_kv_heads", "width": "embed_dim"}
+"""What a mechanism is made with beside its options, and the layer's word for it."""
 
 
 class LayerState(NamedTuple):
@@ -88,8 +90,9 @@ class MultiHeadAttention(HeadProjections):
             )
         if positions == "learned" and self.kdim != embed_dim:
             raise ValueError("positions must not be 'learned' where context_dim differs")
-        if "key_heads" in options:
-            raise ValueError("options must not have key_heads: it is the layer's num_kv_heads")
+        for option, own in OWN.items():
+            if option in options:
+                raise ValueError(f"options must not have {option}: it is the layer's {own}")
         self.dropout = check_dropout(dropout)
         scheme = POSITIONS[positions](embed_dim, self.head_dim, self.num_kv_heads, max_length)
         inner = create(
@@ -100,6 +103,9 @@ class MultiHeadAttention(HeadProjections):
                 f"num_kv_heads must be num_heads={num_heads} for {mechanism}, whose keys are "
                 f"the queries, got {num_kv_heads}"
             )
+        if self.kdim != embed_dim and not inner.traits.cross:
+            raise refuse(inner, "attend to another sequence", lambda other: other.cross)
+        inner.value_width = self.head_dim
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.positions = scheme.to(**made)
         self.mechanism = inner.to(**made)

@@ -143,9 +143,10 @@ def check_choice(name: str, value: str, known: Collection[str]) -> str:
 def _meant(value: str, known: Collection[str]) -> str:
     """The nearest by letters, in whatever order the words are."""
     words = {" ".join(sorted(x.split("-"))): x for x in known}
-    given = " ".join(sorted(value.lower().replace("_", "-").split("-")))
-    found = difflib.get_close_matches(given, words, 1, 0.7)
-    found = [words[x] for x in found] or [x for x in known if value.startswith(f"{x}-")]
+    plain = value.lower().replace("_", "-")
+    found = difflib.get_close_matches(" ".join(sorted(plain.split("-"))), words, 1, 0.7)
+    found = [words[x] for x in found] or [x for x in known if plain.startswith(f"{x}-")]
+    found = found or difflib.get_close_matches(plain, known, 1, 0.8)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 

@@ -100,5 +100,7 @@ def strict(k: Tensor, beta: Tensor, fading: Tensor) -> Tensor:
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
     """`[B, H, T, ·]` as `[B, H, n, C, ·]`; padding is zeros, which the memory passes unchanged."""
-    x = F.pad(x, (0, 0, 0, -x.shape[2] % chunk))
+    missing = -x.shape[2] % chunk
+    if missing:  # of no padding, torch and its graphs do not agree on strides
+        x = F.pad(x, (0, 0, 0, missing))
     return x.unflatten(2, (-1, chunk))

@@ -21,7 +21,7 @@ def log_sigmoid(x: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def by_formula(x: Tensor, temperature: float) -> Tensor:
-    found = F.logsigmoid(x.to(compute_dtype(x.dtype)))
+    found = F.logsigmoid(x.to(compute_dtype(x.dtype)).contiguous())  # as its graphs take it to be
     return found if temperature == 1 else found / temperature
 
 

@@ -175,3 +175,8 @@ def test_no_guess_goes_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert tried == 2 * [16, 64, 256, 1000]
     assert {row.config["length"] for row in rows if row.what == "time"} == {16, 1000}
     assert not any(row.what == "failed" for row in rows)
+    tried.clear()
+    given = options(tmp_path, names=("linear",), lengths=(1000,), seconds=5.0)
+    rows = list(mechanisms.measure(given))
+    assert tried == 2 * [256]  # before the first length, too
+    assert {row.config["reason"] for row in rows} == {"skipped: a call would take about 5 s"}

@@ -7,6 +7,7 @@ from mechanism_cases import (
     F64,
     HEADS,
     LENGTH,
+    NAMES,
     cases_where,
     cut,
     draw,
@@ -292,3 +293,27 @@ def test_weights_are_made_of_inputs_in_any_dtype(name, causal, dtype):
     out, _ = mechanism(q, k, v, causal=causal, controls=controls)
     assert weights.dtype == out.dtype == dtype
     assert_close((weights @ v).float(), out.float(), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", names_where(full=(True,), cross=(True,)))
+def test_queries_may_be_cut_anywhere_among_padded_keys(name):
+    mechanism = make(name)
+    for queries in (9, 20):  # fewer than keys, or by chance as many
+        q, k, v, _ = tokens(mechanism, queries, keys=20)
+        mask = torch.arange(20) >= torch.tensor([[0], [6]])
+        whole, _ = mechanism(q, k, v, key_mask=mask)
+        for start, piece in zip((0, 1, 4), q.split([1, 3, queries - 4], 2), strict=True):
+            out, _ = mechanism(piece, k, v, key_mask=mask, start=start)
+            assert_close(out, whole[:, :, start : start + piece.shape[2]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [-1, 1.5, "4", True, None])
+def test_only_a_length_has_a_cost(name, length):
+    mechanism = make(name)
+    counts = [mechanism.cost]
+    if mechanism.traits.state != "none":
+        counts.append(mechanism.state_size)
+    for count in counts:
+        with pytest.raises((ValueError, TypeError), match="length must be"):
+            count(length)

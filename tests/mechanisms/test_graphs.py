@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from mechanism_cases import LENGTH, make, names_where, tokens
+from mechanism_cases import LENGTH, NAMES, draw, make, names_where, tokens
 from torch.testing import assert_close
+
+from cosformer.nn import MultiHeadAttention
 
 
 def compiled_whole(call):
@@ -11,15 +13,39 @@ def compiled_whole(call):
     return torch.compile(call, fullgraph=True, backend="eager")
 
 
-@pytest.mark.parametrize("name", names_where(state=("constant",)))
-def test_members_of_the_family_compile_without_a_break(name):
+STRIDES = ["softmax", "nystromformer", "gated-linear", "delta", "synthesizer-dense"]
+"""Those in which torch's shapes without numbers have other strides, if one is not careful."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_all_compile_without_a_break_for_lengths_that_change(name):
     mechanism = make(name)
-    q, k, v, controls = tokens(mechanism)
+    causal = mechanism.traits.causal != "no"
 
-    def call(q, k, v):
-        return mechanism(q, k, v, causal=True, controls=controls)[0]
+    def call(q, k, v, controls):
+        return mechanism(q, k, v, causal=causal, controls=controls)[0]
 
-    assert_close(compiled_whole(call)(q, k, v), call(q, k, v))
+    compiled = compiled_whole(call)
+    for length in (LENGTH, 50):
+        given = tokens(mechanism, length)
+        assert_close(compiled(*given), call(*given))
+
+
+@pytest.mark.parametrize("name", STRIDES)
+def test_gradients_compile_for_tokens_that_a_layer_has_split_into_heads(name):
+    layer = MultiHeadAttention(24, 4, mechanism=name, dtype=torch.float64)
+    causal = layer.mechanism.traits.causal != "no"
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for length in (20, 27):
+        x = draw(2, length, 24, seed=length).requires_grad_()
+        results = []
+        for attend in (compiled, layer):
+            out = attend(x, causal=causal)
+            results.append([out, *torch.autograd.grad(out.sin().sum(), x)])
+        for found, right in zip(*results, strict=True):
+            assert_close(found, right)
 
 
 @pytest.mark.parametrize("name", names_where(state=("window", "cache", "none")))

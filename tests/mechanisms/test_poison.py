@@ -49,3 +49,19 @@ def test_an_item_without_a_real_token_gets_zeros(name, masked):
     for grad in grads:
         assert grad.isfinite().all()
         assert not grad[masked].any()
+
+
+@pytest.mark.parametrize("name", ["longformer", "sparse", "bigbird", "transnormer-local"])
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_a_token_that_is_absent_may_be_poison_as_a_query_too(name, impl):
+    options = {} if name == "transnormer-local" else {"impl": impl}
+    mechanism = make(name, **options)
+    inputs = [x.requires_grad_() for x in tokens(mechanism)[:3]]
+    mask = draw(2, LENGTH, seed=9) > -0.8
+    results = []
+    for poison in (0.0, torch.nan):
+        hidden = (x.masked_fill(~mask[:, None, :, None], poison) for x in inputs)
+        out, _ = mechanism(*hidden, key_mask=mask)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
+    for clean, poisoned in zip(*results, strict=True):
+        assert torch.equal(clean, poisoned)

@@ -14,6 +14,7 @@ def test_an_unknown_name_prints_the_known_ones():
     with pytest.raises(ValueError, match=r"mechanism must be one of .*softmax.*, got 'sofmax'"):
         create("sofmax", 2, 8)
     meant_by = {"lnformer": "linformer", "delta_gated": "gated-delta", "sparse-fixed": "sparse"}
+    meant_by["gateddelta"] = "gated-delta"
     for name, meant in meant_by.items():
         with pytest.raises(ValueError, match=rf"got '{name}'; did you mean '{meant}'\?"):
             create(name, 2, 6)
@@ -196,3 +197,37 @@ def test_who_could_stream_is_told_with_what_it_needs():
     _, k, v, _ = tokens(mechanism)
     with pytest.raises(ValueError, match=r"'cosformer', made with horizon=…$"):
         mechanism.empty_state(k, v)
+
+
+def go_on(mechanism, state):
+    q, k, v, _ = tokens(mechanism, 3)
+    return mechanism(q, k, v, causal=True, state=state)
+
+
+def streamed(name, length=10, batch=2, **options):
+    mechanism = make(name, **options)
+    q, k, v, _ = tokens(mechanism, length, batch=batch)
+    return mechanism(q, k, v, causal=True, state=mechanism.empty_state(k, v))[1]
+
+
+def test_the_state_of_another_is_refused():
+    with pytest.raises(ValueError, match=r"state must hold .* = \[2, 2\] levels, got \[1, 2\]"):
+        go_on(make("performer"), streamed("performer", batch=1))
+    for options, got in (({"horizon": 32}, "32.0"), ({"weight": "raised_cosine"}, "'raised_c")):
+        with pytest.raises(ValueError, match=rf"state must have horizon=64.0 .*, got .*{got}"):
+            go_on(make("cosformer"), streamed("cosformer", **options))
+    with pytest.raises(ValueError, match="state must hold 2 of 10 tokens for transnormer-local"):
+        go_on(make("transnormer-local"), streamed("local"))
+    with pytest.raises(ValueError, match=r"state must hold keys .* of width 0, got"):
+        go_on(make("synthesizer"), streamed("softmax"))
+
+
+@pytest.mark.parametrize("name", ["local", "sparse-strided"])
+def test_a_pattern_has_positions_of_32_bits(name):
+    mechanism = make(name)
+    q, k, v, _ = tokens(mechanism, 20, keys=30)
+    far = 2**31 - 20
+    out, _ = mechanism(q, k, v, start=far)
+    torch.testing.assert_close(out, mechanism.weights(q, k, start=far) @ v)
+    with pytest.raises(ValueError, match=r"start must be at most 2³¹ less the 20 queries"):
+        mechanism(q, k, v, start=far + 1)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 from cosformer.mechanisms import MECHANISMS
 from cosformer.nn import MultiHeadAttention
@@ -77,6 +78,17 @@ def test_a_stream_goes_on_from_a_prompt_padded_on_the_left(name):
     _, state = layer.stream(x[:, :9], key_mask=real)
     out, _ = layer.stream(x[:, 9:], state)
     assert_close(out[1:], layer(x[1:, 4:], causal=True)[:, -3:])
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("positions", ["none", "spe"])
+def test_state_sizes_are_those_of_the_layer(name, positions):
+    """Stochastic positions make keys wider than values."""
+    layer = make(name, positions=positions)
+    _, state = layer.stream(tokens(1, 20, 16))
+    held = [x for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
+    numbers = sum(x.numel() for x in held if x.is_floating_point())
+    assert layer.mechanism.state_size(20) == numbers
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -182,7 +194,9 @@ def test_dropout_drops_keys_in_training_only():
         ({"positions": []}, r"positions must be one of none, learned, .*, got \[\]"),
         ({"positions": "rotary", "heads": 16}, "width must be even for rotary positions, got 1"),
         ({"options": {"colour": 1}}, "options of softmax are none, got colour"),
-        ({"options": {"key_heads": 1}}, "options must not have key_heads"),
+        ({"options": {"key_heads": 1}}, "options must not have key_heads: .* num_kv_heads"),
+        ({"options": {"heads": 1}}, "options must not have heads: .* num_heads"),
+        ({"name": "retention", "context_dim": 8}, "retention cannot attend to another"),
         ({"dropout": 1.5}, r"dropout must lie in 0 ... 1, got 1.5"),
         ({"positions": "learned", "max_length": -1}, "max_length must be a whole .* 1 on, got -1"),
         (
