@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from cosformer.mechanisms.base import Request, repeat_heads
+from cosformer.mechanisms.base import Request, hide, repeat_heads
 from cosformer.mechanisms.blocked import divide, softmax_sums
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import ranks
@@ -109,7 +109,9 @@ class Longformer(Masked):
         return near, columns(range(count), queries=q.shape[2], causal=causal, start=start)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        weights, mask = super().dense(q, k, request), request.key_mask
+        mask = request.key_mask
+        q = hide(q, mask)
+        weights = super().dense(q, k, request)
         real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if mask is None else mask
         query, key = self._global(q, k)
         score = (query @ key.mT).masked_fill(~real[:, None, None], -math.inf)
