@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from cosformer.ops.check import (
 from cosformer.ops.problem import full_precision
 
 NO_CONTROLS: Mapping[str, Tensor] = {}
+Counted = TypeVar("Counted")
 
 
 class Request(NamedTuple):
@@ -34,11 +35,11 @@ class Request(NamedTuple):
     controls: Mapping[str, Tensor]  # name -> [B, H_kv, S], before any activation
 
 
-def _of_a_length(count: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+def _of_a_length(count: Callable[[Any, int], Counted]) -> Callable[[Any, int], Counted]:
     """A method that counts something of so many tokens, and refuses what is no length."""
 
     @wraps(count)
-    def checked(self: Any, length: int) -> Any:
+    def checked(self: Any, length: int) -> Counted:
         return count(self, check_whole("length", length, 0))
 
     return checked
