@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.mechanisms.parts import Part, as_before, in_order, to_multiple
+from cosformer.mechanisms.parts import Part, as_before, in_order
 from cosformer.ops.problem import compute_dtype, full_precision
+from cosformer.ops.span import to_multiple
 from cosformer.ops.trilinear import fold_vmapped
 
 SLICE = 2**20  # scores made at once: 4 MB in float32

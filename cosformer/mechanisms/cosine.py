@@ -14,10 +14,9 @@ from cosformer.ops.check import check_eps
 from cosformer.ops.problem import WEIGHTS, compute_dtype
 from cosformer.ops.state import (
     PastHorizonError,
-    check_state,
+    check_continues,
     check_weight,
     read_horizon,
-    same_horizon,
     whole_limit,
 )
 
@@ -73,15 +72,7 @@ class Cosformer(Mechanism):
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, State]:
-        check_state(state)
-        alike = state.weight == self.weight and state.horizon is not None
-        if alike and self.horizon is not None:
-            alike = same_horizon(self.horizon, state.horizon)
-        if not alike:
-            raise ValueError(
-                f"state must have horizon={self.horizon} and weight={self.weight!r}, "
-                f"got {state.horizon} and {state.weight!r}"
-            )
+        check_continues(state, k, v, self.horizon, self.weight)
         try:
             return self._go_on(q, k, v, state, request)
         except PastHorizonError as error:  # seen where the position is read, once

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.mechanisms.blocked import LOWEST
-from cosformer.mechanisms.parts import Part, as_before, in_order, to_multiple
+from cosformer.mechanisms.parts import Part, as_before, in_order
 from cosformer.ops.memo import Memo, untraced
+from cosformer.ops.span import to_multiple
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

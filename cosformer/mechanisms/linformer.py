@@ -50,8 +50,9 @@ class Linformer(Mechanism):
         return few_keys(q.to(dtype), mixed_k, mixed_v).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        mixes = (x[None, :, : k.shape[2]].to(q.dtype) for x in (self.key_mix, self.value_mix))
-        mix_k, mix_v = mixes
+        mix_k, mix_v = (
+            x[None, :, : k.shape[2]].to(q.dtype) for x in (self.key_mix, self.value_mix)
+        )
         if request.key_mask is not None:
             place, real = ranks(request.key_mask), request.key_mask[:, None]
             mix_k, mix_v = (x[0][:, place].movedim(0, 1) * real for x in (mix_k, mix_v))

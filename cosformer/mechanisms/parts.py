@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from cosformer.ops.span import to_multiple
 
 ROWS, COLUMNS = 512, 128  # queries that share a copy of chosen keys, and keys in a block of them
 
@@ -82,9 +83,3 @@ def as_before(x: Tensor, part: Part, length: int) -> Tensor:
     if part.stride is not None:
         x = x.unflatten(-2, (part.stride, -1)).transpose(-2, -3).flatten(-3, -2)
     return x[..., :length, :]
-
-
-def to_multiple(x: Tensor, block: int) -> Tensor:
-    """`[..., n, D]` with zeros at the end; not a copy where none are missing, as of `F.pad`."""
-    missing = -x.shape[-2] % block
-    return F.pad(x, (0, 0, 0, missing)) if missing else x

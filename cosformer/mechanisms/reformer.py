@@ -11,7 +11,6 @@ from torch import Tensor
 from cosformer.mechanisms.flex import flex_serves
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
 from cosformer.mechanisms.hashed_flex import flex_hashed
-from cosformer.mechanisms.parts import to_multiple
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
@@ -19,6 +18,7 @@ from cosformer.ops.buckets import buckets
 from cosformer.ops.check import check_choice, check_whole
 from cosformer.ops.memo import Memo, untraced
 from cosformer.ops.problem import compute_dtype
+from cosformer.ops.span import to_multiple
 
 _rotations: Memo[list[Tensor]] = Memo()
 

@@ -12,6 +12,7 @@ from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.fused import fused_attention
 from cosformer.mechanisms.padding import ranks, real_first, take, with_real_first
 from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops.span import to_multiple
 
 
 class TransNormer(LinearMechanism):
@@ -96,9 +97,7 @@ class TransNormerLocal(Mechanism):
         Heads come back interleaved on a CPU, which would copy them and their gradients; a GPU has
         a limit on items.
         """
-        if x.shape[2] % self.block:
-            x = F.pad(x, (0, 0, 0, -x.shape[2] % self.block))
-        x = x.unflatten(2, (-1, self.block)).flatten(0, 1)
+        x = to_multiple(x, self.block).unflatten(2, (-1, self.block)).flatten(0, 1)
         return x if x.is_cuda else x.flatten(0, 1).unsqueeze(1)
 
     def _real(self, k: Tensor, key_mask: Tensor | None) -> Tensor | None:

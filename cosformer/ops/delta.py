@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from cosformer.ops.gates import floor_of, summed
 from cosformer.ops.problem import full_precision
 from cosformer.ops.recompute import recomputed
+from cosformer.ops.span import to_multiple
 
 CHUNK_LENGTH = 64
 SEGMENT_LENGTH = 16 * CHUNK_LENGTH
@@ -100,7 +101,4 @@ def strict(k: Tensor, beta: Tensor, fading: Tensor) -> Tensor:
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
     """`[B, H, T, ·]` as `[B, H, n, C, ·]`; padding is zeros, which the memory passes unchanged."""
-    missing = -x.shape[2] % chunk
-    if missing:  # of no padding, torch and its graphs do not agree on strides
-        x = F.pad(x, (0, 0, 0, missing))
-    return x.unflatten(2, (-1, chunk))
+    return to_multiple(x, chunk).unflatten(2, (-1, chunk))

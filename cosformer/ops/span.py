@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 CHUNK_LENGTH = 64  # a longer chunk means larger products, but more of them above the diagonal
 CPU_CHUNKS = 128  # chunks × heads in flight: so many that Python is idle, few enough to keep
@@ -82,3 +83,12 @@ def repeat_last(rows: Tensor, span: Span) -> Tensor:
 def _padded_index(span: Span, device: torch.device) -> Tensor:
     chunk = torch.arange(span.chunks, device=device)[:, None]
     return chunk * span.chunk_length + torch.arange(span.chunk_length, device=device)  # [n, C]
+
+
+def to_multiple(x: Tensor, block: int) -> Tensor:
+    """`[..., n, D]` with zeros at the end.
+
+    Where none are missing `F.pad` would copy, and a graph would not know its strides.
+    """
+    missing = -x.shape[-2] % block
+    return F.pad(x, (0, 0, 0, missing)) if missing else x

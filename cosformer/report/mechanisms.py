@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cosformer.records import Row, growth_exponent
@@ -21,10 +21,11 @@ def mechanism_table(rows: Sequence[Row]) -> str:
     length = max(row.config["length"] for row in run if row.what == "time")
     header = ["mechanism", "growth of time", "of memory"]
     header += [f"forward, {length:,} tokens", "forward + backward", "peak memory, × (q + k + v)"]
-    lines = [_line(run, name, length) for name in _names(run)]
+    found, host = _alone(run)
+    lines = [_line(run, name, length, found.get(name, {})) for name in _names(run)]
     explained = (
-        "Growth: the exponent p of length^p, forward + backward, from 4,096 tokens, on a GPU "
-        "without the host. Milliseconds; causal where a mechanism can be, else full (marked *)"
+        f"Growth: the exponent p of length^p, forward + backward{host}, from 4,096 tokens. "
+        "Milliseconds; causal where a mechanism can be, else full (marked *)"
     )
     return f"{markdown(header, lines)}\n\n{explained}. {describe(run)}."
 
@@ -52,7 +53,7 @@ def feature_table(rows: Sequence[Row]) -> str:
 def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Forward + backward against length, a panel for each, beside cosFormer and softmax."""
     run = runs_of_each(rows, "time")
-    found, host = _alone(run), "" if run[0].hardware["device"] == "cpu" else ", without the host"
+    found, host = _alone(run)
     names = [name for name in _names(run) if name in found]
     names = [name for name in names if name not in REFERENCES] or names
     lines = math.ceil(len(names) / COLUMNS)
@@ -60,7 +61,7 @@ def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
     def draw(figure: Any) -> None:
         axes = figure.subplots(lines, COLUMNS, squeeze=False, sharex=True, sharey=True).flatten()
         for axis, name in zip(axes, names, strict=False):
-            _draw_panel(axis, name, found, _growth_of_time(run, name))
+            _draw_panel(axis, name, found, _growth_of_time(run, name, found[name]))
         for axis in axes[len(names) :]:
             axis.set_axis_off()
         handles = [axes[0].lines[n] for n in range(len(axes[0].lines) - 1)]
@@ -92,12 +93,12 @@ def _draw_panel(axis: Any, name: str, found: Times, growth: float | None) -> Non
     axis.set_xticks(ticks, [short(tick) for tick in ticks])
 
 
-def _line(run: Sequence[Row], name: str, length: int) -> list[str]:
+def _line(run: Sequence[Row], name: str, length: int, alone: Mapping[int, float]) -> list[str]:
     refused = any(row.what == "failed" and _of(row, name) and row.config.get("causal")
                   and "length" not in row.config for row in run)  # fmt: skip
     cells = [f"{name} *" if refused else name]
     memory = _growth(run, "memory_growth_exponent", name)
-    for growth in (_growth_of_time(run, name), memory and memory.value):
+    for growth in (_growth_of_time(run, name, alone), memory and memory.value):
         cells.append(MISSING if growth is None else f"{growth:.2f}")
     for pass_name in ("forward", "forward_backward"):
         cells.append(_value(run, "time", name, length, pass_name, milliseconds))
@@ -125,17 +126,18 @@ def _place(row: Row, name: str | None = None) -> tuple[object, ...]:
     return row.date, name or at["candidate"], at["pass"], at["batch"], at["length"]
 
 
-def _alone(run: Sequence[Row]) -> Times:
-    """Forward + backward, of what a GPU has recorded without the host's time."""
-    return times(run, "forward_backward") | times(run, "forward_backward", "time_graph")
+def _alone(run: Sequence[Row]) -> tuple[Times, str]:
+    """Forward + backward, of what a GPU has recorded without the host's time; and words for it."""
+    recorded = times(run, "forward_backward", "time_graph")
+    return times(run, "forward_backward") | recorded, ", without the host" * bool(recorded)
 
 
-def _growth_of_time(run: Sequence[Row], name: str) -> float | None:
+def _growth_of_time(run: Sequence[Row], name: str, alone: Mapping[int, float]) -> float | None:
     row = _growth(run, "growth_exponent", name)
     if row is None:
         return None
     between = range(row.config["from"], row.config["to"] + 1)
-    found = {length: x for length, x in _alone(run).get(name, {}).items() if length in between}
+    found = {length: x for length, x in alone.items() if length in between}
     return growth_exponent(found) if len(found) > 1 else row.value
 
 
