@@ -19,6 +19,7 @@ ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "catalogue
 ALL |= {"data", "commands", "host_memory"}
 
 ARROWS: dict[str, set[str]] = {
+    "check": set(),
     "host_memory": set(),
     "records": {"host_memory"},
     "config": set(),

@@ -12,10 +12,10 @@ from torch import Tensor
 from cosformer import records
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import median_times
+from cosformer.check import check_seed
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelState, Sampling
 from cosformer.models.sampling import choose
-from cosformer.ops.check import check_seed
 
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 """How a token is chosen; the choice is part of the time."""

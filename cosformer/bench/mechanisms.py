@@ -22,9 +22,9 @@ from cosformer.bench.timing import (
     peak_extra_bytes,
     synchronise,
 )
+from cosformer.check import check_choice, check_seed
 from cosformer.mechanisms import MECHANISMS, Mechanism, create
 from cosformer.mechanisms.traits import GROWTH
-from cosformer.ops.check import check_choice, check_seed
 from cosformer.ops.scratch import forget
 
 GROWTH_FROM = 4096

@@ -22,7 +22,7 @@ from cosformer.bench.timing import (
     peak_extra_bytes,
     threads,
 )
-from cosformer.ops.check import check_seed
+from cosformer.check import check_seed
 from cosformer.ops.native import loaded
 from cosformer.ops.scratch import forget
 

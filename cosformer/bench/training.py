@@ -15,9 +15,9 @@ from cosformer.bench.flops import peak_flops, training_flops
 from cosformer.bench.gpu import failed, split_failures
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import median_times, peak_extra_bytes
+from cosformer.check import check_seed
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelConfig, parameter_count
-from cosformer.ops.check import check_seed
 from cosformer.ops.scratch import forget
 from cosformer.training import Budget, RunConfig, TaskConfig
 from cosformer.training.feed import Fed, described, feed

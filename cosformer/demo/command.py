@@ -12,13 +12,13 @@ import torch
 
 from cosformer import __version__, records
 from cosformer.bench.timing import busy
+from cosformer.check import check_positive, check_seed
 from cosformer.config import differences, plain
 from cosformer.demo import op
 from cosformer.demo.jobs import JOBS
 from cosformer.demo.learning import Pair, learn, plan
 from cosformer.demo.screen import Screen
 from cosformer.models import LanguageModel, Sampling
-from cosformer.ops.check import check_positive, check_seed
 from cosformer.records import Row
 from cosformer.report.learning import summary
 from cosformer.report.page import TITLES, page

@@ -8,10 +8,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from cosformer.mechanisms.cache import Cache
-from cosformer.mechanisms.refusal import name_of, refuse
-from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.check import (
+from cosformer.check import (
     check_bool,
     check_inputs,
     check_key_mask,
@@ -20,6 +17,9 @@ from cosformer.ops.check import (
     check_tensor,
     check_whole,
 )
+from cosformer.mechanisms.cache import Cache
+from cosformer.mechanisms.refusal import name_of, refuse
+from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops.problem import full_precision
 
 NO_CONTROLS: Mapping[str, Tensor] = {}

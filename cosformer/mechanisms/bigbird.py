@@ -8,6 +8,7 @@ from operator import index
 import torch
 from torch import Tensor
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.base import Request, repeat_heads
 from cosformer.mechanisms.blocked import blocked_attention
 from cosformer.mechanisms.fused import few_queries
@@ -16,7 +17,6 @@ from cosformer.mechanisms.padding import without_padding
 from cosformer.mechanisms.parts import Kept, Part, columns
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Traits
-from cosformer.ops.check import check_whole
 
 
 class BigBird(Seeded, Masked):

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.check import check_eps
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
-from cosformer.ops.check import check_eps
 from cosformer.ops.problem import WEIGHTS, compute_dtype
 from cosformer.ops.state import (
     PastHorizonError,

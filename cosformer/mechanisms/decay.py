@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from cosformer.check import check_positive
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism, unmasked
-from cosformer.ops.check import check_positive
 from cosformer.ops.log_sigmoid import log_sigmoid
 
 FORGETFUL = replace(

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.check import check_positive
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.traits import Cost
-from cosformer.ops.check import check_positive
 from cosformer.ops.delta import CHUNK_LENGTH, fade, strict, units
 from cosformer.ops.delta_triton import delta
 from cosformer.ops.problem import compute_dtype

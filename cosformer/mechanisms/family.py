@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.check import check_generator
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import linear_attention, linear_attention_with_state
-from cosformer.ops.check import check_generator
 from cosformer.ops.projected import MAPS, is_served
 from cosformer.ops.recompute import recomputed
 from cosformer.ops.state import check_state

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.projecting import ProjectingMechanism
-from cosformer.ops.check import check_whole
 from cosformer.ops.series import is_served, series, series_width
 
 

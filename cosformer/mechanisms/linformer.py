@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.fused import few_keys
 from cosformer.mechanisms.padding import ranks, real_first, take
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.check import check_whole
 from cosformer.ops.problem import long_dtype
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.base import Request, hide, repeat_heads
 from cosformer.mechanisms.blocked import divide, softmax_sums
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.parts import Kept, Part, columns
 from cosformer.mechanisms.traits import Traits
-from cosformer.ops.check import check_whole
 from cosformer.ops.problem import compute_dtype
 
 

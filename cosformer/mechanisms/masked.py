@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from cosformer.check import check_choice
 from cosformer.mechanisms.base import Mechanism, Request, hide, repeat_heads
 from cosformer.mechanisms.blocked import blocked_attention
 from cosformer.mechanisms.flex import flex_pattern, flex_serves
 from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.parts import Kept, Part, neighbours
 from cosformer.mechanisms.traits import Cost
-from cosformer.ops.check import check_choice
 from cosformer.ops.memo import transformed
 from cosformer.ops.problem import compute_dtype
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.fused import few_keys, few_queries
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
-from cosformer.ops.check import check_whole
 from cosformer.ops.problem import compute_dtype
 
 SPAN = 1024

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.check import check_bool
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.check import check_bool
 from cosformer.ops.problem import compute_dtype
 from cosformer.ops.recompute import recomputed
 

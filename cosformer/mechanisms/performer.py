@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.check import check_generator, check_whole, readable
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.groups import PLAIN
 from cosformer.ops import State
-from cosformer.ops.check import check_generator, check_whole, readable
 from cosformer.ops.exponentials import is_attended, sums_of_exponentials
 from cosformer.ops.problem import compute_dtype
 from cosformer.ops.projected import projected, top_exponents

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.check import check_choice, check_whole
 from cosformer.mechanisms.flex import flex_serves
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
 from cosformer.mechanisms.hashed_flex import flex_hashed
@@ -15,7 +16,6 @@ from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.ops.buckets import buckets
-from cosformer.ops.check import check_choice, check_whole
 from cosformer.ops.memo import Memo, untraced
 from cosformer.ops.problem import compute_dtype
 from cosformer.ops.span import to_multiple

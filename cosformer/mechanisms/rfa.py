@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosformer.check import check_positive, check_whole
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.decay import log_gate
 from cosformer.mechanisms.family import draw_normal
 from cosformer.mechanisms.projecting import ProjectingMechanism
-from cosformer.ops.check import check_positive, check_whole
 from cosformer.ops.projected import MAPS
 
 

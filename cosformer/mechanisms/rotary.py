@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.check import check_positive
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.groups import far_reaching, ones
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops import State, divided, linear_attention, linear_attention_with_state
-from cosformer.ops.check import check_positive
 from cosformer.ops.quotient import quotient
 from cosformer.ops.rotation import rotated_features
 

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from cosformer.check import check_generator, check_seed
 from cosformer.mechanisms.base import Mechanism
-from cosformer.ops.check import check_generator, check_seed
 
 SEEDS = 2**31
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.check import check_positive, check_whole
 from cosformer.mechanisms.fused import by_blocks
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
-from cosformer.ops.check import check_positive, check_whole
 from cosformer.ops.problem import compute_dtype
 from cosformer.ops.running_share import LOWEST, running_share
 from cosformer.ops.span import to_multiple

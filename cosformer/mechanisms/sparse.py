@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.local import block_for
 from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.parts import Kept, Part, columns, neighbours
 from cosformer.mechanisms.traits import Traits
-from cosformer.ops.check import check_whole
 
 
 class SparseFixed(Masked):

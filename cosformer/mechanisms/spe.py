@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism, draw_normal
 from cosformer.ops import State
-from cosformer.ops.check import check_whole
 from cosformer.ops.rotation import positions
 from cosformer.ops.sines import Sines, is_served, mixed
 from cosformer.ops.state import check_state

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.fused import requested
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.check import check_whole
 from cosformer.ops.problem import compute_dtype, long_dtype
 
 TRAITS = Traits(

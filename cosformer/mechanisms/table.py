@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+from cosformer.check import check_choice
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.bigbird import BigBird
 from cosformer.mechanisms.cosine import Cosformer
@@ -28,7 +29,6 @@ from cosformer.mechanisms.synthesizer import (
     SynthesizerRandom,
 )
 from cosformer.mechanisms.transnormer import TransNormer, TransNormerLocal
-from cosformer.ops.check import check_choice
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "cosformer": Cosformer,

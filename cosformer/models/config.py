@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from cosformer.check import check_bool, check_choice, check_dropout, check_mapping
 from cosformer.mechanisms import MECHANISMS
-from cosformer.ops.check import check_bool, check_choice, check_dropout, check_mapping
 
 Kind = Literal["decoder", "masked-lm", "classifier", "pairs", "encoder-decoder"]
 Pooling = Literal["mean", "cls", "first"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cosformer.check import check_number, check_seed
 from cosformer.models.config import check_size
-from cosformer.ops.check import check_number, check_seed
 
 
 @dataclass(frozen=True)

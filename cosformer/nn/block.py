@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.check import check_bool, check_dropout
 from cosformer.nn.multihead import LayerState, MultiHeadAttention
-from cosformer.ops.check import check_bool, check_dropout
 
 
 class FeedForward(nn.Module):

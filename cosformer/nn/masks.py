@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from cosformer.ops.check import check_tensor, readable
+from cosformer.check import check_tensor, readable
 
 
 def read_attn_mask(

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
 from cosformer.mechanisms import create
 from cosformer.mechanisms.refusal import refuse
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
-from cosformer.ops.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
 
 NO_OPTIONS: Mapping[str, Any] = {}
 OWN = {"name": "mechanism", "heads": "num_heads", "key_heads": "num_kv_heads", "width": "embed_dim"}

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from cosformer.check import check_whole
 from cosformer.mechanisms.rotary import check_rotary
 from cosformer.mechanisms.spe import SinePositions
-from cosformer.ops.check import check_whole
 from cosformer.ops.rotation import rotate
 
 

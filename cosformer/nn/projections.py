@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.ops.check import autocasts, check_bools, check_tensor
+from cosformer.check import autocasts, check_bools, check_tensor
 
 
 class HeadProjections(nn.Module):

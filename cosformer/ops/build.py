@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from cosformer.ops.check import (
+from cosformer.check import (
     check_bool,
     check_choice,
     check_eps,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.check import check_inputs, check_key_mask
 from cosformer.ops.build import angle_of, build, check_placement, cosine_angle
-from cosformer.ops.check import check_inputs, check_key_mask
 from cosformer.ops.dispatch import compute
 from cosformer.ops.memo import remembered
 from cosformer.ops.normaliser import denominator

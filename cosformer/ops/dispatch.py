@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from cosformer.ops.check import check_choice
+from cosformer.check import check_choice
 from cosformer.ops.chunked import chunked, fused
 from cosformer.ops.memo import eager
 from cosformer.ops.problem import Problem, full_precision, on_device_of

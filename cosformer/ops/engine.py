@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.build import build, check_placement, decaying, decaying_evenly
-from cosformer.ops.check import (
+from cosformer.check import (
     check_bool,
     check_choice,
     check_inputs,
@@ -16,6 +15,7 @@ from cosformer.ops.check import (
     check_scale,
     check_tensor,
 )
+from cosformer.ops.build import build, check_placement, decaying, decaying_evenly
 from cosformer.ops.dispatch import compute
 from cosformer.ops.memo import remembered
 from cosformer.ops.normaliser import SUM_RULES

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.check import require_all
+from cosformer.check import require_all
 from cosformer.ops.dispatch import kernels_serve
 from cosformer.ops.problem import on_device_of
 from cosformer.ops.tiles import TILE

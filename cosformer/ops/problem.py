@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.check import autocasts
+from cosformer.check import autocasts
 
 WEIGHTS = {"plain": 1, "cosine": 2, "raised_cosine": 3}  # name -> states it needs
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.check import check_number, check_number_or_tensor, check_place, readable
+from cosformer.check import check_number, check_number_or_tensor, check_place, readable
 from cosformer.ops.problem import WEIGHTS
 
 Horizon = float | Tensor

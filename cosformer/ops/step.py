@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from cosformer.check import check_choice, check_eps, check_inputs, check_tensor, readable
 from cosformer.ops.build import angle_of
-from cosformer.ops.check import check_choice, check_eps, check_inputs, check_tensor, readable
 from cosformer.ops.dispatch import HAS_TRITON
 from cosformer.ops.problem import basis, full_precision, on_device_of
 from cosformer.ops.state import State, check_continues, check_length, whole_limit

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cosformer.check import check_number, check_number_or_tensor, check_tensor, require_all
 from cosformer.ops.build import per_head
-from cosformer.ops.check import check_number, check_number_or_tensor, check_tensor, require_all
 from cosformer.ops.gates import floor_of, running
 from cosformer.ops.memo import Numbers
 from cosformer.ops.state import Horizon

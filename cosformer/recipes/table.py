@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from cosformer.ops.check import check_choice
+from cosformer.check import check_choice
 from cosformer.recipes import arena, language, probes, sentences
 from cosformer.recipes.setting import Setting
 from cosformer.tasks.tables import KNOWN

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cosformer.check import check_choice, check_positive, check_seed
 from cosformer.config import TYPED_BY
 from cosformer.models import PRESETS, ModelConfig
 from cosformer.models.config import Kind
-from cosformer.ops.check import check_choice, check_positive, check_seed
 from cosformer.tasks import Facts, Task, create
 from cosformer.tasks.vocabulary import Vocabulary
 
