@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.runtime import autocasts, readable
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -48,11 +50,6 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
             f"heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}"
         )
     return q, k, v
-
-
-def autocasts(x: Tensor) -> bool:
-    """Whether autocast is on for the device of x; meta tensors have none."""
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def check_tensor(name: str, value: Any) -> None:
@@ -107,15 +104,6 @@ def check_bools(**values: Any) -> None:
 def check_mapping(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping, got {type(value).__name__}")
-
-
-def readable(x: Tensor) -> bool:
-    """Whether the host may look at the values: not in a graph, in a transform, or on meta."""
-    if torch.compiler.is_compiling() or x.is_meta:
-        return False
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def require_all(right: Tensor, rule: str, values: Tensor) -> None:

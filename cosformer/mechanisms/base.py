@@ -20,7 +20,7 @@ from cosformer.check import (
 from cosformer.mechanisms.cache import Cache
 from cosformer.mechanisms.refusal import name_of, refuse
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.problem import full_precision
+from cosformer.runtime import full_precision
 
 NO_CONTROLS: Mapping[str, Tensor] = {}
 Counted = TypeVar("Counted")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.parts import Part, as_before, in_order
-from cosformer.ops.problem import compute_dtype, full_precision
-from cosformer.ops.span import to_multiple
-from cosformer.ops.trilinear import fold_vmapped
+from cosformer.ops.chunked.chunks import to_multiple
+from cosformer.ops.chunked.trilinear import fold_vmapped
+from cosformer.runtime import compute_dtype, full_precision
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are

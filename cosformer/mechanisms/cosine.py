@@ -11,7 +11,7 @@ from cosformer.check import check_eps
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
-from cosformer.ops.problem import WEIGHTS, compute_dtype
+from cosformer.ops.problem.problem import WEIGHTS
 from cosformer.ops.state import (
     PastHorizonError,
     check_continues,
@@ -19,6 +19,7 @@ from cosformer.ops.state import (
     read_horizon,
     whole_limit,
 )
+from cosformer.runtime import compute_dtype
 
 
 class Cosformer(Mechanism):

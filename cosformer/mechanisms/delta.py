@@ -12,7 +12,7 @@ from cosformer.mechanisms.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.delta import CHUNK_LENGTH, fade, strict, units
 from cosformer.ops.delta_triton import delta
-from cosformer.ops.problem import compute_dtype
+from cosformer.runtime import compute_dtype
 
 
 class Memory(NamedTuple):

@@ -11,7 +11,7 @@ from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import linear_attention, linear_attention_with_state
-from cosformer.ops.projected import MAPS, is_served
+from cosformer.ops.features.projected import MAPS, is_served
 from cosformer.ops.recompute import recomputed
 from cosformer.ops.state import check_state
 

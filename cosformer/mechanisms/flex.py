@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from cosformer.mechanisms.blocked import LOWEST
 from cosformer.mechanisms.parts import Part, as_before, in_order
-from cosformer.ops.memo import Memo, untraced
-from cosformer.ops.span import to_multiple
+from cosformer.ops.chunked.chunks import to_multiple
+from cosformer.ops.problem.memo import Memo
+from cosformer.runtime import untraced
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

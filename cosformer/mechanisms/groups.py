@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from cosformer.ops import linear_attention
 from cosformer.ops.apart import is_served, sums_apart
-from cosformer.ops.hopper import MAX_WIDTH
-from cosformer.ops.projected import ALIGNED
-from cosformer.ops.quotient import quotient
+from cosformer.ops.features.projected import ALIGNED
+from cosformer.ops.features.quotient import quotient
+from cosformer.ops.hopper.passes import MAX_WIDTH
 
 GROUP = MAX_WIDTH
 """Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.blocked import Sums, divide, exp_sums, join, log_sum
-from cosformer.ops.problem import full_precision
-from cosformer.ops.trilinear import fold_vmapped
+from cosformer.ops.chunked.trilinear import fold_vmapped
+from cosformer.runtime import full_precision
 
 SLICE = {"cpu": 2**19, "cuda": 2**27}
 """Scores made at once: a CPU keeps them in its cache, a GPU has room."""

@@ -22,7 +22,8 @@ from cosformer.mechanisms.flex import (
 )
 from cosformer.mechanisms.hashed import Chunks, inverse
 from cosformer.mechanisms.parts import Part
-from cosformer.ops.memo import Memo, untraced
+from cosformer.ops.problem.memo import Memo
+from cosformer.runtime import untraced
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

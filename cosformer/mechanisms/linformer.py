@@ -10,7 +10,7 @@ from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.fused import few_keys
 from cosformer.mechanisms.padding import ranks, real_first, take
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.problem import long_dtype
+from cosformer.runtime import long_dtype
 
 
 class Linformer(Mechanism):

@@ -13,7 +13,7 @@ from cosformer.mechanisms.masked import Masked
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.parts import Kept, Part, columns
 from cosformer.mechanisms.traits import Traits
-from cosformer.ops.problem import compute_dtype
+from cosformer.runtime import compute_dtype
 
 
 class Local(Masked):

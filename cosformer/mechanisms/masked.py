@@ -13,8 +13,7 @@ from cosformer.mechanisms.flex import flex_pattern, flex_serves
 from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.parts import Kept, Part, neighbours
 from cosformer.mechanisms.traits import Cost
-from cosformer.ops.memo import transformed
-from cosformer.ops.problem import compute_dtype
+from cosformer.runtime import compute_dtype, transformed
 
 IMPLEMENTATIONS = ("auto", "reference", "blocked", "flex")
 FURTHEST = 2**31  # positions: they are compared in 32 bits

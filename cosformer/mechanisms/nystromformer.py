@@ -12,7 +12,7 @@ from cosformer.check import check_whole
 from cosformer.mechanisms.fused import few_keys, few_queries
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
-from cosformer.ops.problem import compute_dtype
+from cosformer.runtime import compute_dtype
 
 SPAN = 1024
 """Tokens at a time on a CPU: their convolution stays in its cache, where memory is used again."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from cosformer.check import check_bool
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.problem import compute_dtype
 from cosformer.ops.recompute import recomputed
+from cosformer.runtime import compute_dtype
 
 SLICE = 2**22  # comparisons held at once: 16 MB in float32
 

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.check import check_generator, check_whole, readable
+from cosformer.check import check_generator, check_whole
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.groups import PLAIN
 from cosformer.ops import State
 from cosformer.ops.exponentials import is_attended, sums_of_exponentials
-from cosformer.ops.problem import compute_dtype
-from cosformer.ops.projected import projected, top_exponents
-from cosformer.ops.quotient import quotient
+from cosformer.ops.features.projected import projected, top_exponents
+from cosformer.ops.features.quotient import quotient
+from cosformer.runtime import compute_dtype, readable
 
 LEAP = 40.0
 """How far exponents of keys may rise above a constant that all are relative to: float32 has e⁸⁸."""

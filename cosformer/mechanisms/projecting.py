@@ -8,8 +8,8 @@ from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.groups import PLAIN
 from cosformer.ops.attend_projected import attend_projected, is_attended
-from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.projected import projected
+from cosformer.ops.features.projected import projected
+from cosformer.runtime import kernels_serve
 
 
 class ProjectingMechanism(LinearMechanism):

@@ -16,9 +16,9 @@ from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.ops.buckets import buckets
-from cosformer.ops.memo import Memo, untraced
-from cosformer.ops.problem import compute_dtype
-from cosformer.ops.span import to_multiple
+from cosformer.ops.chunked.chunks import to_multiple
+from cosformer.ops.problem.memo import Memo
+from cosformer.runtime import compute_dtype, untraced
 
 _rotations: Memo[list[Tensor]] = Memo()
 

@@ -11,7 +11,7 @@ from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.decay import log_gate
 from cosformer.mechanisms.family import draw_normal
 from cosformer.mechanisms.projecting import ProjectingMechanism
-from cosformer.ops.projected import MAPS
+from cosformer.ops.features.projected import MAPS
 
 
 class Rfa(ProjectingMechanism):

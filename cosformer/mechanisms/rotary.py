@@ -13,8 +13,8 @@ from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.groups import far_reaching, ones
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops import State, divided, linear_attention, linear_attention_with_state
-from cosformer.ops.quotient import quotient
-from cosformer.ops.rotation import rotated_features
+from cosformer.ops.features.quotient import quotient
+from cosformer.ops.features.rotary import rotated_features
 
 
 def check_rotary(width: int, base: float) -> None:

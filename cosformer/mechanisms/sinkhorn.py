@@ -11,9 +11,9 @@ from cosformer.check import check_positive, check_whole
 from cosformer.mechanisms.fused import by_blocks
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
-from cosformer.ops.problem import compute_dtype
+from cosformer.ops.chunked.chunks import to_multiple
 from cosformer.ops.running_share import LOWEST, running_share
-from cosformer.ops.span import to_multiple
+from cosformer.runtime import compute_dtype
 
 
 class Sinkhorn(Whole):

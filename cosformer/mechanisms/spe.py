@@ -13,7 +13,7 @@ from cosformer.check import check_whole
 from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.family import LinearMechanism, draw_normal
 from cosformer.ops import State
-from cosformer.ops.rotation import positions
+from cosformer.ops.features.rotary import positions
 from cosformer.ops.sines import Sines, is_served, mixed
 from cosformer.ops.state import check_state
 

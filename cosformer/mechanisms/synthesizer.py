@@ -13,7 +13,7 @@ from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
 from cosformer.mechanisms.fused import requested
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.problem import compute_dtype, long_dtype
+from cosformer.runtime import compute_dtype, long_dtype
 
 TRAITS = Traits(
     causal="exact",

@@ -12,7 +12,7 @@ from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.fused import fused_attention
 from cosformer.mechanisms.padding import ranks, real_first, take, with_real_first
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.span import to_multiple
+from cosformer.ops.chunked.chunks import to_multiple
 
 
 class TransNormer(LinearMechanism):

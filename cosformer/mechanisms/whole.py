@@ -6,7 +6,7 @@ from torch import Tensor
 from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.padding import without_padding
 from cosformer.mechanisms.traits import Traits
-from cosformer.ops.problem import compute_dtype, long_dtype
+from cosformer.runtime import compute_dtype, long_dtype
 
 
 class Whole(Mechanism):

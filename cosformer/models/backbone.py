@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from cosformer.check import check_tensor, readable
+from cosformer.check import check_tensor
 from cosformer.mechanisms import Mechanism
 from cosformer.mechanisms.padding import ranks, real_first
 from cosformer.mechanisms.refusal import refuse
@@ -14,6 +14,7 @@ from cosformer.mechanisms.seeded import Seeded
 from cosformer.models.config import ModelConfig
 from cosformer.nn import Block, FeedForward, LayerState, MultiHeadAttention
 from cosformer.nn.positions import sinusoids_at
+from cosformer.runtime import readable
 
 EMBEDDING_STD = 0.02
 

@@ -11,8 +11,8 @@ from cosformer.check import check_bools, check_choice, check_dropout, check_eps
 from cosformer.nn.masks import read_attn_mask, read_key_padding_mask
 from cosformer.nn.projections import HeadProjections
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
-from cosformer.ops.build import CONVENTIONS
 from cosformer.ops.dispatch import IMPLEMENTATIONS
+from cosformer.ops.problem.arguments import CONVENTIONS
 from cosformer.ops.state import Horizon, check_state, check_weight, read_horizon, same_horizon
 
 

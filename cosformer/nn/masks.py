@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from cosformer.check import check_tensor, readable
+from cosformer.check import check_tensor
+from cosformer.runtime import readable
 
 
 def read_attn_mask(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from cosformer.check import check_whole
 from cosformer.mechanisms.rotary import check_rotary
 from cosformer.mechanisms.spe import SinePositions
-from cosformer.ops.rotation import rotate
+from cosformer.ops.features.rotary import rotate
 
 
 class Positions(nn.Module):

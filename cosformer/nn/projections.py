@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.check import autocasts, check_bools, check_tensor
+from cosformer.check import check_bools, check_tensor
+from cosformer.runtime import autocasts
 
 
 class HeadProjections(nn.Module):

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops import hopper
-from cosformer.ops.asked import Asked
-from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.engine import linear_attention
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.problem import on_device_of
-from cosformer.ops.trilinear import recorded
-from cosformer.ops.weights import log_gates
+from cosformer.ops.autograd.asked import Asked
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.linear import linear_attention
+from cosformer.ops.problem.weights import log_gates
+from cosformer.runtime import kernels_serve, on_device_of, recorded
 
 RULE = ("apart", 0.0, 1.0)  # and eps and scale, as the kernels take them
 

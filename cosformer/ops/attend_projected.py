@@ -10,17 +10,14 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops import hopper
 from cosformer.ops.apart import ones
-from cosformer.ops.asked import Asked
-from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.engine import linear_attention
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.hopper_roles import PROJECTIONS
-from cosformer.ops.memo import eager
-from cosformer.ops.problem import on_device_of
-from cosformer.ops.projected import MAPS, as_multiplied, by_formula, by_kernel, gradients
-from cosformer.ops.trilinear import recorded
+from cosformer.ops.autograd.asked import Asked
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.ops.features.projected import MAPS, as_multiplied, by_formula, by_kernel, gradients
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.hopper.roles import PROJECTIONS
+from cosformer.ops.linear import linear_attention
+from cosformer.runtime import eager, kernels_serve, on_device_of, recorded
 
 WIDTH = 64
 """Of q and k, and rows of W; v may be narrower."""

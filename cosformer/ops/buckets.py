@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.problem import compute_dtype, on_device_of
-from cosformer.ops.projected import FEWEST
-from cosformer.ops.tiles import padded
+from cosformer.ops.features.projected import FEWEST
+from cosformer.ops.triton.tiles import padded
+from cosformer.runtime import compute_dtype, kernels_serve, on_device_of
 
 ROWS = 128
 WIDEST = 128

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cosformer.ops.gates import floor_of, summed
-from cosformer.ops.problem import full_precision
+from cosformer.ops.autograd.gates import floor_of, summed
+from cosformer.ops.chunked.chunks import to_multiple
 from cosformer.ops.recompute import recomputed
-from cosformer.ops.span import to_multiple
+from cosformer.runtime import full_precision
 
 CHUNK_LENGTH = 64
 SEGMENT_LENGTH = 16 * CHUNK_LENGTH

@@ -12,8 +12,8 @@ from cosformer.ops.delta_kernels import (
     reciprocal,
     store_tile,
 )
-from cosformer.ops.product_kernels import place
-from cosformer.ops.tile_kernels import load_rows
+from cosformer.ops.triton.kernels.product import place
+from cosformer.ops.triton.kernels.tile import load_rows
 
 TINY = tl.constexpr(1e-30)  # a β that gradients may be divided by
 

@@ -17,9 +17,9 @@ loaded. Tensors without strides are contiguous; those of tokens are `[B, H, T, Â
 import triton
 import triton.language as tl
 
-from cosformer.ops.chunk_kernels import halves
-from cosformer.ops.product_kernels import place, product
-from cosformer.ops.tile_kernels import LOG_E, load_rows
+from cosformer.ops.triton.kernels.chunk import halves
+from cosformer.ops.triton.kernels.product import place, product
+from cosformer.ops.triton.kernels.tile import LOG_E, load_rows
 
 SHORTEST = tl.constexpr(1e-12)  # shorter rows are divided by that, as by torch's `normalize`
 

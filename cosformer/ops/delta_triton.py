@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from cosformer.ops.autograd.gates import floor_of
 from cosformer.ops.delta import delta_rule, units
-from cosformer.ops.dispatch import has_room, kernels_serve
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.gates import floor_of
-from cosformer.ops.problem import on_device_of
-from cosformer.ops.projected import FEWEST
-from cosformer.ops.tiles import padded, segment_length
-from cosformer.ops.trilinear import recorded
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.ops.features.projected import FEWEST
+from cosformer.ops.triton.tiles import padded, segment_length
+from cosformer.runtime import has_room, kernels_serve, on_device_of, recorded
 
 CHUNK = 64
 WIDEST = 128

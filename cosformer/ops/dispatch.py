@@ -1,19 +1,13 @@
 """Which code computes a problem."""
 
-from importlib.util import find_spec
-
-import torch
 from torch import Tensor
 
 from cosformer.check import check_choice
-from cosformer.ops.chunked import chunked, fused
-from cosformer.ops.memo import eager
-from cosformer.ops.problem import Problem, full_precision, on_device_of
+from cosformer.ops.autograd.function import chunked, fused
+from cosformer.ops.problem.problem import Problem
 from cosformer.ops.reference import reference
+from cosformer.runtime import HAS_TRITON, full_precision, on_device_of
 
-HAS_TRITON = find_spec("triton") is not None
-ROOM = 180 * 2**10
-"""Bytes of shared memory that a program takes, at most: on Hopper there are 228 · 2¹⁰."""
 IMPLEMENTATIONS = {"reference": reference, "chunked": chunked, "triton": fused}
 
 
@@ -25,7 +19,7 @@ def auto_impl(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str:
 
 
 def why_not_triton(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
-    from cosformer.ops.fused import unsupported
+    from cosformer.ops.triton.operators import unsupported
 
     if not HAS_TRITON:
         return "the package triton"
@@ -48,16 +42,3 @@ def compute(
         raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
     with full_precision(q), on_device_of(q):
         return IMPLEMENTATIONS[chosen](q, k, v, problem, state)
-
-
-def kernels_serve(x: Tensor) -> bool:
-    """Whether kernels that are no operators of torch may serve x: on a GPU, here and now."""
-    there = HAS_TRITON and x.is_cuda and x.dtype != torch.float64
-    return there and x.numel() > 0 and eager(x, x, x)
-
-
-def has_room(x: Tensor) -> bool:
-    """Whether the largest programs fit where x is; they do under Triton's interpreter."""
-    if not x.is_cuda:
-        return True
-    return torch.cuda.get_device_properties(x.device).shared_memory_per_multiprocessor > ROOM

@@ -14,14 +14,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.normaliser import denominator
-from cosformer.ops.problem import compute_dtype, on_device_of
-from cosformer.ops.projected import FEWEST
-from cosformer.ops.rotation import HEADS, positions, rotate
-from cosformer.ops.tiles import padded
-from cosformer.ops.trilinear import recorded
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.ops.features.projected import FEWEST
+from cosformer.ops.features.rotary import HEADS, positions, rotate
+from cosformer.ops.problem.normaliser import denominator
+from cosformer.ops.triton.tiles import padded
+from cosformer.runtime import compute_dtype, kernels_serve, on_device_of, recorded
 
 BLOCK = 64
 """Tokens in a block: tensor cores get no fewer rows."""

@@ -9,9 +9,9 @@ a block of tokens in `HEADS` heads of keys, which share its angles, and their `G
 import triton
 import triton.language as tl
 
-from cosformer.ops.product_kernels import half_exact, place
-from cosformer.ops.rotation_kernels import angles, features, float_rows, turned
-from cosformer.ops.tile_kernels import denominator, through_denominator
+from cosformer.ops.features.rotary_kernels import angles, features, float_rows, turned
+from cosformer.ops.triton.kernels.product import half_exact, place
+from cosformer.ops.triton.kernels.tile import denominator, through_denominator
 
 
 @triton.jit

@@ -12,15 +12,20 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from cosformer.ops import hopper
 from cosformer.ops.apart import formula_of, gradients_apart, ones, parted
-from cosformer.ops.asked import Asked
 from cosformer.ops.attend_projected import WIDTH, are_projected
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.problem import on_device_of
-from cosformer.ops.projected import ALIGNED, as_multiplied, by_formula, by_kernel, gradients
-from cosformer.ops.trilinear import recorded
-from cosformer.ops.weights import log_gates
+from cosformer.ops.autograd.asked import Asked
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.ops.features.projected import (
+    ALIGNED,
+    as_multiplied,
+    by_formula,
+    by_kernel,
+    gradients,
+)
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.problem.weights import log_gates
+from cosformer.runtime import on_device_of, recorded
 
 KIND = "exp"
 

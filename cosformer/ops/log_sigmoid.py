@@ -7,10 +7,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.problem import compute_dtype, on_device_of
-from cosformer.ops.trilinear import recorded
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.runtime import compute_dtype, kernels_serve, on_device_of, recorded
 
 BLOCK = 1024
 
@@ -50,7 +48,7 @@ class _LogSigmoid(Function):
 
 def _launch(x: Tensor, grad: Tensor | None, out: Tensor, temperature: float) -> Tensor:
     """`out`, filled; each tensor lies in memory as it likes."""
-    from cosformer.ops.gates_kernels import log_sigmoid_kernel
+    from cosformer.ops.triton.kernels.gates import log_sigmoid_kernel
 
     batch, heads, length = x.shape
     blocks = -(-length // BLOCK)

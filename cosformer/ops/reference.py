@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from cosformer.ops.features import FEATURE_MAPS
-from cosformer.ops.normaliser import denominator
-from cosformer.ops.problem import Problem, basis, compute_dtype
+from cosformer.ops.problem.features import FEATURE_MAPS
+from cosformer.ops.problem.normaliser import denominator
+from cosformer.ops.problem.problem import Problem, basis
+from cosformer.runtime import compute_dtype
 
 
 def reference(

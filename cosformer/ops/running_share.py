@@ -7,10 +7,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.problem import on_device_of
-from cosformer.ops.trilinear import recorded
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.runtime import kernels_serve, on_device_of, recorded
 
 LOWEST = -1e30
 """A logarithm that takes no part; finite, so that gradients are."""

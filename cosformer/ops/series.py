@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.dispatch import kernels_serve
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.problem import compute_dtype, on_device_of
-from cosformer.ops.projected import ALIGNED, MAX_WIDTHS, STEPS, as_multiplied
-from cosformer.ops.tiles import padded
-from cosformer.ops.trilinear import recorded
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.ops.features.projected import ALIGNED, MAX_WIDTHS, STEPS, as_multiplied
+from cosformer.ops.triton.tiles import padded
+from cosformer.runtime import compute_dtype, kernels_serve, on_device_of, recorded
 
 COLUMNS = 32
 """Features that a kernel makes at a time; so many numbers must divide it that all begin alike."""

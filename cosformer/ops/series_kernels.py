@@ -8,7 +8,7 @@ four, Triton 3.6 reads matrices of so few columns out of range.
 import triton
 import triton.language as tl
 
-from cosformer.ops.product_kernels import half_exact, place, rounded, split
+from cosformer.ops.triton.kernels.product import half_exact, place, rounded, split
 
 ROOT = tl.constexpr(0.7071067811865476)  # 1/√2
 

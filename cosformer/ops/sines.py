@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.dispatch import has_room, kernels_serve
-from cosformer.ops.formula import formula_gradients
-from cosformer.ops.problem import compute_dtype, on_device_of
-from cosformer.ops.projected import FEWEST, MAX_WIDTHS
-from cosformer.ops.tiles import TILE, padded
-from cosformer.ops.trilinear import recorded
+from cosformer.ops.features.formula import formula_gradients
+from cosformer.ops.features.projected import FEWEST, MAX_WIDTHS
+from cosformer.ops.triton.tiles import TILE, padded
+from cosformer.runtime import compute_dtype, has_room, kernels_serve, on_device_of, recorded
 
 TABLE = 2**26
 """Numbers in a table of sines, about: longer sequences go in segments."""

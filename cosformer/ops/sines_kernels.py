@@ -8,8 +8,8 @@ so that neither is read under a mask. Heads that share Ω and Z are `groups` in 
 import triton
 import triton.language as tl
 
-from cosformer.ops.product_kernels import place, product
 from cosformer.ops.sine_kernels import waves_of_turns
+from cosformer.ops.triton.kernels.product import place, product
 
 
 @triton.jit(do_not_specialize=["blocks", "length", "heads", "position_b"])

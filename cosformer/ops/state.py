@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.check import check_number, check_number_or_tensor, check_place, readable
-from cosformer.ops.problem import WEIGHTS
+from cosformer.check import check_number, check_number_or_tensor, check_place
+from cosformer.ops.problem.problem import WEIGHTS
+from cosformer.runtime import readable
 
 Horizon = float | Tensor
 

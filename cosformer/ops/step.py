@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from cosformer.check import check_choice, check_eps, check_inputs, check_tensor, readable
-from cosformer.ops.build import angle_of
-from cosformer.ops.dispatch import HAS_TRITON
-from cosformer.ops.problem import basis, full_precision, on_device_of
+from cosformer.check import check_choice, check_eps, check_inputs, check_tensor
+from cosformer.ops.problem.arguments import angle_of
+from cosformer.ops.problem.problem import basis
 from cosformer.ops.state import State, check_continues, check_length, whole_limit
+from cosformer.runtime import HAS_TRITON, full_precision, on_device_of, readable
 
 
 def step(
@@ -67,7 +67,7 @@ def step(
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
     if kernels:
-        from cosformer.ops.decode import fused_step
+        from cosformer.ops.triton.decode import fused_step
 
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
@@ -149,7 +149,7 @@ def _check_slots(slots: Tensor | None, k: Tensor, state: State) -> None:
 
 def _why_not_triton(q: Tensor, v: Tensor, state: State) -> str | None:
     """What the step's kernels need and do not get."""
-    from cosformer.ops.fused import INTERPRETED, MAX_WIDTH
+    from cosformer.ops.triton.operators import INTERPRETED, MAX_WIDTH
 
     if not HAS_TRITON:
         return "the package triton"

@@ -3,7 +3,8 @@
 import pytest
 
 from cosformer.mechanisms import family
-from cosformer.ops import delta, span
+from cosformer.ops import delta
+from cosformer.ops.chunked import chunks as span
 
 
 @pytest.fixture(autouse=True)

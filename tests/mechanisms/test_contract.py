@@ -17,7 +17,8 @@ from mechanism_cases import (
 )
 from torch.testing import assert_close
 
-from cosformer.ops import delta, span
+from cosformer.ops import delta
+from cosformer.ops.chunked import chunks as span
 
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 STREAMS = names_where(state=("constant", "window", "cache"))

@@ -6,7 +6,9 @@ from mechanism_cases import cases_where, draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import MECHANISMS, family
-from cosformer.ops import divided, log_sigmoid, projected, quotient, rotation, series, sines
+from cosformer.ops import divided, log_sigmoid, series, sines
+from cosformer.ops.features import projected, quotient
+from cosformer.ops.features import rotary as rotation
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(

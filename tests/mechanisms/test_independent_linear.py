@@ -6,7 +6,7 @@ from mechanism_cases import draw, make, tokens
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cosformer.ops.rotation import rotate
+from cosformer.ops.features.rotary import rotate
 
 FLOAT32 = {"rtol": 1e-5, "atol": 1e-6, "check_dtype": False}  # what these packages compute in
 

@@ -7,7 +7,7 @@ import torch
 from mechanism_cases import draw, make
 from torch.testing import assert_close
 
-from cosformer.ops.projected import exponents
+from cosformer.ops.features.projected import exponents
 
 LENGTH = 20
 SIZES = {

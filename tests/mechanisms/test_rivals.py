@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from cosformer.mechanisms import fused, linformer, synthesizer, whole
 from cosformer.mechanisms.nystromformer import banded, means
-from cosformer.ops.problem import long_dtype
+from cosformer.runtime import long_dtype
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from cosformer.mechanisms import blocked, hashed
-from cosformer.ops.rotation import rotate
+from cosformer.ops.features.rotary import rotate
 
 PIECEWISE = ("performer", "local", "longformer", "sparse", "sparse-strided", "bigbird", "reformer")
 

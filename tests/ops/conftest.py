@@ -7,7 +7,11 @@ import pytest
 import stub_driver
 import torch
 
-from cosformer.ops import cosine, hopper_plan, memo, native, nvrtc, replay
+from cosformer.ops import attention as cosine
+from cosformer.ops.hopper import nvrtc
+from cosformer.ops.hopper import plan as hopper_plan
+from cosformer.ops.problem import memo
+from cosformer.ops.replay import native, replay
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.exponentials import sums_of_exponentials
-from cosformer.ops.projected import by_formula, top_exponents
-from cosformer.ops.quotient import quotient
+from cosformer.ops.features.projected import by_formula, top_exponents
+from cosformer.ops.features.quotient import quotient
 
 EPS = 1e-30  # Performer's
 

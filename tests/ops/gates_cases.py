@@ -2,7 +2,7 @@
 
 import torch
 
-from cosformer.ops.trilinear import decay_gradient
+from cosformer.ops.chunked.trilinear import decay_gradient
 
 FLOOR = -110.0
 LENGTHS = [1, 100, 4096, 9000]  # blocks of 4096
@@ -29,7 +29,7 @@ def results(sums, gates):
 
 def check_sums(length, dtype, **where):
     """The kernel's sums are those of the formula up to float64's rounding, and so its gradients."""
-    from cosformer.ops import gates
+    from cosformer.ops.autograd import gates
 
     given = draw(length, dtype, **where)
     found, right = (results(sums, given) for sums in (gates.by_kernel, gates.by_formula))
@@ -48,7 +48,7 @@ def dots(length, scale=1.0, device="cpu"):
 
 def check_balanced(length, scale, **where):
     """The kernel's gradient of L is the formula's in float64."""
-    from cosformer.ops import balance
+    from cosformer.ops.autograd import balance
 
     by_query, by_key, decay = dots(length, scale, **where)
     zeros = decay.new_zeros(2, 3)

@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops import projected, rotation, series
+from cosformer.ops import series
+from cosformer.ops.features import projected
+from cosformer.ops.features import rotary as rotation
 
 
 class Case(NamedTuple):

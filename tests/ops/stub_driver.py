@@ -10,7 +10,12 @@ import types
 import torch
 
 from cosformer import attention
-from cosformer.ops import dispatch, fused, hopper, hopper_plan, nvrtc, replay
+from cosformer.ops import dispatch
+from cosformer.ops.hopper import nvrtc
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.hopper import plan as hopper_plan
+from cosformer.ops.replay import replay
+from cosformer.ops.triton import operators as fused
 
 KERNELS = {"impl": "triton"}
 DIGEST = 16

@@ -5,8 +5,9 @@ import stub_driver
 import torch
 from torch.testing import assert_close
 
-from cosformer.ops import apart, hopper_plan
-from cosformer.ops.hopper_roles import RULES
+from cosformer.ops import apart
+from cosformer.ops.hopper import plan as hopper_plan
+from cosformer.ops.hopper.roles import RULES
 
 OUTPUT_STRIDES = slice(12, 15)  # in the tail of a sweep's parameters
 

@@ -7,7 +7,9 @@ from gpu_marks import ON_HOPPER
 from kernel_cases import CASES, draw, ours
 
 from cosformer import State, attention_with_state
-from cosformer.ops import apart, hopper, native, replay, series
+from cosformer.ops import apart, series
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.replay import native, replay
 
 pytestmark = [
     *ON_HOPPER,

@@ -7,9 +7,11 @@ from torch.testing import assert_close
 
 from cosformer.mechanisms import create, projecting
 from cosformer.mechanisms.learned import Hedgehog
-from cosformer.ops import attend_projected, hopper_plan, projected
+from cosformer.ops import attend_projected
 from cosformer.ops.attend_projected import is_attended
-from cosformer.ops.hopper_roles import PROJECTIONS
+from cosformer.ops.features import projected
+from cosformer.ops.hopper import plan as hopper_plan
+from cosformer.ops.hopper.roles import PROJECTIONS
 
 SHARED, CONTRACTED = slice(-11, -9), -5  # in the tail of a sweep's parameters
 WEIGHTS = slice(-2, None)  # in its pointers

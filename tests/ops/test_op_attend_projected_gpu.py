@@ -8,8 +8,9 @@ from gpu_marks import ON_HOPPER
 from projected_cases import no_worse
 
 from cosformer.mechanisms import create
-from cosformer.ops import attend_projected, projected
-from cosformer.ops.normaliser import denominator
+from cosformer.ops import attend_projected
+from cosformer.ops.features import projected
+from cosformer.ops.problem.normaliser import denominator
 
 pytestmark = [
     *ON_HOPPER,

@@ -7,7 +7,7 @@ from op_formula import tokens, uniform
 from torch.testing import assert_close
 
 from cosformer import linear_attention
-from cosformer.ops import balance
+from cosformer.ops.autograd import balance
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 

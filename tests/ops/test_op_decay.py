@@ -7,8 +7,8 @@ import torch
 from op_formula import F64, IMPLEMENTATIONS, agree, clamped, largest, recurrence, tokens, uniform
 
 from cosformer import linear_attention
-from cosformer.ops import memo
-from cosformer.ops.trilinear import decay_gradient
+from cosformer.ops.chunked.trilinear import decay_gradient
+from cosformer.ops.problem import memo
 
 LENGTH = 135
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)

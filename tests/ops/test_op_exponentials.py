@@ -10,8 +10,10 @@ from torch.testing import assert_close
 
 from cosformer.mechanisms import create, performer
 from cosformer.mechanisms.performer import Performer
-from cosformer.ops import apart, attend_projected, exponentials, hopper_plan, projected
-from cosformer.ops.hopper_roles import PROJECTIONS, RULES
+from cosformer.ops import apart, attend_projected, exponentials
+from cosformer.ops.features import projected
+from cosformer.ops.hopper import plan as hopper_plan
+from cosformer.ops.hopper.roles import PROJECTIONS, RULES
 
 GIVEN = {"levels": slice(6, 8), "weights": slice(-2, None)}  # in a sweep's pointers
 CONTRACTED, SCALE = -5, -1  # in the tail of its parameters

@@ -7,7 +7,7 @@ from kernel_cases import results
 from op_formula import tokens, uniform
 
 from cosformer import linear_attention
-from cosformer.ops import gates
+from cosformer.ops.autograd import gates
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 

@@ -7,9 +7,9 @@ import stub_driver
 import torch
 
 from cosformer import State, linear_attention, linear_attention_with_state
-from cosformer.ops import hopper_plan
-from cosformer.ops.hopper import unsupported
-from cosformer.ops.hopper_roles import roles_of
+from cosformer.ops.hopper import plan as hopper_plan
+from cosformer.ops.hopper.passes import unsupported
+from cosformer.ops.hopper.roles import roles_of
 
 UNDIVIDED = {"normaliser": "none", "impl": "triton"}
 BASIS_STRIDES = slice(15, 17)  # in the tail of a sweep's parameters

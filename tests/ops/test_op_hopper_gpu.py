@@ -12,7 +12,8 @@ from cosformer import (
     linear_attention,
     linear_attention_with_state,
 )
-from cosformer.ops import apart, hopper
+from cosformer.ops import apart
+from cosformer.ops.hopper import passes as hopper
 
 pytestmark = ON_HOPPER
 CAUSAL = {"causal": True}

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from cosformer import attention
-from cosformer.ops import hopper, hopper_plan, hopper_source, memo
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.hopper import plan as hopper_plan
+from cosformer.ops.hopper import source as hopper_source
+from cosformer.ops.problem import memo
 
 
 @pytest.fixture(autouse=True)

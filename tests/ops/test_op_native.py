@@ -18,7 +18,10 @@ from stub_driver import (
 from torch.utils.checkpoint import checkpoint
 
 from cosformer import attention, linear_attention
-from cosformer.ops import engine, hopper, nvrtc, replay
+from cosformer.ops import linear as engine
+from cosformer.ops.hopper import nvrtc
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.replay import replay
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from cosformer import attention, cli
-from cosformer.ops import native, nvrtc, replay
+from cosformer.ops.hopper import nvrtc
+from cosformer.ops.replay import native, replay
 
 
 @pytest.fixture(autouse=True)

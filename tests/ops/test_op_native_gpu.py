@@ -8,7 +8,10 @@ from gpu_marks import ON_HOPPER
 from stub_driver import FAMILY, GRADS, by_python
 
 from cosformer import attention, linear_attention
-from cosformer.ops import cosine, engine, hopper, native, replay
+from cosformer.ops import attention as cosine
+from cosformer.ops import linear as engine
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.replay import native, replay
 
 pytestmark = ON_HOPPER
 

@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosformer import attention
-from cosformer.ops import tape
+from cosformer.ops.replay import tape
 
 
 class _Function(TorchFunctionMode):

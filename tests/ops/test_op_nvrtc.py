@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from cosformer.ops import nvrtc
+from cosformer.ops.hopper import nvrtc
 
 MACHINE_CODE = b"\x7fELF machine code"
 

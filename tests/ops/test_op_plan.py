@@ -7,10 +7,11 @@ import torch
 from op_formula import tokens
 
 from cosformer import attention, attention_with_state, linear_attention
-from cosformer.ops import dispatch, fused
-from cosformer.ops.build import build
+from cosformer.ops import dispatch
+from cosformer.ops.chunked.chunks import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, Span, plan
 from cosformer.ops.dispatch import IMPLEMENTATIONS, auto_impl
-from cosformer.ops.span import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, Span, plan
+from cosformer.ops.problem.arguments import build
+from cosformer.ops.triton import operators as fused
 
 LENGTHS = [0, 1, 2, 63, 64, 127, 128, 129, 1000, 4096, 4097, 100_001]
 

@@ -6,7 +6,9 @@ from asked_cases import gradients
 from projected_cases import CASES, no_worse, rotated_results, series_results
 from torch.testing import assert_close
 
-from cosformer.ops import projected, rotation, series
+from cosformer.ops import series
+from cosformer.ops.features import projected
+from cosformer.ops.features import rotary as rotation
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 

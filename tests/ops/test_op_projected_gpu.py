@@ -10,7 +10,7 @@ from projected_cases import (
     series_results,
 )
 
-from cosformer.ops import projected
+from cosformer.ops.features import projected
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,8 +5,8 @@ import torch
 from projected_cases import no_worse
 from torch.testing import assert_close
 
-from cosformer.ops import quotient
-from cosformer.ops.normaliser import SUM_RULES
+from cosformer.ops.features import quotient
+from cosformer.ops.problem.normaliser import SUM_RULES
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 EPS = 0.3

@@ -10,9 +10,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cosformer import attention, attention_with_state, linear_attention
-from cosformer.ops import scratch
-from cosformer.ops.features import FEATURE_MAPS, FeatureMap
-from cosformer.ops.scratch import KEPT_BYTES, forget
+from cosformer.ops.chunked import workspace as scratch
+from cosformer.ops.chunked.workspace import KEPT_BYTES, forget
+from cosformer.ops.problem.features import FEATURE_MAPS, FeatureMap
 
 
 @pytest.fixture(autouse=True)

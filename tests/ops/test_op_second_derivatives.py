@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import Function, gradgradcheck
 
-from cosformer.ops.formula import formula_gradients
+from cosformer.ops.features.formula import formula_gradients
 
 
 def formula(x, y, z):

@@ -6,7 +6,7 @@ from asked_cases import gradients
 from projected_cases import CASES, no_worse
 from torch.testing import assert_close
 
-from cosformer.ops import projected
+from cosformer.ops.features import projected
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 

@@ -17,7 +17,8 @@ from cosformer import (
     linear_attention,
     linear_attention_with_state,
 )
-from cosformer.ops import passes, tiles
+from cosformer.ops.triton import launch as passes
+from cosformer.ops.triton import tiles
 
 pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
 each_case = pytest.mark.parametrize("name", CASES)

@@ -8,8 +8,8 @@ from gates_cases import LENGTHS, check_balanced, check_log_sigmoid, check_sums
 from kernel_cases import CASES, Case, check, results
 
 from cosformer import State, attention, attention_with_state, step
-from cosformer.ops import hopper
-from cosformer.ops.decode import StepGraph
+from cosformer.ops.hopper import passes as hopper
+from cosformer.ops.triton.decode import StepGraph
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,7 +70,7 @@ def test_auto_takes_the_kernels():
 
 
 def test_no_length_or_batch_compiles_again():
-    from cosformer.ops.sweep_kernels import sweep_kernel
+    from cosformer.ops.triton.kernels.sweep import sweep_kernel
 
     def run(batch, length):
         q, k, v = torch.randn(3, batch, 4, length, 64, device="cuda", dtype=torch.bfloat16)

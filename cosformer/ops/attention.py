@@ -1,0 +1,272 @@
+"""cosFormer attention ("cosFormer: Rethinking Softmax in Attention", Qin et al., ICLR 2022).
+
+s(i, j) = relu(q_i) · relu(k_j) · cos(π/2 · (i − j) / horizon)
+out_i   = Σ_j s(i, j) v_j / max(Σ_j s(i, j), eps)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.check import check_inputs, check_key_mask
+from cosformer.ops.dispatch import compute
+from cosformer.ops.problem.arguments import angle_of, build, check_placement, cosine_angle
+from cosformer.ops.problem.memo import remembered
+from cosformer.ops.problem.normaliser import denominator
+from cosformer.ops.problem.problem import Problem
+from cosformer.ops.reference import scores
+from cosformer.ops.replay.replay import replayed
+from cosformer.ops.state import (
+    Horizon,
+    State,
+    at_least,
+    check_continues,
+    check_length,
+    check_weight,
+    join,
+    split,
+)
+from cosformer.runtime import compute_dtype, full_precision
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    horizon: Horizon | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    query_start: int | None = None,
+    positions: str = "index",
+    weight: str = "cosine",
+    eps: float = 1e-6,
+    impl: str = "auto",
+) -> Tensor:
+    """cosFormer attention in linear time and memory. There is no 1/√d.
+
+    Args:
+        q: queries `[B, H, T, D]`; any strides.
+        k: keys `[B, H_kv, S, D]`; H is a multiple of H_kv.
+        v: values `[B, H_kv, S, V]`.
+        causal: a query sees keys at its own index and before. With T ≠ S the last query stands
+            at the last key, unless `query_start` says otherwise.
+        horizon: the distance at which weights reach zero, a number or one per head `[H]`; at least
+            the sequence length. None: max(T, S), as in the paper, or each packed sequence's length.
+        key_mask: `[B, S]` bool, True = real token. Masked keys and values have no effect.
+        cu_seqlens: boundaries `[0, …, T]` of sequences laid end to end in a batch of one;
+            positions start again at each.
+        query_start: the key index that the first query stands at.
+        positions: cross attention compares equal indices (`index`), or each side's positions
+            scaled to the longer length (`stretch`).
+        weight: `cosine`, or `raised_cosine` (1 + cos(2θδ))/2, which never turns negative.
+        eps: the least denominator.
+        impl: `auto`, `reference` (quadratic), `chunked` (torch) or `triton` (kernels).
+
+    Returns:
+        `[B, H, T, V]` in the dtype of q. A query that sees nothing gets zeros.
+
+    >>> q, k, v = torch.randn(3, 1, 8, 1000, 64)
+    >>> attention(q, k, v, causal=True).shape
+    torch.Size([1, 8, 1000, 64])
+    """
+    about = (causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps)
+    return replayed(_attention, q, k, v, *about, impl)
+
+
+def attention_with_state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    horizon: Horizon | None = None,
+    state: State | None = None,
+    key_mask: Tensor | None = None,
+    weight: str | None = None,
+    eps: float = 1e-6,
+    impl: str = "auto",
+) -> tuple[Tensor, State]:
+    """Causal attention over the next T tokens of a stream, and the stream's new state.
+
+    Args:
+        q, k, v: the next tokens, `[B, H, T, D]`, `[B, H_kv, T, D]`, `[B, H_kv, T, V]`.
+        horizon: to start a stream: a number, or one per key head `[H_kv]`.
+        state: to go on with one. It is not changed.
+        key_mask: `[B, T]` bool, True = real token.
+        weight, eps, impl: as in `attention`.
+
+    Returns:
+        `[B, H, T, V]` in the dtype of q, and the state after these tokens.
+
+    >>> q, k, v = torch.randn(3, 1, 8, 100, 64)
+    >>> first, state = attention_with_state(q, k, v, horizon=4096)
+    >>> second, state = attention_with_state(q, k, v, state=state)
+    >>> int(state.position)
+    200
+    """
+    q, k, v = check_inputs(q, k, v)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
+        )
+    if state is None:
+        if horizon is None:
+            raise ValueError("horizon is required to start a stream: it cannot follow the length")
+        state = State.empty(
+            q.shape[0],
+            k.shape[1],
+            k.shape[3],
+            v.shape[3],
+            horizon=horizon,
+            weight=check_weight(weight or "cosine"),
+            dtype=compute_dtype(q.dtype),
+            device=q.device,
+        )
+        horizon = state.horizon
+    limit = check_continues(state, k, v, horizon, weight)
+    if state.weight == "cosine":
+        check_length(q.shape[2], limit, state.position)
+    problem = build(
+        q,
+        k,
+        causal=True,
+        theta=angle_of(limit, q),
+        weight=state.weight,
+        feature_map="relu",
+        rule="clamp",
+        eps=eps,
+        key_mask=key_mask,
+        position=state.position,
+    )
+    out, sums = compute(*at_least(state, q, k, v), problem, join(state), impl=impl)
+    assert sums is not None
+    return out.to(q.dtype), split(sums, state.position + q.shape[2], limit, divided=True)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = False,
+    horizon: Horizon | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    query_start: int | None = None,
+    positions: str = "index",
+    weight: str = "cosine",
+    eps: float = 1e-6,
+    rows: slice | None = None,
+    columns: slice | None = None,
+) -> Tensor:
+    """The dense map A with `attention(q, k, v) = A @ v`, whole or a window of it.
+
+    Args:
+        q, k: `[B, H, T, D]`, `[B, H_kv, S, D]`.
+        rows, columns: slices of queries and keys; None for all. Only this window is ever formed:
+            a row's sum over the keys outside it is taken in linear time.
+        others: as in `attention`.
+
+    Returns:
+        `[B, H, rows, columns]` in the dtype of q.
+
+    >>> q, k = torch.randn(2, 1, 8, 10_000, 64)
+    >>> attention_weights(q, k, rows=slice(500, 600), columns=slice(0, 50)).shape
+    torch.Size([1, 8, 100, 50])
+    """
+    q, k, _ = check_inputs(q, k, k)
+    about = (causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps)
+    problem = _problem(q, k, *about)
+    rows = _window("rows", rows, q.shape[2])
+    columns = _window("columns", columns, k.shape[2])
+    ones = torch.ones_like(k[..., :1])
+    total = compute(q.to(compute_dtype(q.dtype)), k, ones, problem._replace(rule="none"))[0]
+    with full_precision(q):
+        window = scores(q, k, problem, rows, columns)
+    return (window / denominator(total[:, :, rows], problem.rule, eps)).to(q.dtype)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+    """`attention` by all checks; the options in the order of `_problem`, and impl."""
+    *about, impl = options
+    q, k, v = check_inputs(q, k, v)
+    return compute(q, k, v, _problem(q, k, *about), impl=impl)[0]
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    horizon: Horizon | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    query_start: int | None,
+    positions: str,
+    weight: str,
+    eps: float,
+) -> Problem:
+    values = (
+        q.shape[2],
+        k.shape[2],
+        causal,
+        horizon,
+        cu_seqlens,
+        query_start,
+        positions,
+        weight,
+        eps,
+    )
+    problem = remembered(values, q, lambda: _fresh_problem(q, k, *values[2:]))
+    check_key_mask(key_mask, k)
+    return problem if key_mask is None else problem._replace(key_mask=key_mask)
+
+
+def _fresh_problem(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    horizon: Horizon | None,
+    cu_seqlens: Tensor | None,
+    query_start: int | None,
+    positions: str,
+    weight: str,
+    eps: float,
+) -> Problem:
+    check_weight(weight)
+    check_placement(
+        q, k, causal=causal, cu_seqlens=cu_seqlens, query_start=query_start, positions=positions
+    )
+    theta = cosine_angle(
+        q,
+        k,
+        horizon,
+        weight=weight,
+        causal=causal,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+    )
+    return build(
+        q,
+        k,
+        causal=causal,
+        theta=theta,
+        weight=weight,
+        feature_map="relu",
+        rule="clamp",
+        eps=eps,
+        cu_seqlens=cu_seqlens,
+        query_start=query_start,
+        positions=positions,
+    )
+
+
+def _window(name: str, window: slice | None, length: int) -> slice:
+    if window is None:
+        return slice(0, length)
+    if not isinstance(window, slice):
+        raise TypeError(f"{name} must be a slice or None, got {type(window).__name__}")
+    start, stop, stride = window.indices(length)
+    if stride != 1:
+        raise ValueError(f"{name} must be a slice with step 1, got {window}")
+    return slice(start, max(start, stop))

@@ -1,0 +1,1 @@
+"""The one differentiable function around all implementations."""

@@ -1,0 +1,1 @@
+"""Attention in linear time in plain torch."""

@@ -1,0 +1,1 @@
+"""What several mechanisms make of q and k before attention."""

@@ -1,0 +1,1 @@
+"""The same by CUDA C++ for Hopper GPUs."""

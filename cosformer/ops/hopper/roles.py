@@ -1,0 +1,78 @@
+"""The roles of the sweep kernel in `sweep.cu`, as its compiler is told them."""
+
+import functools
+from typing import Any, NamedTuple
+
+MAPS = {"identity": 0, "relu": 1, "1+elu": 2, "leaky_relu": 3, "elu": 4}
+PROJECTIONS = {"waves": 1, "softmaxes": 2, "relu": 3, "exp": 4}
+RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3, "apart": 4}
+
+
+class Sweep(NamedTuple):
+    """What the compiler is told; `sweep.cu` explains each."""
+
+    KW: int
+    R: int
+    TURNED: bool = False
+    READ: bool = True
+    WRITE: bool = True
+    REVERSE: bool = False
+    X_MAP: int = 0
+    Y_MAP: int = 0
+    Z_MAP: int = 0
+    RULE: int = 0
+    DELTA: int = 0
+    SCALED: bool = False
+    GATE: int = 0
+    MASKED: int = 0
+    PAIRED: bool = False
+    DECAY: bool = False
+    DOTS: bool = False
+    PROJECT: int = 0
+    SPLIT: bool = False
+
+
+class Roles(NamedTuple):
+    """The sweep kernel in each of its roles."""
+
+    forward: Sweep
+    gather: Sweep
+    read: Sweep
+    dq: Sweep
+    dq_read: Sweep
+    dk: Sweep
+    dk_gather: Sweep
+    dk_read: Sweep
+    dv: Sweep
+    dv_read: Sweep
+
+
+@functools.cache
+def roles_of(
+    width: int, value_width: int, states: int, phi: int, rule: int, masked: bool,
+    decays: bool = False, dots: bool = False, project: int = 0, split: bool = False,
+) -> Roles:  # fmt: skip
+    """`sweep.cu` has the table of what stands where; `dots`: whether the decay has a gradient.
+
+    A forward pass may `project` rows, by W in float32 if `split`; a backward pass gets features.
+    """
+    by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule, DECAY=decays)
+    by_value = by_key._replace(
+        KW=64 if value_width <= 64 else 128, TURNED=True, GATE=phi, DOTS=dots
+    )
+    sums, divided = rule != 0, rule not in (0, RULES["apart"])
+    hidden, hides = 2 * masked, 1 * masked
+    forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides, PROJECT=project, SPLIT=split)
+    dq = by_value._replace(Z_MAP=phi, DELTA=int(sums), MASKED=hides)
+    dk = by_value._replace(Z_MAP=phi, DELTA=2 * sums, SCALED=divided, REVERSE=True, MASKED=hidden)
+    dv = by_key._replace(
+        X_MAP=phi, Y_MAP=phi, RULE=rule * divided, SCALED=divided, REVERSE=True, MASKED=hidden
+    )  # without a rule there are no columns of ones
+    by_values: dict[str, Any] = {"WRITE": False, "Y_MAP": 0, "PAIRED": value_width > 64}
+    by_keys: dict[str, Any] = {"WRITE": False, "Z_MAP": 0, "PAIRED": width > 64}
+    return Roles(
+        forward, forward._replace(READ=False, X_MAP=0), forward._replace(**by_values),
+        dq, dq._replace(**by_keys),
+        dk, dk._replace(READ=False, GATE=0, MASKED=0, DOTS=False), dk._replace(**by_keys),
+        dv, dv._replace(**by_values),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Arguments become one checked value: positions, weights, decays, feature map and rule."""

@@ -1,0 +1,1 @@
+"""The kernels. Only functions and other kernels import them: they load Triton."""

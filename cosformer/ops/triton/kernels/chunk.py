@@ -1,0 +1,118 @@
+"""What the rows of a chunk read of states, what they leave in them, and how its pairs weigh.
+
+States and vectors are tuples, one for each basis function; so is ψ, a number for every row.
+"""
+
+import triton
+import triton.language as tl
+
+from cosformer.ops.triton.kernels.tile import LOG_E
+
+
+@triton.jit
+def spread(psi, number, R: tl.constexpr):
+    """[C, 16]: columns r and 4 + r hold ψ_r."""
+    columns = tl.where(number[None, :] % 4 == 0, psi[0][:, None], 0.0)
+    for r in tl.static_range(1, R):
+        columns = tl.where(number[None, :] % 4 == r, psi[r][:, None], columns)
+    return tl.where(number[None, :] < 8, columns, 0.0)
+
+
+@triton.jit
+def stack(vectors, number, R: tl.constexpr, dtype: tl.constexpr):
+    """[16, E]: rows 4·s + r hold vector r: rounded, the rest, rounded again."""
+    rows = tl.where(number[:, None] % 4 == 0, vectors[0][None, :], 0.0)
+    for r in tl.static_range(1, R):
+        rows = tl.where(number[:, None] % 4 == r, vectors[r][None, :], rows)
+    high = rows.to(dtype)
+    rest = (rows - high.to(tl.float32)).to(dtype)
+    return tl.where(
+        number[:, None] // 4 == 1, rest, tl.where(number[:, None] < 12, high, 0.0).to(dtype)
+    )
+
+
+@triton.jit
+def halves(exponent):
+    """A float64 as two float32, since one far below 0, where gates let nothing through, has no bits
+    left for a difference."""
+    near = exponent.to(tl.float32)
+    return near, (exponent - near.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def _power(exponent):
+    """2 to a float64, as exact as float32 is."""
+    near, rest = halves(exponent)
+    return tl.exp2(near) * (1.0 + rest / LOG_E)
+
+
+@triton.jit
+def faded(decay, begin, stop, index, valid, C: tl.constexpr):
+    """L to base 2 since a chunk began; what is left of a state, and of rows from its start and to
+    its end."""
+    before = tl.load(decay + begin - 1, mask=begin > 0, other=0.0)
+    whole = (tl.load(decay + tl.minimum(begin + C, stop) - 1) - before) * LOG_E
+    since = (tl.load(decay + begin + index, mask=valid, other=0.0) - before) * LOG_E
+    since = tl.where(valid, since, whole)  # 0 would be later: an exponent above 0
+    return since, _power(whole), _power(since), _power(whole - since)
+
+
+@triton.jit
+def weighed(scores, psi, since, index, R: tl.constexpr, REVERSE: tl.constexpr, DECAY: tl.constexpr):
+    """Pairs of a chunk that meet, by w(i, j)."""
+    weights = psi[0][:, None] * psi[0][None, :]
+    for r in tl.static_range(1, R):
+        weights += psi[r][:, None] * psi[r][None, :]
+    if REVERSE:
+        meet = index[:, None] <= index[None, :]
+    else:
+        meet = index[:, None] >= index[None, :]
+    if DECAY:
+        near, rest = halves(since)
+        gap = (near[:, None] - near[None, :]) + (rest[:, None] - rest[None, :])
+        if REVERSE:
+            gap = -gap
+        weights *= tl.exp2(tl.where(meet, gap, 0.0))
+    return tl.where(meet, scores * weights, 0.0)
+
+
+@triton.jit
+def read_states(states, x, psi, sums, R: tl.constexpr, precision: tl.constexpr):
+    for r in tl.static_range(R):
+        scaled = (x * psi[r][:, None].to(x.dtype)).to(x.dtype)
+        sums = tl.dot(scaled, states[r].to(x.dtype), sums, input_precision=precision)
+    return sums
+
+
+@triton.jit
+def step_states(
+    states, y, psi, z, kept, R: tl.constexpr, precision: tl.constexpr, DECAY: tl.constexpr
+):
+    """The states after a chunk."""
+    found = ()
+    for r in tl.static_range(R):
+        state = states[r]
+        if DECAY:
+            state = state * kept
+        scaled = (y * psi[r][:, None].to(y.dtype)).to(y.dtype)
+        found += (tl.dot(tl.trans(scaled), z, state, input_precision=precision),)
+    return found
+
+
+@triton.jit
+def step_vectors(
+    vectors, psi, rows, kept, added, apart, inside,
+    R: tl.constexpr, SUMMED: tl.constexpr, DECAY: tl.constexpr,
+):  # fmt: skip
+    """Σ_j ψ(j) row_j up to the next chunk; `added` points to what this one adds, if known."""
+    found = ()
+    for r in tl.static_range(R):
+        vector = vectors[r]
+        if DECAY:
+            vector = vector * kept
+        if SUMMED:
+            vector += tl.load(added + r * apart, mask=inside, other=0.0)
+        else:
+            vector += tl.sum(psi[r][:, None] * rows.to(tl.float32), 0)
+        found += (vector,)
+    return found

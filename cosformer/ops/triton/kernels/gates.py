@@ -1,0 +1,119 @@
+"""Gates: logarithms, running sums and gradients, each by one kernel."""
+
+import triton
+import triton.language as tl
+
+from cosformer.ops.triton.kernels.product import place
+
+SMALLEST = tl.constexpr(1e-300)  # squares of float32 are larger, or 0
+
+
+@triton.jit
+def _log_of_one_and(x):
+    """log(1 + x) of 0 … 1 as 2 artanh(x/(2 + x)), of which a small x loses nothing."""
+    s = x / (2.0 + x)
+    y = s * s
+    rest = 1 / 9 + y * (1 / 11 + y * (1 / 13 + y / 15))
+    return 2.0 * s * (1.0 + y * (1 / 3 + y * (1 / 5 + y * (1 / 7 + y * rest))))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "blocks", "length", "heads", "x_b", "x_h", "x_t", "grad_b", "grad_h", "grad_t",
+        "out_b", "out_h", "out_t",
+    ]
+)  # fmt: skip
+def log_sigmoid_kernel(
+    x,  # [B, H, T]
+    grad,  # of the result, or None
+    out,  # the result, or the gradient of x
+    blocks, length, heads, factor,
+    x_b, x_h, x_t, grad_b, grad_h, grad_t, out_b, out_h, out_t,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """log sigmoid(x) times a factor, or its gradient: one read, one write."""
+    batch, head, first = place(blocks, heads, BLOCK)
+    token = first + tl.arange(0, BLOCK)
+    there = token < length
+    value = tl.load(x + batch * x_b + head * x_h + token * x_t, mask=there, other=0.0)
+    value = value.to(tl.float32)
+    power = tl.exp(-tl.abs(value))
+    if grad is None:
+        found = tl.where(value > 0, 0.0, value) - _log_of_one_and(power)  # NaN stays
+    else:
+        cells = grad + batch * grad_b + head * grad_h + token * grad_t
+        closed = tl.where(value > 0, power, 1.0) / (1.0 + power)  # sigmoid(−x)
+        found = tl.load(cells, mask=there, other=0.0).to(tl.float32) * closed
+    cells = out + batch * out_b + head * out_h + token * out_t
+    tl.store(cells, (found * factor).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["length", "heads"])
+def gates_kernel(
+    gates,
+    grad,  # of the sums, with BACK
+    out,  # [B, H, T]: the sums in float64, or with BACK the gradient of the gates
+    right,  # [B, H]: whether no gate of a row is above 0
+    length, heads, g_b, g_h, g_t,
+    FLOOR: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Running sums, a row by blocks of tokens; with BACK from the end."""
+    row = tl.program_id(0).to(tl.int64)
+    gates += row // heads * g_b + row % heads * g_h
+    token = tl.arange(0, BLOCK)
+    carried = tl.zeros([1], tl.float64)
+    fit = tl.full([BLOCK], 1, tl.int32)
+    blocks = tl.cdiv(length, BLOCK)
+    for n in range(blocks):
+        if BACK:
+            spot = (blocks - 1 - n) * BLOCK + token
+        else:
+            spot = n * BLOCK + token
+        inside = spot < length
+        gate = tl.load(gates + spot.to(tl.int64) * g_t, mask=inside, other=0.0).to(tl.float32)
+        if BACK:
+            values = tl.load(grad + row * length + spot, mask=inside, other=0.0)
+        else:
+            fit &= (gate <= 0).to(tl.int32)  # NaN is not
+            values = tl.where(gate < FLOOR, FLOOR, gate).to(tl.float64)
+        sums = tl.cumsum(values, 0, reverse=BACK) + carried
+        edge = 0 if BACK else BLOCK - 1
+        carried = tl.sum(tl.where(token == edge, sums, 0.0), 0, keep_dims=True)
+        if BACK:
+            sums = tl.where(gate < FLOOR, 0.0, sums)
+        tl.store(out + row * length + spot, sums.to(out.dtype.element_ty), mask=inside)
+    if not BACK:
+        tl.store(right + row, tl.min(fit, 0) != 0)
+
+
+@triton.jit(do_not_specialize=["length"])
+def balance_kernel(
+    by_query,  # [B, H, T] float32: φ·dφ
+    by_key,
+    found,  # [B, H, T]: their difference, less what it sums to
+    length,
+    BLOCK: tl.constexpr,
+):
+    """The gradient of a decay, whose sum over tokens is 0.
+
+    A row, read twice; in float64, where squares neither overflow nor vanish.
+    """
+    row = tl.program_id(0).to(tl.int64) * length
+    by_query += row
+    by_key += row
+    cell = tl.arange(0, BLOCK)
+    excess = tl.zeros([BLOCK], tl.float64)
+    variance = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, length, BLOCK):
+        inside = start + cell < length
+        one = tl.load(by_query + start + cell, mask=inside, other=0.0).to(tl.float64)
+        other = tl.load(by_key + start + cell, mask=inside, other=0.0).to(tl.float64)
+        excess += one - other
+        variance += one * one + other * other
+    rate = tl.sum(excess, 0) / tl.maximum(tl.sum(variance, 0), SMALLEST)
+    for start in range(0, length, BLOCK):
+        inside = start + cell < length
+        one = tl.load(by_query + start + cell, mask=inside, other=0.0).to(tl.float64)
+        other = tl.load(by_key + start + cell, mask=inside, other=0.0).to(tl.float64)
+        grad = one - other - rate * (one * one + other * other)
+        tl.store(found + row + start + cell, grad.to(found.dtype.element_ty), mask=inside)

@@ -1,0 +1,95 @@
+"""How a call runs: traced, recorded, in which precision, and with which kernels."""
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+HAS_TRITON = find_spec("triton") is not None
+PLAIN = (Tensor, Parameter)
+ROOM = 180 * 2**10
+"""The most shared memory, in bytes, that one Triton program of this library takes."""
+
+
+def eager(*tensors: Tensor) -> bool:
+    """Whether operations on these tensors run at once: no tracer, mode, transform or subclass."""
+    return all(type(x) in PLAIN for x in tensors) and untraced()
+
+
+def untraced() -> bool:
+    """Whether operations on plain tensors run at once."""
+    return not (
+        torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed()
+    )
+
+
+def transformed() -> bool:
+    """Whether the call is inside a transform of `torch.func`, which kernels know nothing of."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def recorded() -> bool:
+    """Whether a backward pass must be differentiable itself: for a graph, or for `torch.func`."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():  # compile resolves its own
+        return torch.is_grad_enabled()
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def readable(x: Tensor) -> bool:
+    """Whether the host may look at the values: not in a graph, in a transform, or on meta."""
+    if torch.compiler.is_compiling() or x.is_meta:
+        return False
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums, states and denominators: never below float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def long_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of long products of x.
+
+    A GPU sums products of 16-bit numbers in float32, and a CPU has no fast ones. What is short and
+    delicate (means, statistics, inverses) has `compute_dtype` all the same.
+    """
+    return x.dtype if x.is_cuda else compute_dtype(x.dtype)
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x; the meta device has no autocast."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast, which would round products that must stay in float32."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Kernels start on the current device, which need not be that of their tensors."""
+    if (
+        not x.is_cuda
+        or torch.compiler.is_compiling()
+        or x.device.index == torch.cuda.current_device()
+    ):
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
+def kernels_serve(x: Tensor) -> bool:
+    """Whether Triton kernels that are no operators of torch can serve x in this call."""
+    there = HAS_TRITON and x.is_cuda and x.dtype != torch.float64
+    return there and x.numel() > 0 and eager(x)
+
+
+def has_room(x: Tensor) -> bool:
+    """Whether the largest programs fit on the device of x; Triton's interpreter has no limit."""
+    if not x.is_cuda:
+        return True
+    return torch.cuda.get_device_properties(x.device).shared_memory_per_multiprocessor > ROOM
