@@ -66,9 +66,9 @@ def check_number(name: str, value: Any, wanted: str = "a number") -> None:
     check_bits(name, value, 63)  # torch takes no longer one
 
 
-def check_place(name: str, place: Any) -> None:
+def check_index(name: str, index: Any) -> None:
     """An index at which a token may stand: positions beyond it are not whole in float64."""
-    check_bits(name, place, 53)
+    check_bits(name, index, 53)
 
 
 def check_bits(name: str, value: Any, most: int) -> None:

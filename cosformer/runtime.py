@@ -1,5 +1,6 @@
 """How a call runs: traced, recorded, in which precision, and with which kernels."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
@@ -93,3 +94,52 @@ def has_room(x: Tensor) -> bool:
     if not x.is_cuda:
         return True
     return torch.cuda.get_device_properties(x.device).shared_memory_per_multiprocessor > ROOM
+
+
+def watched() -> bool:
+    """Whether a mode sees every operation: make_fx, fake tensors, export before dispatch."""
+    modes: int = torch._C._len_torch_dispatch_stack()
+    return bool(modes or torch._ops._len_torch_dispatch_stack_pre_dispatch())
+
+
+def join_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
+    """A tensor under vmap whose mapped dimension of this size joins the batch, the first one."""
+    if dim is None:
+        return x.expand(size, *x.shape).flatten(0, 1)
+    x = x.movedim(dim, 0)
+    return x.expand(-1, batch, *x.shape[2:]).flatten(0, 1)
+
+
+def join_shared(x: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
+    """The same for None, and for a tensor whose first dimension may be 1 for the whole batch."""
+    if x is None or (dim is None and x.shape[0] == 1):
+        return x
+    return join_batch(x, dim, size, batch)
+
+
+def refuse_mapped(name: str, dim: int | None) -> None:
+    """An error for an argument that vmap maps over and that cannot be."""
+    if dim is not None:
+        raise ValueError(f"{name} cannot be mapped over by vmap")
+
+
+def fold_vmapped(
+    apply: Callable[..., Any],
+    size: int,
+    in_dims: tuple[Any, ...],
+    args: tuple[Any, ...],
+    *,
+    rows: tuple[int, ...],
+) -> tuple[Any, Any]:
+    """`apply` on arguments whose mapped dimension of this size joins the batch, the first one.
+
+    Arguments at the indices `rows` must have the whole batch; the others may broadcast from 1.
+    """
+    batch = args[0].shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
+    folded = []
+    for n, (arg, dim) in enumerate(zip(args, in_dims, strict=True)):
+        if isinstance(arg, Tensor) and (dim is not None or arg.dim() > 1):
+            arg = (join_batch if n in rows else join_shared)(arg, dim, size, batch)
+        folded.append(arg)
+    outputs = tuple(out.unflatten(0, (size, batch)) for out in apply(*folded))
+    return outputs, (0,) * len(outputs)

@@ -25,7 +25,7 @@ from cosformer.bench.timing import (
 from cosformer.check import check_choice, check_seed
 from cosformer.mechanisms import MECHANISMS, Mechanism, create
 from cosformer.mechanisms.traits import GROWTH
-from cosformer.ops.chunked.workspace import forget
+from cosformer.ops.chunked import forget
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""

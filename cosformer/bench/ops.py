@@ -23,8 +23,8 @@ from cosformer.bench.timing import (
     threads,
 )
 from cosformer.check import check_seed
-from cosformer.ops.chunked.workspace import forget
-from cosformer.ops.replay.native import loaded
+from cosformer.ops.chunked import forget
+from cosformer.ops.replay import loaded
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""

@@ -18,7 +18,7 @@ from cosformer.bench.timing import median_times, peak_extra_bytes
 from cosformer.check import check_seed
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelConfig, parameter_count
-from cosformer.ops.chunked.workspace import forget
+from cosformer.ops.chunked import forget
 from cosformer.training import Budget, RunConfig, TaskConfig
 from cosformer.training.feed import Fed, described, feed
 from cosformer.training.learner import Learner

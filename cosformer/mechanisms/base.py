@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from cosformer.check import (
     check_bool,
+    check_index,
     check_inputs,
     check_key_mask,
     check_mapping,
-    check_place,
     check_tensor,
     check_whole,
 )
@@ -214,7 +214,7 @@ class Mechanism(nn.Module):
         check_key_mask(key_mask, k)
         if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
             raise ValueError(f"start must be a whole number, got {start!r}")
-        check_place("start", start)
+        check_index("start", start)
         for name, x, heads in (("q", q, self.heads), ("k", k, self.key_heads)):
             if x.shape[1] != heads or x.shape[3] != self.width:
                 raise ValueError(

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.parts import Part, as_before, in_order
-from cosformer.ops.chunked.chunks import to_multiple
-from cosformer.ops.chunked.trilinear import fold_vmapped
-from cosformer.runtime import compute_dtype, full_precision
+from cosformer.runtime import compute_dtype, fold_vmapped, full_precision
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are

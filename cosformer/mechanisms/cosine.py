@@ -11,14 +11,8 @@ from cosformer.check import check_eps
 from cosformer.mechanisms.base import Mechanism, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
-from cosformer.ops.problem.problem import WEIGHTS
-from cosformer.ops.state import (
-    PastHorizonError,
-    check_continues,
-    check_weight,
-    read_horizon,
-    whole_limit,
-)
+from cosformer.ops.problem import WEIGHTS, PastHorizonError, check_weight, read_horizon, whole_limit
+from cosformer.ops.state import check_continues
 from cosformer.runtime import compute_dtype
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cosformer.mechanisms.base import Request, repeat_heads, seen
-from cosformer.ops.chunked.chunks import to_multiple
+from cosformer.mechanisms.padding import to_multiple
 
 PIECE = {"cuda": 2048}
 """Queries in a piece, on devices that want several of them."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from cosformer.mechanisms.blocked import Sums, divide, exp_sums, join, log_sum
-from cosformer.ops.chunked.trilinear import fold_vmapped
-from cosformer.runtime import full_precision
+from cosformer.runtime import fold_vmapped, full_precision
 
 SLICE = {"cpu": 2**19, "cuda": 2**27}
 """Scores made at once: a CPU keeps them in its cache, a GPU has room."""

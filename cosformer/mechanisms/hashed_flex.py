@@ -22,7 +22,7 @@ from cosformer.mechanisms.flex import (
 )
 from cosformer.mechanisms.hashed import Chunks, inverse
 from cosformer.mechanisms.parts import Part
-from cosformer.ops.problem.memo import Memo
+from cosformer.memo import Memo
 from cosformer.runtime import untraced
 
 if TYPE_CHECKING:

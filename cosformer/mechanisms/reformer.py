@@ -12,12 +12,12 @@ from cosformer.check import check_choice, check_whole
 from cosformer.mechanisms.flex import flex_serves
 from cosformer.mechanisms.hashed import ITSELF, Chunks, hashed_attention
 from cosformer.mechanisms.hashed_flex import flex_hashed
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
+from cosformer.memo import Memo
 from cosformer.ops.buckets import buckets
-from cosformer.ops.chunked.chunks import to_multiple
-from cosformer.ops.problem.memo import Memo
 from cosformer.runtime import compute_dtype, untraced
 
 _rotations: Memo[list[Tensor]] = Memo()

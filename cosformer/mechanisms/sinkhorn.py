@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cosformer.check import check_positive, check_whole
 from cosformer.mechanisms.fused import by_blocks
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
-from cosformer.ops.chunked.chunks import to_multiple
 from cosformer.ops.running_share import LOWEST, running_share
 from cosformer.runtime import compute_dtype
 

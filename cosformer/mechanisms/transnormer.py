@@ -10,9 +10,8 @@ from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
 from cosformer.mechanisms.cache import Cache
 from cosformer.mechanisms.family import LinearMechanism
 from cosformer.mechanisms.fused import fused_attention
-from cosformer.mechanisms.padding import ranks, real_first, take, with_real_first
+from cosformer.mechanisms.padding import ranks, real_first, take, to_multiple, with_real_first
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.chunked.chunks import to_multiple
 
 
 class TransNormer(LinearMechanism):

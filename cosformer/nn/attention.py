@@ -11,9 +11,9 @@ from cosformer.check import check_bools, check_choice, check_dropout, check_eps
 from cosformer.nn.masks import read_attn_mask, read_key_padding_mask
 from cosformer.nn.projections import HeadProjections
 from cosformer.ops import State, attention, attention_weights, attention_with_state, step
-from cosformer.ops.dispatch import IMPLEMENTATIONS
-from cosformer.ops.problem.arguments import CONVENTIONS
-from cosformer.ops.state import Horizon, check_state, check_weight, read_horizon, same_horizon
+from cosformer.ops.dispatch import IMPLS
+from cosformer.ops.problem import CONVENTIONS, Horizon, check_weight, read_horizon, same_horizon
+from cosformer.ops.state import check_state
 
 
 class CosformerAttention(HeadProjections):
@@ -97,7 +97,7 @@ class CosformerAttention(HeadProjections):
         self.weight = check_weight(weight)
         self.positions = check_choice("positions", positions, CONVENTIONS)
         self.eps = check_eps(eps)
-        self.impl = check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
+        self.impl = check_choice("impl", impl, IMPLS)
 
     def forward(
         self,

@@ -3,8 +3,7 @@
 from cosformer.ops.attention import attention, attention_weights, attention_with_state
 from cosformer.ops.linear import linear_attention, linear_attention_with_state
 from cosformer.ops.state import State
-from cosformer.ops.step import step
-from cosformer.ops.triton.decode import StepGraph
+from cosformer.ops.step import StepGraph, linear_attention_step, step
 
 __all__ = [
     "State",
@@ -13,6 +12,7 @@ __all__ = [
     "attention_weights",
     "attention_with_state",
     "linear_attention",
+    "linear_attention_step",
     "linear_attention_with_state",
     "step",
 ]

@@ -4,30 +4,53 @@ s(i, j) = relu(q_i) · relu(k_j) · cos(π/2 · (i − j) / horizon)
 out_i   = Σ_j s(i, j) v_j / max(Σ_j s(i, j), eps)
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosformer.check import check_inputs, check_key_mask
 from cosformer.ops.dispatch import compute
-from cosformer.ops.problem.arguments import angle_of, build, check_placement, cosine_angle
-from cosformer.ops.problem.memo import remembered
-from cosformer.ops.problem.normaliser import denominator
-from cosformer.ops.problem.problem import Problem
-from cosformer.ops.reference import scores
-from cosformer.ops.replay.replay import replayed
-from cosformer.ops.state import (
+from cosformer.ops.problem import (
+    DENOMINATORS,
+    PROBLEMS,
     Horizon,
-    State,
-    at_least,
-    check_continues,
+    Placement,
+    Problem,
+    angle_of,
+    build,
     check_length,
+    check_placement,
     check_weight,
-    join,
-    split,
+    cosine_angle,
 )
+from cosformer.ops.raised import row_divisor
+from cosformer.ops.reference import scores
+from cosformer.ops.state import State, at_least, check_continues, join, split
 from cosformer.runtime import compute_dtype, full_precision
+
+OF_SOFTMAX = {
+    "is_causal": "causal=True means the same",
+    "attn_mask": "linear attention cannot apply one; causal=True and key_mask serve its usual ends",
+    "dropout_p": "drop values instead: v = torch.nn.functional.dropout(v, p)",
+    "scale": "cosFormer has none: relu features are divided by their own sum",
+    "enable_gqa": "grouped heads need no flag: k and v may have fewer heads than q",
+}
+"""Arguments of `scaled_dot_product_attention` that are not arguments here, and why."""
+
+
+class Arguments(NamedTuple):
+    """What `attention` is given beside q, k and v; it explains each."""
+
+    causal: bool
+    horizon: Horizon | None
+    key_mask: Tensor | None
+    cu_seqlens: Tensor | None
+    query_start: int | None
+    positions: str
+    weight: str
+    eps: float
+    impl: str = "auto"
 
 
 def attention(
@@ -44,6 +67,7 @@ def attention(
     weight: str = "cosine",
     eps: float = 1e-6,
     impl: str = "auto",
+    **of_softmax: Any,
 ) -> Tensor:
     """cosFormer attention in linear time and memory. There is no 1/√d.
 
@@ -61,9 +85,11 @@ def attention(
         query_start: the key index that the first query stands at.
         positions: cross attention compares equal indices (`index`), or each side's positions
             scaled to the longer length (`stretch`).
-        weight: `cosine`, or `raised_cosine` (1 + cos(2θδ))/2, which never turns negative.
+        weight: `cosine`, or `raised_cosine` (1 + cos(2θδ))/2, which never turns negative. Of the
+            latter, rows whose weights are below 2⁻¹² on average fade to zero (docs/numerics.md).
         eps: the least denominator.
-        impl: `auto`, `reference` (quadratic), `chunked` (torch) or `triton` (kernels).
+        impl: `auto` (which is best for the call), `reference` (quadratic), `chunked` (torch),
+            `triton` (any GPU that Triton knows) or `hopper` (CUDA C++ for H100 and H200).
 
     Returns:
         `[B, H, T, V]` in the dtype of q. A query that sees nothing gets zeros.
@@ -72,8 +98,16 @@ def attention(
     >>> attention(q, k, v, causal=True).shape
     torch.Size([1, 8, 1000, 64])
     """
-    about = (causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps)
-    return replayed(_attention, q, k, v, *about, impl)
+    if of_softmax:
+        raise _unknown(of_softmax)
+    given = Arguments(
+        causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps, impl
+    )
+    if isinstance(q, Tensor) and q.is_cuda:
+        from cosformer.ops.replay import replayed
+
+        return replayed(_attention, q, k, v, given)
+    return _attention(q, k, v, given)
 
 
 def attention_with_state(
@@ -107,6 +141,7 @@ def attention_with_state(
     200
     """
     q, k, v = check_inputs(q, k, v)
+    check_key_mask(key_mask, k)
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
@@ -131,15 +166,13 @@ def attention_with_state(
     problem = build(
         q,
         k,
-        causal=True,
+        Placement(causal=True, stream_position=state.position),
         theta=angle_of(limit, q),
         weight=state.weight,
         feature_map="relu",
         rule="clamp",
         eps=eps,
-        key_mask=key_mask,
-        position=state.position,
-    )
+    )._replace(key_mask=key_mask)
     out, sums = compute(*at_least(state, q, k, v), problem, join(state), impl=impl)
     assert sums is not None
     return out.to(q.dtype), split(sums, state.position + q.shape[2], limit, divided=True)
@@ -176,89 +209,58 @@ def attention_weights(
     torch.Size([1, 8, 100, 50])
     """
     q, k, _ = check_inputs(q, k, k)
-    about = (causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps)
-    problem = _problem(q, k, *about)
+    given = Arguments(causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps)
+    problem = _problem(q, k, given)
     rows = _window("rows", rows, q.shape[2])
     columns = _window("columns", columns, k.shape[2])
-    ones = torch.ones_like(k[..., :1])
-    total = compute(q.to(compute_dtype(q.dtype)), k, ones, problem._replace(rule="none"))[0]
+    ones, wide = torch.ones_like(k[..., :1]), q.to(compute_dtype(q.dtype))
+    undivided = problem._replace(rule="none")
+    total = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), undivided)[0]
+    divisor = DENOMINATORS[problem.rule](total, eps)
+    if weight == "raised_cosine":
+        plain = undivided._replace(weight="plain", query_basis=None, key_basis=None)
+        mass = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), plain)[0]
+        divisor = row_divisor(total, mass, problem)
     with full_precision(q):
         window = scores(q, k, problem, rows, columns)
-    return (window / denominator(total[:, :, rows], problem.rule, eps)).to(q.dtype)
+    return (window / divisor[:, :, rows]).to(q.dtype)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
-    """`attention` by all checks; the options in the order of `_problem`, and impl."""
-    *about, impl = options
+def _attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:
     q, k, v = check_inputs(q, k, v)
-    return compute(q, k, v, _problem(q, k, *about), impl=impl)[0]
+    return compute(q, k, v, _problem(q, k, given), impl=given.impl)[0]
 
 
-def _problem(
-    q: Tensor,
-    k: Tensor,
-    causal: bool,
-    horizon: Horizon | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    query_start: int | None,
-    positions: str,
-    weight: str,
-    eps: float,
-) -> Problem:
-    values = (
-        q.shape[2],
-        k.shape[2],
-        causal,
-        horizon,
-        cu_seqlens,
-        query_start,
-        positions,
-        weight,
-        eps,
-    )
-    problem = remembered(values, q, lambda: _fresh_problem(q, k, *values[2:]))
-    check_key_mask(key_mask, k)
-    return problem if key_mask is None else problem._replace(key_mask=key_mask)
+def _problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
+    values = (q.shape[2], k.shape[2], *given._replace(key_mask=None, impl=""))
+    problem = PROBLEMS.recall_for(q, values, lambda: _fresh_problem(q, k, given))
+    if given.key_mask is None:
+        return problem
+    check_key_mask(given.key_mask, k)
+    return problem._replace(key_mask=given.key_mask)
 
 
-def _fresh_problem(
-    q: Tensor,
-    k: Tensor,
-    causal: bool,
-    horizon: Horizon | None,
-    cu_seqlens: Tensor | None,
-    query_start: int | None,
-    positions: str,
-    weight: str,
-    eps: float,
-) -> Problem:
-    check_weight(weight)
-    check_placement(
-        q, k, causal=causal, cu_seqlens=cu_seqlens, query_start=query_start, positions=positions
-    )
-    theta = cosine_angle(
-        q,
-        k,
-        horizon,
-        weight=weight,
-        causal=causal,
-        cu_seqlens=cu_seqlens,
-        query_start=query_start,
-    )
+def _fresh_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
+    check_weight(given.weight)
+    placement = Placement(given.causal, given.query_start, given.cu_seqlens, given.positions)
+    check_placement(q, k, placement)
     return build(
         q,
         k,
-        causal=causal,
-        theta=theta,
-        weight=weight,
+        placement,
+        theta=cosine_angle(q, k, given.horizon, given.weight, placement),
+        weight=given.weight,
         feature_map="relu",
         rule="clamp",
-        eps=eps,
-        cu_seqlens=cu_seqlens,
-        query_start=query_start,
-        positions=positions,
+        eps=given.eps,
     )
+
+
+def _unknown(given: dict[str, Any]) -> TypeError:
+    """The error for arguments that are not ours; those of PyTorch's attention get advice."""
+    name = next(iter(given))
+    advice = f": {OF_SOFTMAX[name]}" if name in OF_SOFTMAX else ""
+    return TypeError(f"attention has no argument {name!r}{advice}")
 
 
 def _window(name: str, window: slice | None, length: int) -> slice:

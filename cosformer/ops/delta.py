@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.ops.autograd.gates import floor_of, summed
-from cosformer.ops.chunked.chunks import to_multiple
 from cosformer.ops.recompute import recomputed
 from cosformer.runtime import full_precision
 

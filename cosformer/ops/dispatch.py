@@ -1,29 +1,49 @@
-"""Which code computes a problem."""
+"""Which implementation computes a problem: `choose` is a pure function of the call."""
 
+import torch
 from torch import Tensor
 
 from cosformer.check import check_choice
-from cosformer.ops.autograd.function import chunked, fused
-from cosformer.ops.problem.problem import Problem
+from cosformer.ops.autograd import attend
+from cosformer.ops.problem import Problem
 from cosformer.ops.reference import reference
-from cosformer.runtime import HAS_TRITON, full_precision, on_device_of
+from cosformer.runtime import full_precision, on_device_of
 
-IMPLEMENTATIONS = {"reference": reference, "chunked": chunked, "triton": fused}
-
-
-def auto_impl(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str:
-    """What `impl="auto"` stands for: kernels where they can serve, else plain torch."""
-    if q.is_cuda and why_not_triton(q, k, v, problem) is None:
-        return "triton"
-    return "chunked"
+IMPLEMENTATIONS = ("reference", "chunked", "triton", "hopper")
+IMPLS = ("auto", *IMPLEMENTATIONS)
 
 
-def why_not_triton(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
-    from cosformer.ops.triton.operators import unsupported
+def choose(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str:
+    """What `impl="auto"` stands for.
 
-    if not HAS_TRITON:
-        return "the package triton"
-    return unsupported(q, k, v, problem)
+    | tensors                              | implementation                               |
+    |--------------------------------------|----------------------------------------------|
+    | on a CPU, or float64                 | `chunked`                                    |
+    | on a Hopper GPU, as `hopper` needs   | `hopper`                                     |
+    | on any CUDA GPU, as `triton` needs   | `triton`                                     |
+    | on any other device, or else         | `chunked`                                    |
+
+    `why_not` says what an implementation needs. A graph of torch.compile does not know where
+    tensors will lie: there `auto` stands for `kernels`, which chooses between the two when it runs.
+    """
+    if not q.is_cuda:
+        return "chunked"
+    if torch.compiler.is_compiling():
+        return "chunked" if why_not("triton", q, k, v, problem) else "kernels"
+    return next((x for x in ("hopper", "triton") if not why_not(x, q, k, v, problem)), "chunked")
+
+
+def why_not(impl: str, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
+    """What an implementation needs and does not get; None if it can compute the problem."""
+    if impl == "hopper":
+        from cosformer.ops import hopper
+
+        return hopper.why_not(q, k, v, problem)
+    if impl == "triton":
+        from cosformer.ops import triton
+
+        return triton.why_not(q, k, v, problem)
+    return None
 
 
 def compute(
@@ -34,11 +54,26 @@ def compute(
     state: Tensor | None = None,
     *,
     impl: str = "auto",
+    keep_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
-    check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
-    chosen = auto_impl(q, k, v, problem) if impl == "auto" else impl
-    if impl == "triton" and (reason := why_not_triton(q, k, v, problem)):
-        raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
+    """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys.
+
+    The state may be None unless one came in or `keep_state` asks for it.
+    """
+    check_choice("impl", impl, IMPLS)
+    if problem.weight == "raised_cosine" and impl != "reference":
+        from cosformer.ops.raised import raised
+
+        return raised(compute, q, k, v, problem, state, impl)
+    chosen = choose(q, k, v, problem) if impl == "auto" else impl
+    if impl != "auto" and (reason := why_not(impl, q, k, v, problem)):
+        raise ValueError(f"impl={impl!r} needs {reason}: use impl='auto'")
     with full_precision(q), on_device_of(q):
-        return IMPLEMENTATIONS[chosen](q, k, v, problem, state)
+        if chosen == "reference":
+            return reference(q, k, v, problem, state)
+        if problem.causal and (problem.query_start != 0 or q.shape[2] != k.shape[2]):
+            from cosformer.ops.unequal import in_pieces
+
+            return in_pieces(compute, q, k, v, problem, impl)
+        keep_state = keep_state or state is not None
+        return attend(q, k, v, problem, state, impl=chosen, keep_state=keep_state)

@@ -1,7 +1,7 @@
 """The family that cosFormer belongs to: w(i, j) = γ^(i−j) · c(θ(i − j)) on any feature map."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,30 +16,27 @@ from cosformer.check import (
     check_tensor,
 )
 from cosformer.ops.dispatch import compute
-from cosformer.ops.problem.arguments import build, check_placement, decaying, decaying_evenly
-from cosformer.ops.problem.memo import remembered
-from cosformer.ops.problem.normaliser import SUM_RULES
-from cosformer.ops.problem.problem import WEIGHTS, Problem
-from cosformer.ops.problem.weights import (
+from cosformer.ops.problem import (
+    DENOMINATORS,
+    PROBLEMS,
+    WEIGHTS,
+    Placement,
+    Problem,
     Rates,
     angles,
     as_numbers,
+    build,
+    check_placement,
+    decaying_evenly,
     horizon_of,
     is_decaying,
     kind_of,
     log_gates,
     log_rates,
+    same_horizon,
     sizes_of,
 )
-from cosformer.ops.replay.replay import replayed
-from cosformer.ops.state import (
-    State,
-    at_least,
-    check_state_shape,
-    join,
-    same_horizon,
-    split,
-)
+from cosformer.ops.state import State, at_least, check_state_shape, join, split
 from cosformer.runtime import compute_dtype
 
 NORMALISERS = ("sum", "none")
@@ -47,8 +44,8 @@ NORMALISERS = ("sum", "none")
 Map = str | Callable[[Tensor], Tensor]
 
 
-class Options(NamedTuple):
-    """What `linear_attention` was given beside q, k and v, which explains each."""
+class Arguments(NamedTuple):
+    """What `linear_attention` is given beside q, k and v; it explains each."""
 
     feature_map: Map
     causal: bool
@@ -63,6 +60,7 @@ class Options(NamedTuple):
     key_mask: Tensor | None
     cu_seqlens: Tensor | None = None
     query_start: int | None = None
+    impl: str = "auto"
 
 
 def linear_attention(
@@ -107,33 +105,42 @@ def linear_attention(
             causal only. Numbers are looked at once; a tensor costs more with every call.
         log_decay: g_t ≤ 0 per token, `[B, H, T]`, in S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ.
             A GPU is not waited for: there a larger one is an assertion on the device.
-        raised: c(x) = (1 + cos 2x)/2 instead of cos x.
+        raised: c(x) = (1 + cos 2x)/2 instead of cos x, with the rule `clamp` or no division.
         normaliser: `sum` divides by D_i = Σ_j s(i, j); `none` does not divide.
         eps, key_mask, cu_seqlens, query_start, impl: as in `attention`.
         rule: D_i is max(Σ, eps) (`clamp`), Σ + eps (`add`) or Σ kept ±eps from zero (`signed`).
-        scale: a positive factor of every s(i, j), like 1/√d, that costs nothing on Hopper; of the
-            output, then, and not of a state. Under `sum` it would cancel, and must be 1.
+        scale: a positive factor of the output, like 1/√d; states are without it. Under `sum` it
+            would cancel, and must be 1.
 
     Returns:
         `[B, H, T, V]` in the dtype of q.
     """
-    options = Options(
-        feature_map, causal, theta, as_numbers(gamma), log_decay, raised, normaliser, rule, eps,
-        scale, key_mask, cu_seqlens, query_start,
-    )  # fmt: skip
-    return replayed(_linear_attention, q, k, v, *options, impl)
+    given = Arguments(
+        feature_map,
+        causal,
+        theta,
+        as_numbers(gamma),
+        log_decay,
+        raised,
+        normaliser,
+        rule,
+        eps,
+        scale,
+        key_mask,
+        cu_seqlens,
+        query_start,
+        impl,
+    )
+    if isinstance(q, Tensor) and q.is_cuda:
+        from cosformer.ops.replay import replayed
+
+        return replayed(_linear_attention, q, k, v, given)
+    return _linear_attention(q, k, v, given)
 
 
-def _linear_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
-    """`given` are the options, and impl."""
-    *about, impl = given
-    options = Options(*about)
-    q, k, v = _map(q, k, v, options.feature_map, options.key_mask)
-    check_placement(
-        q, k,
-        causal=options.causal, cu_seqlens=options.cu_seqlens, query_start=options.query_start,
-    )  # fmt: skip
-    return compute(q, k, v, _problem(q, k, options), impl=impl)[0]
+def _linear_attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:
+    q, k, v = _mapped(q, k, v, given.feature_map, given.key_mask)
+    return compute(q, k, v, _problem(q, k, given), impl=given.impl)[0]
 
 
 def linear_attention_with_state(
@@ -168,38 +175,26 @@ def linear_attention_with_state(
     """
     gamma = as_numbers(gamma)
     check_number_or_tensor("theta", theta)
-    q, k, v = _map(q, k, v, feature_map, key_mask)
+    q, k, v = _mapped(q, k, v, feature_map, key_mask)
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    groups = q.shape[1] // k.shape[1]
-    for name, values in (("theta", theta), ("gamma", gamma)):
-        sizes = sizes_of(values)
-        if groups > 1 and sizes and sizes != [k.shape[1]]:
-            raise ValueError(
-                f"{name} must be one per key head [{k.shape[1]}] in a stream, got {sizes}"
-            )
-    if log_decay is not None:
-        check_tensor("log_decay", log_decay)
-    if groups > 1 and log_decay is not None and log_decay.shape[1] != k.shape[1]:
-        raise ValueError(
-            f"log_decay must be one per key head [B, {k.shape[1]}, T] in a stream, "
-            f"got {list(log_decay.shape)}"
-        )
+    _check_per_key_head(q, k, theta, gamma, log_decay)
     kind = kind_of(theta, raised=raised)
-    alien = kind != "plain" and feature_map != "relu"  # `attention` could not go on with it
-    horizon = None if alien or is_decaying(gamma, log_decay) else horizon_of(theta)
+    unlike = kind != "plain" and feature_map != "relu"  # `attention` could not go on with it
+    horizon = None if unlike or is_decaying(gamma, log_decay) else horizon_of(theta)
+    divided = normaliser == "sum"
     if state is None:
         shape = (q.shape[0], k.shape[1], WEIGHTS[kind], k.shape[3])
         zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
-        key_sum = zeros[..., 0] if normaliser == "sum" else zeros[..., 0][..., :0]
+        key_sum = zeros[..., 0].clone() if divided else zeros[..., 0][..., :0].clone()
         start = torch.zeros((), dtype=torch.int64, device=q.device)
         state = State(zeros, key_sum, start, horizon)
     check_state_shape(state, k, v)
     if state.weight != kind:
         raise ValueError(f"state was made for {state.weight} weights, theta and raised ask {kind}")
-    if (state.key_sum.shape[-1] > 0) != (normaliser == "sum"):
+    if (state.key_sum.shape[-1] > 0) != divided:
         raise ValueError(f"state was made for another normaliser than {normaliser!r}")
     if (state.horizon is None) != (horizon is None) or (
         state.horizon is not None
@@ -209,75 +204,107 @@ def linear_attention_with_state(
         raise ValueError(
             "state was made with another theta or feature map, or with a decay where there is none"
         )
-    options = Options(
-        feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
+    given = Arguments(
+        feature_map,
+        True,
+        theta,
+        gamma,
+        log_decay,
+        raised,
+        normaliser,
+        rule,
+        eps,
+        scale,
+        key_mask,
     )
-    problem = _problem(q, k, options, state.position)
+    problem = _problem(q, k, given, state.position)
     out, sums = compute(*at_least(state, q, k, v), problem, join(state), impl=impl)
     assert sums is not None
     position = state.position + q.shape[2]
-    return out.to(q.dtype), split(sums, position, state.horizon, divided=normaliser == "sum")
+    return out.to(q.dtype), split(sums, position, state.horizon, divided=divided)
 
 
-def _map(
+def _check_per_key_head(
+    q: Tensor, k: Tensor, theta: float | Tensor, gamma: Rates, log_decay: Tensor | None
+) -> None:
+    """Query heads that share a state must share its weights."""
+    if log_decay is not None:
+        check_tensor("log_decay", log_decay)
+    if q.shape[1] == k.shape[1]:
+        return
+    for name, values in (("theta", theta), ("gamma", gamma)):
+        sizes = sizes_of(values)
+        if sizes and sizes != [k.shape[1]]:
+            raise ValueError(
+                f"{name} must be one per key head [{k.shape[1]}] in a stream, got {sizes}"
+            )
+    if log_decay is not None and log_decay.shape[1] != k.shape[1]:
+        raise ValueError(
+            f"log_decay must be one per key head [B, {k.shape[1]}, T] in a stream, "
+            f"got {list(log_decay.shape)}"
+        )
+
+
+def _mapped(
     q: Tensor, k: Tensor, v: Tensor, feature_map: Map, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Checked tensors; a feature map of the caller's is applied here, a named one in the sweep."""
     q, k, v = check_inputs(q, k, v)
+    check_key_mask(key_mask, k)
     if isinstance(feature_map, str):
         return q, k, v
     if not callable(feature_map):
         raise TypeError(
             f"feature_map must be a name or a function, got {type(feature_map).__name__}"
         )
-    check_key_mask(key_mask, k)
     if key_mask is not None:  # the slope of φ at NaN would be NaN
         k = k.masked_fill(~key_mask[:, None, :, None], 0)
     return check_inputs(feature_map(q), feature_map(k), v)
 
 
-def _problem(q: Tensor, k: Tensor, given: Options, position: Tensor | None = None) -> Problem:
+def _problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None = None) -> Problem:
     """`position` is where a stream stands."""
-    check_bool("raised", given.raised)
-    check_choice("normaliser", given.normaliser, NORMALISERS)
-    check_choice("rule", given.rule, SUM_RULES)
-    check_scale(given.scale, given.normaliser)
-    theta, gamma, raised = given.theta, given.gamma, given.raised
-    name = given.feature_map if isinstance(given.feature_map, str) else "identity"
-    chosen = given.rule if given.normaliser == "sum" else "none"
-
-    if is_decaying(gamma, given.log_decay) and not given.causal:
-        raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
-
-    def make() -> Problem:
-        problem = build(
-            q,
-            k,
-            causal=given.causal,
-            theta=angles(theta, q, k),
-            weight=kind_of(theta, raised=raised),
-            feature_map=name,
-            rule=chosen,
-            eps=given.eps,
-            scale=given.scale,
-            cu_seqlens=given.cu_seqlens,
-            query_start=given.query_start,
-            position=position,
-        )
-        if not is_decaying(gamma, None):
-            return problem
-        return decaying_evenly(problem, log_rates(gamma, q, k))
-
-    numbers = (given.causal, theta, gamma, raised, given.eps, given.scale, given.query_start)
-    values = (*q.shape[1:3], *k.shape[1:3], *numbers, name, chosen, given.cu_seqlens, position)
-    problem = remembered(values, q, make)
+    fixed = given._replace(key_mask=None, log_decay=None, impl="")
+    if not isinstance(given.feature_map, str):
+        fixed = fixed._replace(feature_map="identity")
+    values = (*q.shape[1:3], *k.shape[1:3], position, given.log_decay is None, *fixed)
+    problem = PROBLEMS.recall_for(q, values, lambda: _fresh_problem(q, k, given, position))
     if given.log_decay is not None:
-        along = log_gates(given.log_decay, q, k)
+        gates = log_gates(given.log_decay, q, k)
         if problem.query_start != 0:
             raise ValueError(
                 "log_decay needs query i where key i stands, query_start=0, "
                 f"got {given.query_start}"
             )
-        problem = decaying(problem, along)
-    check_key_mask(given.key_mask, k)
+        problem = problem._replace(gates=gates)
     return problem if given.key_mask is None else problem._replace(key_mask=given.key_mask)
+
+
+def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None) -> Problem:
+    check_bool("raised", given.raised)
+    check_choice("normaliser", given.normaliser, NORMALISERS)
+    check_choice("rule", given.rule, DENOMINATORS)
+    check_scale(given.scale, given.normaliser)
+    placement = Placement(
+        given.causal, given.query_start, given.cu_seqlens, stream_position=position
+    )
+    check_placement(q, k, placement)
+    if is_decaying(given.gamma, given.log_decay) and not given.causal:
+        raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
+    divides = given.normaliser == "sum"
+    if given.raised and divides and given.rule != "clamp":
+        raise ValueError(f"raised=True needs rule='clamp' or normaliser='none', got {given.rule!r}")
+    problem = build(
+        q,
+        k,
+        placement,
+        theta=angles(given.theta, q, k),
+        weight=kind_of(given.theta, raised=given.raised),
+        feature_map=given.feature_map if isinstance(given.feature_map, str) else "identity",
+        rule=given.rule if divides else "none",
+        eps=given.eps,
+        scale=given.scale,
+    )
+    if not is_decaying(given.gamma, None):
+        return problem
+    return decaying_evenly(problem, log_rates(given.gamma, q, k))

@@ -3,10 +3,19 @@
 import torch
 from torch import Tensor
 
-from cosformer.ops.problem.features import FEATURE_MAPS
-from cosformer.ops.problem.normaliser import denominator
-from cosformer.ops.problem.problem import Problem, basis
+from cosformer.ops.problem import (
+    DENOMINATORS,
+    FEATURE_MAPS,
+    Problem,
+    basis,
+    for_each_query_head,
+    least_gate,
+    running_sum,
+)
+from cosformer.ops.raised import row_divisor
 from cosformer.runtime import compute_dtype
+
+ALL = slice(None)
 
 
 def reference(
@@ -14,22 +23,24 @@ def reference(
 ) -> tuple[Tensor, Tensor | None]:
     """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
     dtype = compute_dtype(q.dtype)
+    problem = _with_summed_gates(problem, dtype)
     v = _repeat_heads(v, q).to(dtype)
     if problem.rule != "none":
         v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
     if problem.key_mask is not None:
         v = v.masked_fill(~problem.key_mask[:, None, :, None], 0)
     sums = scores(q, k, problem) @ v
+    before = state
     if state is not None:
         history, state = _continue(q, k, v, problem, state)
         sums = sums + history
     if problem.rule == "none":
         return (sums * problem.scale).to(q.dtype), state
-    divisor = denominator(sums[..., -1:], problem.rule, problem.eps)
+    total = sums[..., -1:]
+    divisor = DENOMINATORS[problem.rule](total, problem.eps)
+    if problem.weight == "raised_cosine":
+        divisor = row_divisor(total, _mass(q, k, v[..., -1:], problem, before), problem)
     return (sums[..., :-1] / divisor).to(q.dtype), state
-
-
-ALL = slice(None)
 
 
 def scores(
@@ -51,7 +62,7 @@ def weights(problem: Problem, rows: slice = ALL, columns: slice = ALL) -> Tensor
     elif problem.weight == "cosine":
         weight = angle.cos()
     else:
-        weight = (1 + (2 * angle).cos()) / 2
+        weight = angle.cos().square()
     i = torch.arange(problem.query_position.shape[1], device=angle.device)[rows, None]
     j = torch.arange(problem.key_position.shape[1], device=angle.device)[columns]
     seen = i + problem.query_start >= j
@@ -64,15 +75,34 @@ def weights(problem: Problem, rows: slice = ALL, columns: slice = ALL) -> Tensor
     return weight.masked_fill(~allowed, 0)
 
 
+def _with_summed_gates(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The problem with the running sum of its gates as a part of L."""
+    if problem.gates is None:
+        return problem
+    total = running_sum(problem.gates, least_gate(dtype))
+    if problem.query_decay is not None:
+        total = total + problem.query_decay
+    return problem._replace(query_decay=total, key_decay=total, gates=None)
+
+
 def _features(q: Tensor, k: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(q.dtype)
     phi = FEATURE_MAPS[problem.feature_map].forward
     keys = _repeat_heads(k, q).to(dtype)
     if problem.key_mask is None:
-        return phi(q.to(dtype), None), phi(keys, None)
+        return phi(q.to(dtype)), phi(keys)
     hidden = ~problem.key_mask[:, None, :, None]
     # Before φ, for NaN times the slope of φ is NaN; after it, for φ(0) need not be 0.
-    return phi(q.to(dtype), None), phi(keys.masked_fill(hidden, 0), None).masked_fill(hidden, 0)
+    return phi(q.to(dtype)), phi(keys.masked_fill(hidden, 0)).masked_fill(hidden, 0)
+
+
+def _mass(q: Tensor, k: Tensor, ones: Tensor, problem: Problem, state: Tensor | None) -> Tensor:
+    """Σ_j φ(q_i)·φ(k_j) over the keys that query i sees, decayed but without the raised cosine."""
+    plain = problem._replace(weight="plain")
+    mass = scores(q, k, plain) @ ones
+    if state is not None:
+        mass = mass + _continue(q, k, ones, plain, state[:, :, :1, :, -1:])[0]
+    return mass
 
 
 def _continue(
@@ -83,16 +113,18 @@ def _continue(
     read = basis(problem.query_position, problem.theta, problem.weight, queries.dtype)
     write = basis(problem.key_position, problem.theta, problem.weight, queries.dtype)
     groups = q.shape[1] // state.shape[1]
-    kept = history = state.to(queries.dtype).repeat_interleave(groups, 1)
+    kept = history = for_each_query_head(state.to(queries.dtype), groups)
     if problem.query_decay is not None and k.shape[2]:
         decay = problem.query_decay  # the keys', too: a stream has as many queries as keys
         read = read * decay.exp()[..., None].to(read.dtype)
         write = write * (decay[..., -1:] - decay).exp()[..., None].to(read.dtype)
         kept = kept * decay[..., -1, None, None, None].exp().to(read.dtype)
+    if problem.weight == "raised_cosine":
+        read = read / 2
     seen = torch.einsum("bhtd,bhtr,bhrdv->bhtv", queries, read.expand(*q.shape[:3], -1), history)
     added = torch.einsum("bhsd,bhsr,bhsv->bhrdv", keys, write.expand(*keys.shape[:3], -1), v)
     return seen, (kept + added)[:, ::groups]
 
 
 def _repeat_heads(k: Tensor, q: Tensor) -> Tensor:
-    return k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return for_each_query_head(k, q.shape[1] // k.shape[1])

@@ -1,24 +1,22 @@
 """The constant-size memory of a stream."""
 
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosformer.check import check_number, check_number_or_tensor, check_place
-from cosformer.ops.problem.problem import WEIGHTS
+from cosformer.check import check_index, check_number
+from cosformer.ops.problem import WEIGHTS, Horizon, check_horizon, check_weight, same_horizon
 from cosformer.runtime import readable
 
-Horizon = float | Tensor
+KINDS = {states: name for name, states in WEIGHTS.items()}
 
 
 class State(NamedTuple):
     """What a stream remembers: sums over all keys so far, in float32 or above.
 
-    R is 2 for cosine weights (Σ cos θj k⁺v and Σ sin θj k⁺v), 3 for raised cosine, 1 for none.
-    Two stretches of one sequence merge by `+`.
+    R is 2 for cosine weights (Σ cos θj k⁺v and Σ sin θj k⁺v), 3 for raised cosine (Σ k⁺v, and the
+    two with 2θ), 1 for none. Two stretches of one sequence merge by `+`.
     """
 
     key_value: Tensor  # [B, H, R, D, V]
@@ -58,7 +56,7 @@ class State(NamedTuple):
         states = WEIGHTS[check_weight(weight)]
         if not isinstance(position, Tensor):
             check_number("position", position, "a whole number or a tensor")
-            check_place("position", position)
+            check_index("position", position)
         start = torch.as_tensor(position, device=device)
         if start.is_floating_point() or start.is_complex() or start.dtype == torch.bool:
             raise TypeError(f"position must be whole, got {position}")
@@ -80,7 +78,7 @@ class State(NamedTuple):
     @property
     def weight(self) -> str:
         """The name of the weights this state was made for."""
-        return next(name for name, states in WEIGHTS.items() if states == self.key_value.shape[2])
+        return KINDS[self.key_value.shape[2]]
 
     def __add__(self, other: object) -> "State":
         """Merge two stretches of one sequence, each summed at its own positions."""
@@ -129,95 +127,6 @@ def split(sums: Tensor, position: Tensor, horizon: Horizon | None, *, divided: b
     return State(sums[..., :-1], sums[..., -1], position, horizon)
 
 
-def check_weight(weight: str) -> str:
-    names = [name for name in WEIGHTS if name != "plain"]
-    if weight not in names:
-        raise ValueError(f"weight must be one of {', '.join(names)}, got {weight!r}")
-    return weight
-
-
-def read_horizon(
-    horizon: float | Sequence[float] | Tensor | None, heads: int, key_heads: int
-) -> Horizon | None:
-    """The option of a module: None, a float, or a float64 tensor on the CPU, the module's own.
-
-    It is part of how a module is made, like its width, and of no checkpoint: a cast of the module
-    would round it.
-    """
-    if horizon is None:
-        return None
-    if isinstance(horizon, Sequence) and not isinstance(horizon, str):
-        for n, number in enumerate(horizon):
-            check_number(f"horizon[{n}]", number)
-        horizon = torch.tensor(horizon, dtype=torch.float64, device="cpu")
-    check_number_or_tensor("horizon", horizon)
-    if isinstance(horizon, Tensor):
-        horizon = horizon.to(dtype=torch.float64, device="cpu", copy=True)
-    return check_horizon(horizon, heads, key_heads)
-
-
-def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
-    """A positive number, or a tensor of them with one per head (or per key head)."""
-    check_number_or_tensor("horizon", horizon)
-    if isinstance(horizon, Tensor) and horizon.requires_grad and torch.is_grad_enabled():
-        raise ValueError("horizon must not require a gradient: none is computed for it")
-    if isinstance(horizon, Tensor) and horizon.dim():
-        if horizon.dim() != 1 or horizon.shape[0] not in (heads, key_heads):
-            sizes = " or ".join(f"[{size}]" for size in sorted({heads, key_heads}))
-            raise ValueError(
-                f"horizon must be a number or one per head {sizes}, got {list(horizon.shape)}"
-            )
-        if torch.compiler.is_compiling():
-            torch._assert_async((horizon > 0).all(), "horizon must be above 0")
-        elif readable(horizon) and not bool((horizon > 0).all()):
-            raise ValueError(f"horizon must be above 0, got {horizon.tolist()}")
-        return horizon
-    number = float(horizon)
-    if not number > 0:
-        raise ValueError(f"horizon must be above 0, got {number:g}")
-    return number
-
-
-def whole_limit(horizon: Horizon) -> int:
-    """The largest position a stream may reach."""
-    least = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
-    return int(min(least, 2.0**62))
-
-
-class PastHorizonError(ValueError):
-    """Tokens beyond the distance at which cosine weights turn negative."""
-
-
-def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:
-    """Refuse to go past the horizon, where cosine weights turn negative."""
-    remedy = "raise horizon, or use weight='raised_cosine' for an endless stream"
-    if torch.compiler.is_compiling() and any(
-        isinstance(x, Tensor) for x in (length, horizon, position)
-    ):
-        end = length if position is None else length + position.max()
-        limit = horizon.min() if isinstance(horizon, Tensor) else horizon
-        torch._assert_async(torch.as_tensor(end <= limit), f"past the horizon: {remedy}")
-        return
-    limit = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
-    if position is None:
-        if length > limit:
-            raise PastHorizonError(
-                f"horizon must be at least the sequence length {length}, got {limit:g}: {remedy}"
-            )
-        return
-    if position.is_cuda and torch.cuda.is_current_stream_capturing():
-        torch._assert_async(position.max() + length <= limit, f"past the horizon: {remedy}")
-        return
-    if position.is_meta:
-        return
-    start = int(position.max()) if position.numel() else 0
-    if start + length > limit:
-        raise PastHorizonError(
-            f"the stream stands at position {start}, {length} more would pass its horizon "
-            f"{limit:g}: {remedy}"
-        )
-
-
 def check_continues(
     state: State, k: Tensor, v: Tensor, horizon: Horizon | None, weight: str | None
 ) -> Horizon:
@@ -256,21 +165,3 @@ def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"state must be on the device of k, {k.device}, got {state.key_value.device}"
         )
-
-
-def same_horizon(one: Horizon, other: Horizon) -> bool:
-    """Whether they are equal; where the host may not look, the device asserts it."""
-    if one is other:
-        return True
-    if not isinstance(one, Tensor):
-        if isinstance(other, Tensor):
-            return same_horizon(other, one)
-        return math.isclose(one, other, rel_tol=1e-12)
-    other = torch.as_tensor(other, dtype=torch.float64, device=one.device)
-    if one.shape != other.shape:
-        return False
-    same = (one == other).all()
-    if readable(same):
-        return bool(same)
-    torch._assert_async(same, "horizon must be the state's")
-    return True

@@ -1,15 +1,43 @@
 """One token of a stream: constant time, constant memory, the state changed where it stands."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosformer.check import check_choice, check_eps, check_inputs, check_tensor
-from cosformer.ops.problem.arguments import angle_of
-from cosformer.ops.problem.problem import basis
-from cosformer.ops.state import State, check_continues, check_length, whole_limit
-from cosformer.runtime import HAS_TRITON, full_precision, on_device_of, readable
+from cosformer.check import check_choice, check_eps, check_inputs, check_tensor, require_all
+from cosformer.ops.linear import NORMALISERS
+from cosformer.ops.problem import (
+    DENOMINATORS,
+    FEATURE_MAPS,
+    GATE_RULE,
+    Rates,
+    angle_of,
+    angles,
+    as_numbers,
+    basis,
+    check_length,
+    is_decaying,
+    kind_of,
+    log_rates,
+    whole_limit,
+)
+from cosformer.ops.raised import FAINT
+from cosformer.ops.state import State, check_continues, check_state_shape
+from cosformer.runtime import full_precision, on_device_of, readable
+
+
+class Rule(NamedTuple):
+    """What a step computes, beside the state: as `linear_attention` explains it."""
+
+    theta: Tensor  # [1, 1] or one per key head [H_kv, 1], float64
+    weight: str = "cosine"
+    feature_map: str = "relu"
+    divisor: str = "clamp"  # a name of DENOMINATORS, or "none"
+    eps: float = 1e-6
+    scale: float = 1.0
+    decay: Tensor | None = None  # what is left of the state: [B or 1, H_kv, 1]
 
 
 def step(
@@ -32,6 +60,7 @@ def step(
             stream: `State.empty(..., position=torch.zeros(streams, dtype=torch.int64))`. On a GPU
             two that are the same go unnoticed, and under raised cosine weights or in a graph,
             where the host looks at nothing, any slot that does not exist.
+        eps: the least denominator.
         impl: `auto`, `chunked` (plain torch) or `triton`.
 
     Returns:
@@ -45,19 +74,14 @@ def step(
     if all(isinstance(x, Tensor) and x.dim() == 3 for x in (q, k, v)):
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
         return step(q, k, v, state, slots=slots, eps=eps, impl=impl)[:, :, 0]
-    q, k, v = check_inputs(q, k, v)
-    if q.shape[2] != 1 or k.shape[2] != 1:
-        raise ValueError(f"step takes one token, got {q.shape[2]} queries and {k.shape[2]} keys")
+    q, k, v = _one_token(q, k, v)
     streams = state.key_value.shape[0] if isinstance(state, State) else 0
     _check_slots(slots, k, state)
     shown = k if slots is None else k.new_empty(()).expand(streams, *k.shape[1:])
     horizon = check_continues(state, shown, v, None, None)
     check_eps(eps)
     check_choice("impl", impl, ("auto", "chunked", "triton"))
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, state.key_value)):
-        raise ValueError(
-            "step records no gradients: use attention_with_state, or torch.no_grad() around it"
-        )
+    _refuse_gradients(q, k, v, state)
     reason = _why_not_triton(q, v, state)
     if impl == "triton" and reason:
         raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
@@ -67,48 +91,145 @@ def step(
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
     if kernels:
-        from cosformer.ops.triton.decode import fused_step
+        from cosformer.ops.triton import fused_step
 
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
         with on_device_of(q):
             return fused_step(q, k, v, state, turn, slots, eps, limit=limit)
-    theta = angle_of(horizon, k)
+    rule = Rule(angle_of(horizon, k), state.weight, eps=eps)
     with full_precision(q):
         if slots is None:
-            return _torch_step(q, k, v, state, theta, eps)
-        return _torch_step_in_slots(q, k, v, state, theta, slots, eps)
+            return take_step(q, k, v, state, rule)
+        return _in_slots(q, k, v, state, rule, slots)
 
 
-def _torch_step(q: Tensor, k: Tensor, v: Tensor, state: State, theta: Tensor, eps: float) -> Tensor:
+def linear_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    feature_map: str = "identity",
+    theta: float | Tensor = 0.0,
+    gamma: Rates = 1.0,
+    log_decay: Tensor | None = None,
+    raised: bool = False,
+    normaliser: str = "sum",
+    rule: str = "clamp",
+    eps: float = 1e-6,
+    scale: float = 1.0,
+) -> Tensor:
+    """One token of `linear_attention_with_state`; `state` is updated in place.
+
+    Args:
+        q, k, v: `[B, H, 1, D]`, `[B, H_kv, 1, D]`, `[B, H_kv, 1, V]`.
+        state: from `linear_attention_with_state`. Its tensors are changed.
+        log_decay: `[B, H_kv, 1]`.
+        others: as in `linear_attention_with_state`; the feature map by its name.
+
+    Returns:
+        `[B, H, 1, V]`. For inference: gradients go through `linear_attention_with_state`.
+
+    >>> q, k, v = torch.randn(3, 1, 8, 1, 64)
+    >>> empty = torch.empty(1, 8, 0, 64)
+    >>> _, state = linear_attention_with_state(empty, empty, empty, feature_map="1+elu")
+    >>> linear_attention_step(q, k, v, state, feature_map="1+elu").shape
+    torch.Size([1, 8, 1, 64])
+    """
+    q, k, v = _one_token(q, k, v)
+    check_state_shape(state, k, v)
+    check_choice("feature_map", feature_map, FEATURE_MAPS)
+    check_choice("normaliser", normaliser, NORMALISERS)
+    check_choice("rule", rule, DENOMINATORS)
+    check_eps(eps)
+    _refuse_gradients(q, k, v, state)
+    kind = kind_of(theta, raised=raised)
+    if state.weight != kind:
+        raise ValueError(f"state was made for {state.weight} weights, theta and raised ask {kind}")
+    if (state.key_sum.shape[-1] > 0) != (normaliser == "sum"):
+        raise ValueError(f"state was made for another normaliser than {normaliser!r}")
+    gamma = as_numbers(gamma)
+    if is_decaying(gamma, log_decay) != (state.horizon is None) and kind == "plain":
+        raise ValueError("state was made with a decay where there is none, or without one")
+    decay = log_rates(gamma, k, k) if is_decaying(gamma, None) else None
+    if log_decay is not None:
+        check_tensor("log_decay", log_decay)
+        if log_decay.shape != k.shape[:3]:
+            raise ValueError(
+                f"log_decay must be [batch, key heads, 1] = {list(k.shape[:3])}, "
+                f"got {list(log_decay.shape)}"
+            )
+        require_all(log_decay <= 0, GATE_RULE, log_decay)
+        decay = log_decay.double() if decay is None else decay + log_decay
+    how = Rule(
+        angles(theta, k, k),
+        kind,
+        feature_map,
+        rule if normaliser == "sum" else "none",
+        eps,
+        scale,
+        None if decay is None else decay.exp(),
+    )
+    with full_precision(q):
+        return take_step(q, k, v, state, how)
+
+
+def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, rule: Rule) -> Tensor:
+    """One token `[B, H, 1, ·]` of a stream in plain torch, for callers that have checked it."""
     dtype = state.key_value.dtype
     batch, heads, *_, value_width = state.key_value.shape
+    phi, divides = FEATURE_MAPS[rule.feature_map].forward, rule.divisor != "none"
     position = state.position.to(torch.float64).reshape(-1, 1)
-    psi = basis(position, theta, state.weight, dtype)  # [b, h, 1, R]
-    keys = psi.mT * k.to(dtype).relu()  # [B, H, R, D]
-    queries = q.to(dtype).relu().unflatten(1, (heads, -1))[:, :, :, 0]  # [B, H, groups, D]
-    queries = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)  # [B, H, groups, R·D]
-    state.key_sum.add_(keys)
+    psi = basis(position, rule.theta, rule.weight, dtype)  # [b, h, 1, R]
+    keys = psi.mT * phi(k.to(dtype))  # [B, H, R, D]
+    queries = phi(q.to(dtype)).unflatten(1, (heads, -1))[:, :, :, 0]  # [B, H, groups, D]
+    if rule.decay is not None:
+        left = rule.decay[..., None].to(dtype)  # [b, h, 1, 1]
+        state.key_sum.mul_(left)
+        state.key_value.mul_(left[..., None])
     state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
     state.position.add_(1)
-    total = (queries @ state.key_sum.flatten(2)[..., None]).clamp(min=eps)
-    out = queries @ state.key_value.flatten(2, 3) / total  # [B, H, groups, V]
+    read = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)  # [B, H, groups, R·D]
+    out = read @ state.key_value.flatten(2, 3)  # [B, H, groups, V]
+    if divides:
+        state.key_sum.add_(keys)
+        total = read @ state.key_sum.flatten(2)[..., None]
+        if rule.weight == "raised_cosine":
+            mass = queries @ state.key_sum[:, :, 0, :, None]
+            out = out / torch.maximum(total.clamp(min=2 * rule.eps), 2 * FAINT * mass)
+        else:
+            out = out / DENOMINATORS[rule.divisor](total, rule.eps)
+    else:
+        out = out * (rule.scale / 2 if rule.weight == "raised_cosine" else rule.scale)
     return out.reshape(batch, q.shape[1], 1, value_width).to(q.dtype)
 
 
-def _torch_step_in_slots(
-    q: Tensor, k: Tensor, v: Tensor, state: State, theta: Tensor, slots: Tensor, eps: float
-) -> Tensor:
+def _in_slots(q: Tensor, k: Tensor, v: Tensor, state: State, rule: Rule, slots: Tensor) -> Tensor:
     """The streams taken out, moved on by one token, and put back."""
     real = slots >= 0
     chosen = slots[real]
     key_value, key_sum, position = (x[chosen] for x in state[:3])
     taken = State(key_value, key_sum, position, state.horizon)
     out = q.new_zeros(*q.shape[:3], v.shape[3])
-    out[real] = _torch_step(q[real], k[real], v[real], taken, theta, eps)
+    out[real] = take_step(q[real], k[real], v[real], taken, rule)
     for mine, moved in zip(state[:3], taken[:3], strict=True):
         mine[chosen] = moved
     return out
+
+
+def _one_token(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = check_inputs(q, k, v)
+    if q.shape[2] != 1 or k.shape[2] != 1:
+        raise ValueError(f"step takes one token, got {q.shape[2]} queries and {k.shape[2]} keys")
+    return q, k, v
+
+
+def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, state: State) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, state.key_value)):
+        raise ValueError(
+            "step records no gradients: use attention_with_state, or torch.no_grad() around it"
+        )
 
 
 def _positions(state: State, slots: Tensor | None, *, captured: bool) -> Tensor:
@@ -148,17 +269,62 @@ def _check_slots(slots: Tensor | None, k: Tensor, state: State) -> None:
 
 
 def _why_not_triton(q: Tensor, v: Tensor, state: State) -> str | None:
-    """What the step's kernels need and do not get."""
-    from cosformer.ops.triton.operators import INTERPRETED, MAX_WIDTH
+    """What the step's kernel needs and does not get."""
+    from cosformer.ops.triton import why_not_step
 
-    if not HAS_TRITON:
-        return "the package triton"
-    if not (q.is_cuda or INTERPRETED):
-        return f"tensors on a CUDA device, got {q.device.type}"
-    if torch.compiler.is_compiling():
-        return "an eager call"
-    if torch.float64 in (q.dtype, state.key_value.dtype):
-        return "float32 or less, got float64"
-    if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
-        return f"widths up to {MAX_WIDTH}, got {q.shape[3]} and {v.shape[3]}"
-    return None
+    return why_not_step(q, v, state)
+
+
+class StepGraph:
+    """`step` on tensors of one shape, captured once and replayed: no host work between kernels.
+
+    >>> state = State.empty(8, 16, 64, 64, horizon=4096, device="cuda")       # doctest: +SKIP
+    >>> graph = StepGraph(*torch.randn(3, 8, 16, 1, 64, device="cuda"), state)  # doctest: +SKIP
+    >>> out = graph(q, k, v)                                                    # doctest: +SKIP
+
+    Inputs are copied into the tensors that were captured, and `out` is the captured output: the
+    next call overwrites it. Past the horizon the device stops with an error, as in any graph.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        *,
+        slots: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        if not q.is_cuda:
+            raise ValueError(f"q must be on a CUDA device, got {q.device.type}")
+        self.state = state  # a replay writes to its memory
+        q, k, v = self.inputs = (q.detach().clone(), k.detach().clone(), v.detach().clone())
+        self.slots = None if slots is None else slots.clone()
+        saved = [x.clone() for x in state[:3]]
+        with torch.no_grad(), torch.cuda.device(q.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # compiles the kernels, which a capture may not
+                step(q, k, v, state, slots=self.slots, eps=eps)
+            torch.cuda.current_stream().wait_stream(side)
+            for now, before in zip(state[:3], saved, strict=True):
+                now.copy_(before)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.out = step(q, k, v, state, slots=self.slots, eps=eps)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, slots: Tensor | None = None) -> Tensor:
+        """The next token; `slots` only if the graph was captured with some."""
+        if (slots is None) != (self.slots is None):
+            raise ValueError("slots must be given with every call, or not at all, as when captured")
+        for mine, given in zip(self.inputs, (q, k, v), strict=True):
+            for what in ("shape", "dtype", "device"):
+                wanted, found = getattr(mine, what), getattr(given, what)
+                if wanted != found:
+                    raise ValueError(f"{what} must be that captured, {wanted}, got {found}")
+            mine.copy_(given.detach())
+        if slots is not None and self.slots is not None:
+            self.slots.copy_(slots)
+        self.graph.replay()
+        return self.out

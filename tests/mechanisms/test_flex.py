@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from cosformer.mechanisms import flex, hashed_flex
 from cosformer.mechanisms.hashed import Chunks
-from cosformer.ops.problem.memo import Memo
+from cosformer.memo import Memo
 
 OPTIONS = {
     "local": {"window": 90},

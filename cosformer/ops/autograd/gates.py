@@ -1,4 +1,4 @@
-"""L of a decay per token, Σ_{s ≤ t} g_s: by torch, or one kernel each way."""
+"""L of a decay per token: the running sum of its gates, by torch or by one kernel each way."""
 
 from typing import Any
 
@@ -7,49 +7,36 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.check import require_all
-from cosformer.ops.triton.tiles import TILE
-from cosformer.runtime import kernels_serve, on_device_of, recorded
-
-RULE = "log_decay must be at most 0"
+from cosformer.ops.problem import GATE_RULE, least_gate, running_sum
+from cosformer.runtime import kernels_serve, recorded
 
 
-def floor_of(dtype: torch.dtype) -> float:
-    """The least gate: its exponential is 0 already, and less would swallow the sums after it."""
-    return -800.0 if dtype == torch.float64 else -110.0
+def summed_gates(gates: Tensor, dtype: torch.dtype) -> Tensor:
+    """Σ_{s ≤ t} g_s of gates `[B, H, T]`, in float64, for rows of this dtype.
 
-
-def summed(gates: Tensor, floor: float) -> Tensor:
-    """Σ_{s ≤ t} max(g_s, floor) over the last dimension, in float64; NaN stays NaN."""
-    return gates.double().clamp(min=floor).cumsum(-1)
-
-
-def running(gates: Tensor, floor: float) -> Tensor:
-    """`summed` of gates `[B, H, T]`; refuses a gate above 0, or NaN."""
+    A gate above 0, or NaN, on a GPU is an assertion on the device; elsewhere it was refused before.
+    """
+    least = least_gate(dtype)
     alone = gates.shape[-1] == gates.numel()  # a single row torch sums by a whole GPU
-    return (by_kernel if kernels_serve(gates) and not alone else by_formula)(gates, floor)
+    if kernels_serve(gates) and not alone:
+        sums: Tensor = _RunningSum.apply(gates, least)
+        return sums
+    if gates.is_cuda:
+        require_all(gates <= 0, GATE_RULE, gates)
+    return running_sum(gates, least)
 
 
-def by_formula(gates: Tensor, floor: float) -> Tensor:
-    require_all(gates <= 0, RULE, gates)
-    return summed(gates, floor)
-
-
-def by_kernel(gates: Tensor, floor: float) -> Tensor:
-    sums: Tensor = _Running.apply(gates, floor)
-    return sums
-
-
-class _Running(Function):
-    """Linear but for the floor, so that derivatives beyond the first are sums as well."""
+class _RunningSum(Function):
+    """Linear but for the least gate, so that derivatives beyond the first are sums as well."""
 
     @staticmethod
-    def forward(ctx: Any, gates: Tensor, floor: float) -> Tensor:
-        ctx.floor = floor
+    def forward(ctx: Any, gates: Tensor, least: float) -> Tensor:
+        from cosformer.ops.triton import sum_gates
+
+        ctx.least = least
         ctx.save_for_backward(gates)
-        sums = gates.new_empty(gates.shape, dtype=torch.float64)
-        right = gates.new_empty(gates.shape[:2], dtype=torch.bool)
-        _launch(gates, floor, None, sums, right)
-        torch._assert_async(right.all(), RULE)
+        sums, fit = sum_gates(gates, least)
+        torch._assert_async(fit.all(), GATE_RULE)
         return sums
 
     @staticmethod
@@ -57,20 +44,7 @@ class _Running(Function):
         (gates,) = ctx.saved_tensors
         if recorded():
             back = grad.flip(-1).cumsum(-1).flip(-1)
-            return back.masked_fill(gates < ctx.floor, 0).to(gates.dtype), None
-        found = gates.new_empty(gates.shape)
-        _launch(gates, ctx.floor, grad.contiguous(), found, None)
-        return found, None
+            return back.masked_fill(gates < ctx.least, 0).to(gates.dtype), None
+        from cosformer.ops.triton import sum_gates_backward
 
-
-def _launch(
-    gates: Tensor, floor: float, grad: Tensor | None, out: Tensor, right: Tensor | None
-) -> None:
-    from cosformer.ops.triton.kernels.gates import gates_kernel
-
-    batch, heads, length = gates.shape
-    with on_device_of(gates):
-        gates_kernel[(batch * heads,)](
-            gates, grad, out, right, length, heads, *gates.stride(),
-            FLOOR=floor, BACK=grad is not None, BLOCK=TILE, num_warps=8,
-        )  # fmt: skip
+        return sum_gates_backward(gates, ctx.least, grad), None

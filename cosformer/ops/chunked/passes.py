@@ -1,4 +1,4 @@
-"""Both passes of attention in plain torch, as the autograd function in `chunked.py` calls them.
+"""Both passes of attention in plain torch.
 
 The backward is three sweeps, the last two in one where both are asked for (D divides, total is a
 row's sum of weights):
@@ -11,155 +11,251 @@ It keeps q, k, v, out and total, and nothing larger. A sweep's gradients are swe
 `create_graph` the same lines run on differentiable sweeps, to any order.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from cosformer.ops.autograd.asked import Asked
-from cosformer.ops.chunked.chunks import Span, fold, put
-from cosformer.ops.chunked.operands import Operands
-from cosformer.ops.chunked.sweep import Load, Reader
-from cosformer.ops.chunked.trilinear import Pattern, Result, decay_gradient, run, trilinear
-from cosformer.ops.chunked.workspace import Into, nowhere, placed
-from cosformer.ops.problem.features import FEATURE_MAPS
-from cosformer.ops.problem.normaliser import denominator, slope
-from cosformer.runtime import full_precision
+from cosformer.ops.chunked.chunks import Plan, cut, plan, sink, whole
+from cosformer.ops.chunked.sweep import Load, Pattern, Reader, run
+from cosformer.ops.chunked.trilinear import Result, trilinear
+from cosformer.ops.problem import (
+    DENOMINATORS,
+    FEATURE_MAPS,
+    FOLLOWS,
+    Asked,
+    Given,
+    Gradients,
+    Grads,
+    Results,
+    decay_gradient,
+    for_each_query_head,
+    into_first_of_group,
+    summed_over_groups,
+)
+from cosformer.runtime import compute_dtype, full_precision, recorded
 
 
-def forward(
-    rows: Operands,
-    q: Tensor,
-    v: Tensor,
-    state: Tensor | None,
-    pattern: Pattern,
-    rule: str,
-    eps: float,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(given: Given) -> Results:
     """Output, row totals and the last state."""
+    q, v, options = given.q, given.v, given.options
+    spans = _plan(given)
+    rows = _Rows(given, spans)
     same_width = q.shape[-1] == v.shape[-1]
     out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
-    total = q.new_empty(q.shape[:3], dtype=rows.dtype)[:, :, : None if rule != "none" else 0]
+    total = q.new_empty(*q.shape[:2], q.shape[2] if rows.divides else 0, dtype=rows.dtype)
+    put = sink(out, spans.queries)
+    put_total = sink(total[..., None], spans.queries) if rows.divides else None
     in_place = out.dtype == rows.dtype and not torch.compiler.is_compiling()
+    pieces = cut(out, spans.queries) if in_place else []
 
-    def store(span: Span, sums: Tensor) -> None:
-        if rule != "none":
+    def store(n: int, sums: Tensor) -> None:
+        if put_total is not None:
             row_total = sums[..., -1:]
-            put(total[..., None], span, row_total)
-            divisor = denominator(row_total, rule, eps)
+            put_total(n, row_total)
+            divisor = DENOMINATORS[options.rule](row_total, options.eps)
             if in_place:
-                torch.div(sums[..., :-1], divisor, out=fold(out, span))
+                torch.div(sums[..., :-1], divisor, out=pieces[n])
                 return
             sums = sums[..., :-1] / divisor
-        elif scale != 1:
-            sums = sums * scale
-        put(out, span, sums)
+        elif options.scale != 1:
+            sums = sums * options.scale
+        put(n, sums)
 
-    with full_precision(q):
-        first = rows.spread(state, pattern.query_basis.shape[-1])
-        last = run(pattern, rows.k, rows.v, first, Reader(rows.q, store))
-        last = last if last is not first and v.shape[2] else last.clone()
-    return out, total, last[:, :: rows.groups]
+    first = rows.first_state()
+    last = run(_pattern(given), spans, rows.k, rows.v, first, Reader(rows.q, store))
+    last = last if last is not first and v.shape[2] else last.clone()
+    return Results(out, total, last[:, :: rows.groups])
 
 
-def backward(
-    ctx: Any,
-    saved: tuple[Any, ...],
-    rows: Operands,
-    grad_out: Tensor | None,
-    grad_total: Tensor | None,
-    grad_last: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, the decay and the state, None for those that are not asked for."""
-    q, k, v, decay, state, _, query_basis, key_basis, sequence, _, _, _, last, *_ = saved
-    pattern = Pattern(query_basis, key_basis, decay, sequence, ctx.causal)
-    asked = Asked(*ctx.needs_input_grad[:5])
-    by = _Gradients(ctx, saved, rows, asked, grad_out, grad_total)
-    with full_precision(q):
-        first = rows.spread(state, query_basis.shape[-1])
-        grad_state = rows.spread_last(grad_last, first)
+def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Gradients:
+    """The gradients that are asked for."""
+    spans = whole(given.q.shape[2], given.k.shape[2]) if recorded() else _plan(given)
+    rows, pattern = _Rows(given, spans), _pattern(given)
+    by = _Backward(given, results, grads, asked, rows, spans)
+    with full_precision(given.q):
+        first = rows.first_state()
+        if grads.last is None:
+            grad_state = torch.zeros_like(first)
+        else:
+            grad_state = into_first_of_group(grads.last, rows.groups)
         of_q: tuple[Tensor, ...] = ()  # a gradient, and dots
         of_k = of_v = of_q
         grad_decay = back = None
         if asked.sweeps_q:
-            by_q = Result(by.rows, by.finish_q, by.room(q))
-            of_q, _ = trilinear(pattern, rows.v, rows.k, first.mT, by_q)
+            by_q = Result(by.rows, by.finish_q, by.room(given.q))
+            of_q, _ = trilinear(pattern, spans, rows.v, rows.k, first.mT, by_q)
         by_k = None
         if asked.k or asked.decay:  # the state's gradient is at the end of dv's sweep
-            by_k = Result(rows.v, by.finish_k, by.room(k))
+            by_k = Result(rows.v, by.finish_k, by.room(given.k))
         if asked.v or asked.state:
-            by_v = Result(rows.k, by.finish_v, by.room(v)[:1])
+            by_v = Result(rows.k, by.finish_v, by.room(given.v)[:1])
             both, grad_first = trilinear(
-                pattern, rows.q, by.rows, grad_state, by_v, mirror=by_k, reverse=True
+                pattern, spans, rows.q, by.rows, grad_state, by_v, mirror=by_k, reverse=True
             )
             of_v, of_k = both[:1], both[1:]
-            back = rows.sum_groups(grad_first).to(state.dtype) if asked.state else None
+            if asked.state and given.state is not None:
+                back = summed_over_groups(grad_first, rows.groups).to(given.state.dtype)
         elif by_k is not None:
-            of_k, _ = trilinear(pattern, by.rows, rows.q, grad_state.mT, by_k, reverse=True)
-        if asked.decay:
-            at_end = None if grad_last is None else grad_state * rows.spread(last, 0)
-            grad_decay = decay_gradient(of_q[1], of_k[1], at_end, decay)
-    pairs = zip((of_q, of_k, of_v), (q, k, v), strict=True)
-    found = [made[0].to(x.dtype) if made else None for made, x in pairs]
-    return *asked.only(found), grad_decay, back
+            of_k, _ = trilinear(pattern, spans, by.rows, rows.q, grad_state.mT, by_k, reverse=True)
+        if asked.decay and given.decay is not None:
+            at_end = None
+            if grads.last is not None and results.last is not None:
+                at_end = grad_state * for_each_query_head(results.last, rows.groups)
+            (_, by_query), (_, by_key) = of_q, of_k
+            grad_decay = decay_gradient(by_query, by_key, at_end, given.decay)
+
+    def found(made: tuple[Tensor, ...], x: Tensor, wanted: bool) -> Tensor | None:
+        return made[0].to(x.dtype) if made and wanted else None
+
+    return Gradients(
+        found(of_q, given.q, asked.q),
+        found(of_k, given.k, asked.k),
+        found(of_v, given.v, asked.v),
+        grad_decay,
+        back,
+    )
 
 
-class _Gradients:
+def _plan(given: Given) -> Plan:
+    batch, heads = given.q.shape[:2]
+    return plan(given.q.shape[2], given.k.shape[2], batch * heads, given.q.device.type)
+
+
+def _pattern(given: Given) -> Pattern:
+    about = given.constants
+    return Pattern(
+        about.query_basis, about.key_basis, given.decay, about.sequence, given.options.causal
+    )
+
+
+class _Rows:
+    """q, k and v as sweeps load them: a span at a time, in full precision, mapped and masked."""
+
+    def __init__(self, given: Given, spans: Plan) -> None:
+        self.given = given
+        self.dtype = compute_dtype(given.q.dtype)
+        self.groups = given.q.shape[1] // given.k.shape[1]
+        self.divides = given.options.rule != "none"
+        self._recorded = recorded()
+        self._map = FEATURE_MAPS[given.options.feature_map]
+        self._q = cut(given.q, spans.queries)
+        self._k, self._v = cut(given.k, spans.keys), cut(given.v, spans.keys)
+        mask = given.constants.key_mask
+        self._real = None if mask is None else cut(mask[:, None, :, None], spans.keys)
+
+    def q(self, n: int, into: Tensor | None) -> Tensor:
+        return self._mapped(self._q[n].to(self.dtype), into)
+
+    def k(self, n: int, into: Tensor | None) -> Tensor:
+        keys = self.keys(n)
+        if self.groups > 1:
+            keys = for_each_query_head(keys, self.groups)
+        return self.hide(self._mapped(keys, into), n)
+
+    def queries(self, n: int) -> Tensor:
+        """q before φ."""
+        return self._q[n].to(self.dtype)
+
+    def keys(self, n: int) -> Tensor:
+        """k before φ; zeros at masked keys where φ is differentiated: its slope at NaN is NaN."""
+        rows = self._k[n].to(self.dtype)
+        return self.hide(rows, n) if self._recorded else rows
+
+    def v(self, n: int, into: Tensor | None) -> Tensor:
+        """[v 1], whose last column sums the weights; v alone where nothing is divided."""
+        values = self.hide(self._v[n].to(self.dtype), n)
+        if self.groups > 1:
+            values = for_each_query_head(values, self.groups)
+        if not self.divides:
+            return _placed(values, into)
+        return _placed(values, into, values.new_ones(()).expand(*values.shape[:-1], 1))
+
+    def hide(self, rows: Tensor, n: int) -> Tensor:
+        """Zeros at masked keys, whatever stood there."""
+        return rows if self._real is None else rows.masked_fill(~self._real[n], 0)
+
+    def first_state(self) -> Tensor:
+        """The state before the first token, for every query head; zeros if none was given."""
+        given = self.given
+        if given.state is not None:
+            return for_each_query_head(given.state.to(self.dtype), self.groups)
+        batch, heads, _, width = given.q.shape
+        states = given.constants.query_basis.shape[-1]
+        shape = (batch, heads, states, width, given.v.shape[-1] + self.divides)
+        return torch.zeros(shape, dtype=self.dtype, device=given.q.device)
+
+    def _mapped(self, rows: Tensor, into: Tensor | None) -> Tensor:
+        return self._map.forward(rows) if into is None else self._map.into(rows, out=into)
+
+
+class _Backward:
     """What the sweeps of a backward pass read, and what becomes of their sums."""
 
     def __init__(
         self,
-        ctx: Any,
-        saved: tuple[Any, ...],
-        rows: Operands,
+        given: Given,
+        results: Results,
+        grads: Grads,
         asked: Asked,
-        grad_out: Tensor | None,
-        grad_total: Tensor | None,
+        rows: _Rows,
+        spans: Plan,
     ) -> None:
-        self.q, _, self.v = saved[:3]
-        self.out, self.total = saved[10:12]
-        self.of, self.asked = rows, asked
-        self.grad_out, self.grad_total = grad_out, grad_total
-        self.rule, self.eps, self.scale = ctx.rule, ctx.eps, ctx.scale
-        self.slopes = FEATURE_MAPS[ctx.feature_map].backward
+        self.given, self.asked, self.of = given, asked, rows
+        self.slopes = FEATURE_MAPS[given.options.feature_map].backward
+        self._out = cut(results.out, spans.queries)
+        self._grad = None if grads.out is None else cut(grads.out, spans.queries)
+        self._total = self._grad_total = None
+        if rows.divides:
+            self._total = cut(results.total[..., None], spans.queries)
+        if grads.total is not None:
+            self._grad_total = cut(grads.total[..., None], spans.queries)
 
-    def rows(self, span: Span, into: Into) -> Tensor:
+    def rows(self, n: int, into: Tensor | None) -> Tensor:
         """[g δ], or g times the scale."""
-        outputs = fold(self.out, span)
-        if self.grad_out is None:
-            grad = torch.zeros_like(outputs, dtype=self.of.dtype)
+        options, out = self.given.options, self._out[n]
+        if self._grad is None:
+            grad = torch.zeros_like(out, dtype=self.of.dtype)
         else:
-            grad = fold(self.grad_out, span).to(self.of.dtype)
-        if self.rule == "none":
-            return placed(grad if self.scale == 1 else grad * self.scale, into)
-        row_total = fold(self.total[..., None], span)
-        grad = grad / denominator(row_total, self.rule, self.eps)
-        delta = (grad * outputs).sum(-1, keepdim=True)
-        delta = -delta * slope(row_total, self.rule, self.eps)
-        if self.grad_total is not None:
-            delta = delta + fold(self.grad_total[..., None], span)
-        return placed(grad, into, column=delta)
+            grad = self._grad[n].to(self.of.dtype)
+        if self._total is None:
+            return _placed(grad if options.scale == 1 else grad * options.scale, into)
+        total = self._total[n]
+        grad = grad / DENOMINATORS[options.rule](total, options.eps)
+        delta = (grad * out).sum(-1, keepdim=True)
+        delta = -delta * FOLLOWS[options.rule](total, options.eps).to(delta.dtype)
+        if self._grad_total is not None:
+            delta = delta + self._grad_total[n]
+        return _placed(grad, into, delta)
 
-    def finish_q(self, span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-        dq = self.slopes(grad, fold(self.q, span).to(self.of.dtype))
-        return dq, *self._dots(grad, self.of.q, span)
+    def finish_q(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
+        return self.slopes(grad, self.of.queries(n)), *self._dots(grad, self.of.q, n)
 
-    def finish_k(self, span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-        dk = self.slopes(self.of.sum_groups(grad), self.of.keys(span))
-        return self.of.hide(dk, span), *self._dots(grad, self.of.k, span)
+    def finish_k(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
+        dk = self.slopes(summed_over_groups(grad, self.of.groups), self.of.keys(n))
+        return self.of.hide(dk, n), *self._dots(grad, self.of.k, n)
 
-    def finish_v(self, span: Span, grad: Tensor) -> tuple[Tensor, ...]:
-        return (self.of.hide(self.of.sum_groups(grad[..., : self.v.shape[-1]]), span),)
+    def finish_v(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
+        of_values = grad[..., : self.given.v.shape[-1]]
+        return (self.of.hide(summed_over_groups(of_values, self.of.groups), n),)
 
     def room(self, x: Tensor) -> tuple[Tensor, ...]:
-        """For a gradient and its dots."""
-        shape = (*self.q.shape[:2], x.shape[2], 1)
+        """Memory for a gradient and its dots."""
+        shape = (*self.given.q.shape[:2], x.shape[2], 1)
         dots = (x.new_empty(shape, dtype=self.of.dtype),) if self.asked.decay else ()
         return torch.empty_like(x), *dots
 
-    def _dots(self, grad: Tensor, load: Load, span: Span) -> tuple[Tensor, ...]:
+    def _dots(self, grad: Tensor, load: Load, n: int) -> tuple[Tensor, ...]:
         """φ·dφ of each row, of which the decay's gradient is made up."""
         if not self.asked.decay:
             return ()
-        return ((grad * load(span, nowhere)).sum(-1, keepdim=True),)
+        return ((grad * load(n, None)).sum(-1, keepdim=True),)
+
+
+def _placed(rows: Tensor, into: Tensor | None, column: Tensor | None = None) -> Tensor:
+    """Rows, and a column after them, in the memory that there is for them."""
+    if column is None:
+        return rows if into is None else into.copy_(rows)
+    if into is None:
+        return torch.cat([rows, column], -1)
+    into[..., :-1] = rows
+    into[..., -1:] = column
+    return into

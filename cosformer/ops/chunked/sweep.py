@@ -16,11 +16,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.chunked.chunks import Span, fold, repeat_last
-from cosformer.ops.chunked.workspace import Into, Scratch
+from cosformer.ops.chunked.chunks import (
+    Buffers,
+    Plan,
+    Reading,
+    Span,
+    Spans,
+    Workspace,
+    cut,
+    repeat_last,
+)
 
-Load = Callable[[Span, Into], Tensor]  # rows of a span, [B, H, n, C, width]
-Store = Callable[[Span, Tensor], None]
+Load = Callable[[int, Tensor | None], Tensor]
+"""(the number of a span, memory for its rows or None) -> the rows `[B, H, n, C, width]`."""
+Store = Callable[[int, Tensor], None]
+
+SWEEP = ("x", "y", "z", "scaled", "sums", "scores", "edges")
+MIRRORED = (*SWEEP, "turned")
+GATHER = ("y", "z", "scaled")
+SCATTER = ("x", "scaled", "sums")
 
 
 class Reader(NamedTuple):
@@ -28,6 +42,16 @@ class Reader(NamedTuple):
 
     load: Load
     store: Store
+
+
+class Pattern(NamedTuple):
+    """w(i, j), and which pairs meet: j ≤ i when causal, else all (of one packed sequence)."""
+
+    query_basis: Tensor  # [b, h, T, R]
+    key_basis: Tensor  # [b, h, S, R]
+    decay: Tensor | None  # L [b, h, T]; without `causal` either T or S must be 0
+    sequence: Tensor | None  # [T]
+    causal: bool
 
 
 class Window(NamedTuple):
@@ -39,38 +63,31 @@ class Window(NamedTuple):
     carry: Tensor | None  # [b, h, n + 1, n + 1] how much of an earlier state is left; None = all
 
 
-class Weight:
-    """w(i, j) over one axis of positions, cut into the windows that a sweep needs."""
+class Windows:
+    """w(i, j) over one axis of positions, cut into the windows of its spans."""
 
-    def __init__(
-        self,
-        query_basis: Tensor,  # [b, h, T, R]
-        key_basis: Tensor,  # [b, h, T, R]
-        decay: Tensor | None,  # L, [b, h, T] float64
-        sequence: Tensor | None,  # [T]
-    ) -> None:
-        self.query_basis = query_basis
-        self.key_basis = key_basis
-        self.decay = decay
-        self.sequence = sequence
+    def __init__(self, pattern: Pattern, spans: Spans) -> None:
+        self._query, self._key = cut(pattern.query_basis, spans), cut(pattern.key_basis, spans)
+        self._decay, self._sequence = pattern.decay, pattern.sequence
+        self._spans, self.states = spans, pattern.query_basis.shape[-1]
         self._tiles: dict[tuple[int, bool], Tensor] = {}
 
-    def window(self, span: Span, *, reverse: bool, strict: bool) -> Window:
+    def window(self, n: int, *, reverse: bool, strict: bool) -> Window:
         """Forward: queries read, keys write. In reverse they change places and the tile turns."""
-        query, key = fold(self.query_basis, span), fold(self.key_basis, span)
-        window = Window(self._cosine_tile(query, key, span, strict=strict), query, key, None)
-        if self.decay is not None:
-            window = _decayed(window, *_fold_and_edge(self.decay, span, 0.0))
-        if self.sequence is not None:
-            window = _separated(window, *_fold_and_edge(self.sequence[None, None], span, -1))
+        span, query, key = self._spans[n], self._query[n], self._key[n]
+        window = Window(self._cosine_tile(query, key, span, strict), query, key, None)
+        if self._decay is not None:
+            window = _decayed(window, *_with_edges(self._decay, span, 0.0))
+        if self._sequence is not None:
+            window = _separated(window, *_with_edges(self._sequence[None, None], span, -1))
         if not reverse:
             return window
-        tile, read, write, carry = window
-        return Window(tile.mT, write, read, None if carry is None else carry.mT)
+        carry = None if window.carry is None else window.carry.mT
+        return Window(window.tile.mT, window.write, window.read, carry)
 
-    def _cosine_tile(self, query: Tensor, key: Tensor, span: Span, *, strict: bool) -> Tensor:
+    def _cosine_tile(self, query: Tensor, key: Tensor, span: Span, strict: bool) -> Tensor:
         """ψ(i)·ψ(j) below the diagonal. Only i − j matters, so one chunk's tile serves all."""
-        shared = self.sequence is None  # packed sequences start again, each with its own angle
+        shared = self._sequence is None  # packed sequences start again, each with its own angle
         if shared and (span.chunk_length, strict) in self._tiles:
             return self._tiles[span.chunk_length, strict]
         if shared:
@@ -84,8 +101,7 @@ class Weight:
 
 def _decayed(window: Window, total: Tensor, before: Tensor) -> Window:
     """Weights times exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` L before each chunk."""
-    tile, read, write, _ = window
-    dtype = tile.dtype
+    dtype = window.tile.dtype
     end = total[..., -1:]
     lower = _causal(total.shape[-1], total.device)
     within = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, 0)
@@ -93,9 +109,9 @@ def _decayed(window: Window, total: Tensor, before: Tensor) -> Window:
     later = _causal(edges.shape[-1], edges.device)
     between = (edges[..., :, None] - edges[..., None, :]).masked_fill(~later, -torch.inf)
     return Window(
-        tile * within.exp().to(dtype),
-        read * (total - before).exp()[..., None].to(dtype),
-        write * (end - total).exp()[..., None].to(dtype),
+        window.tile * within.exp().to(dtype),
+        window.read * (total - before).exp()[..., None].to(dtype),
+        window.write * (end - total).exp()[..., None].to(dtype),
         between.exp().to(dtype),
     )
 
@@ -114,83 +130,143 @@ def _separated(window: Window, number: Tensor, before: Tensor) -> Window:
     )
 
 
-def sweep(
+def run(
+    pattern: Pattern,
+    spans: Plan,
     y: Load,
     z: Load,
-    weight: Weight,
     state: Tensor,
-    spans: list[Span],
-    *,
     x: Reader,
     mirror: Reader | None = None,
+    *,
     reverse: bool = False,
-    strict: bool = False,
 ) -> Tensor:
-    """Hand each span's rows to the readers and return the state `[B, H, R·y, z]` at the end.
+    """Serve the readers span by span; the last state, `[B, H, R, y, z]` like the first.
 
     `x` gets Σ w (x_i·y_j) z_j. `mirror` reads the same sums with y and z in each other's place.
     """
-    states = weight.query_basis.shape[-1]
-    first = state
-    parts = ["x", "y", "z", "scaled", "sums", "scores", "edges"]
+    flat = state.flatten(2, 3)
+    if pattern.causal or pattern.sequence is not None:
+        windows = Windows(pattern, spans.queries)
+        if pattern.causal:
+            last = sweep(y, z, windows, flat, spans.queries, x, mirror, reverse=reverse)
+            return last.unflatten(2, state.shape[2:4])
+        _both_ways(y, z, windows, flat, spans.queries, x, mirror)
+        return state
+    at_queries, at_keys, decay = pattern.query_basis, pattern.key_basis, pattern.decay
+    kept: float | Tensor = 1.0  # how much of a state is left after the keys
+    if decay is not None and spans.keys:
+        end = decay[..., -1:]
+        at_keys = at_keys * (end - decay).exp()[..., None].to(at_keys.dtype)
+        kept = end.exp()[..., None].to(flat.dtype)
+    elif decay is not None:
+        at_queries = at_queries * decay.exp()[..., None].to(at_queries.dtype)
+    if reverse:
+        read, readers = at_keys, spans.keys
+        flat = gather(y, z, at_queries, flat, spans.queries)
+        last = flat * kept
+    else:
+        read, readers = at_queries, spans.queries
+        flat = last = gather(y, z, at_keys, flat * kept, spans.keys)
+    scatter(x, read, flat, readers)
     if mirror is not None:
-        parts.append("turned")
-    with Scratch(state, states, spans, parts) as scratch:
-        for span in reversed(spans) if reverse else spans:
-            window = weight.window(span, reverse=reverse, strict=strict)
-            columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
-            written = _scale(columns, window.write, scratch.rows("scaled", span)).mT
-            carry = window.carry
-            earlier, state = _accumulate(written, values, state, carry, scratch, reverse=reverse)
-            x.store(span, _read(x, span, window, columns, values, earlier, scratch))
+        scatter(mirror, read, _turn(flat[:, :, None], read.shape[-1], None)[:, :, 0], readers)
+    return last.unflatten(2, state.shape[2:4])
+
+
+def _both_ways(
+    y: Load,
+    z: Load,
+    windows: Windows,
+    state: Tensor,
+    spans: Spans,
+    x: Reader,
+    mirror: Reader | None,
+) -> None:
+    """All pairs of each packed sequence: j ≤ i by one sweep, j > i by another.
+
+    Queries and keys stand at the same positions, so w(i, j) = w(j, i) and either direction serves.
+    """
+
+    def halves(reader: Reader) -> tuple[Reader, Reader]:
+        past: dict[int, Tensor] = {}
+
+        def keep(n: int, sums: Tensor) -> None:
+            past[n] = sums.clone()
+
+        def add(n: int, sums: Tensor) -> None:
+            reader.store(n, past.pop(n) + sums)
+
+        return Reader(reader.load, keep), Reader(reader.load, add)
+
+    first, second = halves(x)
+    other_first, other_second = halves(mirror) if mirror else (None, None)
+    sweep(y, z, windows, state, spans, first, other_first)
+    sweep(y, z, windows, state, spans, second, other_second, reverse=True, strict=True)
+
+
+def sweep(
+    y: Load,
+    z: Load,
+    windows: Windows,
+    state: Tensor,
+    spans: Spans,
+    x: Reader,
+    mirror: Reader | None = None,
+    *,
+    reverse: bool = False,
+    strict: bool = False,
+) -> Tensor:
+    """Hand each span's rows to the readers and return the state `[B, H, R·y, z]` at the end."""
+    first, parts = state, SWEEP if mirror is None else MIRRORED
+    with Workspace(state, windows.states, spans, parts) as buffers:
+        for n in reversed(range(len(spans))) if reverse else range(len(spans)):
+            window, memory = windows.window(n, reverse=reverse, strict=strict), buffers[n]
+            columns, values = y(n, memory.y), z(n, memory.z)
+            written = _scale(columns, window.write, memory.written).mT
+            earlier, state = _accumulate(written, values, state, window.carry, memory, reverse)
+            rows = x.load(n, memory.x.rows)
+            x.store(n, _read(rows, window, columns, values, earlier, memory.scores, memory.x))
             if mirror is not None:
-                turned = _turn(earlier, states, scratch)
-                mirror.store(span, _read(mirror, span, window, values, columns, turned, scratch))
+                turned = _turn(earlier, windows.states, memory.turned)
+                rows = mirror.load(n, memory.mirror.rows)
+                into = (memory.scores, memory.mirror)
+                mirror.store(n, _read(rows, window, values, columns, turned, *into))
         return state if state is first else state.clone()
 
 
-def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: list[Span]) -> Tensor:
+def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: Spans) -> Tensor:
     """The state after all rows, in any order: `state` + Σ_j ψ(j) y_j z_jᵀ."""
-    with Scratch(state, write.shape[-1], spans, ("y", "z", "scaled")) as scratch:
-        for span in spans:
-            columns, values = y(span, scratch.rows("y", span)), z(span, scratch.rows("z", span))
-            written = _scale(columns, fold(write, span), scratch.rows("scaled", span)).mT
+    with Workspace(state, write.shape[-1], spans, GATHER) as buffers:
+        for n, (psi, memory) in enumerate(zip(cut(write, spans), buffers, strict=True)):
+            columns, values = y(n, memory.y), z(n, memory.z)
+            written = _scale(columns, psi, memory.written).mT
             state = state + _product(written, values, None).sum(2)
     return state
 
 
-def scatter(
-    x: Reader, read: Tensor, state: Tensor, spans: list[Span], *, turned: bool = False
-) -> None:
+def scatter(x: Reader, read: Tensor, state: Tensor, spans: Spans) -> None:
     """Hand out what every row reads from one and the same state."""
-    parts = ("x", "scaled", "sums", "turned") if turned else ("x", "scaled", "sums")
-    with Scratch(state, read.shape[-1], spans, parts) as scratch:
-        state = state[:, :, None]
-        state = _turn(state, read.shape[-1], scratch) if turned else state
-        for span in spans:
-            rows = x.load(span, scratch.rows("x", span))
-            rows = _scale(rows, fold(read, span), scratch.rows("scaled", span))
-            sums = scratch.rows("sums", span)(state.shape[-1])
-            same = state.expand(-1, -1, span.chunks, -1, -1)
-            x.store(span, _product(rows, same, sums))
+    with Workspace(state, read.shape[-1], spans, SCATTER) as buffers:
+        for n, (psi, memory) in enumerate(zip(cut(read, spans), buffers, strict=True)):
+            rows = _scale(x.load(n, memory.x.rows), psi, memory.x.scaled)
+            same = state[:, :, None].expand(-1, -1, psi.shape[2], -1, -1)
+            x.store(n, _product(rows, same, memory.x.sums))
 
 
 def _read(
-    reader: Reader,
-    span: Span,
+    rows: Tensor,
     window: Window,
     columns: Tensor,
     values: Tensor,
     earlier: Tensor,
-    scratch: Scratch,
+    scores: Tensor | None,
+    memory: Reading,
 ) -> Tensor:
     """The rows' sums over their own chunk, by a tile of scores, and over earlier ones."""
-    rows = reader.load(span, scratch.rows("x", span))
-    scores = scratch.rows("scores", span)(span.chunk_length)
     scores = _product(rows, columns.mT, scores).mul_(window.tile)
-    near = _product(scores, values, scratch.rows("sums", span)(values.shape[-1]))
-    scaled = _scale(rows, window.read, scratch.rows("scaled", span))
-    return _add_product(near, scaled, earlier)
+    near = _product(scores, values, memory.sums)
+    return _add_product(near, _scale(rows, window.read, memory.scaled), earlier)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
@@ -216,17 +292,16 @@ def _in_order_of_memory(x: Tensor) -> Tensor:
     return x.permute(2, 0, 1, 3, 4).flatten(0, 2)
 
 
-def _turn(state: Tensor, states: int, scratch: Scratch) -> Tensor:
+def _turn(state: Tensor, states: int, into: Tensor | None) -> Tensor:
     """`[B, H, n, R·y, z]` as `[B, H, n, R·z, y]`."""
     turned = state.unflatten(3, (states, -1)).mT
-    into = scratch.take("turned", state.shape[2], states * turned.shape[4], turned.shape[5])
     if into is None:
         return turned.flatten(3, 4)
     into.unflatten(3, (states, -1)).copy_(turned)
     return into
 
 
-def _fold_and_edge(values: Tensor, span: Span, first: float) -> tuple[Tensor, Tensor]:
+def _with_edges(values: Tensor, span: Span, first: float) -> tuple[Tensor, Tensor]:
     """Values `[b, h, T]` as `[b, h, n, C]`, and the one before each chunk as `[b, h, n, 1]`."""
     if span.start:
         before_span = values[..., span.start - 1 : span.start]
@@ -245,9 +320,8 @@ def _causal(length: int, device: torch.device, *, strict: bool = False) -> Tenso
     return index[:, None] > index if strict else index[:, None] >= index
 
 
-def _scale(rows: Tensor, basis: Tensor, into: Into) -> Tensor:
+def _scale(rows: Tensor, basis: Tensor, scaled: Tensor | None) -> Tensor:
     """Rows `[…, C, d]` times each of the R basis functions: `[…, C, R·d]`."""
-    scaled = into(basis.shape[-1] * rows.shape[-1])
     if scaled is None:
         return (rows[..., None, :] * basis[..., :, None]).flatten(-2)
     parts = scaled.unflatten(-1, (basis.shape[-1], -1))
@@ -261,19 +335,17 @@ def _accumulate(
     values: Tensor,
     state: Tensor,
     carry: Tensor | None,
-    scratch: Scratch,
-    *,
+    memory: Buffers,
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
     """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
-    chunks = written.shape[2]
     # Edges run one more than chunks: an update belongs to the edge after its chunk.
-    edges = scratch.take("edges", chunks + 1, *state.shape[2:])
+    edges = memory.edges
     if edges is not None:
-        slots = edges.unbind(2)[:: -1 if reverse else 1]
-        slots[0].copy_(state)
+        states = edges.unbind(2)[:: -1 if reverse else 1]
+        states[0].copy_(state)
         _product(written, values, edges[:, :, :-1] if reverse else edges[:, :, 1:])
-        for i, (before, after) in enumerate(pairwise(slots)):
+        for i, (before, after) in enumerate(pairwise(states)):
             if carry is None:
                 after.add_(before)
             else:

@@ -1,1 +1,23 @@
-"""The same by CUDA C++ for Hopper GPUs."""
+"""Attention in linear time by CUDA C++ for Hopper GPUs: H100 and H200."""
+
+from cosformer.ops.hopper.passes import (
+    MAPS,
+    MAX_WIDTH,
+    aligned,
+    backward,
+    forward,
+    why_not,
+    why_not_given,
+)
+from cosformer.ops.hopper.watch import watching
+
+__all__ = [
+    "MAPS",
+    "MAX_WIDTH",
+    "aligned",
+    "backward",
+    "forward",
+    "watching",
+    "why_not",
+    "why_not_given",
+]

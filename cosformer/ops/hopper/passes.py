@@ -1,43 +1,78 @@
-"""Attention on Hopper GPUs by `sweep.cu`: compiled on first use, launched with little ado.
+"""Both passes of attention by `sweep.cu`: compiled on first use, launched with little ado.
 
 Forward, dq, dk and dv are one kernel with its operands in other roles; see the head of that file.
 """
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.autograd.asked import Asked
 from cosformer.ops.hopper.nvrtc import libraries
-from cosformer.ops.hopper.plan import Plan, Projection, plan_of
+from cosformer.ops.hopper.plan import PerRow, Plan, plan_of
 from cosformer.ops.hopper.roles import MAPS
-from cosformer.ops.problem.problem import outputs
-from cosformer.ops.replay.tape import taped
+from cosformer.ops.hopper.watch import watcher
+from cosformer.ops.problem import (
+    WEIGHTS,
+    Asked,
+    Given,
+    Grads,
+    Problem,
+    Results,
+    Swept,
+    room_for_outputs,
+)
 
 MAX_WIDTH = 128
-__all__ = ["MAPS", "Projection", "aligned", "backward", "forward", "unsupported"]
+__all__ = ["MAPS", "aligned", "backward", "forward", "why_not", "why_not_given"]
+
+Found = TypeVar("Found")
 
 
-def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, bounds: Tensor | None, states: int,
-    causal: bool,
-) -> str | None:  # fmt: skip
+def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
     """What these kernels need and do not get; None if they can compute the problem."""
-    if bounds is not None or states > 2:
+    if problem.causal and (problem.query_start != 0 or q.shape[2] != k.shape[2]):
+        return f"as many queries as keys under causal=True, got {q.shape[2]} and {k.shape[2]}"
+    states = WEIGHTS[problem.weight]
+    decays = problem.query_decay is not None or problem.gates is not None
+    if reason := _why_not_weights(states, decays, problem.causal, problem.bounds is not None):
+        return reason
+    if torch.compiler.is_compiling():
+        return _why_not_tensors(q.dtype, q.device, *_shapes(q, k, v))
+    return _why_not_here(q, k, v)
+
+
+def why_not_given(given: Given) -> str | None:
+    """The same of a problem on its way, whose tensors are here."""
+    states = given.constants.query_basis.shape[3]
+    decays, packed = given.decay is not None, given.constants.bounds is not None
+    reason = _why_not_weights(states, decays, given.options.causal, packed)
+    return reason or _why_not_here(given.q, given.k, given.v)
+
+
+def _why_not_weights(states: int, decays: bool, causal: bool, packed: bool) -> str | None:
+    if packed or states > 2:
         return "plain or cosine weights, without packing"
-    if decay is not None and not (causal and states == 1):
+    if decays and not (causal and states == 1):
         return "plain weights beside a decay"
+    return None
+
+
+def _why_not_here(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         return "tensors that begin at multiples of 16 bytes"
-    shapes, strides = (q.shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride())
-    return _unsupported(q.dtype, q.device, shapes, strides)
+    return _why_not_tensors(q.dtype, q.device, *_shapes(q, k, v))
+
+
+def _shapes(*tensors: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    return tuple(tuple(x.shape) for x in tensors), tuple(x.stride() for x in tensors)
 
 
 @functools.lru_cache(1024)
-def _unsupported(
+def _why_not_tensors(
     dtype: torch.dtype,
     device: torch.device,
     shapes: tuple[tuple[int, ...], ...],
@@ -68,178 +103,193 @@ def _in_pieces(strides: tuple[int, ...]) -> bool:
     return one == 1 and not (b % 8 or h % 8 or t % 8)
 
 
-@taped
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    state: Tensor | None,
-    key_mask: Tensor | None,
-    query_basis: Tensor | None,
-    key_basis: Tensor | None,
-    causal: bool,
-    feature_map: str,
-    rule: str,
-    eps: float,
-    scale: float,
-    wanted: bool,
-    projection: Projection | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """As `forward_pass` in `fused.py`; kept are the states that backward begins with.
+def _watched(work: Callable[..., Found]) -> Callable[..., Found]:
+    """A pass that somebody may watch; its first argument is what was given."""
 
-    Under a projection, q and k are what it is applied to, and ψ is 1 and not given.
-    """
-    query_basis, key_basis, state = (_dense(x) for x in (query_basis, key_basis, state))
+    @functools.wraps(work)
+    def run(given: Given, *others: Any) -> Found:
+        by = watcher()
+        if by is None:
+            return work(given, *others)
+        about = given.constants
+        flat = [given.q, given.k, given.v, given.state, about.key_mask]
+        flat += [x for other in others for x in other]
+        constants = (given.decay, about.query_basis, about.key_basis)
+        found: Found = by.run(
+            functools.partial(work, given, *others),
+            given,
+            [x for x in flat if isinstance(x, Tensor)],
+            [x for x in constants if x is not None],
+        )
+        return found
+
+    return run
+
+
+@_watched
+def forward(given: Given) -> Results:
+    """Output, row totals, the last state, and the states that backward begins with."""
+    q, k, v, options = given.q, given.k, given.v, given.options
+    causal, wanted = options.causal, options.keep_state
+    query_basis, key_basis = (given.constants.query_basis.contiguous(), given.constants.key_basis)
+    key_basis, state, decay = key_basis.contiguous(), _dense(given.state), given.decay
     plan = plan_of(
-        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, scale, causal, state is None,
-        wanted, projection=projection,
+        q, k, v, query_basis, given.constants.key_mask, decay, options.feature_map, options.rule,
+        options.eps, options.scale, causal, state is None, wanted,
     )  # fmt: skip
     if decay is not None:
         decay = decay.contiguous()
         key_basis = plan.since(decay)
-    out, total = outputs(q, v, rule)
-    rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
-    made: dict[str, Any] = {"projection": projection}
-    given: dict[str, Any] = {"out": out, "total": total, "mask": mask, **made}
+    out, total = room_for_outputs(q, v, options.rule)
+    rows, roles, mask = plan.causal_rows, plan.roles, _bytes(given.constants.key_mask)
+    made: dict[str, Any] = {"out": out, "total": total, "mask": mask}
     if causal and rows >= q.shape[2]:
         last = plan.states(q) if wanted else None
-        plan.sweep(roles.forward, q, k, v, key_basis, rows, first=state, last=last, **given)
-        return out, total, last, None
+        plan.sweep(roles.forward, q, k, v, key_basis, rows, first=state, last=last, **made)
+        return Results(out, total, last)
     if causal:
         first, last = plan.gather(
             roles.gather, k, v, key_basis, rows, state, mask,
-            causal=True, total=wanted, decay=decay, **made,
+            causal=True, total=wanted, decay=decay,
         )  # fmt: skip
-        plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **given)
-        return out, total, last, first
+        plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **made)
+        return Results(out, total, last, first)
     rows = plan.gather_keys
-    _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False, **made)
-    plan.sweep(roles.read, q, q, v, query_basis, plan.read_queries, first=last, **given)
-    return (out, total, last, None) if wanted else (out, total, None, last)
+    _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
+    plan.sweep(roles.read, q, q, v, query_basis, plan.read_queries, first=last, **made)
+    return Results(out, total, last) if wanted else Results(out, total, None, last)
 
 
-@taped
-def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    state: Tensor | None,
-    key_mask: Tensor | None,
-    query_basis: Tensor,
-    key_basis: Tensor,
-    out: Tensor,
-    total: Tensor,
-    grad: Tensor,
-    grad_last: Tensor | None,
-    causal: bool,
-    feature_map: str,
-    rule: str,
-    eps: float,
-    scale: float,
-    asked: Asked,
-    kept: Tensor | None,
-    into: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> tuple[Tensor | None, ...]:
-    """As `backward_pass` in `fused.py`, with room for dq and dk where the caller has it.
+class _Back(NamedTuple):
+    """What the sweeps of a backward pass have in common."""
 
-    Under the rule `apart`, `total` is the gradient of the totals, and `out` does not count.
-    """
-    grad, out = aligned(grad), aligned(out)
-    query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
+    plan: Plan
+    asked: Asked
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad: Tensor
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
+    by: dict[str, Any]  # what every sweep is given: 1/D and δ of the rows, and the mask
+    query_basis: Tensor
+    key_basis: Tensor
+    decay: Tensor | None
+    state: Tensor | None
+    kept: Tensor | None  # the states that forward kept
+    grad_last: Tensor | None
+
+
+@_watched
+def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Swept:
+    """The gradients that are asked for; states and their gradients are those of query heads."""
+    q, k, v, options, decay = given.q, given.k, given.v, given.options, given.decay
+    assert grads.out is not None
+    grad, out, total = aligned(grads.out), aligned(results.out), results.total
+    query_basis = given.constants.query_basis.contiguous()
+    key_basis = given.constants.key_basis.contiguous()
     # Sums of q and dout are scaled where they are read, and what joins them from the end as well.
-    state, grad_last = _dense(state), _times(_dense(grad_last), 1 / scale)
+    state, grad_last = _dense(given.state), _times(_dense(grads.last), 1 / options.scale)
     plan = plan_of(
-        q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, scale, causal, state is None,
-        grad_last is None, asked.state, grad.stride(), out.stride(),
-        *(None if x is None else x.stride() for x in into), dots=asked.decay,
+        q, k, v, query_basis, given.constants.key_mask, decay, options.feature_map, options.rule,
+        options.eps, options.scale, options.causal, state is None, grad_last is None, asked.state,
+        grad.stride(), out.stride(), dots=asked.decay,
     )  # fmt: skip
     if decay is not None:
         decay = decay.contiguous()
         key_basis = plan.since(decay)
-    dq, dk = into
-    if dq is None and asked.sweeps_q:
-        dq = torch.empty_like(q)  # as the fakes
-    if dk is None and asked.sweeps_k:
-        dk = k.new_empty(k.shape)
-    dv = v.new_empty(v.shape) if asked.v else None
-    by_row = None
-    if plan.sums:
-        by_row = plan.prepare(grad, out, total) if plan.divides else (None, total)
-    by: dict[str, Any] = {"by_row": by_row, "mask": _bytes(key_mask)}
-    found, rows, ends = (dq, dk, dv), (q, k, v, grad), (state, kept, grad_last)
-    if causal:
-        back, *dots = _causal_sweeps(plan, asked, rows, found, by, key_basis, decay, ends)
-    else:
-        bases = (query_basis, key_basis)
-        back, dots = _sweeps_both_ways(plan, asked, rows, found, by, bases, ends), [None, None]
-    return *found, _times(back, scale), *dots
+    by_row: PerRow | None = plan.prepare(grad, out, total) if plan.sums else None
+    back = _Back(
+        plan, asked, q, k, v, grad,
+        torch.empty_like(q) if asked.sweeps_q else None,  # as the fakes
+        k.new_empty(k.shape) if asked.sweeps_k else None,
+        v.new_empty(v.shape) if asked.v else None,
+        {"by_row": by_row, "mask": _bytes(given.constants.key_mask)},
+        query_basis, key_basis, decay, state, results.kept, grad_last,
+    )  # fmt: skip
+    grad_first, by_query, by_key = (_causal_sweeps if options.causal else _sweeps_both_ways)(back)
+    return Swept(
+        back.dq if asked.q else None,
+        back.dk if asked.k else None,
+        back.dv,
+        _times(grad_first, options.scale),
+        _summed(by_query),
+        _summed(by_key),
+    )
 
 
-Found = tuple[Tensor | None, Tensor | None, Tensor | None]  # dq, dk, dv
-Ends = tuple[Tensor | None, Tensor | None, Tensor | None]  # state, what forward kept, grad_last
-
-
-def _causal_sweeps(
-    plan: Plan, asked: Asked, rows: tuple[Tensor, ...], found: Found, by: dict[str, Any],
-    basis: Tensor, decay: Tensor | None, ends: Ends,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+def _causal_sweeps(back: _Back) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The state's gradient, φ(q)·dφ(q) and φ(k)·dφ(k), where they are asked for."""
-    (q, k, v, grad), (dq, dk, dv), (state, kept, grad_last) = rows, found, ends
-    length, roles = plan.causal_rows, plan.roles
-    cut = length < q.shape[2]
-    by_query, by_key, grad_first = plan.dots(q), plan.dots(k), None
+    plan, asked, by, basis = back.plan, back.asked, back.by, back.key_basis
+    length, roles, grad_last = plan.causal_rows, plan.roles, back.grad_last
+    cut = length < back.q.shape[2]
+    by_query, by_key, grad_first = plan.dots(back.q), plan.dots(back.k), None
     if asked.sweeps_q:
-        first = kept if cut else state
-        if cut and kept is None:
+        first = back.kept if cut else back.state
+        if cut and first is None:
             first, _ = plan.gather(
-                roles.gather, k, v, basis, length, state, by["mask"],
-                causal=True, total=False, decay=decay,
+                roles.gather, back.k, back.v, basis, length, back.state, by["mask"],
+                causal=True, total=False, decay=back.decay,
             )  # fmt: skip
         starts: dict[str, Any] = {"first": first, "total": by_query, **by}
-        plan.sweep(roles.dq, grad, v, k, basis, length, out=dq, gate=q, **starts)
+        plan.sweep(
+            roles.dq, back.grad, back.v, back.k, basis, length, out=back.dq, gate=back.q, **starts
+        )
     if cut and asked.reverse:
         grad_last, grad_first = plan.gather(
-            roles.dk_gather, grad, q, basis, length, grad_last, None, by["by_row"],
-            causal=True, total=asked.state, decay=decay,
+            roles.dk_gather, back.grad, back.q, basis, length, grad_last, None, by["by_row"],
+            causal=True, total=asked.state, decay=back.decay,
         )  # fmt: skip
     elif asked.state:
-        grad_first = plan.states(q)
+        grad_first = plan.states(back.q)
     if asked.sweeps_k:
         last = None if cut else grad_first
         stops: dict[str, Any] = {"first": grad_last, "last": last, "total": by_key, **by}
-        plan.sweep(roles.dk, v, grad, q, basis, length, out=dk, gate=k, **stops)
+        plan.sweep(
+            roles.dk, back.v, back.grad, back.q, basis, length, out=back.dk, gate=back.k, **stops
+        )
     if asked.v:
-        plan.sweep(roles.dv, k, q, grad, basis, length, out=dv, first=grad_last, **by)
+        plan.sweep(
+            roles.dv, back.k, back.q, back.grad, basis, length, out=back.dv, first=grad_last, **by
+        )
     return grad_first, by_query, by_key
 
 
-def _sweeps_both_ways(
-    plan: Plan, asked: Asked, rows: tuple[Tensor, ...], found: Found, by: dict[str, Any],
-    bases: tuple[Tensor, Tensor], ends: Ends,
-) -> Tensor | None:  # fmt: skip
+def _sweeps_both_ways(back: _Back) -> tuple[Tensor | None, None, None]:
     """The state's gradient, where it is asked for."""
-    (q, k, v, grad), (dq, dk, dv), (state, first, grad_last) = rows, found, ends
-    (at_queries, at_keys), roles, grad_first = bases, plan.roles, None
+    plan, asked, by, roles = back.plan, back.asked, back.by, back.plan.roles
+    first, grad_first = back.kept, None
     if asked.sweeps_q:
         if first is None:
             _, first = plan.gather(
-                roles.gather, k, v, at_keys, plan.gather_keys, state, by["mask"], causal=False
-            )
-        reads: dict[str, Any] = {"out": dq, "gate": q, "first": first, **by}
-        plan.sweep(roles.dq_read, grad, grad, k, at_queries, plan.read_queries, **reads)
+                roles.gather, back.k, back.v, back.key_basis, plan.gather_keys, back.state,
+                by["mask"], causal=False,
+            )  # fmt: skip
+        reads: dict[str, Any] = {"out": back.dq, "gate": back.q, "first": first, **by}
+        plan.sweep(
+            roles.dq_read, back.grad, back.grad, back.k, back.query_basis, plan.read_queries,
+            **reads,
+        )  # fmt: skip
     if asked.reverse:
         _, grad_first = plan.gather(
-            roles.dk_gather, grad, q, at_queries, plan.gather_queries, grad_last, None,
-            by["by_row"], causal=False,
+            roles.dk_gather, back.grad, back.q, back.query_basis, plan.gather_queries,
+            back.grad_last, None, by["by_row"], causal=False,
         )  # fmt: skip
     reads = {"first": grad_first, **by}
+    at_keys, rows = back.key_basis, plan.read_keys
     if asked.sweeps_k:
-        plan.sweep(roles.dk_read, v, v, q, at_keys, plan.read_keys, out=dk, gate=k, **reads)
+        plan.sweep(
+            roles.dk_read, back.v, back.v, back.q, at_keys, rows, out=back.dk, gate=back.k, **reads
+        )
     if asked.v:
-        plan.sweep(roles.dv_read, k, k, grad, at_keys, plan.read_keys, out=dv, **reads)
-    return grad_first if asked.state else None
+        plan.sweep(roles.dv_read, back.k, back.k, back.grad, at_keys, rows, out=back.dv, **reads)
+    return grad_first if asked.state else None, None, None
+
+
+def _summed(dots: Tensor | None) -> Tensor | None:
+    """Dots summed over the blocks of columns."""
+    return dots if dots is None or dots.shape[3] == 1 else dots.sum(-1, keepdim=True)
 
 
 def _dense(x: Tensor | None) -> Tensor | None:

@@ -1,1 +1,103 @@
 """Arguments become one checked value: positions, weights, decays, feature map and rule."""
+
+from cosformer.ops.problem.build import LONGEST, PROBLEMS, build
+from cosformer.ops.problem.decay import GATE_RULE, decay_gradient, least_gate, running_sum
+from cosformer.ops.problem.features import FEATURE_MAPS, LEAKY_SLOPE
+from cosformer.ops.problem.given import (
+    Asked,
+    Constants,
+    Given,
+    Gradients,
+    Grads,
+    Options,
+    Results,
+    Swept,
+    room_for_outputs,
+)
+from cosformer.ops.problem.heads import (
+    for_each_query_head,
+    into_first_of_group,
+    of_first_in_group,
+    summed_over_groups,
+)
+from cosformer.ops.problem.horizon import (
+    Horizon,
+    PastHorizonError,
+    check_horizon,
+    check_length,
+    read_horizon,
+    same_horizon,
+    whole_limit,
+)
+from cosformer.ops.problem.normaliser import DENOMINATORS, FOLLOWS
+from cosformer.ops.problem.placement import CONVENTIONS, Placement, check_placement
+from cosformer.ops.problem.problem import WEIGHTS, Problem, basis, with_basis
+from cosformer.ops.problem.weights import (
+    Rates,
+    angle_of,
+    angles,
+    as_numbers,
+    check_weight,
+    cosine_angle,
+    decaying_evenly,
+    horizon_of,
+    is_decaying,
+    kind_of,
+    log_gates,
+    log_rates,
+    sizes_of,
+)
+
+__all__ = [
+    "CONVENTIONS",
+    "DENOMINATORS",
+    "FEATURE_MAPS",
+    "FOLLOWS",
+    "GATE_RULE",
+    "LEAKY_SLOPE",
+    "LONGEST",
+    "PROBLEMS",
+    "WEIGHTS",
+    "Asked",
+    "Constants",
+    "Given",
+    "Gradients",
+    "Grads",
+    "Horizon",
+    "Options",
+    "PastHorizonError",
+    "Placement",
+    "Problem",
+    "Rates",
+    "Results",
+    "Swept",
+    "angle_of",
+    "angles",
+    "as_numbers",
+    "basis",
+    "build",
+    "check_horizon",
+    "check_length",
+    "check_placement",
+    "check_weight",
+    "cosine_angle",
+    "decay_gradient",
+    "decaying_evenly",
+    "for_each_query_head",
+    "horizon_of",
+    "into_first_of_group",
+    "is_decaying",
+    "kind_of",
+    "least_gate",
+    "log_gates",
+    "log_rates",
+    "of_first_in_group",
+    "read_horizon",
+    "room_for_outputs",
+    "running_sum",
+    "same_horizon",
+    "sizes_of",
+    "summed_over_groups",
+    "whole_limit",
+    "with_basis",
+]

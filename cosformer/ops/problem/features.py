@@ -1,6 +1,7 @@
 """Feature maps φ that the engine applies itself, each with its derivative."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,16 +14,15 @@ LEAKY_SLOPE = 0.1
 class FeatureMap(NamedTuple):
     """φ, element by element, and the gradient it passes on."""
 
-    forward: Callable[[Tensor, Tensor | None], Tensor]  # (x, memory for the result, if any)
+    forward: Callable[[Tensor], Tensor]
+    into: Callable[..., Tensor]  # (x, out=memory for the result), not differentiable
     backward: Callable[[Tensor, Tensor], Tensor]  # (gradient of φ(x), x) -> gradient of x
 
 
-def _copying(mapped: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor | None], Tensor]:
-    return lambda x, out: mapped(x) if out is None else out.copy_(mapped(x))
-
-
-def _relu(x: Tensor, out: Tensor | None) -> Tensor:
-    return x.relu() if out is None else torch.clamp(x, min=0, out=out)
+def _map(
+    forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]
+) -> FeatureMap:
+    return FeatureMap(forward, lambda x, out: out.copy_(forward(x)), backward)
 
 
 def _exp_of_negative(x: Tensor) -> Tensor:
@@ -35,25 +35,20 @@ def _silu_slope(x: Tensor) -> Tensor:
 
 
 FEATURE_MAPS = {
-    "identity": FeatureMap(_copying(lambda x: x), lambda grad, x: grad),
+    "identity": _map(lambda x: x, lambda grad, x: grad),
     "relu": FeatureMap(
-        _relu,
+        torch.relu,
+        partial(torch.clamp, min=0),
         lambda grad, x: torch.ops.aten.threshold_backward(grad, x, 0),
     ),
-    "leaky_relu": FeatureMap(
-        _copying(lambda x: F.leaky_relu(x, LEAKY_SLOPE)),
+    "leaky_relu": _map(
+        lambda x: F.leaky_relu(x, LEAKY_SLOPE),
         lambda grad, x: torch.where(x > 0, grad, LEAKY_SLOPE * grad),
     ),
-    "1+elu": FeatureMap(
-        _copying(lambda x: x.clamp(min=0) + _exp_of_negative(x)),
+    "1+elu": _map(
+        lambda x: x.clamp(min=0) + _exp_of_negative(x),
         lambda grad, x: grad * _exp_of_negative(x),
     ),
-    "elu": FeatureMap(
-        _copying(F.elu),
-        lambda grad, x: grad * _exp_of_negative(x),
-    ),
-    "silu": FeatureMap(
-        _copying(F.silu),
-        lambda grad, x: grad * _silu_slope(x),
-    ),
+    "elu": _map(F.elu, lambda grad, x: grad * _exp_of_negative(x)),
+    "silu": _map(F.silu, lambda grad, x: grad * _silu_slope(x)),
 }

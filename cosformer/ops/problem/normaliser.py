@@ -1,24 +1,31 @@
-"""What a row of sums is divided by, and how the quotient passes gradients on."""
+"""The rules for what a row of sums is divided by, and how the quotient passes gradients on."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-SUM_RULES = ("clamp", "add", "signed")  # beside them a problem's rule may be "none"
 
-
-def denominator(total: Tensor, rule: str, eps: float) -> Tensor:
-    """max(total, eps), total + eps, or the total moved away from 0 to ±eps."""
-    if rule == "clamp":
-        return total.clamp(min=eps)
-    if rule == "add":
-        return total + eps
+def _away_from_zero(total: Tensor, eps: float) -> Tensor:
     return torch.where(total < 0, total.clamp(max=-eps), total.clamp(min=eps))
 
 
-def slope(total: Tensor, rule: str, eps: float) -> Tensor:
-    """d denominator / d total: 0 where eps took over."""
-    if rule == "clamp":
-        return (total > eps).to(total.dtype)
-    if rule == "add":
-        return torch.ones_like(total)
-    return (total.abs() > eps).to(total.dtype)
+def _is_away_from_zero(total: Tensor, eps: float) -> Tensor:
+    return total.abs() > eps
+
+
+DENOMINATORS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "clamp": torch.clamp_min,
+    "add": torch.add,
+    "signed": _away_from_zero,
+}
+"""rule -> max(total, eps), total + eps, or the total moved away from 0 to ±eps.
+
+Beside these a problem's rule may be `none`: nothing is divided.
+"""
+FOLLOWS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "clamp": torch.gt,
+    "add": lambda total, eps: torch.ones_like(total, dtype=torch.bool),
+    "signed": _is_away_from_zero,
+}
+"""rule -> where the denominator follows the total: its slope there is 1, and 0 where eps holds."""

@@ -1,18 +1,19 @@
-"""One attention problem as every implementation receives it: checked, with no default left open."""
+"""One attention problem: checked, with no default left open."""
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-WEIGHTS = {"plain": 1, "cosine": 2, "raised_cosine": 3}  # name -> states it needs
+WEIGHTS = {"plain": 1, "cosine": 2, "raised_cosine": 3}
+"""The kinds of weights, and how many states each needs."""
 
 
 class Problem(NamedTuple):
     """Weights w(i, j) = exp(L_i − L_j) · c(θ(i − j)) on features φ, and the rule that divides.
 
-    c is 1, cos or (1 + cos 2·)/2; L is the log-decay summed up to and with a token.
+    c is 1, cos or (1 + cos 2·)/2. L is the logarithm of the decay, summed up to and with a token:
+    that of a decay per head (`query_decay`, `key_decay`) plus the running sum of `gates`.
     """
 
     query_position: Tensor  # [b, T] float64; b is 1 or the batch
@@ -25,32 +26,42 @@ class Problem(NamedTuple):
     rule: str
     eps: float
     scale: float = 1.0  # of the output, where nothing is divided
-    query_decay: Tensor | None = None  # L at the queries [b, h, T], causal only; float64
-    key_decay: Tensor | None = None  # L at the keys [b, h, S]
+    query_decay: Tensor | None = None  # L at the queries [1, h, T], causal only; float64
+    key_decay: Tensor | None = None  # L at the keys [1, h, S]
+    gates: Tensor | None = None  # logarithms of a decay per token [B, h, T]; query i is at key i
     key_mask: Tensor | None = None  # [B, S], True = real
     sequence: Tensor | None = None  # [T], which packed sequence a token belongs to
     bounds: Tensor | None = None  # [sequences + 1], where each begins
     query_basis: Tensor | None = None  # ψ at the queries, where it is known already
     key_basis: Tensor | None = None
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether query i stands at key i, and there are as many of both."""
+        same = self.query_position.shape[1] == self.key_position.shape[1]
+        return same and self.query_start == 0
+
 
 def basis(position: Tensor, theta: Tensor, weight: str, dtype: torch.dtype) -> Tensor:
-    """ψ with c(θ(i − j)) = ψ(i)·ψ(j), `[b, h, T, R]`; angles are float64 throughout."""
+    """ψ, `[b, h, T, R]`; angles are float64 throughout.
+
+    c(θ(i − j)) = ψ(i)·ψ(j) for plain and cosine weights. For raised cosine weights ψ has three
+    functions, 1, cos 2θi and sin 2θi, and c is half of ψ(i)·ψ(j).
+    """
     angle = theta * position[:, None]
     if weight == "plain":
-        parts = [torch.ones_like(angle)]
-    elif weight == "cosine":
-        parts = [angle.cos(), angle.sin()]
-    else:
-        half = math.sqrt(0.5)
-        doubled = 2 * angle
-        parts = [torch.full_like(angle, half), half * doubled.cos(), half * doubled.sin()]
-    return torch.stack(parts, -1).to(dtype)
+        return torch.ones_like(angle, dtype=dtype)[..., None]
+    if weight == "cosine":
+        return torch.stack([angle.cos(), angle.sin()], -1).to(dtype)
+    angle = 2 * angle
+    return torch.stack([torch.ones_like(angle), angle.cos(), angle.sin()], -1).to(dtype)
 
 
-def outputs(q: Tensor, v: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-    """Room for what kernels give out: `[B, H, T, V]`, and row totals `[B, H, T]` if any."""
-    same_width = q.shape[3] == v.shape[3]
-    out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[3])
-    rows = 0 if rule == "none" else q.shape[2]
-    return out, q.new_empty(*q.shape[:2], rows, dtype=torch.float32)
+def with_basis(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The problem with ψ at its queries and keys, one tensor where both stand alike."""
+    turn = (problem.theta, problem.weight, dtype)
+    at_queries = basis(problem.query_position, *turn)
+    # dynamo takes no tensor twice
+    shared = problem.is_aligned and not torch.compiler.is_compiling()
+    at_keys = at_queries if shared else basis(problem.key_position, *turn)
+    return problem._replace(query_basis=at_queries, key_basis=at_keys)

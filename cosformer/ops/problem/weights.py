@@ -1,4 +1,4 @@
-"""What theta, gamma and log_decay say of the weights: checked, and as tensors where q is."""
+"""What horizon, theta, gamma and log_decay say of the weights: checked, as tensors where q is."""
 
 import math
 from collections.abc import Sequence
@@ -7,17 +7,26 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_number, check_number_or_tensor, check_tensor, require_all
-from cosformer.ops.autograd.gates import floor_of, running
-from cosformer.ops.problem.arguments import per_head
-from cosformer.ops.problem.memo import Numbers
-from cosformer.ops.state import Horizon
+from cosformer.memo import Numbers
+from cosformer.ops.problem.decay import GATE_RULE
+from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length
+from cosformer.ops.problem.placement import Placement, longer, sequence_of
+from cosformer.ops.problem.problem import WEIGHTS, Problem
 
 Rates = float | Sequence[float] | Tensor
 """One number for all heads, or one for each."""
 
 
+def check_weight(weight: str) -> str:
+    """A kind of weights that `attention` has."""
+    names = [name for name in WEIGHTS if name != "plain"]
+    if weight not in names:
+        raise ValueError(f"weight must be one of {', '.join(names)}, got {weight!r}")
+    return weight
+
+
 def kind_of(theta: float | Tensor, *, raised: bool) -> str:
-    """A name of `WEIGHTS`."""
+    """The kind of weights, a name of `WEIGHTS`, that `linear_attention` is asked for."""
     if raised:
         return "raised_cosine"
     return "cosine" if isinstance(theta, Tensor) or theta else "plain"
@@ -30,14 +39,50 @@ def horizon_of(theta: float | Tensor) -> Horizon:
     return math.pi / (2 * theta) if theta else math.inf
 
 
+def angle_of(horizon: Horizon, q: Tensor) -> Tensor:
+    """θ = π / (2 · horizon) as `[1, 1]` or, one per query head, `[H, 1]`."""
+    if isinstance(horizon, Tensor):
+        return (math.pi / 2) / _per_head(horizon, q)
+    number = math.pi / (2 * horizon)
+    return torch.full((1, 1), number, dtype=torch.float64, device=q.device)
+
+
+def cosine_angle(
+    q: Tensor, k: Tensor, horizon: Horizon | None, weight: str, given: Placement
+) -> Tensor:
+    """θ for a call without a state; refuses a length past the horizon."""
+    queries, keys = q.shape[2], k.shape[2]
+    if given.cu_seqlens is not None:
+        lengths = given.cu_seqlens.diff()
+        if horizon is None:
+            own = lengths[sequence_of(given.cu_seqlens, queries)]
+            return (math.pi / 2) / own.to(torch.float64)[None]
+        horizon = check_horizon(horizon, q.shape[1], k.shape[1])
+        if weight == "cosine":
+            most = lengths.max()
+            check_length(most if torch.compiler.is_compiling() else int(most), horizon)
+        return angle_of(horizon, q)
+    longest = longer(queries, keys)
+    if horizon is None:
+        horizon = longer(longest, 1)
+    else:
+        horizon = check_horizon(horizon, q.shape[1], k.shape[1])
+    start = given.query_start
+    if weight == "cosine" and start is not None:
+        check_length(max(keys, start + queries) - min(start, 0), horizon)
+    elif weight == "cosine":  # queries end with the keys, or begin with them
+        check_length(longest, horizon)
+    return angle_of(horizon, q)
+
+
 def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """θ as `[1, 1]` or `[H, 1]`."""
+    """θ of `linear_attention` as `[1, 1]` or `[H, 1]`."""
     check_number_or_tensor("theta", theta)
     if isinstance(theta, Tensor):
         require_all(theta.isfinite(), "theta must be finite", theta)
-    if isinstance(theta, Tensor) and theta.requires_grad and torch.is_grad_enabled():
-        raise ValueError("theta must not require a gradient: none is computed for it")
-    if not isinstance(theta, Tensor) and not abs(theta) < math.inf:
+        if theta.requires_grad and torch.is_grad_enabled():
+            raise ValueError("theta must not require a gradient: none is computed for it")
+    elif not abs(theta) < math.inf:
         raise ValueError(f"theta must be finite, got {theta}")
     return _for_heads("theta", theta, q, k)
 
@@ -80,8 +125,19 @@ def log_rates(gamma: Rates, q: Tensor, k: Tensor) -> Tensor:
     return _for_heads("gamma", gamma, q, k).log()[None]
 
 
+def decaying_evenly(problem: Problem, log_decay: Tensor) -> Problem:
+    """The problem with a decay that is the same for all tokens, `[1, h, 1]` in float64."""
+    if problem.is_aligned:
+        total = log_decay.expand(-1, -1, problem.key_position.shape[1]).cumsum(-1)
+        return problem._replace(query_decay=total, key_decay=total)
+    # one number per head, so L is a line
+    queries, keys = problem.query_position, problem.key_position
+    at_queries, at_keys = (log_decay * (position[:, None] + 1) for position in (queries, keys))
+    return problem._replace(query_decay=at_queries, key_decay=at_keys)
+
+
 def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """L of a decay per token `[B, H, T]`, in float64."""
+    """A decay per token for each query head, `[B, H, T]`."""
     batch, heads, queries = q.shape[:3]
     check_tensor("log_decay", log_decay)
     if not log_decay.dtype.is_floating_point:
@@ -98,9 +154,16 @@ def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
             f"log_decay must be [batch, heads, length] = {list(sizes[0])}, "
             f"got {list(log_decay.shape)}"
         )
-    sums = running(log_decay, floor_of(q.dtype))
+    if not log_decay.is_cuda:  # a GPU asserts it where the gates are summed
+        require_all(log_decay <= 0, GATE_RULE, log_decay)
     groups = heads // log_decay.shape[1]
-    return sums if groups == 1 else sums.repeat_interleave(groups, 1)
+    return log_decay if groups == 1 else log_decay.repeat_interleave(groups, 1)
+
+
+def _per_head(values: Tensor, q: Tensor) -> Tensor:
+    """One value per head, or per key head, as float64 `[H, 1]` for the heads of q."""
+    values = values.to(device=q.device, dtype=torch.float64)
+    return values.repeat_interleave(q.shape[1] // values.shape[0])[:, None]
 
 
 def _for_heads(name: str, values: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -114,4 +177,4 @@ def _for_heads(name: str, values: float | Tensor, q: Tensor, k: Tensor) -> Tenso
         raise ValueError(
             f"{name} must be a number or one per head [{q.shape[1]}], got {list(values.shape)}"
         )
-    return per_head(values, q)
+    return _per_head(values, q)

@@ -8,17 +8,17 @@ import functools
 import struct
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.autograd.function import _Attention
-from cosformer.ops.hopper.passes import aligned
-from cosformer.ops.problem.memo import KINDS, LONGEST
+from cosformer.memo import KINDS
+from cosformer.ops.autograd import Saved, gradients
+from cosformer.ops.hopper import aligned, watching
+from cosformer.ops.problem import LONGEST, Asked, Given, Grads
 from cosformer.ops.replay.native import loaded
-from cosformer.ops.replay.tape import Tape, taping
+from cosformer.ops.replay.tape import Tape
 from cosformer.runtime import eager, recorded
 
 PROGRAMS = 256
@@ -29,36 +29,42 @@ _lock = threading.Lock()
 
 
 def replayed(
-    ordinary: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *options: Any
+    ordinary: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, arguments: tuple[Any, ...]
 ) -> Tensor:
     """What `ordinary` returns for these, by a program where one is kept."""
     if torch.compiler.is_compiling() or (host := loaded()) is None:
-        return ordinary(q, k, v, *options)
-    kinds = tuple(map(type, options))  # True equals 1
+        return ordinary(q, k, v, arguments)
+    kinds = tuple(map(type, arguments))  # True equals 1
     if not KINDS.issuperset(kinds) or (like := host.key_of(q, k, v)) is None:
-        return ordinary(q, k, v, *options)
-    key = (ordinary, like, options, kinds)
+        return ordinary(q, k, v, arguments)
+    key = (ordinary, like, arguments, kinds)
     program = _programs.get(key)
     if program is None:
-        return _remembered(host, key, ordinary, q, k, v, *options)
+        return _remembered(host, key, ordinary, q, k, v, arguments)
     found = None if program is False else host.replay(program, q, k, v)
-    return ordinary(q, k, v, *options) if found is None else found
+    return ordinary(q, k, v, arguments) if found is None else found
 
 
 def _remembered(
-    host: Any, key: Any, ordinary: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor,
-    *options: Any,
-) -> Tensor:  # fmt: skip
+    host: Any,
+    key: Any,
+    ordinary: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    arguments: tuple[Any, ...],
+) -> Tensor:
     """An ordinary call, and a program for the next one if launches alone make it up."""
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if captured or not eager(q, k, v):
-        return ordinary(q, k, v, *options)
-    with taping(q, k, v) as tape:
-        out = ordinary(q, k, v, *options)
+        return ordinary(q, k, v, arguments)
+    tape = Tape((q, k, v))
+    with watching(tape):
+        out = ordinary(q, k, v, arguments)
     program = None
     short = max(q.shape[2], k.shape[2]) <= LONGEST
-    if short and sum(x.nbytes for x in tape.constants) <= MOST_KEPT:
-        program = _program(host, tape, functools.partial(_backward, host, tape.arguments[3:-1]))
+    if short and sum(x.nbytes for x in tape.constants) <= MOST_KEPT and tape.given is not None:
+        program = _program(host, tape, functools.partial(_backward, host, tape.given))
     with _lock:
         while len(_programs) >= PROGRAMS:
             _programs.pop(next(iter(_programs)))
@@ -67,31 +73,36 @@ def _remembered(
 
 
 def _backward(
-    host: Any, given: tuple[Any, ...], saved: list[Tensor], grad: Tensor | None,
-    grad_total: Tensor | None, asked: list[bool],
-) -> tuple[list[Tensor], Any]:  # fmt: skip
+    host: Any,
+    given: Given,
+    saved: list[Tensor],
+    grad: Tensor | None,
+    grad_total: Tensor | None,
+    asked: list[bool],
+) -> tuple[list[Tensor], Any]:
     """Those gradients of q, k and v that are asked for, and a program for the next ones or None.
 
-    `given` is what `hopper.forward` got beside q, k and v.
+    `given` is what the first call was given; its q, k and v are not those of this one.
     """
     q, k, v, out, total, *kept = saved
-    *tensors, causal, feature_map, rule, eps, scale = given
-    context = SimpleNamespace(
-        saved_tensors=(q, k, v, *tensors, None, None, out, total, None, *kept),
-        needs_input_grad=(*asked, False, False),  # a program takes no decay or state that learns
-        causal=causal, feature_map=feature_map, rule=rule, eps=eps, scale=scale, kernels=True,
+    whole = Saved(
+        q, k, v, given.decay, given.state, *given.constants,
+        out, total, None, kept[0] if kept else None,
     )  # fmt: skip
+    # a program takes no decay or state that learns
+    of = functools.partial(gradients, whole, given.options)
 
-    def gradients(grad: Tensor | None) -> list[Tensor]:
-        found = _Attention.backward(context, grad, grad_total, None)[:3]
-        return [x for x in found if x is not None]
+    def found(grad: Tensor | None) -> list[Tensor]:
+        by_name = of(Grads(grad, grad_total, None), Asked(*asked))
+        return [x for x in by_name if x is not None]
 
     if grad is None or grad_total is not None or recorded() or not eager(q, k, grad):
-        return gradients(grad), None
-    whole = aligned(grad)
-    with taping(*saved, whole) as tape:
-        found = gradients(whole)
-    return found, _program(host, tape, None, copied=whole is not grad)
+        return found(grad), None
+    straight = aligned(grad)
+    tape = Tape((*saved, straight))
+    with watching(tape):
+        results = found(straight)
+    return results, _program(host, tape, None, copied=straight is not grad)
 
 
 def _program(host: Any, tape: Tape, fallback: Any, *, copied: bool = False) -> Any:

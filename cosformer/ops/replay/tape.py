@@ -4,27 +4,18 @@ Between the inputs of such a pass and its results there are allocations and laun
 tensor that a launch is given is an input, ψ or L, or memory that nobody has written to before.
 """
 
-import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from cosformer.ops.hopper.nvrtc import Launch
-
-R = TypeVar("R")
-CONSTANTS = (3, 6, 7)  # where a pass is given L, ψ at the queries and ψ at the keys
-
-_here = threading.local()
+from cosformer.ops.problem import Given
 
 
 class Step(NamedTuple):
     """One launch; tensors have numbers: the inputs first, then what is allocated."""
 
-    launch: "Launch"
+    launch: Any  # of `hopper.nvrtc`
     pointers: tuple[int, ...]  # as they were
     numbers: tuple[int | None, ...]  # None for what stays as it was: ψ, L, and no tensor
     fresh: tuple[int, ...]  # allocated before this launch
@@ -40,25 +31,28 @@ class Tape:
         # Two inputs that begin at the same place could not be told apart.
         self._whole = len(self._numbers) == len(somewhere)
         self._results: list[int | None] = []
-        self.arguments: tuple[Any, ...] = ()
+        self._passes = 0
+        self.given: Given | None = None
         self.constants: list[Tensor] = []
         self.allocated: list[Tensor] = []  # kept, so that no two have the same address
         self.steps: list[Step] = []
 
-    def run(self, function: Callable[..., R], arguments: tuple[Any, ...]) -> R:
+    def run(
+        self, work: Callable[[], Any], given: Given, inputs: list[Tensor], constants: list[Tensor]
+    ) -> Any:
         """The pass, noted; a second one, or one on other tensors, spoils the tape."""
-        tensors = {n: x for n, x in enumerate(arguments) if isinstance(x, Tensor)}
-        constants = [x for n, x in tensors.items() if n in CONSTANTS]
-        known = all(self._is_input(x) for n, x in tensors.items() if n not in CONSTANTS)
+        known = all(self._is_input(x) for x in inputs)
         ready = known and all(x.is_contiguous() for x in constants)
-        self._whole = self._whole and ready and not self.arguments
-        self.arguments, self.constants = arguments, constants
+        self._whole = self._whole and ready and not self._passes
+        self._passes += 1
+        self.given = given
+        self.constants = constants
         self._numbers.update((x.data_ptr(), None) for x in constants)
-        found: Any = function(*arguments)
+        found = work()
         self._results = [self._result(x) for x in found if x is not None]
         return found
 
-    def launched(self, launch: "Launch", tensors: tuple[Tensor | None, ...]) -> None:
+    def launched(self, launch: Any, tensors: tuple[Tensor | None, ...]) -> None:
         pointers = tuple(0 if x is None else x.data_ptr() for x in tensors)
         before = len(self.allocated)
         for x, pointer in zip(tensors, pointers, strict=True):
@@ -96,28 +90,3 @@ class Tape:
             x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
             for y in self._inputs
         )
-
-
-def current() -> Tape | None:
-    return getattr(_here, "tape", None)
-
-
-@contextmanager
-def taping(*inputs: Tensor) -> Iterator[Tape]:
-    """A tape of what this thread launches."""
-    before, _here.tape = current(), Tape(inputs)
-    try:
-        yield _here.tape
-    finally:
-        _here.tape = before
-
-
-def taped(function: Callable[..., R]) -> Callable[..., R]:
-    """A pass over q, k, v, a decay, a state, a mask and ψ, in this order, and more."""
-
-    @functools.wraps(function)
-    def run(*arguments: Any) -> R:
-        tape = current()
-        return function(*arguments) if tape is None else tape.run(function, arguments)
-
-    return run

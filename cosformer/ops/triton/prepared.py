@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.ops.problem import Given, Results
 from cosformer.ops.triton.tiles import padded
 
 
@@ -16,18 +17,26 @@ class Rows(NamedTuple):
     relu: bool = False
 
 
+class ByRow(NamedTuple):
+    """What a backward pass needs of every row `[B, H, T]`; None where nothing was divided."""
+
+    scale: Tensor | None  # 1/D
+    column: Tensor | None  # δ
+    deltas: Tensor | None  # δψ, `[B, H, T, 16]`
+
+
+NOTHING = ByRow(None, None, None)
+
+
 class Prepared:
     """What all launches for one call have in common."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        decay: Tensor | None,
-        key_mask: Tensor | None,
-        query_basis: Tensor,
-        key_basis: Tensor,
-        bounds: Tensor | None,
-    ) -> None:
+    def __init__(self, given: Given) -> None:
+        q, decay, about = given.q, given.decay, given.constants
+        key_mask, bounds = about.key_mask, about.bounds
+        query_basis, key_basis = about.query_basis, about.key_basis
+        self.rule, self.eps = given.options.rule, given.options.eps
+        self.divides = self.rule != "none"
         self.batch, self.heads = q.shape[:2]
         self.states = query_basis.shape[3]
         self.device = q.device
@@ -101,25 +110,25 @@ class Prepared:
             self._tiles[chunk, reverse] = (tile.mT if reverse else tile).to(self.dtype).contiguous()
         return self._tiles[chunk, reverse]
 
-    def prepare(
-        self, grad: Tensor, out: Tensor, total: Tensor, rule: str, eps: float
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """1/D, δ and δψ of every row, or nothing where nothing was divided."""
-        if rule == "none":
-            return None, None, None
+    def prepare(self, grad: Tensor, results: Results) -> ByRow:
+        """1/D, δ and δψ of every row."""
+        if not self.divides:
+            return NOTHING
         from cosformer.ops.triton.kernels.prepare import prepare_kernel
 
+        out, total = results.out, results.total
         scale, column = torch.empty_like(total, dtype=self.dtype), torch.empty_like(total)
         deltas = total.new_empty(*total.shape, 16, dtype=self.dtype)
         rows, block, basis = total.numel(), 64, self.query_basis
         if rows:
             prepare_kernel[(-(-rows // block),)](
                 grad, out, total, basis, scale, column, deltas,
-                rows, total.shape[1], total.shape[2], eps, *per_head(basis),
+                rows, total.shape[1], total.shape[2], self.eps, *per_head(basis),
                 *grad.stride(), *out.stride(),
-                N=out.shape[3], BLOCK_N=padded(out.shape[3]), C=block, R=self.states, RULE=rule,
+                N=out.shape[3], BLOCK_N=padded(out.shape[3]), C=block, R=self.states,
+                RULE=self.rule,
             )  # fmt: skip
-        return scale, column, deltas
+        return ByRow(scale, column, deltas)
 
 
 def per_head(values: Tensor | None) -> tuple[int, int]:

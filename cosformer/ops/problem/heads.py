@@ -1,0 +1,27 @@
+"""Grouped heads: several query heads share one key head, and its state."""
+
+import torch
+from torch import Tensor
+
+
+def for_each_query_head(x: Tensor, groups: int) -> Tensor:
+    """`[B, H_kv, …]` as `[B, H, …]`."""
+    return x if groups == 1 else x.repeat_interleave(groups, 1)
+
+
+def summed_over_groups(grad: Tensor, groups: int) -> Tensor:
+    """The gradient of `for_each_query_head`."""
+    return grad if groups == 1 else grad.unflatten(1, (-1, groups)).sum(2)
+
+
+def of_first_in_group(x: Tensor, groups: int) -> Tensor:
+    """`[B, H, …]` as `[B, H_kv, …]`: all heads of a group hold the same."""
+    return x if groups == 1 else x[:, ::groups]
+
+
+def into_first_of_group(grad: Tensor, groups: int) -> Tensor:
+    """The gradient of `of_first_in_group`: zeros for the other heads of each group."""
+    if groups == 1:
+        return grad
+    others = torch.zeros_like(grad)[:, :, None].expand(-1, -1, groups - 1, *grad.shape[2:])
+    return torch.cat([grad[:, :, None], others], 2).flatten(1, 2)
