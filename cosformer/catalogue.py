@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosformer.mechanisms import MECHANISMS, Mechanism, create
-from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.linear.family import LinearMechanism
 from cosformer.mechanisms.table import mechanism_class
 from cosformer.report.writing import MISSING, markdown, write_whole
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from cosformer.mechanisms import Mechanism
 from cosformer.mechanisms.base import Request
-from cosformer.mechanisms.decay import GatedLinear, Retention, log_gate
-from cosformer.mechanisms.delta import Delta, GatedDelta
+from cosformer.mechanisms.linear.decay import GatedLinear, Retention, log_gate
+from cosformer.mechanisms.linear.delta import Delta, GatedDelta
 
 
 class OfFla(Mechanism):

@@ -5,30 +5,30 @@ from typing import Any
 
 from cosformer.check import check_choice
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.bigbird import BigBird
-from cosformer.mechanisms.cosine import Cosformer
-from cosformer.mechanisms.decay import GatedLinear, Retention
-from cosformer.mechanisms.delta import Delta, GatedDelta
-from cosformer.mechanisms.elementwise import Identity, LeakyRelu, Linear, Relu
-from cosformer.mechanisms.learned import Based, Hedgehog
-from cosformer.mechanisms.linformer import Linformer
-from cosformer.mechanisms.local import Local, Longformer
-from cosformer.mechanisms.nystromformer import Nystromformer
-from cosformer.mechanisms.one_vs_each import OneVsEach
-from cosformer.mechanisms.performer import Performer
-from cosformer.mechanisms.reformer import Reformer
-from cosformer.mechanisms.rfa import Rfa, RfaArccos, RfaGated
-from cosformer.mechanisms.rotary import RopeLinear
-from cosformer.mechanisms.sinkhorn import Sinkhorn
-from cosformer.mechanisms.softmax import Softmax
-from cosformer.mechanisms.sparse import SparseFixed, SparseStrided
-from cosformer.mechanisms.spe import Spe
-from cosformer.mechanisms.synthesizer import (
+from cosformer.mechanisms.patterns.bigbird import BigBird
+from cosformer.mechanisms.linear.cosformer import Cosformer
+from cosformer.mechanisms.linear.decay import GatedLinear, Retention
+from cosformer.mechanisms.linear.delta import Delta, GatedDelta
+from cosformer.mechanisms.linear.elementwise import Identity, LeakyRelu, Linear, Relu
+from cosformer.mechanisms.linear.learned import Based, Hedgehog
+from cosformer.mechanisms.dense.linformer import Linformer
+from cosformer.mechanisms.patterns.local import Local, Longformer
+from cosformer.mechanisms.dense.nystromformer import Nystromformer
+from cosformer.mechanisms.dense.one_vs_each import OneVsEach
+from cosformer.mechanisms.linear.performer import Performer
+from cosformer.mechanisms.patterns.reformer import Reformer
+from cosformer.mechanisms.linear.rfa import Rfa, RfaArccos, RfaGated
+from cosformer.mechanisms.linear.rope import RopeLinear
+from cosformer.mechanisms.patterns.sinkhorn import Sinkhorn
+from cosformer.mechanisms.dense.softmax import Softmax
+from cosformer.mechanisms.patterns.sparse import SparseFixed, SparseStrided
+from cosformer.mechanisms.linear.spe import Spe
+from cosformer.mechanisms.dense.synthesizer import (
     SynthesizerDense,
     SynthesizerFactorised,
     SynthesizerRandom,
 )
-from cosformer.mechanisms.transnormer import TransNormer, TransNormerLocal
+from cosformer.mechanisms.patterns.transnormer import TransNormer, TransNormerLocal
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "cosformer": Cosformer,

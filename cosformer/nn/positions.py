@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.rotary import check_rotary
-from cosformer.mechanisms.spe import SinePositions
+from cosformer.mechanisms.linear.rope import check_rotary
+from cosformer.mechanisms.linear.spe import SinePositions
 from cosformer.ops.features.rotary import rotate
 
 

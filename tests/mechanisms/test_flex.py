@@ -12,7 +12,7 @@ from mechanism_cases import draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import flex, hashed_flex
-from cosformer.mechanisms.hashed import Chunks
+from cosformer.mechanisms.patterns.hashed import Chunks
 from cosformer.ops.problem.memo import Memo
 
 OPTIONS = {

@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from cosformer.mechanisms import create, projecting
-from cosformer.mechanisms.learned import Hedgehog
+from cosformer.mechanisms.linear.learned import Hedgehog
 from cosformer.ops import attend_projected
 from cosformer.ops.attend_projected import is_attended
 from cosformer.ops.features import projected

@@ -177,7 +177,7 @@ def test_mechanisms_go_this_way_and_agree_with_stored_features(name, monkeypatch
     found = results(attend, leaves[:3], mask, grad)
     assert len(calls) == 1
     assert calls[0][-1].kind == mechanism.projected_map
-    monkeypatch.setattr("cosformer.mechanisms.projecting.is_attended", lambda *given: False)
+    monkeypatch.setattr("cosformer.mechanisms.linear.projecting.is_attended", lambda *given: False)
     for one, other in zip(found, results(attend, leaves[:3], mask, grad), strict=True):
         assert (one - other).norm() <= 0.02 * other.norm()
 

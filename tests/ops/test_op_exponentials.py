@@ -9,7 +9,7 @@ from exponential_cases import Case
 from torch.testing import assert_close
 
 from cosformer.mechanisms import create, performer
-from cosformer.mechanisms.performer import Performer
+from cosformer.mechanisms.linear.performer import Performer
 from cosformer.ops import apart, attend_projected, exponentials
 from cosformer.ops.features import projected
 from cosformer.ops.hopper import plan as hopper_plan

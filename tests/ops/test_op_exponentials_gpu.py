@@ -99,7 +99,7 @@ def test_performer_goes_this_way_and_agrees_with_stored_features(
     leaves, (_, _, mask, _), grad = Case(masked=masked).draw()
 
     if rises:
-        monkeypatch.setattr("cosformer.mechanisms.performer.readable", lambda x: False)
+        monkeypatch.setattr("cosformer.mechanisms.linear.performer.readable", lambda x: False)
 
     def attend(q, k, v, mask):
         return mechanism(q, k, v, causal=causal, key_mask=mask)[0]
@@ -107,7 +107,7 @@ def test_performer_goes_this_way_and_agrees_with_stored_features(
     found = results(attend, leaves, (mask,), grad)
     assert all((given[3] is not None) == rises for given in calls)
     assert [given[-1].width for given in calls] == [128, 128, 10]
-    monkeypatch.setattr("cosformer.mechanisms.performer.is_attended", lambda *given: False)
+    monkeypatch.setattr("cosformer.mechanisms.linear.performer.is_attended", lambda *given: False)
     for one, other in zip(found, results(attend, leaves, (mask,), grad), strict=True):
         assert (one - other).norm() <= 0.02 * other.norm()
 

@@ -1,0 +1,1 @@
+"""Softmax itself, matrices of low rank, and matrices that are learned."""

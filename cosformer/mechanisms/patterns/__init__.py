@@ -1,0 +1,1 @@
+"""Softmax over some pairs: windows, strides, blocks, tokens that hash alike."""
