@@ -1,4 +1,4 @@
-"""PyTorch's fused attention for shapes that would leave most of a GPU idle."""
+"""PyTorch's attention, `scaled_dot_product_attention`, for shapes it alone would serve badly."""
 
 import threading
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cosformer.mechanisms.base import Request, repeat_heads, seen
-from cosformer.ops.chunked.chunks import to_multiple
+from cosformer.mechanisms.padding import to_multiple
+from cosformer.mechanisms.request import Request, repeat_heads, seen
 
 PIECE = {"cuda": 2048}
 """Queries in a piece, on devices that want several of them."""
@@ -40,25 +40,19 @@ def few_keys(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Ten
     (heads, length), size = q.shape[1:3], PIECE.get(q.device.type)
     pieces = 1 if size is None else max(-(-length // size), 1)
     if pieces == 1:
-        return fused_attention(q, k, v, scale)
+        return sdpa(q, k, v, scale)
     rows = to_multiple(q, pieces).unflatten(2, (pieces, -1)).flatten(1, 2)
     k, v = (x.repeat_interleave(rows.shape[1] // x.shape[1], 1) for x in (k, v))
-    return (
-        fused_attention(rows, k, v, scale)
-        .unflatten(1, (heads, pieces))
-        .flatten(2, 3)[:, :, :length]
-    )
+    return sdpa(rows, k, v, scale).unflatten(1, (heads, pieces)).flatten(2, 3)[:, :, :length]
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """softmax(scale · q kᵀ) v for many keys, which FlashAttention parts among multiprocessors."""
     with without_cudnn(q):
-        return fused_attention(q, k, v, scale)
+        return sdpa(q, k, v, scale)
 
 
-def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **pairs: Any
-) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **pairs: Any) -> Tensor:
     """PyTorch's, for values of any width, and q and k of one item for all.
 
     `pairs` are its arguments `attn_mask` and `is_causal`.
@@ -72,14 +66,14 @@ def fused_attention(
     return out[..., : v.shape[3]]
 
 
-def requested(
+def sdpa_for(
     q: Tensor, k: Tensor, v: Tensor, request: Request, scale: float | None = None
 ) -> Tensor:
-    """`fused_attention` to what a request lets queries see; 0 where that is nothing."""
+    """`sdpa` to what a request lets queries see; 0 where that is nothing."""
     if request.causal and request.key_mask is None and request.start == 0:
-        return fused_attention(q, k, v, scale, is_causal=True)
+        return sdpa(q, k, v, scale, is_causal=True)
     found = seen(request, q.shape[2], k.shape[2], q.device)
-    out = fused_attention(q, k, v, scale, attn_mask=found)
+    out = sdpa(q, k, v, scale, attn_mask=found)
     return out if found is None else out.masked_fill(~found.any(-1, keepdim=True), 0)
 
 
@@ -95,12 +89,12 @@ def by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return torch.cat([by_blocks(*piece) for piece in pieces], 2)
     rows, k, v = (x.flatten(0, 1) for x in (q, k, v))
     with without_cudnn(q):
-        out = fused_attention(rows, k, v, attn_mask=mask[None])
+        out = sdpa(rows, k, v, attn_mask=mask[None])
     return out.unflatten(0, q.shape[:2])
 
 
 def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros up to one width for all, and one that is fused, or PyTorch stores the scores."""
+    """q, k and v with zeros up to a width that PyTorch has kernels for; else it stores scores."""
     width = max(q.shape[3], v.shape[3])
     width += -width % 8
     q, k, v = (F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))

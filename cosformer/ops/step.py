@@ -7,7 +7,10 @@ from torch import Tensor
 
 from cosformer.check import check_choice, check_eps, check_inputs, check_tensor
 from cosformer.ops.problem.arguments import angle_of
+from cosformer.ops.problem.features import FEATURE_MAPS
+from cosformer.ops.problem.normaliser import denominator
 from cosformer.ops.problem.problem import basis
+from cosformer.ops.problem.weights import Rates, angles, is_decaying, kind_of
 from cosformer.ops.state import State, check_continues, check_length, whole_limit
 from cosformer.runtime import HAS_TRITON, full_precision, on_device_of, readable
 
@@ -162,3 +165,47 @@ def _why_not_triton(q: Tensor, v: Tensor, state: State) -> str | None:
     if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
         return f"widths up to {MAX_WIDTH}, got {q.shape[3]} and {v.shape[3]}"
     return None
+
+
+def linear_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    feature_map: str = "identity",
+    theta: float | Tensor = 0.0,
+    gamma: Rates = 1.0,
+    log_decay: Tensor | None = None,
+    raised: bool = False,
+    normaliser: str = "sum",
+    rule: str = "clamp",
+    eps: float = 1e-6,
+    scale: float = 1.0,
+) -> Tensor:
+    """One token of a stream of the linear family; `state` is changed in place."""
+    dtype = state.key_value.dtype
+    batch, heads, *_, columns = state.key_value.shape
+    weight = kind_of(theta, raised=raised)
+    position = state.position.to(torch.float64).reshape(-1, 1)
+    psi = basis(position, angles(theta, q, k), weight, dtype)
+    phi = FEATURE_MAPS[feature_map].forward
+    keys = psi.mT * phi(k.to(dtype), None)
+    queries = phi(q.to(dtype), None).unflatten(1, (heads, -1))[:, :, :, 0]
+    queries = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)
+    kept = None
+    if is_decaying(gamma, None):
+        kept = torch.as_tensor(gamma, dtype=dtype, device=k.device).reshape(1, -1, 1, 1)
+    if log_decay is not None:
+        kept = log_decay.to(dtype).exp()[..., None] * (1 if kept is None else kept)
+    if kept is not None:
+        state.key_sum.mul_(kept)
+        state.key_value.mul_(kept[..., None])
+    if normaliser == "sum":
+        state.key_sum.add_(keys)
+    state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
+    state.position.add_(1)
+    out = queries @ state.key_value.flatten(2, 3) * scale
+    if normaliser == "sum":
+        out = out / denominator(queries @ state.key_sum.flatten(2)[..., None], rule, eps)
+    return out.reshape(batch, q.shape[1], 1, columns).to(q.dtype)

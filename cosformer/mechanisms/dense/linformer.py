@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
-from cosformer.mechanisms.sdpa import few_keys
+from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.padding import ranks, real_first, take
+from cosformer.mechanisms.request import Request, repeat_heads
+from cosformer.mechanisms.sdpa import few_keys
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import long_dtype
 
@@ -19,7 +20,9 @@ class Linformer(Mechanism):
     Padding is absent: real tokens close up and zeros stand behind them, before E and F.
     """
 
-    traits = Traits(causal="no", positions="absolute", max_length=512, normalised=False, fused=True)
+    traits = Traits(
+        causal="no", positions="absolute", max_length=512, normalised=False, second_derivative=False
+    )
     source = "Wang et al., 2020 (E and F shared by the heads)"
     formula = "out = softmax(Q (E K)ᵀ/√d) (F V), E and F learned [projected, max_length]"
 

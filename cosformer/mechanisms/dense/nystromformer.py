@@ -21,7 +21,7 @@ SPAN = 1024
 class Nystromformer(Whole):
     """Softmax through landmarks, the means of stretches of equal length (to within a token)."""
 
-    traits = replace(Whole.traits, causal="no", normalised=False, fused=True)
+    traits = replace(Whole.traits, causal="no", normalised=False, second_derivative=False)
     source = "Xiong et al., AAAI 2021"
     formula = (
         "out = softmax(Q K̃ᵀ/√d) softmax(Q̃ K̃ᵀ/√d)⁺ softmax(Q̃ Kᵀ/√d) V + conv(V), "

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.check import check_bool
-from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
-from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.recompute import recomputed
+from cosformer.mechanisms.request import Request, repeat_heads, seen
+from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import compute_dtype
 
 SLICE = 2**22  # comparisons held at once: 16 MB in float32

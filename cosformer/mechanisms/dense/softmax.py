@@ -4,20 +4,21 @@ import math
 
 from torch import Tensor
 
-from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
-from cosformer.mechanisms.sdpa import requested
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.request import Request, repeat_heads, seen
+from cosformer.mechanisms.sdpa import sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
 
 
 class Softmax(Mechanism):
     """Softmax attention through `scaled_dot_product_attention`."""
 
-    traits = Traits(causal="exact", state="cache", fused=True, growth="n²")
+    traits = Traits(causal="exact", state="cache", second_derivative=False, growth="n²")
     source = "Vaswani et al., 2017"
     formula = "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        return requested(q, k, v, request)
+        return sdpa_for(q, k, v, request)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)

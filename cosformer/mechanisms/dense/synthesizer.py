@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.base import Mechanism, Request, repeat_heads, seen
-from cosformer.mechanisms.sdpa import requested
+from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.padding import ranks
+from cosformer.mechanisms.request import Request, repeat_heads, seen
+from cosformer.mechanisms.sdpa import sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import compute_dtype, long_dtype
 
@@ -132,7 +133,7 @@ class SynthesizerRandom(Synthesizer):
 class Factored(Synthesizer):
     """Scores that are products after all, so that PyTorch's attention need not store them."""
 
-    traits = replace(TRAITS, fused=True)
+    traits = replace(TRAITS, second_derivative=False)
 
     def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
         """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""
@@ -146,7 +147,7 @@ class Factored(Synthesizer):
         dtype = long_dtype(q)
         rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
         values = repeat_heads(v, q).to(dtype)
-        return requested(rows, columns, values, request, scale=1.0).to(q.dtype)
+        return sdpa_for(rows, columns, values, request, scale=1.0).to(q.dtype)
 
 
 class SynthesizerFactorised(Factored):

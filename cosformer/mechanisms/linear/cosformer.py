@@ -1,22 +1,25 @@
 """cosFormer as a mechanism ("cosFormer: Rethinking Softmax in Attention", Qin et al., 2022)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from cosformer.check import check_eps
-from cosformer.mechanisms.base import Mechanism, Request
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.request import NO_CONTROLS, Request
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops import State, attention, attention_weights, attention_with_state, step
-from cosformer.ops.problem.problem import WEIGHTS
-from cosformer.ops.state import (
-    PastHorizonError,
+from cosformer.ops import (
+    WEIGHTS,
+    State,
+    attention,
+    attention_weights,
+    attention_with_state,
     check_continues,
     check_weight,
     read_horizon,
+    step,
     whole_limit,
 )
 from cosformer.runtime import compute_dtype
@@ -28,6 +31,7 @@ class Cosformer(Mechanism):
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
     stream_option = "horizon"
+    state_type = State
     length_hint = "make it with a larger horizon, or weight='raised_cosine'"
     formula = "out_i = Σ_j s_ij v_j / Σ_j s_ij, s_ij = relu(q_i)·relu(k_j) cos(π/2 (i − j)/horizon)"
 
@@ -70,24 +74,25 @@ class Cosformer(Mechanism):
             device=k.device,
         )
 
+    def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
+        super().check_state(state, k, v)
+        check_continues(state, k, v, self.horizon, self.weight)
+
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, State]:
-        check_continues(state, k, v, self.horizon, self.weight)
-        try:
-            return self._go_on(q, k, v, state, request)
-        except PastHorizonError as error:  # seen where the position is read, once
-            self._check_length(int(state.position.max()) + q.shape[2])
-            raise error
-
-    def _go_on(
-        self, q: Tensor, k: Tensor, v: Tensor, state: State, request: Request
-    ) -> tuple[Tensor, State]:
-        if q.shape[2] == 1 and request.key_mask is None and not torch.is_grad_enabled():
-            key_value, key_sum, position = (x.clone() for x in state[:3])  # step works in place
-            moved = State(key_value, key_sum, position, state.horizon)
-            return step(q, k, v, moved, eps=self.eps), moved
         return attention_with_state(q, k, v, state=state, key_mask=request.key_mask, eps=self.eps)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Any,
+        *,
+        controls: Mapping[str, Tensor] = NO_CONTROLS,
+    ) -> tuple[Tensor, State]:
+        return step(q, k, v, state, eps=self.eps), state
 
     def state_size(self, length: int) -> int:
         return self.key_heads * WEIGHTS[self.weight] * self.width * (self.value_width + 1)

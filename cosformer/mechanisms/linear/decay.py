@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from cosformer.check import check_positive
-from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.linear.family import LinearMechanism, unmasked
-from cosformer.ops.log_sigmoid import log_sigmoid
+from cosformer.mechanisms.request import Request
+from cosformer.runtime import compute_dtype
 
 FORGETFUL = replace(
     LinearMechanism.traits,
@@ -56,4 +57,6 @@ class GatedLinear(LinearMechanism):
 
 def log_gate(request: Request, name: str, temperature: float = 1.0) -> Tensor:
     """log sigmoid(control)/τ in float32 at least; 0, that is no decay, at masked tokens."""
-    return unmasked(log_sigmoid(request.controls[name], temperature), request)
+    gate = request.controls[name]
+    found = F.logsigmoid(gate.to(compute_dtype(gate.dtype)).contiguous())  # as graphs take it to be
+    return unmasked(found if temperature == 1 else found / temperature, request)

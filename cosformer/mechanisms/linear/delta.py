@@ -1,5 +1,6 @@
 """The delta rule: a memory in which a key's new value replaces its old one."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -7,24 +8,27 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_positive
-from cosformer.mechanisms.base import Mechanism, Request
+from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.decay import FORGETFUL, log_gate
-from cosformer.mechanisms.traits import Cost
-from cosformer.mechanisms.linear.delta_rule import CHUNK_LENGTH, fade, strict, units
 from cosformer.mechanisms.linear.delta_launch import delta
-from cosformer.runtime import compute_dtype
+from cosformer.mechanisms.linear.delta_rule import CHUNK_LENGTH, fade, strict, units
+from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.mechanisms.traits import Cost
+from cosformer.runtime import compute_dtype, full_precision
 
 
 class Memory(NamedTuple):
-    """What a stream remembers: the value that it has for every direction of keys."""
+    """The state of a stream: the value that it holds for every direction of keys."""
 
     value: Tensor  # [B, H_kv, D, V], float32 or above
+    owner: str  # the class of the mechanism
 
 
 class Delta(Mechanism):
     """The delta rule: what the memory holds for a key moves towards the key's new value."""
 
     traits = replace(FORGETFUL, controls=("beta",))
+    state_type = Memory
     source = "Schlag et al., ICML 2021; Yang et al., NeurIPS 2024"
     formula = (
         "S_t = (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, out_t = S_tᵀ q_t/√d; "
@@ -52,19 +56,41 @@ class Delta(Mechanism):
 
     def empty_state(self, k: Tensor, v: Tensor) -> Memory:
         shape = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        return Memory(torch.zeros(shape, dtype=compute_dtype(k.dtype), device=k.device))
+        zeros = torch.zeros(shape, dtype=compute_dtype(k.dtype), device=k.device)
+        return Memory(zeros, self.owner)
+
+    def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
+        super().check_state(state, k, v)
+        wanted = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+        if state.value.shape != wanted:
+            raise ValueError(f"state must hold {list(wanted)}, got {list(state.value.shape)}")
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, Memory]:
-        if not isinstance(state, Memory):
-            raise TypeError(f"state must be a Memory, got {type(state).__name__}")
-        wanted = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        if state.value.shape != wanted:
-            raise ValueError(f"state must hold {list(wanted)}, got {list(state.value.shape)}")
         dtype = compute_dtype(torch.promote_types(q.dtype, state.value.dtype))
         out, memory = delta(q, k, v, *self._given(request, dtype), state.value.to(dtype))
-        return out, Memory(memory)
+        return out, state._replace(value=memory)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Any,
+        *,
+        controls: Mapping[str, Tensor] = NO_CONTROLS,
+    ) -> tuple[Tensor, Memory]:
+        """S ← e^g S + β k (v − (e^g S)ᵀk)ᵀ, out = Sᵀq."""
+        dtype = compute_dtype(torch.promote_types(q.dtype, state.value.dtype))
+        with full_precision(q):
+            beta, log_decay = self._given(Request(True, None, 0, controls), dtype)
+            queries, keys = units(q, k, dtype)  # [B, H, 1, D], [B, H_kv, 1, D]
+            memory = state.value.to(dtype).mul_(log_decay[..., None].exp())
+            missing = beta[..., None] * (v.to(dtype) - keys @ memory)  # [B, H_kv, 1, V]
+            memory += keys.mT @ missing
+            out = queries[:, :, 0].unflatten(1, (self.key_heads, -1)) @ memory
+        return out.flatten(1, 2)[:, :, None].to(q.dtype), state._replace(value=memory)
 
     def state_size(self, length: int) -> int:
         return self.key_heads * self.width * self.value_width
@@ -77,11 +103,12 @@ class Delta(Mechanism):
         return Cost(operations, 4 * (numbers + between))
 
     def log_decay(self, request: Request) -> Tensor:
+        """g `[B, H_kv, S]`: the logarithm of what the memory keeps at each token."""
         beta = request.controls["beta"]
         return torch.zeros_like(beta, dtype=compute_dtype(beta.dtype))
 
     def _given(self, request: Request, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """β and g."""
+        """β and g of every token."""
         return request.controls["beta"].to(dtype).sigmoid(), self.log_decay(request).to(dtype)
 
 

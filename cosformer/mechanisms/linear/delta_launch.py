@@ -6,19 +6,20 @@ The backward pass keeps the inputs and that of the segments, and makes the rest 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.ops.autograd.gates import floor_of
-from cosformer.mechanisms.linear.delta_rule import delta_rule, units
-from cosformer.ops.features.formula import formula_gradients
-from cosformer.ops.features.projected import FEWEST
-from cosformer.ops.triton.tiles import padded, segment_length
+from cosformer.mechanisms.linear.delta_rule import delta_rule, floor_of, units
 from cosformer.runtime import has_room, kernels_serve, on_device_of, recorded
 
+FEWEST = 64
+"""Columns of a product at the least: Triton 3.6 multiplies fewer wrongly."""
+PROGRAMS = 264
+"""Programs that fill a GPU: two for each of an H200's 132 multiprocessors."""
 CHUNK = 64
 WIDEST = 128
 """Columns, whose tiles must fit in registers; more than `FEWEST` take much shared memory."""
@@ -127,11 +128,25 @@ class _Delta(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, segments = ctx.saved_tensors[:6], Segments(ctx.steps, *ctx.saved_tensors[6:])
         if recorded():
-            return tuple(formula_gradients(by_formula, inputs, ctx.needs_input_grad, grads))
+            return tuple(_formula_gradients(inputs, ctx.needs_input_grad, grads))
         *rows, memory = _plain(inputs)
         with on_device_of(memory):
             found = _backward(Given(*rows), memory, segments, *grads)
         return tuple(x.to(given.dtype) for x, given in zip(found, inputs, strict=True))
+
+
+def _formula_gradients(
+    inputs: Sequence[Tensor], needs: Sequence[bool], grads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Gradients of the formula, with a graph of their own, for the inputs that need one.
+
+    An input may be another one, or follow from it: views keep apart what autograd adds up itself.
+    """
+    with torch.enable_grad():
+        views = [x.view_as(x) for x in inputs]
+        asked = [x for x, needed in zip(views, needs, strict=True) if needed]
+        slopes = iter(torch.autograd.grad(by_formula(*views), asked, grads, create_graph=True))
+    return [next(slopes) if needed else None for needed in needs]
 
 
 def _plain(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -141,7 +156,7 @@ def _plain(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def _forward(rows: Given, memory: Tensor) -> tuple[Tensor, Tensor, Segments]:
     sums, chain, _, _ = _prepare(rows)
-    steps = segment_length(_programs(rows), rows.k.shape[2]) // CHUNK
+    steps = _segment_steps(_programs(rows), rows.k.shape[2])
     count, width = -(-rows.blocks // steps), rows.k.shape[3]
     segments = Segments(
         steps,
@@ -279,7 +294,7 @@ def _options(rows: Given) -> dict[str, Any]:
     return {
         "D": width,
         "V": rows.v.shape[3],
-        "BLOCK_D": padded(width, FEWEST),
+        "BLOCK_D": max(FEWEST, 1 << (width - 1).bit_length()),
         "BLOCK_V": FEWEST,
         "SHORT": short,
         "PRECISION": "tf32x3" if rows.q.dtype == torch.float32 else "tf32",
@@ -288,6 +303,12 @@ def _options(rows: Given) -> dict[str, Any]:
         # three programs share a multiprocessor
         "maxnreg": 168 if short and width <= FEWEST else None,
     }
+
+
+def _segment_steps(programs: int, length: int) -> int:
+    """Chunks in a segment: all where `programs` are enough without cutting."""
+    segments = max(1, min(PROGRAMS // max(1, programs), length // (4 * CHUNK)))
+    return max(1, -(-length // (segments * CHUNK)))
 
 
 def _programs(rows: Given) -> int:

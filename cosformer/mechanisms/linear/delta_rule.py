@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cosformer.ops.autograd.gates import floor_of, summed
-from cosformer.ops.chunked.chunks import to_multiple
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.recompute import recomputed
 from cosformer.runtime import full_precision
 
@@ -88,10 +87,15 @@ def _segment(
 
 def fade(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """G `[…, C]` in float64 and, in the dtype of g, e^(G_i−G_j) for j ≤ i, else 0, `[…, C, C]`."""
-    decay = summed(log_decay, floor_of(log_decay.dtype))
+    decay = log_decay.double().clamp(min=floor_of(log_decay.dtype)).cumsum(-1)
     difference = (decay[..., :, None] - decay[..., None, :]).to(log_decay.dtype)
     future = torch.ones(decay.shape[-1:] * 2, dtype=torch.bool, device=decay.device).triu(1)
     return decay, difference.masked_fill(future, -torch.inf).exp()
+
+
+def floor_of(dtype: torch.dtype) -> float:
+    """The least g: its exponential is 0 already, and less would swallow the sums after it."""
+    return -800.0 if dtype == torch.float64 else -110.0
 
 
 def strict(k: Tensor, beta: Tensor, fading: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Linear attention on features taken number by number: the first one, and cosFormer's ablations."""
 
+from dataclasses import replace
+
 from cosformer.mechanisms.linear.family import LinearMechanism
 
 ABLATION = "Qin et al., ICLR 2022, ablation"
@@ -36,3 +38,13 @@ class Identity(LinearMechanism):
     source = ABLATION
     formula = "out_i = Σ_j q_i·k_j v_j / Σ_j q_i·k_j; a sum within ±eps of 0 becomes ±eps"
     rule = "signed"
+
+
+class TransNormer(LinearMechanism):
+    """Linear attention without a denominator: a norm after it bounds the output."""
+
+    traits = replace(LinearMechanism.traits, normalised=False, norm_after=True)
+    source = "Qin et al., EMNLP 2022"
+    formula = "out_i = φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ, φ = elu; the layer's norm after it"
+    feature_map = "elu"
+    normaliser = "none"

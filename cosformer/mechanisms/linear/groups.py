@@ -7,62 +7,47 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.ops import linear_attention
-from cosformer.ops.apart import is_served, sums_apart
-from cosformer.ops.features.projected import ALIGNED
-from cosformer.ops.features.quotient import quotient
-from cosformer.ops.hopper.passes import MAX_WIDTH
+from cosformer.runtime import compute_dtype
 
-GROUP = MAX_WIDTH
-"""Features and columns of v at a time, at most: wider ones go to slower kernels, or to none."""
-WIDEST = {torch.bfloat16: GROUP}
-"""Features that one call takes, by dtype; Triton's kernels take 256 of any."""
-PLAIN = {"feature_map", "normaliser", "rule", "eps", "key_mask", "causal", "impl"}
-"""Options under which all weights are 1, and queries stand where keys do."""
+GROUP = 128
+"""The most features, and columns of v, that the fastest kernels take; they take bfloat16 alone."""
+WIDEST = 256
+"""The most features that the other kernels take."""
+ALIGNED = 8
+"""Widths must be multiples of it: 16 bytes."""
 
 
 def goes_in_groups(features: Tensor) -> bool:
-    """Whether the fastest kernels take parts of the features only."""
-    return features.is_cuda and features.shape[-1] > WIDEST.get(features.dtype, 256)
+    """Whether a GPU computes groups of these features faster than all at once."""
+    most = GROUP if features.dtype == torch.bfloat16 else WIDEST
+    return features.is_cuda and features.shape[-1] > most
 
 
 def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-    """`linear_attention(q, k, v, **options)` by sums over groups of features, divided once."""
-    undivided = options | {"normaliser": "none"}
-    q, k, v = (far_reaching(x) for x in (q, k, v))
-    if options["feature_map"] == "identity":  # under any other, zeros might count
-        q, k = (_aligned(x) for x in (q, k))
-    if options["normaliser"] == "none":
-        return torch.stack(_parts(q, k, v, undivided)).sum(0)
-    width = v.shape[-1]
-    here = (options["feature_map"], options["causal"], options.get("log_decay"))
-    if (PLAIN | {"log_decay"}).issuperset(options) and is_served(q, k, v, *here):
-        parts, totals = sums_apart(q, k, v, options["key_mask"], *here)
-    elif width + ALIGNED <= GROUP:
-        parts, totals = _parts(q, k, torch.cat([v, ones(v)], -1), undivided), []
-    else:
-        parts, totals = (_parts(q, k, x, undivided) for x in (v, ones(v)))
-    return quotient(parts, totals, width, options["rule"], options["eps"])
+    """`linear_attention(q, k, v, **options)` by sums over groups of features, divided once.
 
-
-def far_reaching(x: Tensor) -> Tensor:
-    """For sums not divided yet, or features over sums: float16 ends at 65,504 and 6·10⁻⁸."""
-    return x.float() if x.dtype == torch.float16 else x
-
-
-def ones(v: Tensor) -> Tensor:
-    """Values that sum weights, in as many columns as kernels want, shared by batches and heads.
-
-    Tokens share none: all multiprocessors would read the same few bytes of one slice of a cache.
+    The sums of weights come as more columns of the values. They are not divided yet, and float16
+    would not reach as far: it is computed in float32.
     """
-    return v.new_ones(v.shape[2], ALIGNED).expand(*v.shape[:2], -1, -1)
+    q, k, v = (x.float() if x.dtype == torch.float16 else x for x in (q, k, v))
+    missing = -q.shape[-1] % ALIGNED
+    if missing and options["feature_map"] == "identity":  # zeros might count under any other
+        q, k = F.pad(q, (0, missing)), F.pad(k, (0, missing))
+    width, divided = v.shape[-1], options["normaliser"] == "sum"
+    if divided:
+        v = torch.cat([v, v.new_ones(*v.shape[:3], ALIGNED)], -1)
+    pairs = zip(q.split(GROUP, -1), k.split(GROUP, -1), strict=True)
+    undivided = options | {"normaliser": "none"}
+    parts = [linear_attention(*pair, v, **undivided) for pair in pairs]
+    sums = torch.stack(parts).sum(0, dtype=compute_dtype(v.dtype))
+    if not divided:
+        return sums
+    return quotient(sums[..., :width], sums[..., width, None], options["rule"], options["eps"])
 
 
-def _aligned(x: Tensor) -> Tensor:
-    missing = -x.shape[-1] % ALIGNED
-    return F.pad(x, (0, missing)) if missing else x
-
-
-def _parts(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> list[Tensor]:
-    """The sums over each group of features."""
-    groups = zip(q.split(GROUP, -1), k.split(GROUP, -1), strict=True)
-    return [linear_attention(*each, v, **options) for each in groups]
+def quotient(sums: Tensor, total: Tensor, rule: str, eps: float) -> Tensor:
+    """sums/total, where the total is at least eps (`clamp`), or kept ±eps from 0 (`signed`)."""
+    divisor = total.clamp(min=eps)
+    if rule == "signed":
+        divisor = torch.where(total < 0, total.clamp(max=-eps), divisor)
+    return sums * divisor.reciprocal()  # the gradient of a quotient makes three more tensors

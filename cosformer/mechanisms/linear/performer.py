@@ -1,6 +1,7 @@
 """Performer ("Rethinking Attention with Performers", Choromanski et al., ICLR 2021)."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,14 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.check import check_generator, check_whole
-from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.linear.family import LinearMechanism
-from cosformer.mechanisms.linear.groups import PLAIN
-from cosformer.ops import State
-from cosformer.ops.exponentials import is_attended, sums_of_exponentials
-from cosformer.ops.features.projected import projected, top_exponents
-from cosformer.ops.features.quotient import quotient
-from cosformer.runtime import compute_dtype, readable
+from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.ops import State, linear_attention_step
+from cosformer.ops.features import projected, top_exponents
+from cosformer.runtime import compute_dtype, full_precision, readable
 
 LEAP = 40.0
 """How far exponents of keys may rise above a constant that all are relative to: float32 has e⁸⁸."""
@@ -27,6 +25,7 @@ class Scaled(NamedTuple):
 
     sums: State
     level: Tensor
+    owner: str  # the class of the mechanism
 
 
 class Performer(LinearMechanism):
@@ -43,7 +42,7 @@ class Performer(LinearMechanism):
     formula = (
         "φ(x) = exp(Ωx − ‖x‖²/2)/√m, x ← x/d^¼; Ω: orthogonal rows with the norms of Gaussian ones"
     )
-    projected_map = "exp"
+    state_type = Scaled
     eps = 1e-30  # relative to a level, a sum is nothing only where all of it underflows
 
     def __init__(
@@ -71,35 +70,55 @@ class Performer(LinearMechanism):
         self.projection.copy_(orthogonal_rows(self.features, self.width, generator))
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        """Relative to the largest exponent of each query alone."""
-        return projected(q, self.projection, self.projected_map)
+        """Features relative to the largest exponent of each query alone."""
+        return projected(q, self.projection, "exp")
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        """Relative to 0."""
+        """Features relative to 0."""
         zero = torch.zeros_like(k[..., 0], dtype=compute_dtype(k.dtype))
-        return projected(k, self.projection, self.projected_map, zero)
+        return projected(k, self.projection, "exp", zero)
 
     def empty_state(self, k: Tensor, v: Tensor) -> Scaled:
         level = torch.full(k.shape[:2], -torch.inf, dtype=compute_dtype(k.dtype), device=k.device)
-        return Scaled(super().empty_state(k, v), level)
+        return Scaled(self.empty_sums(k, v), level, self.owner)
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, Scaled]:
-        if not isinstance(state, Scaled):
-            raise TypeError(f"state must be Scaled, got {type(state).__name__}")
-        if state.level.shape != k.shape[:2]:
-            raise ValueError(
-                f"state must hold [batch, key heads] = {list(k.shape[:2])} levels, "
-                f"got {list(state.level.shape)}"
-            )
         if not k.shape[2]:
             return q.new_zeros(*q.shape[:3], v.shape[3]), state
         levels, level = self._levels(k, request, state.level)
         # A state of the engine says whether it fades: these may, or may not, with every call.
         sums = state.sums._replace(horizon=None if "fading" in levels else math.inf)
-        out, after = super().advance(q, k, v, sums, request._replace(controls=levels))
-        return out, Scaled(after, level)
+        out, after = self.advance_sums(q, k, v, sums, request._replace(controls=levels))
+        return out, state._replace(sums=after, level=level)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Any,
+        *,
+        controls: Mapping[str, Tensor] = NO_CONTROLS,
+    ) -> tuple[Tensor, Scaled]:
+        """One token; the level follows every rise, so that the host need not look at it."""
+        with full_precision(q):
+            before = state.level
+            level = torch.maximum(before, top_exponents(k, self.projection)[..., 0])
+            fading = torch.where(before.isinf(), 0, before - level)[..., None]
+            keys = projected(k, self.projection, "exp", level[..., None])
+            sums = state.sums._replace(horizon=None)
+            out = linear_attention_step(
+                projected(q, self.projection, "exp"),
+                keys,
+                v.to(keys.dtype),
+                sums,
+                feature_map="identity",
+                log_decay=fading,
+                eps=self.eps,
+            )
+        return out.to(q.dtype), state._replace(sums=sums, level=level)
 
     def state_size(self, length: int) -> int:
         return super().state_size(length) + self.key_heads
@@ -126,19 +145,6 @@ class Performer(LinearMechanism):
         aligned = Request(True, mask, 0, {})
         return self._attend(q, k, v, aligned, impl)[:, :, start - first :]
 
-    def _at_once(
-        self, q: Tensor, k: Tensor, v: Tensor, request: Request, options: dict[str, Any]
-    ) -> Tensor | None:
-        own, causal = type(self), request.causal
-        alone = own.queries is Performer.queries and own._features is Performer._features
-        if not (alone and (PLAIN | {"log_decay"}).issuperset(options)):
-            return None
-        if not is_attended(q, k, v, self.projection, causal):
-            return None
-        levels = top_exponents(q, self.projection), request.controls["levels"]
-        about = (self.projection, levels, request.key_mask, causal, options.get("log_decay"))
-        return quotient(*sums_of_exponentials(q, k, v, *about), v.shape[3], self.rule, self.eps)
-
     def _features(
         self,
         q: Tensor,
@@ -152,7 +158,7 @@ class Performer(LinearMechanism):
 
         def relative(k: Tensor, first: Any) -> Tensor:
             level = levels[:, :, first : first + k.shape[2]]
-            return projected(k, self.projection, self.projected_map, level)
+            return projected(k, self.projection, "exp", level)
 
         keys = self.make(relative, k, 0)
         return self.make(self.queries, q, 0), keys, v.to(keys.dtype)
@@ -197,7 +203,7 @@ def _finite(level: Tensor) -> Tensor:
 
 
 def _first_finite(tops: Tensor) -> Tensor:
-    """Of the first real key; −inf if there is none."""
+    """The exponent of the first real key; −inf if there is none."""
     return tops.gather(-1, tops.isfinite().byte().argmax(-1, keepdim=True))[..., 0]
 
 

@@ -3,19 +3,17 @@ Complexity", Liutkus et al., ICML 2021): sines, over linear attention."""
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.base import Request
 from cosformer.mechanisms.linear.family import LinearMechanism, draw_normal
+from cosformer.mechanisms.request import Request
 from cosformer.ops import State
-from cosformer.ops.features.rotary import positions
-from cosformer.mechanisms.linear.sines import Sines, is_served, mixed
-from cosformer.ops.state import check_state
+from cosformer.ops.features import positions
+from cosformer.runtime import compute_dtype, long_dtype
 
 
 class SinePositions(nn.Module):
@@ -45,21 +43,35 @@ class SinePositions(nn.Module):
         self.redraw(generator)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """The noise anew; frequencies and phases are learned."""
+        """Draw the noise anew; frequencies and phases are learned."""
         draw_normal(self.noise, generator)
 
     def queries(self, q: Tensor, position: Tensor) -> Tensor:
         """`[B, H, T, R]` of q `[B, H, T, D]` at positions `[b, T]`, b is 1 or B."""
-        return mixed(q, position, self._sines(self.phases), self.noise)
+        return self._mixed(q, position, self.phases)
 
     def keys(self, k: Tensor, position: Tensor) -> Tensor:
-        return mixed(k, position, self._sines(torch.zeros_like(self.phases)), self.noise)
+        """`[B, H_kv, T, R]` of k `[B, H_kv, T, D]` at positions `[b, T]`, b is 1 or B."""
+        return self._mixed(k, position, torch.zeros_like(self.phases))
 
-    def _sines(self, phases: Tensor) -> Sines:
-        """Up to half a turn a token; gains of a dimension have norm 1."""
-        gain = F.softplus(self.gains)
+    def _mixed(self, x: Tensor, position: Tensor, phases: Tensor) -> Tensor:
+        """Σ_d x_d Σ_j Ω_j(n, d) λ_j(d) Z_j(d)/(D R)^¼; Ω are all cosines, then all sines.
+
+        Sines turn by up to half a turn a token; the gains λ of a dimension have norm 1. Heads come
+        first, so that one product reads Z once for the whole batch.
+        """
+        gain = F.softplus(self.gains.to(compute_dtype(x.dtype)))
+        gain = (gain / gain.norm(dim=-1, keepdim=True))[:, None, None]
         rate = math.pi * self.frequencies.double().sigmoid()
-        return Sines(rate, phases, gain / gain.norm(dim=-1, keepdim=True))
+        angle = rate[:, None, None] * position[..., None, None] + phases[:, None, None]
+        dtype = long_dtype(x)
+        omega = torch.cat([angle.cos().to(gain) * gain, angle.sin().to(gain) * gain], -1)
+        rows = x.to(dtype).unflatten(1, (len(self.noise), -1)).transpose(0, 1)  # [h, B, g, T, D]
+        terms = rows.contiguous()[..., None] * omega.to(dtype)[:, :, None]  # [h, B, g, T, D, 2K]
+        width, columns = self.noise.shape[1], self.noise.shape[3]
+        matrix = self.noise.flatten(1, 2) * (width * columns) ** -0.25  # [h, D·2K, R]
+        sums = terms.flatten(4).flatten(1, 3) @ matrix.to(dtype)
+        return sums.unflatten(1, rows.shape[1:4]).transpose(0, 1).flatten(1, 2).to(x.dtype)
 
 
 class Spe(LinearMechanism):
@@ -105,25 +117,20 @@ class Spe(LinearMechanism):
     def redraw(self, generator: torch.Generator | None = None) -> None:
         self.encoding.redraw(generator)
 
-    def advance(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    def advance_sums(
+        self, q: Tensor, k: Tensor, v: Tensor, sums: State, request: Request
     ) -> tuple[Tensor, State]:
-        check_state(state)
-        if request.key_mask is None:
-            return super().advance(q, k, v, state, request)
-        none_yet = (state.position == 0).expand(k.shape[0])
-        padding = torch.where(none_yet, _padding_in_front(request.key_mask), 0)
-        begun = state._replace(position=state.position - padding)
-        return super().advance(q, k, v, begun, request)
+        if request.key_mask is not None:
+            none_yet = (sums.position == 0).expand(k.shape[0])
+            padding = torch.where(none_yet, _padding_in_front(request.key_mask), 0)
+            sums = sums._replace(position=sums.position - padding)
+        return super().advance_sums(q, k, v, sums, request)
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return self.encoding.queries(q, positions(start, q.shape[2], q))
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return self.encoding.keys(k, positions(start, k.shape[2], k))
-
-    def made_at_once(self, x: Tensor) -> bool:
-        return is_served(x)
 
     def feature_operations(self) -> int:
         return 4 * self.width * self.sines * self.feature_width

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.base import Request, repeat_heads
-from cosformer.mechanisms.patterns.blocked import blocked_attention
-from cosformer.mechanisms.sdpa import few_queries
-from cosformer.mechanisms.patterns.masked import Masked
 from cosformer.mechanisms.padding import without_padding
+from cosformer.mechanisms.patterns.blocked import blocked_attention
+from cosformer.mechanisms.patterns.masked import Masked
 from cosformer.mechanisms.patterns.parts import Kept, Part, columns
+from cosformer.mechanisms.request import Request, repeat_heads
+from cosformer.mechanisms.sdpa import few_queries
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Traits
 
@@ -71,14 +71,14 @@ class BigBird(Seeded, Masked):
     def near(self, keys: int, device: torch.device) -> Kept:
         """Whether the block of i has that of j as a neighbour or among those drawn for it."""
         block, drawn = self.block, self.drawn(index(keys))
-        table = torch.tensor(drawn, dtype=torch.int32, device=device)
-        table = table.reshape(len(drawn), self.random_blocks)
+        chosen = torch.tensor(drawn, dtype=torch.int32, device=device)
+        chosen = chosen.reshape(len(drawn), self.random_blocks)
 
         def kept(i: Tensor, j: Tensor) -> Tensor:
             row, column = i // block, j // block
             found = (row - column <= 1) & (column - row <= 1)
-            for n in range(table.shape[1]):
-                found = found | (table[row, n] == column)
+            for n in range(chosen.shape[1]):
+                found = found | (chosen[row, n] == column)
             return found
 
         return kept

@@ -2,15 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.patterns.parts import Part, as_before, in_order
-from cosformer.ops.chunked.chunks import to_multiple
-from cosformer.ops.chunked.trilinear import fold_vmapped
 from cosformer.runtime import compute_dtype, full_precision
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
@@ -86,7 +85,21 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return fold_vmapped(_Blocked.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 3))
+        return fold_vmapped(_Blocked.apply, info.batch_size, in_dims, args)
+
+
+def fold_vmapped(
+    apply: Callable[..., Any], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """A mapped dimension as part of the batch, the first dimension of every tensor."""
+    folded = [
+        x
+        if not isinstance(x, Tensor)
+        else (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+        for x, dim in zip(args, in_dims, strict=True)
+    ]
+    outputs = tuple(out.unflatten(0, (size, -1)) for out in apply(*folded))
+    return outputs, (0,) * len(outputs)
 
 
 def _forward(
@@ -158,7 +171,7 @@ def _slices(
     real = _arrange(real[..., None], part, True)[..., 0]  # [B N c]
     for members in _like(part.lists):
         rows = torch.tensor(members, device=device)
-        blocks = _table([part.lists[row] for row in members], device)  # -1 = none
+        blocks = _filled([part.lists[row] for row in members], device)  # -1 = none
         each = q.shape[0] * q.shape[1] * i.shape[1] * j.shape[1]
         room = max(1, SLICE // max(1, each))
         count = max(1, room // blocks.shape[1])
@@ -223,7 +236,7 @@ def _like(lists: tuple[tuple[int, ...], ...]) -> Iterable[list[int]]:
     return like.values()
 
 
-def _table(lists: list[tuple[int, ...]], device: torch.device) -> Tensor:
+def _filled(lists: list[tuple[int, ...]], device: torch.device) -> Tensor:
     """Lists of different lengths as one tensor, -1 behind the ends; never without a column."""
     longest = max(1, *(len(blocks) for blocks in lists))
     rows = [[*blocks, *[-1] * (longest - len(blocks))] for blocks in lists]

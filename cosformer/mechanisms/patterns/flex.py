@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.patterns.blocked import LOWEST
 from cosformer.mechanisms.patterns.parts import Part, as_before, in_order
-from cosformer.ops.chunked.chunks import to_multiple
-from cosformer.ops.problem.memo import Memo
+from cosformer.ops import Memo
 from cosformer.runtime import untraced
 
 if TYPE_CHECKING:

@@ -7,8 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.mechanisms.patterns.blocked import Sums, divide, exp_sums, join, log_sum
-from cosformer.ops.chunked.trilinear import fold_vmapped
+from cosformer.mechanisms.patterns.blocked import (
+    Sums,
+    divide,
+    exp_sums,
+    fold_vmapped,
+    join,
+    log_sum,
+)
 from cosformer.runtime import full_precision
 
 SLICE = {"cpu": 2**19, "cuda": 2**27}
@@ -67,7 +73,7 @@ class _Hashed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return fold_vmapped(_Hashed.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 3))
+        return fold_vmapped(_Hashed.apply, info.batch_size, in_dims, args)
 
 
 def _groups(order: Tensor, chunks: Chunks, *tensors: Tensor) -> Iterator[list[Tensor]]:
@@ -86,13 +92,13 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The output `[g, N, V]` of some heads, and log Σ e^s of each row."""
     joined: Sums | None = None
-    for places in order.unbind(1):
-        rows, keys, values = (_sort(x, places, chunks) for x in (q, k, v))
+    for where in order.unbind(1):
+        rows, keys, values = (_sort(x, where, chunks) for x in (q, k, v))
         pieces = []
-        for some, seen in _meetings(places, chunks):
+        for some, seen in _meetings(where, chunks):
             scores = _hide(rows[:, some] @ _pairs(keys, some).mT, *seen)
             pieces.append(exp_sums(scores, _pairs(values, some)))
-        back = inverse(places)
+        back = inverse(where)
         weighted, total, top = (
             _take(torch.cat(x, 1).flatten(1, 2), back) for x in zip(*pieces, strict=True)
         )
@@ -114,28 +120,28 @@ def _backward(
 ) -> list[Tensor]:
     """dq, dk, dv of some heads from p = e^(s − log Σ): ds = p (g·v − own), dv = pᵀ g."""
     grads = [grad.new_zeros(x.shape) for x in (q, k, v)]  # `vmap` may have many of grad
-    for places in order.unbind(1):
+    for where in order.unbind(1):
         rows, keys, values, upper, totals, mine = (
-            _sort(x, places, chunks) for x in (q, k, v, grad, log_total, own)
+            _sort(x, where, chunks) for x in (q, k, v, grad, log_total, own)
         )
         pieces = []
-        for some, (itself, hidden) in _meetings(places, chunks):
+        for some, (itself, hidden) in _meetings(where, chunks):
             near, theirs, g = _pairs(keys, some), _pairs(values, some), upper[:, some]
             p = _hide(rows[:, some] @ near.mT, itself, hidden).sub_(totals[:, some]).exp_()
             slope = (g @ theirs.mT).sub_(mine[:, some]).mul_(p).masked_fill_(itself, 0)
             pieces.append((slope @ near, slope.mT @ rows[:, some], p.mT @ g))
         to_rows, *to_pairs = (torch.cat(x, 1) for x in zip(*pieces, strict=True))
-        back = inverse(places)
+        back = inverse(where)
         sorted_grads = (to_rows, *(_unpair(x) for x in to_pairs))
         for sum_, x in zip(grads, sorted_grads, strict=True):
             sum_ += _take(x.flatten(1, 2), back)
     return grads
 
 
-def _meetings(places: Tensor, chunks: Chunks) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
+def _meetings(where: Tensor, chunks: Chunks) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
     """Chunks of a slice, which pairs in them are one token, and which do not count."""
-    index = places.to(torch.int32).unflatten(1, (-1, chunks.size))  # [g C b]
-    count = max(1, _slice(places) // (2 * chunks.size**2 * index.shape[0]))
+    index = where.to(torch.int32).unflatten(1, (-1, chunks.size))  # [g C b]
+    count = max(1, _slice(where) // (2 * chunks.size**2 * index.shape[0]))
     for first in range(0, index.shape[1], count):
         some = slice(first, first + count)
         i, j = index[:, some, :, None], _pairs(index[..., None], some).mT
@@ -159,17 +165,17 @@ def _unpair(x: Tensor) -> Tensor:
     return own + before.roll(-1, 1)
 
 
-def _sort(x: Tensor, places: Tensor, chunks: Chunks) -> Tensor:
-    return _take(x, places).unflatten(1, (-1, chunks.size))
+def _sort(x: Tensor, where: Tensor, chunks: Chunks) -> Tensor:
+    return _take(x, where).unflatten(1, (-1, chunks.size))
 
 
-def _take(x: Tensor, places: Tensor) -> Tensor:
+def _take(x: Tensor, where: Tensor) -> Tensor:
     """Rows of `[g, N, D]` at `[g, N]`: whole rows, where `gather` would look up every number."""
-    first = torch.arange(0, places.numel(), x.shape[1], device=x.device)[:, None]
-    return x.flatten(0, 1).index_select(0, (places + first).flatten()).unflatten(0, places.shape)
+    first = torch.arange(0, where.numel(), x.shape[1], device=x.device)[:, None]
+    return x.flatten(0, 1).index_select(0, (where + first).flatten()).unflatten(0, where.shape)
 
 
-def inverse(places: Tensor) -> Tensor:
+def inverse(where: Tensor) -> Tensor:
     """Where each token went, `[..., N]`."""
-    index = torch.arange(places.shape[-1], device=places.device).expand_as(places)
-    return torch.empty_like(places).scatter_(-1, places, index)
+    index = torch.arange(where.shape[-1], device=where.device).expand_as(where)
+    return torch.empty_like(where).scatter_(-1, where, index)

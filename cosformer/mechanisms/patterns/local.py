@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.base import Request, hide, repeat_heads
+from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.patterns.blocked import divide, softmax_sums
 from cosformer.mechanisms.patterns.masked import Masked
-from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.patterns.parts import Kept, Part, columns
+from cosformer.mechanisms.request import Request, hide, repeat_heads
 from cosformer.mechanisms.traits import Traits
 from cosformer.runtime import compute_dtype
 

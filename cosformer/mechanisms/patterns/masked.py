@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_choice
-from cosformer.mechanisms.base import Mechanism, Request, hide, repeat_heads
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.patterns.blocked import blocked_attention
 from cosformer.mechanisms.patterns.flex import flex_pattern, flex_serves
-from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.patterns.parts import Kept, Part, neighbours
+from cosformer.mechanisms.request import Request, hide, repeat_heads
 from cosformer.mechanisms.traits import Cost
 from cosformer.runtime import compute_dtype, transformed
 

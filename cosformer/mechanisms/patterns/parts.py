@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.chunked.chunks import to_multiple
+from cosformer.mechanisms.padding import to_multiple
 
 ROWS, COLUMNS = 512, 128  # queries that share a copy of chosen keys, and keys in a block of them
 

@@ -8,16 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.check import check_choice, check_whole
-from cosformer.mechanisms.patterns.flex import flex_serves
+from cosformer.check import check_whole
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.patterns.hashed import ITSELF, Chunks, hashed_attention
-from cosformer.mechanisms.patterns.hashed_flex import flex_hashed
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
-from cosformer.ops.buckets import buckets
-from cosformer.ops.chunked.chunks import to_multiple
-from cosformer.ops.problem.memo import Memo
+from cosformer.ops import Memo
 from cosformer.runtime import compute_dtype, untraced
 
 _rotations: Memo[list[Tensor]] = Memo()
@@ -56,32 +53,21 @@ class Reformer(Seeded, Whole):
         bucket: int = 64,
         rounds: int = 8,
         seed: int = 0,
-        impl: str = "auto",
     ) -> None:
-        """`impl`: chunked (any device, any derivative), flex (CUDA, one derivative), or auto."""
         super().__init__(heads, width, key_heads=key_heads)
         self.bucket = check_whole("bucket", bucket, 1)
         self.rounds = check_whole("rounds", rounds, 1)
         self.plant(seed)
-        self.impl = check_choice("impl", impl, ("auto", "chunked", "flex"))
         self.traits = replace(self.traits, multiple_of=2 * bucket)
 
-    def choose(self, q: Tensor, v: Tensor) -> str:
-        """What `auto` means: kernels where products of 16 bits are fast, else float32 of torch."""
-        if self.impl != "auto":
-            return self.impl
-        short = q.dtype.itemsize == 2
-        return "flex" if short and flex_serves(q, v) and untraced() else "chunked"
-
-    def working_dtype(self, q: Tensor, v: Tensor) -> torch.dtype:
-        return q.dtype if self.choose(q, v) == "flex" else compute_dtype(q.dtype)
+    def working_dtype(self, q: Tensor) -> torch.dtype:
+        return compute_dtype(q.dtype)
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         length, order = q.shape[2], self.order(q)  # [B H r N]
-        attend = flex_hashed if self.choose(q, v) == "flex" else hashed_attention
-        key = F.normalize(k.to(compute_dtype(k.dtype)), dim=-1).to(k.dtype)
-        q, k, v = (to_multiple(x, 2 * self.bucket) for x in (q, key, v))
-        return attend(q, k, v, order, Chunks(self.bucket, length, causal))[:, :, :length]
+        q, k, v = (to_multiple(x, 2 * self.bucket) for x in (q, F.normalize(k, dim=-1), v))
+        chunks = Chunks(self.bucket, length, causal)
+        return hashed_attention(q, k, v, order, chunks)[:, :, :length]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         length = q.shape[2]
@@ -106,7 +92,7 @@ class Reformer(Seeded, Whole):
     def order(self, q: Tensor) -> Tensor:
         """Tokens sorted by bucket and index in each round, padding last: `[B, H, rounds, N]`."""
         length = q.shape[2]
-        bucket = buckets(q, self._rotations_at(q))
+        bucket = buckets(q.detach(), self._rotations_at(q))
         padding = (0, self._padded(length) - length)
         full = F.pad(bucket, padding, value=torch.iinfo(bucket.dtype).max)
         return full.argsort(dim=-1, stable=True)
@@ -117,7 +103,7 @@ class Reformer(Seeded, Whole):
         return draw_rotations(self.rounds, self.width, halves, self.seed)
 
     def _rotations_at(self, q: Tensor) -> list[Tensor]:
-        """R where q is, kept: a copy from the host would wait for the device."""
+        """R on the device of q, kept for the next call: a copy would wait for the device."""
         length, dtype = q.shape[2], compute_dtype(q.dtype)
 
         def make() -> list[Tensor]:
@@ -145,3 +131,27 @@ def draw_rotations(rounds: int, width: int, halves: list[int], seed: int) -> lis
     draw, real = torch.Generator().manual_seed(seed), torch.float64
     with torch._C._DisableFuncTorch():  # vmap has rules of its own for what is drawn
         return [torch.randn(rounds, width, half, generator=draw, dtype=real) for half in halves]
+
+
+def buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
+    """The bucket argmax[xR; −xR] of every row, int64 `[B, H, rounds, n]`.
+
+    Several hashes make one number.
+
+    Args:
+        x: `[B, H, n, D]`, in float32 at least.
+        rotations: R of every hash, `[rounds, D, buckets/2]`.
+    """
+    found = [_bucket(x, matrices) for matrices in zip(*rotations, strict=True)]
+    return torch.stack(found, 2)
+
+
+def _bucket(x: Tensor, matrices: tuple[Tensor, ...]) -> Tensor:
+    """The bucket of every row in one round, `[B, H, n]`."""
+    bucket = torch.zeros(x.shape[:3], dtype=torch.int64, device=x.device)
+    for matrix in matrices:
+        turned, half = x @ matrix, matrix.shape[1]
+        nearest = turned.abs().argmax(-1, keepdim=True)
+        opposite = turned.gather(-1, nearest) < 0
+        bucket = bucket * 2 * half + (nearest + half * opposite)[..., 0]
+    return bucket

@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.check import check_positive, check_whole
+from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.sdpa import by_blocks
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
-from cosformer.ops.chunked.chunks import to_multiple
-from cosformer.mechanisms.patterns.running_share import LOWEST, running_share
 from cosformer.runtime import compute_dtype
+
+LOWEST = -1e30
+"""A logarithm that takes no part; finite, so that gradients are."""
 
 
 class Sinkhorn(Whole):
@@ -142,3 +144,29 @@ def _beside(blocks: Tensor, shares: list[tuple[Tensor, int]]) -> Tensor:
         for (share, _), part in zip(shares, parts, strict=True)
     ]
     return torch.cat([blocks, *mixed], 3)
+
+
+def running_share(x: Tensor) -> Tensor:
+    """x_ij − log Σ_{j ≤ t ≤ i} exp(x_tj) of `[…, n, n]` where j ≤ i, and `LOWEST` elsewhere.
+
+    This is the logarithm of the share that row i has in the sum of a column so far.
+    """
+    future = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+    x = x.masked_fill(future, LOWEST)
+    return (x - _logcumsumexp(x)).masked_fill(future, LOWEST)
+
+
+def _logcumsumexp(x: Tensor) -> Tensor:
+    """y_i = log Σ_{t ≤ i} exp(x_t) along the rows, by sums of 1, 2, 4, … of them.
+
+    PyTorch's has no second derivative where the incoming gradient is 0: here its result is the
+    constant that keeps every exponent from overflowing.
+    """
+    y = x.detach().logcumsumexp(-2)
+    total = (x - y).exp()  # Σ exp(x_t − y_i), of row i alone as yet
+    reach = 1
+    while reach < x.shape[-2]:
+        share = (y[..., :-reach, :] - y[..., reach:, :]).exp()
+        total = total + F.pad(share * total[..., :-reach, :], (0, 0, reach, 0))
+        reach *= 2
+    return y + total.log()

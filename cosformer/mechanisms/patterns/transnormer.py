@@ -1,28 +1,15 @@
 """TransNormer ("The Devil in Linear Transformer", Qin et al., EMNLP 2022)."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
+from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.cache import Cache
-from cosformer.mechanisms.linear.family import LinearMechanism
-from cosformer.mechanisms.sdpa import fused_attention
-from cosformer.mechanisms.padding import ranks, real_first, take, with_real_first
+from cosformer.mechanisms.padding import ranks, real_first, take, to_multiple, with_real_first
+from cosformer.mechanisms.request import Request, repeat_heads
+from cosformer.mechanisms.sdpa import sdpa
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops.chunked.chunks import to_multiple
-
-
-class TransNormer(LinearMechanism):
-    """Linear attention without a denominator: a norm after it bounds the output."""
-
-    traits = replace(LinearMechanism.traits, normalised=False, norm_after=True)
-    source = "Qin et al., EMNLP 2022"
-    formula = "out_i = φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ, φ = elu; the layer's norm after it"
-    feature_map = "elu"
-    normaliser = "none"
 
 
 class TransNormerLocal(Mechanism):
@@ -32,7 +19,9 @@ class TransNormerLocal(Mechanism):
     is 0), so that padding does not shift them.
     """
 
-    traits = Traits(causal="exact", cross=False, state="window", positions="absolute", fused=True)
+    traits = Traits(
+        causal="exact", cross=False, state="window", positions="absolute", second_derivative=False
+    )
     source = "Qin et al., EMNLP 2022 (DiagAttention)"
     formula = "out_i = Σ_j softmax_j(q_i·k_j/√d) v_j over j in the block of i, ⌊j/b⌋ = ⌊i/b⌋"
 
@@ -81,7 +70,7 @@ class TransNormerLocal(Mechanism):
         begun = mask & (ranks(mask) >= finished)
         order = real_first(~begun)[:, max(0, mask.shape[1] - self.block + 1) :]
         kept = take(cache.k, order), take(cache.v, order), begun.gather(1, order)
-        return Cache(*kept, cache.position)
+        return Cache(*kept, cache.position, cache.owner)
 
     def keep(self, position: int) -> int:
         return position % self.block
@@ -113,9 +102,9 @@ class TransNormerLocal(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     ) -> Tensor:
         if mask is None:
-            return fused_attention(q, k, v, is_causal=causal)
+            return sdpa(q, k, v, is_causal=causal)
         if causal:
             size = (self.block, self.block)
             mask = mask & torch.ones(size, dtype=torch.bool, device=q.device).tril()
-        out = fused_attention(q, k, v, attn_mask=mask)
+        out = sdpa(q, k, v, attn_mask=mask)
         return out.masked_fill(~mask.any(-1, keepdim=True), 0)

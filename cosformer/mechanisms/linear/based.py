@@ -1,12 +1,11 @@
-"""Linear attention on features that are learned, or wide, so as to come close to softmax."""
+"""Based ("Simple linear attention language models …", Arora et al., 2024): exp's Taylor series."""
 
 import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_whole
 from cosformer.mechanisms.linear.family import LinearMechanism
-from cosformer.mechanisms.linear.projecting import ProjectingMechanism
-from cosformer.mechanisms.linear.series import is_served, series, series_width
+from cosformer.runtime import compute_dtype
 
 
 class Based(LinearMechanism):
@@ -33,7 +32,7 @@ class Based(LinearMechanism):
 
     @property
     def feature_width(self) -> int:
-        return series_width(self.narrow)
+        return (self.narrow + 1) * (self.narrow + 2) // 2
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return series(q, self.query_projection)
@@ -41,32 +40,25 @@ class Based(LinearMechanism):
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
         return series(k, self.key_projection)
 
-    def made_at_once(self, x: Tensor) -> bool:
-        return is_served(x, self.narrow)
-
     def feature_operations(self) -> int:
         return 2 * self.width * self.narrow + self.feature_width
 
 
-class Hedgehog(ProjectingMechanism):
-    """Features that learn to be as pointed as softmax."""
+def series(x: Tensor, weight: Tensor | None) -> Tensor:
+    """[y_n²/√2, y_n y_m, y, 1] of y = x W/N^¼, where each pair comes once.
 
-    source = "Zhang et al., ICLR 2024"
-    formula = "φ(x) = [softmax(Wx), softmax(−Wx)], W learned per head, at first the identity"
-    projected_map = "softmaxes"
+    The product of two such rows is 1 + s + s²/2 with s = y·y′.
 
-    def __init__(self, heads: int, width: int, *, key_heads: int | None = None) -> None:
-        super().__init__(heads, width, key_heads=key_heads)
-        self.query_projection, self.key_projection = (
-            nn.Parameter(torch.eye(width).repeat(count, 1, 1)) for count in (heads, self.key_heads)
-        )
-
-    @property
-    def feature_width(self) -> int:
-        return 2 * self.width
-
-    def projections(self) -> tuple[Tensor, Tensor]:
-        return self.query_projection, self.key_projection
-
-    def feature_operations(self) -> int:
-        return 2 * self.width**2 + 10 * self.width
+    Args:
+        x: `[B, H, T, D]`.
+        weight: W, `[H, D, N]`; None: y = x/D^¼.
+    """
+    y = x.to(compute_dtype(x.dtype))
+    if weight is not None:
+        y = y @ weight.to(y.dtype)
+    narrow = y.shape[-1]
+    y = y / narrow**0.25
+    # Pairs by their distance around the row: halfway round, they would come a second time.
+    pairs = [y * y.roll(-distance, -1) for distance in range(1, narrow // 2 + 1)]
+    products = torch.cat([y.square() / 2**0.5, *pairs], -1)[..., : narrow * (narrow + 1) // 2]
+    return torch.cat([products, y, torch.ones_like(y[..., :1])], -1).to(x.dtype)
