@@ -9,7 +9,7 @@ from cosformer.check import check_whole
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.padding import ranks, real_first, take
 from cosformer.mechanisms.request import Request, repeat_heads
-from cosformer.mechanisms.sdpa import few_keys
+from cosformer.mechanisms.sdpa import by_products
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import long_dtype
 
@@ -20,9 +20,7 @@ class Linformer(Mechanism):
     Padding is absent: real tokens close up and zeros stand behind them, before E and F.
     """
 
-    traits = Traits(
-        causal="no", positions="absolute", max_length=512, normalised=False, second_derivative=False
-    )
+    traits = Traits(causal="no", positions="absolute", max_length=512, normalised=False)
     source = "Wang et al., 2020 (E and F shared by the heads)"
     formula = "out = softmax(Q (E K)ᵀ/√d) (F V), E and F learned [projected, max_length]"
 
@@ -50,7 +48,8 @@ class Linformer(Mechanism):
             k, v = take(k, order), take(v, order)
         mixed_k = self._mix(self.key_mix, k)  # [B H_kv projected D]
         mixed_v = self._mix(self.value_mix, v)
-        return few_keys(q.to(dtype), mixed_k, mixed_v).to(q.dtype)
+        keys, values = repeat_heads(mixed_k, q), repeat_heads(mixed_v, q)
+        return by_products(q.to(dtype), keys, values, self.width**-0.5).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         mix_k, mix_v = (

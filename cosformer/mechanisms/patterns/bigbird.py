@@ -14,7 +14,7 @@ from cosformer.mechanisms.patterns.blocked import blocked_attention
 from cosformer.mechanisms.patterns.masked import Masked
 from cosformer.mechanisms.patterns.parts import Kept, Part, columns
 from cosformer.mechanisms.request import Request, repeat_heads
-from cosformer.mechanisms.sdpa import few_queries
+from cosformer.mechanisms.sdpa import by_products
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Traits
 
@@ -135,12 +135,12 @@ class BigBird(Seeded, Masked):
         return torch.cat([rows[:, :, :first], out, rows[:, :, first:]], 2)
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
-        """Rows that see every key."""
+        """The output of rows that see every key."""
+        k, v = repeat_heads(k, q), repeat_heads(v, q)
         if impl == "flex":  # whose kernel has one program for all keys of a row
-            return few_queries(q, k, v)
+            return by_products(q, k, v, self.width**-0.5)
         every = tuple(range(-(-k.shape[2] // self.block)))
         part = Part(2 * self.block, self.block, (every,), None)
-        k, v = repeat_heads(k, q), repeat_heads(v, q)
         return blocked_attention(q, k, v, (part,), causal=False, key_mask=None, start=0)
 
     def pairs(self, length: int) -> int:

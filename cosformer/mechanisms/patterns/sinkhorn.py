@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosformer.check import check_positive, check_whole
 from cosformer.mechanisms.padding import to_multiple
-from cosformer.mechanisms.sdpa import by_blocks
+from cosformer.mechanisms.sdpa import by_products
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.runtime import compute_dtype
@@ -52,10 +52,7 @@ class Sinkhorn(Whole):
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         rows, seen, shares = self._split(q), self._seen(q, causal), self._shares(q, k, causal)
         keys, values = (_beside(self._split(x), shares) for x in (k, v))
-        if q.dtype == compute_dtype(q.dtype):
-            out = self._weights(rows, keys, seen) @ values
-        else:
-            out = by_blocks(rows, keys, values, seen)
+        out = by_products(rows, keys, values, self.width**-0.5, seen)
         return out.flatten(2, 3)[:, :, : q.shape[2]]
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
