@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosformer.mechanisms import MECHANISMS, Mechanism, create
-from cosformer.mechanisms.family import LinearMechanism
-from cosformer.mechanisms.table import mechanism_class
+from cosformer.mechanisms import (
+    MECHANISMS,
+    LinearMechanism,
+    Mechanism,
+    create,
+    mechanism_class,
+)
 from cosformer.report.writing import MISSING, markdown, write_whole
 
 HEADS, WIDTH = 8, 64
@@ -40,13 +44,13 @@ mechanism alone. A request outside of what one can do raises, and says who could
   causal passes in chunks also have the pairs within a chunk, about as many again. Softmax and
   patterns count every pair that they may see, not half of them.
 
-All have second derivatives, but those that go through PyTorch's fused attention only within
+All have second derivatives, but those that go through PyTorch's attention only within
 `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it; on a GPU sinkhorn in 16
-bits is one of them. There local, longformer, sparse, sparse-strided and bigbird, and in 16 bits
-reformer, go through FlexAttention, which has no second derivatives and may refuse
-`retain_graph=True`; `impl="blocked"`, for reformer `impl="chunked"`, has and takes both. All go
-through `torch.compile(fullgraph=True)`, but those that read a `key_mask` on the host only without
-one; bigbird and reformer are compiled anew for every length.
+bits is one of them. There local, longformer, sparse, sparse-strided and bigbird go through
+FlexAttention, which has no second derivatives and may refuse `retain_graph=True`;
+`impl="blocked"` has and takes both. All go through `torch.compile(fullgraph=True)`, but those that
+read a `key_mask` on the host only without one; bigbird and reformer are compiled anew for every
+length.
 """
 
 
@@ -144,8 +148,8 @@ def _extras(mechanism: Mechanism) -> Iterator[str]:
         yield f"works in blocks of {traits.multiple_of} tokens, which it pads and masks by itself"
     if traits.reads_mask:
         yield "reads a `key_mask` on the host: no `fullgraph=True` with one"
-    if traits.fused:
-        yield "goes through PyTorch's fused attention: first derivatives alone"
+    if not traits.second_derivative:
+        yield "goes through PyTorch's attention: first derivatives alone"
 
 
 def _options(kind: type[Mechanism]) -> Iterator[str]:

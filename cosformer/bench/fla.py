@@ -6,10 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from cosformer.mechanisms import Mechanism
-from cosformer.mechanisms.base import Request
-from cosformer.mechanisms.decay import GatedLinear, Retention, log_gate
-from cosformer.mechanisms.delta import Delta, GatedDelta
+from cosformer.mechanisms import (
+    Delta,
+    GatedDelta,
+    GatedLinear,
+    Mechanism,
+    Request,
+    Retention,
+    log_gate,
+)
 
 
 class OfFla(Mechanism):

@@ -23,8 +23,7 @@ from cosformer.bench.timing import (
     synchronise,
 )
 from cosformer.check import check_choice, check_seed
-from cosformer.mechanisms import MECHANISMS, Mechanism, create
-from cosformer.mechanisms.traits import GROWTH
+from cosformer.mechanisms import GROWTH, MECHANISMS, Mechanism, create
 from cosformer.ops.chunked import forget
 
 GROWTH_FROM = 4096
@@ -35,8 +34,6 @@ FURTHEST = 4
 grow, like the gradient of a table, counts as if it did."""
 FIRST = 256
 """The length that is tried before any longer one."""
-CLOCK = {"cpu": "time", "cuda": "time_graph"}
-"""Which time is compared per feature: at short lengths a GPU waits for Python."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "linformer": {"max_length": 65536},
     "synthesizer": {"max_length": 4096},  # its table is as large as all scores
@@ -121,7 +118,6 @@ def run(options: Options) -> int:
 def measure(options: Options) -> Iterator[records.Row]:
     """All rows of one run, each as soon as it is known."""
     this = records.Run.begin(device=options.device, seed=options.seed)
-    times: list[tuple[records.Row, int]] = []
     for name in options.names or (*MECHANISMS, *present(options.device)):
         mechanism, reason = attempt(functools.partial(_make, options, name), options.device)
         if mechanism is None:
@@ -131,11 +127,7 @@ def measure(options: Options) -> Iterator[records.Row]:
         if not causal:
             yield failed(this, name, "refused: it has no causal form", {"causal": True})
         for pass_name in PASSES:
-            for row in _measure_pass(options, this, name, mechanism, pass_name, causal):
-                yield row
-                if row.what == CLOCK[options.device] and mechanism.traits.state == "constant":
-                    times.append((row, mechanism.state_size(1)))
-    yield from _per_feature(this, times)
+            yield from _measure_pass(options, this, name, mechanism, pass_name, causal)
 
 
 def _measure_pass(
@@ -186,20 +178,6 @@ def _measure_pass(
             yield this.row("time_graph", milliseconds, "ms", **at, length=int(name_of_length))
     yield from _growth(this, "growth_exponent", by_length, at)
     yield from _growth(this, "memory_growth_exponent", peaks, at)
-
-
-def _per_feature(this: records.Run, times: list[tuple[records.Row, int]]) -> Iterator[records.Row]:
-    """Time for every number of a constant state, relative to cosFormer's in the same place."""
-    spent = {
-        (row.config["candidate"], row.config["pass"], row.config["length"]): row.value / size
-        for row, size in times
-    }
-    for row, _ in times:
-        name, *place = (row.config[key] for key in ("candidate", "pass", "length"))
-        reference = spent.get(("cosformer", *place))
-        if reference and name != "cosformer":
-            ratio = spent[name, *place] / reference
-            yield this.row("feature_time_ratio", ratio, "x cosformer", **row.config)
 
 
 class _Guard:

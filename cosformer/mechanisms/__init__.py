@@ -1,7 +1,42 @@
 """cosFormer and its rivals behind one interface: to compare two, change one word."""
 
-from cosformer.mechanisms.base import Mechanism, Request
-from cosformer.mechanisms.table import MECHANISMS, create
-from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.mechanisms.base import MECHANISMS, Mechanism, refuse
+from cosformer.mechanisms.linear import (
+    Delta,
+    GatedDelta,
+    GatedLinear,
+    LinearMechanism,
+    Retention,
+    SinePositions,
+    check_rotary,
+    log_gate,
+)
+from cosformer.mechanisms.padding import ranks, real_first
+from cosformer.mechanisms.request import Request
+from cosformer.mechanisms.seeded import Seeded
+from cosformer.mechanisms.table import create, mechanism_class, register
+from cosformer.mechanisms.traits import GROWTH, Cost, Traits
 
-__all__ = ["MECHANISMS", "Cost", "Mechanism", "Request", "Traits", "create"]
+__all__ = [
+    "GROWTH",
+    "MECHANISMS",
+    "Cost",
+    "Delta",
+    "GatedDelta",
+    "GatedLinear",
+    "LinearMechanism",
+    "Mechanism",
+    "Request",
+    "Retention",
+    "Seeded",
+    "SinePositions",
+    "Traits",
+    "check_rotary",
+    "create",
+    "log_gate",
+    "mechanism_class",
+    "ranks",
+    "real_first",
+    "refuse",
+    "register",
+]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,25 +18,15 @@ from cosformer.check import (
     check_whole,
 )
 from cosformer.mechanisms.cache import Cache
-from cosformer.mechanisms.refusal import name_of, refuse
+from cosformer.mechanisms.request import NO_CONTROLS, Request, hide
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import full_precision
 
-NO_CONTROLS: Mapping[str, Tensor] = {}
 Counted = TypeVar("Counted")
 
 
-class Request(NamedTuple):
-    """How to attend, checked: what `attend` and `weights` of a mechanism receive."""
-
-    causal: bool
-    key_mask: Tensor | None  # [B, S] bool, True = real token; k, v and controls are 0 elsewhere
-    start: int  # the key index that the first query stands at
-    controls: Mapping[str, Tensor]  # name -> [B, H_kv, S], before any activation
-
-
 def _of_a_length(count: Callable[[Any, int], Counted]) -> Callable[[Any, int], Counted]:
-    """A method that counts something of so many tokens, and refuses what is no length."""
+    """A method that counts something for a length, made to refuse what is no length."""
 
     @wraps(count)
     def checked(self: Any, length: int) -> Counted:
@@ -49,18 +39,22 @@ class Mechanism(nn.Module):
     """Maps q, k, v to values. A subclass has `traits`, `attend`, `dense` and `cost`.
 
     `attend(q, k, v, request) -> out` computes, `dense(q, k, request)` is the matrix A with
-    out = A v. What streams with a cache or a window needs no more than `keep`; what has a constant
-    state also has `empty_state`, `advance` and `state_size`.
+    out = A v. A mechanism that streams with a cache or a window also has `keep`. One with a state
+    of constant size also has `state_type`, `empty_state`, `check_state`, `advance`, `step` and
+    `state_size`.
     """
 
     traits: Traits  # of the class; an instance whose options change them has its own
     source: ClassVar[str]
     """Who published it."""
-    length_hint: ClassVar[str] = "make it with a larger max_length"
-    stream_option: ClassVar[str] = ""
-    """What a stream needs a number for."""
     formula: ClassVar[str]
     """What it computes, in one line or a few."""
+    length_hint: ClassVar[str] = "make it with a larger max_length"
+    """What an error about a sequence that is too long advises."""
+    stream_option: ClassVar[str] = ""
+    """The option that must be a number before the mechanism can stream."""
+    state_type: ClassVar[type] = Cache
+    """The class of its states; a state remembers in `owner` the class of its mechanism."""
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -71,7 +65,7 @@ class Mechanism(nn.Module):
     def __init__(self, heads: int, width: int, *, key_heads: int | None = None) -> None:
         super().__init__()
         self.heads, self.width = heads, width
-        self.value_width = width  # for `state_size`: a layer may have values of another
+        self.value_width = width  # for `state_size`: a layer may have values of another width
         self.key_heads = heads if key_heads is None else key_heads
         for name, size in (("heads", heads), ("width", width), ("key_heads", self.key_heads)):
             check_whole(name, size, 1)
@@ -79,11 +73,11 @@ class Mechanism(nn.Module):
             raise ValueError(f"key_heads must divide heads={heads}, got {key_heads}")
 
     def set_max_length(self, max_length: int) -> None:
-        """An option of those whose parameters have a place for every position."""
+        """Set the option of mechanisms whose parameters have a row for every position."""
         self.traits = replace(self.traits, max_length=check_whole("max_length", max_length, 1))
 
     def set_block(self, block: int) -> None:
-        """An option of those that compute in blocks."""
+        """Set the option of mechanisms that compute in blocks."""
         self.block = check_whole("block", block, 1)
         self.traits = replace(self.traits, multiple_of=block)
 
@@ -107,7 +101,8 @@ class Mechanism(nn.Module):
             key_mask: `[B, S]` bool, True = real token.
             start: the key index that the first query stands at. None: the queries end with the
                 keys if causal, and begin with them if not.
-            state: from `empty_state` or the last call: these are the next tokens of a stream.
+            state: from `empty_state` or the last call: these are the next tokens of a stream. The
+                state is not changed.
             controls: the `traits.controls`, each `[B, H_kv, S]`.
         """
         q, k, v = check_inputs(q, k, v)
@@ -127,9 +122,34 @@ class Mechanism(nn.Module):
                 f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
             )
         request = self._request(q, k, True, key_mask, None, controls)
+        self.check_state(state, k, v)
+        if q.shape[2] == 1 and key_mask is None and not torch.is_grad_enabled():
+            return self.step(q, k, v, _copied(state), controls=request.controls)
         k, v = hide(k, key_mask), hide(v, key_mask)
         with full_precision(q):
             return self.advance(q, k, v, state, request)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Any,
+        *,
+        controls: Mapping[str, Tensor] = NO_CONTROLS,
+    ) -> tuple[Tensor, Any]:
+        """One token of a stream: output `[B, H, 1, V]` and the state after it.
+
+        For callers that have checked their arguments; without a gradient. The state is used up:
+        its tensors may be changed in place, and the caller goes on with the state it gets back.
+
+        Args:
+            q, k, v: `[B, H, 1, D]`, `[B, H_kv, 1, D]`, `[B, H_kv, 1, V]`.
+            state: from `empty_state`, `forward` or the last step.
+            controls: the `traits.controls`, each `[B, H_kv, 1]`.
+        """
+        with full_precision(q):
+            return self.advance(q, k, v, state, Request(True, None, 0, controls))
 
     def weights(
         self,
@@ -148,40 +168,57 @@ class Mechanism(nn.Module):
             return self.dense(q, hide(k, key_mask), request)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        """Output `[B, H, T, V]` of a whole sequence."""
         raise NotImplementedError
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        """The matrix A `[B, H, T, S]` with out = A v."""
         raise NotImplementedError
 
     def cost(self, length: int) -> Cost:
-        """Of a forward pass over one sequence, with values as wide as keys."""
+        """What a forward pass over one sequence costs, with values as wide as keys."""
         raise NotImplementedError
 
     def empty_state(self, k: Tensor, v: Tensor) -> Any:
-        """The state before the first of tokens such as these `[B, H_kv, ·, ·]`."""
+        """The state before the first token, for tokens such as these `[B, H_kv, ·, ·]`."""
         if self.traits.state == "none":
             raise refuse(self, "stream", lambda traits: traits.state != "none")
-        return Cache(k[:, :, :0], v[:, :, :0], None, 0)
+        return Cache(k[:, :, :0], v[:, :, :0], None, 0, self.owner)
+
+    @property
+    def owner(self) -> str:
+        """What the states of this mechanism remember of it."""
+        return type(self).__name__
+
+    def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
+        """Refuse a state that is not this mechanism's, or not for tokens such as these."""
+        kind = self.state_type
+        if not isinstance(state, kind):
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            raise TypeError(f"state must be {article} {kind.__name__}, got {type(state).__name__}")
+        of = getattr(state, "owner", self.owner)
+        if of != self.owner:
+            raise ValueError(f"state must be one of {self.owner}, got one of {of}")
+        if isinstance(state, Cache):
+            state.check_tokens(k, v)
+            held, kept = state.k.shape[2], self.keep(state.position)
+            if held < kept or (held > kept and state.key_mask is None):
+                raise ValueError(
+                    f"state must hold {kept} of {state.position} tokens for {name_of(self)}, "
+                    f"got {held}"
+                )
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, Any]:
-        """The next tokens of a stream; here, of one that keeps its tokens."""
-        if not isinstance(state, Cache):
-            raise TypeError(f"state must be a Cache, got {type(state).__name__}")
-        held, kept = state.k.shape[2], self.keep(state.position)
-        if held < kept or (held > kept and state.key_mask is None):  # of one that forgets others
-            raise ValueError(
-                f"state must hold {kept} of {state.position} tokens for {name_of(self)}, got {held}"
-            )
+        """Output and state after the next tokens of a stream that keeps its tokens."""
         self._check_length(state.position + k.shape[2])
         grown = state.append(k, v, request.key_mask)
-        seen = request._replace(key_mask=grown.key_mask, start=state.k.shape[2])
-        out = self.attend(q, grown.k, grown.v, seen)
-        return out, self.forget(grown)
+        longer = request._replace(key_mask=grown.key_mask, start=state.k.shape[2])
+        return self.attend(q, grown.k, grown.v, longer), self.forget(grown)
 
     def forget(self, cache: Cache) -> Cache:
-        """What of the tokens so far a stream still needs."""
+        """The part of the tokens so far that a stream still needs."""
         return cache.last(self.keep(cache.position))
 
     def keep(self, position: int) -> int:
@@ -190,7 +227,7 @@ class Mechanism(nn.Module):
 
     @_of_a_length
     def state_size(self, length: int) -> int:
-        """Numbers that one stream remembers after so many tokens."""
+        """How many numbers one stream remembers after so many tokens."""
         if self.traits.state == "none":
             raise refuse(self, "stream", lambda traits: traits.state != "none")
         return self.key_heads * (self.width + self.value_width) * self.keep(length)
@@ -208,7 +245,7 @@ class Mechanism(nn.Module):
         start: int | None,
         controls: Mapping[str, Tensor],
     ) -> Request:
-        """Refuse what the traits do not have."""
+        """The checked request; what the traits do not have is refused."""
         traits = self.traits
         check_bool("causal", causal)
         check_key_mask(key_mask, k)
@@ -238,18 +275,7 @@ class Mechanism(nn.Module):
                 f"got {', '.join(controls) or 'none'}"
             )
         for name, control in controls.items():
-            check_tensor(name, control)
-            if not control.dtype.is_floating_point:
-                raise ValueError(f"{name} must be real numbers, got {control.dtype}")
-            if control.device != k.device:
-                raise ValueError(
-                    f"{name} must be on the device of k, {k.device}, got {control.device}"
-                )
-            if control.shape != k.shape[:3]:
-                raise ValueError(
-                    f"{name} must be [batch, key heads, length] = {list(k.shape[:3])}, "
-                    f"got {list(control.shape)}"
-                )
+            _check_control(name, control, k)
         if start is None:
             start = k.shape[2] - q.shape[2] if causal else 0
         shown = {name: hide(control, key_mask) for name, control in controls.items()}
@@ -266,24 +292,81 @@ class Mechanism(nn.Module):
             )
 
 
-def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Zeros at masked tokens of `[B, H, S, …]`, whatever stood there: 0 · NaN would be NaN."""
-    if key_mask is None:
-        return x
-    return x.masked_fill(~key_mask.view(x.shape[0], 1, x.shape[2], *[1] * (x.dim() - 3)), 0)
+MECHANISMS: dict[str, type[Mechanism]] = {}
+"""Every mechanism by its name. `table.py` fills it, `register` adds to it."""
 
 
-def repeat_heads(k: Tensor, q: Tensor) -> Tensor:
-    """A key head for every query head."""
-    groups = q.shape[1] // k.shape[1]
-    return k if groups == 1 else k.repeat_interleave(groups, 1)
+def refuse(
+    mechanism: Mechanism, task: str, able: Callable[[Traits], bool], hint: str = ""
+) -> ValueError:
+    """An error that says who refuses, what it can do, and who could do the task instead.
+
+    `raise refuse(self, "attend causally", lambda traits: traits.causal == "exact")`
+    """
+    other = nearest(mechanism, able)
+    remedies = [hint] if hint else []
+    if other is not None:
+        option = MECHANISMS[other].stream_option if task == "stream" else ""
+        made_with = f", made with {option}=…" if option else ""
+        remedies += [f"the nearest that can is {other!r}{made_with}"]
+    return ValueError(
+        f"{name_of(mechanism)} cannot {task}. It can do: "
+        + "; ".join([mechanism.traits.abilities, *remedies])
+    )
 
 
-def seen(request: Request, queries: int, keys: int, device: torch.device) -> Tensor | None:
-    """Which keys a query may see by causality and mask, bool `[B or 1, 1, T, S]`; None for all."""
-    found = None if request.key_mask is None else request.key_mask[:, None, None, :]
-    if not request.causal or request.start >= keys - 1:  # the first query sees every key
-        return found
-    i = torch.arange(queries, device=device)[:, None] + request.start
-    past = (torch.arange(keys, device=device) <= i)[None, None]
-    return past if found is None else past & found
+def nearest(mechanism: Mechanism, able: Callable[[Traits], bool]) -> str | None:
+    """The name of the most similar mechanism that is able to do something.
+
+    The most similar one loses the fewest abilities, then shares the most base classes, then grows
+    in the same way with the length.
+    """
+    mine, bases = mechanism.traits, set(type(mechanism).__mro__)
+
+    def distance(name: str) -> tuple[int | bool, ...]:
+        kind = MECHANISMS[name]
+        theirs = kind.traits
+        lost = sum(a and not b for a, b in zip(_abilities(mine), _abilities(theirs), strict=True))
+        shared = len(bases & set(kind.__mro__))
+        cost, norm = theirs.growth != mine.growth, theirs.norm_after != mine.norm_after
+        return lost, -shared, cost, norm, len(theirs.controls)
+
+    can = [
+        name
+        for name, kind in MECHANISMS.items()
+        if able(kind.traits) and type(mechanism) is not kind
+    ]
+    return min(can, key=distance, default=None)
+
+
+def name_of(mechanism: Mechanism) -> str:
+    """The name in `MECHANISMS`; the name of the class for a mechanism that is not there."""
+    kind = type(mechanism)
+    return next((name for name, other in MECHANISMS.items() if other is kind), kind.__name__)
+
+
+def _abilities(traits: Traits) -> tuple[bool, ...]:
+    streams = traits.state != "none"
+    return traits.causal != "no", traits.full, traits.cross, traits.mask, streams
+
+
+def _check_control(name: str, control: Any, k: Tensor) -> None:
+    check_tensor(name, control)
+    if not control.dtype.is_floating_point:
+        raise ValueError(f"{name} must be real numbers, got {control.dtype}")
+    if control.device != k.device:
+        raise ValueError(f"{name} must be on the device of k, {k.device}, got {control.device}")
+    if control.shape != k.shape[:3]:
+        raise ValueError(
+            f"{name} must be [batch, key heads, length] = {list(k.shape[:3])}, "
+            f"got {list(control.shape)}"
+        )
+
+
+def _copied(state: Any) -> Any:
+    """A state that a step may change: sums are copied; a cache is not, as a step appends to it."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, tuple) and not isinstance(state, Cache):
+        return type(state)(*map(_copied, state))  # a NamedTuple
+    return state

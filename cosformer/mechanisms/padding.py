@@ -8,15 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def to_multiple(x: Tensor, block: int) -> Tensor:
-    """`[..., n, D]` with zeros at the end, so that n is a multiple of `block`.
-
-    Where none are missing `F.pad` would copy, and a graph would not know its strides.
-    """
-    missing = -x.shape[-2] % block
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
-
-
 def ranks(key_mask: Tensor) -> Tensor:
     """How many real tokens stand before each token, `[B, S]`."""
     return key_mask.cumsum(1) - key_mask.long()
@@ -82,3 +73,12 @@ def _spread(x: Tensor, order: Tensor, length: int, square: bool) -> Tensor:
     index = order[:, None, :, None].expand_as(x)
     x = x.new_zeros(*x.shape[:2], length, x.shape[3]).scatter(2, index, x)
     return _spread(x.mT, order, length, False).mT if square else x
+
+
+def to_multiple(x: Tensor, block: int) -> Tensor:
+    """`[..., n, D]` with zeros behind it, up to a length that is a multiple of `block`.
+
+    Where none are missing `F.pad` would copy, and a graph would not know its strides.
+    """
+    missing = -x.shape[-2] % block
+    return F.pad(x, (0, 0, 0, missing)) if missing else x

@@ -1,36 +1,51 @@
-"""Every mechanism by name. To add one: a file, and a line here."""
+"""The mechanisms by name. To add one to the package: a class, and a line here."""
 
 import inspect
 from typing import Any
 
 from cosformer.check import check_choice
-from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.bigbird import BigBird
-from cosformer.mechanisms.cosine import Cosformer
-from cosformer.mechanisms.decay import GatedLinear, Retention
-from cosformer.mechanisms.delta import Delta, GatedDelta
-from cosformer.mechanisms.elementwise import Identity, LeakyRelu, Linear, Relu
-from cosformer.mechanisms.learned import Based, Hedgehog
-from cosformer.mechanisms.linformer import Linformer
-from cosformer.mechanisms.local import Local, Longformer
-from cosformer.mechanisms.nystromformer import Nystromformer
-from cosformer.mechanisms.one_vs_each import OneVsEach
-from cosformer.mechanisms.performer import Performer
-from cosformer.mechanisms.reformer import Reformer
-from cosformer.mechanisms.rfa import Rfa, RfaArccos, RfaGated
-from cosformer.mechanisms.rotary import RopeLinear
-from cosformer.mechanisms.sinkhorn import Sinkhorn
-from cosformer.mechanisms.softmax import Softmax
-from cosformer.mechanisms.sparse import SparseFixed, SparseStrided
-from cosformer.mechanisms.spe import Spe
-from cosformer.mechanisms.synthesizer import (
+from cosformer.mechanisms.base import MECHANISMS, Mechanism
+from cosformer.mechanisms.dense import (
+    Linformer,
+    Nystromformer,
+    OneVsEach,
+    Softmax,
     SynthesizerDense,
     SynthesizerFactorised,
     SynthesizerRandom,
 )
-from cosformer.mechanisms.transnormer import TransNormer, TransNormerLocal
+from cosformer.mechanisms.linear import (
+    Based,
+    Cosformer,
+    Delta,
+    GatedDelta,
+    GatedLinear,
+    Hedgehog,
+    Identity,
+    LeakyRelu,
+    Linear,
+    Performer,
+    Relu,
+    Retention,
+    Rfa,
+    RfaArccos,
+    RfaGated,
+    RopeLinear,
+    Spe,
+    TransNormer,
+)
+from cosformer.mechanisms.patterns import (
+    BigBird,
+    Local,
+    Longformer,
+    Reformer,
+    Sinkhorn,
+    SparseFixed,
+    SparseStrided,
+    TransNormerLocal,
+)
 
-MECHANISMS: dict[str, type[Mechanism]] = {
+MECHANISMS |= {
     "cosformer": Cosformer,
     "softmax": Softmax,
     "linear": Linear,
@@ -67,8 +82,33 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 }
 
 
+def register(name: str, cls: type[Mechanism]) -> None:
+    """Make a mechanism of your own known by a name, without a change to this package.
+
+    `create`, the layer, `ModelConfig(mechanism=name)` and `cosformer train --mechanism name` then
+    take the name. Registering the same class under its name again does nothing.
+
+    Args:
+        name: what no other mechanism is called.
+        cls: a subclass of `Mechanism` with `traits`, `source` and `formula`, whose first arguments
+            are the number of heads and their width.
+    """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name must be a string of at least one letter, got {name!r}")
+    if not (isinstance(cls, type) and issubclass(cls, Mechanism)):
+        raise TypeError(f"cls must be a subclass of Mechanism, got {cls!r}")
+    for attribute in ("traits", "source", "formula"):
+        if not hasattr(cls, attribute):
+            raise ValueError(f"cls must have {attribute}, got {cls.__name__} without it")
+    if MECHANISMS.get(name, cls) is not cls:
+        raise ValueError(
+            f"name must not be taken, got {name!r}, which is {MECHANISMS[name].__name__}"
+        )
+    MECHANISMS[name] = cls
+
+
 def mechanism_class(name: str) -> type[Mechanism]:
-    """The class behind a name; another name is answered with the known ones."""
+    """The class behind a name; the error about an unknown name lists the known ones."""
     return MECHANISMS[check_choice("mechanism", name, MECHANISMS)]
 
 

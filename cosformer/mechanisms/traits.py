@@ -39,10 +39,10 @@ class Traits:
     """Made for k = q: a layer projects once."""
     controls: tuple[str, ...] = ()
     """Per-token numbers that the layer projects from its input, one per key head."""
-    fused: bool = False
-    """Goes through PyTorch's fused attention, whose gradient has none in turn."""
+    second_derivative: bool = True
+    """Has a second derivative; False: goes through PyTorch's attention, whose gradient has none."""
     growth: Literal["n", "n log n", "n√n", "n²", "n³"] = "n"
-    """Of time."""
+    """How its time grows with the length n."""
 
     def __post_init__(self) -> None:
         if self.causal == "no" and (self.state != "none" or not self.full):
@@ -50,7 +50,7 @@ class Traits:
 
     @property
     def abilities(self) -> str:
-        """In words, for errors and tables."""
+        """What it can do in words, for errors and tables."""
         causal = {"exact": "causal", "leaky": "causal (leaky)", "no": ""}[self.causal]
         streams = "" if self.state == "none" else f"streams ({self.state})"
         limit = "" if self.max_length is None else f"up to {self.max_length} tokens"

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from cosformer.mechanisms.base import Mechanism, Request, repeat_heads
+from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.padding import without_padding
+from cosformer.mechanisms.request import Request, repeat_heads
 from cosformer.mechanisms.traits import Traits
 from cosformer.runtime import compute_dtype, long_dtype
 
@@ -23,8 +24,8 @@ class Whole(Mechanism):
         """`[B, H, n, V]`; k and v have a head for each of q, all are of the working dtype."""
         raise NotImplementedError
 
-    def working_dtype(self, q: Tensor, v: Tensor) -> torch.dtype:
-        """What `attend_whole` is given."""
+    def working_dtype(self, q: Tensor) -> torch.dtype:
+        """The dtype in which `attend_whole` is given q, k and v."""
         return long_dtype(q)
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -32,7 +33,7 @@ class Whole(Mechanism):
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype = self.working_dtype(q, v)
+        dtype = self.working_dtype(q)
         inputs = [x.to(dtype) for x in (q, repeat_heads(k, q), repeat_heads(v, q))]
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_tensor
-from cosformer.mechanisms import Mechanism
-from cosformer.mechanisms.padding import ranks, real_first
-from cosformer.mechanisms.refusal import refuse
-from cosformer.mechanisms.seeded import Seeded
+from cosformer.mechanisms import Mechanism, Seeded, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
 from cosformer.nn import Block, FeedForward, LayerState, MultiHeadAttention
 from cosformer.nn.positions import sinusoids_at

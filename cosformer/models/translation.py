@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from cosformer.mechanisms.padding import real_first
+from cosformer.mechanisms import real_first
 from cosformer.models.backbone import Backbone, ModelState
 from cosformer.models.config import ModelConfig
 from cosformer.models.heads import TokenHead

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
-from cosformer.mechanisms import create
-from cosformer.mechanisms.refusal import refuse
+from cosformer.mechanisms import create, refuse
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.rotary import check_rotary
-from cosformer.mechanisms.spe import SinePositions
-from cosformer.ops.features.rotary import rotate
+from cosformer.mechanisms import SinePositions, check_rotary
+from cosformer.ops.features import rotate
 
 
 class Positions(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 from cosformer.records import Row, growth_exponent
 from cosformer.report.figures import figure_bytes, short
-from cosformer.report.selection import PASSES, Times, describe, rows_of, runs_of_each, times
+from cosformer.report.selection import Times, describe, runs_of_each, times
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 REFERENCES = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
@@ -28,26 +28,6 @@ def mechanism_table(rows: Sequence[Row]) -> str:
         "Milliseconds; causal where a mechanism can be, else full (marked *)"
     )
     return f"{markdown(header, lines)}\n\n{explained}. {describe(run)}."
-
-
-def feature_table(rows: Sequence[Row]) -> str:
-    """Time over cosFormer's, as it is and for each feature, at the largest batch measured."""
-    ratios = rows_of(rows, "feature_time_ratio")
-    batch = max(row.config["batch"] for row in ratios)
-    newest: dict[tuple[str, str], Row] = {}
-    for row in sorted(ratios, key=lambda row: row.date):
-        if row.config["batch"] == batch:
-            newest[row.config["candidate"], row.config["pass"]] = row
-    shown = list(newest.values())
-    spent = {_place(row): row.value for row in rows if row.what == "time_graph"}
-    header = ["mechanism", *(f"{title}, × cosFormer's time" for title in PASSES.values())]
-    header += [f"{title}, per feature" for title in PASSES.values()]
-    lines = []
-    for name in sorted(_names(shown), key=lambda name: newest[name, "forward_backward"].value):
-        both = [newest[name, pass_name] for pass_name in PASSES]
-        whole = [spent[_place(x)] / spent[_place(x, "cosformer")] for x in both]
-        lines.append([name, *(f"{x:.2f}" for x in (*whole, *(row.value for row in both)))])
-    return f"{markdown(header, lines)}\n\nWithout the host. {describe(shown)}."
 
 
 def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
@@ -118,12 +98,6 @@ def _value(
             if row.what == "failed":
                 return str(at["reason"]).partition(":")[0]
     return MISSING
-
-
-def _place(row: Row, name: str | None = None) -> tuple[object, ...]:
-    """Where a row was measured, or another mechanism in its place."""
-    at = row.config
-    return row.date, name or at["candidate"], at["pass"], at["batch"], at["length"]
 
 
 def _alone(run: Sequence[Row]) -> tuple[Times, str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
 from cosformer.report.cells import cell_table
-from cosformer.report.mechanisms import feature_table, mechanism_table
+from cosformer.report.mechanisms import mechanism_table
 from cosformer.report.selection import (
     LABELS,
     PASSES,
@@ -99,7 +99,6 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "summary": summary_table,
     "crossover": crossover_list,
     "mechanisms": mechanism_table,
-    "features": feature_table,
     "training": training_table,
     "generation": generation_table,
     "data": data_table,

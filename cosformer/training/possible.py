@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms import Mechanism
 from cosformer.models import ModelConfig
 from cosformer.training.learner import create, take_over
 from cosformer.training.phases import Phase

@@ -70,7 +70,7 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
     def explode(*arguments: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate")
 
-    monkeypatch.setattr("cosformer.mechanisms.softmax.Softmax.attend", explode)
+    monkeypatch.setattr("cosformer.mechanisms.dense.softmax.Softmax.attend", explode)
     rows = list(training.measure(options(tmp_path, lengths=(8,))))
     (failed,) = [row for row in rows if row.what == "failed"]
     assert (failed.config["candidate"], failed.config["length"]) == ("softmax", 8)

@@ -2,14 +2,13 @@
 
 import pytest
 
-from cosformer.mechanisms import family
-from cosformer.ops import delta
+from cosformer.mechanisms.linear import delta_rule, family
 from cosformer.ops.chunked import chunks as span
 
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
     monkeypatch.setattr(span, "CHUNK_LENGTH", 8)
-    monkeypatch.setattr(delta, "CHUNK_LENGTH", 8)
-    monkeypatch.setattr(delta, "SEGMENT_LENGTH", 16)
+    monkeypatch.setattr(delta_rule, "CHUNK_LENGTH", 8)
+    monkeypatch.setattr(delta_rule, "SEGMENT_LENGTH", 16)
     monkeypatch.setitem(family.SCRATCH, "cpu", 2**11)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosformer.mechanisms.base import Request, seen
-from cosformer.mechanisms.nystromformer import pseudo_inverse
+from cosformer.mechanisms.dense.nystromformer import pseudo_inverse
 
 RIVALS = {
     "linformer": {"max_length": 5001, "projected": 32},

@@ -17,7 +17,7 @@ from mechanism_cases import (
 )
 from torch.testing import assert_close
 
-from cosformer.ops import delta
+from cosformer.mechanisms.linear import delta_rule
 from cosformer.ops.chunked import chunks as span
 
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
@@ -194,7 +194,7 @@ def test_the_length_of_chunks_does_not_matter(name, causal, monkeypatch):
     q, k, v, controls = tokens(mechanism)
     out, _ = mechanism(q, k, v, causal=causal, controls=controls)
     for length in (5, 64):
-        for module in (span, delta):
+        for module in (span, delta_rule):
             monkeypatch.setattr(module, "CHUNK_LENGTH", length)
         assert_close(mechanism(q, k, v, causal=causal, controls=controls)[0], out)
 

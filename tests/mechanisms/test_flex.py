@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cosformer.ops.problem.memo import Memo
 from mechanism_cases import draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import flex, hashed_flex
-from cosformer.mechanisms.hashed import Chunks
-from cosformer.memo import Memo
+from cosformer.mechanisms.patterns.hashed import Chunks
 
 OPTIONS = {
     "local": {"window": 90},

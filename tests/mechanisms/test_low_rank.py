@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cosformer.mechanisms import one_vs_each
-from cosformer.mechanisms.nystromformer import pseudo_inverse
-from cosformer.mechanisms.one_vs_each import log_one_vs_each
+from cosformer.mechanisms.dense.nystromformer import pseudo_inverse
+from cosformer.mechanisms.dense.one_vs_each import log_one_vs_each
 
 SQUARE_ROOT = 6**0.5  # of the width
 

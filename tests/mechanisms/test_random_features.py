@@ -7,7 +7,7 @@ from mechanism_cases import draw, make
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cosformer.mechanisms.performer import orthogonal_rows
+from cosformer.mechanisms.linear.performer import orthogonal_rows
 
 
 def kernel(name, **options):

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from cosformer.mechanisms import fused, linformer, synthesizer, whole
-from cosformer.mechanisms.nystromformer import banded, means
+from cosformer.mechanisms.dense.nystromformer import banded, means
 from cosformer.runtime import long_dtype
 
 

@@ -8,7 +8,7 @@ from mechanism_cases import CASES, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import family, groups
-from cosformer.mechanisms.family import LinearMechanism
+from cosformer.mechanisms.linear.family import LinearMechanism
 
 FAMILY = [(name, causal) for name, causal in CASES if isinstance(make(name), LinearMechanism)]
 

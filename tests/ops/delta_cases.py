@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.mechanisms.linear.delta_rule import fade, strict, units
 from cosformer.ops import delta_triton
-from cosformer.ops.delta import fade, strict, units
 
 NAMES = ("out", "memory", "dq", "dk", "dv", "dbeta", "dgates", "dmemory")
 SLACK = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 8e-3}

@@ -6,8 +6,8 @@ from delta_cases import CASES, SLACK, Case, check, draw
 from torch.testing import assert_close
 
 from cosformer.mechanisms import create
+from cosformer.mechanisms.linear.delta_launch import by_kernel
 from cosformer.ops import delta_triton
-from cosformer.ops.delta_triton import by_kernel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,8 +57,8 @@ def test_a_stream_goes_on_where_it_stood(dtype):
 
 @pytest.mark.parametrize("name", ["delta", "gated-delta"])
 def test_no_length_or_batch_compiles_again(name):
-    from cosformer.ops.delta_back_kernels import gradients_kernel
-    from cosformer.ops.delta_kernels import carry_kernel
+    from cosformer.mechanisms.linear.delta_back_kernels import gradients_kernel
+    from cosformer.mechanisms.linear.delta_kernels import carry_kernel
 
     mechanism = create(name, 4, 64)
 

@@ -205,7 +205,7 @@ class Workspace:
                     view("edges", chunks + 1, states * y, z),
                     view("turned", chunks, states * z, y),
                     reading(y, z),
-                    reading(z, y),
+                    reading(z, y) if "turned" in memory else Reading(),
                 )
             self._buffers[n] = made[chunks, length]
 

@@ -42,26 +42,30 @@ def forward(given: Given) -> Results:
     same_width = q.shape[-1] == v.shape[-1]
     out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
     total = q.new_empty(*q.shape[:2], q.shape[2] if rows.divides else 0, dtype=rows.dtype)
-    put = sink(out, spans.queries)
-    put_total = sink(total[..., None], spans.queries) if rows.divides else None
     in_place = out.dtype == rows.dtype and not torch.compiler.is_compiling()
-    pieces = cut(out, spans.queries) if in_place else []
+    if in_place and rows.divides:
+        outs, totals = cut(out, spans.queries), cut(total[..., None], spans.queries)
+    else:
+        put = sink(out, spans.queries)
+        put_total = sink(total[..., None], spans.queries) if rows.divides else None
+
+    def store_in_place(n: int, sums: Tensor) -> None:
+        row_total = totals[n].copy_(sums[..., -1:])
+        divisor = DENOMINATORS[options.rule](row_total, options.eps)
+        torch.div(sums[..., :-1], divisor, out=outs[n])
 
     def store(n: int, sums: Tensor) -> None:
         if put_total is not None:
             row_total = sums[..., -1:]
             put_total(n, row_total)
-            divisor = DENOMINATORS[options.rule](row_total, options.eps)
-            if in_place:
-                torch.div(sums[..., :-1], divisor, out=pieces[n])
-                return
-            sums = sums[..., :-1] / divisor
+            sums = sums[..., :-1] / DENOMINATORS[options.rule](row_total, options.eps)
         elif options.scale != 1:
             sums = sums * options.scale
         put(n, sums)
 
     first = rows.first_state()
-    last = run(_pattern(given), spans, rows.k, rows.v, first, Reader(rows.q, store))
+    reader = Reader(rows.q, store_in_place if in_place and rows.divides else store)
+    last = run(_pattern(given), spans, rows.k, rows.v, first, reader)
     last = last if last is not first and v.shape[2] else last.clone()
     return Results(out, total, last[:, :: rows.groups])
 

@@ -222,10 +222,9 @@ def sweep(
     with Workspace(state, windows.states, spans, parts) as buffers:
         for n in reversed(range(len(spans))) if reverse else range(len(spans)):
             window, memory = windows.window(n, reverse=reverse, strict=strict), buffers[n]
-            columns, values = y(n, memory.y), z(n, memory.z)
+            columns, values, rows = y(n, memory.y), z(n, memory.z), x.load(n, memory.x.rows)
             written = _scale(columns, window.write, memory.written).mT
             earlier, state = _accumulate(written, values, state, window.carry, memory, reverse)
-            rows = x.load(n, memory.x.rows)
             x.store(n, _read(rows, window, columns, values, earlier, memory.scores, memory.x))
             if mirror is not None:
                 turned = _turn(earlier, windows.states, memory.turned)

@@ -1,1 +1,13 @@
-"""What several mechanisms make of q and k before attention."""
+"""What several mechanisms make of q and k before attention: features of projections, rotations."""
+
+from cosformer.ops.features.projected import PARTS, projected, top_exponents
+from cosformer.ops.features.rotary import positions, rotate, rotated_features
+
+__all__ = [
+    "PARTS",
+    "positions",
+    "projected",
+    "rotate",
+    "rotated_features",
+    "top_exponents",
+]

@@ -1,0 +1,34 @@
+"""Softmax attention ("Attention Is All You Need", Vaswani et al., 2017), PyTorch's own."""
+
+import math
+
+from torch import Tensor
+
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.request import Request, repeat_heads, seen
+from cosformer.mechanisms.sdpa import sdpa_for
+from cosformer.mechanisms.traits import Cost, Traits
+
+
+class Softmax(Mechanism):
+    """Softmax attention through `scaled_dot_product_attention`."""
+
+    traits = Traits(causal="exact", state="cache", second_derivative=False, growth="n²")
+    source = "Vaswani et al., 2017"
+    formula = "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        return sdpa_for(q, k, v, request)
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)
+        mask = seen(request, q.shape[2], k.shape[2], q.device)
+        if mask is None:
+            return score.softmax(-1)
+        score = score.masked_fill(~mask, -math.inf)
+        return score.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0)
+
+    def cost(self, length: int) -> Cost:
+        pairs = self.heads * length**2
+        numbers = 2 * (self.heads + self.key_heads) * length * self.width
+        return Cost(pairs * (4 * self.width + 5), 4 * numbers)

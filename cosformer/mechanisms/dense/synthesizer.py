@@ -1,0 +1,209 @@
+"""Synthesizer ("Rethinking Self-Attention in Transformer Models", Tay et al., 2020)."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cosformer.check import check_whole
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.padding import ranks
+from cosformer.mechanisms.request import Request, repeat_heads, seen
+from cosformer.mechanisms.sdpa import sdpa_for
+from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.runtime import compute_dtype, long_dtype
+
+TRAITS = Traits(
+    causal="exact",
+    cross=False,
+    state="cache",
+    positions="absolute",
+    max_length=512,
+    growth="n²",
+)
+Places = slice | Tensor
+"""Positions that follow each other, or `[B, n]`."""
+
+
+class Synthesizer(Mechanism):
+    """Softmax over scores that no query–key product made. A subclass has `scores`.
+
+    Positions count real tokens, so that padding does not shift them.
+    """
+
+    traits = TRAITS
+    source = "Tay et al., ICML 2021"
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads)
+        self.set_max_length(max_length)
+
+    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
+        """`[B or 1, H, T, S]` of query positions i and key positions j, both of one kind."""
+        raise NotImplementedError
+
+    def parameters_read(self, length: int) -> int:
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        dtype = long_dtype(q)
+        weights = self._weights(q, k, request).to(dtype)
+        return (weights @ repeat_heads(v, q).to(dtype)).to(q.dtype)
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        return self._weights(q, k, request).expand(q.shape[0], -1, -1, -1).to(q.dtype)
+
+    def empty_state(self, k: Tensor, v: Tensor) -> Any:
+        return super().empty_state(k[..., :0], v)  # keys have no part in it
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    ) -> tuple[Tensor, Any]:
+        return super().advance(q, k[..., :0], v, state, request)
+
+    def state_size(self, length: int) -> int:
+        return self.key_heads * self.value_width * self.keep(length)
+
+    def cost(self, length: int) -> Cost:
+        pairs = self.heads * length**2
+        numbers = 2 * (self.heads + self.key_heads) * length * self.width
+        made, read = self.made(length), self.parameters_read(length)
+        return Cost(pairs * (2 * self.width + 5) + made, 4 * (numbers + read + pairs))
+
+    def made(self, length: int) -> int:
+        """Operations that make the scores."""
+        return 0
+
+    def positions(self, q: Tensor, k: Tensor, request: Request) -> tuple[Places, Places]:
+        """Of queries and of keys."""
+        i = slice(request.start, request.start + q.shape[2])
+        if request.key_mask is None:
+            return i, slice(k.shape[2])
+        j = ranks(request.key_mask)
+        return j[:, i], j
+
+    def _weights(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        score = self.scores(q.to(compute_dtype(q.dtype)), *self.positions(q, k, request))
+        found = seen(request, q.shape[2], k.shape[2], q.device)
+        if found is None:
+            return score.softmax(-1)
+        weights = score.masked_fill(~found, -math.inf).softmax(-1)
+        if request.key_mask is None:  # every query sees the first key
+            return weights
+        return weights.masked_fill(~found.any(-1, keepdim=True), 0)
+
+
+def _taken(table: Tensor, places: Places, like: Tensor) -> Tensor:
+    """Rows of a table `[H, L, …]` in the dtype of another tensor, `[B or 1, H, n, …]`.
+
+    Others than neighbours go by `index_select`: the gradient of an index in brackets sorts it.
+    """
+    if isinstance(places, slice):
+        return table[:, places].to(like.dtype)[None]
+    rows = table.to(like.dtype).index_select(1, places.flatten())
+    return rows.unflatten(1, places.shape).movedim(0, 1)
+
+
+class SynthesizerRandom(Synthesizer):
+    """Learned scores for every pair of positions; q and k have no part in it."""
+
+    formula = "out = softmax(R) V, R learned [heads, max_length, max_length]"
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        self.table = nn.Parameter(torch.randn(heads, max_length, max_length))
+
+    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
+        if isinstance(i, slice) or isinstance(j, slice):
+            return self.table[:, i, j].to(q.dtype)[None]
+        pairs = i[:, :, None] * self.table.shape[2] + j[:, None]
+        return _taken(self.table.flatten(1), pairs, q)
+
+    def parameters_read(self, length: int) -> int:
+        return self.heads * length**2
+
+
+class Factored(Synthesizer):
+    """Scores that are products after all, so that PyTorch's attention need not store them."""
+
+    traits = replace(TRAITS, second_derivative=False)
+
+    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
+        """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""
+        raise NotImplementedError
+
+    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
+        rows, columns = self.factors(q, i, j)
+        return rows @ columns.mT
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        dtype = long_dtype(q)
+        rows, columns = self.factors(q.to(dtype), *self.positions(q, k, request))
+        values = repeat_heads(v, q).to(dtype)
+        return sdpa_for(rows, columns, values, request, scale=1.0).to(q.dtype)
+
+
+class SynthesizerFactorised(Factored):
+    """The random one with scores of low rank; q and k have no part in it."""
+
+    formula = "out = softmax(R₁ R₂ᵀ) V, R₁ and R₂ learned [heads, max_length, rank]"
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        max_length: int = 512,
+        rank: int = 8,
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        self.rank = check_whole("rank", rank, 1)
+        size = rank**-0.25  # scores of variance 1
+        self.rows = nn.Parameter(size * torch.randn(heads, max_length, rank))
+        self.columns = nn.Parameter(size * torch.randn(heads, max_length, rank))
+
+    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
+        return _taken(self.rows, i, q), _taken(self.columns, j, q)
+
+    def made(self, length: int) -> int:
+        return 2 * self.heads * self.rank * length**2
+
+    def parameters_read(self, length: int) -> int:
+        return 2 * self.heads * self.rank * length
+
+
+class SynthesizerDense(Factored):
+    """Each token makes its own row of scores from its q; k has no part in it."""
+
+    formula = (
+        "out_i = softmax(W₂ relu(W₁ q_i + b₁) + b₂) V, a score for each of max_length positions"
+    )
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        size = 1 / math.sqrt(width)
+        self.hidden = nn.Parameter(size * torch.randn(heads, width, width))  # W₁
+        self.hidden_bias = nn.Parameter(torch.zeros(heads, 1, width))
+        self.output = nn.Parameter(size * torch.randn(heads, max_length, width))  # W₂
+        self.output_bias = nn.Parameter(torch.zeros(heads, max_length))
+
+    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
+        hidden = (q @ self.hidden.to(q.dtype).mT + self.hidden_bias.to(q.dtype)).relu()
+        output, bias = _taken(self.output, j, q), _taken(self.output_bias, j, q)[..., None]
+        return F.pad(hidden, (0, 1), value=1.0), torch.cat([output, bias], -1)
+
+    def made(self, length: int) -> int:
+        return 2 * self.heads * self.width * length * (self.width + length)
+
+    def parameters_read(self, length: int) -> int:
+        return self.heads * (self.width + 1) * (self.width + length)

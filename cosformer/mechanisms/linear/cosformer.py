@@ -1,0 +1,114 @@
+"""cosFormer as a mechanism ("cosFormer: Rethinking Softmax in Attention", Qin et al., 2022)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from cosformer.check import check_eps
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops import (
+    WEIGHTS,
+    State,
+    attention,
+    attention_weights,
+    attention_with_state,
+    check_continues,
+    check_weight,
+    read_horizon,
+    step,
+    whole_limit,
+)
+from cosformer.runtime import compute_dtype
+
+
+class Cosformer(Mechanism):
+    """cosFormer: relu features, re-weighted by the cosine of the distance."""
+
+    traits = Traits(causal="exact", state="constant", positions="relative")
+    source = "Qin et al., ICLR 2022"
+    stream_option = "horizon"
+    state_type = State
+    length_hint = "make it with a larger horizon, or weight='raised_cosine'"
+    formula = "out_i = Σ_j s_ij v_j / Σ_j s_ij, s_ij = relu(q_i)·relu(k_j) cos(π/2 (i − j)/horizon)"
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        horizon: float | Sequence[float] | Tensor | None = None,
+        weight: str = "cosine",
+        eps: float = 1e-6,
+    ) -> None:
+        """`horizon`: one number or one per head; None is the length of each call, where a stream
+        needs a number. It is an option and in no checkpoint."""
+        super().__init__(heads, width, key_heads=key_heads)
+        self.horizon = read_horizon(horizon, heads, self.key_heads)
+        self.weight, self.eps = check_weight(weight), check_eps(eps)
+        if self.horizon is not None and weight == "cosine":
+            self.traits = replace(self.traits, max_length=whole_limit(self.horizon))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        self._check_length(max(k.shape[2], request.start + q.shape[2]) - min(request.start, 0))
+        return attention(q, k, v, **self._options(request))
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        return attention_weights(q, k, **self._options(request))
+
+    def empty_state(self, k: Tensor, v: Tensor) -> State:
+        if self.horizon is None:
+            raise ValueError(
+                "horizon must be a number for a stream, got None: make it with one, as horizon=4096"
+            )
+        sizes = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+        return State.empty(
+            *sizes,
+            horizon=self.horizon,
+            weight=self.weight,
+            dtype=compute_dtype(k.dtype),
+            device=k.device,
+        )
+
+    def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
+        super().check_state(state, k, v)
+        check_continues(state, k, v, self.horizon, self.weight)
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    ) -> tuple[Tensor, State]:
+        return attention_with_state(q, k, v, state=state, key_mask=request.key_mask, eps=self.eps)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Any,
+        *,
+        controls: Mapping[str, Tensor] = NO_CONTROLS,
+    ) -> tuple[Tensor, State]:
+        return step(q, k, v, state, eps=self.eps), state
+
+    def state_size(self, length: int) -> int:
+        return self.key_heads * WEIGHTS[self.weight] * self.width * (self.value_width + 1)
+
+    def cost(self, length: int) -> Cost:
+        states = WEIGHTS[self.weight]
+        numbers = 2 * (self.heads + self.key_heads) * length * self.width
+        operations = 4 * states * self.heads * length * self.width * (self.width + 1)
+        return Cost(operations, 4 * numbers)
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        return {
+            "causal": request.causal,
+            "horizon": self.horizon,
+            "key_mask": request.key_mask,
+            "query_start": request.start,
+            "weight": self.weight,
+            "eps": self.eps,
+        }

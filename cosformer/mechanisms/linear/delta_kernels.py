@@ -1,0 +1,292 @@
+"""The delta rule by chunks of C tokens, forward, and the one chain of memories for both ways.
+
+With unit rows k, G the sums of gates since a chunk began, F_ij = e^(G_i−G_j) for j ≤ i, and T the
+inverse of I + strictly lower part of β_i F_ij k_i·k_j, the memory S before a chunk becomes
+
+    u = T β (v − e^G k S)      S′ = e^(G_C) S + (e^(G_C−G) k)ᵀ u      out = e^G q S + (F ⊙ q kᵀ) u
+
+and gradients go back, with y that of β (v − e^G k S), by
+
+    y = Tᵀ ((F ⊙ q kᵀ)ᵀ dout + e^(G_C−G) k dS′)     dS = e^(G_C) dS′ + (e^G q)ᵀ dout − (β e^G k)ᵀ y
+
+Both are x = x₀ + a S and S′ = e^(G_C) S + r + kᵀ (f x), of which all but S is known for every chunk
+before the first memory is: `carry_kernel`. Rows of q and k are divided by their norms as they are
+loaded. Tensors without strides are contiguous; those of tokens are `[B, H, T, ·]`.
+"""
+
+import triton
+import triton.language as tl
+
+LOG_E = tl.constexpr(1.4426950408889634)  # to base 2, which a GPU's exponentials have
+SHORTEST = tl.constexpr(1e-12)  # shorter rows are divided by that, as by torch's `normalize`
+
+
+@triton.jit
+def first_row(blocks, heads, C: tl.constexpr):
+    """The batch, head and first token of a program, 64 bits each."""
+    program = tl.program_id(0).to(tl.int64)
+    row = program // blocks
+    return row // heads, row % heads, (program % blocks) * C
+
+
+@triton.jit
+def load_rows(rows, index, column, stride, column_stride, valid, width, FULL: tl.constexpr):
+    """A tile [C, W] of rows; zeros beyond the segment and the width.
+
+    float16 becomes float32, multiplied as tf32: as precise, and sums do not overflow.
+    """
+    where = rows + index[:, None] * stride + column[None, :] * column_stride
+    if FULL:
+        tile = tl.load(where, mask=valid[:, None], other=0.0)
+    else:
+        tile = tl.load(where, mask=valid[:, None] & (column[None, :] < width), other=0.0)
+    if tile.dtype == tl.float16:
+        tile = tile.to(tl.float32)
+    return tile
+
+
+@triton.jit
+def product(a, b, into):
+    """`into` + a b, of tiles of one type."""
+    return tl.dot(a, b, into, input_precision="tf32x3")  # which says nothing of 16 bits
+
+
+@triton.jit
+def halves(exponent):
+    """A float64 as two float32.
+
+    One far below 0, where gates let nothing through, has no bits left for a difference.
+    """
+    near = exponent.to(tl.float32)
+    return near, (exponent - near.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def dot(a, b, into, SHORT: tl.constexpr, PRECISION: tl.constexpr):
+    """`into` + a b, rounded to bfloat16 where SHORT."""
+    if SHORT:
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), into)
+    else:
+        a, b = _nearest(a.to(tl.float32), PRECISION), _nearest(b.to(tl.float32), PRECISION)
+        return tl.dot(a, b, into, input_precision=PRECISION)
+
+
+@triton.jit
+def _nearest(a, PRECISION: tl.constexpr):
+    """For tf32, whose 13 missing bits tensor cores cut off: that they are rounded, more or less."""
+    if PRECISION == "tf32":
+        return a * (1 + 2**-11.5)
+    else:
+        return a
+
+
+@triton.jit
+def _bounded(a, b, PRECISION: tl.constexpr):
+    """a b of numbers that are 1 at most: float16 has the bits of tf32, at twice the speed."""
+    nothing = tl.zeros_like(a)
+    if PRECISION == "tf32":
+        return tl.dot(a.to(tl.float16), b.to(tl.float16), nothing)
+    else:
+        return tl.dot(a, b, nothing, input_precision=PRECISION)
+
+
+@triton.jit
+def _inverse(lower, PRECISION: tl.constexpr):
+    """(I + lower)⁻¹ of a strictly lower triangle, 64 wide: blocks of 2, 4 … are joined in pairs.
+
+    All numbers on the way are of inverses, 1 at most for unit keys; powers of `lower` would not be.
+    """
+    C: tl.constexpr = lower.shape[0]
+    apart = tl.arange(0, C)[:, None] ^ tl.arange(0, C)[None, :]  # its highest bit: in which pair
+    found = tl.where(apart == 0, 1.0, tl.where(apart == 1, -lower, 0.0))
+    for level in tl.static_range(1, 6):
+        between = _bounded(tl.where(apart >> level == 1, lower, 0.0), found, PRECISION)
+        found -= _bounded(found, between, PRECISION)
+    return found
+
+
+@triton.jit
+def reciprocal(tile):
+    """1/|row| of each row."""
+    tile = tile.to(tl.float32)
+    return 1 / tl.maximum(tl.sqrt(tl.sum(tile * tile, 1)), SHORTEST)
+
+
+@triton.jit
+def fading_of(sums):
+    """F_ij, 0 for j > i."""
+    upper, lower = halves(sums)
+    row = tl.arange(0, sums.shape[0])
+    gap = (upper[:, None] - upper[None, :]) + (lower[:, None] - lower[None, :])
+    return tl.exp2(tl.where(row[:, None] >= row[None, :], gap, float("-inf")))
+
+
+@triton.jit
+def decays(sums, row, first, length, C: tl.constexpr):
+    """G to base 2, e^G and e^(G_C−G) of a chunk; what it leaves of the memory."""
+    token = tl.minimum(first + tl.arange(0, C), length - 1)
+    given = tl.load(sums + row * length + token)
+    end = tl.load(sums + row * length + tl.minimum(first + C, length) - 1)
+    left = tl.exp2(end.to(tl.float32))
+    return given, tl.exp2(given.to(tl.float32)), tl.exp2((end - given).to(tl.float32)), left
+
+
+@triton.jit
+def load_tile(x, row, column, height, width):
+    """A tile of a matrix `[height, width]`."""
+    inside = (row[:, None] < height) & (column[None, :] < width)
+    return tl.load(x + row[:, None] * width + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_tile(x, tile, row, column, height, width):
+    inside = (row[:, None] < height) & (column >= 0)[None, :] & (column[None, :] < width)
+    cells = x + row[:, None] * width + column[None, :]
+    tl.store(cells, tile.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["blocks", "length", "heads"])
+def prepare_kernel(
+    k, v, beta, gates,
+    sums,  # [B, H, T] float64: G, to base 2
+    written,  # [B, H, T]: e^(G_C−G)/|k|
+    erased,  # [B, H, T]: −β e^G/|k|, or None
+    solver,  # [B, H, n, C, C]: T, or None
+    answered,  # [B, H, T, D]: −T β e^G k
+    own,  # [B, H, T, V]: T β v
+    blocks, length, heads, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d,
+    FLOOR: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """What is known of a chunk before its memory."""
+    batch, head, first = first_row(blocks, heads, C)
+    row = batch * heads + head
+    token, lane = first + tl.arange(0, C), tl.arange(0, BLOCK_D)
+    there = token < length
+    keys = load_rows(k + batch * k_b + head * k_h, token, lane, k_t, k_d, there, D, False)
+    share = reciprocal(keys)
+    rate = tl.load(beta + row * length + token, mask=there, other=0.0)
+    gate = tl.load(gates + row * length + token, mask=there, other=0.0)
+    gate = tl.where(gate < FLOOR, FLOOR, gate).to(tl.float64) * LOG_E
+    total = tl.cumsum(gate, 0)
+    end = tl.sum(gate, 0)
+    since = rate * share * tl.exp2(total.to(tl.float32))
+    tl.store(sums + row * length + token, total, mask=there)
+    left = tl.exp2((end - total).to(tl.float32))
+    tl.store(written + row * length + token, left * share, mask=there)
+    if erased is not None:
+        tl.store(erased + row * length + token, -since, mask=there)
+
+    zeros = tl.zeros([C, C], tl.float32)
+    place_in = tl.arange(0, C)
+    strict = place_in[:, None] > place_in[None, :]
+    mixing = dot(keys, tl.trans(keys), zeros, SHORT, PRECISION) * fading_of(total)
+    mixing *= (rate * share)[:, None] * share[None, :]
+    inverse = _inverse(tl.where(strict, mixing, 0.0), PRECISION)
+    if solver is not None:
+        store_tile(solver + (row * blocks + first // C) * C * C, inverse, place_in, place_in, C, C)
+    nothing = tl.zeros([C, BLOCK_D], tl.float32)
+    reads = dot(inverse * -since[None, :], keys, nothing, SHORT, PRECISION)
+    store_tile(answered + row * length * D, reads, token, lane, length, D)
+    inverse *= rate[None, :]
+    for start in range(0, V, BLOCK_V):
+        column = start + tl.arange(0, BLOCK_V)
+        values = load_rows(v + batch * v_b + head * v_h, token, column, v_t, v_d, there, V, False)
+        found = dot(inverse, values, tl.zeros([C, BLOCK_V], tl.float32), SHORT, PRECISION)
+        store_tile(own + row * length * V, found, token, column, length, V)
+
+
+@triton.jit(do_not_specialize=["segments", "steps", "blocks", "length", "heads"])
+def carry_kernel(
+    k, factor, sums,
+    a,  # [B, H, T, D]
+    x,  # [B, H, T, V]: x₀; with WHOLE, x takes its place
+    states,  # [B, H, n, D, V]: with BACK r; with WHOLE, the S before each chunk takes its place
+    moves,  # [B, H, segments, D, D] float32: what a segment makes of a memory
+    ends,  # [B, H, segments, D, V] float32: and adds to it
+    begin,  # [B, H, D, V] float32: S before the first chunk
+    last,  # [B, H, D, V] float32: S after the last
+    segments, steps, blocks, length, heads, k_b, k_h, k_t, k_d,
+    COLUMNS: tl.constexpr, BACK: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """x = x₀ + a S and S ← e^(G_C) S + r + kᵀ (f x), chunk after chunk, with BACK from the last on.
+
+    A program has a segment of `steps` chunks and a block of columns. With WHOLE it begins with
+    what the segments before it leave. Else it begins with 0, or, behind the columns of V, with the
+    identity, whose end is what a segment makes of any memory; of a segment BACK that is transposed.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    block, segment = program % COLUMNS, program // COLUMNS % segments
+    row = program // COLUMNS // segments
+    lane, column = tl.arange(0, BLOCK_D), block * BLOCK_V + tl.arange(0, BLOCK_V)
+    k += row // heads * k_b + row % heads * k_h
+    mine = column - (V + BLOCK_V - 1) // BLOCK_V * BLOCK_V  # of the identity, where not negative
+    if WHOLE:
+        state = load_tile(begin + row * D * V, lane, column, D, V)
+        for before in range(segments - 1 - segment if BACK else segment):
+            other = row * segments + (segments - 1 - before if BACK else before)
+            move = load_tile(moves + other * D * D, lane, lane, D, D)
+            if BACK:
+                move = tl.trans(move)
+            state = product(move, state, load_tile(ends + other * D * V, lane, column, D, V))
+    else:
+        state = (lane[:, None] == mine[None, :]).to(tl.float32)
+    chunks = tl.minimum(steps, blocks - segment * steps)
+    for n in range(chunks):
+        chunk = segment * steps + (chunks - 1 - n if BACK else n)
+        token = chunk * C + tl.arange(0, C)
+        there = token < length
+        reads = load_tile(a + row * length * D, token, lane, length, D)
+        keys = load_rows(k, token, lane, k_t, k_d, there, D, False)
+        share = tl.load(factor + row * length + token, mask=there, other=0.0)
+        end = tl.load(sums + row * length + tl.minimum(chunk * C + C, length) - 1).to(tl.float32)
+        found = load_tile(x + row * length * V, token, column, length, V).to(tl.float32)
+        slot = states + (row * blocks + chunk) * D * V
+        if BACK:
+            rest = load_tile(slot, lane, column, D, V)
+        found = dot(reads, state, found, SHORT, PRECISION)
+        kept = state
+        state *= tl.exp2(end)
+        if BACK:
+            state += rest.to(tl.float32)
+        if WHOLE:
+            store_tile(x + row * length * V, found, token, column, length, V)
+            store_tile(slot, kept, lane, column, D, V)
+        state = dot(tl.trans(keys), found * share[:, None], state, SHORT, PRECISION)
+    if not WHOLE:
+        store_tile(ends + (row * segments + segment) * D * V, state, lane, column, D, V)
+        store_tile(moves + (row * segments + segment) * D * D, state, lane, mine, D, D)
+    elif segment == (0 if BACK else segments - 1):
+        store_tile(last + row * D * V, state, lane, column, D, V)
+
+
+@triton.jit(do_not_specialize=["blocks", "length", "heads"])
+def read_kernel(
+    q, k, sums, states, new,
+    out,  # [B, H, T, V]
+    blocks, length, heads, scale, q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d,
+    GROUPS: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """out = e^G q S + (F ⊙ q kᵀ) u of a chunk and a head of queries."""
+    batch, head, first = first_row(blocks, heads, C)
+    row = batch * (heads // GROUPS) + head // GROUPS
+    token, lane = first + tl.arange(0, C), tl.arange(0, BLOCK_D)
+    there = token < length
+    queries = load_rows(q + batch * q_b + head * q_h, token, lane, q_t, q_d, there, D, False)
+    k += batch * k_b + head // GROUPS * k_h
+    keys = load_rows(k, token, lane, k_t, k_d, there, D, False)
+    total, since, _, _ = decays(sums, row, first, length, C)
+    ask = reciprocal(queries) * scale
+    score = dot(queries, tl.trans(keys), tl.zeros([C, C], tl.float32), SHORT, PRECISION)
+    score *= fading_of(total) * ask[:, None] * reciprocal(keys)[None, :]
+    for start in range(0, V, BLOCK_V):
+        column = start + tl.arange(0, BLOCK_V)
+        state = load_tile(states + (row * blocks + first // C) * D * V, lane, column, D, V)
+        found = dot(queries, state, tl.zeros([C, BLOCK_V], tl.float32), SHORT, PRECISION)
+        found *= (ask * since)[:, None]
+        u = load_tile(new + row * length * V, token, column, length, V)
+        found = dot(score, u, found, SHORT, PRECISION)
+        store_tile(out + (batch * heads + head) * length * V, found, token, column, length, V)

@@ -1,0 +1,239 @@
+"""What the linear family has in common: features of q and k, a weight, a normaliser, one engine."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.check import check_generator
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.linear.groups import goes_in_groups, in_groups
+from cosformer.mechanisms.recompute import recomputed
+from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops import (
+    State,
+    linear_attention,
+    linear_attention_step,
+    linear_attention_with_state,
+)
+from cosformer.runtime import full_precision
+
+SCRATCH = {"cpu": 2**20, "cuda": 2**28}
+"""Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""
+
+
+class Sums(NamedTuple):
+    """The state of a stream: sums over all keys so far."""
+
+    sums: State
+    owner: str  # the class of the mechanism
+
+
+class LinearMechanism(Mechanism):
+    """out_i = Σ_j w(i, j) φ(q_i)·φ(k_j) v_j / D_i. A member says what φ, w and D are.
+
+    `feature_map` names a φ that the engine, `linear_attention`, applies itself, which costs no
+    memory. A member with another φ has `queries` and `keys`, and `feature_width`.
+    """
+
+    traits = Traits(causal="exact", state="constant")
+    state_type = Sums
+    feature_map: str = "identity"
+    normaliser: str = "sum"
+    rule: str = "clamp"
+    eps: float = 1e-6
+
+    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+        """What φ is applied to, `[B, H, T, F]`; the first query stands at position `start`."""
+        return q
+
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+        """What φ is applied to, `[B, H_kv, S, F]`; masked keys are zeros, and count for nothing."""
+        return k
+
+    def share(self, request: Request) -> Tensor | None:
+        """A factor of the features of every key, `[B, H_kv, S]`; None for none."""
+        return None
+
+    def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
+        """The options theta, gamma, log_decay and scale of `linear_attention`."""
+        return {}
+
+    @property
+    def feature_width(self) -> int:
+        """How many features there are."""
+        return self.width
+
+    @property
+    def scratch_width(self) -> int:
+        """How many numbers a token takes in memory while its features are made."""
+        return 2 * self.feature_width if self.stores_features else 0
+
+    @property
+    def stores_features(self) -> bool:
+        """Whether features are stored before the engine reads them."""
+        return type(self).keys is not LinearMechanism.keys
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        return self._attend(q, k, v, request, "auto")
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        """The quadratic formula, read with the columns of the identity as values."""
+        if not k.shape[2]:
+            return q.new_zeros(*q.shape[:3], 0)
+        identity = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
+        return self._attend(q, k, identity.expand(*k.shape[:2], -1, -1), request, "reference")
+
+    def empty_state(self, k: Tensor, v: Tensor) -> Any:
+        return Sums(self.empty_sums(k, v), self.owner)
+
+    def empty_sums(self, k: Tensor, v: Tensor) -> State:
+        """The engine's state before the first token."""
+        k, v = k[:, :, :0], v[:, :, :0]
+        request = Request(True, None, 0, dict.fromkeys(self.traits.controls, k[..., 0]))
+        keys = self.keys(k, 0)
+        options = self._engine(k, request)
+        return linear_attention_with_state(keys, keys, v.to(keys.dtype), **options)[1]
+
+    def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
+        super().check_state(state, k, v)
+        check_sums(state.sums, k, self.feature_width, v.shape[3])
+
+    def advance(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
+    ) -> tuple[Tensor, Any]:
+        out, sums = self.advance_sums(q, k, v, state.sums, request)
+        return out, state._replace(sums=sums)
+
+    def advance_sums(
+        self, q: Tensor, k: Tensor, v: Tensor, sums: State, request: Request
+    ) -> tuple[Tensor, State]:
+        """The output of the next tokens, and the engine's state after them."""
+        given = self._features(q, k, v, request, sums.position, sums.position)
+        options = self._engine(k, request) | {"key_mask": request.key_mask}
+        out, after = linear_attention_with_state(*given, state=sums, **options)
+        return out.to(q.dtype), after
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Any,
+        *,
+        controls: Mapping[str, Tensor] = NO_CONTROLS,
+    ) -> tuple[Tensor, Any]:
+        request = Request(True, None, 0, controls)
+        position = state.sums.position
+        with full_precision(q):
+            given = self._features(q, k, v, request, position, position)
+            out = linear_attention_step(*given, state.sums, **self._engine(k, request))
+        return out.to(q.dtype), state
+
+    def state_size(self, length: int) -> int:
+        columns = self.value_width + (self.normaliser == "sum")
+        return self.key_heads * self.feature_width * columns
+
+    def cost(self, length: int) -> Cost:
+        tokens = (self.heads + self.key_heads) * length
+        products = 4 * self.heads * length * self.feature_width * (self.width + 1)
+        stored = tokens * self.feature_width if self.stores_features else 0
+        operations = products + tokens * self.feature_operations()
+        return Cost(operations, 4 * (2 * tokens * self.width + stored))
+
+    def feature_operations(self) -> int:
+        """How many operations make the features of one token of one head."""
+        return self.feature_width
+
+    def make(
+        self, features: Callable[[Tensor, int | Tensor], Tensor], x: Tensor, start: int | Tensor
+    ) -> Tensor:
+        """`features(x, start)`, in segments where they would take too much memory at once."""
+        return in_segments(features, x, start, self.scratch_width)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
+        options = self._engine(k, request)
+        options |= {"causal": request.causal, "impl": impl, "key_mask": request.key_mask}
+        if request.start != (k.shape[2] - q.shape[2] if request.causal else 0):
+            options["query_start"] = request.start
+        given = self._features(q, k, v, request, request.start, 0)
+        if impl == "auto" and goes_in_groups(given[0]):
+            return in_groups(*given, options).to(q.dtype)
+        return linear_attention(*given, **options).to(q.dtype)
+
+    def _engine(self, k: Tensor, request: Request) -> dict[str, Any]:
+        """The options that a sweep, a stream and a step have in common."""
+        return {
+            "feature_map": self.feature_map,
+            "normaliser": self.normaliser,
+            "rule": self.rule,
+            "eps": self.eps,
+            **self.weight(k, request),
+        }
+
+    def _features(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        request: Request,
+        query_start: int | Tensor,
+        key_start: int | Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys = self.make(self.queries, q, query_start), self.make(self.keys, k, key_start)
+        share = self.share(request)
+        keys = keys if share is None else keys * share[..., None].to(keys.dtype)
+        return queries, keys, v.to(keys.dtype)
+
+
+def check_sums(sums: State, k: Tensor, features: int, columns: int) -> None:
+    """Refuse an engine's state for other batches, heads, widths or devices than those of k."""
+    batch, heads, _, *widths = sums.key_value.shape
+    wanted = [k.shape[0], k.shape[1], features, columns]
+    if [batch, heads, *widths] != wanted:
+        raise ValueError(
+            f"state must hold [batch, key heads, features, value width] = {wanted}, "
+            f"got {[batch, heads, *widths]}"
+        )
+    if sums.key_value.device != k.device:
+        raise ValueError(
+            f"state must be on the device of k, {k.device}, got {sums.key_value.device}"
+        )
+
+
+def in_segments(
+    features: Callable[[Tensor, int | Tensor], Tensor],
+    x: Tensor,
+    start: int | Tensor,
+    scratch_width: int,
+) -> Tensor:
+    """`features(x, start)`, a stretch of tokens at a time, made again in the backward pass.
+
+    What lies between tokens and features would otherwise be kept: several times the features.
+    """
+    length = x.shape[2]
+    rows = x.shape[0] * x.shape[1] * scratch_width
+    segment = max(1, SCRATCH.get(x.device.type, 2**28) // max(rows, 1))
+    if not scratch_width or length <= segment:
+        return features(x, start)
+    parts, first = [], start
+    for tokens in x.split(segment, 2):  # slices would have gradients as long as x
+        parts.append(recomputed(features, tokens, first))
+        first = first + segment
+    return torch.cat(parts, 2)
+
+
+def unmasked(control: Tensor, request: Request) -> Tensor:
+    """Zeros at masked tokens, which a stream then passes as if they were not there."""
+    if request.key_mask is None:
+        return control
+    return control.masked_fill(~request.key_mask[:, None], 0)
+
+
+def draw_normal(into: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal numbers, the same on every device: a generator has a device of its own."""
+    check_generator(generator)
+    device = "cpu" if generator is None else generator.device
+    return into.copy_(torch.randn(into.shape, generator=generator, device=device))

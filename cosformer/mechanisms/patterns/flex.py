@@ -1,0 +1,325 @@
+"""Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cosformer.mechanisms.padding import to_multiple
+from cosformer.mechanisms.patterns.blocked import LOWEST
+from cosformer.mechanisms.patterns.parts import Part, as_before, in_order
+from cosformer.memo import Memo
+from cosformer.runtime import untraced
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128  # what the kernel skips by
+TILE = 64  # what it multiplies at a time, for as many columns of 16 bits
+SHARE = 32  # blocks of queries that a copy of chosen keys serves
+KERNELS = 256  # one for each part, with and without causality, mask, gradient, changing lengths
+
+NARROWEST = 16  # columns of q or v for which PyTorch has a kernel
+
+LONGEST = 2**23  # numbers in tables that are kept, which are quadratic: 262,144 tokens, 32 MB
+
+
+class Sizes(NamedTuple):
+    """What blocks follow from beside the pattern."""
+
+    queries: int
+    keys: int
+    causal: bool
+    masked: bool
+    start: int
+
+
+class Laid(NamedTuple):
+    """A part as the kernel takes it: queries and keys in slots, and blocks of these."""
+
+    part: Part
+    copies: int
+    """Of chosen keys: one program makes the gradient of a block of keys, whoever reads it."""
+    blocks: "BlockMask"
+    i: Tensor | None
+    """Positions of queries by slot, where they do not follow each other, and of keys."""
+    j: Tensor | None
+    """-1 for a slot without a key."""
+
+
+_laid: Memo[tuple[Laid, ...]] = Memo()  # of long sequences they take longer than the kernel
+
+
+def flex_pattern(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    parts: Callable[[], tuple[Part, ...]],
+    *,
+    alike: Hashable,
+    causal: bool,
+    key_mask: Tensor | None,
+    start: int,
+) -> Tensor:
+    """softmax(q kᵀ/√d) v over the pairs of disjoint parts, which are kept for calls `alike`.
+
+    Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
+    """
+    others = "'blocked' or 'reference'"
+    require_flex(q, k, v, others)
+    sizes = Sizes(q.shape[2], k.shape[2], causal, key_mask is not None, start)
+
+    def make() -> tuple[Laid, ...]:
+        return tuple(lay(part, sizes, q.device) for part in parts())
+
+    laid = _laid.recall((alike, sizes), q.device, make, _is_short) if untraced() else make()
+    found = [_attend(q, k, v, x, sizes, key_mask, with_log=len(laid) > 1) for x in laid]
+    out = found[0][0]
+    if len(found) > 1:
+        out = run_compiled(joined, *zip(*found, strict=True), on=q)
+    return differentiated_once(out, others)
+
+
+def flex_serves(q: Tensor, v: Tensor) -> bool:
+    """Whether PyTorch has kernels for these."""
+    return q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= NARROWEST
+
+
+def require_flex(q: Tensor, k: Tensor, v: Tensor, others: str) -> None:
+    """An error, which names other implementations, where PyTorch has none."""
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if recorded and not q.is_cuda:
+        raise ValueError(
+            f"impl must be {others} on {q.device.type}, where PyTorch's FlexAttention has no "
+            "gradients, got 'flex'"
+        )
+    if q.is_cuda and not flex_serves(q, v):
+        raise ValueError(
+            f"impl must be {others} unless q and v have {NARROWEST} columns and 32 bits or less, "
+            f"got 'flex' for {q.shape[3]} and {v.shape[3]} in {q.dtype}"
+        )
+
+
+def differentiated_once(out: Tensor, others: str) -> Tensor:
+    """An error for a gradient that is to have one: without, PyTorch may take it for a constant."""
+
+    def refuse(grad: Tensor) -> None:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(f"impl must be {others} for a second derivative, got 'flex'")
+
+    if out.requires_grad and untraced():
+        out.register_hook(refuse)
+    return out
+
+
+def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
+    """The outputs of disjoint sets of keys as one; log Σ e^s is -inf for a row without a key."""
+    logs = torch.stack(list(log_totals))[..., None]
+    scale = (logs - logs.detach().amax(0).clamp(min=LOWEST)).exp()
+    total = scale.sum(0)
+    weighted = sum(out * share for out, share in zip(outs, scale.unbind(0), strict=True))
+    return (weighted / torch.where(total > 0, total, 1)).to(outs[0].dtype)
+
+
+def lay(part: Part, sizes: Sizes, device: torch.device) -> Laid:
+    """The slots of a part, and which blocks of them meet."""
+    copies = 1
+    if part.keys is not None:
+        copies = max(1, -(-sizes.queries // BLOCK) // (SHARE * -(-len(part.keys) // BLOCK)))
+    some, whole = blocks_of(part, sizes, copies)
+    i = j = None
+    queries, keys = sizes.queries, sizes.keys
+    part = part._replace(lists=())
+    if part.keys is not None:
+        part = part._replace(keys=torch.tensor(part.keys, device=device))
+    if part.keys is not None or part.stride is not None:
+        after = torch.arange(1, keys + 1, dtype=torch.int32, device=device)[:, None]
+        j = _of_keys(after, part, copies)[:, 0] - 1
+        keys = len(j)
+    if part.stride is not None:
+        at = torch.arange(queries, dtype=torch.int32, device=device)[:, None]
+        i = in_order(at, part, False)[:, 0] + sizes.start
+        queries = len(i)
+    return Laid(part, copies, listed(some, whole, queries, keys, device), i, j)
+
+
+def blocks_of(part: Part, sizes: Sizes, copies: int) -> tuple[list[list[int]], list[list[int]]]:
+    """For every `BLOCK` queries the blocks of keys that they see in part, and those seen whole."""
+    queries, keys, causal, masked, start = sizes
+    rows, columns = part.query_block, part.key_block
+    if part.stride is not None:
+        rows, columns = -(-queries // part.stride), -(-keys // part.stride)
+        queries, keys = rows * part.stride, columns * part.stride
+    elif part.keys is not None:
+        keys = len(part.keys)
+    count, each = -(-queries // BLOCK), -(-keys // BLOCK)
+
+    def is_whole(first: int, column: int) -> bool:
+        last = (column + 1) * BLOCK - 1
+        if part.kept is not None or part.keys is None or masked or last >= keys:
+            return False
+        return not causal or int(part.keys[last]) <= start + first
+
+    some: list[list[int]] = []
+    whole: list[list[int]] = []
+    for n, first in enumerate(range(0, queries, BLOCK)):
+        wanted: set[int] = set()
+        for row in range(first // rows, -(-min(first + BLOCK, queries) // rows)):
+            for column in part.lists[row]:
+                end = min((column + 1) * columns, keys)
+                wanted.update(range(column * columns // BLOCK, -(-end // BLOCK)))
+        split: tuple[list[int], list[int]] = [], []
+        for column in sorted(wanted):
+            split[is_whole(first, column)].append(n * copies // count * each + column)
+        some.append(split[False])
+        whole.append(split[True])
+    return some, whole
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    laid: Laid,
+    sizes: Sizes,
+    key_mask: Tensor | None,
+    with_log: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The output of one part, and log Σ e^s `[B, H, T]` if it is asked for."""
+    part, kept, i, j = laid.part, laid.part.kept, laid.i, laid.j
+    start, causal = sizes.start, sizes.causal
+    real = None
+    if key_mask is not None:
+        real = _of_keys(key_mask[..., None], part, laid.copies)[..., 0]
+
+    def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        at = query + start if i is None else i[query]
+        place = key if j is None else j[key]
+        found = place >= 0 if kept is None else kept(at, place)
+        if j is not None:
+            found = found & (place >= 0)
+        if causal:
+            found = found & (place <= at)
+        return found if real is None else found & real[b, key]
+
+    blocks = with_mask(laid.blocks, mask_mod)
+    rows = in_order(q, part, False)
+    keys, values = (_of_keys(x, part, laid.copies) for x in (k, v))
+    out, log_total = run_compiled(attend_blocks, rows, keys, values, blocks, with_log, on=q)
+    if part.stride is None:
+        return out, log_total
+    if log_total is not None:
+        log_total = as_before(log_total[..., None], part, q.shape[2])[..., 0]
+    return as_before(out, part, q.shape[2]), log_total
+
+
+def _of_keys(x: Tensor, part: Part, copies: int) -> Tensor:
+    """What belongs to keys, `[..., S, D]`, in slots: chosen keys are whole blocks, and copied."""
+    x = in_order(x, part, True)
+    if part.keys is None:
+        return x
+    x = to_multiple(x, BLOCK).unsqueeze(-3)
+    return x.expand(*x.shape[:-3], copies, *x.shape[-2:]).flatten(-3, -2)
+
+
+def _is_short(laid: tuple[Laid, ...]) -> bool:
+    return are_short(x.blocks for x in laid)
+
+
+def are_short(blocks: Iterable["BlockMask"]) -> bool:
+    """Whether the tables of these are short enough to be kept."""
+    tables = ((x.kv_indices, x.q_indices, x.full_kv_indices, x.full_q_indices) for x in blocks)
+    return sum(y.numel() for x in tables for y in x if y is not None) <= LONGEST
+
+
+def listed(
+    some: list[list[int]], whole: list[list[int]], queries: int, keys: int, device: torch.device
+) -> "BlockMask":
+    """Blocks of keys for each block of queries, and PyTorch's lists the other way round."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    def table(lists: list[list[int]]) -> tuple[Tensor, Tensor]:
+        widest = max([0, *map(len, lists)])
+        rows = [[*blocks, *[0] * (widest - len(blocks))] for blocks in lists]
+        counts = torch.tensor([len(blocks) for blocks in lists], dtype=torch.int32, device=device)
+        found = torch.tensor(rows, dtype=torch.int32, device=device)
+        found = F.pad(found, (0, -(-keys // BLOCK) - widest))
+        return counts[None, None], found[None, None]
+
+    counts, indices = table(some)
+    whole_counts, whole_indices = table(whole) if any(whole) else (None, None)
+    return BlockMask.from_kv_blocks(
+        counts,
+        indices,
+        whole_counts,
+        whole_indices,
+        BLOCK_SIZE=BLOCK,
+        seq_lengths=(queries, keys),
+    )
+
+
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, blocks: "BlockMask", with_log: bool, score_mod: Any = None
+) -> tuple[Tensor, Tensor | None]:
+    """softmax(q kᵀ/√d) v over the pairs of blocks, and log Σ e^s `[B, H, T]` if asked for."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    options: dict[str, Any] = {
+        "block_mask": blocks,
+        "score_mod": score_mod,
+        "enable_gqa": q.shape[1] != k.shape[1],
+        "kernel_options": _how(q, k, blocks),
+    }
+    if not with_log:
+        return flex_attention(q, k, v, **options), None
+    out, more = flex_attention(q, k, v, **options, return_aux=AuxRequest(lse=True))
+    return out, more.lse
+
+
+def _how(q: Tensor, k: Tensor, blocks: "BlockMask") -> dict[str, Any]:
+    """What the kernels are told: PyTorch's tiles for 64 columns leave no registers for a mask."""
+    # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
+    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
+    if q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0:
+        options["IS_DIVISIBLE"] = True  # where lengths change, PyTorch would not ask
+    if q.element_size() > 2 or q.shape[3] != TILE:
+        return options
+    options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE}
+    options |= {"bwd_BLOCK_N1": TILE, "bwd_BLOCK_M2": TILE, "bwd_num_warps": 4}
+    if blocks.full_kv_num_blocks is None:  # elsewhere most time may go without a mask
+        options |= {"bwd_BLOCK_M1": TILE // 2, "bwd_BLOCK_N2": TILE // 2}
+    return options
+
+
+def with_mask(blocks: "BlockMask", mask_mod: Any) -> "BlockMask":
+    """Blocks, which may be kept, with the mask function of this call."""
+    if untraced():
+        blocks = copy.copy(blocks)
+        blocks.mask_mod = mask_mod
+        return blocks
+    return type(blocks).from_kv_blocks(  # a graph may lose what is assigned
+        blocks.kv_num_blocks,
+        blocks.kv_indices,
+        blocks.full_kv_num_blocks,
+        blocks.full_kv_indices,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=blocks.seq_lengths,
+    )
+
+
+def run_compiled(function: Any, *given: Any, on: Tensor) -> Any:
+    """A function compiled, if tensors are on CUDA and no outer graph compiles it itself."""
+    if not on.is_cuda or torch.compiler.is_compiling():
+        return function(*given)
+    with torch._dynamo.config.patch(recompile_limit=KERNELS):
+        return _compiled(function)(*given)
+
+
+@cache
+def _compiled(function: Any) -> Any:
+    return torch.compile(function, fullgraph=True)  # never every score: it would say so

@@ -1,0 +1,154 @@
+"""Sliding windows: local attention and Longformer (Beltagy et al., 2020)."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from cosformer.check import check_whole
+from cosformer.mechanisms.padding import ranks
+from cosformer.mechanisms.patterns.blocked import divide, softmax_sums
+from cosformer.mechanisms.patterns.masked import Masked
+from cosformer.mechanisms.patterns.parts import Kept, Part, columns
+from cosformer.mechanisms.request import Request, hide, repeat_heads
+from cosformer.mechanisms.traits import Traits
+from cosformer.runtime import compute_dtype
+
+
+class Local(Masked):
+    """Softmax over a window: w/2 keys to either side and the own one; w/2 + 1 keys if causal."""
+
+    traits = Traits(causal="exact", state="window", positions="relative")
+    source = "Beltagy et al., 2020 (the sliding window alone)"
+    formula = "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j over |i − j| ≤ window/2"
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        window: int = 512,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, impl=impl)
+        self.reach = half(window)
+        self.blocks = (block_for(self.reach),) * 2
+
+    def pattern(self, keys: int, device: torch.device) -> Kept:
+        reach = self.reach
+        return lambda i, j: (i - j <= reach) & (j - i <= reach)
+
+    @property
+    def settings(self) -> tuple[int, ...]:
+        return (self.reach,)
+
+    def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
+        yield first - self.reach, last + self.reach
+
+    def keep(self, position: int) -> int:
+        return min(position, self.reach)
+
+    def pairs(self, length: int) -> int:
+        return length * min(2 * self.reach + 1, length)
+
+
+class Longformer(Masked):
+    """A sliding window, and the first tokens global: they see all and are seen by all.
+
+    The rows of global tokens have projections of their own: maps of each head's q and k, which
+    begin as the identity (the published model starts its own as copies, too). Values have none,
+    so that every output is an average of v.
+    """
+
+    traits = Traits(causal="no", cross=False, positions="absolute")
+    source = "Beltagy et al., 2020"
+    formula = (
+        "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j over |i − j| ≤ window/2 or j < global_tokens; "
+        "for i < global_tokens: softmax_j(A q_i · B k_j / √d) over all j"
+    )
+
+    def __init__(
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        window: int = 512,
+        global_tokens: int = 1,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__(heads, width, key_heads=key_heads, impl=impl)
+        self.reach = half(window)
+        self.global_tokens = check_whole("global_tokens", global_tokens, 0)
+        self.blocks = (block_for(self.reach),) * 2
+        self.global_query = nn.Parameter(torch.eye(width).repeat(heads, 1, 1))  # A: [H D D]
+        self.global_key = nn.Parameter(torch.eye(width).repeat(self.key_heads, 1, 1))  # B
+
+    def pattern(self, keys: int, device: torch.device) -> Kept:
+        reach, count = self.reach, self.global_tokens
+        return lambda i, j: (i - j <= reach) & (j - i <= reach) | (j < count)
+
+    @property
+    def settings(self) -> tuple[int, ...]:
+        return self.reach, self.global_tokens
+
+    def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
+        yield first - self.reach, last + self.reach
+
+    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
+        reach, count = self.reach, min(self.global_tokens, keys)
+        near = Part(
+            *self.blocks,
+            self.lists(q, keys, causal, start),
+            lambda i, j: (i - j <= reach) & (j - i <= reach) & (j >= count),
+        )
+        if not count:
+            return (near,)
+        return near, columns(range(count), queries=q.shape[2], causal=causal, start=start)
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        mask = request.key_mask
+        q = hide(q, mask)
+        weights = super().dense(q, k, request)
+        real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if mask is None else mask
+        query, key = self._global(q, k)
+        score = (query @ key.mT).masked_fill(~real[:, None, None], -math.inf)
+        rows = ((ranks(real) < self.global_tokens) & real)[:, None, :, None]
+        return torch.where(rows, score.softmax(-1).nan_to_num(0), weights)
+
+    def pairs(self, length: int) -> int:
+        seen = 2 * self.reach + 1 + 2 * self.global_tokens
+        return length * min(seen, length)
+
+    def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
+        out = super()._sparse(q, k, v, request, impl)
+        if not self.global_tokens:
+            return out
+        rows, mask = q[:, :, : self.global_tokens], request.key_mask
+        real = torch.ones_like(k[:1, 0, :, 0], dtype=torch.bool) if mask is None else mask
+        dtype = compute_dtype(q.dtype)
+        query, key = (x.to(dtype) for x in self._global(rows, k))
+        values = repeat_heads(v, q).to(dtype)
+        first = divide(softmax_sums(query, key, values, real[:, None, None]))
+        return torch.cat([first.to(q.dtype), out[:, :, self.global_tokens :]], 2)
+
+    def _global(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """A q/√d and B k."""
+        query = q @ self.global_query.to(q.dtype).mT
+        key = k @ self.global_key.to(k.dtype).mT
+        return query / math.sqrt(self.width), repeat_heads(key, q)
+
+
+def half(window: int) -> int:
+    """How far a window reaches to either side."""
+    check_whole("window", window, 0)
+    if window % 2:
+        raise ValueError(f"window must be even: half of it lies on either side; got {window}")
+    return window // 2
+
+
+def block_for(reach: int) -> int:
+    """Small beside the window, so that few keys are read in vain, and large enough for matmuls."""
+    return min(128, max(16, 2 ** math.ceil(math.log2(max(reach, 1) / 2 + 1))))

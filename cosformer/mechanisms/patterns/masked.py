@@ -1,0 +1,147 @@
+"""Softmax over a fixed pattern of pairs: one class, given a mask function and where it looks."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from cosformer.check import check_choice
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.padding import ranks, with_real_first
+from cosformer.mechanisms.patterns.blocked import blocked_attention
+from cosformer.mechanisms.patterns.flex import flex_pattern, flex_serves
+from cosformer.mechanisms.patterns.parts import Kept, Part, neighbours
+from cosformer.mechanisms.request import Request, hide, repeat_heads
+from cosformer.mechanisms.traits import Cost
+from cosformer.runtime import compute_dtype, transformed
+
+IMPLEMENTATIONS = ("auto", "reference", "blocked", "flex")
+FURTHEST = 2**31  # positions: they are compared in 32 bits
+FEW = 16  # queries for which a row of scores each is cheaper than blocks
+
+
+class Masked(Mechanism):
+    """Softmax over the pairs of a pattern. A subclass has `pattern`, `ranges` and `settings`.
+
+    `pattern(keys)` is the mask function of positions (i, j); `ranges(first, last, keys)` says
+    where the keys of queries first … last − 1 lie, and nothing outside is looked at; `settings`
+    tell it from another of its class. One whose blocks are not neighbours has `parts` instead of
+    `ranges`.
+
+    Patterns by absolute positions count real tokens: one behind `key_mask` is absent, as a key
+    and as a query (its output is 0), so that padding does not shift them.
+    """
+
+    blocks = (64, 64)
+    """Of queries and of keys, in the blocked path."""
+
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, impl: str = "auto"
+    ) -> None:
+        """`impl`: reference (quadratic), blocked, flex (fast on CUDA only), or auto."""
+        super().__init__(heads, width, key_heads=key_heads)
+        self.impl = check_choice("impl", impl, IMPLEMENTATIONS)
+
+    def pattern(self, keys: int, device: torch.device) -> Kept:
+        """Whether query position i sees key position j, before causality and padding."""
+        raise NotImplementedError
+
+    def ranges(self, first: int, last: int, keys: int) -> Iterable[tuple[int, int]]:
+        """[low, high) of keys that hold all that queries first … last − 1 see."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> tuple[int, ...]:
+        """What `parts` follow from beside lengths."""
+        raise NotImplementedError
+
+    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
+        """The pairs, laid out in blocks."""
+        lists = self.lists(q, keys, causal, start)
+        return (Part(*self.blocks, lists, self.pattern(keys, q.device)),)
+
+    def lists(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[tuple[int, ...], ...]:
+        """The blocks of keys that `ranges` touch, for every block of queries."""
+        return neighbours(
+            lambda first, last: self.ranges(first, last, keys),
+            queries=q.shape[2],
+            keys=keys,
+            query_block=self.blocks[0],
+            key_block=self.blocks[1],
+            causal=causal,
+            start=start,
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        mask = request.key_mask
+        if not (q.numel() and k.numel()):
+            return q @ repeat_heads(k, q).mT @ repeat_heads(v, q)  # zeros with a gradient
+        if request.start + q.shape[2] > FURTHEST:
+            raise ValueError(
+                f"start must be at most 2³¹ less the {q.shape[2]} queries, got {request.start}"
+            )
+        impl = self.choose(q, v)
+        if impl == "reference":
+            dtype = compute_dtype(q.dtype)
+            weights = self.dense(q.to(dtype), k.to(dtype), request)
+            return (weights @ repeat_heads(v, q).to(dtype)).to(q.dtype)
+        if mask is None or self.traits.positions != "absolute":
+            return self._sparse(q, k, v, request, impl)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            return self._sparse(q, k, v, request._replace(key_mask=mask, start=0), impl)
+
+        return with_real_first(attend, mask, q, k, v, request.start)
+
+    def choose(self, q: Tensor, v: Tensor) -> str:
+        """What `auto` means for these."""
+        if self.impl != "auto":
+            return self.impl
+        if q.shape[2] <= FEW:
+            return "reference"
+        return "flex" if flex_serves(q, v) and not transformed() else "blocked"
+
+    def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
+        mask, start, keys = request.key_mask, request.start, k.shape[2]
+        i = torch.arange(start, start + q.shape[2], device=q.device)[None]
+        j = torch.arange(keys, device=q.device)[None]
+        found = j[:, None] <= i[..., None] if request.causal else torch.ones_like(j[:, None] > 0)
+        if mask is not None:
+            found = found & mask[:, None]
+            if self.traits.positions == "absolute":
+                real = mask[:, start : start + q.shape[2]]
+                found, q = found & real[..., None], hide(q, real)
+                j = ranks(mask)
+                i = j[:, start : start + q.shape[2]]
+        kept = self.pattern(keys, q.device)
+        found = (found & kept(i[..., None], j[:, None]))[:, None]  # [B 1 T S]
+        score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)
+        score = score.masked_fill(~found, -math.inf)
+        return score.softmax(-1).masked_fill(~found.any(-1, keepdim=True), 0)
+
+    def pairs(self, length: int) -> int:
+        """How many keys all queries of a sequence see together."""
+        raise NotImplementedError
+
+    def cost(self, length: int) -> Cost:
+        numbers = 2 * (self.heads + self.key_heads) * length * self.width
+        return Cost(self.heads * self.pairs(length) * (4 * self.width + 5), 4 * numbers)
+
+    def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
+        keys = k.shape[2]
+        causal, key_mask, start = request.causal, request.key_mask, request.start
+        if impl == "flex":
+            return flex_pattern(
+                q,
+                k,
+                v,
+                lambda: self.parts(q, keys, causal, start),
+                alike=(type(self), *self.settings),
+                causal=causal,
+                key_mask=key_mask,
+                start=start,
+            )
+        parts = self.parts(q, keys, causal, start)
+        k, v = repeat_heads(k, q), repeat_heads(v, q)
+        return blocked_attention(q, k, v, parts, causal=causal, key_mask=key_mask, start=start)

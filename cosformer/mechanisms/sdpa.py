@@ -1,0 +1,60 @@
+"""Softmax attention: by PyTorch's `scaled_dot_product_attention`, or by two products."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from cosformer.mechanisms.request import Request, seen
+from cosformer.runtime import compute_dtype
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **pairs: Any) -> Tensor:
+    """PyTorch's attention, for values of any width, and q and k that all items share.
+
+    `pairs` are its arguments `attn_mask` and `is_causal`.
+    """
+    scale = q.shape[3] ** -0.5 if scale is None else scale  # of what is not padded
+    grouped = q.shape[1] != k.shape[1]
+    queries, keys, values = (x.expand(v.shape[0], -1, -1, -1) for x in _widened(q, k, v))
+    out = F.scaled_dot_product_attention(
+        queries, keys, values, scale=scale, enable_gqa=grouped, **pairs
+    )
+    return out[..., : v.shape[3]]
+
+
+def sdpa_for(
+    q: Tensor, k: Tensor, v: Tensor, request: Request, scale: float | None = None
+) -> Tensor:
+    """`sdpa` to what a request lets queries see; 0 where that is nothing."""
+    if request.causal and request.key_mask is None and request.start == 0:
+        return sdpa(q, k, v, scale, is_causal=True)
+    found = seen(request, q.shape[2], k.shape[2], q.device)
+    out = sdpa(q, k, v, scale, attn_mask=found)
+    return out if found is None else out.masked_fill(~found.any(-1, keepdim=True), 0)
+
+
+def by_products(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
+) -> Tensor:
+    """softmax(scale · q kᵀ) v with the scores in memory, for few queries or few keys.
+
+    Where most of a GPU would be idle under PyTorch's attention, whose programs take a block of
+    queries or of keys each. Every query must see a key.
+
+    Args:
+        q, k, v: `[…, T, D]`, `[…, S, D]`, `[…, S, V]`.
+        mask: `[…, T, S]` bool, True for what is seen.
+    """
+    scores = q * scale @ k.mT
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1, dtype=compute_dtype(q.dtype)).to(v.dtype) @ v
+
+
+def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with zeros up to a width that PyTorch has kernels for; else it stores scores."""
+    width = max(q.shape[3], v.shape[3])
+    width += -width % 8
+    q, k, v = (F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
+    return q, k, v
