@@ -15,7 +15,6 @@ from cosformer.ops.autograd.asked import Asked
 from cosformer.ops.features.formula import formula_gradients
 from cosformer.ops.features.projected import MAPS, as_multiplied, by_formula, by_kernel, gradients
 from cosformer.ops.hopper import passes as hopper
-from cosformer.ops.hopper.roles import PROJECTIONS
 from cosformer.ops.linear import linear_attention
 from cosformer.runtime import eager, kernels_serve, on_device_of, recorded
 
@@ -35,7 +34,7 @@ def is_attended(
     """Whether these kernels make features of q and k by both W, and attend by them."""
     weights = (query_weight, key_weight)
     square = all(w.shape[-2:] == (WIDTH, WIDTH) for w in weights)
-    known = kind in PROJECTIONS and kind != "exp"  # which has levels: `exponentials.py`
+    known = False and kind != "exp"  # which has levels: `exponentials.py`
     return square and known and are_projected(q, k, v, weights, causal)
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from cosformer.ops.autograd.asked import Asked
 from cosformer.ops.hopper.nvrtc import libraries
-from cosformer.ops.hopper.plan import Plan, Projection, plan_of
+from cosformer.ops.hopper.plan import Plan, plan_of
 from cosformer.ops.hopper.roles import MAPS
 from cosformer.ops.problem.problem import outputs
 from cosformer.ops.replay.tape import taped
 
 MAX_WIDTH = 128
-__all__ = ["MAPS", "Projection", "aligned", "backward", "forward", "unsupported"]
+__all__ = ["MAPS", "aligned", "backward", "forward", "unsupported"]
 
 
 def unsupported(
@@ -84,24 +84,19 @@ def forward(
     eps: float,
     scale: float,
     wanted: bool,
-    projection: Projection | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """As `forward_pass` in `fused.py`; kept are the states that backward begins with.
-
-    Under a projection, q and k are what it is applied to, and ψ is 1 and not given.
-    """
+    """As `forward_pass` in `fused.py`; kept are the states that backward begins with."""
     query_basis, key_basis, state = (_dense(x) for x in (query_basis, key_basis, state))
     plan = plan_of(
         q, k, v, query_basis, key_mask, decay, feature_map, rule, eps, scale, causal, state is None,
-        wanted, projection=projection,
+        wanted,
     )  # fmt: skip
     if decay is not None:
         decay = decay.contiguous()
         key_basis = plan.since(decay)
     out, total = outputs(q, v, rule)
     rows, roles, mask = plan.causal_rows, plan.roles, _bytes(key_mask)
-    made: dict[str, Any] = {"projection": projection}
-    given: dict[str, Any] = {"out": out, "total": total, "mask": mask, **made}
+    given: dict[str, Any] = {"out": out, "total": total, "mask": mask}
     if causal and rows >= q.shape[2]:
         last = plan.states(q) if wanted else None
         plan.sweep(roles.forward, q, k, v, key_basis, rows, first=state, last=last, **given)
@@ -109,12 +104,12 @@ def forward(
     if causal:
         first, last = plan.gather(
             roles.gather, k, v, key_basis, rows, state, mask,
-            causal=True, total=wanted, decay=decay, **made,
+            causal=True, total=wanted, decay=decay,
         )  # fmt: skip
         plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **given)
         return out, total, last, first
     rows = plan.gather_keys
-    _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False, **made)
+    _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
     plan.sweep(roles.read, q, q, v, query_basis, plan.read_queries, first=last, **given)
     return (out, total, last, None) if wanted else (out, total, None, last)
 
@@ -142,10 +137,7 @@ def backward(
     kept: Tensor | None,
     into: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor | None, ...]:
-    """As `backward_pass` in `fused.py`, with room for dq and dk where the caller has it.
-
-    Under the rule `apart`, `total` is the gradient of the totals, and `out` does not count.
-    """
+    """As `backward_pass` in `fused.py`, with room for dq and dk where the caller has it."""
     grad, out = aligned(grad), aligned(out)
     query_basis, key_basis = query_basis.contiguous(), key_basis.contiguous()
     # Sums of q and dout are scaled where they are read, and what joins them from the end as well.
@@ -164,9 +156,7 @@ def backward(
     if dk is None and asked.sweeps_k:
         dk = k.new_empty(k.shape)
     dv = v.new_empty(v.shape) if asked.v else None
-    by_row = None
-    if plan.sums:
-        by_row = plan.prepare(grad, out, total) if plan.divides else (None, total)
+    by_row = plan.prepare(grad, out, total) if plan.sums else None
     by: dict[str, Any] = {"by_row": by_row, "mask": _bytes(key_mask)}
     found, rows, ends = (dq, dk, dv), (q, k, v, grad), (state, kept, grad_last)
     if causal:
