@@ -17,7 +17,7 @@ from torch import Tensor
 from cosformer.ops.autograd.function import _Attention
 from cosformer.ops.hopper.passes import aligned
 from cosformer.ops.problem.memo import KINDS, LONGEST
-from cosformer.ops.replay.native import loaded
+from cosformer.ops.replay.native import loaded_for
 from cosformer.ops.replay.tape import Tape, taping
 from cosformer.runtime import eager, recorded
 
@@ -32,7 +32,7 @@ def replayed(
     ordinary: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *options: Any
 ) -> Tensor:
     """What `ordinary` returns for these, by a program where one is kept."""
-    if torch.compiler.is_compiling() or (host := loaded()) is None:
+    if torch.compiler.is_compiling() or (host := loaded_for(q)) is None:
         return ordinary(q, k, v, *options)
     kinds = tuple(map(type, options))  # True equals 1
     if not KINDS.issuperset(kinds) or (like := host.key_of(q, k, v)) is None:
