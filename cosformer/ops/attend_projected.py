@@ -34,7 +34,7 @@ def is_attended(
     """Whether these kernels make features of q and k by both W, and attend by them."""
     weights = (query_weight, key_weight)
     square = all(w.shape[-2:] == (WIDTH, WIDTH) for w in weights)
-    known = False and kind != "exp"  # which has levels: `exponentials.py`
+    known = False
     return square and known and are_projected(q, k, v, weights, causal)
 
 

@@ -20,7 +20,9 @@ from cosformer.ops.triton.kernels import prepare, sweep
 TARGET = GPUTarget("cuda", 90, 32)
 WIDE = 128  # bytes: the widest pattern in which shared memory is laid out
 OPERAND = re.compile(r"!ttg\.memdesc<(\d+)x(\d+)x\w+, (#\w+)")
-LAYOUT = re.compile(r"^(#\w+) = #ttg\.nvmma_shared<\{swizzlingByteWidth = (\d+), transposed = (\w+)")
+LAYOUT = re.compile(
+    r"^(#\w+) = #ttg\.nvmma_shared<\{swizzlingByteWidth = (\d+), transposed = (\w+)"
+)
 
 
 class Launches:
@@ -45,7 +47,7 @@ def code_of(kernel, args, options):
 
 
 def narrow(code):
-    """Operands in shared memory whose rows, of fewer than 128 bytes, are not what is summed over."""
+    """Operands in shared memory, of fewer than 128 bytes a row, that are not summed along it."""
     layouts = {name: (int(width), turned == "true") for name, width, turned in layouts_in(code)}
     for line in code.splitlines():
         if "ttng.warp_group_dot " not in line:

@@ -128,7 +128,7 @@ def test_one_tensor_may_be_query_key_and_value():
 
 @pytest.mark.slow
 def test_tensor_cores_read_no_narrow_operand_row_by_row():
-    """Triton 3.6 and 3.7 make code of that which reads a Hopper GPU's shared memory out of range."""
+    """The code that Triton 3.6 and 3.7 make of that reads shared memory out of range (Hopper)."""
     pytest.importorskip("triton")
     script = Path(__file__).with_name("narrow_operands.py")
     env = {**os.environ, "TRITON_INTERPRET": "0"}

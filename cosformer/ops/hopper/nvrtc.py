@@ -125,7 +125,7 @@ def _made(source: str, options: tuple[str, ...]) -> bytes:
 
 
 def _load(code: Code) -> ctypes.c_void_p:
-    """The code as a loaded module; code from the cache that the driver refuses is compiled again."""
+    """The code as a loaded module; code of the cache that the driver refuses is compiled again."""
     module = ctypes.c_void_p()
     failed = libraries()[0].cuModuleLoadData(ctypes.byref(module), code.binary)
     if failed and code.stored:

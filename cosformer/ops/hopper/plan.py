@@ -74,7 +74,7 @@ class Plan:
         self.causal_rows = rows(q, _blocks(v), extra=0.6)
 
     def states(self, like: Tensor, segments: int = 1) -> Tensor:
-        """Memory for states: `[B, H, segments, R, D, V(+1)]`, `[B, H, R, D, V(+1)]` for one segment."""
+        """Memory for states `[B, H, segments, R, D, V(+1)]`, without `segments` if that is 1."""
         several = (segments,) if segments > 1 else ()
         return like.new_empty(*like.shape[:2], *several, *self._state, dtype=torch.float32)
 
@@ -85,7 +85,7 @@ class Plan:
         return rows.new_empty(*rows.shape[:3], _blocks(rows), dtype=torch.float32)
 
     def since(self, decay: Tensor) -> Tensor:
-        """log₂ of the decay since the chunk of each row began, `[b, h, T, 1]`; whole chunks only."""
+        """log₂ of the decay since each row's chunk began, `[b, h, T, 1]`, T in whole chunks."""
         batch, heads, length = decay.shape
         padded = -(-length // CHUNK) * CHUNK
         since = decay.new_empty(batch, heads, padded, 1, dtype=torch.float32)

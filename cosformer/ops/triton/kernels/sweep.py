@@ -34,6 +34,7 @@ from cosformer.ops.triton.kernels.chunk import (
 )
 from cosformer.ops.triton.kernels.tile import (
     ROWS,
+    apart,
     denominator,
     hidden,
     load_each,
@@ -227,7 +228,7 @@ def sweep_kernel(
                 result = tl.where(gates > 0, result, 0.0)
             if MASKED == "reader":
                 result = tl.where(real[:, None], result, 0.0)
-            places = out + begin * o_t + index[:, None] * o_t + n_column[None, :] * o_d
+            places = out + begin * o_t + index[:, None] * o_t + apart(n_column, o_d)[None, :]
             written = valid[:, None] & (n_column[None, :] < N)
             tl.store(places, result.to(out.dtype.element_ty), mask=written)
 
