@@ -62,7 +62,7 @@ def driver(monkeypatch, host):
     host.connect(*addresses, "cpu", nvrtc.mend_launch)
     monkeypatch.setattr(replay, "_programs", {})
     monkeypatch.setattr(memo.problems, "kept", {})
-    monkeypatch.setattr(replay, "loaded", lambda: host)
+    monkeypatch.setattr(replay, "loaded_for", lambda q: host)
     return driver
 
 

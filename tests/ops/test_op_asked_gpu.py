@@ -38,7 +38,7 @@ def test_by_triton(name, monkeypatch):
 @pytest.mark.parametrize("name", ["causal", "bidirectional", "plain relu"])
 def test_replayed(name, monkeypatch, host):
     connected = native.connected(host)
-    monkeypatch.setattr(replay, "loaded", lambda: connected)
+    monkeypatch.setattr(replay, "loaded_for", lambda q: connected)
     monkeypatch.setattr(replay, "_programs", {})
     for _ in range(3):
         check_choices(*given(name))

@@ -1,5 +1,7 @@
 """When `host.cpp` is compiled, and what happens without a build."""
 
+import os
+
 import pytest
 import torch
 
@@ -90,11 +92,41 @@ def test_a_build_without_a_driver_is_left_alone(compiler, monkeypatch):
     assert native.loaded() is None
 
 
-def test_compiled_calls_do_not_look_for_a_build(monkeypatch):
+@pytest.mark.parametrize("what", ["the folder", "the file"])
+def test_a_build_that_others_may_have_written_is_ignored_with_a_warning(
+    compiler, monkeypatch, what
+):
+    path = native.build(compiler)
+    monkeypatch.setattr(native, "_import", None)
+    (path if what == "the file" else path.parent).chmod(0o777)
+    with pytest.warns(UserWarning, match=rf"{path.parent}.* must belong to .*, got user .*0777"):
+        assert native.loaded() is None
+    native.build(compiler)
+    assert native.cache.refusal(path) is None
+
+
+def test_a_build_of_another_user_is_ignored_with_a_warning(compiler, monkeypatch):
+    native.build(compiler)
+    monkeypatch.setattr(native, "_import", None)
+    me = os.getuid()
+    monkeypatch.setattr(native.cache.os, "getuid", lambda: me + 1)
+    with pytest.warns(UserWarning, match="must belong to the current user"):
+        assert native.loaded() is None
+
+
+def test_calls_on_a_cpu_do_not_look_for_a_build(monkeypatch):
     def called():
         raise AssertionError
 
-    monkeypatch.setattr(replay, "loaded", called)
+    monkeypatch.setattr(native, "_path", called)
+    attention(*torch.randn(3, 1, 2, 8, 4))
+
+
+def test_compiled_calls_do_not_look_for_a_build(monkeypatch):
+    def called(q):
+        raise AssertionError
+
+    monkeypatch.setattr(replay, "loaded_for", called)
     torch.compile(lambda *x: attention(*x), backend="eager", fullgraph=True)(
         *torch.randn(3, 1, 2, 8, 4)
     )

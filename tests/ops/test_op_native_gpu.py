@@ -19,7 +19,7 @@ pytestmark = ON_HOPPER
 @pytest.fixture(autouse=True)
 def replaying(monkeypatch, host):
     connected = native.connected(host)
-    monkeypatch.setattr(replay, "loaded", lambda: connected)
+    monkeypatch.setattr(replay, "loaded_for", lambda q: connected)
     monkeypatch.setattr(replay, "_programs", {})
 
 

@@ -1,11 +1,13 @@
 """Compiling and keeping kernels, with a driver and a compiler that are stubs."""
 
 import hashlib
+import os
+import stat
 
 import pytest
 import torch
 
-from cosformer.ops.hopper import nvrtc
+from cosformer.ops.hopper import cache, nvrtc
 
 MACHINE_CODE = b"\x7fELF machine code"
 
@@ -152,10 +154,59 @@ def test_without_a_cache_that_can_be_written_all_else_works(stubs, tmp_path, mon
         def refuse(*args, **kwargs):
             raise PermissionError
 
-        monkeypatch.setattr(nvrtc.Path, "write_bytes", refuse)
+        monkeypatch.setattr(cache.tempfile, "mkstemp", refuse)
     for count in (1, 2):
         assert nvrtc.cubin("source", ()).binary == MACHINE_CODE
         assert len(compiler.made) == count
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_cache_is_closed_to_other_users(stubs, tmp_path):
+    mask = os.umask(0)
+    try:
+        nvrtc.cubin("source", ())
+    finally:
+        os.umask(mask)
+    (path,) = kept(tmp_path)
+    assert (mode_of(path.parent), mode_of(path)) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("what", ["the folder", "the file"])
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_code_that_others_may_have_written_is_compiled_again(stubs, tmp_path, what, mode):
+    _, compiler = stubs
+    nvrtc.cubin("source", ())
+    (path,) = kept(tmp_path)
+    (path if what == "the file" else path.parent).chmod(mode)
+    code = nvrtc.cubin("source", ())
+    assert (code.stored, len(compiler.made)) == (False, 2)
+    assert nvrtc.cubin("source", ()).stored  # the new file, in a folder that is closed again
+
+
+def test_code_of_another_user_is_compiled_again(stubs, tmp_path, monkeypatch):
+    _, compiler = stubs
+    nvrtc.cubin("source", ())
+    me = os.getuid()
+    monkeypatch.setattr(cache.os, "getuid", lambda: me + 1)
+    for count in (2, 3):
+        code = nvrtc.cubin("source", ())
+        assert (code.binary, code.stored, len(compiler.made)) == (MACHINE_CODE, False, count)
+
+
+def test_unfinished_files_have_names_that_nobody_can_predict(stubs, tmp_path, monkeypatch):
+    names = []
+    replace = nvrtc.Path.replace
+    monkeypatch.setattr(
+        nvrtc.Path, "replace", lambda part, path: (names.append(part.name), replace(part, path))[1]
+    )
+    for _ in range(3):
+        nvrtc.cubin("source", ())
+        (path,) = kept(tmp_path)
+        path.unlink()
+    assert len(set(names)) == 3
 
 
 def test_an_error_of_the_compiler_has_its_log(stubs):

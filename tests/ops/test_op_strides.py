@@ -1,5 +1,10 @@
 """Inputs of any strides give the same results and are left as they were."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from op_formula import IMPLEMENTATIONS, tokens
@@ -119,3 +124,16 @@ def test_one_tensor_may_be_query_key_and_value():
     parts = [x.detach().clone().requires_grad_() for _ in range(3)]
     attention(*parts, causal=True).square().sum().backward()
     torch.testing.assert_close(x.grad, sum(part.grad for part in parts))
+
+
+@pytest.mark.slow
+def test_tensor_cores_read_no_narrow_operand_row_by_row():
+    """The code that Triton 3.6 and 3.7 make of that reads shared memory out of range (Hopper)."""
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("narrow_operands.py")
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), env.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, script], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -1,4 +1,4 @@
-// Hopper's instructions, and arithmetic on pairs of 16-bit numbers.
+// Wrappers of Hopper's instructions, and arithmetic on pairs of bfloat16 numbers that share 32 bits.
 
 #define INLINE __device__ __forceinline__
 
@@ -25,12 +25,13 @@ template <int N> INLINE void registers() {
   if (N <= 96) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
   else asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-template <int N> INLINE void hold(float (&f)[N]) {  // the compiler may not move these across
+template <int N> INLINE void hold(float (&f)[N]) {  // keeps the compiler from moving these values across this point
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(f[i])::"memory");
 }
 
-// Describes an operand: where it begins, and the bytes between its 8 × 8 blocks along K and along M or N.
+// The descriptor of an operand in shared memory that wgmma takes: its address, and the bytes between its 8 × 8
+// blocks along the contracted dimension K and along the other one, M or N.
 struct Operand {
   u32 low;
   INLINE Operand(u32 address, int along_k) : low((address & 0x3FFFF) >> 4 | along_k >> 4 << 16) {}
@@ -52,7 +53,7 @@ INLINE u32 relu(u32 pair) {
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0));
   return y;
 }
-constexpr float LOG_E = 1.44269504f;  // to base 2
+constexpr float LOG_E = 1.44269504f;  // log₂ e
 INLINE float exp2_of(float a) {
   float b;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
@@ -63,7 +64,7 @@ INLINE float exp_of_negative(float a) { return exp_of(fminf(a, 0.f)); }
 template <int MAP> INLINE float phi(float a) {
   if (MAP == 2) return fmaxf(a, 0.f) + exp_of_negative(a);
   if (MAP == 3) return a > 0.f ? a : LEAKY_SLOPE * a;
-  return a > -0.01f ? a + fminf(a, 0.f) * a * 0.5f : exp_of(a) - 1.f;  // the series, where nothing is left of exp
+  return a > -0.01f ? a + fminf(a, 0.f) * a * 0.5f : exp_of(a) - 1.f;  // near 0, exp(a) − 1 cancels: the series a + a²/2
 }
 template <int MAP> INLINE u32 mapped(u32 pair) {
   if (MAP == 0) return pair;
@@ -77,10 +78,10 @@ INLINE u32 times(u32 pair, float f) { return pack(low(pair) * f, high(pair) * f)
 INLINE uint4 times(uint4 v, float f) {
   return make_uint4(times(v.x, f), times(v.y, f), times(v.z, f), times(v.w, f));
 }
-INLINE u32 positive(u32 pair) {  // a mask
+INLINE u32 positive(u32 pair) {  // all bits set where a number is above 0
   return ((int)(pair << 16) > 0 ? 0xFFFFu : 0u) | ((int)(pair & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
 }
-template <int MAP> INLINE u32 gated(u32 pair, u32 at) {  // times φ′
+template <int MAP> INLINE u32 gated(u32 pair, u32 at) {  // pair · φ′(at)
   if (MAP == 1) return pair & positive(at);
   if (MAP == 3) return pair & positive(at) | times(pair, LEAKY_SLOPE) & ~positive(at);
   return pack(low(pair) * exp_of_negative(low(at)), high(pair) * exp_of_negative(high(at)));
@@ -105,8 +106,7 @@ INLINE float load4(const float* p, bool inside) {
   return v;
 }
 INLINE void load_psi(float (&psi)[R], const float* place, bool inside) {
-  if (PROJECT && !DECAY) psi[0] = inside ? 1.f : 0.f;
-  else if (R == 2)
+  if (R == 2)
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000;"
                  " @p ld.global.v2.f32 {%0, %1}, [%2]; }"
                  : "=&f"(psi[0]), "=&f"(psi[R - 1]) : "l"(place), "r"((u32)inside));
@@ -129,7 +129,8 @@ INLINE float get4(u32 at) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
   return v;
 }
-// 8 × 8 blocks of 16-bit numbers as a warp's accumulators hold them; every lane names a row of one.
+// Loads and stores of 8 × 8 blocks of bfloat16, distributed over a warp as wgmma distributes its sums. Every lane
+// gives the address of one row of a block.
 INLINE void get_blocks(u32 at, u32 (&v)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");

@@ -1,10 +1,12 @@
-"""CUDA C++ at run time: NVRTC compiles, the driver loads and launches; torch brings both along."""
+"""CUDA C++ at run time: NVRTC compiles it, the CUDA driver loads and launches it.
+
+NVRTC comes with torch. Machine code is kept in the cache, so that one process compiles it for all.
+"""
 
 import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import struct
 import threading
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.ops.hopper import cache
 from cosformer.ops.hopper.watch import watcher
 
 NO_CONTEXT = 201
@@ -28,14 +31,14 @@ class Code(NamedTuple):
     source: str
     options: tuple[str, ...]
     stored: bool
-    """Whether it was read from the cache, which may be wrong."""
+    """Whether it was read from the cache, where it may be damaged or of another driver."""
 
 
 class Kernel:
-    """A function on a device, and the shared memory it takes."""
+    """A function that is loaded on a device, and the bytes of shared memory that it takes."""
 
     def __init__(self, code: Code, name: str, device: int, *, shared: str = "") -> None:
-        """`shared` names a constant of the code: how much dynamic shared memory it takes."""
+        """`shared` names a constant of the code: the bytes of dynamic shared memory it takes."""
         _enter(device)
         module, self.function = _load(code), ctypes.c_void_p()
         place, size, wanted = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
@@ -49,13 +52,13 @@ class Kernel:
 
 
 class Launch:
-    """A launch whose arguments are `count` pointers, which change, and a tail that does not."""
+    """A launch with `count` pointers, which differ from call to call, and a tail that does not."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, int], threads: int, device: int, count: int,
         tail: bytes = b"", offsets: tuple[int, ...] = (0,),
     ) -> None:  # fmt: skip
-        """`offsets`: where in the pointers and the tail each argument of the kernel begins."""
+        """`offsets`: the byte of pointers and tail at which each argument of the kernel begins."""
         self._device, self._lock = device, threading.Lock()
         self._pointers = struct.Struct(f"{count}Q")
         self.tail, self.offsets = tail, offsets
@@ -84,7 +87,10 @@ class Launch:
 
 
 def mend_launch(code: int, device: int, again: bool) -> None:
-    """Raises, unless it is worth trying again: in a thread that torch has not used CUDA in."""
+    """Raises the error of a launch, or gives a thread the context that it had lacked.
+
+    A thread in which torch has not used CUDA yet has no context; the launch may then be repeated.
+    """
     if again or code != NO_CONTEXT:
         _check("cuLaunchKernel", code)
     _enter(device)
@@ -93,10 +99,7 @@ def mend_launch(code: int, device: int, again: bool) -> None:
 def cubin(source: str, flags: tuple[str, ...]) -> Code:
     """Machine code for these flags, from the cache on disk or from the compiler."""
     options = (*OPTIONS, *flags)
-    try:
-        kept = _path(source, options).read_bytes()
-    except OSError:
-        kept = b""
+    kept = cache.read(_path(source, options)) or b""
     binary = kept[CHECKSUM:]
     if binary and hashlib.sha256(binary).digest() == kept[:CHECKSUM]:
         return Code(binary, source, options, stored=True)
@@ -104,35 +107,25 @@ def cubin(source: str, flags: tuple[str, ...]) -> Code:
 
 
 def _path(source: str, options: tuple[str, ...]) -> Path:
-    """Where the cache keeps what this compiler makes of it."""
+    """The file in the cache for what this version of the compiler makes of the source."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _nvrtc("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
     compiler = f"{major.value}.{minor.value}"
     digest = hashlib.sha256("\0".join((compiler, source, *options)).encode()).hexdigest()[:32]
-    return cache_folder() / f"{digest}.cubin"
-
-
-def cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home, "cosformer")
+    return cache.folder() / f"{digest}.cubin"
 
 
 def _made(source: str, options: tuple[str, ...]) -> bytes:
-    """Compiled, and kept for the next process if the cache can be written."""
-    binary, path = _compile(source, options), _path(source, options)
-    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Compiles, and keeps the result for the next process if the cache can be written to."""
+    binary = _compile(source, options)
+    # Without a cache the next process compiles again, and that is all.
+    with contextlib.suppress(OSError), cache.written(_path(source, options)) as part:
         part.write_bytes(hashlib.sha256(binary).digest() + binary)
-        part.replace(path)
-    except OSError:  # a cache that cannot be written costs a compilation, no more
-        with contextlib.suppress(OSError):
-            part.unlink()
     return binary
 
 
 def _load(code: Code) -> ctypes.c_void_p:
-    """The code as a module; what the cache held and the driver refuses is compiled again."""
+    """The code as a loaded module; code of the cache that the driver refuses is compiled again."""
     module = ctypes.c_void_p()
     failed = libraries()[0].cuModuleLoadData(ctypes.byref(module), code.binary)
     if failed and code.stored:
@@ -165,7 +158,7 @@ def _compile(source: str, options: tuple[str, ...]) -> bytes:
 
 @functools.cache
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """The driver and NVRTC, which torch brings along."""
+    """The CUDA driver, and NVRTC in the version that torch was built with."""
     version = str(torch.version.cuda).split(".")[0]
     names = [f"libnvrtc.so.{version}"]
     names += [str(p) for p in Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/{names[0]}")]
@@ -179,13 +172,14 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 @functools.cache
 def driver_launch() -> Any:
+    """`cuLaunchKernel` with the types of its arguments."""
     launch = libraries()[0].cuLaunchKernel
     launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
     return launch
 
 
 def _enter(device: int) -> None:
-    """Makes torch's context the one of this thread."""
+    """Makes the context that torch uses on this device the current one of this thread."""
     number, context = ctypes.c_int(), ctypes.c_void_p()
     _driver("cuDeviceGet", ctypes.byref(number), device)
     _driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)

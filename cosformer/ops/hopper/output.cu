@@ -1,30 +1,6 @@
-// The output: pairs within a chunk, and what the state gives.
+// The output of every row: the sum over pairs within its chunk, plus what the state before the chunk gives.
 //
-// Under a decay the two are summed apart, since only the second fades (FADES); where a loader's features leave too few
-// registers for that, one after the other (SERIAL).
-
-constexpr bool SERIAL = DECAY && PROJECT, FADES = DECAY && !SERIAL;
-
-INLINE void add_pairs(float (&sums)[OUT_F], float (&totals)[4], const u32 (&weights)[16], const Operand& z, bool to_more) {
-  mma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), to_more || k > 0);
-  if (ONES)
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OWN_ONES_AT * PITCH + k * 256, PITCH), to_more || k > 0);
-}
-// What the state gives, to its readers; from then on it counts as it is.
-INLINE void fade(float (&sums)[OUT_F], float (&totals)[4], float (&f)[2][R]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int i = 0; i < OUT_F / 2; ++i) sums[i / 2 * 4 + half * 2 + i % 2] *= f[half][0];
-    totals[half * 2] *= f[half][0], totals[half * 2 + 1] *= f[half][0];
-    f[half][0] = 1.f;
-  }
-}
+// Under a decay the two are summed apart, since only what the state gives is multiplied by it.
 
 INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                      u32 state_full, u32 state_empty) {
@@ -39,9 +15,9 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   const unsigned char* mask = p.mask + at.b * p.mask_s;
   const int columns = p.columns - block * 64;
   const u32 stand = shared + OUT_AT + mine * 8 * PITCH;
-  // A warp stores the 16 rows that it computed, 16 bytes a lane.
+  // A warp stores the 16 rows that it computed, 16 bytes per lane.
   const int line = thread % 32, piece = line % 8 * 8, top = thread / 32 * 16 + line / 8;
-  // Of 16 rows of a warp and 16 columns that meet: pairs on the diagonal, as a mask.
+  // Where 16 rows of a warp meet the same 16 rows as columns: a bit mask of the pairs that causality allows.
   const int down = thread % 32 / 4 - lane * 2, warp = __shfl_sync(~0u, thread / 32, 0);
   const u32 diagonal = REVERSE ? (down <= 0 ? 0xFFFFu : 0u) | (down <= 1 ? 0xFFFF0000u : 0u)
                                : (down >= 0 ? 0xFFFFu : 0u) | (down >= 1 ? 0xFFFF0000u : 0u);
@@ -61,11 +37,11 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     for (int half = 0; half < 2; ++half) {
       const int i = begin + row + half * 8;
       if (!DECAY) load_psi(f[half], basis + (long long)i * R, i < at.stop);
-      if (!APART && DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
+      if (DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
     }
 
-    float sums[OUT_F], totals[4], more[32], more_totals[4];  // under a decay, more is what the state gives
-    u32 weights[16];  // of pairs within the chunk
+    float sums[OUT_F], totals[4], more[32], more_totals[4];  // under a decay, `more` is what the state gives
+    u32 weights[16];  // scores of pairs within the chunk
     wait(full + stage * 8, c / STAGES & 1);
     if (CAUSAL) {
       float scores[32];
@@ -83,7 +59,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         weigh(scores, since, upper, lower, lane);
       }
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {  // 16 columns: before the warp's own rows, among them, or after
+      for (int k = 0; k < 4; ++k) {  // 16 columns that lie before the warp's own rows, among them, or after them
         const u32 all = (REVERSE ? k > warp : k < warp) ? ~0u : 0u, own = k == warp ? diagonal : all;
         const u32 sure = k == warp ? ~0u : all;
         const float* e = scores + k * 8;
@@ -92,20 +68,27 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         weights[k * 4 + 2] = pack(e[4], e[5]) & (REVERSE ? sure : all);
         weights[k * 4 + 3] = pack(e[6], e[7]) & own;
       }
-      if (!SERIAL) add_pairs(sums, totals, weights, z, false);
+      mma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), k > 0);
+      if (ONES)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OWN_ONES_AT * PITCH + k * 256, PITCH), k > 0);
     }
     if (WRITE || c == begins) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < XB / 2; ++k) {
       const u64 a = x.at(k * 2 * PITCH, 128);
-      const int add = (CAUSAL && !SERIAL) || k > 0;
-      if (FADES && TURNED) Mma<64>::from_shared<0, 0>(more, a, state.at(k * 2 * STATE_PITCH, 128), k > 0);
-      else if (FADES) Mma<64>::from_shared<0, 1>(more, a, state.at(k * 256, STATE_PITCH), k > 0);
+      const int add = CAUSAL || k > 0;
+      if (DECAY && TURNED) Mma<64>::from_shared<0, 0>(more, a, state.at(k * 2 * STATE_PITCH, 128), k > 0);
+      else if (DECAY) Mma<64>::from_shared<0, 1>(more, a, state.at(k * 256, STATE_PITCH), k > 0);
       else if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add);
       else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add);
       const u64 ones = state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH);
-      if (ONES && FADES) Mma<8>::from_shared<0, 1>(more_totals, a, ones, k > 0);
+      if (ONES && DECAY) Mma<8>::from_shared<0, 1>(more_totals, a, ones, k > 0);
       else if (ONES) Mma<8>::from_shared<0, 1>(totals, a, ones, add);
     }
     mma_commit();
@@ -119,36 +102,28 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     mma_wait<0>();
     hold(sums);
     if (ONES) hold(totals);
-    if (FADES) hold(more);
-    if (FADES && ONES) hold(more_totals);
-    if (SERIAL) {
-      fade(sums, totals, f);
-      add_pairs(sums, totals, weights, z, true);
-      mma_commit();
-      mma_wait<0>();
-      hold(sums);
-      if (ONES) hold(totals);
-    }
+    if (DECAY) hold(more);
+    if (DECAY && ONES) hold(more_totals);
     give_back(empty + stage * 8);
     if (WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
 
-    constexpr bool DIVIDED = !APART && (ONES || DELTA == 1);
-    if (ONES || DIVIDED) {
+    constexpr bool DIVIDED = ONES || DELTA == 1;
+    if (DIVIDED) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (ONES) {
           const float* e = totals + half * 2;
           const float* m = more_totals + half * 2;
-          float t = SERIAL ? e[0] + e[1] : DECAY ? e[0] + (m[0] + m[1]) * f[half][0]
+          float t = DECAY ? e[0] + (m[0] + m[1]) * f[half][0]
                   : R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
           t += __shfl_xor_sync(~0u, t, 1);
           t += __shfl_xor_sync(~0u, t, 2);
           const int i = begin + row + half * 8;
           if (lane == 0 && i < at.stop && block == 0) total[i] = t;
-          if (!APART) scale[half] = reciprocal(divisor(t, p.eps));
+          scale[half] = reciprocal(divisor(t, p.eps));
         }
 #pragma unroll
-        for (int r = 0; r < (APART ? 0 : R); ++r) f[half][r] *= scale[half];
+        for (int r = 0; r < R; ++r) f[half][r] *= scale[half];
       }
     }
     if (RULE == 0)
@@ -157,9 +132,9 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
 #pragma unroll
         for (int r = 0; r < R; ++r) f[half][r] *= p.scale;
     const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;
-    __syncwarp();  // the last chunk has been taken from here
+    __syncwarp();  // the previous chunk's output has left this memory
     float dots[2] = {0.f, 0.f};
-    if (DOTS) {  // φ(gate) to where the output will stand
+    if (DOTS) {  // φ(gate) goes where the output will be stored
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         put16(stand + piece / 8 * PITCH + (top + i * 4) * 16, mapped<GATE>(gates[GATED ? i : 0]));
@@ -172,13 +147,13 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float *s = sums + n * 4 + i * 2, *t = more + n * 4 + i * 2, *g = f[i & 1];
-        const float own = RULE == 0 ? p.scale : DIVIDED ? scale[i & 1] : 1.f;  // g has it already
-        float a = FADES ? s[0] * own + t[0] * g[0] : s[0] * g[0], b = FADES ? s[1] * own + t[1] * g[0] : s[1] * g[0];
+        const float own = RULE == 0 ? p.scale : DIVIDED ? scale[i & 1] : 1.f;  // g contains it already
+        float a = DECAY ? s[0] * own + t[0] * g[0] : s[0] * g[0], b = DECAY ? s[1] * own + t[1] * g[0] : s[1] * g[0];
         if (R > 1) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
         if (DOTS) dots[i & 1] += a * low(beside[i]) + b * high(beside[i]);
         pair[i] = pack(a, b);
       }
-      if (DOTS) __syncwarp();  // φ(gate) has been taken from here
+      if (DOTS) __syncwarp();  // all lanes have read φ(gate) from this memory
       put_blocks(rows + (n + line / 16) * PITCH, pair[0], pair[1], pair[2], pair[3]);
     }
     if (DOTS)

@@ -1,55 +1,42 @@
-"""Launches of `sweep.cu`: how a sequence is cut, what is prepared for the next call."""
+"""Launches of the kernels in `sweep.cu`, prepared once for tensors of the same shapes.
+
+A plan knows how a sequence is cut into segments, and keeps the arguments of every launch that do
+not change from call to call.
+"""
 
 import functools
 import math
 import struct
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosformer.ops.hopper.nvrtc import Kernel, Launch, cubin
-from cosformer.ops.hopper.roles import MAPS, PROJECTIONS, RULES, Sweep, roles_of
+from cosformer.ops.hopper.roles import MAPS, RULES, Sweep, roles_of
 from cosformer.ops.hopper.source import source
 from cosformer.ops.triton.prepared import per_head
 
 CHUNK = 64
 THREADS = 640
-POINTERS = 14
-TAIL = struct.Struct("22q10i2f")  # of the kernel's parameters, behind the pointers
-PLANS = 256
+# `struct Params` of `sweep.cu`: first its pointers, then what `TAIL` packs, field by field.
+POINTERS = 12
+TAIL = struct.Struct("22q8i2f")
+PLANS = 256  # kept at a time; the oldest goes first
 
-PerRow = tuple[Tensor | None, Tensor]  # 1/D and δ, each `[B, H, T]`
-
-
-class Projection(NamedTuple):
-    """φ of `projected.py` that a sweep makes of its rows, W both float32 or both bfloat16."""
-
-    kind: str
-    width: int  # of the features
-    query_weight: Tensor  # [h, 64, 64] or [64, 64], in one piece; exp: [width, 64], and of both
-    key_weight: Tensor
-    levels: tuple[Tensor, Tensor] | None = None  # exp: of queries and of keys, [B, H, T]
-
-    @property
-    def weights(self) -> tuple[Tensor, Tensor]:
-        return self.query_weight, self.key_weight
-
-    @property
-    def alike(self) -> tuple[Any, ...]:
-        """What a launch depends on."""
-        return self.kind, self.width, *(x.shape for x in self.weights), self.query_weight.dtype
+PerRow = tuple[Tensor, Tensor]  # 1/D and δ, each `[B, H, T]`
 
 
 @functools.cache
 def choose_segments(
     programs: int, length: int, processors: int, *, extra: float = 0.0, weight: int = 192
 ) -> int:
-    """Into how many segments to cut a sequence: those that end first.
+    """The number of segments of a sequence with which a sweep ends earliest.
 
-    A program takes a multiprocessor for itself and costs its rows, and `weight` rows for a state
-    in or out. `extra`: what a cut sequence must be swept once more for, as a share of a sweep.
+    A program occupies one multiprocessor. Its cost is the number of its rows, and `weight` more if
+    it also loads or stores a state. A sequence that is cut takes a second, smaller sweep first,
+    which sums the states: `extra` is its cost relative to a whole sweep.
     """
     best, least = 1, float("inf")
     for segments in range(1, max(1, min(64, length // (4 * CHUNK))) + 1):
@@ -61,26 +48,23 @@ def choose_segments(
 
 
 class Plan:
-    """Launches for tensors of one set of shapes and strides, each prepared when it first comes."""
+    """All launches for tensors of one set of shapes and strides, each prepared on its first use."""
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, states: int, masked: bool, feature_map: str,
         rule: str, eps: float, scale: float, decays: bool, dots: bool,
-        projection: Projection | None = None,
     ) -> None:  # fmt: skip
         self.device, self.rule = q.device.index, RULES[rule]
         self.eps, self.scale = eps, scale
-        self.sums, self.divides = rule != "none", rule not in ("none", "apart")
-        width = q.shape[3] if projection is None else projection.width
-        self._state = (states, width, v.shape[3] + self.sums)
+        self.sums = rule != "none"
+        self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Launch] = {}
-        made = () if projection is None else _made(projection)
         about = (states, MAPS[feature_map], self.rule, masked, decays, dots)
-        self.roles = roles_of(width, v.shape[3], *about, *made)
+        self.roles = roles_of(q.shape[3], v.shape[3], *about)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
         def rows(like: Tensor, blocks: int, extra: float = 0.0) -> int:
-            """The length of a segment."""
+            """How many rows make a segment."""
             programs, length = like.shape[0] * like.shape[1] * blocks, like.shape[2]
             segments = choose_segments(programs, length, processors, extra=extra)
             return -(-length // (segments * CHUNK)) * CHUNK
@@ -90,18 +74,18 @@ class Plan:
         self.causal_rows = rows(q, _blocks(v), extra=0.6)
 
     def states(self, like: Tensor, segments: int = 1) -> Tensor:
-        """Room for states `[B, H, segments, R, D, V(+1)]`, or `[B, H, R, D, V(+1)]` for one."""
+        """Memory for states `[B, H, segments, R, D, V(+1)]`, without `segments` if that is 1."""
         several = (segments,) if segments > 1 else ()
         return like.new_empty(*like.shape[:2], *several, *self._state, dtype=torch.float32)
 
     def dots(self, rows: Tensor) -> Tensor | None:
-        """Room for φ(row)·gradient `[B, H, T, blocks]`, where the decay has a gradient."""
+        """Memory for φ(row)·dφ(row) `[B, H, T, blocks]`; None if the decay needs no gradient."""
         if not self.roles.dq.DOTS:
             return None
         return rows.new_empty(*rows.shape[:3], _blocks(rows), dtype=torch.float32)
 
     def since(self, decay: Tensor) -> Tensor:
-        """L since the chunk of each row began, to base 2: `[b, h, T, 1]`, T in whole chunks."""
+        """log₂ of the decay since each row's chunk began, `[b, h, T, 1]`, T in whole chunks."""
         batch, heads, length = decay.shape
         padded = -(-length // CHUNK) * CHUNK
         since = decay.new_empty(batch, heads, padded, 1, dtype=torch.float32)
@@ -119,42 +103,39 @@ class Plan:
         out: Tensor | None = None, gate: Tensor | None = None, total: Tensor | None = None,
         by_row: PerRow | None = None, mask: Tensor | None = None,
         first: Tensor | None = None, last: Tensor | None = None,
-        projection: Projection | None = None,
     ) -> None:  # fmt: skip
-        """One launch; without `out` it only sums states. `rows` is the length of a segment."""
-        weights: tuple[Tensor | None, Tensor | None] = (None, None)
-        if projection is not None:
-            weights, by_row = projection.weights, projection.levels
+        """One launch of the sweep, whose segments have `rows` rows.
+
+        Without `out` it only sums states. `first` is read, `last` is written: the states before
+        and after each segment.
+        """
         launch = self._launches.get(options)
         if launch is None:
             batch, heads, length, contracted = x.shape
-            contracted = contracted if projection is None else projection.width
             columns, segments = z.shape[3], -(-length // rows)
             blocks = 1 if options.PAIRED else _blocks(z)
             tail = TAIL.pack(
                 *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
                 *per_head(basis), length, *_steps(first), *_steps(last),
-                heads, *(_sharing(weight, heads) for weight in weights),
-                length, rows, segments, blocks, contracted, columns,
+                heads, length, rows, segments, blocks, contracted, columns,
                 (contracted if options.TURNED else columns) + self.sums, self.eps, self.scale,
             )  # fmt: skip
             grid = (batch * heads * segments * blocks, 1)
             it = kernel("sweep", options, self.device)
             launch = Launch(it, grid, THREADS, self.device, POINTERS, tail)
             self._launches[options] = launch
-        given = (x, y, z, gate, out, total, *(by_row or (None, None)), basis, first, last, mask)
-        launch(*given, *weights)
+        inverse, delta = by_row or (None, None)
+        launch(x, y, z, gate, out, total, inverse, delta, basis, first, last, mask)
 
     def gather(
         self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor | None, rows: int,
         start: Tensor | None, mask: Tensor | None, by_row: PerRow | None = None, *, causal: bool,
-        total: bool = True, decay: Tensor | None = None, projection: Projection | None = None,
+        total: bool = True, decay: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """What each segment starts with, and the state after all of them if `total`."""
+        """The state that each segment starts with, and the one after all of them if `total`."""
         segments = -(-y.shape[2] // rows)
         states = self.states(y, segments)
-        about: dict[str, Any] = {"mask": mask, "by_row": by_row, "projection": projection}
-        self.sweep(options, y, y, z, basis, rows, last=states, **about)
+        self.sweep(options, y, y, z, basis, rows, last=states, mask=mask, by_row=by_row)
         if segments == 1 and start is None:
             return states, states
         last = self.states(y) if total else None
@@ -174,7 +155,7 @@ class Plan:
         return states, last
 
     def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> PerRow:
-        """1/D and δ of every row."""
+        """1/D and δ = −dout·out·dD/dtotal of every row."""
         by_row = total.new_empty(total.shape), total.new_empty(total.shape)
         launch = self._launches.get("prepare")
         if launch is None:
@@ -198,21 +179,20 @@ _lock = threading.Lock()
 def plan_of(
     q: Tensor, k: Tensor, v: Tensor, basis: Tensor | None, key_mask: Tensor | None,
     decay: Tensor | None, feature_map: str, rule: str, eps: float, scale: float, *others: Any,
-    dots: bool = False, projection: Projection | None = None,
+    dots: bool = False,
 ) -> Plan:  # fmt: skip
-    """The plan for these shapes and strides; `others` are whatever else a launch depends on."""
+    """The plan for these shapes and strides; `others` is all else that a launch depends on."""
     decays = None if decay is None else decay.shape
     shape = None if basis is None else basis.shape
-    alike = None if projection is None else projection.alike
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), shape, q.device,
-        key_mask is None, decays, dots, feature_map, rule, eps, scale, alike, others,
+        key_mask is None, decays, dots, feature_map, rule, eps, scale, others,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         states = 1 if shape is None else shape[3]
         about = (states, key_mask is not None, feature_map, rule, eps, scale, decays is not None)
-        plan = Plan(q, k, v, *about, dots, projection)
+        plan = Plan(q, k, v, *about, dots)
         with _lock:
             while len(_plans) >= PLANS:
                 _plans.pop(next(iter(_plans)))
@@ -222,6 +202,7 @@ def plan_of(
 
 @functools.cache
 def kernel(name: str, options: Sweep, device: int) -> Kernel:
+    """The kernel of that name in `sweep.cu`, compiled with these options."""
     flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
     shared = "shared_bytes" if name == "sweep" else ""
     with torch.cuda.device(device):
@@ -229,7 +210,7 @@ def kernel(name: str, options: Sweep, device: int) -> Kernel:
 
 
 def _blocks(z: Tensor) -> int:
-    """Of 64 columns."""
+    """How many blocks of 64 columns z has."""
     return -(-z.shape[3] // 64)
 
 
@@ -238,19 +219,8 @@ def _strides(x: Tensor | None) -> tuple[int, ...]:
 
 
 def _steps(states: Tensor | None) -> tuple[int, int]:
-    """From head to head and from segment to segment; one state may serve all segments."""
+    """Strides of heads and segments in states; 0 for segments that share one state."""
     if states is None:
         return 0, 0
-    one = math.prod(states.shape[-3:])  # strides of a single head may be anything
+    one = math.prod(states.shape[-3:])  # not from strides, which are arbitrary for sizes of 1
     return (one, 0) if states.dim() == 5 else (states.shape[2] * one, one)
-
-
-def _made(projection: Projection) -> tuple[int, bool]:
-    """As `roles_of` is told it; behind exponentials, zeros may fill a tile."""
-    filled = projection.width % 64 > 0
-    return PROJECTIONS[projection.kind] + filled, projection.query_weight.dtype == torch.float32
-
-
-def _sharing(weight: Tensor | None, heads: int) -> int:
-    """How many heads share a W."""
-    return heads if weight is None or weight.dim() == 2 else heads // weight.shape[0]

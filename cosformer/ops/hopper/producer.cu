@@ -1,7 +1,8 @@
-// The producer: loads rows, maps and scales them, and leaves tiles.
+// The producer: loads rows of x, y and z, applies φ, multiplies z by the basis functions and stores tiles in shared
+// memory.
 
-// Of a tile [64, W], 16 bytes at a time: what one of THREADS holds, and where its next ones are.
-// Where nothing is, stands what φ maps to 0.
+// The part of a tile [64, W] that one of THREADS threads loads, in pieces of 16 bytes. Rows and columns that do not
+// exist, or that are masked, get the value that φ maps to 0.
 template <int W, int THREADS, int MAP> struct Rows {
   static constexpr u32 NOTHING = MAP == 2 ? 0xFF80FF80u : 0u;  // −∞
   static constexpr int BLOCKS = W / 8, STEP = THREADS / BLOCKS, N = CHUNK / STEP;
@@ -12,7 +13,7 @@ template <int W, int THREADS, int MAP> struct Rows {
 
   INLINE void start(const bf16* p, long long stride) { next = p + row(0) * stride + block() * 8; }
   INLINE void move(long long stride) { next += (REVERSE ? -TEAMS : TEAMS) * CHUNK * stride; }
-  // `left` rows and `width` columns exist.
+  // Only `left` rows and `width` columns exist.
   INLINE void load(long long stride, int left, int width) {
     if (left >= CHUNK && width >= W) {
 #pragma unroll
@@ -23,14 +24,15 @@ template <int W, int THREADS, int MAP> struct Rows {
         v[i] = load16<false>(next + i * STEP * stride, row(i) < left && block() * 8 < width, NOTHING);
     }
   }
+  // Prefetches rows of a later chunk into the L2 cache.
   INLINE void announce(long long stride, int width) const {
     constexpr int LINES = W / 64, THERE = (REVERSE ? 1 - AHEAD : AHEAD - 1) * CHUNK;
     const int thread = threadIdx.x % THREADS, part = thread % LINES * 64;
-    if (N <= 2) {  // its own rows, from the pointer that is at hand
+    if (N <= 2) {  // a thread prefetches the rows that it will load itself
 #pragma unroll
       for (int i = 0; i < N; ++i)
         if (block() * 8 < width) prefetch(next + (THERE + i * STEP) * stride);
-    } else if (thread < CHUNK * LINES && part < width) {  // a line of 128 bytes
+    } else if (thread < CHUNK * LINES && part < width) {  // one thread for each line of 128 bytes
       prefetch(next + (THERE + thread / LINES - row(0)) * stride + part - block() * 8);
     }
   }
@@ -45,17 +47,13 @@ template <int W, int THREADS, int MAP> struct Rows {
   }
 };
 
-#include "features.cu"
-
 INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
   const int thread = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
   const int width = p.contracted, columns = p.columns - at.block * 64;
   Rows<KW, TEAM, X_MAP> xs;
   Rows<KW, TEAM, Y_MAP> ys;
   Rows<64, TEAM, Z_MAP> zs;
-  Unprojected own(p, at, team);  // in place of xs and ys
   float psi[zs.N][R], scale[zs.N], d, end;
-  bool counts[zs.N];
   const long long from = at.begin(team);
   if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
   if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
@@ -68,10 +66,10 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   auto announced = [&](int c) {
     return c + AHEAD - 1 < at.chunks && at.begin(c + AHEAD - 1) + CHUNK <= at.stop;
   };
-  auto load = [&](int c) {  // one after the other
+  auto load = [&](int c) {  // must be called for the chunks in their order: pointers move on
     const int begin = at.begin(c), left = at.stop - begin;
     constexpr int MOVE = (REVERSE ? -TEAMS : TEAMS) * CHUNK;
-    if (READ && !PROJECT) {
+    if (READ) {
       xs.load(p.xs[2], left, width);
       if (announced(c)) xs.announce(p.xs[2], width);
       if (MASKED == 2) xs.hide(mask + begin, left);
@@ -79,17 +77,16 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     }
     if (DELTA == 1 ? READ : DELTA == 2 && WRITE) d = load4(delta, thread < min(CHUNK, left)), delta += MOVE;
     if (WRITE) {
-      if (!PROJECT) ys.load(p.ys[2], left, width);
+      ys.load(p.ys[2], left, width);
       zs.load(p.zs[2], left, columns);
-      if (announced(c) && !PROJECT) ys.announce(p.ys[2], width);
+      if (announced(c)) ys.announce(p.ys[2], width);
       if (announced(c)) zs.announce(p.zs[2], columns);
       if (MASKED == 1) ys.hide(mask + begin, left), zs.hide(mask + begin, left);
       ys.move(p.ys[2]), zs.move(p.zs[2]);
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
         const bool inside = zs.row(i) < left;
-        counts[i] = inside && (!PROJECT || MASKED != 1 || mask[begin + zs.row(i)]);  // φ of 0 is not 0
-        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || counts[i]);  // l is known of rows beyond the last
+        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || inside);  // l exists for the rows that pad the last chunk
         if (SCALED) scale[i] = load4(inverse + i * zs.STEP, inside);
       }
       if (DECAY) end = load4(basis + CHUNK - 1 - zs.row(0), true);
@@ -97,42 +94,14 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
     }
   };
 
-  if (PROJECT) own.load(at, team, announced(team));
   if (team < at.chunks) load(team);
-  if (PROJECT) put_weights(p, at, shared + WEIGHTS_AT);
   for (int c = team; c < at.chunks; c += TEAMS) {
     const int stage = c % STAGES, use = c / STAGES;
     const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
     const u32 z_tile = y_tile + Y_BYTES;
-    if (SINGLY) {
-      Pieces features;
-      const u32 weights = shared + WEIGHTS_AT + (EXPONENTIAL || own.asks ? 0 : READ * WEIGHTS_BYTES);
-      const u32 tile = own.asks ? x_tile : y_tile;
-      features.begin(0, own.v, weights);
-      features.measure(own, p.scale);
-      if (use) wait(empty + stage * 8, (use - 1) & 1);
-#pragma unroll
-      for (int n = 0; n < features.COUNT; ++n) {
-        const bool last = n + 1 == features.COUNT;
-        if (!last) features.begin(n + 1, own.v, weights);
-        features.end(n, last);
-        if (last) own.load(at, c + TEAMS, announced(c + TEAMS));
-        features.map(n, width);
-        features.put<0>(n, tile);
-        features.put<1>(n, tile);
-      }
-    } else if (PROJECT) {
-      const Projected features(own.v, shared + WEIGHTS_AT + (own.asks ? 0 : READ * WEIGHTS_BYTES));
-      const u32 tile = own.asks ? x_tile : y_tile;
-      if (use) wait(empty + stage * 8, (use - 1) & 1);
-      features.put<0>(tile);
-      own.load(at, c + TEAMS, announced(c + TEAMS));  // now that half of the registers are free
-      features.put<1>(tile);
-    } else {
-      if (use) wait(empty + stage * 8, (use - 1) & 1);
-      if (READ) xs.put(x_tile);
-      if (WRITE) ys.put(y_tile);
-    }
+    if (use) wait(empty + stage * 8, (use - 1) & 1);
+    if (READ) xs.put(x_tile);
+    if (WRITE) ys.put(y_tile);
     if (AUGMENTED && thread < CHUNK) {
       const uint4 ones = make_uint4(pack(1.f, 1.f), 0, 0, 0);
       const u32 both = pack(d, d - rounded(d)), beside = (XB - 2) * PITCH + thread * 16;
@@ -150,8 +119,6 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
           if (READ) put16(place, SCALED ? times(w, scale[i]) : w);
           put16(place + (COPIES - 1) * 8 * PITCH, times(w, SCALED ? fades * scale[i] : fades));
           if (zs.block() == 0) put4(x_tile + SINCE_AT + zs.row(i) * 4, psi[i][0]);
-        } else if (PROJECT) {
-          put16(place, w);
         } else {
 #pragma unroll
           for (int r = 0; r < R; ++r) {
@@ -160,12 +127,11 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
           }
         }
         if (ONES && zs.block() == 0) {
-          const bool nothing = DECAY && PROJECT && !counts[i];
-          const float a = DECAY ? nothing ? 0.f : fades : psi[i][0], b = psi[i][R - 1];
-          const u32 hi = pack(a, PROJECT && !DECAY ? 0.f : R == 1 ? a - rounded(a) : b);  // 1 has no rest
+          const float a = DECAY ? fades : psi[i][0], b = psi[i][R - 1];
+          const u32 hi = pack(a, R == 1 ? a - rounded(a) : b);
           const u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
           put16(z_tile + ONES_AT * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
-          const u32 one = pack(nothing ? 0.f : 1.f, 0.f);
+          const u32 one = pack(1.f, 0.f);
           if (DECAY && READ) put16(z_tile + OWN_ONES_AT * PITCH + zs.row(i) * 16, make_uint4(one, 0, 0, 0));
         }
       }

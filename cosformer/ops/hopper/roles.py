@@ -1,15 +1,14 @@
-"""The roles of the sweep kernel in `sweep.cu`, as its compiler is told them."""
+"""The variants of the kernel in `sweep.cu`: one per pass, as compile-time options."""
 
 import functools
 from typing import Any, NamedTuple
 
 MAPS = {"identity": 0, "relu": 1, "1+elu": 2, "leaky_relu": 3, "elu": 4}
-PROJECTIONS = {"waves": 1, "softmaxes": 2, "relu": 3, "exp": 4}
-RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3, "apart": 4}
+RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
 
 
 class Sweep(NamedTuple):
-    """What the compiler is told; `sweep.cu` explains each."""
+    """The compile-time options of one variant; the head of `sweep.cu` explains each."""
 
     KW: int
     R: int
@@ -28,12 +27,14 @@ class Sweep(NamedTuple):
     PAIRED: bool = False
     DECAY: bool = False
     DOTS: bool = False
-    PROJECT: int = 0
-    SPLIT: bool = False
 
 
 class Roles(NamedTuple):
-    """The sweep kernel in each of its roles."""
+    """One variant of the kernel for every pass of one problem.
+
+    `gather` variants only sum states, `read` variants only read a state that is complete, and the
+    others do both, which is what causal attention needs.
+    """
 
     forward: Sweep
     gather: Sweep
@@ -50,24 +51,22 @@ class Roles(NamedTuple):
 @functools.cache
 def roles_of(
     width: int, value_width: int, states: int, phi: int, rule: int, masked: bool,
-    decays: bool = False, dots: bool = False, project: int = 0, split: bool = False,
+    decays: bool = False, dots: bool = False,
 ) -> Roles:  # fmt: skip
-    """`sweep.cu` has the table of what stands where; `dots`: whether the decay has a gradient.
+    """The variants for one problem; `dots` says whether the decay needs a gradient.
 
-    A forward pass may `project` rows, by W in float32 if `split`; a backward pass gets features.
+    The head of `sweep.cu` has the table of which tensor is which operand in each pass.
     """
     by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule, DECAY=decays)
     by_value = by_key._replace(
         KW=64 if value_width <= 64 else 128, TURNED=True, GATE=phi, DOTS=dots
     )
-    sums, divided = rule != 0, rule not in (0, RULES["apart"])
+    sums = rule != 0
     hidden, hides = 2 * masked, 1 * masked
-    forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides, PROJECT=project, SPLIT=split)
+    forward = by_key._replace(X_MAP=phi, Y_MAP=phi, MASKED=hides)
     dq = by_value._replace(Z_MAP=phi, DELTA=int(sums), MASKED=hides)
-    dk = by_value._replace(Z_MAP=phi, DELTA=2 * sums, SCALED=divided, REVERSE=True, MASKED=hidden)
-    dv = by_key._replace(
-        X_MAP=phi, Y_MAP=phi, RULE=rule * divided, SCALED=divided, REVERSE=True, MASKED=hidden
-    )  # without a rule there are no columns of ones
+    dk = by_value._replace(Z_MAP=phi, DELTA=2 * sums, SCALED=sums, REVERSE=True, MASKED=hidden)
+    dv = by_key._replace(X_MAP=phi, Y_MAP=phi, SCALED=sums, REVERSE=True, MASKED=hidden)
     by_values: dict[str, Any] = {"WRITE": False, "Y_MAP": 0, "PAIRED": value_width > 64}
     by_keys: dict[str, Any] = {"WRITE": False, "Z_MAP": 0, "PAIRED": width > 64}
     return Roles(

@@ -1,4 +1,4 @@
-"""What NVRTC compiles: `sweep.cu` with its parts, and the products that it is told one by one."""
+"""The text that NVRTC compiles: `sweep.cu`, the files it includes, and generated wrappers."""
 
 import functools
 import re
@@ -11,19 +11,20 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def source() -> str:
-    products = "".join(_mma(n) for n in (8, 32, 64, 72, 128, 136))
+    """`sweep.cu` as one text, with the wrappers of `wgmma` in place of `//@MMA`."""
+    products = "".join(_mma(n) for n in (8, 64, 72, 128, 136))
     text = _text("sweep.cu").replace("//@MMA", products)
     return f"#define LEAKY_SLOPE {LEAKY_SLOPE}f\n{text}"
 
 
 def _text(name: str) -> str:
-    """A file, and in place of each `#include` what it names."""
+    """A file of this folder, each `#include` replaced by the file that it names."""
     included = re.compile(r'^#include "(.+)"$', re.MULTILINE)
     return included.sub(lambda found: _text(found[1]), (HERE / name).read_text())
 
 
 def _mma(n: int) -> str:
-    """Wrappers of `wgmma` with n columns: its operands must be spelt out one by one."""
+    """Wrappers of `wgmma` with n columns, generated because PTX wants every register by name."""
     count = n // 2
     sums = ", ".join(f"%{i}" for i in range(count))
     places = ", ".join(f'"+f"(d[{i}])' for i in range(count))

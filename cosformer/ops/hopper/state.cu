@@ -1,17 +1,17 @@
-// The state: sums over the chunks so far, for the output warpgroup to read.
+// The state: sums over the chunks so far, kept in registers, and copied to shared memory for the output.
 
 struct State {
-  static constexpr int TILES = WRITE ? STATE_M / KEEPERS : 1;  // of 64 rows, in the hands of one warpgroup
+  static constexpr int TILES = WRITE ? STATE_M / KEEPERS : 1;  // tiles of 64 rows that one warpgroup keeps
   static constexpr bool EXTRA = TURNED ? AUGMENTED : ONES;
   static constexpr int BLOCKS = STATE_N / 8 - EXTRA;
-  float f[TILES][STATE_F];  // a thread's share, as wgmma deals it out
-  u32 pairs[TILES][LATE ? BLOCKS * 2 : 1], extra[TILES][2];  // the same as 16-bit operand
+  float f[TILES][STATE_F];  // a thread's part, distributed as wgmma leaves it
+  u32 pairs[TILES][LATE ? BLOCKS * 2 : 1], extra[TILES][2];  // the same, rounded to bfloat16
   const int tile, row, lane;
 
   INLINE State(int mine)
       : tile(mine), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4), lane(threadIdx.x % 4) {}
 
-  // Where element (a, n + rest) of a tile [64, STATE_N] stands in the state [R, D, V (+1)]; -1: nowhere.
+  // The index, in the state [R, D, V (+1)], of element (a, n + rest) of tile m [64, STATE_N]; -1 if it is padding.
   INLINE int place(const Params& p, const Place& at, int m, int a, int n, int rest) const {
     const int from = at.block * 64;
     int r, d, v;
@@ -37,7 +37,7 @@ struct State {
       }
     hold_all();
   }
-  // Through shared memory, 16 rows a warp: as the accumulators lie, they would be written piecemeal.
+  // Stores through shared memory, 16 rows per warp at a time, so that a warp writes neighbouring numbers.
   INLINE void save(const Params& p, const Place& at, float* to, float* room) {
     const int line = threadIdx.x % 32, first = threadIdx.x % 128 / 32 * 16;
     join();
@@ -53,7 +53,7 @@ struct State {
 #pragma unroll
         for (int n = 0; n < STATE_N; n += 32) {
           const int here = place(p, at, m, first + a, n + line / 8 * 8, line % 8);
-          const bool twice = !TURNED && n >= R * 64 && at.block;  // every block has these sums
+          const bool twice = !TURNED && n >= R * 64 && at.block;  // all blocks have these sums: the first stores them
           if (n + line < STATE_N && here >= 0 && !twice) to[here] = room[a * STATE_N + n + line];
         }
     }
@@ -70,7 +70,7 @@ struct State {
     for (int m = 0; m < TILES; ++m) hold(f[m]);
   }
 
-  // The two columns of a number become one.
+  // Adds the two columns of numbers that were written as a rounded value and its rounding error.
   INLINE void join() {
 #pragma unroll
     for (int m = 0; m < TILES; ++m)
@@ -123,7 +123,7 @@ struct State {
   }
 };
 
-// Where nothing is added, one state serves all chunks.
+// For passes that only read: one state serves all chunks.
 INLINE void fetch_state(const Params& p, const Place& at, int half, u32 shared, u32 state_full) {
   Place there = at;
   if (PAIRED) there.block = half;
@@ -139,7 +139,7 @@ INLINE void fetch_state(const Params& p, const Place& at, int half, u32 shared, 
 
 INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                        u32 state_full, u32 state_empty) {
-  if (!WRITE) {  // givers with a half each fetch it themselves, at the same time
+  if (!WRITE) {  // with PAIRED, both output warpgroups fetch their half themselves
     if (!PAIRED) fetch_state(p, at, 0, shared, state_full);
     return;
   }
@@ -168,7 +168,7 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
       for (int k = 0; k < 4; ++k)
         Mma<STATE_N>::from_shared<1, 1>(state.f[m], a.at(m * 8 * PITCH + k * 256, PITCH), b.at(k * 256, PITCH), 1);
     mma_commit();
-    if (READ && LATE) publish(c);  // what stood there before
+    if (READ && LATE) publish(c);  // the state before this chunk
     mma_wait<0>();
     state.hold_all();
     give_back(empty + stage * 8);

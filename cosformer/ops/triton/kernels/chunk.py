@@ -85,6 +85,21 @@ def read_states(states, x, psi, sums, R: tl.constexpr, precision: tl.constexpr):
 
 
 @triton.jit
+def read_vectors(vectors, x, psi, R: tl.constexpr):
+    """Σ_r ψ_r(i) x_i·vector_r of every row, without tensor cores.
+
+    For vectors that a sweep sums itself. Triton gives those the layout of the rows that they sum.
+    Where rows lie column by column in memory, tensor cores would get an operand of 16 columns, row
+    by row; the machine code that Triton 3.6 and 3.7 make of that for Hopper reads shared memory out
+    of range.
+    """
+    found = psi[0] * tl.sum(x.to(tl.float32) * vectors[0][None, :], 1)
+    for r in tl.static_range(1, R):
+        found += psi[r] * tl.sum(x.to(tl.float32) * vectors[r][None, :], 1)
+    return found
+
+
+@triton.jit
 def step_states(
     states, y, psi, z, kept, R: tl.constexpr, precision: tl.constexpr, DECAY: tl.constexpr
 ):

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from cosformer.ops.triton.kernels.tile import (
     ROWS,
+    apart,
     denominator,
     hidden,
     load_each,
@@ -61,9 +62,9 @@ def prepare_kernel(
     b, h = head // heads, head % heads
     n = tl.arange(0, BLOCK_N)
     inside = valid[:, None] & (n[None, :] < N)
-    at = (b * g_b + h * g_h + t * g_t)[:, None] + n[None, :] * g_d
+    at = (b * g_b + h * g_h + t * g_t)[:, None] + apart(n, g_d)[None, :]
     grads = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
-    at = (b * o_b + h * o_h + t * o_t)[:, None] + n[None, :] * o_d
+    at = (b * o_b + h * o_h + t * o_t)[:, None] + apart(n, o_d)[None, :]
     outs = tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
     row_total = tl.load(total + row, mask=valid, other=1.0)
     # Rounded before δ is made of it, so that g·v + δ cancels as it should.

@@ -25,6 +25,7 @@ import triton.language as tl
 from cosformer.ops.triton.kernels.chunk import (
     faded,
     read_states,
+    read_vectors,
     spread,
     stack,
     step_states,
@@ -33,6 +34,7 @@ from cosformer.ops.triton.kernels.chunk import (
 )
 from cosformer.ops.triton.kernels.tile import (
     ROWS,
+    apart,
     denominator,
     hidden,
     load_each,
@@ -195,9 +197,12 @@ def sweep_kernel(
                 sums = tl.dot(scores.to(zs.dtype), zs, sums, input_precision=PRECISION)
             sums = read_states(states, xs, read_by, sums, R, PRECISION)
             if RULE != "":
-                stacked = stack(vectors, sixteen, R, xs.dtype)
-                shares = tl.dot(xs, tl.trans(stacked), input_precision=PRECISION)
-                row_total += tl.sum(shares * spread(read_by, sixteen, R), 1)
+                if WRITE and not SUMMED:
+                    row_total += read_vectors(vectors, xs, read_by, R)
+                else:
+                    stacked = stack(vectors, sixteen, R, xs.dtype)
+                    shares = tl.dot(xs, tl.trans(stacked), input_precision=PRECISION)
+                    row_total += tl.sum(shares * spread(read_by, sixteen, R), 1)
                 tl.store(total + row + begin + index, row_total, mask=valid & (block == 0))
                 sums *= (1.0 / denominator(row_total, eps, RULE))[:, None]
             if COLUMN != "":
@@ -223,7 +228,7 @@ def sweep_kernel(
                 result = tl.where(gates > 0, result, 0.0)
             if MASKED == "reader":
                 result = tl.where(real[:, None], result, 0.0)
-            places = out + begin * o_t + index[:, None] * o_t + n_column[None, :] * o_d
+            places = out + begin * o_t + index[:, None] * o_t + apart(n_column, o_d)[None, :]
             written = valid[:, None] & (n_column[None, :] < N)
             tl.store(places, result.to(out.dtype.element_ty), mask=written)
 

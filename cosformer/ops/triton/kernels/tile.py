@@ -27,12 +27,22 @@ def hidden(tile, real):
 
 
 @triton.jit
+def apart(column, stride):
+    """Where columns lie in a row. Rows in one piece have a stride of 1, which Triton knows as a
+    constant; any other stride may lead beyond what 32 bits count."""
+    if isinstance(stride, int):
+        return column * stride
+    else:
+        return column.to(tl.int64) * stride
+
+
+@triton.jit
 def load_rows(rows, index, column, stride, column_stride, valid, width, FULL: tl.constexpr):
     """A tile [C, W] of rows; zeros beyond the segment and the width.
 
     float16 becomes float32, multiplied as tf32: as precise, and sums do not overflow.
     """
-    places = rows + index[:, None] * stride + column[None, :] * column_stride
+    places = rows + index[:, None] * stride + apart(column, column_stride)[None, :]
     if FULL:
         tile = tl.load(places, mask=valid[:, None], other=0.0)
     else:
