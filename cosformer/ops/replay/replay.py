@@ -17,7 +17,7 @@ from cosformer.memo import KINDS
 from cosformer.ops.autograd import Saved, gradients
 from cosformer.ops.hopper import aligned, watching
 from cosformer.ops.problem import LONGEST, Asked, Given, Grads
-from cosformer.ops.replay.native import loaded
+from cosformer.ops.replay.native import loaded_for
 from cosformer.ops.replay.tape import Tape
 from cosformer.runtime import eager, recorded
 
@@ -32,7 +32,7 @@ def replayed(
     ordinary: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, arguments: tuple[Any, ...]
 ) -> Tensor:
     """What `ordinary` returns for these, by a program where one is kept."""
-    if torch.compiler.is_compiling() or (host := loaded()) is None:
+    if torch.compiler.is_compiling() or (host := loaded_for(q)) is None:
         return ordinary(q, k, v, arguments)
     kinds = tuple(map(type, arguments))  # True equals 1
     if not KINDS.issuperset(kinds) or (like := host.key_of(q, k, v)) is None:
