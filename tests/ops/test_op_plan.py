@@ -1,6 +1,6 @@
 """How a sequence is cut and which code is chosen: pure functions that a table can state."""
 
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +9,8 @@ from op_formula import tokens
 from cosformer import attention, attention_with_state, linear_attention
 from cosformer.ops import dispatch
 from cosformer.ops.chunked.chunks import CHUNK_LENGTH, CPU_CHUNKS, GPU_CHUNKS, Span, plan
-from cosformer.ops.dispatch import IMPLEMENTATIONS, auto_impl
-from cosformer.ops.problem.arguments import build
-from cosformer.ops.triton import operators as fused
+from cosformer.ops.dispatch import IMPLEMENTATIONS, choose
+from cosformer.ops.triton import passes as by_triton
 
 LENGTHS = [0, 1, 2, 63, 64, 127, 128, 129, 1000, 4096, 4097, 100_001]
 
@@ -20,7 +19,8 @@ LENGTHS = [0, 1, 2, 63, 64, 127, 128, 129, 1000, 4096, 4097, 100_001]
 @pytest.mark.parametrize("heads", [0, 1, 8, 32, 33, 5000])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_spans_cover_the_sequence_once_and_in_order(length, heads, device):
-    spans = plan(length, heads, device)
+    spans = plan(length, 7, heads, device).queries
+    assert plan(7, length, heads, device).keys == spans
     rows = [span.rows for span in spans]
     assert [r.start for r in rows] == [0, *(r.stop for r in rows[:-1])][: len(rows)]
     assert (rows[-1].stop if rows else 0) == length
@@ -33,67 +33,89 @@ def test_spans_cover_the_sequence_once_and_in_order(length, heads, device):
 
 
 PLANS = {
-    (40, 8, "cpu"): [Span(0, 40, 1, 40)],
-    (1000, 16, "cpu"): [Span(0, 512, 8, 64), Span(512, 960, 7, 64), Span(960, 1000, 1, 40)],
-    (1000, 8, "cuda"): [Span(0, 960, 15, 64), Span(960, 1000, 1, 40)],
-    (128, 5000, "cpu"): [Span(0, 64, 1, 64), Span(64, 128, 1, 64)],
+    (40, 8, "cpu"): (Span(0, 40, 1, 40),),
+    (1000, 16, "cpu"): (
+        Span(0, 512, 8, 64),
+        Span(512, 960, 7, 64),
+        Span(960, 1000, 1, 40),
+    ),
+    (1000, 8, "cuda"): (
+        Span(0, 960, 15, 64),
+        Span(960, 1000, 1, 40),
+    ),
+    (128, 5000, "cpu"): (
+        Span(0, 64, 1, 64),
+        Span(64, 128, 1, 64),
+    ),
 }
 
 
 @pytest.mark.parametrize("call", PLANS, ids=str)
 def test_whole_chunks_go_in_groups_and_the_rest_is_a_shorter_one(call):
-    assert plan(*call) == PLANS[call]
+    length, heads, device = call
+    assert plan(length, length, heads, device) == (PLANS[call], PLANS[call])
 
 
-class OnGpu(NamedTuple):
+PLAIN = SimpleNamespace(query_decay=None, gates=None, query_start=0, scale=1.0)
+
+
+def on_gpu(dtype=torch.bfloat16, width=64):
     """What the choice looks at."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    is_cuda: bool = True
+    return SimpleNamespace(dtype=dtype, shape=(1, 2, 10, width), is_cuda=True)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "impl"),
+    ("serving", "impl"),
     [
-        (torch.bfloat16, 64, "triton"),
-        (torch.float32, 256, "triton"),
-        (torch.float64, 64, "chunked"),
-        (torch.bfloat16, 257, "chunked"),
+        ({"hopper", "triton"}, "hopper"),
+        ({"hopper"}, "hopper"),
+        ({"triton"}, "triton"),
+        (set(), "chunked"),
     ],
 )
-def test_auto_on_a_gpu_takes_the_kernels_where_they_serve(dtype, width, impl, monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setattr(fused, "INTERPRETED", False)
-    x = OnGpu(dtype, (1, 2, 10, width))
-    problem = build(*tokens()[:2], **PLAIN)
-    assert auto_impl(x, x, x, problem) == impl
-    monkeypatch.setattr(dispatch, "HAS_TRITON", False)
-    assert auto_impl(x, x, x, problem) == "chunked"
+def test_auto_on_a_gpu_takes_the_first_kernels_that_serve(serving, impl, monkeypatch):
+    monkeypatch.setattr(
+        dispatch, "why_not", lambda name, *_: None if name in serving else "something else"
+    )
+    x = on_gpu()
+    assert choose(x, x, x, PLAIN) == impl
+    x.is_cuda = False
+    assert choose(x, x, x, PLAIN) == "chunked"
 
 
-PLAIN = {
-    "causal": True,
-    "theta": torch.zeros(1, 1, dtype=torch.float64),
-    "weight": "plain",
-    "feature_map": "relu",
-    "rule": "clamp",
-    "eps": 1e-6,
-}
+@pytest.mark.parametrize(
+    ("dtype", "width", "reason"),
+    [
+        (torch.bfloat16, 64, None),
+        (torch.float32, 256, None),
+        (torch.float64, 64, "float32, bfloat16 or float16, got float64"),
+        (torch.bfloat16, 257, "widths up to 256, got 257 and 257"),
+    ],
+)
+def test_triton_says_what_it_needs(dtype, width, reason, monkeypatch):
+    monkeypatch.setattr(by_triton, "INTERPRETED", False)
+    monkeypatch.setattr(by_triton, "HAS_TRITON", True)
+    x = on_gpu(dtype, width)
+    assert by_triton.why_not(x, x, x, PLAIN) == reason
+    monkeypatch.setattr(by_triton, "HAS_TRITON", False)
+    assert by_triton.why_not(x, x, x, PLAIN) == "the package triton"
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("impl", ["reference", "chunked", "triton"])
 def test_an_explicit_choice_calls_that_code_and_no_other(impl, monkeypatch):
-    calls = []
-    for name, function in list(IMPLEMENTATIONS.items()):
-
-        def counted(*args, name=name, function=function):
-            calls.append(name)
-            return function(*args)
-
-        monkeypatch.setitem(IMPLEMENTATIONS, name, counted)
     if impl == "triton":
         pytest.importorskip("triton")
+    calls = []
+    attend, reference = dispatch.attend, dispatch.reference
+
+    def counted(*args, impl, **options):
+        calls.append(impl)
+        return attend(*args, impl=impl, **options)
+
+    monkeypatch.setattr(dispatch, "attend", counted)
+    monkeypatch.setattr(
+        dispatch, "reference", lambda *args: (calls.append("reference"), reference(*args))[1]
+    )
     x = [y.float() for y in tokens()]
     attention(*x, impl=impl)
     linear_attention(*x, impl=impl)
@@ -101,6 +123,11 @@ def test_an_explicit_choice_calls_that_code_and_no_other(impl, monkeypatch):
     assert calls == [impl] * 3
     attention(*x)
     assert calls[-1] == "chunked"
+
+
+def test_an_explicit_choice_that_cannot_serve_says_why():
+    with pytest.raises(ValueError, match=r"impl='hopper' needs .*: use impl='auto'"):
+        attention(*tokens(), impl="hopper")
 
 
 @pytest.mark.parametrize("impl", ["flash", "Chunked", ""])

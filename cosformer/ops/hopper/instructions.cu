@@ -64,7 +64,7 @@ INLINE float exp_of_negative(float a) { return exp_of(fminf(a, 0.f)); }
 template <int MAP> INLINE float phi(float a) {
   if (MAP == 2) return fmaxf(a, 0.f) + exp_of_negative(a);
   if (MAP == 3) return a > 0.f ? a : LEAKY_SLOPE * a;
-  return a > -0.01f ? a + fminf(a, 0.f) * a * 0.5f : exp_of(a) - 1.f;  // near 0, exp(a) − 1 cancels: the series a + a²/2
+  return a > -0.01f ? a + fminf(a, 0.f) * a * 0.5f : exp_of(a) - 1.f;  // exp(a) − 1 cancels near 0: its series
 }
 template <int MAP> INLINE u32 mapped(u32 pair) {
   if (MAP == 0) return pair;

@@ -71,7 +71,7 @@ constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
 constexpr bool AUGMENTED = DELTA != 0, GATED = GATE || DOTS;
 constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
 constexpr int COPIES = DECAY && READ ? 2 : R;  // copies of z in a tile; the last R of them are added to the state
-constexpr int ONES_AT = COPIES * 8, OWN_ONES_AT = ONES_AT + (DECAY && READ);  // columns of ones: for the state, for pairs
+constexpr int ONES_AT = COPIES * 8, OWN_ONES_AT = ONES_AT + (DECAY && READ);  // ones for the state, and for pairs
 constexpr int ZB = ONES ? OWN_ONES_AT + 1 : COPIES * 8;
 constexpr int OUT_N = R * 64, OUT_F = OUT_N / 2;  // columns of the output, and a thread's accumulators
 constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : (R * 8 + ONES) * 8, STATE_F = STATE_N / 2;
@@ -98,7 +98,8 @@ constexpr int GIVER_REGISTERS = !READ ? 24 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 12
 static_assert(!DECAY || (WRITE && R == 1 && KEEPERS == 1), "");
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
-constexpr int STATES = !READ ? 0 : WRITE || PAIRED ? 2 : 1;  // states in shared memory: of this chunk and the next, or of both halves of PAIRED
+// States in shared memory: of this chunk and the next, or of both halves of PAIRED.
+constexpr int STATES = !READ ? 0 : WRITE || PAIRED ? 2 : 1;
 constexpr int OUT_AT = STATE_AT + STATES * STATE_BYTES;
 constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
 extern "C" __constant__ const int shared_bytes = BARRIERS_AT + 16 * 8;
@@ -198,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
   }
   __syncthreads();
   const Place at(p);
-  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is the same for the whole warp
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so the compiler knows that a warp agrees
   if (group < LOADERS) {
     registers<LOADER_REGISTERS>();
     produce(p, at, shared, full, empty);

@@ -1,6 +1,7 @@
-"""What the rows of a chunk read of states, what they leave in them, and how its pairs weigh.
+"""One chunk of a sweep: the weights of its pairs, reading the states, and adding to them.
 
-States and vectors are tuples, one for each basis function; so is ψ, a number for every row.
+States, vectors and ψ are tuples with one entry for each of R basis functions; an entry of ψ has a
+number for every row.
 """
 
 import triton
@@ -20,7 +21,7 @@ def spread(psi, number, R: tl.constexpr):
 
 @triton.jit
 def stack(vectors, number, R: tl.constexpr, dtype: tl.constexpr):
-    """[16, E]: rows 4·s + r hold vector r: rounded, the rest, rounded again."""
+    """[16, E]: row 4·s + r is vector r: for s = 0 and 2 rounded, for s = 1 the rounding error."""
     rows = tl.where(number[:, None] % 4 == 0, vectors[0][None, :], 0.0)
     for r in tl.static_range(1, R):
         rows = tl.where(number[:, None] % 4 == r, vectors[r][None, :], rows)
@@ -33,33 +34,40 @@ def stack(vectors, number, R: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def halves(exponent):
-    """A float64 as two float32, since one far below 0, where gates let nothing through, has no bits
-    left for a difference."""
+    """A float64 as the sum of two float32.
+
+    One float32 is not enough: a decay that has nearly closed leaves an exponent far below 0, and
+    differences of such exponents would be lost in rounding.
+    """
     near = exponent.to(tl.float32)
     return near, (exponent - near.to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
 def _power(exponent):
-    """2 to a float64, as exact as float32 is."""
+    """2 to the power of a float64, correct to the precision of float32."""
     near, rest = halves(exponent)
     return tl.exp2(near) * (1.0 + rest / LOG_E)
 
 
 @triton.jit
 def faded(decay, begin, stop, index, valid, C: tl.constexpr):
-    """L to base 2 since a chunk began; what is left of a state, and of rows from its start and to
-    its end."""
+    """The decay within a chunk, from L, the sum of the logarithms of the decay at every row.
+
+    Returns log₂ of the decay from the start of the chunk to each row, and three factors: the decay
+    over the whole chunk, from its start to each row, and from each row to its end.
+    """
     before = tl.load(decay + begin - 1, mask=begin > 0, other=0.0)
     whole = (tl.load(decay + tl.minimum(begin + C, stop) - 1) - before) * LOG_E
     since = (tl.load(decay + begin + index, mask=valid, other=0.0) - before) * LOG_E
-    since = tl.where(valid, since, whole)  # 0 would be later: an exponent above 0
+    # Rows beyond the last one count as the last one, so that no exponent is above 0.
+    since = tl.where(valid, since, whole)
     return since, _power(whole), _power(since), _power(whole - since)
 
 
 @triton.jit
 def weighed(scores, psi, since, index, R: tl.constexpr, REVERSE: tl.constexpr, DECAY: tl.constexpr):
-    """Pairs of a chunk that meet, by w(i, j)."""
+    """Scores times w(i, j) for pairs that causality allows, else 0."""
     weights = psi[0][:, None] * psi[0][None, :]
     for r in tl.static_range(1, R):
         weights += psi[r][:, None] * psi[r][None, :]
@@ -78,6 +86,7 @@ def weighed(scores, psi, since, index, R: tl.constexpr, REVERSE: tl.constexpr, D
 
 @triton.jit
 def read_states(states, x, psi, sums, R: tl.constexpr, precision: tl.constexpr):
+    """`sums` plus what the states give to every row, Σ_r ψ_r(i) x_i states_r."""
     for r in tl.static_range(R):
         scaled = (x * psi[r][:, None].to(x.dtype)).to(x.dtype)
         sums = tl.dot(scaled, states[r].to(x.dtype), sums, input_precision=precision)
@@ -103,7 +112,7 @@ def read_vectors(vectors, x, psi, R: tl.constexpr):
 def step_states(
     states, y, psi, z, kept, R: tl.constexpr, precision: tl.constexpr, DECAY: tl.constexpr
 ):
-    """The states after a chunk."""
+    """The states after a chunk; `kept` is the decay over the chunk."""
     found = ()
     for r in tl.static_range(R):
         state = states[r]
@@ -119,7 +128,7 @@ def step_vectors(
     vectors, psi, rows, kept, added, apart, inside,
     R: tl.constexpr, SUMMED: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """Σ_j ψ(j) row_j up to the next chunk; `added` points to what this one adds, if known."""
+    """The vectors Σ_j ψ_r(j) row_j after a chunk; with SUMMED, `added` points to what it adds."""
     found = ()
     for r in tl.static_range(R):
         vector = vectors[r]

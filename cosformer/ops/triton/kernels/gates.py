@@ -1,16 +1,16 @@
-"""Gates: logarithms, running sums and gradients, each by one kernel."""
+"""Decays per token (gates): their logarithms, running sums and gradients, a kernel each."""
 
 import triton
 import triton.language as tl
 
 from cosformer.ops.triton.kernels.product import place
 
-SMALLEST = tl.constexpr(1e-300)  # squares of float32 are larger, or 0
+SMALLEST = tl.constexpr(1e-300)  # below the square of any float32 but 0
 
 
 @triton.jit
 def _log_of_one_and(x):
-    """log(1 + x) of 0 … 1 as 2 artanh(x/(2 + x)), of which a small x loses nothing."""
+    """log(1 + x) for x in 0 … 1 as 2 artanh(x/(2 + x)), which is accurate for small x too."""
     s = x / (2.0 + x)
     y = s * s
     rest = 1 / 9 + y * (1 / 11 + y * (1 / 13 + y / 15))
@@ -31,7 +31,7 @@ def log_sigmoid_kernel(
     x_b, x_h, x_t, grad_b, grad_h, grad_t, out_b, out_h, out_t,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """log sigmoid(x) times a factor, or its gradient: one read, one write."""
+    """log sigmoid(x) times a factor or, if `grad` is given, the gradient of x."""
     batch, head, first = place(blocks, heads, BLOCK)
     token = first + tl.arange(0, BLOCK)
     there = token < length
@@ -57,7 +57,7 @@ def gates_kernel(
     length, heads, g_b, g_h, g_t,
     FLOOR: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Running sums, a row by blocks of tokens; with BACK from the end."""
+    """Running sums over tokens, one program for each row; with BACK from the last token."""
     row = tl.program_id(0).to(tl.int64)
     gates += row // heads * g_b + row % heads * g_h
     token = tl.arange(0, BLOCK)
@@ -74,7 +74,7 @@ def gates_kernel(
         if BACK:
             values = tl.load(grad + row * length + spot, mask=inside, other=0.0)
         else:
-            fit &= (gate <= 0).to(tl.int32)  # NaN is not
+            fit &= (gate <= 0).to(tl.int32)  # false for NaN
             values = tl.where(gate < FLOOR, FLOOR, gate).to(tl.float64)
         sums = tl.cumsum(values, 0, reverse=BACK) + carried
         edge = 0 if BACK else BLOCK - 1
@@ -94,9 +94,9 @@ def balance_kernel(
     length,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of a decay, whose sum over tokens is 0.
+    """The gradient of a decay, corrected so that it sums to 0 over the tokens, as it must.
 
-    A row, read twice; in float64, where squares neither overflow nor vanish.
+    A program reads its row twice. It works in float64, where squares neither overflow nor vanish.
     """
     row = tl.program_id(0).to(tl.int64) * length
     by_query += row

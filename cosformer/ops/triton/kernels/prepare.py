@@ -1,4 +1,4 @@
-"""What a sweep reads beside its rows: sums over chunks, and what a gradient is multiplied with."""
+"""Kernels that run before a sweep: sums over chunks, and the factors of every row's gradient."""
 
 import triton
 import triton.language as tl
@@ -23,7 +23,7 @@ def sums_kernel(
     E: tl.constexpr, BLOCK_E: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
     R: tl.constexpr, RELU: tl.constexpr, COLUMN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Σ_j ψ_r(j) row_j (or with δ_j ψ_r(j)) over each chunk."""
+    """Σ_j ψ_r(j) row_j over each chunk; with COLUMN, Σ_j δ_j ψ_r(j) row_j."""
     program = tl.program_id(0)
     chunk, head = program % chunks, program // chunks
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
@@ -55,7 +55,7 @@ def prepare_kernel(
     N: tl.constexpr, BLOCK_N: tl.constexpr, C: tl.constexpr,
     R: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
-    """scale = 1/D, δ and δψ, where δ = −(dout·out)/D · dD/dtotal, row by row."""
+    """1/D, δ and δψ of every row, where δ = −(dout·out)/D · dD/dtotal."""
     row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     valid = row < rows
     t, head = row % length, row // length

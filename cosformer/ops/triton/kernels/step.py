@@ -1,9 +1,10 @@
-"""One token of many streams, every state where it stands."""
+"""One token of many streams; every state is updated in place."""
 
 import triton
 import triton.language as tl
 
-# A position stays below this; while a step runs, multiples of it count the programs that have read.
+# Positions stay below this. While a step runs, multiples of it are added to a position to count the
+# programs that have read it.
 READER = tl.constexpr(2**40)
 
 
@@ -25,11 +26,11 @@ def _psi(angle, r: tl.constexpr, RAISED: tl.constexpr):
 
 @triton.jit
 def _take(place, heads, SHARED: tl.constexpr):
-    """A position, which the last program to read it moves on by one."""
+    """The position of a stream. The last program that reads it also increases it by one."""
     readers = heads
     if SHARED:
         readers = tl.num_programs(0)
-    # One atomic both reads and counts: whoever comes last knows that all others have read.
+    # One atomic addition reads and counts, so the last program knows that all others have read.
     found = tl.atomic_add(place, READER, sem="relaxed")
     here = found % READER
     if found // READER == readers - 1:
@@ -42,7 +43,7 @@ def step_kernel(
     q, k, v, out, key_value, key_sum,
     position,  # [streams] int64, or [1] for all
     theta,  # [1] or [H] float64, or the bits of a number
-    slots,  # [B] int64: which stream a row belongs to; below 0: none
+    slots,  # [B] int64: the stream of each row; below 0 for a row without one
     limit, heads, groups, eps, position_s, theta_h,
     q_b, q_h, q_d, k_b, k_h, k_d, v_b, v_h, v_d, o_b, o_h, o_d,
     kv_s, kv_h, kv_r, kv_k, kv_v, ks_s, ks_h, ks_r, ks_k,
@@ -50,7 +51,7 @@ def step_kernel(
     R: tl.constexpr, RAISED: tl.constexpr, SLOTS: tl.constexpr, SHARED: tl.constexpr,
     CHECKED: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """One token of one key head: its sums and states in place, and the heads of q that share it."""
+    """One token of one key head: updates sums and states, serves the query heads that share it."""
     program = tl.program_id(0)
     head = (program % heads).to(tl.int64)
     row = (program // heads).to(tl.int64)
@@ -86,7 +87,7 @@ def step_kernel(
             in_v = column < V
             inside = in_k[:, None] & in_v[None, :]
             cells = lane[:, None] * kv_k + column[None, :] * kv_v
-            # Everything is on its way before the first wait, which is for the position.
+            # All loads are issued before the first wait, which is for the position.
             states = ()
             for r in tl.static_range(R):
                 states += (tl.load(key_value + r * kv_r + cells, mask=inside, other=0.0),)
@@ -95,19 +96,19 @@ def step_kernel(
             query = tl.load(q, mask=in_k, other=0.0)
             if start == 0:
                 here = _take(position + stream * position_s, heads, SHARED)
-                if CHECKED:  # where the host may not look: in a graph. The device stops.
+                if CHECKED:  # in a CUDA graph the host cannot check: the device stops
                     here = tl.inline_asm_elementwise(
                         "{ .reg .pred p; setp.ge.s64 p, $1, $2; @p trap; mov.b64 $0, $1; }",
                         "=l,l,l", [here, limit.to(tl.int64)], tl.int64, is_pure=False, pack=1,
                     )  # fmt: skip
                 angle = (here.to(tl.float64) * turn).to(tl.float32)
-                tl.debug_barrier()  # several threads may hold the same cell: read before written
+                tl.debug_barrier()  # threads may share a cell: all read it before any writes
                 for r in tl.static_range(R):
                     psi = _psi(angle, r, RAISED)
                     summed = sums[r] + psi * keys
                     tl.store(key_sums + r * ks_r, summed, mask=in_k)
                     read_sum += psi * summed
-            # What every query reads: the states, weighed by where the token stands.
+            # Σ_r ψ_r states_r at the token's position: what every query head reads.
             read = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
             for r in tl.static_range(R):
                 psi = _psi(angle, r, RAISED)

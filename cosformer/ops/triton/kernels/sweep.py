@@ -1,9 +1,10 @@
-"""The sweep of `sweep.py` as one Triton kernel: forward, both gradients, states in and out.
+"""One Triton kernel for all passes of linear attention: forward, dq, dk and dv.
 
     out_i = Σ_j w(i, j) (x_i·y_j + a_i b_j) z_j        w(i, j) = exp(L_i − L_j) ψ(i)·ψ(j),  j ≤ i
 
-A program takes one head, one segment of the sequence and one block of the columns of z. It goes
-through the segment chunk by chunk with the states Σ_j ψ_r(j) y_j z_jᵀ in registers.
+Row i is the reader, row j the writer; there are R basis functions ψ_r. A program takes one head,
+one segment of the sequence and one block of the columns of z. It goes through the segment chunk by
+chunk and keeps the states Σ_j ψ_r(j) y_j z_jᵀ in registers.
 
 | pass | x | y | z | a, b | besides |
 |---|---|---|---|---|---|
@@ -12,11 +13,13 @@ through the segment chunk by chunk with the states Σ_j ψ_r(j) y_j z_jᵀ in re
 | dk | v | g | φ(q) | 1, δ_j | in reverse, times φ′(k) |
 | dv | φ(k) | φ(q) | g | – | in reverse |
 
-Sums that are one vector per basis function (the denominator's, and those of a and b) are read
-by the tensor cores too, as products with 16 rows: 4·s + r belongs to ψ_r, s = 0 the 16-bit
-rounding of its vector, s = 1 the rest, s = 2 the rounding again, for the rest of what reads it.
-What a chunk adds to them comes from `sums_kernel` where all segments begin at whole chunks. Of each
-of R basis functions there is one state and one vector: tuples of R.
+g is dout divided by its row's denominator, δ the gradient of a row's total.
+
+The denominator and the terms a_i b_j need sums that are one vector for each basis function. Where
+`sums_kernel` has computed what every chunk adds to them (SUMMED), tensor cores read them as a
+matrix of 16 rows. Row 4·s + r belongs to ψ_r: s = 0 is the vector rounded to 16 bits, s = 1 the
+rounding error, and s = 2 the rounded vector again, which meets the rounding error of the reader.
+States and vectors are tuples of length R.
 """
 
 import triton
@@ -53,13 +56,13 @@ def sweep_kernel(
     total,  # [B, H, T] float32: the sums that forward divides by
     scale,  # [B, H, T], in the type of products: g = dout · scale
     column,  # [B, H, T] float32: δ
-    basis,  # [b, h, T, R] float32: ψ, where rows that meet within a chunk stand at one position
-    table,  # dq: [B, H, T, 16] δψ; dk: [b, h, T, 16] ψ; columns match the rows of `stack`
-    added,  # [B, H, chunks, R, padded E] float32: what chunks add to the vectors
-    tile,  # [b, h, C, C]: 1 − ψ(i)·ψ(j) where i meets j, else 1
+    basis,  # [b, h, T, R] float32: ψ at every row; query and key i of a chunk share it
+    table,  # dq: [B, H, T, 16] δψ; dk: [b, h, T, 16] ψ; its columns multiply the rows of `stack`
+    added,  # [B, H, chunks, R, WIDE] float32: what each chunk adds to the vectors
+    tile,  # [b, h, C, C]: 1 − ψ(i)·ψ(j) for pairs that causality allows, else 1
     decay,  # [b, h, T] float64: L
     key_mask,  # [B, T] bool
-    bounds,  # [segments + 1] int64: packed sequences
+    bounds,  # [segments + 1] int64: where packed sequences begin and end
     first, first_vector, last, last_vector,  # states [B, H, segments, R, K, N] and their vectors
     dots,  # [B, H, T, blocks] float32: φ(row)·gradient
     heads, length, segment_length, segments, blocks, x_group, y_group, z_group, eps,
@@ -69,7 +72,7 @@ def sweep_kernel(
     state_h, state_s, state_r, state_k, state_n, vector_r, vector_e,
     K: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
     C: tl.constexpr, R: tl.constexpr, WIDE: tl.constexpr,
-    # READ: hand out sums; WRITE: add to the state; CAUSAL: both, and pairs within a chunk
+    # READ: compute the output; WRITE: add to the state; CAUSAL: also pairs within a chunk
     CAUSAL: tl.constexpr, REVERSE: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
     RULE: tl.constexpr,  # "": no denominator
     COLUMN: tl.constexpr,  # "": none; "reader" (dq) or "writer" (dk) has δ
@@ -115,7 +118,7 @@ def sweep_kernel(
     cells = k_column[:, None] * state_k + n_column[None, :] * state_n
     inside = (k_column[:, None] < K) & (n_column[None, :] < N)
 
-    # The vectors: over K for the denominator, over N for a and b.
+    # Vectors have the width K of y for the denominator, and N of z for a and b.
     sixteen = tl.arange(0, ROWS)
     BLOCK_E: tl.constexpr = BLOCK_K if RULE != "" else BLOCK_N  # of WIDE
     if RULE != "":

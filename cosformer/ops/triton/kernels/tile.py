@@ -1,16 +1,16 @@
-"""What kernels do with tiles of rows before they multiply them."""
+"""Loads, stores and element-wise arithmetic on the tiles that kernels multiply."""
 
 import triton
 import triton.language as tl
 
-LOG_E = tl.constexpr(1.4426950408889634)  # to base 2, which a GPU's exponentials have
+LOG_E = tl.constexpr(1.4426950408889634)  # log₂ e: the exponential of a GPU is to base 2
 ROWS = tl.constexpr(16)
-"""Of products that read vectors: 4·s + r belongs to ψ_r, as `triton/kernels/sweep.py` has it."""
+"""Rows of the matrix by which tensor cores read vectors; the head of `sweep.py` explains it."""
 
 
 @triton.jit
 def relu(x):
-    """max(x, 0), NaN kept. Two bfloat16 at a time: alone they would go through float32."""
+    """max(x, 0); NaN stays NaN. bfloat16 in pairs, since Triton would convert single ones."""
     if x.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 z; mov.b32 z, 0; max.NaN.bf16x2 $0, $1, z; }",
@@ -22,14 +22,17 @@ def relu(x):
 
 @triton.jit
 def hidden(tile, real):
-    """A tile without the rows that are not real, whatever they hold."""
+    """The tile with zeros in rows that are not real, even if those hold NaN."""
     return tl.where(real[:, None], tile, 0.0).to(tile.dtype)
 
 
 @triton.jit
 def apart(column, stride):
-    """Where columns lie in a row. Rows in one piece have a stride of 1, which Triton knows as a
-    constant; any other stride may lead beyond what 32 bits count."""
+    """The offset of each column in a row.
+
+    In rows that are in one piece the stride is 1, and Triton makes a constant of that. With any
+    other stride an offset may be too large for 32 bits.
+    """
     if isinstance(stride, int):
         return column * stride
     else:
@@ -38,9 +41,10 @@ def apart(column, stride):
 
 @triton.jit
 def load_rows(rows, index, column, stride, column_stride, valid, width, FULL: tl.constexpr):
-    """A tile [C, W] of rows; zeros beyond the segment and the width.
+    """A tile [C, W] of rows, with zeros beyond the segment and the width.
 
-    float16 becomes float32, multiplied as tf32: as precise, and sums do not overflow.
+    float16 becomes float32, which is then multiplied as tf32: no bit of it is lost, and sums do not
+    overflow.
     """
     places = rows + index[:, None] * stride + apart(column, column_stride)[None, :]
     if FULL:
@@ -53,23 +57,24 @@ def load_rows(rows, index, column, stride, column_stride, valid, width, FULL: tl
 
 
 @triton.jit
-def load_each(places, apart, mask, R: tl.constexpr):
-    """R tiles or vectors, `apart` in memory."""
+def load_each(places, step, mask, R: tl.constexpr):
+    """R tiles or vectors that lie `step` apart in memory."""
     found = ()
     for r in tl.static_range(R):
-        found += (tl.load(places + r * apart, mask=mask, other=0.0),)
+        found += (tl.load(places + r * step, mask=mask, other=0.0),)
     return found
 
 
 @triton.jit
-def store_each(places, apart, tiles, mask, R: tl.constexpr):
+def store_each(places, step, tiles, mask, R: tl.constexpr):
+    """Stores R tiles or vectors `step` apart in memory."""
     for r in tl.static_range(R):
-        tl.store(places + r * apart, tiles[r], mask=mask)
+        tl.store(places + r * step, tiles[r], mask=mask)
 
 
 @triton.jit
 def times(rows, factor, R: tl.constexpr):
-    """Each of R vectors by a factor."""
+    """Each of R vectors times a factor."""
     found = ()
     for r in tl.static_range(R):
         found += (rows[r] * factor,)
@@ -78,7 +83,7 @@ def times(rows, factor, R: tl.constexpr):
 
 @triton.jit
 def denominator(total, eps, RULE: tl.constexpr):
-    """What sums are divided by; NaN stays."""
+    """The denominator D of a row's total; NaN stays NaN."""
     if RULE == "add":
         return total + eps
     elif RULE == "clamp":
@@ -89,7 +94,7 @@ def denominator(total, eps, RULE: tl.constexpr):
 
 @triton.jit
 def through_denominator(slope, total, eps, RULE: tl.constexpr):
-    """The gradient of `total`, of that of its denominator."""
+    """The gradient of `total`, where `slope` is the gradient of its denominator."""
     if RULE == "clamp":
         return tl.where(total > eps, slope, 0.0)
     elif RULE == "signed":
