@@ -1,7 +1,7 @@
 """Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,9 +23,10 @@ TILE = 64  # what it multiplies at a time, for as many columns of 16 bits
 SHARE = 32  # blocks of queries that a copy of chosen keys serves
 KERNELS = 256  # one for each part, with and without causality, mask, gradient, changing lengths
 
+OTHERS = "'blocked' or 'reference'"  # implementations that do what this one cannot
 NARROWEST = 16  # columns of q or v for which PyTorch has a kernel
 
-LONGEST = 2**23  # numbers in tables that are kept, which are quadratic: 262,144 tokens, 32 MB
+LONGEST = 2**23  # numbers in lists that are kept, which are quadratic: 262,144 tokens, 32 MB
 
 
 class Sizes(NamedTuple):
@@ -69,8 +70,7 @@ def flex_pattern(
 
     Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
     """
-    others = "'blocked' or 'reference'"
-    require_flex(q, k, v, others)
+    require_flex(q, k, v)
     sizes = Sizes(q.shape[2], k.shape[2], causal, key_mask is not None, start)
 
     def make() -> tuple[Laid, ...]:
@@ -81,7 +81,7 @@ def flex_pattern(
     out = found[0][0]
     if len(found) > 1:
         out = run_compiled(joined, *zip(*found, strict=True), on=q)
-    return differentiated_once(out, others)
+    return differentiated_once(out)
 
 
 def flex_serves(q: Tensor, v: Tensor) -> bool:
@@ -89,27 +89,27 @@ def flex_serves(q: Tensor, v: Tensor) -> bool:
     return q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= NARROWEST
 
 
-def require_flex(q: Tensor, k: Tensor, v: Tensor, others: str) -> None:
-    """An error, which names other implementations, where PyTorch has none."""
+def require_flex(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse q, k and v that PyTorch has no kernels or no gradients for."""
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if recorded and not q.is_cuda:
         raise ValueError(
-            f"impl must be {others} on {q.device.type}, where PyTorch's FlexAttention has no "
+            f"impl must be {OTHERS} on {q.device.type}, where PyTorch's FlexAttention has no "
             "gradients, got 'flex'"
         )
     if q.is_cuda and not flex_serves(q, v):
         raise ValueError(
-            f"impl must be {others} unless q and v have {NARROWEST} columns and 32 bits or less, "
+            f"impl must be {OTHERS} unless q and v have {NARROWEST} columns and 32 bits or less, "
             f"got 'flex' for {q.shape[3]} and {v.shape[3]} in {q.dtype}"
         )
 
 
-def differentiated_once(out: Tensor, others: str) -> Tensor:
+def differentiated_once(out: Tensor) -> Tensor:
     """An error for a gradient that is to have one: without, PyTorch may take it for a constant."""
 
     def refuse(grad: Tensor) -> None:
         if torch.is_grad_enabled():  # create_graph=True
-            raise RuntimeError(f"impl must be {others} for a second derivative, got 'flex'")
+            raise RuntimeError(f"impl must be {OTHERS} for a second derivative, got 'flex'")
 
     if out.requires_grad and untraced():
         out.register_hook(refuse)
@@ -198,12 +198,12 @@ def _attend(
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         at = query + start if i is None else i[query]
-        place = key if j is None else j[key]
-        found = place >= 0 if kept is None else kept(at, place)
+        where = key if j is None else j[key]
+        found = where >= 0 if kept is None else kept(at, where)
         if j is not None:
-            found = found & (place >= 0)
+            found = found & (where >= 0)
         if causal:
-            found = found & (place <= at)
+            found = found & (where <= at)
         return found if real is None else found & real[b, key]
 
     blocks = with_mask(laid.blocks, mask_mod)
@@ -227,13 +227,10 @@ def _of_keys(x: Tensor, part: Part, copies: int) -> Tensor:
 
 
 def _is_short(laid: tuple[Laid, ...]) -> bool:
-    return are_short(x.blocks for x in laid)
-
-
-def are_short(blocks: Iterable["BlockMask"]) -> bool:
-    """Whether the tables of these are short enough to be kept."""
-    tables = ((x.kv_indices, x.q_indices, x.full_kv_indices, x.full_q_indices) for x in blocks)
-    return sum(y.numel() for x in tables for y in x if y is not None) <= LONGEST
+    """Whether the lists of blocks are short enough to be kept."""
+    blocks = (x.blocks for x in laid)
+    lists = ((x.kv_indices, x.q_indices, x.full_kv_indices, x.full_q_indices) for x in blocks)
+    return sum(y.numel() for x in lists for y in x if y is not None) <= LONGEST
 
 
 def listed(
@@ -242,7 +239,7 @@ def listed(
     """Blocks of keys for each block of queries, and PyTorch's lists the other way round."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    def table(lists: list[list[int]]) -> tuple[Tensor, Tensor]:
+    def filled(lists: list[list[int]]) -> tuple[Tensor, Tensor]:
         widest = max([0, *map(len, lists)])
         rows = [[*blocks, *[0] * (widest - len(blocks))] for blocks in lists]
         counts = torch.tensor([len(blocks) for blocks in lists], dtype=torch.int32, device=device)
@@ -250,8 +247,8 @@ def listed(
         found = F.pad(found, (0, -(-keys // BLOCK) - widest))
         return counts[None, None], found[None, None]
 
-    counts, indices = table(some)
-    whole_counts, whole_indices = table(whole) if any(whole) else (None, None)
+    counts, indices = filled(some)
+    whole_counts, whole_indices = filled(whole) if any(whole) else (None, None)
     return BlockMask.from_kv_blocks(
         counts,
         indices,
@@ -263,14 +260,13 @@ def listed(
 
 
 def attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, blocks: "BlockMask", with_log: bool, score_mod: Any = None
+    q: Tensor, k: Tensor, v: Tensor, blocks: "BlockMask", with_log: bool
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(q kᵀ/√d) v over the pairs of blocks, and log Σ e^s `[B, H, T]` if asked for."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     options: dict[str, Any] = {
         "block_mask": blocks,
-        "score_mod": score_mod,
         "enable_gqa": q.shape[1] != k.shape[1],
         "kernel_options": _how(q, k, blocks),
     }
