@@ -12,7 +12,6 @@ from cosformer import (
     linear_attention,
     linear_attention_with_state,
 )
-from cosformer.ops import apart
 from cosformer.ops.hopper import passes as hopper
 
 pytestmark = ON_HOPPER
@@ -77,37 +76,6 @@ def test_no_denominator(width, theta, causal, scale, segments, served):
     case = Case(linear_attention, options, width=width, value_width=width)
     check(case, 700, torch.bfloat16, device="cuda")
     assert served
-
-
-@pytest.mark.parametrize("weights", ["full", "causal", "fading"])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("features", "value_width"), [(272, 64), (160, 64), (136, 128), (64, 72)])
-def test_sums_and_totals_apart(features, value_width, masked, weights, segments, served):
-    causal = weights != "full"
-    decay = -0.1 * torch.rand(2, 3, 700, device="cuda") if weights == "fading" else None
-    shapes = [(2, 3, 700, n) for n in (features, features, value_width)]
-    leaves = [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
-    mask = torch.rand(2, 700, device="cuda") < 0.7 if masked else None
-
-    def ours(*x):
-        sums, totals = apart.sums_apart(*x, mask, "identity", causal, decay)
-        return torch.cat([sum(y.float() for y in each) for each in (sums, totals)], -1)
-
-    def formula(*x):
-        q, k, v = (y.double() for y in x)
-        score = q @ k.mT
-        score = score.tril() if causal else score
-        if decay is not None:
-            since = decay.double().cumsum(-1)
-            score = score * (since[..., :, None] - since[..., None, :]).tril().exp()
-        score = score if mask is None else score * mask[:, None, None, :]
-        return torch.cat([score @ v, score.sum(-1, keepdim=True)], -1)
-
-    assert apart.is_served(*leaves, "identity", causal, decay)
-    for a, b in zip(results(ours, leaves), results(formula, leaves), strict=True):
-        assert (a.double() - b.double()).norm() < 0.01 * b.double().norm()
-    groups = -(-features // 128)
-    assert served.count("forward") == served.count("backward") == groups
 
 
 @pytest.mark.parametrize("gated", [True, False])
