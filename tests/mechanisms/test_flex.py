@@ -34,7 +34,7 @@ def create(name, impl, **options):
 
 
 def seen_by_kernel(blocks, batch, heads):
-    """Which pairs the kernel computes, `[B, H, T, S]`: whole blocks without a question."""
+    """Which pairs the kernel computes, `[B, H, T, S]`."""
     queries, keys = blocks.seq_lengths
     grid = [torch.arange(n) for n in (batch, heads, queries, keys)]
     b, h, i, j = torch.meshgrid(*grid, indexing="ij")
@@ -46,12 +46,7 @@ def seen_by_kernel(blocks, batch, heads):
         size = flex.BLOCK
         return table.repeat_interleave(size, 0).repeat_interleave(size, 1)[:queries, :keys]
 
-    seen = blocks.mask_mod(b, h, i, j) & listed(blocks.kv_num_blocks, blocks.kv_indices)
-    if blocks.full_kv_indices is None:
-        return seen
-    whole = listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
-    assert not (whole & (seen.any(0).any(0))).any()  # no block twice
-    return seen | whole
+    return blocks.mask_mod(b, h, i, j) & listed(blocks.kv_num_blocks, blocks.kv_indices)
 
 
 def emulated(q, k, v, blocks, with_log):
@@ -82,15 +77,12 @@ def run(mechanism, inputs, **options):
 
 
 @every_case
-@pytest.mark.parametrize(
-    ("masked", "length", "share"), [(False, 17, 32), (True, 200, 32), (False, 391, 1)]
-)
+@pytest.mark.parametrize(("masked", "length"), [(False, 17), (True, 200), (False, 391)])
 def test_parts_have_the_output_and_gradients_of_the_reference(
-    name, causal, masked, length, share, monkeypatch
+    name, causal, masked, length, monkeypatch
 ):
     emulate(monkeypatch)
     monkeypatch.setattr(flex, "_laid", Memo())
-    monkeypatch.setattr(flex, "SHARE", share)
     inputs = tokens(create(name, "flex"), length)[:3]
     mask = draw(2, length, seed=3) > -0.7 if masked else None
     if masked:
@@ -210,19 +202,17 @@ def test_few_blocks_are_read_without_a_pair(causal):
     own, summaries = laid(create("sparse", "flex", stride=128, summary=32), 4096, causal)
     assert own.to_dense().sum() == 32
     assert summaries.to_dense().sum() <= 32 * 8 * (0.6 if causal else 1)  # a quarter of n²
-    assert summaries.kv_num_blocks.sum() <= 32 * causal  # the rest whole, unmasked
     band, classes = laid(create("sparse-strided", "flex", stride=64), 4096, causal)
     assert band.to_dense().sum() <= (2 if causal else 3) * 32
     assert classes.to_dense().sum() == 32  # two classes of 64 tokens are a block
 
 
-def test_no_block_of_keys_is_read_by_every_query():
+def test_blocks_of_global_tokens_are_apart_from_their_neighbours():
     near, ends = laid(create("bigbird", "flex", block=64), 64 * 200, False)
     assert near.to_dense().sum(-2).max() < 30
-    assert ends.to_dense().sum(-2).max() <= 2 * flex.SHARE
-    assert not ends.kv_num_blocks.any()  # all of them whole
+    assert ends.to_dense().shape[-1] == 1  # the first and the last 64 tokens, side by side
     _, first = laid(create("longformer", "flex"), 64 * 200, False)
-    assert first.to_dense().sum(-2).max() <= 2 * flex.SHARE
+    assert first.to_dense().shape[-1] == 1
 
 
 @uncompiled
@@ -275,20 +265,17 @@ def test_a_second_derivative_is_refused(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("length", "width", "dtype", "whole", "expected"),
+    ("length", "width", "dtype", "expected"),
     [
-        (256, 64, torch.bfloat16, False, {"IS_DIVISIBLE", "fwd_BLOCK_N", "bwd_BLOCK_M1"}),
-        (256, 64, torch.bfloat16, True, {"IS_DIVISIBLE", "fwd_BLOCK_N"}),
-        (200, 64, torch.float16, False, {"fwd_BLOCK_N", "bwd_BLOCK_M1"}),
-        (256, 64, torch.float32, False, {"IS_DIVISIBLE"}),
-        (200, 128, torch.bfloat16, False, set()),
+        (256, 64, torch.bfloat16, {"IS_DIVISIBLE", "fwd_BLOCK_N", "bwd_BLOCK_M1"}),
+        (200, 64, torch.float16, {"fwd_BLOCK_N", "bwd_BLOCK_M1"}),
+        (256, 64, torch.float32, {"IS_DIVISIBLE"}),
+        (200, 128, torch.bfloat16, set()),
     ],
 )
-def test_kernels_are_told_what_they_would_not_ask(length, width, dtype, whole, expected):
+def test_kernels_are_told_what_they_would_not_ask(length, width, dtype, expected):
     q = torch.zeros(1, 1, length, width, dtype=dtype)
-    lists = [[0], [1]]
-    blocks = flex.listed(lists, lists if whole else [[], []], length, length, q.device)
-    told = flex._how(q, q, blocks)
+    told = flex._how(q, q)
     assert told["FORCE_USE_FLEX_ATTENTION"]
     assert expected == set(told) & {"IS_DIVISIBLE", "fwd_BLOCK_N", "bwd_BLOCK_M1"}
     for name, size in told.items():
