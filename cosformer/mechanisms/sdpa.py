@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.mechanisms.request import Request, seen
-from cosformer.runtime import compute_dtype
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **pairs: Any) -> Tensor:
@@ -49,7 +48,7 @@ def by_products(
     scores = q * scale @ k.mT
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1, dtype=compute_dtype(q.dtype)).to(v.dtype) @ v
+    return scores.softmax(-1) @ v
 
 
 def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Rivals that PyTorch computes, in 16 bits, beside their formulas in plain torch."""
+"""Rivals of softmax in 16 bits, beside their formulas in plain torch."""
 
 import math
 
@@ -7,8 +7,8 @@ from mechanism_cases import draw, make, tokens
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cosformer.mechanisms.base import Request, seen
 from cosformer.mechanisms.dense.nystromformer import pseudo_inverse
+from cosformer.mechanisms.request import Request, seen
 
 RIVALS = {
     "linformer": {"max_length": 5001, "projected": 32},
@@ -19,8 +19,12 @@ RIVALS = {
     "synthesizer-dense": {"max_length": 5001},
 }
 CASES = [(name, False) for name in RIVALS] + [(name, True) for name in list(RIVALS)[2:]]
-FUSED = [case for case in CASES if case[0] != "synthesizer"]  # which stores all scores
-LENGTHS = [50, 512, 1001]
+LONG = [
+    ("sinkhorn", True),
+    ("linformer", False),
+    ("nystromformer", False),
+    ("synthesizer-dense", True),
+]
 DTYPES = [torch.bfloat16, torch.float16]
 SHARP = [12, 28]  # what other blocks have left is 1e-10, too little for float16, or 1e-56
 

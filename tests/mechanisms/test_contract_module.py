@@ -6,8 +6,7 @@ import pytest
 import torch
 from mechanism_cases import CASES, HEADS, NAMES, WIDTH, make, names_where, tokens
 
-from cosformer.mechanisms import MECHANISMS
-from cosformer.mechanisms.traits import GROWTH
+from cosformer.mechanisms import GROWTH, MECHANISMS
 
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 every_name = pytest.mark.parametrize("name", NAMES)

@@ -17,7 +17,15 @@ STRIDES = ["softmax", "nystromformer", "gated-linear", "delta", "synthesizer-den
 """Those in which torch's shapes without numbers have other strides, if one is not careful."""
 
 
-@pytest.mark.parametrize("name", NAMES)
+COMPILED = ["local", "reformer"]
+"""Representatives: blocks, and draws. The others are slow."""
+
+
+def slow_but(few, names):
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_but(COMPILED, NAMES))
 @torch.no_grad()
 def test_all_compile_without_a_break_for_lengths_that_change(name):
     mechanism = make(name)
@@ -32,7 +40,7 @@ def test_all_compile_without_a_break_for_lengths_that_change(name):
         assert_close(compiled(*given), call(*given))
 
 
-@pytest.mark.parametrize("name", STRIDES)
+@pytest.mark.parametrize("name", slow_but([], STRIDES))
 def test_gradients_compile_for_tokens_that_a_layer_has_split_into_heads(name):
     layer = MultiHeadAttention(24, 4, mechanism=name, dtype=torch.float64)
     causal = layer.mechanism.traits.causal != "no"
@@ -48,7 +56,9 @@ def test_gradients_compile_for_tokens_that_a_layer_has_split_into_heads(name):
             assert_close(found, right)
 
 
-@pytest.mark.parametrize("name", names_where(state=("window", "cache", "none")))
+@pytest.mark.parametrize(
+    "name", slow_but(["softmax", "sinkhorn"], names_where(state=("window", "cache", "none")))
+)
 def test_the_others_compile_without_a_break_as_far_as_the_host_reads_no_mask(name):
     mechanism = make(name)
     q, k, v, _ = tokens(mechanism, 20)
@@ -64,6 +74,7 @@ def test_the_others_compile_without_a_break_as_far_as_the_host_reads_no_mask(nam
         masked(q, k, v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bigbird", "reformer"])
 def test_a_graph_draws_what_belongs_to_its_length_and_seed(name):
     mechanism = make(name)

@@ -7,9 +7,9 @@ import torch
 from mechanism_cases import NAMES, OPTIONS, make, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cosformer.mechanisms import MECHANISMS, blocked, family
-from cosformer.mechanisms.traits import GROWTH
-from cosformer.ops import delta
+from cosformer.mechanisms import GROWTH, MECHANISMS
+from cosformer.mechanisms.linear import delta_rule, family
+from cosformer.mechanisms.patterns import blocked
 
 SHORT, LONG = 1024, 4096
 FIXED = {"max_length": LONG, "horizon": LONG}
@@ -56,7 +56,7 @@ SLICED = [name for name in SUBQUADRATIC if "impl" in signature(MECHANISMS[name])
     [(name, 2**40) for name in SUBQUADRATIC] + [(name, 2**14) for name in SLICED],
 )
 def test_no_tensor_and_no_work_grows_faster_than_the_traits_say(name, at_once, monkeypatch):
-    monkeypatch.setattr(delta, "SEGMENT_LENGTH", SHORT // 4)  # the tests' own are very short
+    monkeypatch.setattr(delta_rule, "SEGMENT_LENGTH", SHORT // 4)  # the tests' own are very short
     monkeypatch.setitem(family.SCRATCH, "cpu", 2**16)
     monkeypatch.setattr(blocked, "SLICE", at_once)  # slices hide growth, and have their own
     (short, growth), (long, _) = count(name, SHORT), count(name, LONG)

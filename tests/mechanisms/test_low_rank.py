@@ -6,9 +6,10 @@ from mechanism_cases import LENGTH, draw, make, tokens
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cosformer.mechanisms import one_vs_each
+from cosformer.mechanisms.dense import one_vs_each
 from cosformer.mechanisms.dense.nystromformer import pseudo_inverse
 from cosformer.mechanisms.dense.one_vs_each import log_one_vs_each
+from cosformer.mechanisms.patterns.sinkhorn import running_share
 
 SQUARE_ROOT = 6**0.5  # of the width
 
@@ -202,3 +203,19 @@ def test_an_empty_batch(name):
     mechanism = make(name)
     q, k, v, _ = (x[:0] if isinstance(x, torch.Tensor) else x for x in tokens(mechanism))
     assert mechanism(q, k, v)[0].shape == q.shape
+
+
+def test_shares_of_sinkhorn_are_of_the_rows_so_far_and_have_second_derivatives():
+    x = 30 * draw(2, 5, 5, seed=1)
+    found = running_share(x)
+    for row in range(5):
+        for column in range(row + 1):
+            sums = x[:, column : row + 1, column].logsumexp(1)
+            assert_close(found[:, row, column], x[:, row, column] - sums)
+
+    def shares(x):
+        return running_share(x).tril().exp()
+
+    small = draw(1, 4, 4).requires_grad_()
+    assert torch.autograd.gradcheck(shares, small)
+    assert torch.autograd.gradgradcheck(shares, small)

@@ -5,7 +5,7 @@ import torch
 from mechanism_cases import LENGTH, OPTIONS, draw, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import blocked
+from cosformer.mechanisms.patterns import blocked
 
 PATTERNS = ("local", "longformer", "sparse", "sparse-strided", "bigbird")
 CAUSAL = ("local", "sparse", "sparse-strided")

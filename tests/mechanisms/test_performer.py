@@ -7,8 +7,6 @@ import torch
 from mechanism_cases import draw, make
 from torch.testing import assert_close
 
-from cosformer.ops.features.projected import exponents
-
 LENGTH = 20
 SIZES = {
     "all long": lambda t: torch.full_like(t, 60.0),
@@ -27,7 +25,8 @@ def sized(name, dtype=torch.float64):
 
 def by_logarithms(mechanism, q, k, causal):
     """The quotient with nothing exponentiated before all exponents are added."""
-    of_q, of_k = (exponents(x, mechanism.projection) for x in (q, k))
+    q, k = q / q.shape[-1] ** 0.25, k / k.shape[-1] ** 0.25
+    of_q, of_k = (x @ mechanism.projection.mT - x.square().sum(-1)[..., None] / 2 for x in (q, k))
     scores = of_q[:, :, :, None] + of_k[:, :, None]
     scores = scores.logsumexp(-1)  # [B, H, T, S]
     if causal:

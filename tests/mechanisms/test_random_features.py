@@ -7,6 +7,7 @@ from mechanism_cases import draw, make
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from cosformer.mechanisms.linear.based import series
 from cosformer.mechanisms.linear.performer import orthogonal_rows
 
 
@@ -69,3 +70,12 @@ def test_performer_pytorch_draws_directions_with_a_bias():
     ours = torch.stack([orthogonal_rows(8, 8)[0, 0] for _ in range(300)]).mean()
     assert first < -0.5
     assert abs(ours) < 0.2
+
+
+@pytest.mark.parametrize("narrow", [1, 2, 5, 16])
+def test_rows_of_the_series_multiply_to_it(narrow):
+    x, y = draw(2, 1, 2, 7, narrow, seed=5)
+    found = (series(x, None) * series(y, None)).sum(-1)
+    assert series(x, None).shape[-1] == (narrow + 1) * (narrow + 2) // 2
+    s = (x * y).sum(-1) / narrow**0.5
+    assert_close(found, 1 + s + s.square() / 2)

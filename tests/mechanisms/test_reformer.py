@@ -6,6 +6,8 @@ from mechanism_cases import LENGTH, draw, make
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from cosformer.mechanisms.patterns.reformer import buckets
+
 
 def shared(length=LENGTH, seed=0, width=6):
     """q (= k) and v."""
@@ -110,3 +112,18 @@ def test_items_of_different_lengths_in_one_batch():
     assert_close(out[:1], mechanism(x[:1], x[:1], v[:1])[0])
     short = x[1:, :, :18]
     assert_close(out[1:, :, :18], mechanism(short, short, v[1:, :, :18])[0])
+
+
+def test_buckets_are_the_largest_of_both_directions_of_every_hash():
+    x = draw(2, 3, 11, 5)
+    rotations = [draw(4, 5, half, seed=half) for half in (6, 2)]
+    one, other = (
+        torch.cat([turned, -turned], -1).argmax(-1)
+        for turned in (x[:, :, None] @ rotation for rotation in rotations)
+    )
+    assert torch.equal(buckets(x, rotations).long(), one * 4 + other)
+
+
+def test_what_is_no_number_has_a_bucket():
+    found = buckets(torch.full((1, 1, 2, 4), torch.nan), [torch.ones(3, 4, 5), torch.ones(3, 4, 2)])
+    assert ((found >= 0) & (found < 40)).all()

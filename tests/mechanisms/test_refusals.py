@@ -7,7 +7,7 @@ import torch
 from mechanism_cases import LENGTH, NAMES, make, names_where, tokens
 
 from cosformer.mechanisms import MECHANISMS, create
-from cosformer.mechanisms.refusal import nearest
+from cosformer.mechanisms.base import nearest
 
 
 def test_an_unknown_name_prints_the_known_ones():
@@ -183,12 +183,12 @@ def test_a_horizon_is_a_length_like_any_other():
         mechanism(q, k, v, start=4)
     with pytest.raises(ValueError, match=far):
         mechanism(q, k, v, causal=True, start=-4)
-    _, state = mechanism(q, k, v, causal=True, state=mechanism.empty_state(k, v))
+    first = [torch.cat([x, x[:, :, :3]], 2) for x in (q, k, v)]
+    _, state = mechanism(*first, causal=True, state=mechanism.empty_state(k, v))
     for count in (4, 1):
         last = [x[:, :, :count] for x in (q, k, v)]
-        for _ in range(-(-4 // count) - 1):
-            _, state = mechanism(*last, causal=True, state=state)
-        with pytest.raises(ValueError, match=far), torch.no_grad():
+        past = f"stands at position 40, {count} more would pass its horizon 40: raise horizon"
+        with pytest.raises(ValueError, match=past), torch.no_grad():
             mechanism(*last, causal=True, state=state)
 
 
@@ -199,28 +199,56 @@ def test_who_could_stream_is_told_with_what_it_needs():
         mechanism.empty_state(k, v)
 
 
-def go_on(mechanism, state):
-    q, k, v, _ = tokens(mechanism, 3)
-    return mechanism(q, k, v, causal=True, state=state)
-
-
 def streamed(name, length=10, batch=2, **options):
+    """A state after some tokens."""
     mechanism = make(name, **options)
-    q, k, v, _ = tokens(mechanism, length, batch=batch)
-    return mechanism(q, k, v, causal=True, state=mechanism.empty_state(k, v))[1]
+    q, k, v, controls = tokens(mechanism, length, batch=batch)
+    return mechanism(q, k, v, causal=True, controls=controls, state=mechanism.empty_state(k, v))[1]
 
 
-def test_the_state_of_another_is_refused():
-    with pytest.raises(ValueError, match=r"state must hold .* = \[2, 2\] levels, got \[1, 2\]"):
-        go_on(make("performer"), streamed("performer", batch=1))
+def go_on(name, state, count=3):
+    mechanism = make(name)
+    q, k, v, controls = tokens(mechanism, count)
+    return mechanism(q, k, v, causal=True, state=state, controls=controls)
+
+
+@pytest.mark.parametrize("count", [3, 1])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("linear", "relu"),
+        ("relu", "leaky-relu"),
+        ("identity", "linear"),
+        ("retention", "gated-linear"),
+        ("delta", "gated-delta"),
+        ("softmax", "one-vs-each"),
+        ("transnormer-local", "local"),
+        ("synthesizer", "softmax"),
+    ],
+)
+def test_the_state_of_another_mechanism_is_refused(name, other, count):
+    with torch.no_grad(), pytest.raises(ValueError, match=r"state must be one of \w+, got one of"):
+        go_on(name, streamed(other), count)
+
+
+@pytest.mark.parametrize("count", [3, 1])
+@pytest.mark.parametrize("name", ["cosformer", "linear", "performer", "rope-linear", "delta"])
+def test_the_state_of_another_batch_or_of_nothing_is_refused(name, count):
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="state must hold"):
+            go_on(name, streamed(name, batch=1), count)
+        with pytest.raises(TypeError, match=r"state must be a .*, got int"):
+            go_on(name, 3, count)
+        with pytest.raises(TypeError, match=r"state must be a .*, got Cache"):
+            go_on(name, streamed("softmax"), count)
+
+
+@pytest.mark.parametrize("count", [3, 1])
+def test_the_state_of_another_horizon_is_refused(count):
     others = [({"horizon": 32}, "32.0, got 64"), ({"weight": "raised_cosine"}, "'raised_cosine'")]
     for options, theirs in others:
-        with pytest.raises(ValueError, match=rf"must be the state's {theirs}"):
-            go_on(make("cosformer"), streamed("cosformer", **options))
-    with pytest.raises(ValueError, match="state must hold 2 of 10 tokens for transnormer-local"):
-        go_on(make("transnormer-local"), streamed("local"))
-    with pytest.raises(ValueError, match=r"state must hold keys .* of width 0, got"):
-        go_on(make("synthesizer"), streamed("softmax"))
+        with torch.no_grad(), pytest.raises(ValueError, match=rf"must be the state's {theirs}"):
+            go_on("cosformer", streamed("cosformer", **options), count)
 
 
 @pytest.mark.parametrize("name", ["local", "sparse-strided"])

@@ -6,8 +6,7 @@ from mechanism_cases import CASES, cases_where, make, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
-from cosformer.mechanisms import blocked, hashed
-from cosformer.ops.features.rotary import rotate
+from cosformer.mechanisms.patterns import blocked, hashed
 
 PIECEWISE = ("performer", "local", "longformer", "sparse", "sparse-strided", "bigbird", "reformer")
 
@@ -57,7 +56,7 @@ def test_second_derivatives_are_those_of_finite_differences(name, causal):
     def attend(q, k, v):
         return mechanism(q, k, v, causal=causal)[0]
 
-    if not mechanism.traits.fused:
+    if mechanism.traits.second_derivative:
         assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
         return
     with sdpa_kernel(SDPBackend.MATH):
@@ -102,13 +101,3 @@ def test_second_derivatives_by_transforms_are_those_of_autograd(name):
     assert torch.autograd.gradgradcheck(
         lambda v: mechanism(q + v, k, v, causal=True)[0], v, fast_mode=True
     )
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_rotations_are_the_same_in_a_graph_and_from_any_place_in_memory(shift):
-    memory = torch.randn(2 * 3 * 5 * 6 + 1, dtype=torch.float64)
-    x = memory[shift : shift + 180].view(2, 3, 5, 6)
-    position = torch.arange(5)[None]
-    compiled = torch.compile(rotate, backend="eager", fullgraph=True)
-    assert_close(compiled(x, position), rotate(x, position))
-    assert_close(rotate(x.mT.contiguous().mT, position), rotate(x, position))

@@ -57,25 +57,3 @@ def check_balanced(length, scale, **where):
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9 * scale)
     torch.testing.assert_close(found.sum(-1), zeros, rtol=0, atol=1e-9 * scale)
-
-
-def check_log_sigmoid(length, dtype, temperature, *, turned=False, device="cpu"):
-    """Errors of at most twice those of plain torch, at gates that are all but open or closed."""
-    from cosformer.ops import log_sigmoid
-
-    x = torch.randn(2, 3, length, generator=torch.Generator().manual_seed(4)).to(device, dtype)
-    x[..., 1::7], x[..., 2::7], x[..., 3::7] = 12 + x[..., 1::7], -60.0, 60.0
-    x = x.transpose(1, 2).contiguous().transpose(1, 2) if turned else x
-    grad = torch.linspace(-1, 1, x.numel(), device=device).view(x.shape)
-    made = (log_sigmoid.by_kernel, log_sigmoid.by_formula, log_sigmoid.by_formula)
-    found = []
-    for by, given in zip(made, (x, x, x.double()), strict=True):
-        leaf = given.detach().requires_grad_()
-        out = by(leaf, temperature)
-        found.append([out.detach(), *torch.autograd.grad(out, leaf, grad.to(out.dtype))])
-    for ours, theirs, right in zip(*found, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert ours.stride() == x.stride()
-        scale = right.abs().clamp(min=1e-37)  # every number counts by itself
-        error, usual = (((y.double() - right).abs() / scale).max() for y in (ours, theirs))
-        assert error <= 2 * usual + 1e-5  # exp errs by as much as float32 rounds x log₂ e

@@ -10,7 +10,6 @@ from stub_driver import KERNELS, check_replays, head, qkv
 from torch.autograd import gradgradcheck
 
 from cosformer import State, attention, attention_with_state, linear_attention
-from cosformer.ops import apart
 from cosformer.ops.chunked import passes as by_torch
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.triton import launch as passes
@@ -208,25 +207,6 @@ def test_hopper_sweeps_for_a_state(launches, monkeypatch, length, asked):
         assert len(turned) == (1 + cut if reverse else 0)
     monkeypatch.setattr(hopper_plan, "_plans", {})
     assert swept(True) == with_state  # as if the first call had not been
-
-
-@each_choice
-@both_ways
-def test_groups_of_features_are_swept_for_nobody_else(launches, causal, asked):
-    sizes = (160, 160, 64)
-    inputs = [torch.randn(1, 2, 100, n, generator=torch.Generator().manual_seed(5)) for n in sizes]
-    inputs = [x.bfloat16() for x in inputs]
-
-    def call(*x):
-        sums, totals = apart.sums_apart(*x, None, "identity", causal)
-        launches.clear()
-        return torch.cat([*sums, *(x.bfloat16() for x in totals)], -1)
-
-    full = gradients(call, inputs, [True] * 3)
-    found = gradients(call, inputs, asked)
-    for x, right, each in zip(found, full, asked, strict=True):
-        assert head(x) == head(right) if each else x is None
-    assert sum(options.READ for _, options, *_ in launches) == 2 * sum(asked)
 
 
 @each_choice

@@ -7,7 +7,6 @@ from gpu_marks import ON_HOPPER
 from kernel_cases import CASES, draw, ours
 
 from cosformer import State, attention_with_state
-from cosformer.ops import apart, series
 from cosformer.ops.hopper import passes as hopper
 from cosformer.ops.replay import native, replay
 
@@ -54,20 +53,3 @@ def test_with_a_state(segments):
 
     rows = torch.randn(3, 1, 2, 300, 64, device="cuda").bfloat16()
     check_choices(call, [*rows, torch.rand(1, 2, 2, 64, 64, device="cuda")])
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_sums_apart(causal, segments):
-    def call(*x):
-        sums, totals = apart.sums_apart(*x, None, "identity", causal)
-        return torch.cat([*sums, *(total.bfloat16() for total in totals)], -1)
-
-    check_choices(
-        call, [torch.randn(1, 2, 300, n, device="cuda").bfloat16() for n in (160, 160, 64)]
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_series(dtype):
-    x = torch.randn(2, 3, 1000, 64, device="cuda", dtype=dtype)
-    check_choices(series.by_kernel, [x, torch.randn(3, 64, 16, device="cuda")])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from gates_cases import LENGTHS, check_balanced, check_log_sigmoid, check_sums
+from gates_cases import LENGTHS, check_balanced, check_sums
 from kernel_cases import CASES, Case, check, results
 
 from cosformer import State, attention, attention_with_state, step
@@ -133,13 +133,6 @@ def test_a_captured_step_goes_on_where_the_stream_stood():
 @pytest.mark.parametrize("length", [*LENGTHS, 100_000])
 def test_running_sums_of_gates(length, turned, dtype):
     check_sums(length, dtype, turned=turned, device="cuda")
-
-
-@each_dtype
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("length", [*LENGTHS, 100_000])
-def test_logarithms_of_gates(length, turned, dtype):
-    check_log_sigmoid(length, dtype, 16.0, turned=turned, device="cuda")
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])

@@ -78,8 +78,8 @@ class Nystromformer(Whole):
 
     def _convolve(self, v: Tensor) -> Tensor:
         """Σ_j conv_hj v_(t+j): each head's own weights over neighbouring tokens."""
-        weight = self.conv.to(v.dtype)[:, None, :, None]  # [H 1 kernel 1]
-        return F.conv2d(v, weight, padding=(self.kernel // 2, 0), groups=self.heads)
+        weight, reach = self.conv.to(v.dtype)[:, None, :, None], self.kernel // 2  # [H 1 kernel 1]
+        return F.conv2d(F.pad(v, (0, 0, reach, reach)), weight, groups=self.heads)
 
 
 def means(x: Tensor, count: int) -> Tensor:

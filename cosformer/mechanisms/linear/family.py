@@ -1,7 +1,7 @@
 """What the linear family has in common: features of q and k, a weight, a normaliser, one engine."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class LinearMechanism(Mechanism):
     """
 
     traits = Traits(causal="exact", state="constant")
-    state_type = Sums
+    state_type: ClassVar[type] = Sums
     feature_map: str = "identity"
     normaliser: str = "sum"
     rule: str = "clamp"

@@ -54,7 +54,8 @@ class Rfa(LinearMechanism):
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
         return projected(q, self.scale * self.noise / self.temperature, self.kind)
 
-    keys = queries
+    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+        return self.queries(k, start)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.features + self.feature_width

@@ -214,11 +214,7 @@ def log_sum(sums: Sums) -> Tensor:
 
 def softmax_sums(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Sums:
     """Σ e^(s − top) v, Σ e^(s − top) and the constant top = max s over the seen keys of a row."""
-    return exp_sums((q @ k.mT).masked_fill(~seen, -torch.inf), v)
-
-
-def exp_sums(scores: Tensor, v: Tensor) -> Sums:
-    """The same of scores, -inf for a key that is not seen."""
+    scores = (q @ k.mT).masked_fill(~seen, -torch.inf)
     top = scores.detach().amax(-1, keepdim=True).clamp(min=LOWEST)
     weights = (scores - top).exp()
     return weights @ v, weights.sum(-1, keepdim=True), top

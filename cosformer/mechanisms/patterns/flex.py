@@ -1,7 +1,7 @@
 """Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 BLOCK = 128  # what the kernel skips by
 TILE = 64  # what it multiplies at a time, for as many columns of 16 bits
-SHARE = 32  # blocks of queries that a copy of chosen keys serves
 KERNELS = 256  # one for each part, with and without causality, mask, gradient, changing lengths
 
+OTHERS = "'blocked' or 'reference'"  # implementations that do what this one cannot
 NARROWEST = 16  # columns of q or v for which PyTorch has a kernel
 
-LONGEST = 2**23  # numbers in tables that are kept, which are quadratic: 262,144 tokens, 32 MB
+LONGEST = 2**23  # numbers in lists that are kept, which are quadratic: 262,144 tokens, 32 MB
 
 
 class Sizes(NamedTuple):
@@ -42,13 +42,9 @@ class Laid(NamedTuple):
     """A part as the kernel takes it: queries and keys in slots, and blocks of these."""
 
     part: Part
-    copies: int
-    """Of chosen keys: one program makes the gradient of a block of keys, whoever reads it."""
     blocks: "BlockMask"
-    i: Tensor | None
-    """Positions of queries by slot, where they do not follow each other, and of keys."""
-    j: Tensor | None
-    """-1 for a slot without a key."""
+    i: Tensor | None  # positions of queries by slot, where they do not follow each other
+    j: Tensor | None  # positions of keys by slot; -1 for a slot without a key
 
 
 _laid: Memo[tuple[Laid, ...]] = Memo()  # of long sequences they take longer than the kernel
@@ -69,8 +65,7 @@ def flex_pattern(
 
     Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
     """
-    others = "'blocked' or 'reference'"
-    require_flex(q, k, v, others)
+    require_flex(q, k, v)
     sizes = Sizes(q.shape[2], k.shape[2], causal, key_mask is not None, start)
 
     def make() -> tuple[Laid, ...]:
@@ -81,7 +76,7 @@ def flex_pattern(
     out = found[0][0]
     if len(found) > 1:
         out = run_compiled(joined, *zip(*found, strict=True), on=q)
-    return differentiated_once(out, others)
+    return differentiated_once(out)
 
 
 def flex_serves(q: Tensor, v: Tensor) -> bool:
@@ -89,27 +84,27 @@ def flex_serves(q: Tensor, v: Tensor) -> bool:
     return q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= NARROWEST
 
 
-def require_flex(q: Tensor, k: Tensor, v: Tensor, others: str) -> None:
-    """An error, which names other implementations, where PyTorch has none."""
+def require_flex(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse q, k and v that PyTorch has no kernels or no gradients for."""
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if recorded and not q.is_cuda:
         raise ValueError(
-            f"impl must be {others} on {q.device.type}, where PyTorch's FlexAttention has no "
+            f"impl must be {OTHERS} on {q.device.type}, where PyTorch's FlexAttention has no "
             "gradients, got 'flex'"
         )
     if q.is_cuda and not flex_serves(q, v):
         raise ValueError(
-            f"impl must be {others} unless q and v have {NARROWEST} columns and 32 bits or less, "
+            f"impl must be {OTHERS} unless q and v have {NARROWEST} columns and 32 bits or less, "
             f"got 'flex' for {q.shape[3]} and {v.shape[3]} in {q.dtype}"
         )
 
 
-def differentiated_once(out: Tensor, others: str) -> Tensor:
+def differentiated_once(out: Tensor) -> Tensor:
     """An error for a gradient that is to have one: without, PyTorch may take it for a constant."""
 
     def refuse(grad: Tensor) -> None:
         if torch.is_grad_enabled():  # create_graph=True
-            raise RuntimeError(f"impl must be {others} for a second derivative, got 'flex'")
+            raise RuntimeError(f"impl must be {OTHERS} for a second derivative, got 'flex'")
 
     if out.requires_grad and untraced():
         out.register_hook(refuse)
@@ -127,10 +122,7 @@ def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
 
 def lay(part: Part, sizes: Sizes, device: torch.device) -> Laid:
     """The slots of a part, and which blocks of them meet."""
-    copies = 1
-    if part.keys is not None:
-        copies = max(1, -(-sizes.queries // BLOCK) // (SHARE * -(-len(part.keys) // BLOCK)))
-    some, whole = blocks_of(part, sizes, copies)
+    lists = blocks_of(part, sizes)
     i = j = None
     queries, keys = sizes.queries, sizes.keys
     part = part._replace(lists=())
@@ -138,46 +130,33 @@ def lay(part: Part, sizes: Sizes, device: torch.device) -> Laid:
         part = part._replace(keys=torch.tensor(part.keys, device=device))
     if part.keys is not None or part.stride is not None:
         after = torch.arange(1, keys + 1, dtype=torch.int32, device=device)[:, None]
-        j = _of_keys(after, part, copies)[:, 0] - 1
+        j = _of_keys(after, part)[:, 0] - 1
         keys = len(j)
     if part.stride is not None:
         at = torch.arange(queries, dtype=torch.int32, device=device)[:, None]
         i = in_order(at, part, False)[:, 0] + sizes.start
         queries = len(i)
-    return Laid(part, copies, listed(some, whole, queries, keys, device), i, j)
+    return Laid(part, listed(lists, queries, keys, device), i, j)
 
 
-def blocks_of(part: Part, sizes: Sizes, copies: int) -> tuple[list[list[int]], list[list[int]]]:
-    """For every `BLOCK` queries the blocks of keys that they see in part, and those seen whole."""
-    queries, keys, causal, masked, start = sizes
+def blocks_of(part: Part, sizes: Sizes) -> list[list[int]]:
+    """For every `BLOCK` queries the blocks of keys in which they see some."""
+    queries, keys = sizes.queries, sizes.keys
     rows, columns = part.query_block, part.key_block
     if part.stride is not None:
         rows, columns = -(-queries // part.stride), -(-keys // part.stride)
         queries, keys = rows * part.stride, columns * part.stride
     elif part.keys is not None:
         keys = len(part.keys)
-    count, each = -(-queries // BLOCK), -(-keys // BLOCK)
-
-    def is_whole(first: int, column: int) -> bool:
-        last = (column + 1) * BLOCK - 1
-        if part.kept is not None or part.keys is None or masked or last >= keys:
-            return False
-        return not causal or int(part.keys[last]) <= start + first
-
-    some: list[list[int]] = []
-    whole: list[list[int]] = []
-    for n, first in enumerate(range(0, queries, BLOCK)):
+    lists = []
+    for first in range(0, queries, BLOCK):
         wanted: set[int] = set()
         for row in range(first // rows, -(-min(first + BLOCK, queries) // rows)):
             for column in part.lists[row]:
                 end = min((column + 1) * columns, keys)
                 wanted.update(range(column * columns // BLOCK, -(-end // BLOCK)))
-        split: tuple[list[int], list[int]] = [], []
-        for column in sorted(wanted):
-            split[is_whole(first, column)].append(n * copies // count * each + column)
-        some.append(split[False])
-        whole.append(split[True])
-    return some, whole
+        lists.append(sorted(wanted))
+    return lists
 
 
 def _attend(
@@ -194,21 +173,21 @@ def _attend(
     start, causal = sizes.start, sizes.causal
     real = None
     if key_mask is not None:
-        real = _of_keys(key_mask[..., None], part, laid.copies)[..., 0]
+        real = _of_keys(key_mask[..., None], part)[..., 0]
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         at = query + start if i is None else i[query]
-        place = key if j is None else j[key]
-        found = place >= 0 if kept is None else kept(at, place)
+        where = key if j is None else j[key]
+        found = where >= 0 if kept is None else kept(at, where)
         if j is not None:
-            found = found & (place >= 0)
+            found = found & (where >= 0)
         if causal:
-            found = found & (place <= at)
+            found = found & (where <= at)
         return found if real is None else found & real[b, key]
 
     blocks = with_mask(laid.blocks, mask_mod)
     rows = in_order(q, part, False)
-    keys, values = (_of_keys(x, part, laid.copies) for x in (k, v))
+    keys, values = _of_keys(k, part), _of_keys(v, part)
     out, log_total = run_compiled(attend_blocks, rows, keys, values, blocks, with_log, on=q)
     if part.stride is None:
         return out, log_total
@@ -217,62 +196,42 @@ def _attend(
     return as_before(out, part, q.shape[2]), log_total
 
 
-def _of_keys(x: Tensor, part: Part, copies: int) -> Tensor:
-    """What belongs to keys, `[..., S, D]`, in slots: chosen keys are whole blocks, and copied."""
+def _of_keys(x: Tensor, part: Part) -> Tensor:
+    """What belongs to keys, `[..., S, D]`, in slots; chosen keys are filled up to whole blocks."""
     x = in_order(x, part, True)
-    if part.keys is None:
-        return x
-    x = to_multiple(x, BLOCK).unsqueeze(-3)
-    return x.expand(*x.shape[:-3], copies, *x.shape[-2:]).flatten(-3, -2)
+    return x if part.keys is None else to_multiple(x, BLOCK)
 
 
 def _is_short(laid: tuple[Laid, ...]) -> bool:
-    return are_short(x.blocks for x in laid)
+    """Whether the lists of blocks are short enough to be kept."""
+    lists = (y for x in laid for y in (x.blocks.kv_indices, x.blocks.q_indices))
+    return sum(x.numel() for x in lists if x is not None) <= LONGEST
 
 
-def are_short(blocks: Iterable["BlockMask"]) -> bool:
-    """Whether the tables of these are short enough to be kept."""
-    tables = ((x.kv_indices, x.q_indices, x.full_kv_indices, x.full_q_indices) for x in blocks)
-    return sum(y.numel() for x in tables for y in x if y is not None) <= LONGEST
-
-
-def listed(
-    some: list[list[int]], whole: list[list[int]], queries: int, keys: int, device: torch.device
-) -> "BlockMask":
+def listed(lists: list[list[int]], queries: int, keys: int, device: torch.device) -> "BlockMask":
     """Blocks of keys for each block of queries, and PyTorch's lists the other way round."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    def table(lists: list[list[int]]) -> tuple[Tensor, Tensor]:
-        widest = max([0, *map(len, lists)])
-        rows = [[*blocks, *[0] * (widest - len(blocks))] for blocks in lists]
-        counts = torch.tensor([len(blocks) for blocks in lists], dtype=torch.int32, device=device)
-        found = torch.tensor(rows, dtype=torch.int32, device=device)
-        found = F.pad(found, (0, -(-keys // BLOCK) - widest))
-        return counts[None, None], found[None, None]
-
-    counts, indices = table(some)
-    whole_counts, whole_indices = table(whole) if any(whole) else (None, None)
+    widest = max([0, *map(len, lists)])
+    rows = [[*blocks, *[0] * (widest - len(blocks))] for blocks in lists]
+    counts = torch.tensor([len(blocks) for blocks in lists], dtype=torch.int32, device=device)
+    indices = torch.tensor(rows, dtype=torch.int32, device=device)
+    indices = F.pad(indices, (0, -(-keys // BLOCK) - widest))
     return BlockMask.from_kv_blocks(
-        counts,
-        indices,
-        whole_counts,
-        whole_indices,
-        BLOCK_SIZE=BLOCK,
-        seq_lengths=(queries, keys),
+        counts[None, None], indices[None, None], BLOCK_SIZE=BLOCK, seq_lengths=(queries, keys)
     )
 
 
 def attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, blocks: "BlockMask", with_log: bool, score_mod: Any = None
+    q: Tensor, k: Tensor, v: Tensor, blocks: "BlockMask", with_log: bool
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(q kᵀ/√d) v over the pairs of blocks, and log Σ e^s `[B, H, T]` if asked for."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     options: dict[str, Any] = {
         "block_mask": blocks,
-        "score_mod": score_mod,
         "enable_gqa": q.shape[1] != k.shape[1],
-        "kernel_options": _how(q, k, blocks),
+        "kernel_options": _how(q, k),
     }
     if not with_log:
         return flex_attention(q, k, v, **options), None
@@ -280,18 +239,16 @@ def attend_blocks(
     return out, more.lse
 
 
-def _how(q: Tensor, k: Tensor, blocks: "BlockMask") -> dict[str, Any]:
+def _how(q: Tensor, k: Tensor) -> dict[str, Any]:
     """What the kernels are told: PyTorch's tiles for 64 columns leave no registers for a mask."""
     # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
     if q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0:
         options["IS_DIVISIBLE"] = True  # where lengths change, PyTorch would not ask
-    if q.element_size() > 2 or q.shape[3] != TILE:
-        return options
-    options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE}
-    options |= {"bwd_BLOCK_N1": TILE, "bwd_BLOCK_M2": TILE, "bwd_num_warps": 4}
-    if blocks.full_kv_num_blocks is None:  # elsewhere most time may go without a mask
-        options |= {"bwd_BLOCK_M1": TILE // 2, "bwd_BLOCK_N2": TILE // 2}
+    if q.element_size() <= 2 and q.shape[3] == TILE:
+        options |= {"fwd_BLOCK_M": BLOCK, "fwd_BLOCK_N": TILE, "bwd_num_warps": 4}
+        options |= {"bwd_BLOCK_M1": TILE // 2, "bwd_BLOCK_N1": TILE}
+        options |= {"bwd_BLOCK_M2": TILE, "bwd_BLOCK_N2": TILE // 2}
     return options
 
 
@@ -304,8 +261,6 @@ def with_mask(blocks: "BlockMask", mask_mod: Any) -> "BlockMask":
     return type(blocks).from_kv_blocks(  # a graph may lose what is assigned
         blocks.kv_num_blocks,
         blocks.kv_indices,
-        blocks.full_kv_num_blocks,
-        blocks.full_kv_indices,
         BLOCK_SIZE=BLOCK,
         mask_mod=mask_mod,
         seq_lengths=blocks.seq_lengths,

@@ -30,19 +30,22 @@ def hashed_attention(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chu
     count = max(1, _most(q) // (2 * chunks.size * q.shape[2]))
     rows = (q / math.sqrt(q.shape[-1]), k, v, order)
     groups = zip(*(x.flatten(0, 1).split(count) for x in rows), strict=True)
-    return torch.cat([_attend(*heads, chunks) for heads in groups]).unflatten(0, q.shape[:2])
+    return torch.cat([_attend(chunks, *heads) for heads in groups]).unflatten(0, q.shape[:2])
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chunks) -> Tensor:
+def _attend(chunks: Chunks, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
     """The output `[g, N, V]` of some heads: rounds weighted by their Σ e^s."""
-    found = [recomputed(_round, q, k, v, sorting, chunks) for sorting in order.unbind(1)]
+    found = [recomputed(_round, chunks, q, k, v, sorting) for sorting in order.unbind(1)]
     outs, logs = zip(*found, strict=True)
     shares = torch.stack(logs).softmax(0)
-    return sum(out * share for out, share in zip(outs, shares, strict=True))  # type: ignore
+    joined = outs[0] * shares[0]
+    for out, share in zip(outs[1:], shares[1:], strict=True):
+        joined = joined + out * share
+    return joined
 
 
 def _round(
-    q: Tensor, k: Tensor, v: Tensor, sorting: Tensor, chunks: Chunks
+    chunks: Chunks, q: Tensor, k: Tensor, v: Tensor, sorting: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The output `[g, N, V]` of one round, and log Σ e^s `[g, N, 1]`."""
     taken = (*(_take(x, sorting) for x in (q, k, v)), sorting[..., None])
@@ -50,14 +53,14 @@ def _round(
     near, theirs, j = (torch.cat([x, x.roll(1, 1)], 2) for x in (keys, values, i))
     count = max(1, _most(q) // (2 * chunks.size**2 * q.shape[0]))
     parts = zip(*(x.split(count, 1) for x in (rows, near, theirs, i, j)), strict=True)
-    found = [recomputed(_chunk, *part, chunks) for part in parts]
+    found = [_softmax(chunks, *part) for part in parts]
     back = sorting.argsort(-1)
     out, log = (torch.cat(x, 1).flatten(1, 2) for x in zip(*found, strict=True))
     return _take(out, back), _take(log, back)
 
 
-def _chunk(
-    rows: Tensor, keys: Tensor, values: Tensor, i: Tensor, j: Tensor, chunks: Chunks
+def _softmax(
+    chunks: Chunks, rows: Tensor, keys: Tensor, values: Tensor, i: Tensor, j: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Softmax of some chunks `[g, c, b, D]` over `[g, c, 2b, D]`; i and j are their tokens."""
     hidden = j.mT >= chunks.length

@@ -134,7 +134,7 @@ def draw_rotations(rounds: int, width: int, halves: list[int], seed: int) -> lis
 
 
 def buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
-    """The bucket argmax[xR; −xR] of every row, int64 `[B, H, rounds, n]`.
+    """The bucket argmax[xR; −xR] of every row, int32 `[B, H, rounds, n]`.
 
     Several hashes make one number.
 
@@ -143,7 +143,7 @@ def buckets(x: Tensor, rotations: list[Tensor]) -> Tensor:
         rotations: R of every hash, `[rounds, D, buckets/2]`.
     """
     found = [_bucket(x, matrices) for matrices in zip(*rotations, strict=True)]
-    return torch.stack(found, 2)
+    return torch.stack(found, 2).to(torch.int32)
 
 
 def _bucket(x: Tensor, matrices: tuple[Tensor, ...]) -> Tensor:

@@ -6,8 +6,8 @@ from delta_cases import CASES, SLACK, Case, check, draw
 from torch.testing import assert_close
 
 from cosformer.mechanisms import create
+from cosformer.mechanisms.linear import delta_launch
 from cosformer.mechanisms.linear.delta_launch import by_kernel
-from cosformer.ops import delta_triton
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +39,7 @@ def test_every_width_is_no_worse_than_by_torch(name, length, dtype):
 
 @each_dtype
 def test_without_segments(dtype, monkeypatch):
-    monkeypatch.setattr(delta_triton, "segment_length", lambda _, length: -(-length // 64) * 64)
+    monkeypatch.setattr(delta_launch, "_segment_steps", lambda _, length: -(-length // 64))
     check(draw(WIDTHS["64"], 1000, dtype))
 
 
@@ -67,7 +67,7 @@ def test_no_length_or_batch_compiles_again(name):
         controls = {
             key: torch.randn(batch, 4, length, device="cuda") for key in mechanism.traits.controls
         }
-        assert delta_triton.is_served(q, k, v, torch.zeros(1, device="cuda"))
+        assert delta_launch.is_served(q, k, v, torch.zeros(1, device="cuda"))
         out, _ = mechanism(q.requires_grad_(), k, v, causal=True, controls=controls)
         assert out.dtype == torch.bfloat16
         torch.autograd.grad(out.sum(), q)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.mechanisms.linear import delta_launch
 from cosformer.mechanisms.linear.delta_rule import fade, strict, units
-from cosformer.ops import delta_triton
 
 NAMES = ("out", "memory", "dq", "dk", "dv", "dbeta", "dgates", "dmemory")
 SLACK = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 8e-3}
@@ -110,10 +110,10 @@ def plain(
 def check(given: Given) -> None:
     """Errors of at most twice those of plain torch at the same precision, and a bit of the norm."""
     dtype = given.q.dtype
-    right = given.double().results(delta_triton.by_formula)
-    rival = given.results(delta_triton.by_formula if dtype == torch.float32 else plain)
-    found = given.results(delta_triton.by_kernel)
-    again = given.results(delta_triton.by_kernel) if given.q.is_cuda else found
+    right = given.double().results(delta_launch.by_formula)
+    rival = given.results(delta_launch.by_formula if dtype == torch.float32 else plain)
+    found = given.results(delta_launch.by_kernel)
+    again = given.results(delta_launch.by_kernel) if given.q.is_cuda else found
     for name, exact, theirs, ours, same in zip(NAMES, right, rival, found, again, strict=True):
         assert torch.equal(ours, same), f"{name} differs between two runs"
         assert ours.dtype == theirs.dtype, name

@@ -7,29 +7,28 @@ import torch
 from mechanism_cases import CASES, make, tokens
 from torch.testing import assert_close
 
-from cosformer.mechanisms import family, groups
-from cosformer.mechanisms.linear.family import LinearMechanism
+from cosformer.mechanisms import LinearMechanism
+from cosformer.mechanisms.linear import family, groups
 
 FAMILY = [(name, causal) for name, causal in CASES if isinstance(make(name), LinearMechanism)]
 
 
 @pytest.mark.parametrize(("name", "causal"), FAMILY)
-@pytest.mark.parametrize("room", [8, 16])  # for v and the sum of weights at once, or not
-def test_groups_of_features_add_up(name, causal, room, monkeypatch):
+def test_groups_of_features_add_up(name, causal, monkeypatch):
     mechanism = make(name)
     q, k, v, controls = tokens(mechanism)
     whole, _ = mechanism(q, k, v, causal=causal, controls=controls)
     widths = []
     attend = groups.linear_attention
     monkeypatch.setattr(family, "goes_in_groups", lambda features: True)
-    monkeypatch.setattr(groups, "GROUP", room)
+    monkeypatch.setattr(groups, "GROUP", 8)
     monkeypatch.setattr(
         groups,
         "linear_attention",
         lambda q, k, v, **options: (widths.append(q.shape[-1]), attend(q, k, v, **options))[1],
     )
     assert_close(mechanism(q, k, v, causal=causal, controls=controls)[0], whole)
-    assert max(widths) <= room
+    assert max(widths) <= 8
     if mechanism.feature_map == "identity":
         assert not any(width % groups.ALIGNED for width in widths)
 
@@ -62,7 +61,8 @@ def test_sums_do_not_end_where_float16_does(name, monkeypatch):
     assert_close(found.double(), right, rtol=2e-3, atol=2e-3)
 
 
-def test_tokens_have_ones_of_their_own_and_heads_share_them():
-    ones = groups.ones(torch.zeros(2, 3, 5, 7, dtype=torch.bfloat16))
-    assert ones.stride() == (0, 0, groups.ALIGNED, 1)
-    assert torch.equal(ones, torch.ones(2, 3, 5, groups.ALIGNED, dtype=torch.bfloat16))
+def test_a_quotient_by_almost_nothing_follows_the_rule():
+    total = torch.tensor([2.0, 1e-9, -1e-9, -2.0])
+    found = {rule: groups.quotient(torch.ones(4), total, rule, 0.5) for rule in ("clamp", "signed")}
+    assert_close(found["clamp"], torch.tensor([0.5, 2.0, 2.0, 2.0]))
+    assert_close(found["signed"], torch.tensor([0.5, 2.0, -2.0, -0.5]))
