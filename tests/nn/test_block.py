@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cosformer.nn import Block, FeedForward, MultiHeadAttention
+from cosformer.nn import Block, FeedForward, AttentionLayer
 
 F64 = torch.float64
 
@@ -13,7 +13,7 @@ F64 = torch.float64
 def make(*, cross=False, glu=False, mechanism="softmax", **arguments):
     torch.manual_seed(0)
     options = {"horizon": 64} if mechanism == "cosformer" else {}
-    layers = [MultiHeadAttention(16, 4, mechanism=mechanism, options=options) for _ in range(2)]
+    layers = [AttentionLayer(16, 4, mechanism=mechanism, options=options) for _ in range(2)]
     forward = FeedForward(16, 24, glu=glu)
     block = Block(layers[0], forward, layers[1] if cross else None, **arguments).double().eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""MultiHeadAttention: the same layer around every mechanism, streams through one method."""
+"""AttentionLayer: the same layer around every mechanism, streams through one method."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 from cosformer.mechanisms import MECHANISMS
-from cosformer.nn import MultiHeadAttention
+from cosformer.nn import AttentionLayer
 from cosformer.nn.positions import POSITIONS, sinusoids
 
 F64 = torch.float64
@@ -22,7 +22,7 @@ def make(name="softmax", embed_dim=16, heads=4, **arguments):
     options = {**OPTIONS.get(name, {}), **arguments.pop("options", {})}
     if arguments.get("positions") == "learned":
         arguments.setdefault("max_length", 40)
-    layer = MultiHeadAttention(
+    layer = AttentionLayer(
         embed_dim, heads, mechanism=name, options=options, dtype=F64, **arguments
     )
     return layer.eval()
@@ -213,12 +213,12 @@ def test_bad_arguments_are_named(arguments, message):
 
 def test_options_must_be_a_mapping():
     with pytest.raises(TypeError, match="options must be a mapping, got NoneType"):
-        MultiHeadAttention(16, 4, options=None)
+        AttentionLayer(16, 4, options=None)
 
 
 def test_learned_positions_need_and_keep_a_length():
     with pytest.raises(ValueError, match="max_length must be given for learned positions"):
-        MultiHeadAttention(16, 4, mechanism="softmax", positions="learned")
+        AttentionLayer(16, 4, mechanism="softmax", positions="learned")
     layer = make(positions="learned")
     with pytest.raises(ValueError, match="length must be at most max_length=40, got 41"):
         layer(tokens(1, 41, 16))
@@ -289,7 +289,7 @@ def test_positions_before_the_context_are_refused():
 
 
 def test_a_stream_refuses_what_is_no_state_of_a_layer():
-    layer = MultiHeadAttention(8, 2, mechanism="linear")
+    layer = AttentionLayer(8, 2, mechanism="linear")
     with pytest.raises(TypeError, match="state must be a LayerState, got int"):
         layer.stream(torch.randn(1, 3, 8), 5)
 
