@@ -34,7 +34,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CAUSAL = [name for name, kind in MECHANISMS.items() if kind.traits.causal != "no"]
 FULL = [name for name, kind in MECHANISMS.items() if kind.traits.full]
 STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
-CROSS = [name for name in CAUSAL if name in FULL and MECHANISMS[name].traits.cross]
 
 
 def config(mechanism: str = "cosformer", **arguments: Any) -> ModelConfig:

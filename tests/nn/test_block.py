@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cosformer.nn import Block, FeedForward, AttentionLayer
+from cosformer.nn import AttentionLayer, Block, FeedForward
 
 F64 = torch.float64
 
@@ -44,13 +44,16 @@ def test_the_feed_forward_is_its_formula():
 
 
 @pytest.mark.parametrize("mechanism", ["cosformer", "softmax", "rope-linear", "spe"])
+@torch.no_grad()
 def test_a_stream_with_a_context_is_the_full_pass(mechanism):
     block, x, context = make(cross=True, mechanism=mechanism), draw(2, 9, 16), draw(2, 7, 16)
-    state, outs = None, []
-    for piece in x.split([4, 1, 4], 1):
-        out, state = block.stream(piece, state, context)
+    mask = draw(2, 7, seed=3) > -1
+    state, outs = block.empty_state(2), []
+    for piece in x.split([4, 1, 2, 1, 1], 1):
+        call = block.step if piece.shape[1] == 1 else block.stream
+        out, state = call(piece, state, context, context_mask=mask)
         outs.append(out)
-    assert_close(torch.cat(outs, 1), block(x, context, causal=True))
+    assert_close(torch.cat(outs, 1), block(x, context, causal=True, context_mask=mask))
 
 
 def test_dropout_is_for_training_and_of_the_added_parts():
@@ -70,9 +73,9 @@ def test_a_start_needs_a_whole_context():
 
 def test_bad_arguments_are_named():
     x = draw(1, 3, 16)
-    with pytest.raises(ValueError, match="context must not be given to a block without cross"):
+    with pytest.raises(ValueError, match="context must be None for a block without cross"):
         make()(x, x)
-    with pytest.raises(ValueError, match="context must be given to one of cross attention"):
+    with pytest.raises(ValueError, match="context must be given to a block with cross"):
         make(cross=True)(x)
     with pytest.raises(ValueError, match="context_mask must be None without a context"):
         make()(x, context_mask=torch.ones(1, 3, dtype=torch.bool))

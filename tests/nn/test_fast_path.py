@@ -98,7 +98,7 @@ def test_nested_padding_is_refused_where_only_the_layers_were_converted():
 @torch.no_grad()
 def test_copies_and_pickles_of_a_converted_model_compute_the_same():
     model = encoder().eval()
-    convert(model, horizon=32)
+    convert(model, horizon=[32.0, 20.0, 40.0, 9.0])
     x, padding = torch.randn(2, 7, 16), torch.arange(7) >= torch.tensor([[7], [4]])
     expected = model(x, src_key_padding_mask=padding)
     file = io.BytesIO()
@@ -108,9 +108,7 @@ def test_copies_and_pickles_of_a_converted_model_compute_the_same():
         torch.testing.assert_close(twin(x, src_key_padding_mask=padding), expected)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)  # dynamo's own
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_model_compiled_before_its_conversion_follows_it():
     torch._dynamo.reset()

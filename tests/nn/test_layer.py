@@ -1,4 +1,4 @@
-"""AttentionLayer: the same layer around every mechanism, streams through one method."""
+"""AttentionLayer: the same layer around every mechanism; pieces and steps are the full pass."""
 
 import pytest
 import torch
@@ -7,14 +7,16 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
+import cosformer.nn
 from cosformer.mechanisms import MECHANISMS
-from cosformer.nn import AttentionLayer
-from cosformer.nn.positions import POSITIONS, sinusoids
+from cosformer.nn import AttentionLayer, sinusoids
 
 F64 = torch.float64
 OPTIONS = {"cosformer": {"horizon": 64}, "sparse-strided": {"stride": 4}}
-FULL = [name for name, kind in MECHANISMS.items() if kind.traits.full]
 STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
+KINDS = ["cosformer", "linear", "gated-delta", "retention", "spe", "softmax", "local"]
+"""Mechanisms that differ in state, positions, controls or norm; the contract runs over all."""
+POSITIONS = ["none", "learned", "sinusoidal", "rotary", "spe"]
 
 
 def make(name="softmax", embed_dim=16, heads=4, **arguments):
@@ -52,32 +54,66 @@ def test_cross_attention_with_softmax_is_pytorchs_own_layer():
     assert_close(layer(x, context, key_mask=real), right)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_a_stream_is_the_full_pass(name, positions):
+@torch.no_grad()
+def test_pieces_and_steps_of_a_stream_are_the_full_pass(name, positions):
     layer = make(name, positions=positions, num_kv_heads=2, gate=True)
     x = tokens(2, 20, 16)
-    whole = layer(x, causal=True)
     state, outs = None, []
-    for piece in x.split([7, 1, 1, 11], 1):
+    for piece in x[:, :12].split([7, 1, 4], 1):
         out, state = layer.stream(piece, state)
         outs.append(out)
-    tolerance = {"rtol": 1e-4, "atol": 1e-4} if name == "identity" else {}  # sums of about 0
-    assert_close(torch.cat(outs, 1), whole, **tolerance)
+    for token in x[:, 12:].split(1, 1):
+        out, state = layer.step(token, state)
+        outs.append(out)
+    assert_close(torch.cat(outs, 1), layer(x, causal=True))
     assert state.position == 20
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in STREAMS if MECHANISMS[name].traits.positions != "absolute"]
-)
-def test_a_stream_goes_on_from_a_prompt_padded_on_the_left(name):
-    layer = make(name)
-    x = tokens(2, 12, 16)
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_a_stream_of_steps_alone_is_the_full_pass_and_its_state_keeps_its_dtype(name):
+    layer, x = make(name, norm=True), tokens(2, 5, 16)
+    state, outs = layer.empty_state(2), []
+    for token in x.split(1, 1):
+        out, state = layer.step(token, state)
+        outs.append(out)
+    assert_close(torch.cat(outs, 1), layer(x, causal=True))
+    assert all(leaf.dtype in (F64, torch.int64) for leaf in tree_leaves(state) if is_tensor(leaf))
+
+
+def test_a_layer_streams_as_it_is_made_by_default():
+    layer, x = AttentionLayer(32, 4, dtype=F64), tokens(1, 9, 32)
+    out, _ = layer.stream(x)
+    assert_close(out, layer(x, causal=True))
+    with pytest.raises(ValueError, match=r"cannot attend over 4097 tokens.*larger horizon"):
+        layer(torch.zeros(1, 4097, 32, dtype=F64), causal=True)
+    paper = AttentionLayer(32, 4, options={"horizon": None}, dtype=F64)
+    paper.load_state_dict(layer.state_dict())
+    assert not torch.allclose(paper(x), layer(x))
+    with pytest.raises(ValueError, match="horizon must be a number for a stream, got None"):
+        paper.stream(x)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_a_stream_leaves_the_given_state_as_it_was(name):
+    layer, x = make(name), tokens(2, 9, 16)
+    _, state = layer.stream(x[:, :8])
+    first, _ = layer.stream(x[:, 8:], state)
+    assert torch.equal(layer.stream(x[:, 8:], state)[0], first)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "spe"])  # absolute positions
+@torch.no_grad()
+def test_steps_go_on_from_a_prompt_padded_on_the_left(name):
+    layer, x = make(name), tokens(2, 10, 16)
     real = torch.ones(2, 9, dtype=torch.bool)
     real[1, :4] = False
     _, state = layer.stream(x[:, :9], key_mask=real)
-    out, _ = layer.stream(x[:, 9:], state)
-    assert_close(out[1:], layer(x[1:, 4:], causal=True)[:, -3:])
+    out, _ = layer.step(x[:, 9:], state)
+    assert_close(out[1:], layer(x[1:, 4:], causal=True)[:, -1:])
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -89,14 +125,6 @@ def test_state_sizes_are_those_of_the_layer(name, positions):
     held = [x for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
     numbers = sum(x.numel() for x in held if x.is_floating_point())
     assert layer.mechanism.state_size(20) == numbers
-
-
-@pytest.mark.parametrize("name", FULL)
-def test_padding_on_the_right_changes_nothing(name):
-    layer = make(name)
-    x = tokens(2, 12, 16)
-    real = torch.arange(12).expand(2, -1) < 9
-    assert_close(layer(x, key_mask=real)[:, :9], layer(x[:, :9]))
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -152,7 +180,7 @@ def test_rotary_positions_depend_on_distances_only():
 
 
 def test_sinusoids_are_the_papers():
-    table = sinusoids(3, 5, 7, device=torch.device("cpu"))
+    table = sinusoids(torch.tensor([3, 4]), 7)
     assert_close(table[1, 2], torch.sin(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
     assert_close(table[1, 3], torch.cos(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
 
@@ -186,34 +214,36 @@ def test_dropout_drops_keys_in_training_only():
     assert_close(mean, layer.eval()(x), rtol=0, atol=0.12)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "sofmax"}, "mechanism must be one of .*softmax"),
-        ({"positions": "nope"}, "positions must be one of none, learned, .*, got 'nope'"),
-        ({"positions": []}, r"positions must be one of none, learned, .*, got \[\]"),
-        ({"positions": "rotary", "heads": 16}, "width must be even for rotary positions, got 1"),
-        ({"options": {"colour": 1}}, "options of softmax are none, got colour"),
-        ({"options": {"key_heads": 1}}, "options must not have key_heads: .* num_kv_heads"),
-        ({"options": {"heads": 1}}, "options must not have heads: .* num_heads"),
-        ({"name": "retention", "context_dim": 8}, "retention cannot attend to another"),
-        ({"dropout": 1.5}, r"dropout must lie in 0 ... 1, got 1.5"),
-        ({"positions": "learned", "max_length": -1}, "max_length must be a whole .* 1 on, got -1"),
-        (
-            {"positions": "learned", "max_length": "a"},
-            "max_length must be a whole .* 1 on, got 'a'",
-        ),
-        ({"positions": "none", "max_length": 4}, "max_length must be None unless"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
+BAD = [
+    ({"name": "sofmax"}, ValueError, "mechanism must be one of .*softmax"),
+    ({"positions": "nope"}, ValueError, "positions must be one of none, learned, .*, got 'nope'"),
+    ({"positions": []}, ValueError, r"positions must be one of none, learned, .*, got \[\]"),
+    ({"positions": "rotary", "heads": 16}, ValueError, "width must be even for rotary .* got 1"),
+    ({"options": {"colour": 1}}, ValueError, "options of softmax are none, got colour"),
+    ({"options": {"key_heads": 1}}, ValueError, "options must not have key_heads: .* num_kv_heads"),
+    ({"options": {"heads": 1}}, ValueError, "options must not have heads: .* num_heads"),
+    ({"name": "retention", "context_dim": 8}, ValueError, "retention cannot attend to another"),
+    ({"dropout": 1.5}, ValueError, r"dropout must lie in 0 ... 1, got 1.5"),
+    ({"positions": "learned", "max_length": -1}, ValueError, "max_length must be .* 1 on, got -1"),
+    ({"positions": "learned", "max_length": "a"}, TypeError, "max_length must be .* 1 on, got 'a'"),
+    ({"positions": "none", "max_length": 4}, ValueError, "max_length must be None unless"),
+    ({"heads": 2.0}, TypeError, r"num_heads must be a whole number from 1 on, got 2\.0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD)
+def test_bad_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
         make(**arguments)
-
-
-def test_options_must_be_a_mapping():
     with pytest.raises(TypeError, match="options must be a mapping, got NoneType"):
         AttentionLayer(16, 4, options=None)
+
+
+def test_the_earlier_name_of_the_layer_is_answered_with_its_new_one():
+    with pytest.raises(AttributeError, match=r"is now cosformer\.nn\.AttentionLayer"):
+        cosformer.nn.MultiHeadAttention  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        cosformer.nn.Nothing  # noqa: B018
 
 
 def test_learned_positions_need_and_keep_a_length():
@@ -229,17 +259,18 @@ def test_learned_positions_need_and_keep_a_length():
 
 def test_bad_inputs_are_named():
     layer = make(context_dim=10)
+    x, context = tokens(2, 7, 16), tokens(2, 7, 10)
     with pytest.raises(ValueError, match=r"x must be \[batch, length, 16\], got \[2, 7, 10\]"):
-        layer(tokens(2, 7, 10))
+        layer(context, context)
     with pytest.raises(ValueError, match="context must be given, of width 10"):
-        layer(tokens(2, 7, 16))
-    with pytest.raises(ValueError, match="query and key must agree"):
-        layer(tokens(2, 7, 16), tokens(3, 7, 10))
-    for start in ("a", -1, 1.0):
-        with pytest.raises(ValueError, match=f"start must be a whole .* 0 on, got {start!r}"):
-            layer(tokens(2, 7, 16), tokens(2, 7, 10), start=start)
+        layer(x)
+    with pytest.raises(ValueError, match="context must have the batch of x, 2, got 3"):
+        layer(x, tokens(3, 7, 10))
+    for start, error in (("a", TypeError), (-1, ValueError), (1.0, TypeError)):
+        with pytest.raises(error, match=f"start must be a whole .* 0 on, got {start!r}"):
+            layer(x, context, start=start)
     with pytest.raises(ValueError, match=r"context must have the dtype of .*64, got torch.float32"):
-        layer(tokens(2, 7, 16), tokens(2, 7, 10).float())
+        layer(x, context.float())
 
 
 @pytest.mark.parametrize("name", [name for name, x in MECHANISMS.items() if not x.traits.cross])
@@ -288,14 +319,18 @@ def test_positions_before_the_context_are_refused():
         layer(x, x[:, 4:], causal=True)
 
 
-def test_a_stream_refuses_what_is_no_state_of_a_layer():
-    layer = AttentionLayer(8, 2, mechanism="linear")
-    with pytest.raises(TypeError, match="state must be a LayerState, got int"):
-        layer.stream(torch.randn(1, 3, 8), 5)
-
-
-def test_a_stream_refuses_a_state_that_has_forgotten_what_it_needs():
-    x, window = tokens(2, 20, 16), make("local", options={"window": 4})
-    _, state = window.stream(x)
+@torch.no_grad()
+def test_a_stream_refuses_what_is_no_state_of_its_own():
+    layer, x = make("linear"), tokens(2, 20, 16)
+    for call in (layer.stream, layer.step):
+        with pytest.raises(TypeError, match="state must be a LayerState, got int"):
+            call(x[:, :1], 5)
+    with pytest.raises(ValueError, match=r"one token \[batch, 1, 16\] in step, got \[2, 20, 16\]"):
+        layer.step(x, layer.empty_state(2))
+    _, state = make("local", options={"window": 4}).stream(x)
     with pytest.raises(ValueError, match="state must hold 20 of 20 tokens for softmax, got 2"):
         make("softmax").stream(x, state)
+
+
+def is_tensor(leaf):
+    return isinstance(leaf, torch.Tensor)
