@@ -68,22 +68,15 @@ def test_compiles_without_a_graph_break_forward_and_backward(options):
 
 @pytest.mark.slow
 def test_exports_for_any_length():
-    layer = CosformerAttention(16, 4, batch_first=True, horizon=64).eval()
+    class Causal(CosformerAttention):
+        def forward(self, x):
+            return super().forward(x, x, x, need_weights=False, is_causal=True)[0]
+
+    layer = Causal(16, 4, batch_first=True, horizon=64).eval()
     x, longer = torch.randn(2, 12, 16), torch.randn(2, 31, 16)
-    options = {"need_weights": False, "is_causal": True}
-    dynamic = {"query": {1: torch.export.Dim("length", max=64)}}
-
-    class Causal(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attend = layer
-
-        def forward(self, query):
-            return self.attend(query, query, query, **options)[0]
-
-    program = torch.export.export(Causal(), (x,), dynamic_shapes=dynamic)
-    want, _ = layer(longer, longer, longer, **options)
-    torch.testing.assert_close(program.module()(longer), want)
+    dynamic = {"x": {1: torch.export.Dim("length", max=64)}}
+    program = torch.export.export(layer, (x,), dynamic_shapes=dynamic)
+    torch.testing.assert_close(program.module()(longer), layer(longer))
 
 
 @pytest.mark.parametrize("name", ["drop_in", "convert", "layer"])
@@ -95,11 +88,9 @@ def test_examples_in_the_documentation_run(name):
 
 BAD_OPTIONS = [
     ({"num_heads": 3}, ValueError, "embed_dim must be a multiple of num_heads=3, got 16"),
-    ({"num_heads": 0}, ValueError, "num_heads must be a whole number from 1 on, got 0"),
     ({"num_heads": 4.0}, TypeError, r"num_heads must be a whole number from 1 on, got 4\.0"),
     ({"embed_dim": None}, TypeError, "embed_dim must be a whole number from 1 on, got None"),
     ({"kdim": "8"}, TypeError, "kdim must be a whole number from 1 on, got '8'"),
-    ({"kdim": 0}, ValueError, "kdim must be a whole number from 1 on, got 0"),
     ({"num_kv_heads": 3}, ValueError, "num_kv_heads must divide num_heads=4, got 3"),
     ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be a whole number from 1 on, got 0"),
     ({"add_bias_kv": True}, ValueError, "add_bias_kv must be False.*learned token"),
@@ -110,15 +101,10 @@ BAD_OPTIONS = [
     ({"batch_first": 1}, TypeError, "batch_first must be a bool, got int"),
     ({"dropout": 1.5}, ValueError, r"dropout must lie in 0 \.\.\. 1, got 1\.5"),
     ({"dropout": "a"}, TypeError, "dropout must be a number, got str"),
-    ({"dropout": True}, TypeError, "dropout must be a number, got bool"),
-    ({"horizon": 0.0}, ValueError, "horizon must be above 0"),
     ({"horizon": [1.0, 2.0, 3.0]}, ValueError, "horizon must be a number or one per head"),
     ({"horizon": torch.ones(4) > 0}, ValueError, "horizon must be real, got torch.bool"),
-    ({"horizon": torch.ones(4) * 9j}, ValueError, "horizon must be real, got torch.complex64"),
     ({"horizon": "9"}, TypeError, "horizon must be a number or a tensor, got str"),
-    ({"horizon": 9j}, TypeError, "horizon must be a number or a tensor, got complex"),
     ({"horizon": [1, "a", 3, 4]}, TypeError, r"horizon\[1\] must be a number, got str"),
-    ({"horizon": [True] * 4}, TypeError, r"horizon\[0\] must be a number, got bool"),
     ({"weight": "sine"}, ValueError, "weight must be one of .*sine"),
     ({"positions": "middle"}, ValueError, "positions must be one of .*middle"),
     ({"eps": 0.0}, ValueError, "eps must be above 0, got 0"),
@@ -152,15 +138,15 @@ def test_forward_refuses(options, shapes, message):
         layer(*(torch.randn(shape) for shape in shapes))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"key": None}, "key must be a tensor, got NoneType"),
-        ({"need_weights": "no"}, "need_weights must be a bool, got str"),
-        ({"average_attn_weights": None}, "average_attn_weights must be a bool, got NoneType"),
-        ({"is_causal": 1}, "is_causal must be a bool, got int"),
-    ],
-)
+NO_BOOL_OR_TENSOR = [
+    ({"key": None}, "key must be a tensor, got NoneType"),
+    ({"need_weights": "no"}, "need_weights must be a bool, got str"),
+    ({"average_attn_weights": None}, "average_attn_weights must be a bool, got NoneType"),
+    ({"is_causal": 1}, "is_causal must be a bool, got int"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), NO_BOOL_OR_TENSOR)
 def test_forward_names_what_has_the_wrong_type(options, message):
     x = torch.randn(2, 5, 16)
     with pytest.raises(TypeError, match=message):
@@ -192,10 +178,3 @@ def test_autocast_casts_all_but_float64():
         assert layer(*[x.double()] * 3)[0].dtype == torch.float64
         with pytest.raises(ValueError, match=r"query must .*float64, got torch.float32"):
             layer(x, x, x)
-
-
-def test_nested_tensors_are_refused_with_a_remedy():
-    layer = CosformerAttention(16, 4, batch_first=True)
-    x = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)], layout=torch.jagged)
-    with pytest.raises(ValueError, match=r"nested.*use_nested_tensor"):
-        layer(x, x, x)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from layer_formula import quadratic
 from torch import nn
+from torch.testing import assert_close
 
 from cosformer.nn import CosformerAttention, convert
 
@@ -49,7 +50,7 @@ def test_the_fast_path_cannot_bypass_a_converted_encoder(masked, mode):
         expected = x
         for layer in model.layers:
             expected = by_hand(layer, expected, padding, causal=masked == "causal")
-    torch.testing.assert_close(out, expected)
+    assert_close(out, expected)
 
 
 def test_the_fast_path_is_what_an_unconverted_encoder_takes(no_fast_path):
@@ -64,24 +65,15 @@ def test_the_fast_path_is_what_an_unconverted_encoder_takes(no_fast_path):
 
 
 @pytest.mark.usefixtures("no_fast_path")
-@torch.no_grad()
-def test_a_layer_put_in_by_hand_is_not_bypassed_either():
-    model, x = encoder().eval(), torch.randn(2, 7, 16)
-    for layer in model.layers:
-        layer.self_attn = CosformerAttention(16, 4, batch_first=True).eval()
-    torch.testing.assert_close(model(x), by_hand(model.layers[1], by_hand(model.layers[0], x)))
-
-
-@pytest.mark.usefixtures("no_fast_path")
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  # said by torch, and true
 @torch.no_grad()
-def test_an_encoder_built_from_a_converted_layer_is_not_bypassed():
+def test_an_encoder_built_from_a_layer_put_in_by_hand_is_not_bypassed():
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    convert(layer)
+    layer.self_attn = CosformerAttention(16, 4, batch_first=True)
     model, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 7, 16)
     padding = torch.arange(7) >= torch.tensor([[7], [4]])
     expected = by_hand(model.layers[1], by_hand(model.layers[0], x, padding), padding)
-    torch.testing.assert_close(model(x, src_key_padding_mask=padding), expected)
+    assert_close(model(x, src_key_padding_mask=padding), expected)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
@@ -105,7 +97,7 @@ def test_copies_and_pickles_of_a_converted_model_compute_the_same():
     torch.save(model, file)
     file.seek(0)
     for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        torch.testing.assert_close(twin(x, src_key_padding_mask=padding), expected)
+        assert_close(twin(x, src_key_padding_mask=padding), expected)
 
 
 @pytest.mark.slow
@@ -116,5 +108,5 @@ def test_a_model_compiled_before_its_conversion_follows_it():
     compiled = torch.compile(model, backend="eager")
     softmax = compiled(x)
     convert(model)
-    torch.testing.assert_close(compiled(x), by_hand(model.layers[0], x))
+    assert_close(compiled(x), by_hand(model.layers[0], x))
     assert not torch.allclose(compiled(x), softmax)

@@ -56,7 +56,6 @@ def test_padding_is_ignored_whatever_it_holds(side, causal, form):
     real = slice(0, LENGTH) if side == "right" else slice(3, 9)
     assert_close(out[:, real], expected)
     assert_close(weights[:, real, real], layer(x, x, x, is_causal=causal)[1])
-    assert weights[:, real].isfinite().all()
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
@@ -97,15 +96,12 @@ def test_a_causal_mask_makes_attention_causal(mask, is_causal, layer, x):
     assert_close(averaged, weights.mean(1))
 
 
-def test_a_mask_that_blocks_nothing_changes_nothing(layer, x):
-    expected, _ = quadratic(layer, x, x, x)
-    for dtype in (torch.bool, torch.float32):
-        mask = torch.zeros(LENGTH, LENGTH, dtype=dtype)
-        assert_close(layer(x, x, x, attn_mask=mask)[0], expected)
-        memory = torch.cat([x, x], 1)
-        mask = torch.zeros(LENGTH, 2 * LENGTH, dtype=dtype)
-        expected_cross, _ = quadratic(layer, x, memory, memory)
-        assert_close(layer(x, memory, memory, attn_mask=mask)[0], expected_cross)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_that_blocks_nothing_changes_nothing(dtype, layer, x):
+    for memory in (x, torch.cat([x, x], 1)):
+        mask = torch.zeros(LENGTH, memory.shape[1], dtype=dtype)
+        out, _ = layer(x, memory, memory, attn_mask=mask)
+        assert_close(out, quadratic(layer, x, memory, memory)[0])
 
 
 def test_a_causal_mask_of_one_token_is_accepted_with_its_hint(layer, x):
@@ -162,10 +158,10 @@ def test_refused_masks_say_what_to_do(options, message, layer, x):
         layer(x, x, x, **options)
 
 
-@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
-def test_a_mask_must_be_a_tensor(name, layer, x):
-    with pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
-        layer(x, x, x, **{name: [[False] * 6] * 6})
+def test_a_mask_must_be_a_tensor(layer, x):
+    for name in ("attn_mask", "key_padding_mask"):
+        with pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
+            layer(x, x, x, **{name: [[False] * 6] * 6})
 
 
 def test_on_meta_a_mask_is_trusted_with_its_hint():
