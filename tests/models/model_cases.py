@@ -12,12 +12,6 @@ F64 = torch.float64
 VOCABULARY = 23
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "performer": {"features": 8},
-    "rfa": {"features": 8},
-    "rfa-arccos": {"features": 8},
-    "rfa-gated": {"features": 8},
-    "spe": {"realizations": 8},
-    "based": {"features": 4},
     "transnormer-local": {"block": 4},
     "local": {"window": 6},
     "longformer": {"window": 6},
@@ -25,7 +19,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sparse-strided": {"stride": 4},
     "bigbird": {"block": 3, "random_blocks": 1},
     "reformer": {"bucket": 4, "rounds": 2},
-    "linformer": {"projected": 5},
     "nystromformer": {"landmarks": 4, "kernel": 3},
     "sinkhorn": {"block": 4},
 }

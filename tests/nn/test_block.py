@@ -65,12 +65,6 @@ def test_dropout_is_for_training_and_of_the_added_parts():
     assert (mean - block.eval()(x)).abs().mean() < 0.2
 
 
-def test_a_start_needs_a_whole_context():
-    layer = make().attention
-    with pytest.raises(ValueError, match="start must be 0 unless x looks at a whole context"):
-        layer(draw(1, 3, 16), start=2)
-
-
 def test_bad_arguments_are_named():
     x = draw(1, 3, 16)
     with pytest.raises(ValueError, match="context must be None for a block without cross"):
@@ -81,5 +75,7 @@ def test_bad_arguments_are_named():
         make()(x, context_mask=torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"dropout must lie in 0 \.\.\. 1, got 2"):
         make(dropout=2)
+    with pytest.raises(ValueError, match="start must be 0 unless x looks at a whole context"):
+        make().attention(x, start=2)
     with pytest.raises(TypeError, match="glu must be a bool, got int"):
         FeedForward(4, 4, glu=1)

@@ -34,37 +34,27 @@ def test_names_of_everything_replaced_are_returned():
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_first": False}, {"norm_first": True}])
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-def test_a_stock_transformer_is_causal_and_ignores_padding_in_every_mode(options, bias):
-    model = transformer(bias=bias, dropout=0.0, **options)
+def test_a_stock_transformer_is_causal_and_ignores_padding_in_every_mode(options):
+    model = transformer(bias="norm_first" not in options, dropout=0.0, **options)
     convert(model, horizon=32)
-    batch_first = options.get("batch_first", True)
+    turn = 0 if options.get("batch_first", True) else 1  # then [T, B, E]
     source, target = torch.randn(2, 9, 16), torch.randn(2, 6, 16)
-    source_padding = torch.arange(9) >= torch.tensor([[9], [5]])
-    target_padding = torch.arange(6) >= torch.tensor([[4], [6]])
+    padding = torch.arange(9) >= torch.tensor([[9], [5]])
+    masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+    masks["tgt_key_padding_mask"] = torch.arange(6) >= torch.tensor([[4], [6]])
 
-    def run(source, target):
-        if not batch_first:
-            source, target = source.transpose(0, 1), target.transpose(0, 1)
-        out = model(
-            source,
-            target,
-            tgt_mask=CAUSAL(target.shape[1 if batch_first else 0], dtype=torch.bool),
-            src_key_padding_mask=source_padding,
-            tgt_key_padding_mask=target_padding,
-            memory_key_padding_mask=source_padding,
-        )
-        return out if batch_first else out.transpose(0, 1)
+    def run(*given):
+        given = (x.transpose(0, turn) for x in given)
+        return model(*given, tgt_mask=CAUSAL(6, dtype=torch.bool), **masks).transpose(0, turn)
 
     out = run(source, target)
     later = torch.cat([target[:, :3], torch.randn(2, 3, 16)], 1)
     assert_close(run(source, later)[:, :3], out[:, :3])
     assert not torch.allclose(run(source, later)[:, 3:], out[:, 3:])
-    poisoned = source.masked_fill(source_padding[..., None], 1e3)
-    assert_close(run(poisoned, target), out)
-    model.eval()
-    assert_close(run(source, target), out)  # no dropout: the modes agree
+    assert_close(run(source.masked_fill(padding[..., None], 1e3), target), out)
+    model.eval()  # no dropout: the modes agree
+    assert_close(run(source, target), out)
     with torch.no_grad():
         assert_close(run(source, target), out)
 
@@ -79,16 +69,8 @@ def test_training_goes_on_with_the_optimiser_made_before():
     assert list(before) == list(after)
     assert all(before[name] is after[name] for name in before)
     values = {name: p.detach().clone() for name, p in after.items()}
-    torch.manual_seed(1)
-    source, target = torch.randn(8, 9, 16), torch.randn(8, 6, 16)
-    losses = []
-    for _ in range(10):
-        loss = (model(source, target, tgt_mask=CAUSAL(6)) - target.roll(1, 1)).square().mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
+    model(torch.randn(8, 9, 16), torch.randn(8, 6, 16), tgt_mask=CAUSAL(6)).sin().mean().backward()
+    optimiser.step()
     same = [name for name, p in after.items() if torch.equal(p, values[name])]
     assert same == ["encoder.layers.0.self_attn.in_proj_weight"]  # the frozen one
 
@@ -98,7 +80,7 @@ def test_what_a_layer_has_is_kept():
     attention = model.self_attn
     attention.in_proj_bias.requires_grad_(False)
     seen = []
-    handle = attention.register_forward_hook(lambda module, args, out: seen.append(type(module)))
+    attention.register_forward_hook(lambda module, args, out: seen.append(type(module)))
     random = torch.get_rng_state()
     convert(model)
     assert torch.equal(torch.get_rng_state(), random)
@@ -109,9 +91,7 @@ def test_what_a_layer_has_is_kept():
     assert not attention.in_proj_bias.requires_grad
     model(torch.randn(2, 5, 16, dtype=torch.bfloat16))
     assert seen == [CosformerAttention]
-    handle.remove()
-    model.train()
-    assert attention.training
+    assert model.train().self_attn.training
 
 
 def test_a_model_that_is_an_attention_layer_of_other_widths_becomes_one():
@@ -169,10 +149,10 @@ REFUSED = {
     "parametrised": (parametrised, {}, "1 must be a plain .*ParametrizedMultiheadAttention"),
     "bias_kv": (softmax(16, 4, add_bias_kv=True), {}, "1 cannot .*: add_bias_kv must be False"),
     "zero_attn": (softmax(16, 4, add_zero_attn=True), {}, "1 cannot .*: add_zero_attn must be"),
-    "other number of heads": (
+    "other heads": (
         softmax(16, 2),
-        {"horizon": [1.0, 2.0, 3.0, 4.0]},
-        "1 cannot be converted: horizon must be a number or one per head",
+        {"horizon": [1.0, 2, 3, 4]},
+        "1 cannot .*: horizon must",
     ),
     "unknown weight": (nn.Identity, {"weight": "sine"}, "0 cannot .*weight must be"),
     "unknown name": (nn.Identity, {"skip": ["2.*"]}, r"skip must match .*'2\.\*'.*'0'"),

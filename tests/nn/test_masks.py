@@ -32,41 +32,36 @@ def x():
     return torch.randn(2, LENGTH, 16, dtype=torch.float64)
 
 
-def padded(x, side, length):
-    """The sequences of x padded to a length with NaN, and the mask that says so (True = ignore)."""
-    filler = torch.full((x.shape[0], length - x.shape[1], x.shape[2]), torch.nan, dtype=x.dtype)
-    parts, mask = [x, filler], torch.arange(length) >= x.shape[1]
+def padded(x, side, form):
+    """The sequences of x padded with three NaN, and the mask that says so."""
+    filler = torch.full((2, 3, 16), torch.nan, dtype=x.dtype)
+    parts, mask = [x, filler], torch.arange(LENGTH + 3) >= LENGTH
     if side == "left":
         parts, mask = parts[::-1], mask.flip(0)
-    return torch.cat(parts, 1), mask.expand(x.shape[0], -1)
+    if form == "float":
+        mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask, -torch.inf)
+    return torch.cat(parts, 1), mask.expand(2, -1)
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_ignored_whatever_it_holds(side, causal, form):
-    torch.manual_seed(0)
+def test_padding_is_ignored_whatever_it_holds(side, causal, form, x):
     layer = CosformerAttention(16, 4, batch_first=True, horizon=32, dtype=torch.float64)
-    x = torch.randn(2, LENGTH, 16, dtype=torch.float64)
-    expected, _ = layer(x, x, x, need_weights=False, is_causal=causal)
-    longer, mask = padded(x, side, 9)
-    if form == "float":
-        mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask, -torch.inf)
+    expected, expected_weights = layer(x, x, x, is_causal=causal)
+    longer, mask = padded(x, side, form)
     out, weights = layer(longer, longer, longer, key_padding_mask=mask, is_causal=causal)
     real = slice(0, LENGTH) if side == "right" else slice(3, 9)
     assert_close(out[:, real], expected)
-    assert_close(weights[:, real, real], layer(x, x, x, is_causal=causal)[1])
+    assert_close(weights[:, real, real], expected_weights)
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
 def test_padding_sends_no_gradient_and_spoils_none(form, layer, x):
-    longer, mask = padded(x, "right", 9)
-    if form == "float":
-        mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask, -torch.inf)
-    query = x.clone().requires_grad_()
-    memory = longer.clone().requires_grad_()
-    layer(query, memory, memory, mask, need_weights=False)[0].square().sum().backward()
-    assert query.grad.isfinite().all()
+    memory, mask = padded(x, "right", form)
+    memory.requires_grad_()
+    layer(x.requires_grad_(), memory, memory, mask, need_weights=False)[0].sin().sum().backward()
+    assert x.grad.isfinite().all()
     assert memory.grad[:, :LENGTH].isfinite().all()
     assert memory.grad[:, :LENGTH].any()
 
@@ -106,10 +101,9 @@ def test_a_mask_that_blocks_nothing_changes_nothing(dtype, layer, x):
 
 def test_a_causal_mask_of_one_token_is_accepted_with_its_hint(layer, x):
     one = x[:, :1]
-    for mask in (torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bool)):
-        assert_close(
-            layer(one, one, one, attn_mask=mask, is_causal=True)[0], layer(one, one, one)[0]
-        )
+    for dtype in (torch.float32, torch.bool):
+        hinted = layer(one, one, one, attn_mask=torch.zeros(1, 1, dtype=dtype), is_causal=True)
+        assert_close(hinted, layer(one, one, one))
 
 
 @settings(max_examples=60, deadline=None)
@@ -143,10 +137,6 @@ REFUSED = [
     ({"attn_mask": torch.zeros(6, 6, device="meta")}, "attn_mask must hold values.*got a meta"),
     (
         {"key_padding_mask": torch.zeros(2, 6, dtype=torch.bool, device="meta")},
-        "key_padding_mask must be on the device of the inputs, cpu, got meta",
-    ),
-    (
-        {"key_padding_mask": torch.zeros(2, 6, device="meta")},
         "key_padding_mask must be on the device of the inputs, cpu, got meta",
     ),
 ]
@@ -185,16 +175,14 @@ def test_causal_cross_attention_of_unequal_lengths_is_refused(layer, x):
 def test_every_call_returns_the_shapes_of_multihead_attention(batch_first, masks, average):
     softmax = nn.MultiheadAttention(16, 4, batch_first=batch_first)
     linear = CosformerAttention(16, 4, batch_first=batch_first)
-    options = {"average_attn_weights": average}
-    if masks in ("causal", "both"):
-        options["attn_mask"] = CAUSAL["bool"]
+    padding = torch.arange(LENGTH) > 3
     for shape in ((LENGTH, 16), (3, LENGTH, 16) if batch_first else (LENGTH, 3, 16)):
-        x, batched = torch.randn(shape), len(shape) == 3
+        options = {"average_attn_weights": average}
+        if masks in ("causal", "both"):
+            options["attn_mask"] = CAUSAL["bool"]
         if masks in ("padding", "both"):
-            padding = torch.arange(LENGTH) > 3
-            options["key_padding_mask"] = padding.expand(3, -1) if batched else padding
-        out, weights = linear(x, x, x, **options)
-        softmax_out, softmax_weights = softmax(x, x, x, **options)
-        assert out.shape == softmax_out.shape
-        assert weights.shape == softmax_weights.shape
-        assert not weights[softmax_weights == 0].any()  # what softmax may not see, neither may we
+            options["key_padding_mask"] = padding.expand(3, -1) if len(shape) == 3 else padding
+        x = torch.randn(shape)
+        ours, theirs = linear(x, x, x, **options), softmax(x, x, x, **options)
+        assert [part.shape for part in ours] == [part.shape for part in theirs]
+        assert not ours[1][theirs[1] == 0].any()  # what softmax may not see, neither may we
