@@ -245,9 +245,7 @@ class Backbone(nn.Module):
         for n, block in enumerate(self._stack):
             for layer in (block.attention, block.cross):
                 if layer is not None and isinstance(layer.mechanism, Seeded):
-                    layer.mechanism.plant(
-                        layer.mechanism.seed + n
-                    )  # no two layers alike
+                    layer.mechanism.plant(layer.mechanism.seed + n)  # no two layers alike
             forward = cast(FeedForward, block.feed_forward)
             added = [block.attention.out_proj, forward.down]
             added += [] if block.cross is None else [block.cross.out_proj]

@@ -6,16 +6,15 @@ from cosformer.nn.block import Block, FeedForward
 from cosformer.nn.convert import convert
 from cosformer.nn.drop_in import CosformerAttention
 from cosformer.nn.layer import AttentionLayer, LayerState
-from cosformer.nn.positions import sinusoids
+from cosformer.nn.positions import sinusoids as sinusoids
 
-__all__ = [
+__all__ = [  # what users call; `sinusoids` is for the models
     "AttentionLayer",
     "Block",
     "CosformerAttention",
     "FeedForward",
     "LayerState",
     "convert",
-    "sinusoids",
 ]
 
 

@@ -10,10 +10,18 @@ from torch import Tensor
 from cosformer.check import check_bools, check_choice, check_dropout, check_eps
 from cosformer.nn.masks import read_attn_mask, read_key_padding_mask
 from cosformer.nn.projections import HeadProjections
-from cosformer.ops import State, attention, attention_weights, attention_with_state, step
-from cosformer.ops.dispatch import IMPLS
-from cosformer.ops.problem import CONVENTIONS, Horizon, check_weight, read_horizon, same_horizon
-from cosformer.ops.state import check_state
+from cosformer.ops import (
+    IMPLS,
+    State,
+    attention,
+    attention_weights,
+    attention_with_state,
+    check_state,
+    check_weight,
+    read_horizon,
+    step,
+)
+from cosformer.ops.problem import CONVENTIONS, Horizon, same_horizon
 from cosformer.runtime import compute_dtype
 
 
