@@ -1,7 +1,10 @@
 """Generation: the stream is the full pass, prompts do not see each other, memory is flat."""
 
 import doctest
+import importlib
 import itertools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,18 +12,8 @@ from model_cases import STREAMS, VOCABULARY, draw, make, pad
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
-from cosformer.models import (
-    EncoderDecoder,
-    LanguageModel,
-    ModelConfig,
-    Sampling,
-    create,
-    decoder,
-    generate,
-    generate_tokens,
-    generation,
-    translation,
-)
+import cosformer.models
+from cosformer.models import Sampling, generate, generate_tokens
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0)
 SHORT = Sampling(max_new_tokens=7, temperature=0)
@@ -87,6 +80,7 @@ def run(model, pieces, state):
 def test_pieces_and_steps_of_a_stream_are_the_full_pass(name):
     model, tokens = make(name), draw(2, 20)
     out, state = run(model, tokens.split([7, 1, 1, 10, 1], 1), model.empty_state(2))
+    # signed sums of about 0 stand below the fraction bar of some
     loose = {"rtol": 1e-4, "atol": 1e-4} if name in ("identity", "leaky-relu") else {}
     assert_close(out, model(tokens), **loose)
     assert state.length == 20
@@ -182,6 +176,38 @@ def test_generation_ends_when_every_row_has_ended():
     assert len(calls) == 1
 
 
+@torch.no_grad()
+def test_a_step_changes_sums_in_place_and_a_stream_copies_them():
+    model = make()
+    _, state = model.stream(draw(2, 5))
+    sums = state.layers[0].mechanism.key_value
+    before = sums.clone()
+    model.stream(draw(2, 1), state)
+    assert torch.equal(sums, before)
+    _, after = model.step(draw(2, 1), state)
+    assert after.layers[0].mechanism.key_value is sums
+    assert not torch.equal(sums, before)
+
+
+@pytest.mark.parametrize(("layers", "most"), [(1, 30), (2, 52)])
+def test_a_generated_token_goes_through_few_files(layers, most):
+    """Changes of file from one call of this package to the next, while a token is made."""
+    tokens = generate_tokens(make(layers=layers).float(), [1, 2, 3], GREEDY)
+    next(tokens), next(tokens)
+    root, road = str(Path(cosformer.__file__).parent), []
+
+    def called(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            road.append(frame.f_code.co_filename)
+
+    sys.setprofile(called)
+    try:
+        next(tokens)
+    finally:
+        sys.setprofile(None)
+    assert sum(a != b for a, b in itertools.pairwise(road)) <= most
+
+
 def test_logits_are_made_of_the_last_token_alone():
     model, seen = make(), []
     model.head.register_forward_pre_hook(lambda _, x: seen.append(list(x[0].shape)))
@@ -266,10 +292,10 @@ def test_bad_models_are_named():
         generate(both, PROMPTS, sources=[[1]])
 
 
-@pytest.mark.parametrize("module", [decoder, create, generation, translation])
-def test_the_examples_in_docstrings_hold(module):
-    known = (ModelConfig, LanguageModel, EncoderDecoder, Sampling)
-    names = {"torch": torch, **{each.__name__: each for each in known}}
+@pytest.mark.parametrize("name", ["decoder", "create", "generation", "translation"])
+def test_the_examples_in_docstrings_hold(name):
+    names = {"torch": torch, **vars(cosformer.models)}
+    module = importlib.import_module(f"cosformer.models.{name}")
     done = doctest.testmod(module, extraglobs=names)
     assert done.attempted
     assert not done.failed
