@@ -168,8 +168,11 @@ def check_scale(scale: float, normaliser: str) -> float:
 
 
 def check_whole(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+    """A whole number from `least` on; a number of another type is a TypeError, bools included."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number from {least} on, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value}")
     return value
 
 

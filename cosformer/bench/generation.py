@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from cosformer import records
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import median_times
 from cosformer.check import check_seed
 from cosformer.mechanisms import MECHANISMS
-from cosformer.models import PRESETS, LanguageModel, ModelState, Sampling
-from cosformer.models.sampling import choose
+from cosformer.models import PRESETS, LanguageModel, ModelState, Sampling, choose
 
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 """How a token is chosen; the choice is part of the time."""
-
+TOKENS = 16
+"""Tokens that one timed call generates; before the first it copies the state, for steps use it."""
 
 WORDS = {"mechanisms": MECHANISMS, "preset": PRESETS}
 
@@ -29,11 +30,11 @@ class Options:
     """Time of a generated token and memory of the stream, by position."""
 
     mechanisms: tuple[str, ...] = ("cosformer", "softmax")
-    """Whose states are measured."""
+    """Mechanisms to measure."""
     preset: str = "tiny"
     """Size of the decoder; tiny is that of the demo."""
     positions: tuple[int, ...] = (100, 8000)
-    """Tokens before the one that is timed."""
+    """Tokens before those that are timed."""
     threads: int = 2
     """CPU threads of torch."""
     repeats: int = 9
@@ -63,18 +64,21 @@ def run(options: Options) -> int:
 
 
 def measure(options: Options) -> Iterator[records.Row]:
-    """All rows of one run; positions take turns, so that a changing pace meets all alike."""
+    """All rows of one run; positions take turns, so that a change in load meets all alike."""
     this = records.Run.begin(seed=options.seed)
     first, last = min(options.positions), max(options.positions)
     about = {"preset": options.preset, "dtype": "float32", "repeats": options.repeats}
     for name in options.mechanisms:
-        model = _model(options, name, last + 1)
+        model = _model(options, name, last + TOKENS)
         states = {n: state_after(model, n, options.seed) for n in options.positions}
         calls = {
-            str(position): functools.partial(_next, model, state)
+            str(position): functools.partial(_generate, model, state)
             for position, state in states.items()
         }
-        times = median_times(calls, repeats=options.repeats)
+        times = {
+            position: time / TOKENS
+            for position, time in median_times(calls, repeats=options.repeats).items()
+        }
         held = {position: held_bytes(state) for position, state in states.items()}
         at = {"candidate": name, **about}
         for position in options.positions:
@@ -95,7 +99,7 @@ def state_after(model: LanguageModel, position: int, seed: int = 0) -> ModelStat
 
 
 def held_bytes(state: Any) -> int:
-    """Of all tensors in a state, however deep they lie."""
+    """Bytes of all tensors in a state, however deep they lie."""
     if isinstance(state, Tensor):
         return state.nbytes
     return sum(held_bytes(part) for part in state) if isinstance(state, tuple) else 0
@@ -108,8 +112,10 @@ def _model(options: Options, mechanism: str, length: int) -> LanguageModel:
 
 
 @torch.no_grad()
-def _next(model: LanguageModel, state: ModelState) -> Tensor:
-    """A token after this state, which stays as it is, and so can be timed again."""
-    token = torch.zeros(1, 1, dtype=torch.int64)
-    logits, _ = model.stream(token, state)
-    return choose(logits[:, -1], SAMPLING, torch.full((1,), 0.5))
+def _generate(model: LanguageModel, state: ModelState) -> None:
+    """The next tokens after this state, which stays as it is, and so can be timed again."""
+    state = tree_map_only(Tensor, torch.clone, state)
+    token, noise = torch.zeros(1, 1, dtype=torch.int64), torch.full((1,), 0.5)
+    for _ in range(TOKENS):
+        x, state = model.backbone.step(token, state)
+        token = choose(model.head(x[:, -1]), SAMPLING, noise)[:, None]

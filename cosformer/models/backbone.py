@@ -1,19 +1,26 @@
-"""Embeddings and a stack of blocks, which all models share; its state when it streams."""
+"""What all models share: embeddings, a stack of blocks, the state of a stream, a token head."""
 
 import math
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import check_tensor
 from cosformer.mechanisms import Mechanism, Seeded, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
-from cosformer.nn import Block, FeedForward, LayerState, MultiHeadAttention
-from cosformer.nn.positions import sinusoids_at
+from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
 from cosformer.runtime import readable
 
 EMBEDDING_STD = 0.02
+
+
+class Context(NamedTuple):
+    """Another sequence that a backbone looks at."""
+
+    vectors: Tensor  # [B, S, width]
+    key_mask: Tensor | None  # [B, S] bool, True = real token; None: all tokens are real
 
 
 class ModelState(NamedTuple):
@@ -22,16 +29,17 @@ class ModelState(NamedTuple):
     layers: tuple[LayerState, ...]
     position: Tensor  # [B] int64: real tokens so far
     length: int  # tokens so far, padding included
+    context: Context | None  # what an encoder-decoder looks at
 
 
 class Backbone(nn.Module):
     """Tokens `[B, T]` to vectors `[B, T, width]`: embedding, positions, blocks, norm.
 
     A token behind `key_mask` is as if it were not there, wherever it stands: positions count real
-    tokens, and the vectors at masked places mean nothing.
+    tokens. The vectors of masked tokens mean nothing.
 
     Args:
-        causal: every token sees those before it alone, and the stack streams.
+        causal: every token sees itself and those before it, and the backbone streams.
         cross: every block also looks at a context.
     """
 
@@ -52,30 +60,26 @@ class Backbone(nn.Module):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens of a sequence; None: any number."""
+        """The most tokens that a sequence may have; None: any number."""
         learned = None if self.positions is None else self.config.max_length
         limits = [x for x in (learned, self._mechanism.traits.max_length) if x is not None]
         return min(limits, default=None)
 
     @property
     def shifts(self) -> bool:
-        """Whether padding may stand before the first tokens of a stream."""
+        """Whether a stream may begin with padding: where weights depend on no absolute position."""
         traits = self._mechanism.traits
         relative = traits.positions != "absolute" and self.config.positions != "rotary"
         return relative and traits.mask and not self.cross
 
     def forward(
-        self,
-        tokens: Tensor,
-        key_mask: Tensor | None = None,
-        context: Tensor | None = None,
-        context_mask: Tensor | None = None,
+        self, tokens: Tensor, key_mask: Tensor | None = None, context: Context | None = None
     ) -> Tensor:
         """Vectors `[B, T, width]`; with cls pooling `[B, 1 + T, width]`, that of the cls first."""
         self.check_tokens("tokens", tokens, key_mask)
         self._check_length(tokens.shape[1])
         order = None if key_mask is None else real_first(key_mask)
-        if key_mask is not None and order is not None:  # padding last, where it shifts nobody
+        if key_mask is not None and order is not None:  # padding goes last, where it shifts none
             tokens, key_mask = tokens.gather(1, order), key_mask.gather(1, order)
         x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
         if self.cls is not None:
@@ -83,9 +87,10 @@ class Backbone(nn.Module):
             if key_mask is not None:
                 key_mask = torch.cat([torch.ones_like(key_mask[:, :1]), key_mask], 1)
         if self.causal and self._mechanism.traits.causal == "exact":
-            key_mask = None  # what stands last is seen by nobody, and softmax is faster without
+            key_mask = None  # no real token sees what stands last, and softmax is faster unmasked
+        vectors, context_mask = context or (None, None)
         for block in self._stack:
-            x = block(x, context, causal=self.causal, key_mask=key_mask, context_mask=context_mask)
+            x = block(x, vectors, causal=self.causal, key_mask=key_mask, context_mask=context_mask)
         x = self.norm(x)
         if order is None:
             return x
@@ -94,44 +99,68 @@ class Backbone(nn.Module):
             back = torch.cat([torch.zeros_like(back[:, :1]), back + 1], 1)
         return x.gather(1, back[..., None].expand_as(x))
 
-    def stream(
-        self,
-        tokens: Tensor,
-        state: ModelState | None = None,
-        key_mask: Tensor | None = None,
-        context: Tensor | None = None,
-        context_mask: Tensor | None = None,
-    ) -> tuple[Tensor, ModelState]:
-        """Vectors of the next tokens `[B, T]`, and the state after them; it is not changed.
+    def empty_state(self, batch: int, context: Context | None = None) -> ModelState:
+        """The state before the first token of so many streams, which look at a context if any."""
+        layers = tuple(block.empty_state(batch) for block in self._stack)
+        position = torch.zeros(batch, dtype=torch.int64, device=self.embedding.weight.device)
+        return ModelState(layers, position, 0, context)
 
-        key_mask `[B, T]`: padding may stand before the first tokens of a stream, not between, and
-        only where `shifts`.
+    def stream(
+        self, tokens: Tensor, state: ModelState | None = None, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Vectors of the next tokens `[B, T]` of a stream, and the state after them.
+
+        A state of None begins a stream; the given state is not changed. key_mask `[B, T]`: padding
+        may stand before the first real token of a stream, not after it, and only where `shifts`.
         """
         self.check_tokens("tokens", tokens, key_mask)
-        before = 0 if state is None else state.length
-        self._check_length(before + tokens.shape[1])
         if state is None:
-            position = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
-        else:
-            position = state.position
+            state = self.empty_state(len(tokens))
+        check_model_state(state)
         if key_mask is not None:
-            self._check_padding(key_mask, position)
+            self._check_padding(key_mask, state.position)
         real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
-        x = self._embed(tokens, position[:, None] + ranks(real))
+        length = state.length + tokens.shape[1]
+        self._check_length(length)
+        x = self._embed(tokens, state.position[:, None] + ranks(real))
+        vectors, context_mask = state.context or (None, None)
         layers = []
-        for n, block in enumerate(self._stack):
+        for block, before in zip(self._stack, state.layers, strict=True):
             x, after = block.stream(
-                x,
-                None if state is None else state.layers[n],
-                context,
-                key_mask=key_mask,
-                context_mask=context_mask,
+                x, before, vectors, key_mask=key_mask, context_mask=context_mask
             )
             layers.append(after)
-        moved = ModelState(tuple(layers), position + real.sum(1), before + tokens.shape[1])
-        return self.norm(x), moved
+        position = state.position + real.sum(1)
+        return self.norm(x), ModelState(tuple(layers), position, length, state.context)
+
+    def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """The vector `[B, 1, width]` of one more token `[B, 1]`, and the state after it.
+
+        For inference. The given state is used up: go on with the returned one. The tokens are
+        those that a model has checked, or chosen.
+        """
+        length = state.length + 1
+        self._check_length(length)
+        x = self._embed(tokens, state.position[:, None])
+        vectors, context_mask = state.context or (None, None)
+        layers = []
+        for block, before in zip(self._stack, state.layers, strict=True):
+            x, after = block.step(x, before, vectors, context_mask=context_mask)
+            layers.append(after)
+        return self.norm(x), ModelState(tuple(layers), state.position + 1, length, state.context)
+
+    def check_step(self, tokens: Tensor, state: ModelState) -> None:
+        """Check the arguments of `step`."""
+        check_model_state(state)
+        self.check_tokens("tokens", tokens, None)
+        if tokens.shape != (len(state.position), 1):
+            raise ValueError(
+                f"tokens must be one per stream [{len(state.position)}, 1] in step, "
+                f"got {list(tokens.shape)}: use stream for more"
+            )
 
     def check_tokens(self, name: str, tokens: Tensor, key_mask: Tensor | None) -> None:
+        """Check tokens, which the message calls `name`, and their mask."""
         check_tensor(name, tokens)
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(
@@ -159,7 +188,7 @@ class Backbone(nn.Module):
         if self.positions is not None:
             x = x + self.positions(position)
         elif self.config.positions == "sinusoidal":  # as large as the embeddings are at first
-            waves = sinusoids_at(position, self.config.width) * EMBEDDING_STD * math.sqrt(2)
+            waves = sinusoids(position, self.config.width) * EMBEDDING_STD * math.sqrt(2)
             x = x + waves.to(x.dtype)
         out: Tensor = self.dropout(x)
         return out
@@ -172,7 +201,7 @@ class Backbone(nn.Module):
             )
 
     def _check_padding(self, key_mask: Tensor, position: Tensor) -> None:
-        """Padding of a stream stands before the first real token, in each row."""
+        """Check that padding of a stream stands before the first real token, in each row."""
         if not readable(key_mask) or bool(key_mask.all()):
             return
         if not self.shifts:
@@ -190,7 +219,7 @@ class Backbone(nn.Module):
             )
 
     def _check_mechanism(self) -> None:
-        """Refuse here what the first call would refuse."""
+        """Refuse now what the first call would refuse."""
         inner = self._mechanism
         if self.causal and inner.traits.causal == "no":
             raise refuse(inner, "attend causally", lambda traits: traits.causal == "exact")
@@ -204,9 +233,9 @@ class Backbone(nn.Module):
             )
 
     def _initialise(self) -> None:
-        """Projections by Xavier; what is added to the residual stream less, the deeper the stack.
+        """Draw projections by Xavier, and scale down those whose output is added to x.
 
-        So that the stream's variance after all blocks does not depend on their number.
+        The more blocks, the smaller: the variance of x after all blocks does not depend on them.
         """
         for table in (self.embedding, self.positions):
             if table is not None:
@@ -216,7 +245,7 @@ class Backbone(nn.Module):
         for n, block in enumerate(self._stack):
             for layer in (block.attention, block.cross):
                 if layer is not None and isinstance(layer.mechanism, Seeded):
-                    layer.mechanism.plant(layer.mechanism.seed + n)  # no two draw the same
+                    layer.mechanism.plant(layer.mechanism.seed + n)  # no two layers alike
             forward = cast(FeedForward, block.feed_forward)
             added = [block.attention.out_proj, forward.down]
             added += [] if block.cross is None else [block.cross.out_proj]
@@ -227,9 +256,29 @@ class Backbone(nn.Module):
                 nn.init.zeros_(linear.bias)
 
 
+class TokenHead(nn.Module):
+    """Vectors `[..., width]` to logits `[..., vocabulary]`, by the embedding itself if tied."""
+
+    def __init__(self, config: ModelConfig, embedding: nn.Embedding) -> None:
+        super().__init__()
+        if config.tied:
+            self.weight = embedding.weight
+        else:
+            self.weight = nn.Parameter(embedding.weight.detach().clone())
+            nn.init.normal_(self.weight, std=EMBEDDING_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+def check_model_state(state: ModelState) -> None:
+    if not isinstance(state, ModelState):
+        raise TypeError(f"state must be a ModelState, got {type(state).__name__}")
+
+
 def _block(config: ModelConfig, *, cross: bool) -> Block:
-    def attention(positions: str) -> MultiHeadAttention:
-        return MultiHeadAttention(
+    def attention(positions: str) -> AttentionLayer:
+        return AttentionLayer(
             config.width,
             config.heads,
             mechanism=config.mechanism,

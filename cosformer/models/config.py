@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from cosformer.check import check_bool, check_choice, check_dropout, check_mapping
+from cosformer.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
 from cosformer.mechanisms import MECHANISMS
 
 Kind = Literal["decoder", "masked-lm", "classifier", "pairs", "encoder-decoder"]
@@ -15,41 +15,42 @@ PositionScheme = Literal["none", "learned", "sinusoidal", "rotary"]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model around any mechanism. To change one: `dataclasses.replace(config, layers=4)`."""
+    """A model around any mechanism; `dataclasses.replace(config, layers=4)` gives a changed one."""
 
     kind: Kind = "decoder"
     """`decoder`: a causal language model; `masked-lm`, `classifier`, `pairs` (two towers): an
     encoder with a head; `encoder-decoder`: from one sequence to another."""
     vocabulary: int = 256
-    """How many tokens there are; 256 for bytes."""
+    """Number of different tokens; 256 for bytes."""
     layers: int = 2
-    """Blocks; an encoder-decoder has so many on either side."""
+    """Number of blocks; an encoder-decoder has as many on either side."""
     width: int = 64
-    """Of a token between blocks; a multiple of heads."""
+    """Width of a token's vector between blocks; a multiple of heads."""
     heads: int = 2
-    """Attention heads."""
+    """Number of attention heads."""
     key_heads: int | None = None
-    """Heads of keys and values, a divisor of heads; None: as many."""
+    """Number of heads of keys and values, a divisor of heads; None: as many as heads."""
     hidden: int | None = None
-    """Width inside the feed-forward; None: 4 × width, with glu 8/3 × width, up to a multiple of 8,
-    which is about as many parameters."""
+    """Width inside the feed-forward; None: 4 × width, or with glu 8/3 × width, rounded up to a
+    multiple of 8, which gives about as many parameters."""
     mechanism: str = "cosformer"
     """A name of `cosformer.mechanisms.MECHANISMS`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the mechanism. A horizon or max_length that it knows and is not here is max_length."""
+    """Options of the mechanism. Where it has a `horizon` or a `max_length` that is not given here,
+    that is the config's max_length."""
     max_length: int = 1024
     """The longest sequence that learned positions, and mechanisms with a limit, are made for."""
     positions: PositionScheme = "learned"
-    """Added to the embeddings (`learned`, `sinusoidal`), or in every layer (`rotary`). Real tokens
-    are counted, padding is not."""
+    """Position scheme: added to the embeddings (`learned`, `sinusoidal`), applied in every layer
+    (`rotary`), or `none`. Positions count real tokens, not padding."""
     glu: bool = False
-    """A gated feed-forward: down(silu(gate x) ⊙ up x)."""
+    """Whether the feed-forward is gated: down(silu(gate x) ⊙ up x)."""
     tied: bool = True
-    """The output layer over the vocabulary is the embedding, transposed."""
+    """Whether the output layer over the vocabulary is the embedding, transposed."""
     dropout: float = 0.0
-    """Of embeddings and of what each part of a block adds, in training."""
+    """Share that is dropped, in training, of embeddings and of what each part of a block adds."""
     classes: int | None = None
-    """Of a classifier or pairs; None for the others."""
+    """Number of classes of a classifier or of pairs; None for the other kinds."""
     pooling: Pooling = "mean"
     """How a classifier reads a sequence: the mean of its tokens, a learned token before them
     (`cls`), or its first token."""
@@ -60,10 +61,10 @@ class ModelConfig:
         check_choice("positions", self.positions, get_args(PositionScheme))
         check_choice("mechanism", self.mechanism, MECHANISMS)
         for name in ("vocabulary", "layers", "width", "heads", "max_length"):
-            check_size(name, getattr(self, name))
+            check_whole(name, getattr(self, name), 1)
         for name in ("key_heads", "hidden", "classes"):
             if getattr(self, name) is not None:
-                check_size(name, getattr(self, name))
+                check_whole(name, getattr(self, name), 1)
         if self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads={self.heads}, got {self.width}")
         if self.key_heads is not None and self.heads % self.key_heads:
@@ -85,11 +86,12 @@ class ModelConfig:
 
     @property
     def classifies(self) -> bool:
-        """Whether its output is classes, not tokens."""
+        """Whether the model's output is classes, not tokens."""
         return self.kind in ("classifier", "pairs")
 
     @property
     def feed_forward_width(self) -> int:
+        """The width inside the feed-forward."""
         if self.hidden is not None:
             return self.hidden
         return -(-8 * self.width // 24) * 8 if self.glu else 4 * self.width
@@ -101,12 +103,3 @@ class ModelConfig:
         known = inspect.signature(MECHANISMS[self.mechanism]).parameters
         limits = {name: length for name in ("horizon", "max_length") if name in known}
         return limits | dict(self.options)
-
-
-def check_size(name: str, value: Any) -> int:
-    """A whole number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value

@@ -1,4 +1,4 @@
-"""From a config to a model."""
+"""Make the model that a config describes."""
 
 from torch import nn
 
@@ -31,5 +31,5 @@ def create_model(config: ModelConfig) -> Model:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Shared ones once."""
+    """Number of parameters; tied weights count once."""
     return sum(parameter.numel() for parameter in model.parameters())

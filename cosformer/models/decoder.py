@@ -2,9 +2,8 @@
 
 from torch import Tensor, nn
 
-from cosformer.models.backbone import Backbone, ModelState
+from cosformer.models.backbone import Backbone, ModelState, TokenHead
 from cosformer.models.config import ModelConfig
-from cosformer.models.heads import TokenHead
 
 
 class LanguageModel(nn.Module):
@@ -13,7 +12,7 @@ class LanguageModel(nn.Module):
     >>> model = LanguageModel(ModelConfig(max_length=4096))
     >>> tokens = torch.randint(256, (1, 100))
     >>> logits = model(tokens)
-    >>> first, state = model.stream(tokens[:, :99])  # the same in two stretches
+    >>> first, state = model.stream(tokens[:, :99])  # the same in two pieces
     >>> last, state = model.stream(tokens[:, 99:], state)
     >>> torch.allclose(logits[:, 99:], last, atol=1e-5)
     True
@@ -30,12 +29,27 @@ class LanguageModel(nn.Module):
         logits: Tensor = self.head(self.backbone(tokens, key_mask))
         return logits
 
-    def stream(
-        self, tokens: Tensor, state: ModelState | None = None, key_mask: Tensor | None = None
-    ) -> tuple[Tensor, ModelState]:
-        """Logits after each of the next tokens `[B, T]`, and the state, which is not changed.
+    def empty_state(self, batch: int) -> ModelState:
+        """The state before the first token of so many streams."""
+        return self.backbone.empty_state(batch)
 
-        key_mask: padding may stand before the first tokens alone.
+    def stream(
+        self, tokens: Tensor, state: ModelState | None = None, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Logits after each of the next tokens `[B, T]`, and the state after them.
+
+        A state of None begins a stream; the given state is not changed. key_mask: padding may
+        stand only before the first real token.
         """
-        x, state = self.backbone.stream(tokens, state, key_mask)
+        x, state = self.backbone.stream(tokens, state, key_mask=key_mask)
+        return self.head(x), state
+
+    def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """Logits `[B, 1, vocabulary]` after one more token `[B, 1]`, and the state after it.
+
+        For inference, under ``torch.no_grad()``. The given state is used up, because its tensors
+        may change in place: go on with the returned one.
+        """
+        self.backbone.check_step(tokens, state)
+        x, state = self.backbone.step(tokens, state)
         return self.head(x), state

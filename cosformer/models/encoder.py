@@ -1,11 +1,10 @@
-"""Bidirectional models: what a masked token was, and which class a sequence or a pair is of."""
+"""Models that see both sides of a token: masked tokens, classes of a sequence or of a pair."""
 
 import torch
 from torch import Tensor, nn
 
-from cosformer.models.backbone import Backbone
+from cosformer.models.backbone import EMBEDDING_STD, Backbone, TokenHead
 from cosformer.models.config import ModelConfig
-from cosformer.models.heads import TokenHead, class_head
 
 
 class MaskedLanguageModel(nn.Module):
@@ -39,7 +38,10 @@ class Classifier(nn.Module):
 
 
 class PairClassifier(nn.Module):
-    """Two sequences to logits `[B, classes]`: one encoder reads both, the head [a, b, a·b, a−b]."""
+    """Two sequences to logits `[B, classes]`.
+
+    One encoder reads both; from their vectors a and b the head reads [a, b, a·b, a−b].
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -54,7 +56,7 @@ class PairClassifier(nn.Module):
         first_mask: Tensor | None = None,
         second_mask: Tensor | None = None,
     ) -> Tensor:
-        """Tokens `[B, T]` and `[B, S]`, masks alike."""
+        """Tokens `[B, T]` and `[B, S]`; masks of the same shapes, bool, True = real token."""
         if len(first) != len(second):
             raise ValueError(
                 f"second must have the batch of first, {len(first)}, got {len(second)}"
@@ -66,7 +68,7 @@ class PairClassifier(nn.Module):
 
 
 def pooled(backbone: Backbone, tokens: Tensor, key_mask: Tensor | None) -> Tensor:
-    """One vector `[B, width]` a sequence, as the config says; of one without tokens, zeros."""
+    """One vector per sequence, `[B, width]`, by the config's pooling; zeros if all is padding."""
     x: Tensor = backbone(tokens, key_mask)
     if backbone.config.pooling == "cls":
         return x[:, 0]
@@ -75,3 +77,13 @@ def pooled(backbone: Backbone, tokens: Tensor, key_mask: Tensor | None) -> Tenso
         real = real & (real.cumsum(1) == 1)
     kept = torch.where(real[..., None], x, 0)  # not x · mask: a masked vector may be anything
     return kept.sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+
+
+def class_head(config: ModelConfig, width: int) -> nn.Module:
+    """Vectors `[B, width]` to logits `[B, classes]` through one hidden layer."""
+    assert config.classes is not None  # by the config
+    last = nn.Linear(config.width, config.classes)
+    nn.init.normal_(last.weight, std=EMBEDDING_STD)
+    nn.init.zeros_(last.bias)
+    dropout = nn.Dropout(config.dropout)
+    return nn.Sequential(nn.Linear(width, config.width), nn.GELU(), dropout, last)

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cosformer.models.backbone import ModelState
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Sampling, choose, draws
-from cosformer.models.translation import EncoderDecoder, Source
+from cosformer.models.translation import EncoderDecoder
 
 GREEDY = Sampling(temperature=0)
 Tokens = Sequence[int]
@@ -25,12 +24,12 @@ def generate(
     """The tokens that follow each prompt, as if it were alone.
 
     Args:
-        model: in evaluation mode, with a mechanism that streams.
-        prompts: of any lengths from 1 on; together they are padded on the left. Where the mechanism
-            knows absolute positions, prompts of one length go together instead.
-        sampling: how to choose and when to stop.
-        sources: what an encoder-decoder looks at, one for each prompt; prompts then are how the
-            targets begin.
+        model: a model in evaluation mode, with a mechanism that streams.
+        prompts: sequences of tokens, of any lengths from 1 on. They are padded on the left and read
+            together; where weights depend on absolute positions, those of one length are.
+        sampling: how to choose tokens and when to stop.
+        sources: for an encoder-decoder, the sequence that each target looks at; the prompts are
+            then the first tokens of the targets.
 
     >>> model = LanguageModel(ModelConfig()).eval()
     >>> [len(tokens) for tokens in generate(model, [b"To be", b"or"], Sampling(max_new_tokens=9))]
@@ -63,6 +62,7 @@ def generate_tokens(
     return (token for (token,) in steps if token is not None)
 
 
+@torch.no_grad()
 def _steps(
     model: LanguageModel | EncoderDecoder,
     prompts: Sequence[Tokens],
@@ -70,20 +70,21 @@ def _steps(
     sources: Sequence[Tokens] | None,
     rows: list[int],
 ) -> Iterator[list[int | None]]:
-    """The next token of every row; None for those that have ended."""
+    """The next token of every row; None for rows that have ended."""
     device = model.head.weight.device
     noise = draws(rows, sampling).to(device)
     tokens, mask = _pad([prompts[row] for row in rows], device, left=True)
-    source = None
+    begin = None
     if sources is not None and isinstance(model, EncoderDecoder):
-        with torch.no_grad():
-            source = model.read(*_pad([sources[row] for row in rows], device, left=False))
-    state = None
+        begin = model.empty_state(*_pad([sources[row] for row in rows], device, left=False))
+    x, state = model.backbone.stream(tokens, begin, key_mask=mask)
     stops = torch.tensor(sampling.stop, dtype=torch.int64, device=device)
     ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
     for n in range(sampling.max_new_tokens):
-        logits, state = _logits(model, tokens, state, mask if n == 0 else None, source)
-        chosen = choose(logits, sampling, noise[:, n])
+        if n > 0:
+            x, state = model.backbone.step(tokens, state)
+        # Logits of the last token alone: those of a whole prompt would be large.
+        chosen = choose(model.head(x[:, -1]), sampling, noise[:, n])
         running = (~ended).tolist()
         yield [t if on else None for t, on in zip(chosen.tolist(), running, strict=True)]
         ended = ended | torch.isin(chosen, stops)
@@ -92,23 +93,10 @@ def _steps(
         tokens = chosen[:, None]
 
 
-@torch.no_grad()
-def _logits(
-    model: LanguageModel | EncoderDecoder,
-    tokens: Tensor,
-    state: ModelState | None,
-    mask: Tensor | None,
-    source: Source | None,
-) -> tuple[Tensor, ModelState]:
-    """After the last token, `[B, vocabulary]`: those of a whole prompt would be large."""
-    x, state = model.backbone.stream(tokens, state, mask, *(source or ()))
-    return model.head(x[:, -1]), state
-
-
 def _pad(
     sequences: Sequence[Tokens], device: torch.device, *, left: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """`[B, longest]` and its key mask, None where all are as long."""
+    """Tokens `[B, longest]` and their key mask, which is None where all are equally long."""
     longest = max(map(len, sequences))
     tokens = torch.zeros(len(sequences), longest, dtype=torch.int64, device=device)
     mask = torch.zeros_like(tokens, dtype=torch.bool)
@@ -126,7 +114,9 @@ def _check(
     sources: Sequence[Tokens] | None,
 ) -> None:
     if not isinstance(model, LanguageModel | EncoderDecoder):
-        raise TypeError(f"model must be one that generates, got {type(model).__name__}")
+        raise TypeError(
+            f"model must be a LanguageModel or an EncoderDecoder, got {type(model).__name__}"
+        )
     if model.training:
         raise ValueError("model must be in evaluation mode: call model.eval() first")
     if (sources is not None) != isinstance(model, EncoderDecoder):

@@ -1,4 +1,4 @@
-"""Sizes with names: change what differs by `dataclasses.replace(PRESETS["small"], kind=…)`."""
+"""Model sizes with names; `dataclasses.replace(PRESETS["small"], kind=…)` changes one."""
 
 from cosformer.models.config import ModelConfig
 
@@ -9,7 +9,7 @@ PRESETS: dict[str, ModelConfig] = {
     "medium": ModelConfig(vocabulary=8192, layers=8, width=512, heads=8),
     "base": ModelConfig(vocabulary=50304, layers=12, width=768, heads=12, max_length=2048),
 }
-"""Decoders over bytes, but for the last two, whose vocabularies are those of a BPE."""
+"""Decoders over bytes; the last two have the vocabulary of a byte-pair encoding."""
 
 PARAMETERS = {
     "tiny": 182_016,
@@ -18,4 +18,4 @@ PARAMETERS = {
     "medium": 29_938_688,
     "base": 125_262_336,
 }
-"""Of each preset as it stands; a test counts them."""
+"""Number of parameters of each preset; a test counts them."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cosformer.check import check_number, check_seed
-from cosformer.models.config import check_size
+from cosformer.check import check_number, check_seed, check_whole
 
 
 @dataclass(frozen=True)
@@ -16,27 +15,27 @@ class Sampling:
     max_new_tokens: int = 100
     """The most tokens after a prompt."""
     temperature: float = 1.0
-    """Logits are divided by it; 0 takes the likeliest token, the first of equals."""
+    """Logits are divided by it; 0 takes the likeliest token, the first of equally likely ones."""
     top_k: int | None = None
-    """Choose among so many of the likeliest tokens; None: among all."""
+    """How many of the likeliest tokens to choose among; None: all."""
     top_p: float | None = None
     """Choose among the likeliest tokens that together reach this probability; None: among all."""
     seed: int = 0
-    """Prompt n of a call draws from seed + n, whatever stands beside it."""
+    """Prompt n of a call draws from seed + n, whatever the other prompts are."""
     stop: tuple[int, ...] = ()
-    """Tokens that end a sequence; the one that did is its last."""
+    """Tokens that end a sequence; the token that ended it is its last."""
     data_tokens: int | None = None
-    """Choose among the first so many tokens, where those above, as padding, are no data; None:
-    among all."""
+    """Choose only among tokens below this one, where those above are no data but, say, padding;
+    None: among all."""
 
     def __post_init__(self) -> None:
-        check_size("max_new_tokens", self.max_new_tokens)
+        check_whole("max_new_tokens", self.max_new_tokens, 1)
         check_number("temperature", self.temperature)
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
         for name in ("top_k", "data_tokens"):
             if getattr(self, name) is not None:
-                check_size(name, getattr(self, name))
+                check_whole(name, getattr(self, name), 1)
         if self.top_p is not None:
             check_number("top_p", self.top_p)
             if not 0 < self.top_p <= 1:
@@ -52,7 +51,7 @@ class Sampling:
 def choose(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
     """A token `[B]` for each row of logits `[B, vocabulary]`; noise `[B]` lies in [0, 1).
 
-    The token is where noise falls among the cumulated probabilities, likeliest first.
+    The chosen token is the first, likeliest first, whose cumulated probability exceeds the noise.
     """
     if not bool(logits.isfinite().all()):
         raise ValueError("logits must be finite, got NaN or inf: the model has diverged")
@@ -65,7 +64,7 @@ def choose(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
     below = scores - scores[:, :1]  # at most 0, so that no temperature makes it inf
     reached = (below / sampling.temperature).softmax(-1).cumsum(-1)
     total = reached[:, -1:]
-    if sampling.top_p is not None:  # the first token to reach it is still one of them
+    if sampling.top_p is not None:  # the first token that reaches it is among them
         last = (reached < sampling.top_p).sum(-1, keepdim=True).clamp(max=reached.shape[1] - 1)
         total = reached.gather(1, last)
     chosen = torch.searchsorted(reached, noise.to(reached)[:, None] * total, right=True)
@@ -73,7 +72,7 @@ def choose(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
 
 
 def draws(rows: list[int], sampling: Sampling) -> Tensor:
-    """Noise `[B, max_new_tokens]` of these prompts, on the CPU so that no device changes it."""
+    """Noise `[B, max_new_tokens]` for these prompts, drawn on the CPU: the same for any device."""
 
     def draw(row: int) -> Tensor:
         generator = torch.Generator().manual_seed(sampling.seed + row)

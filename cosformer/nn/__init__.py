@@ -1,15 +1,24 @@
 """Layers: attention around any mechanism, and a linear-time stand-in for nn.MultiheadAttention."""
 
-from cosformer.nn.attention import CosformerAttention
+from typing import Any
+
 from cosformer.nn.block import Block, FeedForward
 from cosformer.nn.convert import convert
-from cosformer.nn.multihead import LayerState, MultiHeadAttention
+from cosformer.nn.drop_in import CosformerAttention
+from cosformer.nn.layer import AttentionLayer, LayerState
+from cosformer.nn.positions import sinusoids as sinusoids
 
-__all__ = [
+__all__ = [  # what users call; `sinusoids` is for the models
+    "AttentionLayer",
     "Block",
     "CosformerAttention",
     "FeedForward",
     "LayerState",
-    "MultiHeadAttention",
     "convert",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MultiHeadAttention":
+        raise AttributeError("cosformer.nn.MultiHeadAttention is now cosformer.nn.AttentionLayer")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

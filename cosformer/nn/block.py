@@ -1,14 +1,14 @@
-"""The block that models are stacked from: attention and feed-forward, each normed before."""
+"""The block that models are stacked from: attention and feed-forward, each after a norm."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import check_bool, check_dropout
-from cosformer.nn.multihead import LayerState, MultiHeadAttention
+from cosformer.nn.layer import AttentionLayer, LayerState
 
 
 class FeedForward(nn.Module):
-    """down(gelu(up x)), or with `glu` down(silu(gate x) ⊙ up x), at every token by itself."""
+    """down(gelu(up x)), or with `glu` down(silu(gate x) ⊙ up x), for every token by itself."""
 
     def __init__(self, width: int, hidden: int, *, glu: bool = False) -> None:
         super().__init__()
@@ -25,20 +25,20 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then + cross attention to a context if there is one, then + ff.
+    """Adds to x, in turn: attention(norm x), cross attention to a context, feed_forward(norm x).
 
     Args:
         attention: the layer over the tokens themselves.
         feed_forward: any module `[B, T, E]` -> `[B, T, E]`.
-        cross: the layer from the tokens to a context; None for a block without.
-        dropout: of what each part adds to x, in training.
+        cross: the layer from the tokens to a context; None for a block without cross attention.
+        dropout: the share that is dropped, in training, of what each part adds to x.
     """
 
     def __init__(
         self,
-        attention: MultiHeadAttention,
+        attention: AttentionLayer,
         feed_forward: nn.Module,
-        cross: MultiHeadAttention | None = None,
+        cross: AttentionLayer | None = None,
         *,
         dropout: float = 0.0,
     ) -> None:
@@ -67,6 +67,10 @@ class Block(nn.Module):
         )
         return self._after_attention(x, context, context_mask, 0)
 
+    def empty_state(self, batch: int) -> LayerState:
+        """The state before the first token of so many streams."""
+        return self.attention.empty_state(batch)
+
     def stream(
         self,
         x: Tensor,
@@ -76,19 +80,42 @@ class Block(nn.Module):
         key_mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> tuple[Tensor, LayerState]:
-        """The next tokens `[B, T, E]` of a causal stream; a state of None begins one."""
-        start = 0 if state is None else state.position
+        """The next tokens `[B, T, E]` of a causal stream, and the state after them.
+
+        A state of None begins a stream; the given state is not changed.
+        """
         out, after = self.attention.stream(self.attention_norm(x), state, key_mask=key_mask)
+        start = after.position - x.shape[1]
         x = x + self.dropout(out)
         return self._after_attention(x, context, context_mask, start), after
+
+    def step(
+        self,
+        x: Tensor,
+        state: LayerState,
+        context: Tensor | None = None,
+        *,
+        context_mask: Tensor | None = None,
+    ) -> tuple[Tensor, LayerState]:
+        """One more token `[B, 1, E]` of a causal stream, and the state after it; for inference.
+
+        The given state is used up: go on with the returned one.
+        """
+        out, after = self.attention.step(self.attention_norm(x), state)
+        x = x + self.dropout(out)
+        return self._after_attention(x, context, context_mask, after.position - 1), after
 
     def _after_attention(
         self, x: Tensor, context: Tensor | None, context_mask: Tensor | None, start: int
     ) -> Tensor:
-        if (context is None) != (self.cross is None):
-            rule = "not be given to a block without" if self.cross is None else "be given to one of"
-            got = "None" if context is None else list(context.shape)
-            raise ValueError(f"context must {rule} cross attention, got {got}")
+        """x with cross attention and feed-forward added; its first token stands at `start`."""
+        if self.cross is None and context is not None:
+            raise ValueError(
+                "context must be None for a block without cross attention, "
+                f"got {list(context.shape)}"
+            )
+        if self.cross is not None and context is None:
+            raise ValueError("context must be given to a block with cross attention, got None")
         if context_mask is not None and context is None:
             raise ValueError("context_mask must be None without a context")
         if self.cross is not None and self.cross_norm is not None:

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
-from cosformer.nn.attention import CosformerAttention
+from cosformer.nn.drop_in import CosformerAttention
 
 
 def convert(

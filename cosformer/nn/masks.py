@@ -10,9 +10,9 @@ from cosformer.runtime import readable
 def read_attn_mask(
     attn_mask: Tensor | None, is_causal: bool, *, batch: int, heads: int, queries: int, keys: int
 ) -> bool:
-    """Whether attention is causal; raise for a mask that linear attention cannot apply.
+    """Whether attention is causal; an error for a mask that linear attention cannot apply.
 
-    To read the values of a mask takes queries · keys comparisons; ``is_causal`` alone takes none.
+    Reading a mask takes queries · keys comparisons; ``is_causal`` without a mask takes none.
     """
     if is_causal and queries != keys:
         raise ValueError(
@@ -52,7 +52,7 @@ def read_attn_mask(
 def read_key_padding_mask(
     key_padding_mask: Tensor, keys: Tensor, *, batched: bool
 ) -> tuple[Tensor, Tensor]:
-    """The op's key mask [B, S] (True = real token) and the keys [B, H, S, D] a mask leaves.
+    """The op's key mask [B, S] (True = real token), and the keys [B, H, S, D] to use with it.
 
     A float mask is added to the scores of softmax attention, that is, it multiplies the weight of
     a key by exp(mask). Scaling the key does the same here, exactly, because relu(a k) = a relu(k).

@@ -1,4 +1,4 @@
-"""Position schemes that an attention layer may put around any mechanism; `POSITIONS` names them."""
+"""Position schemes that an attention layer puts around any mechanism; `POSITIONS` names them."""
 
 import math
 
@@ -11,9 +11,7 @@ from cosformer.ops.features import rotate
 
 
 class Positions(nn.Module):
-    """No positions: the mechanism knows of them what it knows by itself."""
-
-    max_length: int | None = None
+    """What a scheme does to tokens, queries and keys; a subclass changes some of it."""
 
     def __init__(self, embed_dim: int, head_dim: int, key_heads: int, max_length: int | None):
         super().__init__()
@@ -21,7 +19,7 @@ class Positions(nn.Module):
 
     @property
     def key_width(self) -> int:
-        """Of the queries and keys that the mechanism receives."""
+        """The width of the queries and keys that the mechanism receives."""
         return self.head_dim
 
     def embed(self, x: Tensor, start: int) -> Tensor:
@@ -42,18 +40,22 @@ class Learned(Positions):
         super().__init__(embed_dim, head_dim, key_heads, max_length)
         if max_length is None:
             raise ValueError("max_length must be given for learned positions, got None")
-        self.max_length = check_whole("max_length", max_length, 1)
+        check_whole("max_length", max_length, 1)
         self.table = nn.Parameter(0.02 * torch.randn(max_length, embed_dim))
 
     def embed(self, x: Tensor, start: int) -> Tensor:
-        return x + self.table[start : start + x.shape[1]]
+        end = start + x.shape[1]
+        if end > len(self.table):
+            raise ValueError(f"length must be at most max_length={len(self.table)}, got {end}")
+        return x + self.table[start:end]
 
 
 class Sinusoidal(Positions):
     """Sines and cosines of the position, added to what q and k are projected from."""
 
     def embed(self, x: Tensor, start: int) -> Tensor:
-        return x + sinusoids(start, *x.shape[1:], device=x.device).to(x.dtype)
+        position = start + torch.arange(x.shape[1], device=x.device)
+        return x + sinusoids(position, x.shape[2]).to(x.dtype)
 
 
 class Rotary(Positions):
@@ -93,7 +95,6 @@ class Stochastic(Positions):
 
 
 POSITIONS: dict[str, type[Positions]] = {
-    "none": Positions,
     "learned": Learned,
     "sinusoidal": Sinusoidal,
     "rotary": Rotary,
@@ -101,17 +102,16 @@ POSITIONS: dict[str, type[Positions]] = {
 }
 
 
-def sinusoids(start: int, length: int, width: int, *, device: torch.device) -> Tensor:
-    """sin and cos of position / 10⁴^(2n/width) in turn, `[T, E]` in float64 (Vaswani et al.)."""
-    return sinusoids_at(start + torch.arange(length, device=device), width)
+def sinusoids(position: Tensor, width: int) -> Tensor:
+    """sin and cos of position / 10⁴^(2n/width) in turn, in float64 (Vaswani et al., 2017).
 
-
-def sinusoids_at(position: Tensor, width: int) -> Tensor:
-    """The same for positions of any shape `[...]`: `[..., E]`."""
+    Positions of any shape `[...]` give `[..., width]`.
+    """
     pairs = torch.arange(0, width, 2, dtype=torch.float64, device=position.device)
     angle = position.double()[..., None] * torch.exp(-math.log(1e4) * pairs / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
 def _index(start: int, x: Tensor) -> Tensor:
+    """The positions `[1, T]` of `[B, H, T, D]`, of which the first is `start`."""
     return start + torch.arange(x.shape[2], dtype=torch.float64, device=x.device)[None]

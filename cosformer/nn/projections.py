@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.check import check_bools, check_tensor
+from cosformer.check import check_bools, check_tensor, check_whole
 from cosformer.runtime import autocasts
 
 
@@ -41,16 +41,11 @@ class HeadProjections(nn.Module):
         optional = {"num_kv_heads": num_kv_heads, "kdim": kdim, "vdim": vdim}
         given = {name: size for name, size in optional.items() if size is not None}
         for name, size in {"embed_dim": embed_dim, "num_heads": num_heads, **given}.items():
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"{name} must be an int, got {type(size).__name__}")
-        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+            check_whole(name, size, 1)
+        if embed_dim % num_heads:
             raise ValueError(
-                "embed_dim must be a positive multiple of num_heads, "
-                f"got embed_dim={embed_dim}, num_heads={num_heads}"
+                f"embed_dim must be a multiple of num_heads={num_heads}, got {embed_dim}"
             )
-        for name, width in (("kdim", kdim), ("vdim", vdim)):
-            if width is not None and width <= 0:
-                raise ValueError(f"{name} must be above 0, or None for embed_dim, got {width}")
         if not isinstance(dtype, torch.dtype | None):
             raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
         if dtype is not None and not dtype.is_floating_point:
@@ -62,7 +57,7 @@ class HeadProjections(nn.Module):
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if self.num_kv_heads <= 0 or num_heads % self.num_kv_heads:
+        if num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_heads={num_heads}, got {num_kv_heads}")
 
         def empty(*shape: int) -> nn.Parameter:
@@ -79,7 +74,7 @@ class HeadProjections(nn.Module):
         self._reset_parameters()
 
     def check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether the inputs are batched."""
+        """Check the three inputs of attention; whether they have a batch dimension."""
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
         for (name, width), x in zip(widths.items(), (query, key, value), strict=True):
             self.check_tokens(name, x)
@@ -103,7 +98,7 @@ class HeadProjections(nn.Module):
         return batched
 
     def check_tokens(self, name: str, x: Any) -> None:
-        """A dense tensor of the weights' dtype; autocast casts both, where neither is float64."""
+        """Check that x is a dense tensor of the weights' dtype, or of one that autocast casts."""
         check_tensor(name, x)
         if x.is_nested:
             raise ValueError(

@@ -54,16 +54,16 @@ def test_a_wrong_value_is_named_with_the_rule_it_breaks(name, option):
             create(name, **options)
 
 
-def test_the_wrong_values_are_refused_as_values():
-    """What a user may well try is a ValueError; TypeError is left to what no number is."""
-    for name, options in (
-        ("performer", {"features": 2.5}),
-        ("cosformer", {"eps": -1}),
-        ("rfa", {"temperature": -1}),
-        ("spe", {"sines": 0}),
+def test_a_wrong_value_is_a_value_error_and_a_wrong_type_a_type_error():
+    for name, options, error in (
+        ("performer", {"features": 2.5}, TypeError),
+        ("cosformer", {"heads": 2.0}, TypeError),
+        ("cosformer", {"eps": -1}, ValueError),
+        ("rfa", {"temperature": -1}, ValueError),
+        ("spe", {"sines": 0}, ValueError),
     ):
-        with pytest.raises(ValueError, match=r"must .*got"):
-            create(name, 2, 6, **options)
+        with pytest.raises(error, match=r"must .*got"):
+            create(name, **{"heads": 2, "width": 6, **options})
 
 
 @pytest.mark.parametrize("name", ["softmax", "local", "linear"])

@@ -12,29 +12,21 @@ F64 = torch.float64
 VOCABULARY = 23
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "performer": {"features": 8},
-    "rfa": {"features": 8},
-    "rfa-arccos": {"features": 8},
-    "rfa-gated": {"features": 8},
+    "cosformer": {},
+    "softmax": {},
     "spe": {"realizations": 8},
-    "based": {"features": 4},
+    "gated-delta": {},
     "transnormer-local": {"block": 4},
     "local": {"window": 6},
-    "longformer": {"window": 6},
-    "sparse": {"stride": 4, "summary": 2},
     "sparse-strided": {"stride": 4},
     "bigbird": {"block": 3, "random_blocks": 1},
     "reformer": {"bucket": 4, "rounds": 2},
-    "linformer": {"projected": 5},
     "nystromformer": {"landmarks": 4, "kernel": 3},
     "sinkhorn": {"block": 4},
 }
-"""Sizes at which blocks and windows matter for a few tokens."""
+"""Mechanisms that differ in what a model must do for them, at sizes that matter for few tokens."""
 
-CAUSAL = [name for name, kind in MECHANISMS.items() if kind.traits.causal != "no"]
-FULL = [name for name, kind in MECHANISMS.items() if kind.traits.full]
 STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
-CROSS = [name for name in CAUSAL if name in FULL and MECHANISMS[name].traits.cross]
 
 
 def config(mechanism: str = "cosformer", **arguments: Any) -> ModelConfig:

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cosformer.nn import Block, FeedForward, MultiHeadAttention
+from cosformer.nn import AttentionLayer, Block, FeedForward
 
 F64 = torch.float64
 
@@ -13,7 +13,7 @@ F64 = torch.float64
 def make(*, cross=False, glu=False, mechanism="softmax", **arguments):
     torch.manual_seed(0)
     options = {"horizon": 64} if mechanism == "cosformer" else {}
-    layers = [MultiHeadAttention(16, 4, mechanism=mechanism, options=options) for _ in range(2)]
+    layers = [AttentionLayer(16, 4, mechanism=mechanism, options=options) for _ in range(2)]
     forward = FeedForward(16, 24, glu=glu)
     block = Block(layers[0], forward, layers[1] if cross else None, **arguments).double().eval()
     with torch.no_grad():
@@ -44,13 +44,16 @@ def test_the_feed_forward_is_its_formula():
 
 
 @pytest.mark.parametrize("mechanism", ["cosformer", "softmax", "rope-linear", "spe"])
+@torch.no_grad()
 def test_a_stream_with_a_context_is_the_full_pass(mechanism):
     block, x, context = make(cross=True, mechanism=mechanism), draw(2, 9, 16), draw(2, 7, 16)
-    state, outs = None, []
-    for piece in x.split([4, 1, 4], 1):
-        out, state = block.stream(piece, state, context)
+    mask = draw(2, 7, seed=3) > -1
+    state, outs = block.empty_state(2), []
+    for piece in x.split([4, 1, 2, 1, 1], 1):
+        call = block.step if piece.shape[1] == 1 else block.stream
+        out, state = call(piece, state, context, context_mask=mask)
         outs.append(out)
-    assert_close(torch.cat(outs, 1), block(x, context, causal=True))
+    assert_close(torch.cat(outs, 1), block(x, context, causal=True, context_mask=mask))
 
 
 def test_dropout_is_for_training_and_of_the_added_parts():
@@ -62,21 +65,17 @@ def test_dropout_is_for_training_and_of_the_added_parts():
     assert (mean - block.eval()(x)).abs().mean() < 0.2
 
 
-def test_a_start_needs_a_whole_context():
-    layer = make().attention
-    with pytest.raises(ValueError, match="start must be 0 unless x looks at a whole context"):
-        layer(draw(1, 3, 16), start=2)
-
-
 def test_bad_arguments_are_named():
     x = draw(1, 3, 16)
-    with pytest.raises(ValueError, match="context must not be given to a block without cross"):
+    with pytest.raises(ValueError, match="context must be None for a block without cross"):
         make()(x, x)
-    with pytest.raises(ValueError, match="context must be given to one of cross attention"):
+    with pytest.raises(ValueError, match="context must be given to a block with cross"):
         make(cross=True)(x)
     with pytest.raises(ValueError, match="context_mask must be None without a context"):
         make()(x, context_mask=torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"dropout must lie in 0 \.\.\. 1, got 2"):
         make(dropout=2)
+    with pytest.raises(ValueError, match="start must be 0 unless x looks at a whole context"):
+        make().attention(x, start=2)
     with pytest.raises(TypeError, match="glu must be a bool, got int"):
         FeedForward(4, 4, glu=1)

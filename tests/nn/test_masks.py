@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_formula import quadratic
 from torch import nn
+from torch.testing import assert_close
 
 from cosformer.nn import CosformerAttention
 
@@ -31,51 +32,38 @@ def x():
     return torch.randn(2, LENGTH, 16, dtype=torch.float64)
 
 
-def padded(x, side, length):
-    """The sequences of x padded to a length with NaN, and the mask that says so (True = ignore)."""
-    filler = torch.full((x.shape[0], length - x.shape[1], x.shape[2]), torch.nan, dtype=x.dtype)
-    parts, mask = [x, filler], torch.arange(length) >= x.shape[1]
+def padded(x, side, form):
+    """The sequences of x padded with three NaN, and the mask that says so."""
+    filler = torch.full((2, 3, 16), torch.nan, dtype=x.dtype)
+    parts, mask = [x, filler], torch.arange(LENGTH + 3) >= LENGTH
     if side == "left":
         parts, mask = parts[::-1], mask.flip(0)
-    return torch.cat(parts, 1), mask.expand(x.shape[0], -1)
+    if form == "float":
+        mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask, -torch.inf)
+    return torch.cat(parts, 1), mask.expand(2, -1)
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_ignored_whatever_it_holds(side, causal, form):
-    torch.manual_seed(0)
+def test_padding_is_ignored_whatever_it_holds(side, causal, form, x):
     layer = CosformerAttention(16, 4, batch_first=True, horizon=32, dtype=torch.float64)
-    x = torch.randn(2, LENGTH, 16, dtype=torch.float64)
-    expected, _ = layer(x, x, x, need_weights=False, is_causal=causal)
-    longer, mask = padded(x, side, 9)
-    if form == "float":
-        mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask, -torch.inf)
+    expected, expected_weights = layer(x, x, x, is_causal=causal)
+    longer, mask = padded(x, side, form)
     out, weights = layer(longer, longer, longer, key_padding_mask=mask, is_causal=causal)
     real = slice(0, LENGTH) if side == "right" else slice(3, 9)
-    torch.testing.assert_close(out[:, real], expected)
-    torch.testing.assert_close(weights[:, real, real], layer(x, x, x, is_causal=causal)[1])
-    assert weights[:, real].isfinite().all()
+    assert_close(out[:, real], expected)
+    assert_close(weights[:, real, real], expected_weights)
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
 def test_padding_sends_no_gradient_and_spoils_none(form, layer, x):
-    longer, mask = padded(x, "right", 9)
-    if form == "float":
-        mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask, -torch.inf)
-    query = x.clone().requires_grad_()
-    memory = longer.clone().requires_grad_()
-    layer(query, memory, memory, mask, need_weights=False)[0].square().sum().backward()
-    assert query.grad.isfinite().all()
+    memory, mask = padded(x, "right", form)
+    memory.requires_grad_()
+    layer(x.requires_grad_(), memory, memory, mask, need_weights=False)[0].sin().sum().backward()
+    assert x.grad.isfinite().all()
     assert memory.grad[:, :LENGTH].isfinite().all()
     assert memory.grad[:, :LENGTH].any()
-
-
-def test_each_sequence_has_its_own_padding(layer, x):
-    mask = torch.arange(LENGTH) >= torch.tensor([[4], [6]])
-    expected, _ = quadratic(layer, x, x, x, causal=True, key_scale=~mask)
-    out, _ = layer(x, x, x, mask, is_causal=True, need_weights=False)
-    torch.testing.assert_close(out, expected)
 
 
 def test_a_float_padding_mask_multiplies_weights_by_its_exponential(layer, x):
@@ -83,14 +71,14 @@ def test_a_float_padding_mask_multiplies_weights_by_its_exponential(layer, x):
     mask[0, 2] = -torch.inf
     expected, weights = quadratic(layer, x, x, x, key_scale=mask.exp())
     out, averaged = layer(x, x, x, mask)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(averaged, weights.mean(1))
+    assert_close(out, expected)
+    assert_close(averaged, weights.mean(1))
 
 
 def test_a_sequence_of_padding_alone_gives_the_bias_and_no_nan(layer, x):
     nn.init.normal_(layer.out_proj.bias)
     out, _ = layer(x, x, x, torch.tensor([[True], [False]]).expand(-1, LENGTH))
-    torch.testing.assert_close(out[0], layer.out_proj.bias.expand_as(out[0]))
+    assert_close(out[0], layer.out_proj.bias.expand_as(out[0]))
     assert out.isfinite().all()
 
 
@@ -99,32 +87,23 @@ def test_a_sequence_of_padding_alone_gives_the_bias_and_no_nan(layer, x):
 def test_a_causal_mask_makes_attention_causal(mask, is_causal, layer, x):
     expected, weights = quadratic(layer, x, x, x, causal=True)
     out, averaged = layer(x, x, x, attn_mask=mask, is_causal=is_causal)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(averaged, weights.mean(1))
+    assert_close(out, expected)
+    assert_close(averaged, weights.mean(1))
 
 
-def test_is_causal_needs_no_mask(layer, x):
-    expected, _ = quadratic(layer, x, x, x, causal=True)
-    torch.testing.assert_close(layer(x, x, x, is_causal=True, need_weights=False)[0], expected)
-
-
-def test_a_mask_that_blocks_nothing_changes_nothing(layer, x):
-    expected, _ = quadratic(layer, x, x, x)
-    for dtype in (torch.bool, torch.float32):
-        mask = torch.zeros(LENGTH, LENGTH, dtype=dtype)
-        torch.testing.assert_close(layer(x, x, x, attn_mask=mask)[0], expected)
-        memory = torch.cat([x, x], 1)
-        mask = torch.zeros(LENGTH, 2 * LENGTH, dtype=dtype)
-        expected_cross, _ = quadratic(layer, x, memory, memory)
-        torch.testing.assert_close(layer(x, memory, memory, attn_mask=mask)[0], expected_cross)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_that_blocks_nothing_changes_nothing(dtype, layer, x):
+    for memory in (x, torch.cat([x, x], 1)):
+        mask = torch.zeros(LENGTH, memory.shape[1], dtype=dtype)
+        out, _ = layer(x, memory, memory, attn_mask=mask)
+        assert_close(out, quadratic(layer, x, memory, memory)[0])
 
 
 def test_a_causal_mask_of_one_token_is_accepted_with_its_hint(layer, x):
     one = x[:, :1]
-    for mask in (torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bool)):
-        torch.testing.assert_close(
-            layer(one, one, one, attn_mask=mask, is_causal=True)[0], layer(one, one, one)[0]
-        )
+    for dtype in (torch.float32, torch.bool):
+        hinted = layer(one, one, one, attn_mask=torch.zeros(1, 1, dtype=dtype), is_causal=True)
+        assert_close(hinted, layer(one, one, one))
 
 
 @settings(max_examples=60, deadline=None)
@@ -145,6 +124,8 @@ def test_a_mask_that_differs_in_one_entry_is_refused(name, entry, is_causal, nee
 
 
 REFUSED = [
+    ({"attn_mask": [[False] * 6] * 6}, "attn_mask must be a tensor, got list"),
+    ({"key_padding_mask": [[False] * 6] * 2}, "key_padding_mask must be a tensor, got list"),
     ({"attn_mask": torch.randn(6, 6)}, r"torch.float32 mask of shape \(6, 6\).*key_padding_mask"),
     ({"attn_mask": torch.zeros(6, 6), "is_causal": True}, "is_causal=True"),
     ({"attn_mask": torch.zeros(6, 5)}, r"attn_mask must have shape \(6, 6\) or \(8, 6, 6\), got"),
@@ -160,23 +141,13 @@ REFUSED = [
         {"key_padding_mask": torch.zeros(2, 6, dtype=torch.bool, device="meta")},
         "key_padding_mask must be on the device of the inputs, cpu, got meta",
     ),
-    (
-        {"key_padding_mask": torch.zeros(2, 6, device="meta")},
-        "key_padding_mask must be on the device of the inputs, cpu, got meta",
-    ),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_refused_masks_say_what_to_do(options, message, layer, x):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         layer(x, x, x, **options)
-
-
-@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
-def test_a_mask_must_be_a_tensor(name, layer, x):
-    with pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
-        layer(x, x, x, **{name: [[False] * 6] * 6})
 
 
 def test_on_meta_a_mask_is_trusted_with_its_hint():
@@ -200,16 +171,14 @@ def test_causal_cross_attention_of_unequal_lengths_is_refused(layer, x):
 def test_every_call_returns_the_shapes_of_multihead_attention(batch_first, masks, average):
     softmax = nn.MultiheadAttention(16, 4, batch_first=batch_first)
     linear = CosformerAttention(16, 4, batch_first=batch_first)
-    options = {"average_attn_weights": average}
-    if masks in ("causal", "both"):
-        options["attn_mask"] = CAUSAL["bool"]
+    padding = torch.arange(LENGTH) > 3
     for shape in ((LENGTH, 16), (3, LENGTH, 16) if batch_first else (LENGTH, 3, 16)):
-        x, batched = torch.randn(shape), len(shape) == 3
+        options = {"average_attn_weights": average}
+        if masks in ("causal", "both"):
+            options["attn_mask"] = CAUSAL["bool"]
         if masks in ("padding", "both"):
-            padding = torch.arange(LENGTH) > 3
-            options["key_padding_mask"] = padding.expand(3, -1) if batched else padding
-        out, weights = linear(x, x, x, **options)
-        softmax_out, softmax_weights = softmax(x, x, x, **options)
-        assert out.shape == softmax_out.shape
-        assert weights.shape == softmax_weights.shape
-        assert not weights[softmax_weights == 0].any()  # what softmax may not see, neither may we
+            options["key_padding_mask"] = padding.expand(3, -1) if len(shape) == 3 else padding
+        x = torch.randn(shape)
+        ours, theirs = linear(x, x, x, **options), softmax(x, x, x, **options)
+        assert [part.shape for part in ours] == [part.shape for part in theirs]
+        assert not ours[1][theirs[1] == 0].any()  # what softmax may not see, neither may we

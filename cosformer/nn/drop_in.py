@@ -1,4 +1,4 @@
-"""Multi-head cosFormer attention with the interface of nn.MultiheadAttention (Qin et al., 2022)."""
+"""cosFormer attention with the interface of nn.MultiheadAttention (Qin et al., 2022)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,9 +17,12 @@ from cosformer.ops import (
     attention_weights,
     attention_with_state,
     check_state,
+    check_weight,
+    read_horizon,
     step,
 )
-from cosformer.ops.problem import CONVENTIONS, Horizon, check_weight, read_horizon, same_horizon
+from cosformer.ops.problem import CONVENTIONS, Horizon, same_horizon
+from cosformer.runtime import compute_dtype
 
 
 class CosformerAttention(HeadProjections):
@@ -36,7 +39,7 @@ class CosformerAttention(HeadProjections):
     What it adds:
 
     * ``horizon``: the distance at which the cosine weight reaches zero, one number or one per key
-      head; None means the length of each call, as in the paper. Streaming needs a number.
+      head; None means the length of each call, as in the paper. A stream needs a number.
     * ``num_kv_heads``: grouped heads, ``num_heads / num_kv_heads`` query heads to a key head.
       ``in_proj_weight`` then has ``embed_dim + 2 * num_kv_heads * head_dim`` rows instead of
       ``3 * embed_dim``, so such checkpoints do not fit ``nn.MultiheadAttention``.
@@ -45,8 +48,8 @@ class CosformerAttention(HeadProjections):
     >>> layer = CosformerAttention(64, 4, batch_first=True, horizon=4096)
     >>> x = torch.randn(1, 100, 64)
     >>> out, _ = layer(x, x, x, is_causal=True, need_weights=False)
-    >>> prefix, state = layer.forward_with_state(x[:, :99])  # the same in two stretches
-    >>> last, state = layer.forward_with_state(x[:, 99:], state)
+    >>> prefix, state = layer.stream(x[:, :99])  # the same in two pieces
+    >>> last, state = layer.stream(x[:, 99:], state)
     >>> torch.allclose(out[:, 99:], last, atol=1e-5)
     True
     """
@@ -167,7 +170,7 @@ class CosformerAttention(HeadProjections):
         return out, weights if batched else weights.squeeze(0)
 
     def empty_state(self, batch: int) -> State:
-        """The decoding state before the first token; its size does not depend on the length."""
+        """The state before the first token of so many streams; its size does not grow."""
         horizon = self._stream_horizon()
         weight = self.out_proj.weight
         return State.empty(
@@ -177,20 +180,21 @@ class CosformerAttention(HeadProjections):
             self.head_dim,
             horizon=horizon,
             weight=self.weight,
-            dtype=torch.promote_types(weight.dtype, torch.float32),
+            dtype=compute_dtype(weight.dtype),
             device=weight.device,
         )
 
-    def forward_with_state(
+    def stream(
         self, x: Tensor, state: State | None = None, *, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Causal self-attention over a stretch of tokens, continuing from ``state``.
+        """The next tokens of a causal stream, and the state after them.
 
-        x and out: [T, B, E], or [B, T, E] with ``batch_first``. key_padding_mask [B, T] is that of
-        ``forward``; to decode on from a padded batch, pad on the left.
+        A state of None begins a stream; the given state is not changed. x and out: [T, B, E], or
+        [B, T, E] with ``batch_first``. key_padding_mask [B, T] is that of ``forward``; to go on
+        from a padded batch, pad on the left.
         """
         horizon = self._stream_horizon()
-        self._check_stretch(x)
+        self._check_stream(x)
         q, k, v = self.project(x, x, x, batched=True)
         key_mask = None
         if key_padding_mask is not None:
@@ -209,13 +213,15 @@ class CosformerAttention(HeadProjections):
         )
         return self.merge_heads(out, batched=True), state
 
-    def step(self, x: Tensor, state: State) -> Tensor:
-        """Decode one token, [1, B, E] or [B, 1, E] with ``batch_first``; ``state`` is changed.
+    forward_with_state = stream  # as the op is called: attention_with_state
 
-        For inference, under ``torch.no_grad()``: gradients go through :meth:`forward_with_state`.
+    def step(self, x: Tensor, state: State) -> Tensor:
+        """One more token, [1, B, E] or [B, 1, E] with ``batch_first``; ``state`` changes in place.
+
+        For inference, under ``torch.no_grad()``: gradients go through :meth:`stream`.
         """
         horizon = self._stream_horizon()
-        self._check_stretch(x)
+        self._check_stream(x)
         check_state(state)
         if state.horizon is None or not same_horizon(horizon, state.horizon):
             raise ValueError(f"state must have the horizon {horizon}, got {state.horizon}")
@@ -224,7 +230,7 @@ class CosformerAttention(HeadProjections):
         q, k, v = self.project(x, x, x, batched=True)
         if q.shape[2] != 1:
             raise ValueError(
-                f"x must hold one token in step, got {q.shape[2]}; use forward_with_state for more"
+                f"x must hold one token in step, got {q.shape[2]}: use stream for more"
             )
         kept = self._draw_kept_keys(v)
         impl = "chunked" if self.impl == "reference" else self.impl  # one token is the formula
@@ -239,13 +245,13 @@ class CosformerAttention(HeadProjections):
         )
 
     def _draw_kept_keys(self, v: Tensor) -> Tensor | None:
-        """0 for a dropped key, 1 / (1 - p) for a kept one: [B, H_kv, S, 1]; None if all are."""
+        """0 for a dropped key, 1 / (1 - p) for another: [B, H_kv, S, 1]; None: nothing drops."""
         if not self.training or self.dropout == 0:
             return None
         return F.dropout(torch.ones_like(v[..., :1]), self.dropout)
 
-    def _check_stretch(self, x: Tensor) -> None:
-        """The next tokens of a stream."""
+    def _check_stream(self, x: Tensor) -> None:
+        """Check that x holds tokens of a batch of streams."""
         self.check_tokens("x", x)
         if x.dim() != 3 or x.shape[-1] != self.embed_dim:
             raise ValueError(
@@ -254,17 +260,17 @@ class CosformerAttention(HeadProjections):
             )
 
     def _stream_horizon(self) -> Horizon:
-        """The horizon, from a layer that can stream."""
+        """The horizon; an error where the layer cannot stream."""
         if self.horizon is None:
             raise ValueError(
-                "horizon must be a number for streaming, got None: the length is not known ahead; "
-                "construct or convert the layer with horizon=..."
+                "horizon must be a number for a stream, got None: None follows the length of each "
+                "call, and a stream has none; construct or convert the layer with horizon=..."
             )
         if self.in_proj_weight is None:
             raise ValueError(
-                "kdim and vdim must equal embed_dim for streaming, which is self-attention; "
+                "kdim and vdim must equal embed_dim for a stream, which is self-attention; "
                 f"got kdim={self.kdim}, vdim={self.vdim}, embed_dim={self.embed_dim}"
             )
         if self.positions != "index":
-            raise ValueError(f"positions must be 'index' for streaming, got {self.positions!r}")
+            raise ValueError(f"positions must be 'index' for a stream, got {self.positions!r}")
         return self.horizon

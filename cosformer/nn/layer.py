@@ -1,4 +1,4 @@
-"""One attention layer around every mechanism: what differs between two is a word."""
+"""One attention layer around every mechanism: to compare two mechanisms, change one word."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,45 +8,55 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
-from cosformer.mechanisms import create, refuse
+from cosformer.mechanisms import create, mechanism_class, refuse
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
 
 NO_OPTIONS: Mapping[str, Any] = {}
+HORIZON = 4096
+"""The horizon of a layer whose options name none."""
 OWN = {"name": "mechanism", "heads": "num_heads", "key_heads": "num_kv_heads", "width": "embed_dim"}
-"""What a mechanism is made with beside its options, and the layer's word for it."""
+"""Arguments of a mechanism that are no options -> the argument of the layer that sets them."""
 
 
 class LayerState(NamedTuple):
     """What a stream through a layer remembers."""
 
-    mechanism: Any
-    position: int
+    mechanism: Any  # what the mechanism remembers
+    position: int  # how many tokens came before
 
 
-class MultiHeadAttention(HeadProjections):
-    """Projections, positions, norm, gate and output around a mechanism, the same for each.
+class AttentionLayer(HeadProjections):
+    """Projections, positions, norm, gate and output around any mechanism, the same for each.
 
     Args:
-        embed_dim, num_heads, num_kv_heads: as in :class:`CosformerAttention`; heads are of width
-            ``embed_dim / num_heads``.
+        embed_dim, num_heads, num_kv_heads: as in :class:`CosformerAttention`; the width of a head
+            is ``embed_dim / num_heads``.
         mechanism: a name of ``cosformer.mechanisms.MECHANISMS``.
-        options: of the mechanism, as ``{"horizon": 4096}``.
+        options: options of the mechanism, such as ``{"horizon": 8192}``. Where the mechanism has
+            a horizon and the options do not name it, the horizon is 4096: `forward` and `stream`
+            then take up to 4096 tokens and agree with each other. ``{"horizon": None}`` follows
+            the length of each call, as in the paper; such a layer cannot stream.
         context_dim: the width of ``context``, if it is not ``embed_dim``.
         positions: ``none``, ``learned`` (needs ``max_length``), ``sinusoidal``, ``rotary`` or
-            ``spe``; they count from the first token given, padding included.
-        norm: an RMSNorm per head after the mechanism; None: where its traits ask for one.
-        gate: multiply the heads by silu of a projection of the input.
+            ``spe``. They count from the first token given, and padding counts.
+        max_length: how many learned positions there are; None for other position schemes.
+        norm: whether an RMSNorm per head follows the mechanism; None: where its traits ask for it.
+        gate: whether the heads are multiplied by silu of a projection of the input.
         dropout: the share of keys whose values are dropped in training.
 
-    Where keys are meant to be the queries (Reformer), the layer hands on those.
-    Where a mechanism has controls (a gate per token), the layer projects them from its input.
+    A mechanism whose keys are its queries (Reformer) gets the queries as keys.
+    A mechanism with controls (a gate per token) gets projections of the layer's input.
 
-    >>> layer = MultiHeadAttention(64, 4, mechanism="performer")
+    A stream goes through three methods. ``stream`` takes the next tokens and leaves the given state
+    as it is; ``step`` takes one token and uses the given state up; ``empty_state`` begins.
+
+    >>> layer = AttentionLayer(64, 4)
     >>> x = torch.randn(1, 100, 64)
     >>> out = layer(x, causal=True)
     >>> prefix, state = layer.stream(x[:, :99])
-    >>> last, state = layer.stream(x[:, 99:], state)
+    >>> with torch.no_grad():
+    ...     last, state = layer.step(x[:, 99:], state)
     >>> torch.allclose(out[:, 99:], last, atol=1e-5)
     True
     """
@@ -82,7 +92,7 @@ class MultiHeadAttention(HeadProjections):
         )
         check_bool("gate", gate)
         check_mapping("options", options)
-        check_choice("positions", positions, POSITIONS)
+        check_choice("positions", positions, ("none", *POSITIONS))
         if max_length is not None and positions != "learned":
             raise ValueError(
                 f"max_length must be None unless positions='learned', got {max_length}"
@@ -93,10 +103,13 @@ class MultiHeadAttention(HeadProjections):
             if option in options:
                 raise ValueError(f"options must not have {option}: it is the layer's {own}")
         self.dropout = check_dropout(dropout)
-        scheme = POSITIONS[positions](embed_dim, self.head_dim, self.num_kv_heads, max_length)
-        inner = create(
-            mechanism, num_heads, scheme.key_width, key_heads=self.num_kv_heads, **options
-        )
+        scheme = None
+        if positions != "none":
+            scheme = POSITIONS[positions](embed_dim, self.head_dim, self.num_kv_heads, max_length)
+        if mechanism_class(mechanism).stream_option == "horizon":
+            options = {"horizon": HORIZON, **options}
+        key_width = self.head_dim if scheme is None else scheme.key_width
+        inner = create(mechanism, num_heads, key_width, key_heads=self.num_kv_heads, **options)
         if inner.traits.shared_qk and self.num_kv_heads != num_heads:
             raise ValueError(
                 f"num_kv_heads must be num_heads={num_heads} for {mechanism}, whose keys are "
@@ -106,7 +119,7 @@ class MultiHeadAttention(HeadProjections):
             raise refuse(inner, "attend to another sequence", lambda other: other.cross)
         inner.value_width = self.head_dim
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.positions = scheme.to(**made)
+        self.positions = None if scheme is None else scheme.to(**made)
         self.mechanism = inner.to(**made)
         self.controls = nn.ModuleDict(
             {
@@ -131,8 +144,9 @@ class MultiHeadAttention(HeadProjections):
         """Attend from x `[B, T, E]` to itself, or to a context `[B, S, C]`.
 
         key_mask `[B, S]` bool: True = real token. start: the index of the context that the first
-        token of x stands at, so that a stream may look at one.
+        token of x stands at, so that a stream may look at a context.
         """
+        self._check_inputs(x, context)
         q, k, v, controls = self._project(x, context, self._first(x, context, causal, start))
         out, _ = self.mechanism(
             q,
@@ -145,29 +159,57 @@ class MultiHeadAttention(HeadProjections):
         )
         return self._finish(x, out)
 
+    def empty_state(self, batch: int) -> LayerState:
+        """The state before the first token of so many streams.
+
+        What a mechanism remembers is in its traits: sums, a window, or all tokens. One that cannot
+        stream raises.
+        """
+        check_whole("batch", batch, 0)
+        empty, shape = self.out_proj.weight.new_empty, (batch, self.num_kv_heads, 0)
+        k, v = empty(*shape, self.mechanism.width), empty(*shape, self.head_dim)
+        return LayerState(self.mechanism.empty_state(k, v), 0)
+
     def stream(
         self, x: Tensor, state: LayerState | None = None, *, key_mask: Tensor | None = None
     ) -> tuple[Tensor, LayerState]:
-        """The next tokens `[B, T, E]` of a causal stream; a state of None begins one.
+        """The next tokens `[B, T, E]` of a causal stream, and the state after them.
 
-        What a mechanism remembers (sums, a window, all tokens, or nothing: it raises) is in its
-        traits. To go on from a padded batch, pad on the left. The state is not changed.
+        A state of None begins a stream; the given state is not changed. key_mask `[B, T]` bool:
+        True = real token; to go on from a padded batch, pad on the left.
         """
         if not isinstance(state, LayerState | None):
             raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
-        position = 0 if state is None else state.position
-        q, k, v, controls = self._project(x, None, position)
-        before = self.mechanism.empty_state(k, v) if state is None else state.mechanism
+        self._check_inputs(x, None)
+        before = self.empty_state(x.shape[0]) if state is None else state
+        q, k, v, controls = self._project(x, None, before.position)
         out, after = self.mechanism(
             q,
             k,
             self._drop(v),
             causal=True,
             key_mask=key_mask,
-            state=before,
+            state=before.mechanism,
             controls=controls,
         )
-        return self._finish(x, out), LayerState(after, position + x.shape[1])
+        return self._finish(x, out), LayerState(after, before.position + x.shape[1])
+
+    def step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
+        """One more token `[B, 1, E]` of a causal stream, and the state after it.
+
+        For inference, under ``torch.no_grad()``: gradients go through :meth:`stream`. The given
+        state is used up, because its tensors may change in place: go on with the returned one.
+        """
+        if not isinstance(state, LayerState):
+            raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
+        if x.shape[1:] != (1, self.embed_dim):
+            raise ValueError(
+                f"x must be one token [batch, 1, {self.embed_dim}] in step, got {list(x.shape)}: "
+                "use stream for more"
+            )
+        q, k, v, controls = self._project(x, None, state.position)
+        out, after = self.mechanism.step(q, k, self._drop(v), state.mechanism, controls=controls)
+        return self._finish(x, out), LayerState(after, state.position + 1)
 
     def weights(
         self,
@@ -179,21 +221,38 @@ class MultiHeadAttention(HeadProjections):
         start: int = 0,
     ) -> Tensor:
         """The mechanism's dense matrix `[B, H, T, S]`; quadratic, for pictures and tests."""
+        self._check_inputs(x, context)
         q, k, _, controls = self._project(x, context, self._first(x, context, causal, start))
         weights: Tensor = self.mechanism.weights(
             q, k, causal=causal, key_mask=key_mask, start=start or None, controls=controls
         )
         return weights
 
+    def _check_inputs(self, x: Tensor, context: Tensor | None) -> None:
+        if context is not None and context is not x and not self.mechanism.traits.cross:
+            raise refuse(self.mechanism, "attend to another sequence", lambda other: other.cross)
+        if context is None and self.kdim != self.embed_dim:
+            raise ValueError(f"context must be given, of width {self.kdim}, got None")
+        given = [("x", x, self.embed_dim)]
+        given += [] if context is None else [("context", context, self.kdim)]
+        for name, tokens, width in given:
+            self.check_tokens(name, tokens)
+            if tokens.dim() != 3 or tokens.shape[-1] != width:
+                raise ValueError(
+                    f"{name} must be [batch, length, {width}], got {list(tokens.shape)}"
+                )
+        if context is not None and len(context) != len(x):
+            raise ValueError(f"context must have the batch of x, {len(x)}, got {len(context)}")
+
     def _first(self, x: Tensor, context: Tensor | None, causal: bool, start: int) -> int:
-        """Where the first token of x stands in the context."""
+        """The index of the context that the first token of x stands at."""
         check_whole("start", start, 0)
         if start and (context is None or causal):
             raise ValueError(f"start must be 0 unless x looks at a whole context, got {start}")
         if not causal or context is None:
             return start
         first = context.shape[1] - x.shape[1]  # the last token stands at the last of the context
-        if first < 0 and type(self.positions) is not POSITIONS["none"]:
+        if first < 0 and self.positions is not None:
             raise ValueError(
                 f"x must not be longer than a context under causal=True with positions, got "
                 f"{x.shape[1]} and {context.shape[1]} tokens"
@@ -204,43 +263,29 @@ class MultiHeadAttention(HeadProjections):
         self, x: Tensor, context: Tensor | None, start: int
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k, v and controls; x begins at position `start`, a context at 0."""
-        traits = self.mechanism.traits
-        if context is not None and context is not x and not traits.cross:
-            raise refuse(self.mechanism, "attend to another sequence", lambda other: other.cross)
-        given = [("x", x, self.embed_dim)]
-        given += [] if context is None else [("context", context, self.kdim)]
-        for name, tokens, width in given:
-            self.check_tokens(name, tokens)
-            if tokens.dim() != 3 or tokens.shape[-1] != width:
-                raise ValueError(
-                    f"{name} must be [batch, length, {width}], got {list(tokens.shape)}"
-                )
-        if context is None and self.kdim != self.embed_dim:
-            raise ValueError(f"context must be given, of width {self.kdim}, got None")
         source = x if context is None else context
-        self.check_inputs(x, source, source)
-        limit = self.positions.max_length
-        length = max(start + x.shape[1], source.shape[1])
-        if limit is not None and length > limit:
-            raise ValueError(f"length must be at most max_length={limit}, got {length}")
-        placed = self.positions.embed(x, start)
-        placed_source = placed if context is None else self.positions.embed(context, 0)
+        scheme, key_start = self.positions, start if context is None else 0
+        placed, placed_source = x, source
+        if scheme is not None:
+            placed = scheme.embed(x, start)
+            placed_source = placed if context is None else scheme.embed(source, 0)
         q, k, v = self.project(placed, placed_source, source, batched=True)
-        if traits.shared_qk:
+        if self.mechanism.traits.shared_qk:
             k = q
-        q, k = self.positions.encode(q, k, start, start if context is None else 0)
+        if scheme is not None:
+            q, k = scheme.encode(q, k, start, key_start)
         controls = {name: project(source).mT for name, project in self.controls.items()}
         return q, k, v, controls
 
     def _finish(self, x: Tensor, out: Tensor) -> Tensor:
         if self.norm is not None:
-            out = self.norm(out.to(self.norm.weight.dtype))  # autocast has rounded it alone
+            out = self.norm(out.to(self.norm.weight.dtype))  # under autocast only `out` is rounded
         if self.gate is not None:
             out = out * F.silu(self.gate(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return self.merge_heads(out, batched=True)
 
     def _drop(self, v: Tensor) -> Tensor:
-        """Values of dropped keys are zero for all queries of a head, others scaled up."""
+        """The values of dropped keys become zero for all queries of a head, others grow."""
         if not self.training or not self.dropout:
             return v
         return v * F.dropout(torch.ones_like(v[..., :1]), self.dropout)
