@@ -1,8 +1,8 @@
 """What a training loop knows of a task: its facts, and batches as a pure function."""
 
 import abc
-import dataclasses
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,6 +63,12 @@ class Task(abc.ABC):
     device: torch.device
     vocabulary: Vocabulary | None = None
     """How tokens are written, where they are those of a text."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about the data, such as how many texts are cut; a sentence each."""
+
+    @abc.abstractmethod
+    def digest(self) -> str:
+        """A checksum of all data, or of the first batch where samples are drawn as asked for."""
 
     def batch(
         self, split: str, *, seed: int, rank: int, step: int, batch_size: int, ranks: int = 1
@@ -82,10 +88,6 @@ class Task(abc.ABC):
         self._require(split, seed=0, rank=0, step=0, batch_size=batch_size, ranks=ranks)
         whole, rest = divmod(self.sizes[split], batch_size * ranks)
         return max(1, whole) if split == "train" else whole + (rest > 0)
-
-    def specimen(self) -> Batch:
-        """A few of the samples that train, by which data are known again."""
-        return self.batch(**dataclasses.asdict(SPECIMEN))
 
     def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
         """All of a split, once; masks and other draws are those of seed 0."""
@@ -123,7 +125,13 @@ class Place:
     ranks: int
 
 
-SPECIMEN = Place("train", seed=0, rank=0, step=0, batch_size=8, ranks=1)
+def sha256_of(tensors: Iterable[Tensor]) -> str:
+    """One checksum of the shapes and bytes of tensors, in this order."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+        found.update(tensor.contiguous().cpu().numpy().data)
+    return found.hexdigest()
 
 
 def require_options(**numbers: Any) -> None:

@@ -9,7 +9,16 @@ import torch
 
 from cosformer.tasks import text as texts
 from cosformer.tasks import vocabulary as vocabularies
-from cosformer.tasks.base import IGNORED, SPLITS, Batch, Facts, Place, Task, require_options
+from cosformer.tasks.base import (
+    IGNORED,
+    SPLITS,
+    Batch,
+    Facts,
+    Place,
+    Task,
+    require_options,
+    sha256_of,
+)
 from cosformer.tasks.order import Order
 from cosformer.tasks.ragged import Array
 from cosformer.tasks.resident import place as put
@@ -60,6 +69,9 @@ class LanguageTask(Task):
             causal=True,
         )
 
+    def digest(self) -> str:
+        return sha256_of(self._tokens.values())
+
     def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
         flat, length = self._tokens[place.split], self.facts.length
         indices = self._orders[place.split].indices(place)
@@ -107,6 +119,9 @@ class MaskedTask(Task):
             floor_is=of.floor_is if of.causal else "the same chance for every token",
             causal=False,
         )
+
+    def digest(self) -> str:
+        return self.task.digest()
 
     def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
         batch = self.task._batch(place, draws)

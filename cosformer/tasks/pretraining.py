@@ -28,6 +28,9 @@ class Derived(Task):
         self.sizes, self.device = task.sizes, task.device
         self.vocabulary = task.vocabulary
 
+    def digest(self) -> str:
+        return self.task.digest()
+
 
 class NextToken(Derived):
     """Every label is the token that follows, where one of the data does."""

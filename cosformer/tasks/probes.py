@@ -5,7 +5,16 @@ import abc
 import numpy as np
 import torch
 
-from cosformer.tasks.base import IGNORED, SPLITS, Batch, Facts, Place, Task, require_options
+from cosformer.tasks.base import (
+    IGNORED,
+    SPLITS,
+    Batch,
+    Facts,
+    Place,
+    Task,
+    require_options,
+    sha256_of,
+)
 from cosformer.tasks.ragged import Array
 
 SIZES = {"train": 100_000, "valid": 3_000, "test": 3_000}
@@ -21,6 +30,10 @@ class Probe(Task):
 
     def __init__(self, facts: Facts, *, device: torch.device | str) -> None:
         self.facts, self.device = facts, torch.device(device)
+
+    def digest(self) -> str:
+        batch = self.batch("train", seed=0, rank=0, step=0, batch_size=8)
+        return sha256_of(batch[name] for name in sorted(batch))
 
     @abc.abstractmethod
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:

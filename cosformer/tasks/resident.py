@@ -45,5 +45,9 @@ class Resident:
         tokens = torch.where(mask, found, self.pad)
         return tokens.to(self.device), mask.to(self.device)
 
+    def all(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens of all sequences, where each begins, and its label."""
+        return self.flat, self.starts, self.labels
+
     def labels_of(self, indices: Array) -> Tensor:
         return self.labels[torch.from_numpy(indices.astype(np.int64))].to(self.device)

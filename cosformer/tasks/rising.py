@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from cosformer.tasks.base import SPECIMEN, Batch, Facts, Place, require_options
+from cosformer.tasks.base import Batch, Facts, Place, require_options
 from cosformer.tasks.ragged import Ragged
 from cosformer.tasks.sequences import Samples, SequenceTask
 
@@ -32,9 +32,6 @@ class RisingTask(SequenceTask):
         super().__init__(splits, facts, device)
         require_options(levels=levels, steps=steps)
         self._easier, self._count, self._steps = easier, levels, steps
-
-    def specimen(self) -> Batch:
-        return super()._batch(SPECIMEN, np.random.default_rng(0))
 
     @cached_property
     def _levels(self) -> list[Samples]:

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +34,7 @@ from cosformer.training.folder import (
 )
 from cosformer.training.interrupt import uninterrupted
 from cosformer.training.learner import Diverged, Learner
-from cosformer.training.loading import create_task
+from cosformer.training.loading import create_task, model_of
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.possible import require_possible
@@ -93,11 +94,12 @@ class Trainer:
             require_possible(todo)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
+            found = self._found(todo)
             keep(out, task)
             if task.vocabulary is not None:
                 write_json(out / VOCABULARY, task.vocabulary.plain())
-            found = self._found()
-            log = closed.enter_context(Log(out / LOG, self.place.lines))
+            names = [phase.name for phase in todo]
+            log = closed.enter_context(Log(out / LOG, lambda row: self._is_done(row, names)))
             if self._board is not None:
                 closed.callback(self._board.close)
             self._status("running")
@@ -113,23 +115,29 @@ class Trainer:
                 raise
             self._status("finished")
 
-    def _found(self) -> Checkpoint | None:
+    def _found(self, todo: list[Phase]) -> Checkpoint | None:
         """The last checkpoint, if there is one; `place` is where it was written."""
         path = self.config.out / LAST
         if not path.exists():
             return None
         found = read(path)
-        self.place = place_of(found, path)
+        place = place_of(found, path, self.config)
+        phase = todo[place.phase]
+        if plain(model_of(found, path)) != plain(phase.model):
+            raise ValueError(f"checkpoint {path} must be of the model of {phase.name}, got another")
+        self.place = place
         return found
+
+    def _is_done(self, row: dict[str, Any], names: list[str]) -> bool:
+        """Whether the last checkpoint has what a line of the log tells."""
+        told, here = (names.index(row["phase"]), row["step"]), (self.place.phase, self.place.step)
+        is_judged_again = told == here and "metrics" in row and self.place.pending
+        return told <= here and not is_judged_again
 
     def _phases(
         self, todo: list[Phase], found: Checkpoint | None, before: nn.Module | None, log: Log
     ) -> Iterator[Event]:
         """From the checkpoint that was found, else from the model `before`, else from nothing."""
-        if self.place.phase >= len(todo):
-            raise ValueError(f"phase must be below {len(todo)}, got {self.place.phase}")
-        if self.place.step > (steps := todo[self.place.phase].budget.steps):
-            raise ValueError(f"step must be at most {steps}, got {self.place.step}")
         for number in range(self.place.phase, len(todo)):
             learner = Learner(self.config, todo[number], number)
             place = self.place
@@ -256,7 +264,7 @@ class Trainer:
 
     def _save(self, learner: Learner, place: Place, meter: Meter, log: Log) -> Place:
         """Where the run stands once that is kept."""
-        place = replace(place, step=learner.step, lines=log.lines, seconds=meter.seconds)
+        place = replace(place, step=learner.step, seconds=meter.seconds)
         learner.check()
         log.sync()
         write(self.config.out / LAST, Checkpoint(learner.tensors(), _facts(learner, place)))
