@@ -10,6 +10,7 @@ from cosformer.config import plain
 from cosformer.training import Loaded, evaluate, load
 from cosformer.training.evaluation import judged_by
 from cosformer.training.folder import write_json
+from cosformer.training.progress import number
 
 POSITIONAL = "run"
 
@@ -31,6 +32,8 @@ class Options:
     """So many batches, spread over the split; all of it if not given."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+    plugin: Path | None = None
+    """Python file that registers the run's mechanism; the one of the run's config if not given."""
     rows: Path | None = None
     """File that the metrics are added to as rows, as results/learning-cuda.jsonl."""
 
@@ -42,7 +45,7 @@ class Options:
 def run(options: Options) -> int:
     if options.rows is not None:
         records.require_rows(options.rows, "rows")
-    found = load(options.run, options.checkpoint, device=options.device)
+    found = load(options.run, options.checkpoint, device=options.device, plugin=options.plugin)
     facts = found.task.facts
     metrics = evaluate(
         found.model,
@@ -54,7 +57,7 @@ def run(options: Options) -> int:
     )
     print(f"{options.run}: {options.checkpoint} checkpoint, step {found.place.step:,}")
     for name, value in metrics.items():
-        print(f"  {options.split} {name:<14} {value:.4f}")
+        print(f"  {options.split} {name:<14} {number(value)}")
     print(f"  to beat: {judged_by(facts)} {facts.floor:.4f} ({facts.floor_is})")
     _keep(found, options, metrics)
     if options.rows is not None:

@@ -107,7 +107,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         ),
     ),
     "enwik8": (
-        Source("http://mattmahoney.net/dc/enwik8.zip", ("enwik8.xz",), convert.member_of_zip),
+        Source("https://mattmahoney.net/dc/enwik8.zip", ("enwik8.xz",), convert.member_of_zip),
     ),
     "imdb": (
         Source(

@@ -155,7 +155,10 @@ class Backbone(nn.Module):
         return cast(list[Block], list(self.blocks))
 
     def _embed(self, tokens: Tensor, position: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+        try:
+            x = self.embedding(tokens)
+        except IndexError:  # torch has looked: a GPU, which asserts it, does not wait for this
+            raise _unknown_token(tokens, self.config.vocabulary) from None
         if self.positions is not None:
             x = x + self.positions(position)
         elif self.config.positions == "sinusoidal":  # as large as the embeddings are at first
@@ -225,6 +228,12 @@ class Backbone(nn.Module):
             for linear in (*inner, *added):
                 nn.init.xavier_normal_(linear.weight, gain=scale if linear in added else 1.0)
                 nn.init.zeros_(linear.bias)
+
+
+def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:
+    """The error that names the first token outside of the vocabulary."""
+    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)][0]
+    return ValueError(f"tokens must lie in 0 to {vocabulary - 1:,}, the vocabulary, got {wrong}")
 
 
 def _block(config: ModelConfig, *, cross: bool) -> Block:

@@ -108,7 +108,7 @@ class MaskedTask(Task):
             raise ValueError(f"task must have one tower to be masked, got {task.facts.towers}")
         self.task, self.rate = task, rate
         self.sizes, self.device = task.sizes, task.device
-        self.vocabulary = task.vocabulary
+        self.vocabulary, self.notes = task.vocabulary, task.notes
         of = task.facts
         self.facts = dataclasses.replace(
             of,

@@ -26,7 +26,7 @@ class Derived(Task):
     def __init__(self, task: Task, facts: Facts) -> None:
         self.task, self.facts = task, facts
         self.sizes, self.device = task.sizes, task.device
-        self.vocabulary = task.vocabulary
+        self.vocabulary, self.notes = task.vocabulary, task.notes
 
     def digest(self) -> str:
         return self.task.digest()

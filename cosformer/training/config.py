@@ -20,7 +20,7 @@ OF_TASK = ("kind", "vocabulary", "classes")
 """Fields of a model that follow from the task."""
 MOST_SEEDS = 2**30
 """Seeds of steps are made of a run's seed and the step: both fit into 64 bits."""
-ELSEWHERE = ("out", "device", "save_seconds", "tensorboard")
+ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "plugin")
 """Settings that say where and how a run is kept: it may be continued with others."""
 
 
@@ -160,6 +160,9 @@ class RunConfig:
     """A phase before, on the task's own inputs; none: no such phase."""
     start: Path | None = None
     """Folder of a run whose weights this one begins with; none: new ones."""
+    plugin: Path | None = None
+    """A Python file that registers mechanisms of the user's own; it is run before the model is
+    made, and again where the run is judged or used; none: no such file."""
     precision: Precision = "float32"
     """`bfloat16` computes in it where that is safe; parameters and sums stay float32."""
     compile: bool = False
@@ -186,6 +189,8 @@ class RunConfig:
             raise TypeError(f"out must be a Path, got {type(self.out).__name__}")
         if not isinstance(self.start, Path | None):
             raise TypeError(f"start must be a Path or None, got {type(self.start).__name__}")
+        if not isinstance(self.plugin, Path | None):
+            raise TypeError(f"plugin must be a Path or None, got {type(self.plugin).__name__}")
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         check_seed(self.seed, MOST_SEEDS)

@@ -25,6 +25,7 @@ from cosformer.training.fingerprint import require_same
 from cosformer.training.folder import LAST, VOCABULARY, load_config, read_json
 from cosformer.training.learner import create
 from cosformer.training.place import Place, place_of
+from cosformer.training.plugin import load_plugin
 from cosformer.training.possible import outline
 
 CHECKPOINTS = ("best", "last")
@@ -74,8 +75,17 @@ def kept_vocabulary(folder: Path) -> Vocabulary | None:
     return restore(read_json(path)) if path.is_file() else None
 
 
-def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> Loaded:
-    """The model that a run's checkpoint holds: `best` on validation, or the `last`."""
+def load(
+    run: Path | str,
+    checkpoint: str = "best",
+    *,
+    device: str = "auto",
+    plugin: Path | None = None,
+) -> Loaded:
+    """The model that a run's checkpoint holds: `best` on validation, or the `last`.
+
+    A file that registers the run's mechanism is run first: `plugin`, else that of its config.
+    """
     folder = Path(run)
     if checkpoint not in CHECKPOINTS:
         raise ValueError(f"checkpoint must be one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
@@ -85,12 +95,26 @@ def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> 
         raise ValueError(_missing(folder, checkpoint))
     found = read(path)
     place = place_of(found, path, config)
+    _load_plugin(folder, plugin, config.plugin)
     stored = found.part("average") or found.part("model")
     model = _create(model_of(found, path), stored, path)
     load_weights(model, stored, str(path))
     where = resolved(device)
     model.to(where).eval()
     return Loaded(model, folder, config, place, where)
+
+
+def _load_plugin(folder: Path, given: Path | None, kept: Path | None) -> None:
+    """Run the file that was given, else the one that the run was trained with."""
+    if given is not None:
+        load_plugin(given)
+    elif kept is not None:
+        if not (kept.is_absolute() and kept.is_file()):  # a relative one could be anybody's file
+            raise ValueError(
+                f"plugin of {folder} must be an absolute path of a file, got {kept}: "
+                "--plugin says where it is"
+            )
+        load_plugin(kept)
 
 
 def model_of(found: Checkpoint, path: Path) -> ModelConfig:

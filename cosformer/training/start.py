@@ -63,6 +63,7 @@ def inheriting(recipe: RunConfig, config: RunConfig) -> RunConfig:
     return replace(
         recipe,
         preset=before.preset,
+        plugin=before.plugin,
         model={**kept, **model},
         task=replace(recipe.task, options=options),
     )

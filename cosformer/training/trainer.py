@@ -37,6 +37,7 @@ from cosformer.training.learner import Diverged, Learner
 from cosformer.training.loading import create_task, model_of
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
+from cosformer.training.plugin import load_plugin
 from cosformer.training.possible import require_possible
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 from cosformer.training.start import beginning, require_fit
@@ -74,6 +75,9 @@ class Trainer:
         """`task`: that of the config, where it is made already, as for several runs."""
         import safetensors  # noqa: F401  # missing, it should be so before the work and not after
 
+        if config.plugin is not None:
+            load_plugin(config.plugin)
+            config = replace(config, plugin=config.plugin.resolve())
         self.config, self.device, self._task = config, resolved(config.device), task
         if config.graph and torch.device(self.device).type != "cuda":
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
@@ -291,4 +295,5 @@ def _started(learner: Learner) -> Started:
         parameters=parameter_count(learner.model),
         length=phase.task.facts.length,
         device=str(learner.device),
+        notes=phase.task.notes,
     )
