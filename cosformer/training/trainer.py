@@ -98,8 +98,10 @@ class Trainer:
             require_possible(todo)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
-            found = self._found(todo)
+            found = self._found()
             keep(out, task)
+            if found is not None:
+                self._require_model(found, todo[self.place.phase])
             if task.vocabulary is not None:
                 write_json(out / VOCABULARY, task.vocabulary.plain())
             names = [phase.name for phase in todo]
@@ -119,18 +121,20 @@ class Trainer:
                 raise
             self._status("finished")
 
-    def _found(self, todo: list[Phase]) -> Checkpoint | None:
+    def _found(self) -> Checkpoint | None:
         """The last checkpoint, if there is one; `place` is where it was written."""
         path = self.config.out / LAST
         if not path.exists():
             return None
         found = read(path)
-        place = place_of(found, path, self.config)
-        phase = todo[place.phase]
+        self.place = place_of(found, path, self.config)
+        return found
+
+    def _require_model(self, found: Checkpoint, phase: Phase) -> None:
+        """An error if a checkpoint says that it is of another phase than its model is."""
+        path = self.config.out / LAST
         if plain(model_of(found, path)) != plain(phase.model):
             raise ValueError(f"checkpoint {path} must be of the model of {phase.name}, got another")
-        self.place = place
-        return found
 
     def _is_done(self, row: dict[str, Any], names: list[str]) -> bool:
         """Whether the last checkpoint has what a line of the log tells."""

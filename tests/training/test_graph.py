@@ -2,14 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from training_cases import config
 
-from cosformer.training import graph, train
+from cosformer.training import graph
 from cosformer.training.graph import Replayed
 
 DEVICE = torch.device("cuda:1")
@@ -122,9 +120,3 @@ def test_batches_with_a_mask_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -
         replayed(batch(3, 1.0, masked=True))
     assert sums.recorded == 0
     assert sums.calls == graph.WARM + 2
-
-
-def test_a_cpu_has_no_graphs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="graph must be false on cpu"):
-        train(config(tmp_path / "run", graph=True))
-    assert not (tmp_path / "run").exists()

@@ -49,7 +49,7 @@ def test_a_run_that_is_there_goes_on_as_it_began(short: RunConfig) -> None:
     assert train(config).place.step == 24
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", ["cosformer", "performer", "bigbird", "linformer", "reformer"])
 def test_no_weights_are_drawn_to_ask(name: str) -> None:
     kind = "decoder" if MECHANISMS[name].traits.causal != "no" else "masked-lm"
     config = ModelConfig(kind=kind, mechanism=name, max_length=32, layers=1, width=8)
