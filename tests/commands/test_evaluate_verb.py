@@ -21,16 +21,17 @@ def test_an_evaluation_is_shown_and_kept(run: Path, shell) -> None:
 
 
 def test_rows_say_what_was_judged_and_how_much_of_it(run: Path, shell) -> None:
-    shell.shows("evaluate", run, "--batches", 3, "--rows", "rows.jsonl")
+    shell.shows("evaluate", run, "--split", "train", "--batches", 1, "--rows", "rows.jsonl")
     rows = {row.what: row for row in records.read(Path("rows.jsonl"))}
     assert rows.keys() == METRICS | {"floor"}
-    kept = json.loads((run / "metrics-test-best.json").read_text())
+    kept = json.loads((run / "metrics-train-best.json").read_text())
     assert rows["floor"].value == kept["floor"]
     config = rows["floor"].config
     assert (config["task"], config["options"]["text"]) == ("lm", "text.txt")
     assert config["optimiser"]["lr"] > 0
     assert config["pretraining"] is None
     assert (config["samples"], config["steps"], config["budget"]["steps"]) == (2, 3, 3)
+    assert config["split_size"] > 2
 
 
 def test_a_run_that_cannot_be_written_to_is_judged(run: Path, shell) -> None:

@@ -48,9 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     block, generated.BLOCK = generated.BLOCK, 20
     try:
-        generated.make("listops", where, count=60)
-        generated.make("pathfinder", where, count=60)
-        generated.make("snakes", where, count=40)
+        for name, count in (("listops", 60), ("pathfinder", 60), ("snakes", 40)):
+            generated.make(name, where, count=count)
     finally:
         generated.BLOCK = block
     return where
