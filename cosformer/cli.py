@@ -224,7 +224,7 @@ def _meant_verb(words: Sequence[str]) -> str:
             return f": did you mean cosformer {verb} {glued}?"
     near = difflib.get_close_matches(" ".join(words[:2]), VERBS, 1, 0.8)
     near = near or difflib.get_close_matches(words[0], VERBS, 1)
-    return f": did you mean cosformer {near[0]}?" if near else ""
+    return f": did you mean cosformer {near[0]}?" if near else "."
 
 
 def _plain(sentence: str, options_type: type[Any], arguments: Sequence[str]) -> str:

@@ -45,6 +45,7 @@ def test_the_next_tensor_has_no_page_to_wait_for() -> None:
     assert int(after) < 8 < int(before)  # 32 at least, of 2 MB each
 
 
+@pytest.mark.slow
 @glibc
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
 def test_the_environment_goes_first(name: str) -> None:
@@ -52,6 +53,7 @@ def test_the_environment_goes_first(name: str) -> None:
     assert run(**{name: value})[1::2] == ["False", "None"]
 
 
+@pytest.mark.slow
 @glibc
 def test_variables_do_the_same_before_python_starts() -> None:
     assert int(run(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="-1")[0]) < 8

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cosformer.tasks import files, generated
+from cosformer.tasks import files, generated, snakes
 from cosformer.tasks.ragged import Ragged
 
 
@@ -35,7 +35,8 @@ def test_another_seed_draws_other_samples_and_more_samples_begin_alike() -> None
     assert same(few, generated.draw("listops", count=50, seed=0).take(np.arange(30)))
 
 
-def test_the_smallest_set_has_paths_of_every_length() -> None:
+def test_the_smallest_set_has_paths_of_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snakes, "AT_ONCE", 256)
     lengths = np.bincount(generated.draw("snakes", count=14, seed=0).labels // 2)
     assert len(lengths) == 13
     assert lengths.max() - lengths.min() == 1

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cosformer.tasks import pathfinder, strokes
+from cosformer.tasks import pathfinder, snakes, strokes
 from cosformer.tasks.pathfinder import PathfinderRule, _Canvas, _Snake
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.snakes import by_length, draw_snakes
@@ -111,7 +111,10 @@ def test_the_label_is_that_of_the_marked_ends(monkeypatch: pytest.MonkeyPatch) -
         assert (pictures[np.arange(100), y, x] > 160).all()
 
 
-def test_shorter_snakes_come_in_all_lengths_equally_often() -> None:
+def test_shorter_snakes_come_in_all_lengths_equally_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snakes, "AT_ONCE", 256)
     rule = PathfinderRule(dashes=5)
     pictures, labels = draw_snakes(np.random.default_rng(0), 18, rule)
     assert pictures.shape == (18, 32, 32)
