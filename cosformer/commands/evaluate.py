@@ -25,11 +25,11 @@ class Options:
     run: Path
     """Folder of the run."""
     checkpoint: Literal["best", "last"] = "best"
-    """best on validation, or last."""
+    """The weights that were best on validation, or the last ones."""
     split: Literal["train", "valid", "test"] = "test"
     """Part of the data."""
     batches: int | None = None
-    """So many batches, spread over the split; all of it if not given."""
+    """Number of batches, spread evenly over the split; the whole split if not given."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
     plugin: Path | None = None
@@ -87,7 +87,7 @@ def _keep(found: Loaded, options: Options, metrics: dict[str, float]) -> None:
 
 
 def _samples(found: Loaded, options: Options) -> int:
-    """Those that the model was judged by."""
+    """Number of samples that the model was judged by."""
     size, batch = found.task.sizes[options.split], found.config.budget.batch
     return size if options.batches is None else min(size, options.batches * batch)
 

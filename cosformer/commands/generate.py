@@ -81,7 +81,7 @@ def run(options: Options) -> int:
 
 
 def read_prompts(options: Options) -> Sequence[str]:
-    """Those given, or the lines of the file that are not blank; how many are is told."""
+    """The prompts that were given, or the lines of the file; blank lines are counted, not read."""
     if options.file is None:
         return options.prompt
     text = sys.stdin.read() if str(options.file) == "-" else options.file.read_text("utf-8")

@@ -66,7 +66,7 @@ class Options:
     lr: float | None = None
     """The highest learning rate."""
     seed: int | None = None
-    """Of weights, order and dropout."""
+    """Seed of weights, order of samples and dropout."""
     pretrain: Literal["masked", "causal"] | None = None
     """Learn from the task's own inputs first, for as many steps again."""
     start: Path | None = None
@@ -127,7 +127,7 @@ def resolve(options: Options) -> RunConfig:
     base = recipe(options.task, Setting(device, data if isinstance(data, str) else None))
     config = _merged(base, options, layers)
     if _last(layers, "out") is None:
-        # named by what was given alone: so the run is found when the one it started from is gone
+        # what the start run adds has no part in the name: the run is found when that one is gone
         config = replace(config, out=RUNS / _name(config))
     if config.start is None:
         return config
@@ -201,7 +201,7 @@ def _in_full(task: TaskConfig) -> TaskConfig:
 
 
 def _name(config: RunConfig) -> str:
-    """Of the folder: the same settings give the same one, whatever others there may be one day."""
+    """Name of the run's folder, made of its settings; a setting left at its default has no part."""
     given = comparable(settings.plain(config))
     left_alone = {
         each.name for each in fields(config) if getattr(config, each.name) == each.default
@@ -214,7 +214,7 @@ def _name(config: RunConfig) -> str:
 
 
 def _generate(config: RunConfig) -> None:
-    """What is generated and not there yet is made first, by all cores."""
+    """Generate the data sets that the task needs and the data folder lacks, on all cores."""
     options = options_of(config.task.name, config.task.options)
     seed, data = options.get("seed", 0), options.get("data")
     for name, count in arena.sets_of(config.task.name, options).items():

@@ -60,7 +60,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The same as text; lines end as they do in the file."""
+    """Contents of a file as text, unpacked where needed; line ends stay as they are."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:

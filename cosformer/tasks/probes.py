@@ -9,8 +9,8 @@ from cosformer.tasks.base import (
     IGNORED,
     SPLITS,
     Batch,
+    BatchId,
     Facts,
-    Place,
     Task,
     require_options,
     sha256_of,
@@ -39,13 +39,13 @@ class Probe(Task):
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
         """Tokens and labels [count, T]."""
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        if place.split == "train":
-            tokens, labels = self.draw(draws, place.batch_size, "train")
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        if which.split == "train":
+            tokens, labels = self.draw(draws, which.batch_size, "train")
         else:
-            first = (place.step * place.ranks + place.rank) * place.batch_size
-            last = min(first + place.batch_size, self.sizes[place.split])
-            tokens, labels = self._fixed(place.split, range(first, last))
+            first = (which.step * which.ranks + which.rank) * which.batch_size
+            last = min(first + which.batch_size, self.sizes[which.split])
+            tokens, labels = self._fixed(which.split, range(first, last))
         found = {"tokens": tokens, "labels": labels, "mask": np.ones(tokens.shape, bool)}
         return {name: torch.from_numpy(array).to(self.device) for name, array in found.items()}
 
@@ -89,16 +89,16 @@ class Recall(Probe):
         # without replacement, in proportion: the largest of log p plus Gumbel noise
         noise = self._chances + rng.gumbel(size=(count, len(self._chances)))
         gaps = rng.permuted(np.argsort(-noise, axis=1)[:, :pairs], axis=1)
-        rows, places = np.arange(count)[:, None], 2 * pairs + 2 * gaps
+        rows, positions = np.arange(count)[:, None], 2 * pairs + 2 * gaps
         tokens = rng.integers(0, self.facts.data_tokens, (count, length))
         labels = np.full((count, length), IGNORED)
         tokens[:, : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
-        tokens[rows, places], labels[rows, places] = keys, values
+        tokens[rows, positions], labels[rows, positions] = keys, values
         return tokens, labels
 
 
 class Copying(Probe):
-    """Selective copying: tokens at random places among blanks, to be said again at the end."""
+    """Selective copying: tokens at random positions among blanks, to be said again at the end."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class Copying(Probe):
 
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
         wanted = rng.integers(0, self.blank, (count, self.copied))
-        places = np.sort(_distinct(rng, count, self.copied, 0, self.room), axis=1)
+        positions = np.sort(_distinct(rng, count, self.copied, 0, self.room), axis=1)
         tokens = np.full((count, self.room + self.copied), self.blank)
-        tokens[np.arange(count)[:, None], places] = wanted
+        tokens[np.arange(count)[:, None], positions] = wanted
         tokens[:, self.room :] = self.ask
         labels = np.full(tokens.shape, IGNORED)
         labels[:, self.room :] = wanted
@@ -155,10 +155,10 @@ class Induction(Probe):
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
         length, rows = self.lengths[split], np.arange(count)
         tokens = rng.integers(0, self.special, (count, length))
-        place = rng.integers(0, length - 2, count)
-        tokens[rows, place] = tokens[:, -1] = self.special
+        position = rng.integers(0, length - 2, count)
+        tokens[rows, position] = tokens[:, -1] = self.special
         labels = np.full(tokens.shape, IGNORED)
-        labels[:, -1] = tokens[rows, place + 1]
+        labels[:, -1] = tokens[rows, position + 1]
         return tokens, labels
 
 

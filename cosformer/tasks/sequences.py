@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cosformer.tasks.base import SPLITS, Batch, Facts, Place, Task, sha256_of
+from cosformer.tasks.base import SPLITS, Batch, BatchId, Facts, Task, sha256_of
 from cosformer.tasks.order import Order
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.resident import Resident
@@ -36,9 +36,9 @@ class Samples:
         """All sequences and labels, as they are kept."""
         return [tensor for tower in self._towers for tensor in tower.all()]
 
-    def batch(self, place: Place) -> Batch:
-        """Those of one step; which split it is does not matter."""
-        indices = self._order.indices(place)
+    def batch(self, which: BatchId) -> Batch:
+        """The samples of one step."""
+        indices = self._order.indices(which)
         found: Batch = {"labels": self._towers[0].labels_of(indices)}
         for suffix, tower in zip(("", "2"), self._towers, strict=False):
             found[f"tokens{suffix}"], found[f"mask{suffix}"] = tower.gather(indices)
@@ -69,8 +69,8 @@ class SequenceTask(Task):
     def digest(self) -> str:
         return sha256_of(tensor for split in SPLITS for tensor in self._splits[split].all())
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        return self._splits[place.split].batch(place)
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        return self._splits[which.split].batch(which)
 
 
 def cut_note(cut: int, count: int, length: int) -> list[str]:

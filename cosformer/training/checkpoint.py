@@ -99,7 +99,7 @@ def require_like(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], whe
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """Of names, bytes and facts: disks and copies flip bits."""
+    """CRC-32 of names, bytes and facts, by which a flipped bit is noticed."""
     total = zlib.crc32(facts.encode())
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)

@@ -43,14 +43,14 @@ class Loaded:
     folder: Path
     config: RunConfig
     place: Place
-    """Of the checkpoint."""
+    """Where the run stood when the checkpoint was written."""
     device: str
 
     @cached_property
     def task(self) -> Task:
-        """Read when it is first asked for: not all that a model is used for needs the data."""
+        """The task with its data, read on first use: generating text needs none."""
         task = create_task(self.config, self.folder, self.device)
-        require_same(self.folder, task)  # numbers of other data would say nothing of the run
+        require_same(self.folder, task)  # metrics on other data would say nothing about the run
         return task
 
     @property

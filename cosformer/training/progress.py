@@ -45,19 +45,19 @@ class Started:
 
 @dataclass(frozen=True)
 class Progress:
-    """Steps since the last of these."""
+    """What came of the steps since the last line of the log."""
 
     phase: str
     step: int
     steps: int
     loss: float
-    """Mean over these steps."""
+    """Mean loss of these steps."""
     lr: float
     gradient_norm: float
-    """Of the last step, before it was clipped."""
+    """Norm of the gradient of the last step, before it was clipped."""
     tokens_per_second: float
     memory: int
-    """Bytes at the highest so far: of the GPU's memory where there is one, else of the process."""
+    """Most bytes held so far: by tensors on a GPU, or by the process on a CPU."""
     seconds_left: float
     """Until this phase ends, at the speed of these steps, without evaluations."""
 

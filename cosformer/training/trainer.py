@@ -49,7 +49,7 @@ class Result:
 
     place: Place
     model: nn.Module
-    """As it was after the last step."""
+    """The model after the last step; the moving average where there is one."""
 
 
 def train(config: RunConfig, report: Callable[[Event], None] | None = None) -> Result:
@@ -72,8 +72,8 @@ class Trainer:
     """Set when the events have ended."""
 
     def __init__(self, config: RunConfig, task: Task | None = None) -> None:
-        """`task`: that of the config, where it is made already, as for several runs."""
-        import safetensors  # noqa: F401  # missing, it should be so before the work and not after
+        """`task`: the task of the config, if it exists already, as for several runs on one task."""
+        import safetensors  # noqa: F401  # if it is missing, say so before the work
 
         if config.plugin is not None:
             load_plugin(config.plugin)
@@ -83,7 +83,7 @@ class Trainer:
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
         self._board = Board(config.out / BOARD) if config.tensorboard else None
         self.place = Place()
-        """What the last checkpoint knows, once it is written: what status.json says is there."""
+        """Where the run stood at its last checkpoint; status.json says the same."""
 
     def events(self) -> Generator[Event, None, None]:
         """Train, telling of every line of the log."""
@@ -116,7 +116,7 @@ class Trainer:
                         self._board.add(event)
                     yield event
             except Exception as error:
-                with contextlib.suppress(OSError):  # of a full disk: the first error says it
+                with contextlib.suppress(OSError):  # the disk may be full: the first error says so
                     self._status("failed", str(error))
                 raise
             self._status("finished")
@@ -163,7 +163,7 @@ class Trainer:
         self.result = Result(self.place, before)
 
     def _steps(self, learner: Learner, place: Place, log: Log) -> Iterator[Event]:
-        """An interrupt, or the end of who reads the events, loses none of the steps."""
+        """All steps of a phase; an interrupt loses none, nor does a reader that stops reading."""
         budget = learner.phase.budget
         meter, saved = Meter(learner.device, place.seconds), time.monotonic()
         batches = feed(
@@ -197,7 +197,7 @@ class Trainer:
             raise
 
     def _rescue(self, learner: Learner, place: Place, meter: Meter, log: Log) -> None:
-        """Keep the steps after the last checkpoint, but for what is not finite."""
+        """Save the steps after the last checkpoint, unless something in them is not finite."""
         is_kept = (self.place.phase, self.place.step) == (place.phase, learner.step)
         if learner.step > place.step and not is_kept:
             with contextlib.suppress(Diverged):

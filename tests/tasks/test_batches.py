@@ -9,7 +9,7 @@ import torch
 from cosformer import tasks
 from cosformer.data import known
 from cosformer.tasks import IGNORED, SPLITS, Task, files, resident
-from cosformer.tasks.base import Place
+from cosformer.tasks.base import BatchId
 from cosformer.tasks.order import Order
 from cosformer.tasks.pretraining import from_inputs
 from cosformer.tasks.probes import Probe
@@ -102,7 +102,7 @@ def test_bad_arguments_are_named(given: dict[str, object], message: str) -> None
 
 
 def _order(lengths: np.ndarray, step: int, *, rank: int = 0, ranks: int = 1) -> np.ndarray:
-    return Order(lengths, shuffled=True).indices(Place("train", 0, rank, step, 8, ranks))
+    return Order(lengths, shuffled=True).indices(BatchId("train", 0, rank, step, 8, ranks))
 
 
 def test_an_epoch_has_every_sample_once_and_the_next_one_another_order() -> None:
@@ -148,7 +148,7 @@ def test_data_lies_on_the_device_where_it_fits(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: "on the device")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: "beside it")
-    assert resident.place(np.zeros(100, np.uint8), torch.device("cuda")) == where
+    assert resident.to_device(np.zeros(100, np.uint8), torch.device("cuda")) == where
 
 
 def test_unknown_tasks_and_options_list_the_known_ones() -> None:
