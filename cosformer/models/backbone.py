@@ -233,7 +233,8 @@ class Backbone(nn.Module):
 def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:
     """The error that names the first token outside of the vocabulary."""
     wrong = tokens[(tokens < 0) | (tokens >= vocabulary)][0]
-    return ValueError(f"tokens must lie in 0 to {vocabulary - 1:,}, the vocabulary, got {wrong}")
+    rule = f"tokens must be at least 0 and below the vocabulary of {vocabulary:,}"
+    return ValueError(f"{rule}, got {wrong}")
 
 
 def _block(config: ModelConfig, *, cross: bool) -> Block:

@@ -14,7 +14,7 @@ from cosformer.tasks.vocabulary import Vocabulary
 
 SPLITS = ("train", "valid", "test")
 IGNORED = -100
-"""Label of a token that nothing is asked about; PyTorch's cross entropy leaves it out by default."""
+"""Label of a token that nothing is asked about; PyTorch's cross entropy leaves it out."""
 SPECIALS = ("pad", "mask", "separator", "start")
 """Special tokens of every task; their numbers follow those of the data's own tokens."""
 

@@ -12,7 +12,7 @@ import torch
 from cosformer.cli import gathered
 from cosformer.commands import train
 from cosformer.commands.train import Options, resolve
-from cosformer.mechanisms.table import MECHANISMS
+from cosformer.mechanisms import MECHANISMS
 from cosformer.recipes import RECIPES, Setting, recipe
 from cosformer.tasks import TASKS
 from cosformer.tasks.tables import KNOWN
@@ -68,12 +68,12 @@ def test_threads_are_taken_and_a_busy_machine_is_warned_of(
 
 
 MINE = """
-from cosformer.mechanisms.table import MECHANISMS
+from cosformer.mechanisms import MECHANISMS, register
 
 class Mine(MECHANISMS["softmax"]):
     "Softmax by another name."
 
-MECHANISMS["mine"] = Mine
+register("mine", Mine)
 """
 
 
