@@ -149,7 +149,7 @@ STRANGE: list[dict[str, Any]] = [
     {"place": None},
     {"place": {"step": "far"}},
     {"place": {"step": -5}},
-    {"place": {"step": 23}},
+    {"place": {"step": 21}},
     {"place": {"step": 25}},
     {"place": {"later": 3}},
     {"place": {"phase": 1}},
@@ -180,7 +180,7 @@ def test_a_checkpoint_of_something_else_is_refused(
     assert log == (whole / "log.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("place", [{"step": 23}, {"step": 10**9}, {"phase": 1}])
+@pytest.mark.parametrize("place", [{"step": 21}, {"step": 10**9}, {"phase": 1}])
 def test_a_forged_place_is_not_shown(finished: RunConfig, place: dict[str, int]) -> None:
     forge(finished, place=place)
     with pytest.raises(ValueError, match=r"last.safetensors must say where its run stood: "):

@@ -42,6 +42,13 @@ def learner(config: RunConfig) -> Learner:
     return Learner(config, phases(config, config.task.create("cpu"))[-1], 0)
 
 
+def gradients(one: Learner) -> list[torch.Tensor]:
+    """Those of one step, as the optimiser gets them."""
+    one.optimiser.zero_grad = lambda: None  # type: ignore[method-assign]
+    one.learn(described(one.phase.task.batch("train", seed=0, rank=0, step=0, batch_size=8)))
+    return [p.grad for p in one.model.parameters() if p.grad is not None]
+
+
 def test_a_run_learns(config: RunConfig) -> None:
     config = replace(config, budget=Budget(steps=100, batch=16), average=None)
     config = replace(config, evaluation=Evaluation(every=100, batches=20))
@@ -92,24 +99,14 @@ def test_the_average_is_what_is_judged_and_loaded(finished: RunConfig) -> None:
 
 def test_parts_of_a_batch_add_up_to_its_gradient(config: RunConfig) -> None:
     config = replace(config, model={**config.model, "dropout": 0.0})
-    gradients = []
-    for parts in (1, 3):
-        one = learner(replace(config, budget=Budget(steps=4, batch=8, accumulate=parts)))
-        one.optimiser.zero_grad = lambda: None  # type: ignore[method-assign]
-        task = one.phase.task
-        one.learn(described(task.batch("train", seed=0, rank=0, step=0, batch_size=8)))
-        gradients.append([p.grad for p in one.model.parameters() if p.grad is not None])
-    for whole, summed in zip(*gradients, strict=True):
-        torch.testing.assert_close(whole, summed, rtol=1e-4, atol=1e-6)
+    budgets = [Budget(steps=4, batch=8, accumulate=parts) for parts in (1, 3)]
+    whole, summed = (gradients(learner(replace(config, budget=budget))) for budget in budgets)
+    torch.testing.assert_close(whole, summed, rtol=1e-4, atol=1e-6)
 
 
 def test_a_gradient_is_no_longer_than_clip(config: RunConfig) -> None:
     one = learner(replace(config, optimiser=Optimiser(clip=1e-3)))
-    one.optimiser.zero_grad = lambda: None  # type: ignore[method-assign]
-    batch = one.phase.task.batch("train", seed=0, rank=0, step=0, batch_size=8)
-    one.learn(described(batch))
-    found = torch.nn.utils.get_total_norm([p.grad for p in one.model.parameters() if p is not None])
-    assert found.item() == pytest.approx(1e-3, rel=1e-3)
+    assert torch.nn.utils.get_total_norm(gradients(one)).item() == pytest.approx(1e-3, rel=1e-3)
     _, norm = one.read()
     assert norm > 1e-2  # as it was before
 
@@ -206,7 +203,7 @@ def test_bfloat16_and_compile_learn_as_well(
     assert cast == pytest.approx(plain, rel=0.05)
 
 
-def test_an_evaluation_counts_every_label_once() -> None:
+def test_an_evaluation_counts_every_label_once_and_a_part_is_spread_over_the_split() -> None:
     task = create("copying", length=8, copied=2, vocabulary=4)
     model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10))
     task.sizes = {"train": 1, "valid": 300, "test": 1}
@@ -214,18 +211,11 @@ def test_an_evaluation_counts_every_label_once() -> None:
     assert small["accuracy"] == large["accuracy"]
     assert small["loss"] == pytest.approx(large["loss"], rel=1e-5)
     assert model.training
-
-
-def test_an_evaluation_of_a_part_is_spread_over_the_split(monkeypatch: Any) -> None:
-    """Samples lie in the order of their length: the first ones would be the short ones."""
-    task = create("copying", length=8, copied=2, vocabulary=4)
-    model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10))
-    asked, batch = [], task.batch
-    monkeypatch.setattr(
-        task, "batch", lambda *a, step, **k: asked.append(step) or batch(*a, step=step, **k)
-    )
+    # a part is spread over the split: the first samples would be the short ones
+    asked, batch = list[int](), task.batch
+    task.batch = lambda *a, step, **k: asked.append(step) or batch(*a, step=step, **k)
     evaluate(model, task, "valid", batch_size=50, batches=3)
-    assert asked == [0, 20, 40]  # of 60
+    assert asked == [0, 2, 4]  # of 6
 
 
 @pytest.mark.parametrize(("name", "kind"), [("lm", "bpe"), ("mlm", "bytes")])

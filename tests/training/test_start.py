@@ -248,8 +248,8 @@ def test_runs_say_where_they_started_from(runs: Path, tmp_path: Path, shell: Any
     assert shell.shows("runs", tmp_path).endswith(f"from {start}\n")
 
 
-def test_a_folder_may_have_any_name(runs: Path, tmp_path: Path) -> None:
-    for name in ("none", "12"):
-        start = shutil.copytree(runs / "bytes", tmp_path / name)
-        found = resolve(options("classify", runs, "2.tsv", start=start, out=Path(f"{name}-run")))
-        assert (found.start, found.out) == (start, Path(f"{name}-run"))
+@pytest.mark.parametrize("name", ["none", "12"])
+def test_a_folder_may_have_any_name(runs: Path, tmp_path: Path, name: str) -> None:
+    start = shutil.copytree(runs / "bytes", tmp_path / name)
+    found = resolve(options("classify", runs, "2.tsv", start=start, out=Path(name)))
+    assert (found.start, found.out) == (start, Path(name))
