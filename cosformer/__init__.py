@@ -1,15 +1,19 @@
 """Linear-time attention: cosFormer made exact, fast, streamable and easy to drop in."""
 
-from cosformer.nn import convert
-from cosformer.ops import (
-    State,
-    attention,
-    attention_weights,
-    attention_with_state,
-    linear_attention,
-    linear_attention_with_state,
-    step,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cosformer.nn import convert
+    from cosformer.ops import (
+        State,
+        attention,
+        attention_weights,
+        attention_with_state,
+        linear_attention,
+        linear_attention_with_state,
+        step,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,3 +26,22 @@ __all__ = [
     "linear_attention_with_state",
     "step",
 ]
+
+
+ROOMS = ("mechanisms", "nn", "ops")
+"""Packages that can be used after `import cosformer` alone."""
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported on first use, so that the command line starts without torch."""
+    if name in ROOMS:
+        return importlib.import_module(f"cosformer.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'cosformer' has no attribute {name!r}")
+    home = importlib.import_module("cosformer.nn" if name == "convert" else "cosformer.ops")
+    globals()[name] = found = getattr(home, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, *ROOMS])

@@ -2,13 +2,16 @@
 
 import contextlib
 import dataclasses
+import difflib
 import importlib
 import io
 import os
 import re
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, get_origin
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cosformer import __version__
 
@@ -55,16 +58,25 @@ EXTRAS = {
 """Optional package -> the extra of this package that installs it."""
 
 USER_ERROR = 2
-READER_GONE = 141
-"""What a shell reports of a program that wrote to a closed pipe."""
+INTERRUPTED, TERMINATED, READER_GONE = 130, 143, 141
+"""What a shell reports of a program that ended by Ctrl-C, by SIGTERM, or with its pipe closed."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come: whatever ends well after Ctrl-C does so here."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code. An error of the user is one line on stderr and a 2."""
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        with _signals():
+            code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # a reader that has gone is noticed here at the latest
         return code
+    except Terminated:
+        return TERMINATED
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:
         # as after `| head`: what is still in the buffer has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -120,7 +132,8 @@ def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> An
             _, gap, rest = page.getvalue().partition("\n\n")
             print(f"usage: {prog} [options]{gap}{rest}", end="")
             return None
-        raise ValueError(f"{_first_sentence(complaint.getvalue())}; see --help") from None
+        sentence = _first_sentence(complaint.getvalue())
+        raise ValueError(f"{_plain(sentence, options_type, arguments)}; see --help") from None
 
 
 def help_text(verbs: Mapping[str, tuple[str, str]], prefix: str = "") -> str:
@@ -139,7 +152,8 @@ def _run(arguments: list[str]) -> int:
     if verb is None:
         return _help_or_error(arguments)
     try:
-        module = importlib.import_module(VERBS[verb][0])
+        with _quiet_interrupts():
+            module = importlib.import_module(VERBS[verb][0])
         if (bare := getattr(module, "POSITIONAL", None)) and rest and not rest[0].startswith("-"):
             rest = [f"--{bare}", *rest]
         if repeated := getattr(module, "REPEATED", None):
@@ -155,8 +169,38 @@ def _run(arguments: list[str]) -> int:
         raise
     except (ValueError, OSError) as error:
         return _fail(f"{verb}: {error}")
-    except KeyboardInterrupt:
-        return 130
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM ends a verb as Ctrl-C does, where nobody else handles it."""
+
+    def terminate(number: int, frame: Any) -> None:
+        raise Terminated
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _quiet_interrupts() -> Iterator[None]:
+    """Ctrl-C ends the process at once, without a traceback: nothing is at stake during imports."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _help_or_error(arguments: Sequence[str]) -> int:
@@ -164,10 +208,62 @@ def _help_or_error(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word not in ("-h", "--help")]
     known = {verb: entry for verb, entry in VERBS.items() if verb.split()[: len(words)] == words}
     if not known:
-        return _fail(f"unknown verb {' '.join(words)!r}; known: {', '.join(VERBS)}")
+        groups = {verb.split()[0] for verb in VERBS if " " in verb}
+        word = " ".join(words[: 2 if words[0] in groups else 1])
+        return _fail(f"unknown verb {word!r}{_meant_verb(words)} Known: {', '.join(VERBS)}")
     asked = len(words) < len(arguments)
     print(help_text(known, " ".join([*words, "VERB"])), file=sys.stdout if asked else sys.stderr)
     return 0 if asked else USER_ERROR
+
+
+def _meant_verb(words: Sequence[str]) -> str:
+    """The verb that is nearest by letters; one that is glued to its argument is cut off."""
+    for verb in sorted(VERBS, key=len, reverse=True):
+        glued = words[0].removeprefix(verb.replace(" ", "-")).lstrip("-_ ")
+        if words[0] != glued and words[0].startswith(verb.replace(" ", "-")):
+            return f": did you mean cosformer {verb} {glued}?"
+    near = difflib.get_close_matches(" ".join(words[:2]), VERBS, 1, 0.8)
+    near = near or difflib.get_close_matches(words[0], VERBS, 1)
+    return f": did you mean cosformer {near[0]}?" if near else "."
+
+
+def _plain(sentence: str, options_type: type[Any], arguments: Sequence[str]) -> str:
+    """What tyro complains of, by the option's own name and rule."""
+    hints = {f"--{name.replace('_', '-')}": hint for name, hint in _hints(options_type).items()}
+    if (found := re.match(r"Error parsing (--[\w-]+)", sentence)) and found[1] in hints:
+        given = _values(arguments, found[1])
+        return f"{found[1]} must be {_rule(hints[found[1]])}, got {' '.join(given) or 'none'!r}"
+    if found := re.match(r"Unrecognized options?: (--[\w-]+)", sentence):
+        near = difflib.get_close_matches(found[1], hints, 1)
+        return sentence + (f"; did you mean {near[0]}?" if near else "")
+    return sentence
+
+
+def _hints(options_type: type[Any]) -> dict[str, Any]:
+    known = {field.name for field in dataclasses.fields(options_type)}
+    return {name: hint for name, hint in get_type_hints(options_type).items() if name in known}
+
+
+def _values(arguments: Sequence[str], flag: str) -> list[str]:
+    """The words that were typed for a flag."""
+    values = list[str]()
+    for word in reversed(arguments):
+        if word == flag or word.startswith(f"{flag}="):
+            return ([word.partition("=")[2]] if "=" in word else []) + values[::-1]
+        values = [] if word.startswith("--") else [*values, word]
+    return []
+
+
+def _rule(hint: Any) -> str:
+    """What a value must be, in words."""
+    inner = [part for part in get_args(hint) if part not in (type(None), Ellipsis)]
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    if get_origin(hint) is tuple:
+        return f"values that are each {_rule(inner[0])}"
+    if inner:
+        return " or ".join(map(_rule, inner))
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "text")
 
 
 def _first_sentence(box: str) -> str:

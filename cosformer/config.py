@@ -19,6 +19,8 @@ from typing import (
     get_type_hints,
 )
 
+from cosformer.check import check_choice
+
 T = TypeVar("T")
 
 TYPED_BY = "typed_by"
@@ -50,7 +52,7 @@ def parse(settings: Iterable[str]) -> dict[str, Any]:
         path, equals, value = setting.partition("=")
         names = path.strip().split(".")
         if not equals or not all(names):
-            raise ValueError(f"set must be a.b=value, got {setting!r}")
+            raise ValueError(f"set must be a.b=value, as optimiser.lr=1e-3, got {setting!r}")
         inner = found
         for name in names[:-1]:
             inner = inner.setdefault(name, {})
@@ -169,7 +171,7 @@ class Slot(NamedTuple):
 def _slot(kind: Any, name: str, where: str) -> Slot:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if name not in fields:
-        raise ValueError(f"setting must be one of {', '.join(fields)}, got {where}{name}")
+        check_choice(f"setting of {where[:-1]}" if where else "setting", name, fields)
     return Slot(get_type_hints(kind)[name], fields[name].metadata.get(TYPED_BY))
 
 

@@ -1,10 +1,43 @@
-"""For all tests: how many threads, and where kernels run, which is chosen before any import."""
+"""For all tests: how many threads, where kernels run (chosen before any import), a command line."""
 
 import os
 
+import pytest
 import torch
 
 os.environ["COSFORMER_NATIVE"] = "0"  # replayed calls have tests of their own
 torch.set_num_threads(1)  # tensors here are too small for a second thread to pay
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+class Shell:
+    """The command line as a user types it."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of a command; nothing of what was printed before."""
+        from cosformer import cli
+
+        self._capsys.readouterr()
+        code = cli.main([str(word) for word in words])
+        return code, *self._capsys.readouterr()
+
+    def shows(self, *words: object) -> str:
+        """What a command prints that must succeed."""
+        code, out, err = self(*words)
+        assert code == 0, err
+        return out
+
+    def refuses(self, *words: object) -> str:
+        """The one line of a command that must end with a 2."""
+        code, out, err = self(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
+        return err
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)

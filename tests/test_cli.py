@@ -3,6 +3,7 @@
 import importlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -36,50 +37,43 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return module
 
 
-def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"cosformer {cosformer.__version__}\n"
+def test_version(shell) -> None:
+    assert shell.shows("--version") == f"cosformer {cosformer.__version__}\n"
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_lists_every_verb_with_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([flag]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_help_lists_every_verb_with_one_line(flag: str, shell) -> None:
+    lines = shell.shows(flag).splitlines()
     for verb, (_, summary) in cli.VERBS.items():
         assert any(verb in line and summary in line for line in lines)
 
 
-def test_no_verb_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    assert "bench ops" in capsys.readouterr().err
+def test_no_verb_shows_the_help_and_fails(shell) -> None:
+    code, out, err = shell()
+    assert (code, out, "bench ops" in err) == (2, "", True)
 
 
-def test_help_on_a_group_lists_its_verbs_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--help"]) == 0
-    printed = capsys.readouterr().out
+def test_help_on_a_group_lists_its_verbs_only(shell) -> None:
+    printed = shell.shows("bench", "--help")
     assert "bench ops" in printed
     assert "demo" not in printed
 
 
-def test_an_unknown_verb_prints_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["benhc", "ops"]) == 2
-    known = ", ".join(cli.VERBS)
-    assert f"unknown verb 'benhc ops'; known: {known}\n" in _one_line(capsys)
+UNKNOWN = {
+    "benhc ops": "unknown verb 'benhc': did you mean cosformer bench ops? Known: demo, bench ops, ",
+    "bench opps": "unknown verb 'bench opps': did you mean cosformer bench ops?",
+    "trian lm --steps 3": "unknown verb 'trian': did you mean cosformer train?",
+    "trainlm": "unknown verb 'trainlm': did you mean cosformer train lm?",
+    "train-lm": "unknown verb 'train-lm': did you mean cosformer train lm?",
+    "xyz": "unknown verb 'xyz'. Known: demo, ",
+}
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_verb_documents_its_options(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*verb.split(), "--help"]) == 0
-    captured = capsys.readouterr()
-    assert f"usage: cosformer {verb}" in captured.out
-    assert captured.err == ""
+@pytest.mark.parametrize("typed", UNKNOWN)
+def test_an_unknown_verb_prints_what_was_meant_and_the_known_ones(typed: str, shell) -> None:
+    line = shell.refuses(*typed.split())
+    assert UNKNOWN[typed] in line
+    assert line.endswith(f" Known: {', '.join(cli.VERBS)}\n")
 
 
 USAGES = {
@@ -90,56 +84,47 @@ USAGES = {
     "data make": "data make [NAMES ...]",
     "data list": "data list",
 }
-
-
-@pytest.mark.parametrize("verb", USAGES)
-def test_the_usage_shows_what_needs_no_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*verb.split(), "--help"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first == f"usage: cosformer {USAGES[verb]} [options]"
-
-
 GROUPS = ("train", "evaluate", "generate", "data")
-WITH_EXAMPLES = [verb for verb in cli.VERBS if verb.split()[0] in GROUPS]
+"""Verbs whose help has examples."""
 
 
-@pytest.mark.parametrize("verb", WITH_EXAMPLES)
-def test_the_help_has_examples_that_can_be_typed(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_documents_its_options_and_its_examples_can_be_typed(
+    verb: str, monkeypatch: pytest.MonkeyPatch, shell
 ) -> None:
-    assert cli.main([*verb.split(), "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    code, out, err = shell(*verb.split(), "--help")
+    assert (code, err) == (0, "")
+    first, *lines = out.splitlines()
+    assert first.startswith(f"usage: cosformer {USAGES.get(verb, verb)}")
     examples = [shlex.split(line)[1:] for line in lines if line.startswith(f"cosformer {verb} ")]
-    assert examples
-    module = importlib.import_module(cli.VERBS[verb][0])
-    monkeypatch.setattr(module, "run", lambda options: 0)
+    assert examples or verb.split()[0] not in GROUPS
+    monkeypatch.setattr(importlib.import_module(cli.VERBS[verb][0]), "run", lambda options: 0)
     for example in examples:
-        assert cli.main(example) == 0
+        shell.shows(*example)
 
 
 @pytest.mark.usefixtures("toy")
-def test_options_reach_the_verb_and_its_exit_code_is_ours() -> None:
-    assert cli.main(["toy", "run"]) == 3
-    assert cli.main(["toy", "run", "--size", "5"]) == 5
+def test_options_reach_the_verb_and_its_exit_code_is_ours(shell) -> None:
+    assert shell("toy", "run")[0] == 3
+    assert shell("toy", "run", "--size", "5")[0] == 5
 
 
-BAD_OPTIONS = [
-    (["--size", "0"], "size must be at least 1, got 0; see --help"),
-    (["--size", "many"], "--size"),
-    (["--colour", "red"], "--colour"),
-    (["extra"], "extra"),
-]
+BAD_OPTIONS = {
+    "--size 0": "size must be at least 1, got 0; see --help",
+    "--size many": "--size must be a whole number, got 'many'; see --help",
+    "--size=many": "--size must be a whole number, got 'many'; see --help",
+    "--sise 3": "did you mean --size?",
+    "--colour red": "--colour",
+    "extra": "extra",
+}
 
 
 @pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize(("arguments", "message"), BAD_OPTIONS)
-def test_a_bad_option_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["toy", "run", *arguments]) == 2
-    line = _one_line(capsys)
+@pytest.mark.parametrize("typed", BAD_OPTIONS)
+def test_a_bad_option_is_one_line_and_exit_code_2(typed: str, shell) -> None:
+    line = shell.refuses("toy", "run", *typed.split())
     assert line.startswith("cosformer: toy run: ")
-    assert message in line
+    assert BAD_OPTIONS[typed] in line
 
 
 BOXES = [
@@ -162,35 +147,58 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "message"), ERRORS)
-def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
-    toy: SimpleNamespace, error: Exception, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def failing(toy: SimpleNamespace, error: BaseException) -> None:
     def fail(options: Options) -> int:
         raise error
 
     toy.run = fail
-    assert cli.main(["toy", "run"]) == 2
-    assert message in _one_line(capsys)
+
+
+@pytest.mark.parametrize(("error", "message"), ERRORS)
+def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
+    toy: SimpleNamespace, error: Exception, message: str, shell
+) -> None:
+    failing(toy, error)
+    assert message in shell.refuses("toy", "run")
 
 
 @pytest.mark.parametrize("error", [KeyError("bug"), ModuleNotFoundError(name="our_own")])
-def test_an_error_of_ours_is_not_hidden(toy: SimpleNamespace, error: Exception) -> None:
-    def fail(options: Options) -> int:
-        raise error
-
-    toy.run = fail
+def test_an_error_of_ours_is_not_hidden(toy: SimpleNamespace, error: Exception, shell) -> None:
+    failing(toy, error)
     with pytest.raises(type(error)):
-        cli.main(["toy", "run"])
+        shell("toy", "run")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_a_verb_quietly(
+    toy: SimpleNamespace, number: signal.Signals, code: int, shell
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf in the background
+    toy.run = lambda options: signal.raise_signal(number)
+    assert shell("toy", "run") == (code, "", "")
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_while_modules_are_imported_prints_nothing(tmp_path: Path) -> None:
+    """Of the package itself, which loads nothing, and of a verb, whose imports take seconds."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "import signal; signal.signal(2, signal.default_int_handler); import sys\n"
+    code += "from cosformer.cli import main; sys.exit(main(['runs']))"
+    root = Path(cosformer.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.usefixtures("toy")
-def test_without_tyro_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_tyro_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, shell) -> None:
     monkeypatch.setitem(sys.modules, "tyro", None)
-    assert cli.main(["toy", "run"]) == 2
-    assert "needs the package tyro: pip install 'cosformer[cli]'" in _one_line(capsys)
+    message = shell.refuses("toy", "run")
+    assert "needs the package tyro: pip install 'cosformer[cli]'" in message
 
 
 def test_the_module_runs_from_a_shell_without_optional_packages() -> None:
@@ -199,7 +207,7 @@ def test_the_module_runs_from_a_shell_without_optional_packages() -> None:
         "sys.argv = ['cosformer', '--help']\n"
         "try: runpy.run_module('cosformer', run_name='__main__')\n"
         "except SystemExit as stop: assert stop.code == 0, stop.code\n"
-        "loaded = {'tyro', 'matplotlib'} & sys.modules.keys()\n"
+        "loaded = {'tyro', 'matplotlib', 'torch'} & sys.modules.keys()\n"
         "assert not loaded, loaded\n"
     )
     root = Path(cosformer.__file__).parents[1]

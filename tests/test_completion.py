@@ -79,17 +79,13 @@ def test_flags_and_values_are_those_of_the_options() -> None:
     )
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
-def test_every_verb_and_flag_is_in_the_script(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["completion", shell]) == 0
-    printed = capsys.readouterr().out
+@pytest.mark.parametrize("language", SCRIPTS)
+def test_every_verb_and_flag_is_in_the_script(language: str, shell) -> None:
+    printed = shell.shows("completion", language)
     for name in cli.VERBS:
         assert f'"{name}' in printed
     assert "quadratic-up-to" in printed
 
 
-def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "tcsh"]) == 2
-    assert "--shell" in capsys.readouterr().err
+def test_an_unknown_shell_is_refused(shell) -> None:
+    assert "--shell" in shell.refuses("completion", "tcsh")

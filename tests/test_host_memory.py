@@ -23,7 +23,10 @@ def fewest():
 print(fewest(), keep_freed_memory(), fewest(), keeps_freed_memory())
 """
 
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc")
+pytestmark = [
+    pytest.mark.slow,  # each test starts a process
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc"),
+]
 
 
 def run(**environment: str) -> list[str]:
@@ -36,7 +39,6 @@ def run(**environment: str) -> list[str]:
     return done.stdout.decode().split()
 
 
-@glibc
 def test_the_next_tensor_has_no_page_to_wait_for() -> None:
     before, done, after, kept = run()
     assert done == kept == "True"
@@ -45,13 +47,11 @@ def test_the_next_tensor_has_no_page_to_wait_for() -> None:
     assert int(after) < 8 < int(before)  # 32 at least, of 2 MB each
 
 
-@glibc
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
 def test_the_environment_goes_first(name: str) -> None:
     value = "2" if name.startswith("MALLOC") else "glibc.malloc.arena_max=2"
     assert run(**{name: value})[1::2] == ["False", "None"]
 
 
-@glibc
 def test_variables_do_the_same_before_python_starts() -> None:
     assert int(run(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="-1")[0]) < 8

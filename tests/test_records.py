@@ -18,41 +18,37 @@ def row() -> records.Row:
     return run.row("time", 1.5, "ms", candidate="chunked", length=256, causal=True)
 
 
-def test_rows_come_back_as_they_were_written(tmp_path: Path, row: records.Row) -> None:
-    path = tmp_path / "new" / "rows.jsonl"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "rows.jsonl"
+
+
+def add(path: Path, text: str) -> str:
+    with path.open("a") as file:
+        file.write(text)
+    return path.read_text()
+
+
+def test_rows_come_back_as_they_were_written(path: Path, row: records.Row) -> None:
     other = dataclasses.replace(row, value=2.0, commit=None, seed=None)
     records.append(path, [row])
+    (line,) = path.read_text().splitlines()
+    assert list(json.loads(line)) == [field.name for field in dataclasses.fields(records.Row)]
     records.append(path, [other, row])
     assert records.read(path) == [row, other, row]
 
 
-def test_a_row_is_one_line_of_json_with_every_field(tmp_path: Path, row: records.Row) -> None:
-    records.append(tmp_path / "rows.jsonl", [row])
-    (line,) = (tmp_path / "rows.jsonl").read_text().splitlines()
-    assert list(json.loads(line)) == [field.name for field in dataclasses.fields(records.Row)]
-
-
-def test_an_unfinished_last_line_is_skipped_with_a_warning(
-    tmp_path: Path, row: records.Row
-) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_an_unfinished_last_line_is_skipped_and_then_removed(path: Path, row: records.Row) -> None:
     records.append(path, [row])
-    with path.open("a") as file:
-        file.write('{"what": "time", "val')
+    add(path, '{"what": "time", "val')
     with pytest.warns(UserWarning, match="line 2 is unfinished"):
         assert records.read(path) == [row]
-
-
-def test_append_does_not_glue_a_row_to_an_unfinished_line(tmp_path: Path, row: records.Row) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"what": "time", "val')
     with pytest.warns(UserWarning, match="unfinished last line is removed"):
         records.append(path, [row])
-    assert records.read(path) == [row]
+    assert records.read(path) == [row, row]
 
 
-def test_a_whole_row_without_a_line_end_is_kept(tmp_path: Path, row: records.Row) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_a_whole_row_without_a_line_end_is_kept(path: Path, row: records.Row) -> None:
     records.append(path, [row])
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     assert records.read(path) == [row]
@@ -60,60 +56,38 @@ def test_a_whole_row_without_a_line_end_is_kept(tmp_path: Path, row: records.Row
     assert records.read(path) == [row, row]
 
 
-NO_ROWS = [
-    "one line",
-    "line one\nmy last line",
-    "line one\n",
-    '{"what": "a note"}',
-    "{}\n",
-    "[1]\n",
-]
+NO_ROWS = ["one line", "one\nlast line", "one\n", '{"what": "a note"}', "{}\n", "[1]\n"]
 
 
 @pytest.mark.parametrize("text", NO_ROWS)
-def test_a_file_of_something_else_is_refused_before_rows_are_measured(
-    tmp_path: Path, text: str
-) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text(text)
-    with pytest.raises(
-        ValueError, match=r"out must be a new file or one of rows, but .*notes\.txt, line 1"
-    ):
-        records.require_rows(path, "out")
-    assert path.read_text() == text
-
-
-@pytest.mark.parametrize("text", [text for text in NO_ROWS if not text.endswith("\n")])
-def test_append_does_not_touch_a_last_line_that_is_no_row(
+def test_a_file_of_something_else_is_refused_and_not_touched(
     tmp_path: Path, row: records.Row, text: str
 ) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"notes\.txt, last line is not a row"):
-        records.append(path, [row])
+    rule = r"out must be a new file or one of rows, but .*notes\.txt, line 1"
+    with pytest.raises(ValueError, match=rule):
+        records.require_rows(path, "out")
+    if not text.endswith("\n"):
+        with pytest.raises(ValueError, match=r"notes\.txt, last line is not a row"):
+            records.append(path, [row])
     assert path.read_text() == text
 
 
 @pytest.mark.parametrize("end", ["", "\n", '{"wh', '{"what": "time", "val'])
-def test_a_file_of_rows_may_end_in_a_row_cut_off(
-    tmp_path: Path, row: records.Row, end: str
-) -> None:
-    path = tmp_path / "rows.jsonl"
+def test_a_file_of_rows_may_end_in_a_row_cut_off(path: Path, row: records.Row, end: str) -> None:
     records.require_rows(path, "out")
     records.append(path, [row])
-    with path.open("a") as file:
-        file.write(end)
+    add(path, end)
     records.require_rows(path, "out")
 
 
 @pytest.mark.parametrize("line", ['{"what": "time"}', "nonsense", "[1]", '{"colour": 1}'])
 def test_a_line_that_is_no_row_is_an_error_that_names_it(
-    tmp_path: Path, row: records.Row, line: str
+    path: Path, row: records.Row, line: str
 ) -> None:
-    path = tmp_path / "rows.jsonl"
     records.append(path, [row])
-    with path.open("a") as file:
-        file.write(line + "\n")
+    add(path, line + "\n")
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is not a row"):
         records.read(path)
 

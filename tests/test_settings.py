@@ -65,9 +65,9 @@ def test_a_setting_reaches_its_field_with_its_type(setting: str) -> None:
 
 
 WRONG = {
-    "nam=1": "setting must be one of name, where, .*, got nam",
-    "inner.rat=1": "setting must be one of rate, shape, limit, pair, got inner.rat",
-    "shape.rat=1": "setting must be one of rate, .*, got shape.rat",
+    "nam=1": "setting must be one of name, where, .*, got 'nam'; did you mean 'name'",
+    "inner.rat=1": "setting of inner must be one of rate, shape, limit, pair, got 'rat'; did you",
+    "shape.rat=1": "setting of shape must be one of rate, .*, got 'rat'",
     "shape.rate=x": "shape.rate must be a number, got 'x'",
     "inner.rate=fast": "inner.rate must be a number, got 'fast'",
     "inner.rate=-1": "^inner.rate must be at least 0, got -1",
@@ -81,7 +81,7 @@ WRONG = {
     "inner=3": "inner must have settings of its own, got '3'",
     "options=3": "options must have settings of its own, got 3",
     "is_on=1": "is_on must be true or false, got 1",
-    "name": "set must be a.b=value, got 'name'",
+    "name": "set must be a.b=value, as optimiser.lr=1e-3, got 'name'",
     "=3": "set must be a.b=value",
     "a..b=3": "set must be a.b=value",
 }

@@ -10,6 +10,7 @@ from cosformer.config import plain
 from cosformer.training import Loaded, evaluate, load
 from cosformer.training.evaluation import judged_by
 from cosformer.training.folder import write_json
+from cosformer.training.progress import number
 
 POSITIONAL = "run"
 
@@ -24,13 +25,15 @@ class Options:
     run: Path
     """Folder of the run."""
     checkpoint: Literal["best", "last"] = "best"
-    """best on validation, or last."""
+    """The weights that were best on validation, or the last ones."""
     split: Literal["train", "valid", "test"] = "test"
     """Part of the data."""
     batches: int | None = None
-    """So many batches, spread over the split; all of it if not given."""
+    """Number of batches, spread evenly over the split; the whole split if not given."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+    plugin: Path | None = None
+    """Python file that registers the run's mechanism; the one of the run's config if not given."""
     rows: Path | None = None
     """File that the metrics are added to as rows, as results/learning-cuda.jsonl."""
 
@@ -42,7 +45,7 @@ class Options:
 def run(options: Options) -> int:
     if options.rows is not None:
         records.require_rows(options.rows, "rows")
-    found = load(options.run, options.checkpoint, device=options.device)
+    found = load(options.run, options.checkpoint, device=options.device, plugin=options.plugin)
     facts = found.task.facts
     metrics = evaluate(
         found.model,
@@ -54,7 +57,7 @@ def run(options: Options) -> int:
     )
     print(f"{options.run}: {options.checkpoint} checkpoint, step {found.place.step:,}")
     for name, value in metrics.items():
-        print(f"  {options.split} {name:<14} {value:.4f}")
+        print(f"  {options.split} {name:<14} {number(value)}")
     print(f"  to beat: {judged_by(facts)} {facts.floor:.4f} ({facts.floor_is})")
     _keep(found, options, metrics)
     if options.rows is not None:
@@ -84,7 +87,7 @@ def _keep(found: Loaded, options: Options, metrics: dict[str, float]) -> None:
 
 
 def _samples(found: Loaded, options: Options) -> int:
-    """Those that the model was judged by."""
+    """Number of samples that the model was judged by."""
     size, batch = found.task.sizes[options.split], found.config.budget.batch
     return size if options.batches is None else min(size, options.batches * batch)
 

@@ -46,6 +46,8 @@ class Options:
     """The weights that were best on validation, or the last ones."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto: a GPU where there is one."""
+    plugin: Path | None = None
+    """Python file that registers the run's mechanism; the one of the run's config if not given."""
 
     def __post_init__(self) -> None:
         if (self.file is None) == (not self.prompt):
@@ -59,7 +61,7 @@ class Options:
 
 def run(options: Options) -> int:
     prompts = read_prompts(options)
-    loaded = load(options.run, options.checkpoint, device=options.device)
+    loaded = load(options.run, options.checkpoint, device=options.device, plugin=options.plugin)
     if not isinstance(loaded.model, LanguageModel):
         raise ValueError(
             f"run must be of a language model, got {loaded.config.task.name}, "
@@ -79,7 +81,7 @@ def run(options: Options) -> int:
 
 
 def read_prompts(options: Options) -> Sequence[str]:
-    """Those given, or the lines of the file that are not blank; how many are is told."""
+    """The prompts that were given, or the lines of the file; blank lines are counted, not read."""
     if options.file is None:
         return options.prompt
     text = sys.stdin.read() if str(options.file) == "-" else options.file.read_text("utf-8")

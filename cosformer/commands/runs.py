@@ -7,6 +7,7 @@ from cosformer.config import build
 from cosformer.recipes.setting import RUNS
 from cosformer.training import Place
 from cosformer.training.folder import CONFIG, load_config, state_of
+from cosformer.training.progress import number
 
 POSITIONAL = "folder"
 ABOUT = ("state", "message")
@@ -42,7 +43,7 @@ def line(folder: Path) -> str:
     place = build(Place, {name: status[name] for name in status if name not in ABOUT})
     before = config.pretraining if place.phase == 0 else None
     steps = (before or config).budget.steps
-    best = "" if place.best is None else f"best {place.metric} {place.best:.4f}"
+    best = "" if place.best is None else f"best {place.metric} {number(place.best)}"
     cells = (f"{folder!s:<40}", f"{status['state']:<11}", f"{place.step:>7,} of {steps:,}")
     start = "" if config.start is None else f"from {config.start}"
     return "  ".join(filter(None, [*cells, best, start, str(status.get("message") or "")]))

@@ -8,7 +8,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from cosformer import config as settings
+from cosformer.bench.timing import busy
+from cosformer.check import check_whole
 from cosformer.data import make
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS
@@ -17,10 +21,11 @@ from cosformer.recipes.setting import RUNS, tenth
 from cosformer.tasks import arena, generated
 from cosformer.tasks.table import options_of
 from cosformer.tasks.text import FROM_PYTHON, TEXTS
-from cosformer.training import Diverged, Event, Progress, RunConfig, TaskConfig, Trainer
+from cosformer.training import Diverged, Event, Progress, RunConfig, Started, TaskConfig, Trainer
 from cosformer.training.device import resolved
 from cosformer.training.folder import LAST, comparable, is_same_run, state_of
-from cosformer.training.progress import duration
+from cosformer.training.plugin import load_plugin
+from cosformer.training.progress import duration, number
 from cosformer.training.start import inheriting
 
 POSITIONAL = "task"
@@ -61,13 +66,17 @@ class Options:
     lr: float | None = None
     """The highest learning rate."""
     seed: int | None = None
-    """Of weights, order and dropout."""
+    """Seed of weights, order of samples and dropout."""
     pretrain: Literal["masked", "causal"] | None = None
     """Learn from the task's own inputs first, for as many steps again."""
     start: Path | None = None
     """Folder of a run whose weights to begin with; model and vocabulary are that run's."""
     device: str | None = None
     """cpu, cuda, cuda:1; a GPU where there is one, if not given."""
+    threads: int | None = None
+    """CPU threads; as many as torch takes if not given. On a busy machine fewer are faster."""
+    plugin: Path | None = None
+    """Python file that registers mechanisms of your own; it is run before anything else."""
     out: Path | None = None
     """Folder of the run; one in runs/ that its settings name, if not given."""
     config: Path | None = None
@@ -77,7 +86,9 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """0 at the end of training, 1 if the run has diverged, 130 if it was interrupted."""
+    """0 at the end of training, 1 if the run has diverged."""
+    if options.threads is not None:
+        torch.set_num_threads(check_whole("threads", options.threads, 1))
     config = resolve(options)
     if is_same_run(config) and (status := state_of(config.out))["state"] == "finished":
         print(f"{config.out} is finished: {_summary(status)}; see `cosformer evaluate`")
@@ -85,8 +96,10 @@ def run(options: Options) -> int:
     trainer = Trainer(config)
     _generate(config)
     try:
-        for number, event in enumerate(trainer.events()):
-            if number == 0:
+        for count, event in enumerate(trainer.events()):
+            if isinstance(event, Started) and count == 0:
+                for note in [*event.notes, *_load(event.device)]:
+                    print(f"cosformer: train: {note}", file=sys.stderr)
                 start = "" if config.start is None else f", from {config.start}"
                 print(f"run: {config.out}{start} (the same command continues it)")
             _show(event)
@@ -95,13 +108,15 @@ def run(options: Options) -> int:
         return 1
     except KeyboardInterrupt:
         print(f"\ninterrupted; {_kept(config)}", file=sys.stderr)
-        return 130
+        raise
     print(f"finished: {_summary(vars(trainer.place))}; {config.out}")
     return 0
 
 
 def resolve(options: Options) -> RunConfig:
     """Recipe, then the run to start from, then file, then flags, then --set."""
+    if options.plugin is not None:
+        load_plugin(options.plugin)
     layers = [
         {} if options.config is None else settings.load(options.config),
         _flags(options),
@@ -112,7 +127,7 @@ def resolve(options: Options) -> RunConfig:
     base = recipe(options.task, Setting(device, data if isinstance(data, str) else None))
     config = _merged(base, options, layers)
     if _last(layers, "out") is None:
-        # named by what was given alone: so the run is found when the one it started from is gone
+        # what the start run adds has no part in the name: the run is found when that one is gone
         config = replace(config, out=RUNS / _name(config))
     if config.start is None:
         return config
@@ -135,8 +150,8 @@ def _merged(config: RunConfig, options: Options, layers: Sequence[Mapping[str, A
                 config = settings.merge(config, {"pretraining": given})
     if config.task.name != options.task:
         raise ValueError(f"task must be that of the config, {config.task.name}, got {options.task}")
-    start = None if config.start is None else config.start.resolve()
-    return replace(config, task=_in_full(config.task), start=start)
+    start, plugin = (None if p is None else p.resolve() for p in (config.start, config.plugin))
+    return replace(config, task=_in_full(config.task), start=start, plugin=plugin)
 
 
 def _flags(options: Options) -> dict[str, Any]:
@@ -155,8 +170,8 @@ def _flags(options: Options) -> dict[str, Any]:
     given = {path: getattr(options, flag) for flag, path in paths.items()}
     found = settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
     # a path is never read as a number, nor as none
-    folders = {"start": options.start, "out": options.out}
-    found |= {name: str(path) for name, path in folders.items() if path is not None}
+    paths_given = {"start": options.start, "out": options.out, "plugin": options.plugin}
+    found |= {name: str(path) for name, path in paths_given.items() if path is not None}
     if options.data is not None:
         inner = found.setdefault("task", {}).setdefault("options", {})
         inner[data_option(options.task)] = options.data
@@ -186,7 +201,7 @@ def _in_full(task: TaskConfig) -> TaskConfig:
 
 
 def _name(config: RunConfig) -> str:
-    """Of the folder: the same settings give the same one, whatever others there may be one day."""
+    """Name of the run's folder, made of its settings; a setting left at its default has no part."""
     given = comparable(settings.plain(config))
     left_alone = {
         each.name for each in fields(config) if getattr(config, each.name) == each.default
@@ -199,13 +214,20 @@ def _name(config: RunConfig) -> str:
 
 
 def _generate(config: RunConfig) -> None:
-    """What is generated and not there yet is made first, by all cores."""
+    """Generate the data sets that the task needs and the data folder lacks, on all cores."""
     options = options_of(config.task.name, config.task.options)
     seed, data = options.get("seed", 0), options.get("data")
     for name, count in arena.sets_of(config.task.name, options).items():
         if not generated.path_of(name, data, count=count, seed=seed).exists():
             print(f"{name}: {count:,} samples are generated first, and kept")
             make.run(make.Options((name,), count=count, seed=seed, data=data))
+
+
+def _load(device: str) -> list[str]:
+    """A warning where other processes keep the cores busy that a run on a CPU needs."""
+    warning = busy() if device == "cpu" else None
+    fewer = " (--threads 1 is faster on a busy machine)" if torch.get_num_threads() > 1 else ""
+    return [] if warning is None else [warning + fewer]
 
 
 def _show(event: Event) -> None:
@@ -217,7 +239,7 @@ def _show(event: Event) -> None:
 
 
 def _summary(place: Mapping[str, Any]) -> str:
-    best = "" if place["best"] is None else f", best {place['metric']} {place['best']:.4f}"
+    best = "" if place["best"] is None else f", best {place['metric']} {number(place['best'])}"
     return f"{place['step']:,} steps in {duration(place['seconds'])}{best}"
 
 

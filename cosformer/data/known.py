@@ -92,7 +92,7 @@ class Source:
     convert: Callable[[Path, str], bytes] = convert.as_it_is
     """From the download and the name of one of `files` to what this is to hold."""
     md5: str | None = None
-    """Of the download, where no content is known that could be checked instead."""
+    """MD5 of the download, where the checksum of its content is not known."""
 
 
 SOURCES: dict[str, tuple[Source, ...]] = {
@@ -107,7 +107,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         ),
     ),
     "enwik8": (
-        Source("http://mattmahoney.net/dc/enwik8.zip", ("enwik8.xz",), convert.member_of_zip),
+        Source("https://mattmahoney.net/dc/enwik8.zip", ("enwik8.xz",), convert.member_of_zip),
     ),
     "imdb": (
         Source(

@@ -51,7 +51,7 @@ class Options:
     out: Path = Path("out/demo")
     """Folder for the page (demo.html), the rows (demo.jsonl) and the runs."""
     seed: int = 0
-    """Of inputs, weights and text."""
+    """Seed of inputs, weights and text."""
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1:
@@ -62,7 +62,7 @@ class Options:
 
 def run(options: Options) -> int:
     """All sections in order; 1 if a check fails."""
-    import matplotlib  # noqa: F401  # missing, it should be so before the work and not after
+    import matplotlib  # noqa: F401  # if it is missing, say so before the work
     import safetensors  # noqa: F401
 
     began, file = time.monotonic(), options.out / "demo.jsonl"

@@ -14,7 +14,7 @@ class Job:
     make: Callable[[Path, int], RunConfig]
     """From the demo's folder and a seed; the steps are planned later."""
     share: float
-    """Of the time for learning."""
+    """Share of the time for learning."""
     judged: int
     """How often a run is judged, the last time at its end."""
 

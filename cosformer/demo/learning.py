@@ -16,7 +16,7 @@ from cosformer.training import Evaluated, Event, Progress, RunConfig, Trainer
 
 MECHANISMS = ("cosformer", "softmax")
 POINTS = 40
-"""Of a curve."""
+"""Points of a curve."""
 RESERVE = 0.72
 """Share of the time that steps get; the rest is for evaluations and checkpoints."""
 
@@ -33,12 +33,12 @@ class Pair:
 
     @property
     def steps(self) -> int:
-        """Of each run."""
+        """Steps of each of the two runs."""
         return self.configs[MECHANISMS[0]].budget.steps
 
 
 def plan(this: Run, name: str, config: RunConfig, seconds: float, judged: int) -> Pair:
-    """As many steps as both can make in the time, by what a few of them take."""
+    """Both runs, with as many steps as fit into the time; a few steps are timed to know."""
     task = config.task.create(config.device)
     configs = {each: _with_mechanism(config, each) for each in MECHANISMS}
     facts = task.facts

@@ -184,7 +184,10 @@ class Backbone(nn.Module):
         return cast(list[Block], list(self.blocks))
 
     def _embed(self, tokens: Tensor, position: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+        try:
+            x = self.embedding(tokens)
+        except IndexError:  # torch has looked: a GPU, which asserts it, does not wait for this
+            raise _unknown_token(tokens, self.config.vocabulary) from None
         if self.positions is not None:
             x = x + self.positions(position)
         elif self.config.positions == "sinusoidal":  # as large as the embeddings are at first
@@ -256,6 +259,7 @@ class Backbone(nn.Module):
                 nn.init.zeros_(linear.bias)
 
 
+<<<<<<< HEAD
 class TokenHead(nn.Module):
     """Vectors `[..., width]` to logits `[..., vocabulary]`, by the embedding itself if tied."""
 
@@ -274,6 +278,13 @@ class TokenHead(nn.Module):
 def check_model_state(state: ModelState) -> None:
     if not isinstance(state, ModelState):
         raise TypeError(f"state must be a ModelState, got {type(state).__name__}")
+=======
+def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:
+    """The error that names the first token outside of the vocabulary."""
+    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)][0]
+    rule = f"tokens must be at least 0 and below the vocabulary of {vocabulary:,}"
+    return ValueError(f"{rule}, got {wrong}")
+>>>>>>> training
 
 
 def _block(config: ModelConfig, *, cross: bool) -> Block:

@@ -43,7 +43,7 @@ def data_option(name: str) -> str:
 
 
 def pretrained(config: RunConfig, objective: Objective) -> RunConfig:
-    """The same run after pre-training on its own inputs, with as many steps."""
+    """The run with pre-training on its own inputs before it, for as many steps."""
     check_choice("pretrain", objective, get_args(Objective))
     before = Pretraining(
         objective=objective,

@@ -1,8 +1,8 @@
 """What a training loop knows of a task: its facts, and batches as a pure function."""
 
 import abc
-import dataclasses
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,13 +14,13 @@ from cosformer.tasks.vocabulary import Vocabulary
 
 SPLITS = ("train", "valid", "test")
 IGNORED = -100
-"""Label of a place where nothing is asked; PyTorch's cross entropy leaves it out by default."""
+"""Label of a token that nothing is asked about; PyTorch's cross entropy leaves it out."""
 SPECIALS = ("pad", "mask", "separator", "start")
-"""Tokens that every task has above those of its data, so that none is confused with data."""
+"""Special tokens of every task; their numbers follow those of the data's own tokens."""
 
 Batch = dict[str, Tensor]
-"""`tokens` [B, T] and `mask` [B, T] (True: a real token); `labels`: one a place [B, T] or one a
-sequence [B]; for two towers also `tokens2` and `mask2`."""
+"""`tokens` [B, T] and `mask` [B, T] (True: a real token); `labels`: one for each
+token [B, T] or one for each sequence [B]; for two towers also `tokens2` and `mask2`."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Facts:
     length: int
     """No sequence is longer."""
     asks: Literal["tokens", "sequence"]
-    """One label a place, or one a sequence. The loss is cross entropy, mean over labels."""
+    """A label for each token, or one for the sequence. The loss is the mean cross entropy."""
     metric: Literal["accuracy", "nats"]
     """What to report: share of right answers (higher is better), or the loss (lower is)."""
     floor: float
-    """What the metric is without having learnt anything of use."""
+    """The metric of a simple guess, which a trained model must beat."""
     floor_is: str
-    """How one gets the floor."""
+    """How that guess is made."""
     causal: bool = False
     """A model must not look ahead: the answer may lie there."""
     towers: int = 1
@@ -63,29 +63,32 @@ class Task(abc.ABC):
     device: torch.device
     vocabulary: Vocabulary | None = None
     """How tokens are written, where they are those of a text."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about the data, such as how many texts are cut; a sentence each."""
+
+    @abc.abstractmethod
+    def digest(self) -> str:
+        """A checksum of all data, or of the first batch where samples are drawn as asked for."""
 
     def batch(
         self, split: str, *, seed: int, rank: int, step: int, batch_size: int, ranks: int = 1
     ) -> Batch:
         """One batch, on the task's device; nothing but the arguments decides what is in it.
 
-        Training steps never end: every epoch has its own order, and `ranks` share each step. The
-        others go once through all samples, in one order whatever the seed; `batches` says how far.
+        Training has any number of steps: every epoch has its own order, and `ranks` share each
+        step. Validation and test go through all samples once, in the same order for every seed;
+        `batches` says in how many steps.
         """
         self._require(split, seed=seed, rank=rank, step=step, batch_size=batch_size, ranks=ranks)
         draws = np.random.default_rng([seed, SPLITS.index(split), rank, step])
-        place = Place(split, seed, rank, step, batch_size, ranks)
-        return self._batch(place, draws)
+        which = BatchId(split, seed, rank, step, batch_size, ranks)
+        return self._batch(which, draws)
 
     def batches(self, split: str, batch_size: int, *, ranks: int = 1) -> int:
-        """Steps that see every sample once; while training the rest of an epoch is left out."""
+        """Steps in which every sample is seen once; training leaves out what fills no step."""
         self._require(split, seed=0, rank=0, step=0, batch_size=batch_size, ranks=ranks)
         whole, rest = divmod(self.sizes[split], batch_size * ranks)
         return max(1, whole) if split == "train" else whole + (rest > 0)
-
-    def specimen(self) -> Batch:
-        """A few of the samples that train, by which data are known again."""
-        return self.batch(**dataclasses.asdict(SPECIMEN))
 
     def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
         """All of a split, once; masks and other draws are those of seed 0."""
@@ -93,7 +96,7 @@ class Task(abc.ABC):
             yield self.batch(split, seed=0, rank=0, step=step, batch_size=batch_size)
 
     @abc.abstractmethod
-    def _batch(self, place: "Place", draws: np.random.Generator) -> Batch:
+    def _batch(self, which: "BatchId", draws: np.random.Generator) -> Batch:
         """The batch; `draws` is for what is random within it."""
 
     def _require(self, split: str, **numbers: int) -> None:
@@ -112,8 +115,8 @@ class Task(abc.ABC):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which batch is meant."""
+class BatchId:
+    """The arguments that decide which batch is made."""
 
     split: str
     seed: int
@@ -123,11 +126,17 @@ class Place:
     ranks: int
 
 
-SPECIMEN = Place("train", seed=0, rank=0, step=0, batch_size=8, ranks=1)
+def sha256_of(tensors: Iterable[Tensor]) -> str:
+    """One checksum of the shapes and bytes of tensors, in this order."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+        found.update(tensor.contiguous().cpu().numpy().data)
+    return found.hexdigest()
 
 
 def require_options(**numbers: Any) -> None:
-    """All of these are whole numbers from 1 on."""
+    """An error unless all of these are whole numbers from 1 on."""
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")

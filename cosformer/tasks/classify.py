@@ -10,7 +10,7 @@ from cosformer.tasks import files, tables
 from cosformer.tasks import vocabulary as vocabularies
 from cosformer.tasks.base import SPLITS, Facts, require_options
 from cosformer.tasks.ragged import Array, Ragged
-from cosformer.tasks.sequences import SequenceTask, complete, majority
+from cosformer.tasks.sequences import SequenceTask, complete, cut_note, majority
 
 
 def classify(
@@ -51,7 +51,13 @@ def classify(
         towers=towers,
     )
     columns = [[kind.encode(each.encode()) for each in column] for column in table.texts]
+    notes = []
+    if empty := sum(not len(each) for column in columns for each in column):
+        count = sum(map(len, columns))
+        notes.append(f"{empty:,} of {count:,} texts are empty and are read as one start token")
     if len(columns) == 2 and towers == 1:
+        joined = [len(first) + 1 + len(second) for first, second in zip(*columns, strict=True)]
+        notes += cut_note(sum(each > length for each in joined), len(joined), length)
         separator = facts.token("separator")
         pairs = zip(*columns, strict=True)
         columns = [[join(first, second, separator, length) for first, second in pairs]]
@@ -60,7 +66,7 @@ def classify(
     columns = [[each if len(each) else nothing for each in column] for column in columns]
     whole = [_ragged(column, table.labels, facts.vocabulary) for column in columns]
     splits = {split: [tower.take(indices[split]) for tower in whole] for split in SPLITS}
-    return SequenceTask(splits, facts, device, kind)
+    return SequenceTask(splits, facts, device, kind, notes)
 
 
 def join(first: Array, second: Array, separator: int, length: int) -> Array:
@@ -78,8 +84,11 @@ def _table(
         raise ValueError(f"text must name one column or two, got {text!r}")
     if name is None:
         if data is None or not Path(data).is_file():
-            known = ", ".join(tables.KNOWN)
-            raise ValueError(f"data must be a table where no name ({known}) is given, got {data}")
+            found = "which is a folder" if data and Path(data).is_dir() else "which does not exist"
+            raise ValueError(
+                "data must be a table of texts and labels (a .tsv, .csv or .jsonl file), got "
+                + ("none" if data is None else f"{data}, {found}")
+            )
         return tables.read({"": Path(data)}, text=text, label=label)
     if name not in tables.KNOWN:
         raise ValueError(f"name must be one of {', '.join(tables.KNOWN)}, got {name!r}")

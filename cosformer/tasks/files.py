@@ -20,6 +20,8 @@ VARIABLE = "COSFORMER_DATA"
 """Environment variable that names the data folder."""
 FETCHED = ("wikitext2", "tinyshakespeare", "enwik8", "imdb", "image")
 """Data sets that `cosformer data get` has a source for; files of others are the user's to bring."""
+LIMIT = 2**33
+"""Bytes that a packed file may unpack to: a few of them can be made to fill any memory."""
 OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 
 
@@ -49,13 +51,16 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     try:
         with opener(path, "rb") as file:
-            return file.read()
+            content: bytes = file.read(LIMIT + 1)
     except (lzma.LZMAError, EOFError, gzip.BadGzipFile, OSError) as error:
         raise ValueError(f"{path} must be a whole {path.suffix} file: {error}") from None
+    if len(content) > LIMIT:
+        raise ValueError(f"{path} must unpack to at most {LIMIT:,} bytes: unpack it yourself")
+    return content
 
 
 def read_text(path: Path) -> str:
-    """The same as text; lines end as they do in the file."""
+    """Contents of a file as text, unpacked where needed; line ends stay as they are."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -108,6 +113,9 @@ def load_arrays(path: Path) -> dict[str, Array]:
     try:
         # opened here: numpy leaves a broken file open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            size = sum(member.file_size for member in found.zip.infolist())
+            if size > LIMIT:
+                raise ValueError(f"it must unpack to at most {LIMIT:,} bytes, got {size:,}")
             return {name: found[name] for name in found.files}
     except FileNotFoundError:
         raise

@@ -9,16 +9,25 @@ import torch
 
 from cosformer.tasks import text as texts
 from cosformer.tasks import vocabulary as vocabularies
-from cosformer.tasks.base import IGNORED, SPLITS, Batch, Facts, Place, Task, require_options
+from cosformer.tasks.base import (
+    IGNORED,
+    SPLITS,
+    Batch,
+    BatchId,
+    Facts,
+    Task,
+    require_options,
+    sha256_of,
+)
 from cosformer.tasks.order import Order
 from cosformer.tasks.ragged import Array
-from cosformer.tasks.resident import place as put
+from cosformer.tasks.resident import to_device
 
 
 class LanguageTask(Task):
     """Windows of a text; every label is the token that follows.
 
-    Each epoch of training begins its windows at another place. Validation and test ask for every
+    Each epoch of training begins its windows at another token. Validation and test ask for every
     token of the text but the first, once.
     """
 
@@ -37,7 +46,7 @@ class LanguageTask(Task):
             if len(found) < 2:
                 raise ValueError(f"text must have 2 tokens or more to {split}, got {len(found)}")
         self.vocabulary, self.device = vocabulary, torch.device(device)
-        self._tokens = {split: put(_signed(tokens[split]), self.device) for split in SPLITS}
+        self._tokens = {split: to_device(_signed(tokens[split]), self.device) for split in SPLITS}
         # windows of training leave a window's room, so that they can begin anywhere in it
         room = {split: len(tokens[split]) - 1 for split in SPLITS}
         self.sizes = {
@@ -60,18 +69,21 @@ class LanguageTask(Task):
             causal=True,
         )
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        flat, length = self._tokens[place.split], self.facts.length
-        indices = self._orders[place.split].indices(place)
+    def digest(self) -> str:
+        return sha256_of(self._tokens.values())
+
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        flat, length = self._tokens[which.split], self.facts.length
+        indices = self._orders[which.split].indices(which)
         begin = 0
-        if place.split == "train":
-            epoch = place.step // self.batches("train", place.batch_size, ranks=place.ranks)
+        if which.split == "train":
+            epoch = which.step // self.batches("train", which.batch_size, ranks=which.ranks)
             spare = len(flat) - 1 - self.sizes["train"] * length
-            begin = int(np.random.default_rng([place.seed, epoch, 1]).integers(0, spare + 1))
+            begin = int(np.random.default_rng([which.seed, epoch, 1]).integers(0, spare + 1))
         starts = torch.from_numpy(begin + indices * length).to(flat.device)
-        places = starts[:, None] + torch.arange(length + 1, device=flat.device)
-        inside = places < len(flat)
-        found = flat[places.clamp(max=len(flat) - 1)].long()
+        positions = starts[:, None] + torch.arange(length + 1, device=flat.device)
+        inside = positions < len(flat)
+        found = flat[positions.clamp(max=len(flat) - 1)].long()
         tokens = torch.where(inside, found, self.facts.token("pad"))
         labels = torch.where(inside, found, IGNORED)
         mask = inside[:, 1:]  # a last token that nothing follows is no input
@@ -96,7 +108,7 @@ class MaskedTask(Task):
             raise ValueError(f"task must have one tower to be masked, got {task.facts.towers}")
         self.task, self.rate = task, rate
         self.sizes, self.device = task.sizes, task.device
-        self.vocabulary = task.vocabulary
+        self.vocabulary, self.notes = task.vocabulary, task.notes
         of = task.facts
         self.facts = dataclasses.replace(
             of,
@@ -108,8 +120,11 @@ class MaskedTask(Task):
             causal=False,
         )
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        batch = self.task._batch(place, draws)
+    def digest(self) -> str:
+        return self.task.digest()
+
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        batch = self.task._batch(which, draws)
         tokens, mask = batch["tokens"], batch["mask"]
         chance = torch.from_numpy(draws.random(tuple(tokens.shape), np.float32)).to(self.device)
         other = draws.integers(0, self.facts.data_tokens, tuple(tokens.shape))
@@ -153,7 +168,7 @@ def masked(
     learnt: vocabularies.Vocabulary | None = None,
     device: torch.device | str = "cpu",
 ) -> MaskedTask:
-    """Masked tokens of the same windows."""
+    """Masked tokens of a text's windows, as `language` makes them."""
     windows = language(
         text=text,
         data=data,

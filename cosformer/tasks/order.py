@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from cosformer.tasks.base import Place
+from cosformer.tasks.base import BatchId
 from cosformer.tasks.ragged import Array
 
 POOL = 50
@@ -25,16 +25,16 @@ class Order:
         # the latest epochs are kept: drawing one anew at each step would cost more than the batch
         self._epoch = functools.lru_cache(maxsize=4)(self._draw)
 
-    def indices(self, place: Place) -> Array:
+    def indices(self, which: BatchId) -> Array:
         """Numbers of the samples in a batch; fewer, or none, at the end of what is not shuffled."""
-        together = place.batch_size * place.ranks
-        epoch, step = 0, place.step
+        together = which.batch_size * which.ranks
+        epoch, step = 0, which.step
         if self.shuffled:
             # a set smaller than one step is one step an epoch
             epoch, step = divmod(step, max(1, len(self.lengths) // together))
-        order = self._epoch(place.seed if self.shuffled else 0, epoch, together)
+        order = self._epoch(which.seed if self.shuffled else 0, epoch, together)
         # neighbours have similar lengths: dealt out in turn, all ranks get the same work
-        return order[step * together : (step + 1) * together][place.rank :: place.ranks]
+        return order[step * together : (step + 1) * together][which.rank :: which.ranks]
 
     def _draw(self, seed: int, epoch: int, together: int) -> Array:
         count = len(self.lengths)

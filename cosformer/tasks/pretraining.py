@@ -6,7 +6,7 @@ import math
 import numpy as np
 import torch
 
-from cosformer.tasks.base import IGNORED, Batch, Facts, Place, Task
+from cosformer.tasks.base import IGNORED, Batch, BatchId, Facts, Task
 from cosformer.tasks.language import MaskedTask
 
 
@@ -26,7 +26,10 @@ class Derived(Task):
     def __init__(self, task: Task, facts: Facts) -> None:
         self.task, self.facts = task, facts
         self.sizes, self.device = task.sizes, task.device
-        self.vocabulary = task.vocabulary
+        self.vocabulary, self.notes = task.vocabulary, task.notes
+
+    def digest(self) -> str:
+        return self.task.digest()
 
 
 class NextToken(Derived):
@@ -44,8 +47,8 @@ class NextToken(Derived):
         )
         super().__init__(task, facts)
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        batch = self.task._batch(place, draws)
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        batch = self.task._batch(which, draws)
         following = batch["tokens"][:, 1:]
         asked = batch["mask"][:, 1:] & (following < self.facts.data_tokens)
         labels = torch.full_like(batch["tokens"], IGNORED)
@@ -59,8 +62,8 @@ class Stacked(Derived):
     def __init__(self, task: Task) -> None:
         super().__init__(task, dataclasses.replace(task.facts, towers=1))
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        batch = self.task._batch(place, draws)
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        batch = self.task._batch(which, draws)
         width = max(batch["tokens"].shape[1], batch["tokens2"].shape[1])
         found = {}
         for name, fill in (("tokens", self.facts.token("pad")), ("mask", False)):

@@ -5,7 +5,16 @@ import abc
 import numpy as np
 import torch
 
-from cosformer.tasks.base import IGNORED, SPLITS, Batch, Facts, Place, Task, require_options
+from cosformer.tasks.base import (
+    IGNORED,
+    SPLITS,
+    Batch,
+    BatchId,
+    Facts,
+    Task,
+    require_options,
+    sha256_of,
+)
 from cosformer.tasks.ragged import Array
 
 SIZES = {"train": 100_000, "valid": 3_000, "test": 3_000}
@@ -22,17 +31,21 @@ class Probe(Task):
     def __init__(self, facts: Facts, *, device: torch.device | str) -> None:
         self.facts, self.device = facts, torch.device(device)
 
+    def digest(self) -> str:
+        batch = self.batch("train", seed=0, rank=0, step=0, batch_size=8)
+        return sha256_of(batch[name] for name in sorted(batch))
+
     @abc.abstractmethod
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
         """Tokens and labels [count, T]."""
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        if place.split == "train":
-            tokens, labels = self.draw(draws, place.batch_size, "train")
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        if which.split == "train":
+            tokens, labels = self.draw(draws, which.batch_size, "train")
         else:
-            first = (place.step * place.ranks + place.rank) * place.batch_size
-            last = min(first + place.batch_size, self.sizes[place.split])
-            tokens, labels = self._fixed(place.split, range(first, last))
+            first = (which.step * which.ranks + which.rank) * which.batch_size
+            last = min(first + which.batch_size, self.sizes[which.split])
+            tokens, labels = self._fixed(which.split, range(first, last))
         found = {"tokens": tokens, "labels": labels, "mask": np.ones(tokens.shape, bool)}
         return {name: torch.from_numpy(array).to(self.device) for name, array in found.items()}
 
@@ -76,16 +89,16 @@ class Recall(Probe):
         # without replacement, in proportion: the largest of log p plus Gumbel noise
         noise = self._chances + rng.gumbel(size=(count, len(self._chances)))
         gaps = rng.permuted(np.argsort(-noise, axis=1)[:, :pairs], axis=1)
-        rows, places = np.arange(count)[:, None], 2 * pairs + 2 * gaps
+        rows, positions = np.arange(count)[:, None], 2 * pairs + 2 * gaps
         tokens = rng.integers(0, self.facts.data_tokens, (count, length))
         labels = np.full((count, length), IGNORED)
         tokens[:, : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
-        tokens[rows, places], labels[rows, places] = keys, values
+        tokens[rows, positions], labels[rows, positions] = keys, values
         return tokens, labels
 
 
 class Copying(Probe):
-    """Selective copying: tokens at random places among blanks, to be said again at the end."""
+    """Selective copying: tokens at random positions among blanks, to be said again at the end."""
 
     def __init__(
         self,
@@ -106,9 +119,9 @@ class Copying(Probe):
 
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
         wanted = rng.integers(0, self.blank, (count, self.copied))
-        places = np.sort(_distinct(rng, count, self.copied, 0, self.room), axis=1)
+        positions = np.sort(_distinct(rng, count, self.copied, 0, self.room), axis=1)
         tokens = np.full((count, self.room + self.copied), self.blank)
-        tokens[np.arange(count)[:, None], places] = wanted
+        tokens[np.arange(count)[:, None], positions] = wanted
         tokens[:, self.room :] = self.ask
         labels = np.full(tokens.shape, IGNORED)
         labels[:, self.room :] = wanted
@@ -142,10 +155,10 @@ class Induction(Probe):
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
         length, rows = self.lengths[split], np.arange(count)
         tokens = rng.integers(0, self.special, (count, length))
-        place = rng.integers(0, length - 2, count)
-        tokens[rows, place] = tokens[:, -1] = self.special
+        position = rng.integers(0, length - 2, count)
+        tokens[rows, position] = tokens[:, -1] = self.special
         labels = np.full(tokens.shape, IGNORED)
-        labels[:, -1] = tokens[rows, place + 1]
+        labels[:, -1] = tokens[rows, position + 1]
         return tokens, labels
 
 

@@ -7,13 +7,13 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from cosformer.tasks.base import SPECIMEN, Batch, Facts, Place, require_options
+from cosformer.tasks.base import Batch, BatchId, Facts, require_options
 from cosformer.tasks.ragged import Ragged
 from cosformer.tasks.sequences import Samples, SequenceTask
 
 
 class RisingTask(SequenceTask):
-    """So many `steps` with each of `levels` of `easier` samples, read if needed, then the task.
+    """`steps` steps with each of the `levels` of `easier` samples, then the task's own samples.
 
     Half of a batch is of the level that is due, half of one before it, each in its turn, so that
     none is forgotten. Sequences are of one length; validation and test are the task's own.
@@ -33,20 +33,17 @@ class RisingTask(SequenceTask):
         require_options(levels=levels, steps=steps)
         self._easier, self._count, self._steps = easier, levels, steps
 
-    def specimen(self) -> Batch:
-        return super()._batch(SPECIMEN, np.random.default_rng(0))
-
     @cached_property
     def _levels(self) -> list[Samples]:
         return [Samples([x], self.facts, self.device, shuffled=True) for x in self._easier()]
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        level = place.step // self._steps
-        if place.split != "train" or level >= self._count:
-            return super()._batch(place, draws)
-        known = place.batch_size // 2 if level else 0
-        due = self._levels[level].batch(replace(place, batch_size=place.batch_size - known))
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        level = which.step // self._steps
+        if which.split != "train" or level >= self._count:
+            return super()._batch(which, draws)
+        known = which.batch_size // 2 if level else 0
+        due = self._levels[level].batch(replace(which, batch_size=which.batch_size - known))
         if not known:
             return due
-        before = self._levels[place.step % level].batch(replace(place, batch_size=known))
+        before = self._levels[which.step % level].batch(replace(which, batch_size=known))
         return {name: torch.cat([due[name], before[name]]) for name in due}

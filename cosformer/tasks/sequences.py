@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from cosformer.tasks.base import SPLITS, Batch, Facts, Place, Task
+from cosformer.tasks.base import SPLITS, Batch, BatchId, Facts, Task, sha256_of
 from cosformer.tasks.order import Order
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.resident import Resident
@@ -31,9 +32,13 @@ class Samples:
     def __len__(self) -> int:
         return len(self._order.lengths)
 
-    def batch(self, place: Place) -> Batch:
-        """Those of one step; which split it is does not matter."""
-        indices = self._order.indices(place)
+    def all(self) -> list[Tensor]:
+        """All sequences and labels, as they are kept."""
+        return [tensor for tower in self._towers for tensor in tower.all()]
+
+    def batch(self, which: BatchId) -> Batch:
+        """The samples of one step."""
+        indices = self._order.indices(which)
         found: Batch = {"labels": self._towers[0].labels_of(indices)}
         for suffix, tower in zip(("", "2"), self._towers, strict=False):
             found[f"tokens{suffix}"], found[f"mask{suffix}"] = tower.gather(indices)
@@ -49,16 +54,30 @@ class SequenceTask(Task):
         facts: Facts,
         device: torch.device | str = "cpu",
         vocabulary: Vocabulary | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.facts, self.device, self.vocabulary = facts, torch.device(device), vocabulary
+        towers = [tower for split in SPLITS for tower in splits[split]]
+        cut = sum(int((tower.lengths > facts.length).sum()) for tower in towers)
+        self.notes = (*notes, *cut_note(cut, sum(map(len, towers)), facts.length))
         self._splits = {
             split: Samples(splits[split], facts, self.device, shuffled=split == "train")
             for split in SPLITS
         }
         self.sizes = {split: len(self._splits[split]) for split in SPLITS}
 
-    def _batch(self, place: Place, draws: np.random.Generator) -> Batch:
-        return self._splits[place.split].batch(place)
+    def digest(self) -> str:
+        return sha256_of(tensor for split in SPLITS for tensor in self._splits[split].all())
+
+    def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
+        return self._splits[which.split].batch(which)
+
+
+def cut_note(cut: int, count: int, length: int) -> list[str]:
+    """A sentence that says how many sequences lose their end; none if none do."""
+    if not cut:
+        return []
+    return [f"{cut:,} of {count:,} sequences are longer than length={length:,} and are cut"]
 
 
 def majority(labels: Array) -> float:
@@ -71,28 +90,24 @@ def complete(splits: Mapping[str, Array], count: int) -> dict[str, Array]:
 
     A set without a test split is judged on its validation split, as published numbers are, and
     validation is cut from training, so that no choice is made on what is judged. Without any
-    split, a tenth validates and a tenth tests.
+    split, or with one to train on alone, a tenth of all validates and a tenth tests.
     """
     found = {split: splits[split] for split in SPLITS if len(splits.get(split, ()))}
     if not found:
         found["train"] = np.arange(count)
-        found["train"], found["test"] = _cut(found["train"])
     if "train" not in found:
         # nothing to train on: an evaluation set, such as a dev split alone
         raise ValueError(f"data must have samples to train on, got {', '.join(found)} alone")
     if "test" not in found and "valid" in found:
         found["test"] = found.pop("valid")
-    if "test" not in found:
-        found["train"], found["test"] = _cut(found["train"])
-    if "valid" not in found:
-        found["train"], found["valid"] = _cut(found["train"])
+    missing = [split for split in ("test", "valid") if split not in found]
+    samples = found["train"]
+    part = max(1, round(len(samples) * HELD_OUT))
+    if len(samples) <= len(missing) * part:
+        least = len(missing) + 1
+        raise ValueError(f"data must have {least} samples or more to be split, got {len(samples)}")
+    mixed = np.random.default_rng(0).permutation(samples)  # the same on every call
+    for split in missing:
+        found[split], mixed = np.sort(mixed[:part]), mixed[part:]
+    found["train"] = np.sort(mixed)
     return found
-
-
-def _cut(indices: Array) -> tuple[Array, Array]:
-    """Most of these and a tenth, always the same."""
-    if len(indices) < 2:
-        raise ValueError(f"data must have 3 samples or more to be split, got {len(indices)}")
-    mixed = np.random.default_rng(0).permutation(indices)
-    part = max(1, round(len(indices) * HELD_OUT))
-    return np.sort(mixed[part:]), np.sort(mixed[:part])

@@ -14,7 +14,7 @@ LENGTHS = PathfinderRule.dashes - 1
 def draw_snakes(
     rng: np.random.Generator, count: int, rule: PathfinderRule | None = None
 ) -> tuple[Array, Array]:
-    """As `draw`: as many pictures of each length of snakes below the rule's own.
+    """Pictures as `pathfinder.draw` makes them, equally many of each length below the rule's own.
 
     A label tells the length as well: 2·(dashes − 1), and 1 more if the ends belong.
     """

@@ -79,8 +79,10 @@ def read(paths: Mapping[str, Path], *, text: Sequence[str] = (), label: str = "l
         names = tuple(text) or _guess(found, path)
         for name in (*names, label):
             if name not in found:
+                option = "label" if name == label else "text"
                 raise ValueError(
-                    f"{path} must have the column {name!r}, got {', '.join(map(repr, found))}"
+                    f"{path} must have the column {name!r}, got {', '.join(map(repr, found))}: "
+                    f"--set task.options.{option}=COLUMN names another one"
                 )
             columns.setdefault(name, []).extend(found[name])
         splits += [split] * count if split else found.get("split", [""] * count)
@@ -132,8 +134,8 @@ def _guess(columns: Mapping[str, object], path: Path) -> tuple[str, ...]:
         if all(name in columns for name in names):
             return names
     raise ValueError(
-        f"text must name the columns with the texts, got none for {path}, "
-        f"which has {', '.join(map(repr, columns))}"
+        f"text must name the column with the texts, got none for {path}, which has "
+        f"{', '.join(map(repr, columns))}: --set task.options.text=COLUMN names it"
     )
 
 

@@ -46,7 +46,10 @@ def load(text: str, data: Path | str | None = None) -> dict[str, bytes]:
     if path.is_dir():
         return _folder(path)
     known_names = ", ".join([*FROM_PYTHON, *TEXTS])
-    raise ValueError(f"text must be one of {known_names}, or a file or folder, got {text!r}")
+    raise ValueError(
+        f"text (--data) must be a file or folder, or one of {known_names}; got {text!r}, "
+        "which does not exist"
+    )
 
 
 def cut(text: bytes) -> dict[str, bytes]:

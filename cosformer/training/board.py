@@ -7,10 +7,10 @@ from cosformer.training.progress import Event, Progress, Started
 
 
 class Board:
-    """Event files, a folder a phase; steps that are done again take the place of the first ones."""
+    """TensorBoard's files, a folder for each phase; a step taken again replaces its first entry."""
 
     def __init__(self, folder: Path) -> None:
-        import tensorboard  # noqa: F401  # missing, it should be so by its name
+        import tensorboard  # noqa: F401  # if it is missing, the error names it
 
         self._folder = folder
         self._writer: Any = None

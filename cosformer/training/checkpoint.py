@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cosformer.tasks.files import replacing
 
-FORMAT = 2
+FORMAT = 3
 """Number of the layout below; raised when old files can no longer be read as they are."""
 KIND = "cosformer checkpoint"
 
@@ -74,7 +74,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model by name; tensors that share memory are there once."""
+    """The state of a model by name; a tensor that has two names, as tied weights, is there once."""
     owner = _owner(model)
     return {name: tensor for name, tensor in model.state_dict().items() if owner[name] == name}
 
@@ -99,7 +99,7 @@ def require_like(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], whe
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """Of names, bytes and facts: disks and copies flip bits."""
+    """CRC-32 of names, bytes and facts, by which a flipped bit is noticed."""
     total = zlib.crc32(facts.encode())
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)
@@ -109,9 +109,9 @@ def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
 
 def _owner(model: nn.Module) -> dict[str, str]:
     """Name of a tensor in the state -> the first name under which it is there."""
-    first: dict[int | str, str] = {}
+    first: dict[int, str] = {}
     return {
-        name: first.setdefault(tensor.data_ptr() if tensor.numel() else name, name)
+        name: first.setdefault(id(tensor), name)
         for name, tensor in model.state_dict(keep_vars=True).items()
     }
 

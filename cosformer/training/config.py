@@ -19,8 +19,8 @@ Precision = Literal["float32", "bfloat16"]
 OF_TASK = ("kind", "vocabulary", "classes")
 """Fields of a model that follow from the task."""
 MOST_SEEDS = 2**30
-"""Seeds of steps are made of a run's seed and the step: both fit into 64 bits."""
-ELSEWHERE = ("out", "device", "save_seconds", "tensorboard")
+"""Every step has a seed of 64 bits, made of the run's seed and the number of the step."""
+ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "plugin")
 """Settings that say where and how a run is kept: it may be continued with others."""
 
 
@@ -31,7 +31,7 @@ class TaskConfig:
     name: str
     """A name of `cosformer.tasks.TASKS`, or a known table as `sst2`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the task: `length`, `text`, `data`, …; docs/tasks.md has them."""
+    """Options of the task: `length`, `text`, `data`, …; docs/tasks.md has them."""
 
     def __post_init__(self) -> None:
         for name in ("device", "learnt"):
@@ -51,9 +51,9 @@ class Optimiser:
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay of the two moments."""
     eps: float = 1e-8
-    """Added to the denominator."""
+    """Added to AdamW's denominator."""
     weight_decay: float = 0.01
-    """Of matrices."""
+    """Weight decay of matrices; other parameters have none."""
     clip: float | None = 1.0
     """The largest norm of a gradient; none: as it comes."""
 
@@ -107,9 +107,9 @@ class Evaluation:
     """How the model is judged while it learns, on the validation split."""
 
     every: int = 200
-    """Steps from one to the next; the last step always has one."""
+    """Steps from one evaluation to the next; the last step always has one."""
     batches: int | None = None
-    """So many batches, spread over the split; none: all of it."""
+    """Number of batches, spread evenly over the split; none: the whole split."""
 
     def __post_init__(self) -> None:
         _whole(1, every=self.every, batches=self.batches)
@@ -126,7 +126,7 @@ class Pretraining:
     budget: Budget = field(default_factory=Budget)
     """Steps and batches of this phase."""
     lr: float = 1e-3
-    """Its highest learning rate; all else is as in the run."""
+    """The highest learning rate of this phase; all else is as in the run."""
 
     def __post_init__(self) -> None:
         check_choice("objective", self.objective, get_args(Objective))
@@ -160,6 +160,9 @@ class RunConfig:
     """A phase before, on the task's own inputs; none: no such phase."""
     start: Path | None = None
     """Folder of a run whose weights this one begins with; none: new ones."""
+    plugin: Path | None = None
+    """A Python file that registers mechanisms of the user's own; it is run before the model is
+    made, and again where the run is judged or used; none: no such file."""
     precision: Precision = "float32"
     """`bfloat16` computes in it where that is safe; parameters and sums stay float32."""
     compile: bool = False
@@ -171,7 +174,7 @@ class RunConfig:
     """Decay of a moving average of the weights, as 0.999, which is then what is judged; none: the
     weights themselves."""
     seed: int = 0
-    """Of initial weights, order of samples and dropout."""
+    """Seed of initial weights, order of samples and dropout."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; `auto`: a GPU where there is one."""
     log_every: int = 10
@@ -186,13 +189,15 @@ class RunConfig:
             raise TypeError(f"out must be a Path, got {type(self.out).__name__}")
         if not isinstance(self.start, Path | None):
             raise TypeError(f"start must be a Path or None, got {type(self.start).__name__}")
+        if not isinstance(self.plugin, Path | None):
+            raise TypeError(f"plugin must be a Path or None, got {type(self.plugin).__name__}")
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         check_seed(self.seed, MOST_SEEDS)
         _whole(1, log_every=self.log_every)
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must lie between 0 and 1, got {self.average}")
-        if not self.save_seconds >= 0:  # nan is neither
+        if not self.save_seconds >= 0:  # nan is refused as well
             raise ValueError(f"save_seconds must be at least 0, got {self.save_seconds}")
         fields = [each.name for each in dataclasses.fields(ModelConfig)]
         for name in self.model:

@@ -4,7 +4,7 @@ import torch
 
 
 def resolved(device: str) -> str:
-    """The device that is meant."""
+    """The device by its own name: `auto` is a GPU where there is one, else the CPU."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,4 +1,4 @@
-"""Batches that are ready when they are asked for."""
+"""Training batches, prepared by another thread while the model learns."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Fed:
     tokens: int
     """Real tokens."""
     labels: int
-    """Places that are asked for."""
+    """Labels that are asked for: those that are not `IGNORED`."""
     ready: torch.cuda.Event | None = None
 
 
@@ -33,7 +33,7 @@ def feed(task: Task, *, seed: int, batch_size: int, begin: int, end: int) -> Ite
         stream.wait_stream(torch.cuda.current_stream(device))  # until the data are there
 
     def prepare(step: int) -> Fed:
-        with torch.cuda.stream(stream):  # of None: nothing
+        with torch.cuda.stream(stream):  # does nothing on a CPU
             batch = task.batch("train", seed=seed, rank=0, step=step, batch_size=batch_size)
             return described(batch, None if stream is None else stream.record_event())
 
@@ -60,7 +60,7 @@ def described(batch: Batch, ready: torch.cuda.Event | None = None) -> Fed:
 
 
 def _received(fed: Fed) -> Fed:
-    """Safe to use on the current stream."""
+    """The batch, safe to use on the current CUDA stream."""
     if fed.ready is not None:
         stream = torch.cuda.current_stream(fed.batch["tokens"].device)
         stream.wait_event(fed.ready)

@@ -1,9 +1,10 @@
 """The folder of a run: who works in it, its config, its state, its log, its checkpoints."""
 
 import contextlib
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -108,20 +109,19 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 class Log:
-    """JSON lines. Lines after those that a checkpoint knows of are written again, so they go."""
+    """JSON lines. Lines of steps that the checkpoint does not have are removed: those steps are
+    taken, and written, again."""
 
-    def __init__(self, path: Path, lines: int) -> None:
+    def __init__(self, path: Path, is_done: Callable[[dict[str, Any]], bool]) -> None:
+        """`is_done` tells of a line whether the checkpoint has its step."""
         self._file: IO[bytes] = path.open("ab")
-        kept = path.read_bytes().splitlines(keepends=True)[:lines]
-        if kept and not kept[-1].endswith(b"\n"):
-            kept.pop()
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = itertools.takewhile(lambda line: _is_kept(line, is_done), lines)
         self._file.truncate(sum(map(len, kept)))
-        self.lines = len(kept)
 
     def append(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row).encode() + b"\n")
         self._file.flush()
-        self.lines += 1
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -131,6 +131,14 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _is_kept(line: bytes, is_done: Callable[[dict[str, Any]], bool]) -> bool:
+    """Whether a line is whole, and of a step that is done."""
+    try:
+        return line.endswith(b"\n") and is_done(json.loads(line))
+    except (ValueError, TypeError, LookupError):  # no JSON, or no line of a log
+        return False
 
 
 def _is_locked(folder: Path) -> bool:

@@ -46,7 +46,7 @@ class Replayed:
         graph.replay()
 
     def _is_due(self, shape: Shape, batch: Batch) -> bool:
-        # of a mask the host asks what it hides, which cannot be recorded
+        # the model looks at a mask on the CPU, which cannot be recorded
         hides = any(name.startswith("mask") for name in batch)
         return not hides and self._seen[shape] > WARM and len(self._graphs) < MOST
 

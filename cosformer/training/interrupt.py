@@ -1,23 +1,28 @@
-"""Ctrl-C between steps: half a step is nothing to go on from."""
+"""Ctrl-C and SIGTERM wait for the end of a step: a run cannot go on from half a step."""
 
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the block has ended; other threads never get it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    """Signals that Python handles are handled when the block has ended; other threads get none."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    waiting = {number: handler for number, handler in handlers.items() if callable(handler)}
     arrived: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+    for number in waiting:
+        signal.signal(number, lambda number, _: arrived.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in waiting.items():
+            signal.signal(number, handler)
     if arrived:
-        raise KeyboardInterrupt
+        signal.raise_signal(arrived[0])

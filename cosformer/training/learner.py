@@ -25,10 +25,10 @@ class Diverged(ArithmeticError):
 
 
 class Learner:
-    """Takes one step after the other; `window` has what came of those since the last reading.
+    """A model, its optimiser and its moving average; `learn` takes one step.
 
-    Losses and norms of gradients stay on the device until they are read: a step never waits for
-    its own result.
+    Losses and norms of gradients stay on the device, in the window, until `read` asks for those
+    since its last call: a step never waits for its own result.
     """
 
     def __init__(self, config: RunConfig, phase: Phase, number: int) -> None:
@@ -173,7 +173,7 @@ class Learner:
 
 
 def create(config: ModelConfig) -> Model:
-    """A model of a config that was not written here: its mistakes are errors of value."""
+    """The model of a config; an option that its mechanism does not have is a ValueError."""
     try:
         return create_model(config)
     except TypeError as error:  # an option that the mechanism does not have
@@ -195,7 +195,7 @@ def take_over(model: nn.Module, before: nn.Module) -> None:
 
 
 def _alike(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two models are of one kind and shape."""
+    """Whether two models have the same class, names and shapes."""
     shapes = [{name: t.shape for name, t in x.state_dict().items()} for x in (one, other)]
     return type(one) is type(other) and shapes[0] == shapes[1]
 

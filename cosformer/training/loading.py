@@ -1,8 +1,16 @@
 """A run's model and task again, to be judged or used."""
 
+import contextlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from cosformer.config import build
 from cosformer.models import ModelConfig
@@ -10,15 +18,21 @@ from cosformer.models.create import Model
 from cosformer.tasks import Task
 from cosformer.tasks.table import has_vocabulary
 from cosformer.tasks.vocabulary import Vocabulary, restore
-from cosformer.training.checkpoint import Checkpoint, load_weights, read
+from cosformer.training.checkpoint import Checkpoint, load_weights, read, require_like, weights
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.fingerprint import require_same
-from cosformer.training.folder import VOCABULARY, load_config, read_json
+from cosformer.training.folder import LAST, VOCABULARY, load_config, read_json
 from cosformer.training.learner import create
 from cosformer.training.place import Place, place_of
+from cosformer.training.plugin import load_plugin
+from cosformer.training.possible import outline
 
 CHECKPOINTS = ("best", "last")
+HARMLESS = 2**22
+"""Numbers of a tensor that may be made even where a checkpoint has fewer in all."""
+FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
+"""Functions by which models make tensors; their first arguments are sizes."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +43,14 @@ class Loaded:
     folder: Path
     config: RunConfig
     place: Place
-    """Of the checkpoint."""
+    """Where the run stood when the checkpoint was written."""
     device: str
 
     @cached_property
     def task(self) -> Task:
-        """Read when it is first asked for: not all that a model is used for needs the data."""
+        """The task with its data, read on first use: generating text needs none."""
         task = create_task(self.config, self.folder, self.device)
-        require_same(self.folder, task)  # numbers of other data would say nothing of the run
+        require_same(self.folder, task)  # metrics on other data would say nothing about the run
         return task
 
     @property
@@ -61,28 +75,105 @@ def kept_vocabulary(folder: Path) -> Vocabulary | None:
     return restore(read_json(path)) if path.is_file() else None
 
 
-def load(run: Path | str, checkpoint: str = "best", *, device: str = "auto") -> Loaded:
-    """The model that a run's checkpoint holds: `best` on validation, or the `last`."""
+def load(
+    run: Path | str,
+    checkpoint: str = "best",
+    *,
+    device: str = "auto",
+    plugin: Path | None = None,
+) -> Loaded:
+    """The model that a run's checkpoint holds: `best` on validation, or the `last`.
+
+    A file that registers the run's mechanism is run first: `plugin`, else that of its config.
+    """
     folder = Path(run)
     if checkpoint not in CHECKPOINTS:
         raise ValueError(f"checkpoint must be one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
     config = load_config(folder)
     path = folder / f"{checkpoint}.safetensors"
     if not path.is_file():
-        raise ValueError(f"run must have the checkpoint {checkpoint}, got {folder}, without it yet")
+        raise ValueError(_missing(folder, checkpoint))
     found = read(path)
-    model = _model(found, path)
-    load_weights(model, found.part("average") or found.part("model"), str(path))
+    place = place_of(found, path, config)
+    _load_plugin(folder, plugin, config.plugin)
+    stored = found.part("average") or found.part("model")
+    model = _create(model_of(found, path), stored, path)
+    load_weights(model, stored, str(path))
     where = resolved(device)
     model.to(where).eval()
-    return Loaded(model, folder, config, place_of(found, path), where)
+    return Loaded(model, folder, config, place, where)
 
 
-def _model(found: Checkpoint, path: Path) -> Model:
+def _load_plugin(folder: Path, given: Path | None, kept: Path | None) -> None:
+    """Run the file that was given, else the one that the run was trained with."""
+    if given is not None:
+        load_plugin(given)
+    elif kept is not None:
+        if not (kept.is_absolute() and kept.is_file()):  # a relative one could be anybody's file
+            raise ValueError(
+                f"plugin of {folder} must be an absolute path of a file, got {kept}: "
+                "--plugin says where it is"
+            )
+        load_plugin(kept)
+
+
+def model_of(found: Checkpoint, path: Path) -> ModelConfig:
+    """The config of the model that a checkpoint holds; nothing is built."""
     given = found.facts.get("model")
     if not isinstance(given, dict):
         raise ValueError(f"checkpoint {path} must say what its model is, got {given!r}")
     try:
-        return create(build(ModelConfig, given))
-    except ValueError as error:
+        return build(ModelConfig, given)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"checkpoint {path} must say what its model is: {error}") from None
+
+
+def _create(config: ModelConfig, stored: Mapping[str, Tensor], path: Path) -> Model:
+    """The model, once its sizes are found to be those of the stored tensors.
+
+    A forged config may say any size: no memory is taken for what the tensors do not have.
+    """
+    if config.layers > len(stored):
+        raise ValueError(
+            f"checkpoint {path} must hold the model that it describes, got {config.layers:,} "
+            f"layers with {len(stored):,} tensors"
+        )
+    limit = max(HARMLESS, sum(tensor.numel() for tensor in stored.values()))
+    try:
+        with _Bounded(limit):
+            with contextlib.suppress(RuntimeError):  # a mechanism that reads its numbers
+                require_like(stored, weights(outline(config)), str(path))
+            return create(config)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise ValueError(
+            f"checkpoint {path} must hold the model that it describes: {error}"
+        ) from None
+
+
+class _Bounded(TorchFunctionMode):
+    """Refuses to make a tensor of more than so many numbers."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in FACTORIES:
+            sizes = given.get("size", args[0] if args and not isinstance(args[0], int) else args)
+            count = math.prod(size for size in sizes if isinstance(size, int))
+            if count > self.limit:
+                raise ValueError(
+                    f"a tensor must have at most {self.limit:,} numbers, got {count:,}"
+                )
+        return func(*args, **given)
+
+
+def _missing(folder: Path, checkpoint: str) -> str:
+    """What to do about a checkpoint that is not there."""
+    message = f"run must have the checkpoint {checkpoint}, got {folder}"
+    if checkpoint == "best" and (folder / LAST).is_file():
+        return f"{message}, which was not judged yet: take the last one (--checkpoint last)"
+    return f"{message}, which has none yet: the command that began it continues it"

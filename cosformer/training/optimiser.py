@@ -38,7 +38,7 @@ def grouped(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 def create_optimiser(
     groups: dict[str, list[nn.Parameter]], config: Optimiser, lr: Tensor | None = None
 ) -> AdamW:
-    """Its learning rate is set at every step: in its groups, or in the tensor `lr`."""
+    """AdamW. Its learning rate is set before every step: in its groups, or in the tensor `lr`."""
     described = [
         {
             "params": parameters,
@@ -75,7 +75,7 @@ def load_moments(
         for name, parameter in parameters.items()
         for key in STATE
     }
-    require_like(stored, wanted, where)  # the fused kernel writes wherever their sizes lead
+    require_like(stored, wanted, where)  # AdamW's kernel trusts these sizes
     for name, parameter in parameters.items():
         optimiser.state[parameter] = {
             key: stored[f"{key}.{name}"].to(parameter.device) for key in STATE

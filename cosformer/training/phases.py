@@ -10,7 +10,7 @@ from cosformer.training.config import Budget, Optimiser, RunConfig, kind_of
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of training with a model, a task and a budget of its own."""
+    """One part of a run, with its own model, task and budget."""
 
     name: str
     task: Task

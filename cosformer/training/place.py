@@ -5,6 +5,8 @@ from pathlib import Path
 
 from cosformer.config import build
 from cosformer.training.checkpoint import Checkpoint
+from cosformer.training.config import RunConfig
+from cosformer.training.optimiser import COUNT
 
 
 @dataclass(frozen=True)
@@ -16,19 +18,17 @@ class Place:
     """Steps of the phase that are done."""
     pending: bool = False
     """Whether the model is still to be judged after the last of them."""
-    lines: int = 0
-    """Of the log."""
     seconds: float = 0.0
-    """Spent so far."""
+    """Time that the run has taken so far."""
     metric: str | None = None
     """What the phase's task is judged by."""
     best: float | None = None
-    """Its best value so far."""
+    """The best value of that metric so far."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation."""
+    """All metrics of the last evaluation."""
 
     def __post_init__(self) -> None:
-        for name in ("phase", "step", "lines", "seconds"):
+        for name in ("phase", "step", "seconds"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name, value in self.metrics.items():
@@ -36,12 +36,28 @@ class Place:
                 raise ValueError(f"metrics must be numbers, got {value!r} for {name}")
 
 
-def place_of(checkpoint: Checkpoint, path: Path) -> Place:
-    """Where the run stood when the checkpoint was written."""
-    place = checkpoint.facts.get("place")
-    if not isinstance(place, dict):
-        raise ValueError(f"checkpoint {path} must say where its run stood, got {place!r}")
+def place_of(checkpoint: Checkpoint, path: Path, config: RunConfig) -> Place:
+    """Where the run stood when the checkpoint was written; an error if it cannot have stood there.
+
+    The optimiser counts its own steps, so that a wrong `step` is seen.
+    """
+    given = checkpoint.facts.get("place")
+    if not isinstance(given, dict):
+        raise ValueError(f"checkpoint {path} must say where its run stood, got {given!r}")
     try:
-        return build(Place, place)
+        place = build(Place, given)
     except ValueError as error:
         raise ValueError(f"checkpoint {path} must say where its run stood: {error}") from None
+    before = [] if config.pretraining is None else [config.pretraining.budget]
+    budgets = [*before, config.budget]
+    if place.phase >= len(budgets):
+        rule = f"phase must be below {len(budgets)}, as the run has phases, got {place.phase}"
+        raise ValueError(f"checkpoint {path} must say where its run stood: {rule}")
+    if place.step > (steps := budgets[place.phase].steps):
+        rule = f"step must be at most {steps}, got {place.step}"
+        raise ValueError(f"checkpoint {path} must say where its run stood: {rule}")
+    counts = checkpoint.part(f"optimiser.{COUNT}").values()
+    if any(count.numel() == 1 and float(count) != place.step for count in counts):
+        rule = f"step must be the number that the optimiser has counted, got {place.step}"
+        raise ValueError(f"checkpoint {path} must say where its run stood: {rule}")
+    return place

@@ -7,6 +7,7 @@ from torch import nn
 
 from cosformer.mechanisms import Mechanism
 from cosformer.models import ModelConfig
+from cosformer.models.create import Model
 from cosformer.training.learner import create, take_over
 from cosformer.training.phases import Phase
 
@@ -15,19 +16,22 @@ def require_possible(todo: Sequence[Phase]) -> None:
     """An error unless each phase's model can be made, read its sequences and follow the last."""
     before = None
     for phase in todo:
-        model = _outline(phase.model)
+        try:
+            model: nn.Module = outline(phase.model)
+        except RuntimeError:  # a mechanism that reads its numbers while it is made
+            model = create(phase.model)
         _require_length(model, phase)
         if before is not None:
             take_over(model, before)
         before = model
 
 
-def _outline(config: ModelConfig) -> nn.Module:
-    """The model without its numbers, which costs nothing."""
-    try:
-        with torch.device("meta"):
-            return create(config)
-    except RuntimeError:  # a mechanism that reads its numbers while it is made
+def outline(config: ModelConfig) -> Model:
+    """The model without its numbers: names, shapes and dtypes, and next to no memory.
+
+    A RuntimeError where a mechanism reads its numbers while it is made.
+    """
+    with torch.device("meta"):
         return create(config)
 
 

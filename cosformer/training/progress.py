@@ -25,6 +25,13 @@ class Started:
     parameters: int
     length: int
     device: str
+    notes: tuple[str, ...] = ()
+    """What a user should know about the data; a sentence each."""
+
+    @property
+    def _threads(self) -> str:
+        count = torch.get_num_threads()
+        return f" ({count} thread{'s'[: count > 1]})" if self.device == "cpu" else ""
 
     def __str__(self) -> str:
         model, budget = self.model, self.budget
@@ -32,32 +39,32 @@ class Started:
         return (
             f"{self.phase}: {model.mechanism} {model.kind}, {model.layers} layers of "
             f"{model.width}, {self.parameters:,} parameters; {budget.steps:,} steps of "
-            f"{budget.batch} × {self.length:,} tokens on {self.device}{begun}"
+            f"{budget.batch} × {self.length:,} tokens on {self.device}{self._threads}{begun}"
         )
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Steps since the last of these."""
+    """What came of the steps since the last line of the log."""
 
     phase: str
     step: int
     steps: int
     loss: float
-    """Mean over these steps."""
+    """Mean loss of these steps."""
     lr: float
     gradient_norm: float
-    """Of the last step, before it was clipped."""
+    """Norm of the gradient of the last step, before it was clipped."""
     tokens_per_second: float
     memory: int
-    """Bytes at the highest so far: of the GPU's memory where there is one, else of the process."""
+    """Most bytes held so far: by tensors on a GPU, or by the process on a CPU."""
     seconds_left: float
     """Until this phase ends, at the speed of these steps, without evaluations."""
 
     def __str__(self) -> str:
         width = len(str(self.steps))
         return (
-            f"{self.phase} {self.step:>{width}}/{self.steps}  loss {self.loss:.4f}  "
+            f"{self.phase} {self.step:>{width}}/{self.steps}  loss {number(self.loss)}  "
             f"{self.tokens_per_second:,.0f} tokens/s  {self.memory / 2**30:.2f} GiB  "
             f"{duration(self.seconds_left)} left"
         )
@@ -74,7 +81,7 @@ class Evaluated:
     """Better than ever before in this phase."""
 
     def __str__(self) -> str:
-        found = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        found = "  ".join(f"{name} {number(value)}" for name, value in self.metrics.items())
         return f"{self.phase} {self.step}: {found}{'  (best)' if self.best else ''}"
 
 
@@ -132,6 +139,11 @@ class Meter:
             return torch.cuda.max_memory_allocated(self.device)
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def number(value: float) -> str:
+    """`0.1234`, and `1.23e+12` where that has too many digits."""
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:

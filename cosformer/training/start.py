@@ -63,6 +63,7 @@ def inheriting(recipe: RunConfig, config: RunConfig) -> RunConfig:
     return replace(
         recipe,
         preset=before.preset,
+        plugin=before.plugin,
         model={**kept, **model},
         task=replace(recipe.task, options=options),
     )
@@ -78,7 +79,7 @@ def require_fit(phase: Phase, before: Loaded) -> None:
                 f"model.{name} must be that of the run to start from, {wanted!r} in "
                 f"{before.folder}, got {given!r}"
             )
-    if here.mechanism_options != there.mechanism_options:  # as a cls token makes them
+    if here.mechanism_options != there.mechanism_options:  # a cls token makes sequences longer
         _require_shapes(phase, before)
     own, theirs = phase.task.vocabulary, kept_vocabulary(before.folder)
     if (own and own.plain()) != (theirs and theirs.plain()):

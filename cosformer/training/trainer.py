@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,9 +34,10 @@ from cosformer.training.folder import (
 )
 from cosformer.training.interrupt import uninterrupted
 from cosformer.training.learner import Diverged, Learner
-from cosformer.training.loading import create_task
+from cosformer.training.loading import create_task, model_of
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
+from cosformer.training.plugin import load_plugin
 from cosformer.training.possible import require_possible
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 from cosformer.training.start import beginning, require_fit
@@ -47,7 +49,7 @@ class Result:
 
     place: Place
     model: nn.Module
-    """As it was after the last step."""
+    """The model after the last step; the moving average where there is one."""
 
 
 def train(config: RunConfig, report: Callable[[Event], None] | None = None) -> Result:
@@ -70,15 +72,18 @@ class Trainer:
     """Set when the events have ended."""
 
     def __init__(self, config: RunConfig, task: Task | None = None) -> None:
-        """`task`: that of the config, where it is made already, as for several runs."""
-        import safetensors  # noqa: F401  # missing, it should be so before the work and not after
+        """`task`: the task of the config, if it exists already, as for several runs on one task."""
+        import safetensors  # noqa: F401  # if it is missing, say so before the work
 
+        if config.plugin is not None:
+            load_plugin(config.plugin)
+            config = replace(config, plugin=config.plugin.resolve())
         self.config, self.device, self._task = config, resolved(config.device), task
         if config.graph and torch.device(self.device).type != "cuda":
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
         self._board = Board(config.out / BOARD) if config.tensorboard else None
         self.place = Place()
-        """What the last checkpoint knows, once it is written: what status.json says is there."""
+        """Where the run stood at its last checkpoint; status.json says the same."""
 
     def events(self) -> Generator[Event, None, None]:
         """Train, telling of every line of the log."""
@@ -93,11 +98,14 @@ class Trainer:
             require_possible(todo)
         with locked(out), contextlib.ExitStack() as closed:
             adopt(self.config)
+            found = self._found()
             keep(out, task)
+            if found is not None:
+                self._require_model(found, todo[self.place.phase])
             if task.vocabulary is not None:
                 write_json(out / VOCABULARY, task.vocabulary.plain())
-            found = self._found()
-            log = closed.enter_context(Log(out / LOG, self.place.lines))
+            names = [phase.name for phase in todo]
+            log = closed.enter_context(Log(out / LOG, lambda row: self._is_done(row, names)))
             if self._board is not None:
                 closed.callback(self._board.close)
             self._status("running")
@@ -108,7 +116,7 @@ class Trainer:
                         self._board.add(event)
                     yield event
             except Exception as error:
-                with contextlib.suppress(OSError):  # of a full disk: the first error says it
+                with contextlib.suppress(OSError):  # the disk may be full: the first error says so
                     self._status("failed", str(error))
                 raise
             self._status("finished")
@@ -119,17 +127,25 @@ class Trainer:
         if not path.exists():
             return None
         found = read(path)
-        self.place = place_of(found, path)
+        self.place = place_of(found, path, self.config)
         return found
+
+    def _require_model(self, found: Checkpoint, phase: Phase) -> None:
+        """An error if a checkpoint says that it is of another phase than its model is."""
+        path = self.config.out / LAST
+        if plain(model_of(found, path)) != plain(phase.model):
+            raise ValueError(f"checkpoint {path} must be of the model of {phase.name}, got another")
+
+    def _is_done(self, row: dict[str, Any], names: list[str]) -> bool:
+        """Whether the last checkpoint has what a line of the log tells."""
+        told, here = (names.index(row["phase"]), row["step"]), (self.place.phase, self.place.step)
+        is_judged_again = told == here and "metrics" in row and self.place.pending
+        return told <= here and not is_judged_again
 
     def _phases(
         self, todo: list[Phase], found: Checkpoint | None, before: nn.Module | None, log: Log
     ) -> Iterator[Event]:
         """From the checkpoint that was found, else from the model `before`, else from nothing."""
-        if self.place.phase >= len(todo):
-            raise ValueError(f"phase must be below {len(todo)}, got {self.place.phase}")
-        if self.place.step > (steps := todo[self.place.phase].budget.steps):
-            raise ValueError(f"step must be at most {steps}, got {self.place.step}")
         for number in range(self.place.phase, len(todo)):
             learner = Learner(self.config, todo[number], number)
             place = self.place
@@ -147,7 +163,7 @@ class Trainer:
         self.result = Result(self.place, before)
 
     def _steps(self, learner: Learner, place: Place, log: Log) -> Iterator[Event]:
-        """An interrupt, or the end of who reads the events, loses none of the steps."""
+        """All steps of a phase; an interrupt loses none, nor does a reader that stops reading."""
         budget = learner.phase.budget
         meter, saved = Meter(learner.device, place.seconds), time.monotonic()
         batches = feed(
@@ -181,7 +197,7 @@ class Trainer:
             raise
 
     def _rescue(self, learner: Learner, place: Place, meter: Meter, log: Log) -> None:
-        """Keep the steps after the last checkpoint, but for what is not finite."""
+        """Save the steps after the last checkpoint, unless something in them is not finite."""
         is_kept = (self.place.phase, self.place.step) == (place.phase, learner.step)
         if learner.step > place.step and not is_kept:
             with contextlib.suppress(Diverged):
@@ -256,7 +272,7 @@ class Trainer:
 
     def _save(self, learner: Learner, place: Place, meter: Meter, log: Log) -> Place:
         """Where the run stands once that is kept."""
-        place = replace(place, step=learner.step, lines=log.lines, seconds=meter.seconds)
+        place = replace(place, step=learner.step, seconds=meter.seconds)
         learner.check()
         log.sync()
         write(self.config.out / LAST, Checkpoint(learner.tensors(), _facts(learner, place)))
@@ -283,4 +299,5 @@ def _started(learner: Learner) -> Started:
         parameters=parameter_count(learner.model),
         length=phase.task.facts.length,
         device=str(learner.device),
+        notes=phase.task.notes,
     )

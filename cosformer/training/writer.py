@@ -26,7 +26,7 @@ class Writer:
         return [until(self._write(tokens), stop) for tokens in found]
 
     def stream(self, prompt: str, stop: Sequence[str] = ()) -> Iterator[str]:
-        """The same for one prompt, in pieces, as soon as none of them can change any more."""
+        """What follows one prompt, in pieces; a piece comes when later tokens cannot change it."""
         tokens, shown = list[int](), 0
         for token in generate_tokens(self.model, self._read(prompt), self.sampling):
             tokens.append(token)
@@ -58,7 +58,7 @@ def encode(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def until(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of these."""
+    """The text before the first of the stops."""
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
 
 

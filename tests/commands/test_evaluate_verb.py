@@ -1,37 +1,54 @@
-"""`cosformer evaluate`: rows say what was judged, and go to a file of rows only."""
+"""`cosformer evaluate`: metrics on the screen, in a file of the run, and as rows."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from cosformer import cli, records
+from cosformer import records
 from cosformer.commands import evaluate
-from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig, train
+
+METRICS = {"loss", "accuracy", "perplexity", "bits_per_byte"}
 
 
-def test_rows_say_how_much_of_the_split_was_judged(tmp_path: Path) -> None:
-    task = TaskConfig("copying", {"length": 16, "copied": 2})
-    config = RunConfig(
-        task, tmp_path / "run", budget=Budget(1, 2), evaluation=Evaluation(batches=1), device="cpu"
-    )
-    train(config)
-    rows = tmp_path / "rows.jsonl"
-    assert cli.main(["evaluate", str(config.out), "--batches", "3", "--rows", str(rows)]) == 0
-    said = [(row.config["samples"], row.config["split_size"]) for row in records.read(rows)]
-    assert set(said) == {(6, 3000)}
+def test_an_evaluation_is_shown_and_kept(run: Path, shell) -> None:
+    shown = shell.shows("evaluate", run, "--split", "valid", "--checkpoint", "last")
+    kept = json.loads((run / "metrics-valid-last.json").read_text())
+    assert kept["metrics"].keys() == METRICS
+    for name, value in kept["metrics"].items():
+        assert f"{name:<14} {value:.4f}" in shown
+    assert "to beat: loss" in shown
 
 
-@pytest.mark.parametrize("text", ["my only line", "line one\nmy last line", "line one\n"])
+def test_rows_say_what_was_judged_and_how_much_of_it(run: Path, shell) -> None:
+    shell.shows("evaluate", run, "--split", "train", "--batches", 1, "--rows", "rows.jsonl")
+    rows = {row.what: row for row in records.read(Path("rows.jsonl"))}
+    assert rows.keys() == METRICS | {"floor"}
+    kept = json.loads((run / "metrics-train-best.json").read_text())
+    assert rows["floor"].value == kept["floor"]
+    config = rows["floor"].config
+    assert (config["task"], config["options"]["text"]) == ("lm", "text.txt")
+    assert config["optimiser"]["lr"] > 0
+    assert config["pretraining"] is None
+    assert (config["samples"], config["steps"], config["budget"]["steps"]) == (2, 3, 3)
+    assert config["split_size"] > 2
+
+
+def test_a_run_that_cannot_be_written_to_is_judged(run: Path, shell) -> None:
+    (run / "metrics-test-best.json").mkdir()  # in the way, whoever runs this test
+    code, out, err = shell("evaluate", run, "--rows", "rows.jsonl")
+    assert code == 0
+    assert "test loss" in out
+    assert "rows added" in out
+    assert "written:" not in out
+    assert err.startswith("cosformer: evaluate: not written: ")
+
+
 def test_a_file_of_something_else_is_refused_before_the_model_is_judged(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
+    here: Path, monkeypatch: pytest.MonkeyPatch, shell
 ) -> None:
-    notes = tmp_path / "notes.txt"
-    notes.write_text(text)
     monkeypatch.setattr(evaluate, "load", lambda *given, **how: pytest.fail("loaded"))
-    assert cli.main(["evaluate", str(tmp_path), "--rows", str(notes)]) == 2
-    rule = f"rows must be a new file or one of rows, but {notes}, line 1 is not a row"
-    assert rule in capsys.readouterr().err
-    assert notes.read_text() == text
+    before = (here / "my.txt").read_text()
+    rule = "rows must be a new file or one of rows, but my.txt, line 1 is not a row"
+    assert rule in shell.refuses("evaluate", here, "--rows", "my.txt")
+    assert (here / "my.txt").read_text() == before

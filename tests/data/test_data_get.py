@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cosformer import cli
 from cosformer.data import convert, fetch, known
 from cosformer.data.known import Content, Source
 
+PUBLISHED = dict(known.SOURCES)
+"""As they are without the server below."""
 TEXT = "".join(f"line {n}\n" for n in range(5000)).encode()
 
 
@@ -85,86 +86,81 @@ def small(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(known.CONTENTS, "tinyshakespeare.txt.xz", content)
 
 
-def run(tmp_path: Path, *more: str) -> int:
-    return cli.main(["data", "get", "tinyshakespeare", "--data", str(tmp_path), *more])
+GET = ("data", "get", "tinyshakespeare", "--data")
 
 
 def there(tmp_path: Path) -> list[str]:
     return sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
 
 
-def test_a_set_is_fetched_once_and_can_be_checked(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path) == 0
-    assert lzma.decompress((tmp_path / "tinyshakespeare.txt.xz").read_bytes()) == TEXT
+def assert_whole(tmp_path: Path) -> None:
+    """The text is there, and nothing else."""
     assert there(tmp_path) == ["tinyshakespeare.txt.xz"]
-    assert run(tmp_path) == 0
-    assert "already there" in capsys.readouterr().out
+    assert lzma.decompress((tmp_path / "tinyshakespeare.txt.xz").read_bytes()) == TEXT
+
+
+def test_a_set_is_fetched_once_and_can_be_checked(tmp_path: Path, server: Server, shell) -> None:
+    shell.shows(*GET, tmp_path)
+    assert_whole(tmp_path)
+    assert "already there" in shell.shows(*GET, tmp_path)
     assert server.asked == [None]
-    assert run(tmp_path, "--force") == 0
+    shell.shows(*GET, tmp_path, "--force")
     assert server.asked == [None, None]
-    assert cli.main(["data", "check", "--data", str(tmp_path)]) == 0
-    assert "5,000 lines" in capsys.readouterr().out
+    assert "5,000 lines" in shell.shows("data", "check", "--data", tmp_path)
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, server: Server, shell
 ) -> None:
     server.cut_after = 1000
-    assert run(tmp_path) == 2
-    assert f"after 1,000 of {len(TEXT):,} bytes" in capsys.readouterr().err
+    assert f"after 1,000 of {len(TEXT):,} bytes" in shell.refuses(*GET, tmp_path)
     assert not (tmp_path / "tinyshakespeare.txt.xz").exists()
     server.cut_after = None
-    assert run(tmp_path) == 0
+    shell.shows(*GET, tmp_path)
     assert server.asked == [None, "bytes=1000-"]
-    assert lzma.decompress((tmp_path / "tinyshakespeare.txt.xz").read_bytes()) == TEXT
-    assert there(tmp_path) == ["tinyshakespeare.txt.xz"]
+    assert_whole(tmp_path)
 
 
 @pytest.mark.parametrize("what", ["no ranges", "too much", "other version"])
-def test_what_cannot_be_continued_starts_anew(tmp_path: Path, server: Server, what: str) -> None:
+def test_what_cannot_be_continued_starts_anew(
+    tmp_path: Path, server: Server, what: str, shell
+) -> None:
     partial = tmp_path / "downloads" / ".tinyshakespeare-input.txt.partial"
     partial.parent.mkdir()
     partial.write_bytes(b"x" * (len(TEXT) + 5 if what == "too much" else 1000))
     server.with_ranges = what != "no ranges"
-    assert run(tmp_path) == 0
-    assert lzma.decompress((tmp_path / "tinyshakespeare.txt.xz").read_bytes()) == TEXT
-    assert there(tmp_path) == ["tinyshakespeare.txt.xz"]
+    shell.shows(*GET, tmp_path)
+    assert_whole(tmp_path)
 
 
-def test_a_wrong_checksum_leaves_nothing(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_checksum_leaves_nothing(tmp_path: Path, server: Server, shell) -> None:
     server.content = TEXT.replace(b"line 7\n", b"line 8\n")
-    assert run(tmp_path) == 2
-    assert "must give tinyshakespeare.txt.xz the sha256" in capsys.readouterr().err
+    assert "must give tinyshakespeare.txt.xz the sha256" in shell.refuses(*GET, tmp_path)
     assert there(tmp_path) == []
 
 
-def test_without_a_network_the_way_out_is_told(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path, "--mirror", "http://127.0.0.1:1") == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
+def test_without_a_network_the_way_out_is_told(tmp_path: Path, server: Server, shell) -> None:
+    message = shell.refuses(*GET, tmp_path, "--mirror", "http://127.0.0.1:1")
     for part in ("cannot be reached", "--mirror", "copy tinyshakespeare.txt.xz", str(tmp_path)):
         assert part in message
-    assert run(tmp_path, "--mirror", f"{server.url}/missing") == 2
-    assert "was refused: 404" in capsys.readouterr().err
+    message = shell.refuses(*GET, tmp_path, "--mirror", f"{server.url}/missing")
+    assert "was refused: 404" in message
     assert there(tmp_path) == []
-    assert run(tmp_path, "--mirror", f"{server.url}/elsewhere/") == 0
+    shell.shows(*GET, tmp_path, "--mirror", f"{server.url}/elsewhere/")
 
 
-BAD = [([], "names must be one or more of"), (["x"], "names must be among"), (["mnli"], "mnli_20k")]
+BAD = {"": "names must be one or more of", "x": "names must be among", "mnli": "mnli_20k"}
 
 
-@pytest.mark.parametrize(("names", "message"), BAD)
-def test_what_cannot_be_fetched_is_said(
-    names: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["data", "get", *names]) == 2
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_fetched_is_said(name: str, shell) -> None:
+    assert BAD[name] in shell.refuses("data", "get", *name.split())
+
+
+def test_sources_are_encrypted_on_their_way() -> None:
+    urls = [source.url for name in PUBLISHED for source in PUBLISHED[name]]
+    assert len(urls) >= 5
+    assert [url for url in urls if not url.startswith("https://")] == []
 
 
 def test_every_source_makes_files_that_tasks_read() -> None:
@@ -210,9 +206,43 @@ def test_colour_pictures_become_grey_ones(tmp_path: Path) -> None:
         assert found["x_train"][3, 5, 6] == round(0.299 * red + 0.587 * green + 0.114 * blue)
     with pytest.raises(ValueError, match=r"must hold data_batch_1\.bin"):
         convert.grey_pictures(_tar(tmp_path / "y.tar.gz", {"a": b""}), "")
+    wrong = _tar(tmp_path / "z.tar.gz", members | {"cifar/test_batch.bin": b"short"})
+    with pytest.raises(ValueError, match=r"test_batch.bin in z.tar.gz must have 3073 bytes for"):
+        convert.grey_pictures(wrong, "")
     path.write_bytes(gzip.compress(b"no tar"))
     with pytest.raises(ValueError, match="must be a whole tar"):
         convert.grey_pictures(path, "")
+
+
+MALFORMED = {
+    "aclImdb/train/pos/best.txt": (
+        b"x",
+        "must have reviews as 12_7.txt, got 'aclImdb/train/pos/best",
+    ),
+    "aclImdb/train/neg/1_.txt": (b"x", "must have reviews as 12_7.txt, got 'aclImdb/train/neg/1_"),
+    "aclImdb/train/pos/1_9.txt": (b"\xff", "'aclImdb/train/pos/1_9.txt' in x.tar.gz must be UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_member_is_named(tmp_path: Path, name: str) -> None:
+    content, message = MALFORMED[name]
+    with pytest.raises(ValueError, match=message):
+        convert.reviews(_tar(tmp_path / "x.tar.gz", {name: content}), "imdb_train.tsv.xz")
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "LIMIT", 10**6)
+    members = {f"aclImdb/train/unsup/{n}_0.txt": b"x" * 600_000 for n in range(2)}
+    rule = "must unpack to at most 1,000,000 bytes, got 1,"
+    with pytest.raises(ValueError, match=f"x.tar.gz {rule}200,000"):
+        convert.reviews(_tar(tmp_path / "x.tar.gz", members), "imdb_train.tsv.xz")
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("enwik8", b"x" * 10**7)
+    with pytest.raises(ValueError, match=f"x.zip {rule}000,001"):
+        convert.member_of_zip(tmp_path / "x.zip", "enwik8.xz")
 
 
 def test_a_member_is_taken_out_of_a_zip(tmp_path: Path) -> None:

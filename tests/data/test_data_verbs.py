@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cosformer import cli
 from cosformer.data import check
 from cosformer.tasks import files, generated
 
@@ -16,46 +15,37 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated, "BLOCK", 10)
 
 
-def data(*words: str) -> int:
-    return cli.main(["data", *words])
-
-
-def test_what_is_made_is_listed_and_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["--count", "20", "--workers", "1", "--data", str(tmp_path)]
-    assert data("make", "listops", "pathfinder", *given) == 0
-    made = capsys.readouterr().out
+def test_what_is_made_is_listed_and_checked(tmp_path: Path, shell) -> None:
+    given = ["--count", "20", "--workers", "1", "--data", tmp_path]
+    made = shell.shows("data", "make", "listops", "pathfinder", *given)
     assert "listops: 20 samples in" in made
     assert "a second by 1 processes" in made
-    assert data("make", "listops", *given) == 0
-    assert "already there" in capsys.readouterr().out
-    assert data("list", "--data", str(tmp_path)) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert " there " in lines["listops"]
-    assert " get " in lines["enwik8"]
-    assert " file " in lines["mnli"]
-    assert " built in " in lines["python"]
-    assert data("check", "--data", str(tmp_path)) == 0
-    assert "2 files" in capsys.readouterr().out
+    assert "already there" in shell.shows("data", "make", "listops", *given)
+    shown = shell.shows("data", "list", "--data", tmp_path)
+    lines = {line.split()[0]: line for line in shown.splitlines() if line}
+    states = {"listops": "there", "enwik8": "get", "mnli": "file", "python": "built in"}
+    for name, state in states.items():
+        assert f" {state} " in lines[name]
+    assert "2 files" in shell.shows("data", "check", "--data", tmp_path)
 
 
-def test_a_broken_file_is_named_and_the_others_are_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_file_is_named_and_the_others_are_checked(tmp_path: Path, shell) -> None:
     generated.make("listops", tmp_path, count=10)
     (tmp_path / "sst2.tsv.xz").write_bytes(lzma.compress(b"split\tlabel\n"))
     (tmp_path / "cola.tsv.xz").write_bytes(lzma.compress(b"x\n")[:-4])
     (tmp_path / "rte.tsv.xz").write_bytes(lzma.compress(b"x\n" * 2768))
-    assert data("check", "--data", str(tmp_path)) == 1
-    out = capsys.readouterr().out
-    assert "BROKEN  sst2.tsv.xz" in out
-    assert "must have 70,043 lines, got 1" in out
-    assert "BROKEN  cola.tsv.xz" in out
-    assert "rte.tsv.xz must hold sha256" in out
-    assert "ok      listops-10-seed0.npz" in out
-    assert "4 files" in out
-    assert "3 broken" in out
+    code, out, _ = shell("data", "check", "--data", tmp_path)
+    assert code == 1
+    for words in (
+        "BROKEN  sst2.tsv.xz",
+        "must have 70,043 lines, got 1",
+        "BROKEN  cola.tsv.xz",
+        "rte.tsv.xz must hold sha256",
+        "ok      listops-10-seed0.npz",
+        "4 files",
+        "3 broken",
+    ):
+        assert words in out
 
 
 def test_pictures_are_counted_by_class(tmp_path: Path) -> None:
@@ -87,11 +77,8 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD)
-def test_bad_options_are_named(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert data(*words) == 2
-    assert message in capsys.readouterr().err
+def test_bad_options_are_named(words: list[str], message: str, shell) -> None:
+    assert message in shell.refuses("data", *words)
 
 
 def test_the_data_folder_comes_from_the_environment(

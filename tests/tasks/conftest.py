@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import Task, generated
+from cosformer.tasks import Task, generated, snakes
 
 TEXT = "".join(f"line {n} of a small text, {'ab' * (n % 7)}\n" for n in range(400))
 
@@ -46,13 +46,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         x_test=rng.integers(0, 256, (20, 32, 32), np.uint8),
         y_test=np.arange(20) % 10,
     )
-    block, generated.BLOCK = generated.BLOCK, 20
+    before = generated.BLOCK, snakes.AT_ONCE
+    generated.BLOCK, snakes.AT_ONCE = 20, 256
     try:
-        generated.make("listops", where, count=60)
-        generated.make("pathfinder", where, count=60)
-        generated.make("snakes", where, count=40)
+        for name, count in (("listops", 60), ("pathfinder", 60), ("snakes", 40)):
+            generated.make(name, where, count=count)
     finally:
-        generated.BLOCK = block
+        generated.BLOCK, snakes.AT_ONCE = before
     return where
 
 

@@ -51,10 +51,34 @@ def test_what_is_judged_is_never_what_choices_are_made_on() -> None:
     assert found["test"].tolist() == dev.tolist()
     assert sorted([*found["train"], *found["valid"]]) == train.tolist()
     assert len(found["valid"]) == 8
-    nothing = complete({}, 100)
-    assert sorted(np.concatenate(list(nothing.values()))) == list(range(100))
     with pytest.raises(ValueError, match="samples to train on, got valid alone"):
         complete({"valid": dev}, 100)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(100, (80, 10, 10)), (1000, (800, 100, 100)), (3, (1, 1, 1))]
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_a_table_without_splits_is_cut_80_10_10(
+    count: int, sizes: tuple[int, int, int], named: bool
+) -> None:
+    found = complete({"train": np.arange(count)} if named else {}, count)
+    assert tuple(len(found[split]) for split in tasks.SPLITS) == sizes
+    assert sorted(np.concatenate(list(found.values()))) == list(range(count))
+    with pytest.raises(ValueError, match="data must have 3 samples or more to be split, got 2"):
+        complete({}, 2)
+
+
+def test_what_is_cut_or_empty_is_counted(tmp_path: Path) -> None:
+    rows = ["label\tsentence1\tsentence2", *(f"{n % 2}\t{'x' * n}\ty" for n in range(40))]
+    (tmp_path / "own.tsv").write_text("\n".join(rows))
+    empty = "1 of 80 texts are empty and are read as one start token"
+    cut = "20 of {} sequences are longer than length={} and are cut"
+    joined = tasks.create("classify", data=tmp_path / "own.tsv", length=21)
+    assert joined.notes == (empty, cut.format(40, 21))
+    apart = tasks.create("classify", data=tmp_path / "own.tsv", length=19, towers=2)
+    assert apart.notes == (empty, cut.format(80, 19))
+    assert tasks.create("classify", data=tmp_path / "own.tsv", length=50).notes == (empty,)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +126,10 @@ WRONG = {
     "x.tsv": ("label\ttext\n1\ta\tb\n", r"row 2, must have 2 fields as the header has, got 3"),
     "y.tsv": ("label\ttext\n", "must have a header and one or more rows, got none"),
     "z.tsv": ("label\ttext\n1\ta\n1\tb\n", r"label must have two or more values, got \['1'\]"),
-    "a.tsv": ("label\tbody\n1\ta\n", r"text must name the columns with the texts.*'label', 'body'"),
+    "a.tsv": (
+        "label\tbody\n1\ta\n",
+        r"text must name the column with the texts.*'label', 'body': --set",
+    ),
     "b.tsv": ("mood\ttext\n1\ta\n", "must have the column 'label', got 'mood', 'text'"),
     "c.jsonl": ("{]\n", "line 1, must be JSON"),
     "d.jsonl": ("[1]\n", "line 1, must be an object, got list"),
@@ -127,7 +154,7 @@ def test_what_is_wrong_with_a_file_is_said(name: str, tmp_path: Path) -> None:
 BAD = [
     ({"name": "glue"}, "name must be one of sst2, .*got 'glue'"),
     ({"name": "sst2", "label": "x"}, "text and label must not be given beside a name"),
-    ({"data": None}, r"data must be a table where no name \(sst2, "),
+    ({"data": None}, r"data must be a table of texts and labels .* got none"),
     ({"name": "sst2", "towers": 2}, "towers must be 1, or 2 for pairs of texts, got 2"),
     ({"name": "mnli", "length": 2}, "length must be 3 or more for pairs, got 2"),
     ({"text": 5}, "text must be a list, got 5; or text must be text, got 5"),

@@ -15,6 +15,12 @@ STORY = (
 ).encode()
 
 
+def windows_of(content: np.ndarray, length: int) -> tasks.LanguageTask:
+    """All splits the same."""
+    splits = dict.fromkeys(tasks.SPLITS, content)
+    return tasks.LanguageTask(splits, vocabulary.Bytes(), length=length)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_text_comes_back_from_its_tokens(kind: vocabulary.Kind) -> None:
     found = vocabulary.create(kind, STORY, 300 if kind == "bpe" else None)
@@ -45,7 +51,7 @@ def test_unknown_words_are_one_token() -> None:
 
 def test_windows_ask_for_every_token_but_the_first_once() -> None:
     content = np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8)
-    task = tasks.LanguageTask(dict.fromkeys(tasks.SPLITS, content), vocabulary.Bytes(), length=64)
+    task = windows_of(content, 64)
     batches = list(task.evaluation("test", 4))
     labels = torch.cat([b["labels"][b["mask"]] for b in batches])
     tokens = torch.cat([b["tokens"][b["mask"]] for b in batches])
@@ -55,7 +61,7 @@ def test_windows_ask_for_every_token_but_the_first_once() -> None:
 
 def test_epochs_of_training_begin_their_windows_at_other_places() -> None:
     content = (np.arange(5000) % 251).astype(np.uint8)
-    task = tasks.LanguageTask(dict.fromkeys(tasks.SPLITS, content), vocabulary.Bytes(), length=50)
+    task = windows_of(content, 50)
     steps = task.batches("train", 7)
     starts = []
     for epoch in range(3):
@@ -70,13 +76,9 @@ def test_epochs_of_training_begin_their_windows_at_other_places() -> None:
 
 
 def test_masks_follow_the_rule() -> None:
-    content = np.full(200_000, 7, np.uint8)
-    windows = tasks.LanguageTask(
-        dict.fromkeys(tasks.SPLITS, content), vocabulary.Bytes(), length=500
-    )
-    batch = tasks.MaskedTask(windows, rate=0.2).batch(
-        "train", seed=0, rank=0, step=0, batch_size=200
-    )
+    windows = windows_of(np.full(200_000, 7, np.uint8), 500)
+    at = {"seed": 0, "rank": 0, "step": 0, "batch_size": 200}
+    batch = tasks.MaskedTask(windows, rate=0.2).batch("train", **at)
     chosen = batch["labels"] != IGNORED
     assert chosen.float().mean() == pytest.approx(0.2, abs=0.01)
     assert (batch["labels"][chosen] == 7).all()
@@ -87,8 +89,7 @@ def test_masks_follow_the_rule() -> None:
 
 
 def test_the_floor_is_the_loss_of_single_frequencies() -> None:
-    even = np.tile(np.arange(256), 1000).astype(np.uint8)
-    task = tasks.LanguageTask(dict.fromkeys(tasks.SPLITS, even), vocabulary.Bytes(), length=8)
+    task = windows_of(np.tile(np.arange(256), 1000).astype(np.uint8), 8)
     assert task.facts.floor == pytest.approx(np.log(256), abs=1e-6)
 
 
@@ -105,10 +106,7 @@ def test_a_folder_has_its_own_splits_or_is_split_by_file(tmp_path: Path) -> None
     assert text.load(str(tmp_path))["valid"] == b"this is valid"
     (tmp_path / "train.txt").rename(tmp_path / "other.md")
     found = text.load(str(tmp_path))
-    assert (
-        sum(len(part) for part in found.values())
-        == len("this is trainthis is validthis is test") + 2
-    )
+    assert sum(map(len, found.values())) == len("this is trainthis is validthis is test") + 2
 
 
 def test_one_file_is_cut_at_nine_tenths_and_a_half_of_the_rest(tmp_path: Path) -> None:
@@ -119,7 +117,7 @@ def test_one_file_is_cut_at_nine_tenths_and_a_half_of_the_rest(tmp_path: Path) -
 
 
 BAD = [
-    ({"text": "nowhere"}, r"text must be one of python, manual, .* got 'nowhere'"),
+    ({"text": "nowhere"}, r"text .* one of python, manual, .* got 'nowhere', which does not"),
     ({"text": "enwik8"}, "data must hold the file enwik8.xz"),
     ({"tokens": "letters"}, "tokens must be one of bytes, bpe, words, got 'letters'"),
     ({"vocabulary": 300}, "vocabulary must be given for tokens = 'bpe' alone, got 300"),
@@ -133,9 +131,6 @@ BAD = [
 def test_bad_options_are_named(given: dict[str, object], message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):
         tasks.create("lm", **({"text": str(folder / "own.txt"), "data": folder} | given))
-    if "rate" not in given:
-        with pytest.raises(ValueError, match="rate must lie above 0 and up to 1, got 0"):
-            tasks.create("mlm", text=str(folder / "own.txt"), length=8, rate=0)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "words"])
@@ -147,12 +142,7 @@ def test_a_vocabulary_is_kept_as_json(kind):
     assert second.decode(first.encode(STORY)) == first.decode(first.encode(STORY))
 
 
-BROKEN = [
-    {"kind": "cake"},
-    {},
-    {"kind": "bpe", "pairs": [[1]]},
-    {"kind": "bpe", "pairs": [[1, 900]]},
-]
+BROKEN = [{"kind": "cake"}, {}, *({"kind": "bpe", "pairs": [x]} for x in ([1], [1, 900]))]
 
 
 @pytest.mark.parametrize("plain", BROKEN)

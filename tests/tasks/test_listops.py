@@ -26,7 +26,7 @@ def size(of: Tree) -> int:
 
 @pytest.fixture(scope="module")
 def samples() -> Ragged:
-    return listops.draw(np.random.default_rng(0), 6000)
+    return listops.draw(np.random.default_rng(0), 3000)
 
 
 def test_labels_are_the_values_of_the_expressions(samples: Ragged) -> None:
@@ -66,9 +66,9 @@ def test_lengths_lie_between_the_limits_and_no_sample_comes_twice(samples: Ragge
 
 def test_acceptance_and_lengths_are_those_of_the_rule_written_naively(samples: Ragged) -> None:
     rng = random.Random(0)
-    sizes = [size(tree(rng)) for _ in range(6000)]
+    sizes = [size(tree(rng)) for _ in range(3000)]
     naive = np.array([n for n in sizes if 500 < n < 2000])
-    ours = listops.acceptance(np.random.default_rng(1), 60_000)
+    ours = listops.acceptance(np.random.default_rng(1), 30_000)
     error = (ours * (1 - ours) / len(sizes)) ** 0.5
     assert abs(ours - len(naive) / len(sizes)) < 4 * error
     deviation = naive.std() / len(naive) ** 0.5

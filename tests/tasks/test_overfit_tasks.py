@@ -15,6 +15,7 @@ from cosformer.training.phases import Phase
 STEPS = 200
 
 
+@pytest.mark.slow
 def test_two_batches_of_every_task_are_learnt_by_heart(task: Task, tmp_path: Path) -> None:
     config = RunConfig(
         task=TaskConfig("lm"),  # this part is what the fixture has instead

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from cosformer.tasks import pathfinder, strokes
+from cosformer.tasks import pathfinder, snakes, strokes
 from cosformer.tasks.pathfinder import PathfinderRule, _Canvas, _Snake
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.snakes import by_length, draw_snakes
 
-COUNT = 600
+COUNT = 400
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +111,17 @@ def test_the_label_is_that_of_the_marked_ends(monkeypatch: pytest.MonkeyPatch) -
         assert (pictures[np.arange(100), y, x] > 160).all()
 
 
-def test_shorter_snakes_come_in_all_lengths_equally_often() -> None:
-    pictures, labels = draw_snakes(np.random.default_rng(0), 32)
-    assert pictures.shape == (32, 32, 32)
-    assert np.bincount(labels // 2).tolist() == [3] * 6 + [2] * 7
+def test_shorter_snakes_come_in_all_lengths_equally_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snakes, "AT_ONCE", 256)
+    rule = PathfinderRule(dashes=5)
+    pictures, labels = draw_snakes(np.random.default_rng(0), 18, rule)
+    assert pictures.shape == (18, 32, 32)
+    assert np.bincount(labels // 2).tolist() == [5, 5, 4, 4]
     assert set(labels.tolist()) >= {0, 1}  # of one dash, both answers
-    assert len(draw_snakes(np.random.default_rng(0), 3)[1]) == 3  # fewer than lengths
-    again = draw_snakes(np.random.default_rng(0), 32)
+    assert len(draw_snakes(np.random.default_rng(0), 3, rule)[1]) == 3  # fewer than lengths
+    again = draw_snakes(np.random.default_rng(0), 18, rule)
     assert np.array_equal(pictures, again[0])
     assert np.array_equal(labels, again[1])
 

@@ -9,7 +9,7 @@ from cosformer.tasks.probes import Copying, Induction, Recall
 RNG = np.random.default_rng
 
 
-@pytest.mark.parametrize(("length", "pairs"), [(64, 4), (128, 8), (256, 16), (512, 64)])
+@pytest.mark.parametrize(("length", "pairs"), [(64, 4), (512, 64)])
 def test_recall_asks_for_the_value_of_each_key_once(length: int, pairs: int) -> None:
     tokens, labels = Recall(length=length, pairs=pairs).draw(RNG(0), 20, "train")
     for row, asked in zip(tokens, labels, strict=True):

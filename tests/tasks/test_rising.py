@@ -94,44 +94,32 @@ def test_pathfinder_begins_with_the_shortest_paths(folder: Path) -> None:
     assert torch.equal(*valid)
 
 
-def test_data_are_known_again_by_the_tasks_own_samples(rising: RisingTask) -> None:
-    found = rising.specimen()["tokens"][:, 0]
-    assert (found // 50 == LEVELS).all()
+def test_easier_samples_are_not_read_before_they_are_needed(rising: RisingTask) -> None:
+    rising.digest()  # data are known again by the task's own samples
     kinds(rising, LEVELS * STEPS)
-    assert "_levels" not in vars(rising)  # nor are others read, for it or beyond them
+    assert "_levels" not in vars(rising)
 
 
-def test_levels_cannot_fall(folder: Path) -> None:
-    with pytest.raises(ValueError, match="rising must be at least 0, got -1"):
-        tasks.create("pathfinder", data=folder, sizes=(40, 10, 10), rising=-1)
+BAD = [((40, 10, 10), -1, "rising must be at least 0, got -1")]
+BAD += [((12, 1, 1), 1, "sizes must begin with 13 or more to be rising, got")]
 
 
-def test_as_many_pictures_as_lengths_are_enough(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="sizes must begin with 13 or more to be rising, got"):
-        tasks.create("pathfinder", data=tmp_path, sizes=(12, 1, 1), rising=1)
+@pytest.mark.parametrize(("sizes", "rising", "message"), BAD)
+def test_levels_neither_fall_nor_are_empty(sizes, rising, message, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        tasks.create("pathfinder", data=tmp_path, sizes=sizes, rising=rising)
     assert not any(tmp_path.iterdir())
-    task = tasks.create("pathfinder", data=tmp_path, sizes=(13, 1, 1), rising=1)
-    for step in range(13):
-        assert len(task.batch("train", seed=0, rank=0, step=step, batch_size=2)["labels"]) == 2
 
 
-def test_a_set_without_one_of_the_lengths_is_named(folder: Path, tmp_path: Path) -> None:
-    """Small ones of an older version may be such."""
+@pytest.mark.parametrize("change", ["labels", "about"])
+def test_sets_of_an_older_version_are_refused(change: str, folder: Path, tmp_path: Path) -> None:
+    """Small ones may lack a length, or follow another rule."""
     arrays = dict(np.load(folder / "snakes-40-seed0.npz"))
-    arrays["labels"] = arrays["labels"].clip(max=9)  # 5 dashes
-    np.savez(tmp_path / "snakes-40-seed0.npz", **arrays)
+    about = json.loads(str(arrays["about"])) | {"rule": {"fewest": 1}}
+    changed = {"labels": arrays["labels"].clip(max=9), "about": np.array(json.dumps(about))}
+    messages = {"labels": "have .* got none of 6: with", "about": "be of the rule of today"}
+    np.savez(tmp_path / "snakes-40-seed0.npz", **(arrays | {change: changed[change]}))
     shutil.copy(folder / "pathfinder-60-seed0.npz", tmp_path)
     task = tasks.create("pathfinder", data=tmp_path, sizes=(40, 10, 10), rising=1)
-    with pytest.raises(ValueError, match=r"snakes-40-seed0.npz must have .* got none of 6: with"):
-        task.batch("train", seed=0, rank=0, step=0, batch_size=1)
-
-
-def test_sets_of_an_older_rule_are_refused(folder: Path, tmp_path: Path) -> None:
-    arrays = dict(np.load(folder / "snakes-40-seed0.npz"))
-    about = json.loads(str(arrays["about"]))
-    arrays["about"] = np.array(json.dumps(about | {"rule": {"fewest": 1}}))
-    np.savez(tmp_path / "snakes-40-seed0.npz", **arrays)
-    shutil.copy(folder / "pathfinder-60-seed0.npz", tmp_path)
-    task = tasks.create("pathfinder", data=tmp_path, sizes=(40, 10, 10), rising=1)
-    with pytest.raises(ValueError, match=r"snakes-40-seed0.npz must be of the rule of today"):
+    with pytest.raises(ValueError, match=rf"snakes-40-seed0.npz must {messages[change]}"):
         task.batch("train", seed=0, rank=0, step=0, batch_size=1)

@@ -1,15 +1,15 @@
 """Steps that are replayed: which ones, on what; a stand-in for CUDA's graphs runs anywhere."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from training_cases import config
 
-from cosformer.training import graph, train
+from cosformer.training import graph
 from cosformer.training.graph import Replayed
 
 DEVICE = torch.device("cuda:1")
@@ -30,39 +30,30 @@ class Sums:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.total, self.calls, self.recorded = torch.zeros(()), 0, 0
-        self._is_recording = False
         self.outside = self.stream = Stream(DEVICE)
         self.inside: list[Stream] = []  # where steps ran by themselves
-        sums = self
-
-        class Graph:
-            def replay(self) -> None:
-                self.kernels()
-
-            kernels: Callable[[], None]
-
-        @contextlib.contextmanager
-        def recording(into: Graph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
-            assert (stream.device, capture_error_mode) == (DEVICE, "thread_local")
-            assert not sums.inside or stream is sums.inside[-1]
-            sums._is_recording = True
-            yield
-            sums._is_recording = False
-            into.kernels = sums.last
-            sums.recorded += 1
-
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-
-        @contextlib.contextmanager
-        def switched(stream: Stream) -> Iterator[None]:
-            sums.stream = stream
-            yield
-            sums.stream = sums.outside
-
+        self.is_recording = False
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: sums.stream)
-        monkeypatch.setattr(torch.cuda, "stream", switched)
-        monkeypatch.setattr(torch.cuda, "graph", recording)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.stream)
+        monkeypatch.setattr(torch.cuda, "stream", self.switched)
+        monkeypatch.setattr(torch.cuda, "graph", self.recording)
+
+    @contextlib.contextmanager
+    def recording(self, into: Any, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        assert (stream.device, capture_error_mode) == (DEVICE, "thread_local")
+        assert not self.inside or stream is self.inside[-1]
+        self.is_recording = True
+        yield
+        self.is_recording = False
+        into.replay = self.last
+        self.recorded += 1
+
+    @contextlib.contextmanager
+    def switched(self, stream: Stream) -> Iterator[None]:
+        self.stream = stream
+        yield
+        self.stream = self.outside
 
     def update(self, batch: dict[str, Tensor]) -> None:
         def kernels() -> None:
@@ -70,7 +61,7 @@ class Sums:
 
         self.calls += 1
         self.last = kernels
-        if not self._is_recording:
+        if not self.is_recording:
             assert self.stream.waits[-1] is self.outside
             self.inside.append(self.stream)
             kernels()
@@ -81,32 +72,26 @@ def batch(length: int, value: float, *, masked: bool = False) -> dict[str, Tenso
     return found | ({"mask": torch.ones(2, length, dtype=torch.bool)} if masked else {})
 
 
-def test_a_shape_is_recorded_once_and_replayed_on_each_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sums = Sums(monkeypatch)
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
+    return Sums(monkeypatch)
+
+
+def test_a_shape_is_recorded_once_and_replayed_on_each_batch(sums: Sums) -> None:
+    """Steps before run where graphs are recorded: autograd remembers where gradients were made."""
     replayed = Replayed(sums.update, DEVICE)
     for n in range(1, 8):
         replayed(batch(3, n))
-    assert sums.calls == graph.WARM + 1
-    assert sums.recorded == 1
-    assert sums.total == 6 * sum(range(1, 8))
-
-
-def test_steps_by_themselves_run_where_graphs_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autograd remembers where a parameter's gradient was made: not outside, when one records."""
-    sums = Sums(monkeypatch)
-    replayed = Replayed(sums.update, DEVICE)
-    for n in range(graph.WARM + 1):
-        replayed(batch(3, n))
+    assert (sums.calls, sums.recorded, sums.total) == (graph.WARM + 1, 1, 6 * sum(range(1, 8)))
     assert len(sums.inside) == graph.WARM
     assert sums.outside.waits == sums.inside
     assert sums.outside not in sums.inside
 
 
-def test_each_shape_has_its_own_graph_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_shape_has_its_own_graph_up_to_a_number(
+    sums: Sums, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(graph, "MOST", 2)
-    sums = Sums(monkeypatch)
     replayed = Replayed(sums.update, DEVICE)
     for _ in range(graph.WARM + 2):
         for length in (1, 2, 3):
@@ -115,16 +100,8 @@ def test_each_shape_has_its_own_graph_up_to_a_number(monkeypatch: pytest.MonkeyP
     assert sums.total == (graph.WARM + 2) * 2 * (1 + 2 + 3)
 
 
-def test_batches_with_a_mask_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    sums = Sums(monkeypatch)
+def test_batches_with_a_mask_are_not_recorded(sums: Sums) -> None:
     replayed = Replayed(sums.update, DEVICE)
     for _ in range(graph.WARM + 2):
         replayed(batch(3, 1.0, masked=True))
-    assert sums.recorded == 0
-    assert sums.calls == graph.WARM + 2
-
-
-def test_a_cpu_has_no_graphs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="graph must be false on cpu"):
-        train(config(tmp_path / "run", graph=True))
-    assert not (tmp_path / "run").exists()
+    assert (sums.recorded, sums.calls) == (0, graph.WARM + 2)

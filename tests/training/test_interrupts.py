@@ -11,6 +11,7 @@ import pytest
 import torch
 import training_cases as cases
 
+from cosformer import cli
 from cosformer.training import RunConfig, Started, Trainer, learner, load, train, trainer
 from cosformer.training.folder import state_of
 
@@ -23,22 +24,35 @@ def heard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("step", [1, 6, 8, 13, 24])
+@pytest.mark.parametrize(("step", "number"), [(1, "SIGINT"), (8, "SIGTERM"), (24, "SIGINT")])
 def test_an_interrupt_keeps_every_step(
-    config: RunConfig, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig, step: int, number: str, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes in the middle of a step, which is ended first; lines and evaluations follow."""
     config = replace(config, save_seconds=1e9)
-    interrupt(monkeypatch, step)
-    with pytest.raises(KeyboardInterrupt):
-        train(config)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch, cli._signals():
+        interrupt(patch, step, signal.Signals[number])
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
     assert state_of(config.out)["state"] == "interrupted"
     assert load(config.out, "last").place.step == state_of(config.out)["step"] == step
     train(config)
-    whole = cases.config(tmp_path / "whole")
-    train(whole)
-    cases.assert_same_outcome(config.out, whole.out)
+    cases.assert_same_outcome(config.out, whole)
+
+
+def test_the_command_saves_and_ends_when_it_is_terminated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    interrupt(monkeypatch, 3, signal.SIGTERM)
+    sizes = ("model.layers=1", "model.width=16", "task.options.length=16", "budget.batch=2")
+    words = [word for each in sizes for word in ("--set", each)]
+    assert cli.main(["train", "copying", "--device", "cpu", "--out", "r", *words]) == 143
+    assert "interrupted; the checkpoint of step 3 is in r" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for verb in (["evaluate", "r"], ["generate", "r", "--prompt", "a"]):
+        assert cli.main(verb) == 2
+        assert "take the last one (--checkpoint last)" in capsys.readouterr().err
 
 
 def test_an_interrupt_of_an_evaluation_keeps_the_steps(
@@ -71,19 +85,21 @@ def test_an_interrupt_keeps_nothing_that_is_not_finite(
     assert not (config.out / "last.safetensors").exists()
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals = signal.SIGINT
+) -> None:
     """As Ctrl-C does, between the gradient of this step and the update."""
     clip = learner.Learner._clip
 
     def interrupted(self: learner.Learner) -> list[torch.Tensor]:
         if self.step + 1 == step:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return clip(self)
 
     monkeypatch.setattr(learner.Learner, "_clip", interrupted)
 
 
-def test_a_reader_that_leaves_loses_no_step(config: RunConfig, tmp_path: Path) -> None:
+def test_a_reader_that_leaves_loses_no_step(config: RunConfig, whole: Path) -> None:
     config = replace(config, save_seconds=1e9)
     for step, pending in ((12, False), (16, False), (24, True), (24, False)):
         with contextlib.closing(Trainer(config).events()) as events:
@@ -93,6 +109,4 @@ def test_a_reader_that_leaves_loses_no_step(config: RunConfig, tmp_path: Path) -
         place = load(config.out, "last").place
         assert (place.step, place.pending) == (step, pending)
     train(config)
-    whole = cases.config(tmp_path / "whole")
-    train(whole)
-    cases.assert_same_outcome(config.out, whole.out)
+    cases.assert_same_outcome(config.out, whole)

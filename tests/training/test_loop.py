@@ -1,5 +1,6 @@
 """The loop: what it learns from, when it judges, what it says, and what stops it."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from cosformer.tasks import create
 from cosformer.training import (
     Budget,
     Evaluated,
+    Evaluation,
     Optimiser,
     Progress,
     RunConfig,
@@ -32,6 +34,7 @@ from cosformer.training.feed import described, feed
 from cosformer.training.learner import Learner
 from cosformer.training.optimiser import grouped
 from cosformer.training.phases import phases
+from cosformer.training.progress import number
 from cosformer.training.schedule import rate
 
 
@@ -39,17 +42,27 @@ def learner(config: RunConfig) -> Learner:
     return Learner(config, phases(config, config.task.create("cpu"))[-1], 0)
 
 
+def gradients(one: Learner) -> list[torch.Tensor]:
+    """Those of one step, as the optimiser gets them."""
+    one.optimiser.zero_grad = lambda: None  # type: ignore[method-assign]
+    one.learn(described(one.phase.task.batch("train", seed=0, rank=0, step=0, batch_size=8)))
+    return [p.grad for p in one.model.parameters() if p.grad is not None]
+
+
 def test_a_run_learns(config: RunConfig) -> None:
-    config = replace(config, budget=Budget(steps=150, batch=32), average=None)
+    config = replace(config, budget=Budget(steps=100, batch=16), average=None)
+    config = replace(config, evaluation=Evaluation(every=100, batches=20))
     events = list(Trainer(config).events())
     losses = [event.loss for event in events if isinstance(event, Progress)]
     assert losses[-1] < 0.7 * losses[0]
     judged = [event for event in events if isinstance(event, Evaluated)]
-    assert judged[-1].metrics["accuracy"] > 0.5  # a token of four
+    assert judged[-1].metrics["accuracy"] > 0.4  # a token of four
 
 
-def test_events_tell_of_begin_steps_and_evaluations(config: RunConfig) -> None:
+def test_events_tell_of_begin_steps_and_evaluations_and_are_the_log(config: RunConfig) -> None:
     events = list(Trainer(config).events())
+    rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
+    assert rows == [vars(event) for event in events[1:]]
     assert isinstance(events[0], Started)
     assert "24 steps of 8 × 15 tokens on cpu" in str(events[0])
     assert [e.step for e in events if isinstance(e, Progress)] == [3, 6, 9, 12, 15, 18, 21, 24]
@@ -59,32 +72,25 @@ def test_events_tell_of_begin_steps_and_evaluations(config: RunConfig) -> None:
         assert word in line
 
 
-def test_the_log_has_a_line_for_every_event(config: RunConfig) -> None:
-    events = [vars(event) for event in Trainer(config).events() if not isinstance(event, Started)]
-    rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
-    assert rows == events
-
-
-def test_the_loss_of_a_line_is_the_mean_of_its_steps(config: RunConfig) -> None:
-    every = [e.loss for e in Trainer(replace(config, log_every=1)).events() if hasattr(e, "loss")]
-    cases.remove(config.out)
-    third = [e.loss for e in Trainer(replace(config, log_every=3)).events() if hasattr(e, "loss")]
+def test_the_loss_of_a_line_is_the_mean_of_its_steps(config: RunConfig, whole: Path) -> None:
+    events = Trainer(replace(config, log_every=1)).events()
+    every = list(itertools.islice((e.loss for e in events if isinstance(e, Progress)), 6))
+    third = [row["loss"] for row in cases.log(whole) if "loss" in row]
     assert third[1] == pytest.approx(sum(every[3:6]) / 3, rel=1e-12)
 
 
-def test_the_best_checkpoint_is_that_of_the_best_evaluation(config: RunConfig) -> None:
-    result = train(config)
-    rows = [row for row in cases.log(config.out) if "metrics" in row]
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(whole: Path) -> None:
+    rows = [row for row in cases.log(whole) if "metrics" in row]
     best = max(row["metrics"]["accuracy"] for row in rows)
-    assert load(config.out, "best").place.best == best == result.place.best
-    assert [row["step"] for row in rows if row["best"]][-1] == load(config.out).place.step
-    assert load(config.out, "last").place.step == 24
+    assert load(whole, "best").place.best == best == load(whole, "last").place.best
+    assert [row["step"] for row in rows if row["best"]][-1] == load(whole).place.step
+    assert load(whole, "last").place.step == 24
 
 
-def test_the_average_is_what_is_judged_and_loaded(config: RunConfig) -> None:
-    result = train(config)
-    loaded = load(config.out, "last", device="cpu").model
-    stored = cases.tensors(config.out / "last.safetensors")
+def test_the_average_is_what_is_judged_and_loaded(finished: RunConfig) -> None:
+    result = train(finished)  # at its end already
+    loaded = load(finished.out, "last", device="cpu").model
+    stored = cases.tensors(finished.out / "last.safetensors")
     name = "backbone.embedding.weight"
     assert torch.equal(loaded.state_dict()[name], stored[f"average.{name}"])
     assert torch.equal(result.model.state_dict()[name], stored[f"average.{name}"])
@@ -93,24 +99,14 @@ def test_the_average_is_what_is_judged_and_loaded(config: RunConfig) -> None:
 
 def test_parts_of_a_batch_add_up_to_its_gradient(config: RunConfig) -> None:
     config = replace(config, model={**config.model, "dropout": 0.0})
-    gradients = []
-    for parts in (1, 3):
-        one = learner(replace(config, budget=Budget(steps=4, batch=8, accumulate=parts)))
-        one.optimiser.zero_grad = lambda: None  # type: ignore[method-assign]
-        task = one.phase.task
-        one.learn(described(task.batch("train", seed=0, rank=0, step=0, batch_size=8)))
-        gradients.append([p.grad for p in one.model.parameters() if p.grad is not None])
-    for whole, summed in zip(*gradients, strict=True):
-        torch.testing.assert_close(whole, summed, rtol=1e-4, atol=1e-6)
+    budgets = [Budget(steps=4, batch=8, accumulate=parts) for parts in (1, 3)]
+    whole, summed = (gradients(learner(replace(config, budget=budget))) for budget in budgets)
+    torch.testing.assert_close(whole, summed, rtol=1e-4, atol=1e-6)
 
 
 def test_a_gradient_is_no_longer_than_clip(config: RunConfig) -> None:
     one = learner(replace(config, optimiser=Optimiser(clip=1e-3)))
-    one.optimiser.zero_grad = lambda: None  # type: ignore[method-assign]
-    batch = one.phase.task.batch("train", seed=0, rank=0, step=0, batch_size=8)
-    one.learn(described(batch))
-    found = torch.nn.utils.get_total_norm([p.grad for p in one.model.parameters() if p is not None])
-    assert found.item() == pytest.approx(1e-3, rel=1e-3)
+    assert torch.nn.utils.get_total_norm(gradients(one)).item() == pytest.approx(1e-3, rel=1e-3)
     _, norm = one.read()
     assert norm > 1e-2  # as it was before
 
@@ -144,25 +140,13 @@ def test_the_rate_rises_and_then_follows_its_shape(shape: Any) -> None:
     assert [rates[n] for n in (7, 9, 11)] == pytest.approx(SHAPES[shape])
 
 
-def test_steps_draw_from_their_number_alone(config: RunConfig) -> None:
-    """Dropout is the same whatever was drawn between two steps."""
-    first = train(config).model.state_dict()
-    cases.remove(config.out)
-    for event in (run := Trainer(config)).events():
-        torch.rand(event.step + 1)
-    second = run.result.model.state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_two_runs_go_side_by_side(tmp_path: Path) -> None:
+def test_two_runs_go_side_by_side(tmp_path: Path, whole: Path) -> None:
+    """What a step draws, as for dropout, depends on its number alone."""
     configs = [cases.config(tmp_path / name, seed=n) for n, name in enumerate("ab")]
-    alone = [cases.log(c.out) for c in configs if train(c)]
-    for config in configs:
-        cases.remove(config.out)
-    for _ in zip(*(Trainer(config).events() for config in configs), strict=True):
-        pass
-    assert [cases.log(config.out) for config in configs] == alone
-    assert alone[0] != alone[1]
+    for one, _ in zip(*(Trainer(config).events() for config in configs), strict=True):
+        torch.rand(one.step + 1)
+    cases.assert_same_outcome(configs[0].out, whole)
+    assert cases.log(configs[1].out) != cases.log(whole)
 
 
 def test_the_time_of_others_is_not_the_runs(
@@ -207,36 +191,31 @@ def test_an_error_of_the_feed_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch
         next(feed(task, seed=0, batch_size=2, begin=0, end=3))
 
 
-def test_bfloat16_and_compile_learn_as_well(config: RunConfig, monkeypatch: Any) -> None:
+def test_bfloat16_and_compile_learn_as_well(
+    config: RunConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda what: compiled.append(what) or what)
-    plain = train(config).place.metrics["loss"]
-    cases.remove(config.out)
+    plain = load(whole, "last").place.metrics["loss"]
     cast = train(replace(config, precision="bfloat16", compile=True)).place.metrics["loss"]
     assert len(compiled) == 1
     assert cast != plain
     assert cast == pytest.approx(plain, rel=0.05)
 
 
-def test_an_evaluation_counts_every_label_once() -> None:
+def test_an_evaluation_counts_every_label_once_and_a_part_is_spread_over_the_split() -> None:
     task = create("copying", length=8, copied=2, vocabulary=4)
     model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10))
-    small, large = (evaluate(model, task, "valid", batch_size=n) for n in (70, 3000))
+    task.sizes = {"train": 1, "valid": 300, "test": 1}
+    small, large = (evaluate(model, task, "valid", batch_size=n) for n in (70, 300))
     assert small["accuracy"] == large["accuracy"]
     assert small["loss"] == pytest.approx(large["loss"], rel=1e-5)
     assert model.training
-
-
-def test_an_evaluation_of_a_part_is_spread_over_the_split(monkeypatch: Any) -> None:
-    """Samples lie in the order of their length: the first ones would be the short ones."""
-    task = create("copying", length=8, copied=2, vocabulary=4)
-    model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10))
-    asked, batch = [], task.batch
-    monkeypatch.setattr(
-        task, "batch", lambda *a, step, **k: asked.append(step) or batch(*a, step=step, **k)
-    )
-    evaluate(model, task, "valid", batch_size=100, batches=3)
-    assert asked == [0, 10, 20]  # of 30
+    # a part is spread over the split: the first samples would be the short ones
+    asked, batch = list[int](), task.batch
+    task.batch = lambda *a, step, **k: asked.append(step) or batch(*a, step=step, **k)
+    evaluate(model, task, "valid", batch_size=50, batches=3)
+    assert asked == [0, 2, 4]  # of 6
 
 
 @pytest.mark.parametrize(("name", "kind"), [("lm", "bpe"), ("mlm", "bytes")])
@@ -249,11 +228,26 @@ def test_a_vocabulary_outlives_the_data(
     (tmp_path / "my.txt").unlink()
     found = load(config.out).vocabulary
     assert found.decode(found.encode(b"two three")) == "two three"
-    with pytest.raises(ValueError, match="text must be one of"):
+    with pytest.raises(ValueError, match=r"text .*my.txt', which does not exist"):
         _ = load(config.out).task
 
 
-def test_a_task_without_text_has_no_vocabulary(config: RunConfig) -> None:
-    train(config)
+def test_a_task_without_text_has_no_vocabulary(whole: Path) -> None:
     with pytest.raises(ValueError, match=r"run must be of a task on text .* got copying"):
-        _ = load(config.out).vocabulary
+        _ = load(whole).vocabulary
+
+
+@pytest.mark.parametrize("kind", ["decoder", "masked-lm"])
+@pytest.mark.parametrize("token", [256, -1])
+def test_a_token_outside_of_the_vocabulary_is_named(kind: Any, token: int) -> None:
+    model = create_model(ModelConfig(kind=kind))
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    tokens[1, 3] = token
+    with pytest.raises(ValueError, match=f"below the vocabulary of 256, got {token}"):
+        model(tokens)
+
+
+def test_a_number_of_many_digits_is_shown_by_its_size() -> None:
+    shown = str(Evaluated("training", 1, {"loss": 1e9, "perplexity": 1e304}, best=False))
+    assert shown == "training 1: loss 1e+09  perplexity 1e+304"
+    assert number(0.12345) == "0.1235"

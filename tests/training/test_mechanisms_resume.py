@@ -27,7 +27,12 @@ def learner(name: str, tmp_path: Path, seed: int) -> Learner:
     return Learner(config, phase, 0)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+DRAWING = ("cosformer", "performer", "rfa-gated", "spe", "bigbird", "reformer", "gated-delta")
+"""Mechanisms that draw numbers or project controls, and one that does neither."""
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in MECHANISMS if name not in DRAWING]
+
+
+@pytest.mark.parametrize("name", [*DRAWING, *OTHERS])
 def test_the_next_step_is_the_same_from_a_checkpoint(name: str, tmp_path: Path) -> None:
     first, second = (learner(name, tmp_path, seed) for seed in (0, 1))
     batches = [

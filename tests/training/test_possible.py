@@ -49,11 +49,11 @@ def test_a_run_that_is_there_goes_on_as_it_began(short: RunConfig) -> None:
     assert train(config).place.step == 24
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", ["cosformer", "performer", "bigbird", "linformer", "reformer"])
 def test_no_weights_are_drawn_to_ask(name: str) -> None:
     kind = "decoder" if MECHANISMS[name].traits.causal != "no" else "masked-lm"
     config = ModelConfig(kind=kind, mechanism=name, max_length=32, layers=1, width=8)
-    found = possible._outline(config)
+    found = possible.outline(config)
     assert all(parameter.is_meta for parameter in found.parameters())
     shapes = {key: tensor.shape for key, tensor in create_model(config).state_dict().items()}
     assert {key: tensor.shape for key, tensor in found.state_dict().items()} == shapes

@@ -11,8 +11,6 @@ import torch
 import training_cases as cases
 from test_killed import killed
 
-from cosformer import cli
-from cosformer.bench.timing import threads
 from cosformer.commands.train import Options, resolve
 from cosformer.models import ModelConfig
 from cosformer.training import RunConfig, Started, TaskConfig, Trainer, load, train
@@ -54,10 +52,9 @@ def options(task: str, data: Path, name: str, **given: Any) -> Options:
 
 
 def begin(task: str, data: Path, name: str, **given: Any) -> RunConfig:
-    """Train as the command would, in one thread."""
+    """Train as the command would."""
     config = resolve(options(task, data, name, **given))
-    with threads(1):
-        train(config)
+    train(config)
     return config
 
 
@@ -93,11 +90,6 @@ def test_after_pretraining_on_text_a_table_is_learnt(
     config = begin("classify", runs, "2.tsv", start=start, out=tmp_path / "run")
     (state,) = begun
     assert taken(state, start) >= backbone(state)
-    scratch = replace(config, start=None, out=tmp_path / "scratch")
-    if kind == "bytes":  # one of its own would have other tokens
-        with threads(1):
-            train(scratch)
-        assert cases.log(scratch.out)[0]["loss"] != cases.log(config.out)[0]["loss"]
     # the run stands alone: its model, its vocabulary, its data
     vocabulary, model = load(start).vocabulary.plain(), load(start).model.config
     shutil.rmtree(start)
@@ -218,6 +210,7 @@ def test_tokens_that_mean_something_else_are_refused(
         replace(config, start="runs/mlm")
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_without_the_other_run(runs: Path, tmp_path: Path) -> None:
     start = shutil.copytree(runs / "bpe", tmp_path / "mlm")
     given: dict[str, Any] = {"start": start, "set": (*SHORT, "budget.steps=20")}
@@ -242,30 +235,21 @@ def test_without_a_checkpoint_it_begins_from_what_is_there(
     found = read(start / "best.safetensors")
     moved = {name: tensor + 1 for name, tensor in found.tensors.items()}
     write(start / "best.safetensors", Checkpoint(moved, found.facts))
-    with threads(1):
-        train(config)
+    train(config)
     assert taken(begun[-1], start) >= backbone(begun[-1])
 
 
-def test_runs_say_where_they_started_from(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_say_where_they_started_from(runs: Path, tmp_path: Path, shell: Any) -> None:
     flags = [word for each in SHORT for word in ("--set", each)]
-    table, out = str(runs / "2.tsv"), str(tmp_path / "run")
-    command = ["train", "classify", "--data", table, "--start", str(runs / "bytes"), *flags]
-    with threads(1):
-        assert cli.main([*command, "--out", out]) == 0
-    assert f"run: {out}, from {runs / 'bytes'} (" in capsys.readouterr().out
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["start"] == f"{runs}/bytes"
-    assert cli.main(["runs", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.endswith(f"from {runs / 'bytes'}\n")
+    out, start = tmp_path / "run", runs / "bytes"
+    given = ("--data", runs / "2.tsv", "--start", start, "--out", out, *flags)
+    assert f"run: {out}, from {start} (" in shell.shows("train", "classify", *given)
+    assert json.loads((out / "config.json").read_text())["start"] == str(start)
+    assert shell.shows("runs", tmp_path).endswith(f"from {start}\n")
 
 
-def test_a_folder_may_have_any_name(runs: Path, tmp_path: Path) -> None:
-    for name in ("none", "12"):
-        start = shutil.copytree(runs / "bytes", tmp_path / name)
-        found = resolve(options("classify", runs, "2.tsv", start=start, out=Path(f"{name}-run")))
-        assert (found.start, found.out) == (start, Path(f"{name}-run"))
-    assert (
-        resolve(options("classify", runs, "2.tsv", start=None, out=Path("none"))).out.name == "none"
-    )
+@pytest.mark.parametrize("name", ["none", "12"])
+def test_a_folder_may_have_any_name(runs: Path, tmp_path: Path, name: str) -> None:
+    start = shutil.copytree(runs / "bytes", tmp_path / name)
+    found = resolve(options("classify", runs, "2.tsv", start=start, out=Path(name)))
+    assert (found.start, found.out) == (start, Path(name))

@@ -8,86 +8,45 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosformer import cli
-from cosformer.bench.timing import threads
-from cosformer.commands.generate import Options, read_prompts
 from cosformer.models import PRESETS, LanguageModel, Sampling
 from cosformer.models.sampling import choose
 from cosformer.tasks import vocabulary as vocabularies
 from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig, train
 from cosformer.training.writer import Writer, encode, until
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model of bytes after three steps."""
-    folder = tmp_path_factory.mktemp("runs")
-    text = folder / "text.txt"
-    text.write_text("To be, or not to be: that is the question.\n" * 30)
-    task = TaskConfig("lm", {"text": str(text), "length": 64})
-    config = RunConfig(task, folder / "run", budget=Budget(3, 2), device="cpu")
-    with threads(1):
-        train(config)
-    return config.out
-
-
-def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with threads(1):
-        assert cli.main(["generate", *arguments]) == 0
-    return capsys.readouterr().out
-
-
 SHORT = ("--tokens", "12", "--device", "cpu")
 
 
-def test_a_prompt_is_continued_the_same_for_the_same_seed(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = [
-        text_of(capsys, str(run), "--prompt", "To be", *SHORT, "--seed", seed)
-        for seed in ("1", "1", "2")
-    ]
+def test_a_prompt_is_continued_the_same_for_the_same_seed(trained: Path, shell) -> None:
+    command = ("generate", trained, "--prompt", "To be", *SHORT, "--seed")
+    texts = [shell.shows(*command, seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("To be")
     assert len(texts[0]) > len("To be\n")
 
 
-def test_a_text_goes_as_far_as_the_model_reaches(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = text_of(capsys, str(run), "--prompt", "To be", "--device", "cpu")
+def test_a_text_goes_as_far_as_the_model_reaches(trained: Path, shell) -> None:
+    text = shell.shows("generate", trained, "--prompt", "To be", "--device", "cpu")
     assert 5 < len(text) <= len("To be") + 60 + len("\n")  # its sequences have 64 tokens
 
 
 def test_several_prompts_from_a_file_get_what_each_gets_alone(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, shell
 ) -> None:
-    (tmp_path / "prompts").write_text("To\n\nor not\n")
-    greedy = (*SHORT, "--temperature", "0")
-    together = text_of(capsys, str(run), "--file", str(tmp_path / "prompts"), *greedy)
+    file, greedy = tmp_path / "prompts", (*SHORT, "--temperature", "0")
+    file.write_text("To\n\nor not\n  \n")
+    code, together, err = shell("generate", trained, "--file", file, *greedy)
+    assert code == 0
+    assert err.endswith(f"blank lines are no prompts: 2 of 4 lines left out, from {file}\n")
     for n, prompt in enumerate(("To", "or not"), 1):
-        alone = text_of(capsys, str(run), "--prompt", prompt, *greedy)
+        alone = shell.shows("generate", trained, "--prompt", prompt, *greedy)
         assert f"--- {n} of 2\n{alone}" in together
 
 
-def test_blank_lines_of_a_file_are_counted_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "prompts"
-    file.write_text("To\n\nor not\n  \n")
-    assert read_prompts(Options(tmp_path, file=file)) == ["To", "or not"]
-    said = f"blank lines are no prompts: 2 of 4 lines left out, from {file}\n"
-    assert capsys.readouterr().err.endswith(said)
-    file.write_text("To\n")
-    assert read_prompts(Options(tmp_path, file=file)) == ["To"]
-    assert capsys.readouterr().err == ""
-
-
-def test_prompts_come_from_standard_input(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_come_from_standard_input(trained: Path, monkeypatch, shell) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("To be"))
-    assert text_of(capsys, str(run), "--file", "-", *SHORT).startswith("To be")
+    code, out, err = shell("generate", trained, "--file", "-", *SHORT)
+    assert (code, out[:5], err) == (0, "To be", "")
 
 
 def scripted(text: bytes) -> Writer:
@@ -169,21 +128,15 @@ BAD = [
 
 @pytest.mark.parametrize(("arguments", "message"), BAD)
 def test_what_cannot_be_done_is_one_line(
-    run: Path, arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+    trained: Path, arguments: Sequence[str], message: str, shell
 ) -> None:
-    assert cli.main(["generate", str(run), *arguments]) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert shown.out == ""
+    assert message in shell.refuses("generate", trained, *arguments)
 
 
-def test_a_run_that_writes_no_text_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_writes_no_text_is_refused(tmp_path: Path, shell) -> None:
     task = TaskConfig("mqar", {"length": 16, "pairs": 2, "vocabulary": 16})
     once = Evaluation(batches=1)
     config = RunConfig(task, tmp_path / "run", budget=Budget(1, 2), evaluation=once, device="cpu")
-    with threads(1):
-        train(config)
-    assert cli.main(["generate", str(config.out), "--prompt", "a"]) == 2
-    assert "run must be of a task on text" in capsys.readouterr().err
+    train(config)
+    message = shell.refuses("generate", config.out, "--prompt", "a")
+    assert "run must be of a task on text" in message

@@ -1,0 +1,37 @@
+"""A folder to type commands in, with a text, and a run of a language model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig, train
+
+TEXT = "".join(f"{n} green bottles hanging on the wall,\n" for n in range(200))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder to work in."""
+    (tmp_path / "my.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model of bytes after three steps. It is only read."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text("To be, or not to be: that is the question.\n" * 30)
+    task = TaskConfig("lm", {"text": str(folder / "text.txt"), "length": 64})
+    model = {"layers": 1, "width": 16}
+    once = Evaluation(every=3, batches=1)
+    out = folder / "run"
+    train(RunConfig(task, out, model=model, budget=Budget(3, 2), evaluation=once, device="cpu"))
+    return out
+
+
+@pytest.fixture
+def run(here: Path, trained: Path) -> Path:
+    """A copy of it in the folder to work in, to be changed."""
+    return Path(shutil.copytree(trained, here / "runs" / "r"))
