@@ -259,7 +259,6 @@ class Backbone(nn.Module):
                 nn.init.zeros_(linear.bias)
 
 
-<<<<<<< HEAD
 class TokenHead(nn.Module):
     """Vectors `[..., width]` to logits `[..., vocabulary]`, by the embedding itself if tied."""
 
@@ -278,13 +277,13 @@ class TokenHead(nn.Module):
 def check_model_state(state: ModelState) -> None:
     if not isinstance(state, ModelState):
         raise TypeError(f"state must be a ModelState, got {type(state).__name__}")
-=======
+
+
 def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:
     """The error that names the first token outside of the vocabulary."""
     wrong = tokens[(tokens < 0) | (tokens >= vocabulary)][0]
     rule = f"tokens must be at least 0 and below the vocabulary of {vocabulary:,}"
     return ValueError(f"{rule}, got {wrong}")
->>>>>>> training
 
 
 def _block(config: ModelConfig, *, cross: bool) -> Block:

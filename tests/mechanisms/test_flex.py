@@ -12,7 +12,7 @@ from mechanism_cases import draw, make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms.patterns import flex
-from cosformer.ops import Memo
+from cosformer.memo import Memo
 
 OPTIONS = {
     "local": {"window": 90},
