@@ -41,7 +41,7 @@ report: .venv/ready       ## rows -> tables in README.md and docs/, figures in d
 	$(BIN)/cosformer report
 
 docs: .venv/ready         ## the site of docs/ in out/site, from its pages and the docstrings
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "open out/site/index.html"
 
 clean:

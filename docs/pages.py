@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill in the command line, and make links between folders links between pages."""
     path = page.file.src_uri
     sources = {target: source for source, target in ROOT_PAGES.items() if target != "index.md"}
-    folder = posixpath.dirname(f"docs/{path}" if path not in sources else sources[path])
+    folder = posixpath.dirname(sources.get(path, f"docs/{path}"))
     if VERBS_MARK in markdown:
         markdown = markdown.replace(VERBS_MARK, command_line())
     parts = FENCED.split(markdown)  # code stays as it is
@@ -99,7 +99,8 @@ def relinked(text: str, folder: str, page_folder: str) -> str:
             target = target.removeprefix("docs/")
         else:
             return match["text"]
-        return f"[{match['text']}]({posixpath.relpath(target, page_folder or '.')}{match['rest'] or ''})"
+        path = posixpath.relpath(target, page_folder or ".")
+        return f"[{match['text']}]({path}{match['rest'] or ''})"
 
     return LINK.sub(link, text)
 

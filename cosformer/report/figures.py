@@ -11,6 +11,7 @@ from cosformer.report.selection import (
     Times,
     crossover,
     describe,
+    fresh,
     label,
     run_with,
     times,
@@ -41,7 +42,8 @@ def time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
 
 def token_time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
     """Time per token against length, where batches differ: level is linear, rising is not."""
-    return _draw(run_with(rows, "time"), token_times, "nanoseconds per token, causal", file_format)
+    run = run_with(fresh(rows), "time")
+    return _draw(run, token_times, "nanoseconds per token, causal", file_format)
 
 
 def _draw(

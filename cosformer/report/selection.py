@@ -34,6 +34,11 @@ Cell = tuple[int, int, int, int]
 """Batch, heads, length, width."""
 
 
+def fresh(rows: Sequence[Row]) -> list[Row]:
+    """Rows of a fresh install: not those of calls replayed in C++, which `cosformer build` adds."""
+    return [row for row in rows if "host" not in row.versions]
+
+
 def run_with(rows: Sequence[Row], what: str) -> list[Row]:
     """The run that measured this quantity at most places, the newest of several.
 
