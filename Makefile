@@ -42,7 +42,7 @@ report: .venv/ready       ## rows -> tables in README.md and docs/, figures in d
 
 docs: .venv/ready         ## the site of docs/ in out/site, from its pages and the docstrings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
-	@echo "open out/site/index.html"
+	@echo "open out/site/index.html; with search: python3 -m http.server --directory out/site"
 
 clean:
 	rm -rf .venv build dist out

@@ -34,6 +34,14 @@ class Docstrings(griffe.Extension):
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """A field without a docstring is described by the comment behind it."""
+        for field in cls.members.values():
+            if field.is_attribute and field.annotation and not field.docstring:
+                line = field.lines[-1] if field.lines else ""
+                if comment := re.search(r"  # (.+)$", line):
+                    field.docstring = griffe.Docstring(comment[1], parent=field)
+
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """A function that is named as its file: the public name means the function.
 
