@@ -38,7 +38,7 @@ def _newest(rows: Sequence[Row]) -> list[Row]:
 
 
 def _origin(rows: Sequence[Row]) -> str:
-    """Where all of it was measured; runs differ in code, day and who calls the kernels."""
+    """Where the rows were measured, and the commit, day and caller of each run."""
     last = max(rows, key=lambda row: row.date)
     runs = dict.fromkeys(
         f"{row.commit or 'unknown'} ({row.date[:16].replace('T', ' ')}"

@@ -25,7 +25,7 @@ LABELS = {
 PASSES = {"forward": "forward", "forward_backward": "forward + backward"}
 
 WHOLE = 0.95
-"""Of the most places that a run has: as many make another whole."""
+"""A run that has this share of the rows of the largest run counts as whole."""
 
 Times = dict[str, dict[int, float]]
 """Candidate -> length -> milliseconds."""
@@ -40,7 +40,7 @@ def fresh(rows: Sequence[Row]) -> list[Row]:
 
 
 def run_with(rows: Sequence[Row], what: str) -> list[Row]:
-    """The run that measured this quantity at most places, the newest of several.
+    """The rows of the run that measured this quantity most often, the newest of several.
 
     Numbers of different runs are never compared, and a part measured again displaces no whole.
     One that lacks a twentieth is whole: what would take too long is skipped, or just is not.
@@ -52,7 +52,7 @@ def run_with(rows: Sequence[Row], what: str) -> list[Row]:
 
 
 def rows_of(rows: Sequence[Row], what: str) -> list[Row]:
-    """Those of one quantity, of which there must be some."""
+    """The rows of one quantity; an error if there are none."""
     found = [row for row in rows if row.what == what]
     if not found:
         raise ValueError(
@@ -62,7 +62,7 @@ def rows_of(rows: Sequence[Row], what: str) -> list[Row]:
 
 
 def runs_of_each(rows: Sequence[Row], what: str) -> list[Row]:
-    """For each candidate the run that measured it at most places, all under one setting.
+    """For each candidate the run that measured it most often, all under one setting.
 
     On a GPU alone: on a CPU, what else goes on changes numbers too much to compare two runs.
     """
@@ -167,7 +167,7 @@ def crossover_sentence(found: Times) -> str:
 
 
 def two_digits(number: float) -> int:
-    """An interpolated length is not known better than this."""
+    """A number rounded to two digits: an interpolated length is known no better."""
     return int(float(f"{number:.2g}"))
 
 
@@ -185,14 +185,14 @@ def describe(rows: Sequence[Row]) -> str:
 
 
 def other_commits(row: Row, rows: Sequence[Row]) -> str:
-    """Of lines that another run than that of `row` has measured."""
+    """Words for the commits of rows that another run than that of `row` has measured."""
     others = dict.fromkeys(str(each.commit) for each in rows if each.date != row.date)
     others.pop(str(row.commit), None)
     return f"; other lines: commit {', '.join(others)}" if others else ""
 
 
 def origin(row: Row, setting: str) -> str:
-    """Where and by which code a row was measured, around what was set."""
+    """One line: the machine of a row, its setting, and the code that measured it."""
     where = row.hardware["name"]
     if "threads" in row.hardware:
         count = row.hardware["threads"]

@@ -42,7 +42,7 @@ def _groups(rows: Sequence[Row]) -> Iterator[Group]:
 
 
 def _chosen(rows: Sequence[Row]) -> list[Row]:
-    """A whole run of a CPU; of a GPU, which neighbours disturb less, every run by itself."""
+    """The rows of one whole run on a CPU, and of all runs on a GPU, where runs differ less."""
     cpu = [row for row in rows_of(rows, "time") if row.hardware["device"] == "cpu"]
     gpu = [row for row in fresh(rows) if row.hardware["device"] != "cpu"]
     return (run_with(cpu, "time") if cpu else []) + gpu
@@ -54,7 +54,7 @@ def _sides(group: Group, pass_name: str) -> bool:
 
 
 def _pair(group: Group, pass_name: str) -> tuple[float, float]:
-    """Of one pass: our time, which is measured first, and the least of softmax's."""
+    """Times of one pass: ours, which is measured first, and that of the fastest softmax."""
     of_pass = [row for row in group if row.config["pass"] == pass_name]
     ours = next(row.value for row in of_pass if row.config["candidate"] not in SOFTMAX)
     return ours, min(row.value for row in of_pass if row.config["candidate"] in SOFTMAX)
