@@ -105,25 +105,6 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
     assert any(row.what == "time" and row.config["candidate"] == "relu" for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"names": ("sofmax",)},
-            "names must be one of cosformer, .*, got 'sofmax'; did you mean 'softmax'",
-        ),
-        ({"names": ("fla-delta",)}, "names with fla-delta need a GPU and fla-core, got device=cpu"),
-        ({"lengths": (0,)}, "lengths must be one or more positive numbers"),
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"seed": 2**63}, f"seed must be below {2**63}, got {2**63}"),
-        ({"seconds": 0.0}, "seconds must be above 0"),
-    ],
-)
-def test_bad_options_are_named(tmp_path: Path, given: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        options(tmp_path, **given)
-
-
 def _time_of(rows: list[records.Row], length: int) -> list[records.Row]:
     """A time at this length, of somebody else in the same run."""
     row = next(row for row in rows if row.what == "time")

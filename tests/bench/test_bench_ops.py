@@ -104,32 +104,3 @@ def test_a_file_of_something_else_is_refused_before_any_timing(
     with pytest.raises(ValueError, match="out must be a new file or one of rows"):
         ops.run(options)
     assert options.path.read_text() == "my notes"
-
-
-BAD = [
-    ({"batch": 0}, "batch must be at least 1, got 0"),
-    ({"repeats": -1}, "repeats must be at least 1, got -1"),
-    ({"seed": 2**63}, f"seed must be below {2**63}, got {2**63}"),
-    ({"lengths": ()}, "lengths must be one or more positive numbers"),
-    ({"lengths": (8, 0)}, "lengths must be one or more positive numbers"),
-    ({"positions": (-1,)}, "positions must not be negative"),
-    ({"candidates": ("chunked", "magic")}, "candidates must be among chunked, reference, sdpa"),
-    ({"candidates": ()}, "candidates must be among"),
-    ({"candidates": ("triton",)}, "candidates must be among chunked, reference, sdpa"),
-    ({"shapes": ()}, "shapes must be one or more of"),
-    ({"shapes": ((1, 8, 0, 64),)}, "shapes must be one or more of"),
-    ({"shapes": ((1, 8, 64),)}, "shapes must be one or more of"),
-    ({"shapes": ((1, 8, 8, 64),), "lengths": (8,)}, "lengths must not be given beside shapes"),
-]
-
-
-@pytest.mark.parametrize(("bad", "message"), BAD)
-def test_a_bad_option_is_named_with_its_value(bad: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ops.Options(**bad)  # type: ignore[arg-type]
-
-
-def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="got cuda"):
-        ops.Options(device="cuda")
