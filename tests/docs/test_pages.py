@@ -12,6 +12,7 @@ import torch
 
 from cosformer import cli
 from cosformer.completion import verb
+from cosformer.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -43,6 +44,15 @@ def _commands(page: Path) -> Iterator[list[str]]:
 
 WITH_CODE = [page for page in PAGES if _blocks(page, "python")]
 WITH_COMMANDS = [page for page in PAGES if _blocks(page, "sh")]
+
+
+@pytest.fixture(autouse=True)
+def no_mechanism_stays() -> Iterator[None]:
+    """CONTRIBUTING registers one."""
+    before = dict(MECHANISMS)
+    yield
+    MECHANISMS.clear()
+    MECHANISMS.update(before)
 
 
 def test_the_pages_that_teach_have_code() -> None:
