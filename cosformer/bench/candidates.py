@@ -56,7 +56,7 @@ def _of_fla(attend: Attend, *, is_cosformer: bool = False) -> Candidate:
 
 
 CANDIDATES: dict[str, Candidate] = {
-    "triton": Candidate(_ours("triton"), True, False, ("cuda",)),
+    "auto": Candidate(_ours("auto"), True, False, ("cuda",)),
     "chunked": Candidate(_ours("chunked"), True, False),
     "reference": Candidate(_ours("reference"), True, True),
     "sdpa": Candidate(softmax, False, True),

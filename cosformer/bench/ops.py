@@ -39,7 +39,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "shapes": gpu.CELLS,
         "quadratic_up_to": 65536,
         "candidates": (
-            "triton",
+            "auto",
             "chunked",
             "sdpa_flash",
             "sdpa_cudnn",

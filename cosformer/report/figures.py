@@ -19,7 +19,7 @@ from cosformer.report.selection import (
     two_digits,
 )
 
-COLOURS = {"chunked": "#0b6e99", "sdpa": "#c4501b", "reference": "#8a8f98", "triton": "#08415c"}
+COLOURS = {"chunked": "#0b6e99", "sdpa": "#c4501b", "reference": "#8a8f98", "auto": "#08415c"}
 OTHER_COLOURS = ("#c4501b", "#e08e45", "#4b7f52", "#7b5ea7", "#b08900", "#5c5c5c")
 MOST_NAMES_INSIDE = 3
 """The most names that a legend inside a panel has room for."""

@@ -9,6 +9,7 @@ from cosformer import records
 from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.mechanisms import mechanism_figure
+from cosformer.report.selection import renamed
 from cosformer.report.tables import TABLES
 from cosformer.report.writing import write_whole
 
@@ -107,4 +108,4 @@ def _rows_of(source: str, rows: dict[str, list[Row]]) -> list[Row]:
     if not rows.get(source):
         known = ", ".join(name for name in rows if rows[name]) or "none"
         raise ValueError(f"no rows named {source!r} in the results folder; there are: {known}")
-    return rows[source]
+    return [renamed(row) for row in rows[source]]

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from cosformer.records import Row
@@ -11,7 +12,7 @@ LABELS = {
     "chunked": "cosFormer",
     "reference": "cosFormer, quadratic",
     "sdpa": "softmax (SDPA)",
-    "triton": "cosFormer",
+    "auto": "cosFormer",
     "sdpa_flash": "softmax (flash)",
     "sdpa_cudnn": "softmax (cuDNN)",
     "fla_cos": "cosFormer on fla",
@@ -21,6 +22,9 @@ LABELS = {
     "softmax": "softmax (SDPA)",
 }
 """Names of candidates for readers; one that is missing here keeps its own."""
+
+FORMER = {"triton": "auto"}
+"""Former names of candidates: rows up to 16 November 2026 say triton where `auto` is measured."""
 
 PASSES = {"forward": "forward", "forward_backward": "forward + backward"}
 
@@ -32,6 +36,12 @@ Times = dict[str, dict[int, float]]
 
 Cell = tuple[int, int, int, int]
 """Batch, heads, length, width."""
+
+
+def renamed(row: Row) -> Row:
+    """The row with the name that its candidate has today."""
+    name = row.config.get("candidate")
+    return replace(row, config={**row.config, "candidate": FORMER[name]}) if name in FORMER else row
 
 
 def fresh(rows: Sequence[Row]) -> list[Row]:
@@ -94,7 +104,7 @@ def times(rows: Sequence[Row], pass_name: str, what: str = "time") -> Times:
 
 def label(candidate: str, among: Collection[str]) -> str:
     """The name of a candidate for readers who see those of `among`."""
-    if candidate == "chunked" and "triton" in among:
+    if candidate == "chunked" and "auto" in among:
         return "cosFormer, no kernels"
     return LABELS.get(candidate, candidate)
 

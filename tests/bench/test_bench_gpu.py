@@ -155,7 +155,7 @@ def test_the_defaults_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -
     assert here.causalities == (True,)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     there = ops.Options(device="cuda")
-    assert there.names[0] == "triton"
+    assert there.names[0] == "auto"
     assert there.cells == list(gpu.CELLS)
     assert there.setup.dtype is torch.bfloat16
     assert there.causalities == (True, False)
@@ -168,10 +168,10 @@ def test_who_takes_part_depends_on_length_and_causality(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(Candidate, "is_present", True)
     there = ops.Options(device="cuda")
-    linear = ["triton", "chunked", "fla_cos", "fla_linear", "fla_fused"]
+    linear = ["auto", "chunked", "fla_cos", "fla_linear", "fla_fused"]
     assert there.taking_part(Cell(1, 16, 65536, 64), causal=True) == list(there.names)
     assert there.taking_part(Cell(1, 16, 65537, 64), causal=True) == linear
-    assert there.taking_part(Cell(1, 16, 65537, 64), causal=False) == ["triton", "chunked"]
+    assert there.taking_part(Cell(1, 16, 65537, 64), causal=False) == ["auto", "chunked"]
 
 
 def test_candidates_at_home_in_another_layout_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ BAD = [
     (ops, {"positions": (-1,)}, "positions must not be negative"),
     (ops, {"candidates": ("magic",)}, "candidates must be among chunked, reference, sdpa"),
     (ops, {"candidates": ()}, "candidates must be among"),
-    (ops, {"candidates": ("triton",)}, "candidates must be among chunked, reference, sdpa"),
+    (ops, {"candidates": ("auto",)}, "candidates must be among chunked, reference, sdpa"),
     (ops, {"shapes": ()}, "shapes must be one or more of"),
     (ops, {"shapes": ((1, 8, 0, 64),)}, "shapes must be one or more of"),
     (ops, {"shapes": ((1, 8, 64),)}, "shapes must be one or more of"),

@@ -68,7 +68,7 @@ def test_a_backend_that_is_named_computes_softmax(causal: bool) -> None:
 def test_candidates_of_a_gpu_alone_are_marked_and_packages_may_be_missing() -> None:
     alone = [name for name, c in CANDIDATES.items() if c.devices == ("cuda",)]
     theirs = ["fla_cos", "fla_linear", "fla_fused"]
-    assert alone == ["triton", "sdpa_flash", "sdpa_cudnn", *theirs]
+    assert alone == ["auto", "sdpa_flash", "sdpa_cudnn", *theirs]
     assert {name for name, c in CANDIDATES.items() if not c.is_present} <= set(theirs)
 
 

@@ -135,7 +135,7 @@ def test_a_number_measured_again_displaces_itself_alone(gpu_rows: list[Row]) -> 
         return dataclasses.replace(row, value=2 * row.value, date=date, commit=commit)
 
     again = [row for row in gpu_rows if row.config.get("length") == 1024]
-    part = [row for row in gpu_rows if row.config.get("candidate") == "triton"]
+    part = [row for row in gpu_rows if row.config.get("candidate") == "auto"]
     rows = [*gpu_rows, *(later(row, "2026-01-03", "newer") for row in again)]
     rows += [later(row, "2026-01-04", "part") for row in part]
     lines = _cells(tables.time_table(rows).split("Full")[0])[2:]
@@ -148,7 +148,7 @@ def test_a_number_measured_again_displaces_itself_alone(gpu_rows: list[Row]) -> 
 def test_cells_compare_by_time_per_token(gpu_rows: list[Row]) -> None:
     found = selection.token_times(gpu_rows, "forward")
     per_token = 1e6 / 2**16
-    assert found["triton"] == {1024: per_token, 65536: per_token}  # not the cell of other width
+    assert found["auto"] == {1024: per_token, 65536: per_token}  # not the cell of other width
     assert found["fla_cos"] == {1024: 4 * per_token}
 
 
@@ -166,7 +166,7 @@ def test_a_fresh_install_is_shown_and_calls_replayed_in_c_apart(gpu_rows: list[R
 
 def _with_softmax(rows: list[Row]) -> list[Row]:
     """The same and softmax, by two backends, at 1,024 tokens: 3 and 2 times as slow as ours."""
-    ours = [row for row in rows if row.what == "time" and row.config["candidate"] == "triton"]
+    ours = [row for row in rows if row.what == "time" and row.config["candidate"] == "auto"]
     return rows + [
         dataclasses.replace(row, value=factor * row.value, config={**row.config, "candidate": name})
         for row in ours
@@ -195,7 +195,7 @@ def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(
         ],
     ]
     newer = [dataclasses.replace(row, value=8 * row.value, date="2999") for row in gpu]
-    alone = [row for row in newer if row.config["candidate"] == "triton"]  # nothing to compare with
+    alone = [row for row in newer if row.config["candidate"] == "auto"]  # nothing to compare with
     assert tables.speed_table(rows + gpu + alone) == tables.speed_table(rows + gpu)
     assert _cells(tables.speed_table(rows + gpu + newer))[-1][2:5] == ["2", "1", "2.0 ×"]
 
