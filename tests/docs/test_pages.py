@@ -111,3 +111,15 @@ def _anchor(title: str) -> str:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+
+
+def test_the_mechanism_of_contributing_is_trained_as_a_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = _blocks(ROOT / "CONTRIBUTING.md", "python")
+    monkeypatch.chdir(tmp_path)
+    Path("my_mechanism.py").write_text(block)
+    (command,) = (words[1:] for words in _commands(ROOT / "CONTRIBUTING.md") if "train" in words)
+    small = "--preset tiny --length 32 --steps 2 --batch 2 --device cpu --out run".split()
+    assert cli.main([*command, *small]) == 0
+    assert '"mechanism": "squared"' in Path("run/config.json").read_text()
