@@ -65,12 +65,20 @@ def rooms(package: griffe.Module) -> list[griffe.Module]:
 
 
 def as_markdown(docstring: str) -> str:
-    """The docstring with doctests in fences and ``:func:`name``` as a plain name."""
+    """The docstring with doctests in fences and ``:func:`name``` as a plain name.
+
+    `eps, impl: as in attention` becomes a line for each argument, which then shows its default.
+    """
     text = re.sub(r":(?:class|func|meth|mod|attr):`~?([^`]*)`", r"`\1`", docstring)
+    text = re.sub(r"^    ((?:\w+, )+\w+): (as in .*)$", _a_line_each, text, flags=re.MULTILINE)
     parts = re.split(r"\n{2,}", text)
     return "\n\n".join(
         f"```pycon\n{part}\n```" if part.startswith(">>> ") else part for part in parts
     )
+
+
+def _a_line_each(match: re.Match[str]) -> str:
+    return "\n".join(f"    {name}: {match[2]}" for name in match[1].split(", "))
 
 
 def on_files(files: Any, *, config: Any) -> Any:
