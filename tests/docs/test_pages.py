@@ -120,6 +120,6 @@ def test_the_mechanism_of_contributing_is_trained_as_a_plugin(
     monkeypatch.chdir(tmp_path)
     Path("my_mechanism.py").write_text(block)
     (command,) = (words[1:] for words in _commands(ROOT / "CONTRIBUTING.md") if "train" in words)
-    small = "--preset tiny --length 32 --steps 2 --batch 2 --device cpu --out run".split()
+    small = ["--preset=tiny", "--length=32", "--steps=2", "--batch=2", "--device=cpu", "--out=run"]
     assert cli.main([*command, *small]) == 0
     assert '"mechanism": "squared"' in Path("run/config.json").read_text()

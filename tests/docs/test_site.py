@@ -1,12 +1,15 @@
 """The site of docs/: everything public is in its reference, and it opens without a network."""
 
 import dataclasses
+import doctest
 import importlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosformer import cli
 
@@ -73,3 +76,17 @@ def _loaded(page: str) -> Iterator[str]:
         r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?((?:https?:)?//[^\"' >]*)", page
     )
     yield from re.findall(r"<link\b[^>]*\bhref=[\"']?((?:https?:)?//[^\"' >]*)", page)
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "training"])
+def test_the_examples_in_docstrings_run(room: str) -> None:
+    module = importlib.import_module(_module(room))
+    public = {name: getattr(module, name) for name in module.__all__}
+    torch.manual_seed(0)
+    runner = doctest.DocTestRunner()
+    for name, documented in public.items():
+        if getattr(documented, "__module__", "").startswith("cosformer"):
+            names = {**vars(sys.modules[documented.__module__]), **public, "torch": torch}
+            for test in doctest.DocTestFinder().find(documented, name, globs=names):
+                runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
