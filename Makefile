@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-gpu check bench bench-mechanisms bench-training report clean
+.PHONY: install demo test test-gpu check bench bench-mechanisms bench-training report docs clean
 
 # Set-up: one environment in .venv, remade when its inputs change.
 .venv/ready: pyproject.toml constraints.txt
@@ -37,8 +37,12 @@ bench-training: .venv/ready  ## training steps, generated tokens and generated d
 	$(BIN)/cosformer bench generation
 	$(BIN)/cosformer bench data
 
-report: .venv/ready       ## rows -> tables in README.md, figures in docs/
+report: .venv/ready       ## rows -> tables in README.md and docs/, figures in docs/
 	$(BIN)/cosformer report
+
+docs: .venv/ready         ## the site of docs/ in out/site, from its pages and the docstrings
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "open out/site/index.html; with search: python3 -m http.server --directory out/site"
 
 clean:
 	rm -rf .venv build dist out

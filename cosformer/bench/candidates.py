@@ -24,17 +24,17 @@ class Candidate:
 
     attend: Attend
     is_cosformer: bool
-    """It computes cosFormer; if it is ours, it must agree with the formula before it is timed."""
+    """Whether it computes cosFormer. If it is ours, it must agree with the formula to be timed."""
     is_quadratic: bool
-    """Its time grows with the square of the length: measured up to a limit only."""
+    """Whether its time grows with the square of the length. It is then measured up to a limit."""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    """Where it runs."""
+    """Devices that it runs on."""
     package: str | None = None
-    """Somebody else's package that it comes from."""
+    """The package that it comes from, where that is not this one."""
     causal_only: bool = False
-    """It has no full attention."""
+    """Whether it can attend causally only."""
     token_major: bool = False
-    """It is at home in `[B, T, H, D]`: its inputs lie so in memory before the clock starts."""
+    """Whether its own layout is `[B, T, H, D]`: inputs then lie so in memory before it is timed."""
 
     @property
     def is_present(self) -> bool:
@@ -56,7 +56,7 @@ def _of_fla(attend: Attend, *, is_cosformer: bool = False) -> Candidate:
 
 
 CANDIDATES: dict[str, Candidate] = {
-    "triton": Candidate(_ours("triton"), True, False, ("cuda",)),
+    "auto": Candidate(_ours("auto"), True, False, ("cuda",)),
     "chunked": Candidate(_ours("chunked"), True, False),
     "reference": Candidate(_ours("reference"), True, True),
     "sdpa": Candidate(softmax, False, True),

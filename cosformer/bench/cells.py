@@ -1,4 +1,4 @@
-"""What is measured at once: a shape, seen causally or in full, by those who can."""
+"""What is measured together: one shape, causal or full, by every candidate that can."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Cell(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What does not change within a run."""
+    """Device, type, repeats and seed: what is the same for all cells of a run."""
 
     device: str
     dtype: torch.dtype
@@ -36,14 +36,14 @@ class Setup(NamedTuple):
         return draw(cell, count, dtype=self.dtype, device=self.device, seed=self.seed)
 
     def config(self, cell: Cell, *, causal: bool) -> dict[str, Any]:
-        """What the rows of a cell have in their config, whatever they say."""
+        """What every row of a cell has in its config."""
         sizes = {"batch": cell.batch, "heads": cell.heads, "width": cell.width}
         return {**sizes, "causal": causal, "dtype": self.dtype_name, "repeats": self.repeats}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A cell with its inputs, and who takes part."""
+    """A cell with its inputs and the candidates that take part."""
 
     setup: Setup
     inputs: Sequence[Tensor]
@@ -57,7 +57,7 @@ class Case:
         return Cell(*self.inputs[0].shape)
 
     def calls(self, pass_name: str) -> dict[str, Callable[[], object]]:
-        """A call for each candidate, on inputs that lie in memory as it likes them."""
+        """A call for each candidate, on inputs in the layout that the candidate works with."""
         layouts = {False: self.inputs}
         if any(CANDIDATES[name].token_major for name in self.names):
             layouts[True] = token_major(self.inputs)
@@ -69,6 +69,6 @@ class Case:
         return calls
 
     def config(self, pass_name: str) -> dict[str, Any]:
-        """What the rows of a pass have in their config."""
+        """What every row of a pass has in its config."""
         at = self.setup.config(self.cell, causal=self.causal)
         return at | {"pass": pass_name, "length": self.cell.length}

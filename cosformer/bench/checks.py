@@ -1,4 +1,4 @@
-"""Correctness, looked at before any speed: is it the formula, as well as its precision allows?"""
+"""Checks that come before any timing: the op equals the formula as far as its precision allows."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from cosformer.ops import State, attention, step
 
 QUANTITIES = ("output", "dq", "dk", "dv")
 LENGTH = 300
-"""Several chunks, and the last one not full."""
+"""A length of several chunks, of which the last is not full."""
 LENGTHS = {"cpu": (LENGTH,), "cuda": (LENGTH, 5003)}
-"""Device -> lengths to look at: kernels cut long sequences into segments."""
+"""Device -> lengths that are checked: kernels cut long sequences into segments."""
 ROUNDINGS = 8
-"""Allowed besides, as the formula itself is now and then exact by luck."""
+"""Allowed in addition, since the formula in low precision is sometimes exact by luck."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from cosformer.tasks import generated
 
 @dataclass(frozen=True)
 class Options:
-    """Samples a second of the generated data sets, nothing kept."""
+    """How fast data sets are generated, in samples a second. No sample is kept."""
 
     listops: int = 100_000
     """Samples of ListOps; as many as Long-Range Arena has."""
@@ -38,7 +38,7 @@ def run(options: Options) -> int:
 
 
 def measure(options: Options) -> Iterator[records.Row]:
-    """Seconds of each set, start of the processes included, and samples a second and process."""
+    """Seconds for each set, start of its processes included, and samples a second of a process."""
     this = records.Run.begin(seed=options.seed)
     wanted = {
         "listops": (options.listops, options.listops_workers),

@@ -24,7 +24,7 @@ class OfFla(Mechanism):
     """Where in fla.ops it is."""
 
     def given(self, request: Request) -> dict[str, Any]:
-        """What the function gets beside q, k and v."""
+        """The arguments of the function other than q, k and v."""
         return {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:

@@ -24,13 +24,13 @@ def training_flops(model: LanguageModel, length: int) -> float:
 
 
 def peak_flops(name: str, dtype: str) -> float | None:
-    """Of a device, by its name; None where nobody has stated it for this type."""
+    """The most operations a second of a device; None where its maker states none for this type."""
     known = (peak for part, peak in PEAKS.items() if part in name)
     return next(known, None) if dtype in HALF_TYPES else None
 
 
 def _attention(block: Block, length: int) -> float:
-    """Of one sequence; a quadratic mechanism computes the half that lies in the past."""
+    """Operations of attention over one sequence; of n² pairs a causal mechanism computes half."""
     mechanism = block.attention.mechanism
     operations = mechanism.cost(length).operations
     return operations / 2 if mechanism.traits.growth == "n²" else operations

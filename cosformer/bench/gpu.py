@@ -26,14 +26,14 @@ CELLS = (
     Cell(2, 8, 16384, 128),
     Cell(1, 16, 1048576, 64),
 )
-"""Measured where none are named."""
+"""Shapes that are measured where the options name none."""
 STEPS = tuple(Cell(batch, 16, 1, 64) for batch in (1, 8, 64, 512))
 STEP_HORIZON = 2**30
-"""Room for every replay of a step."""
+"""The horizon of measured steps: more than the replays of a step take."""
 
 
 def failed(this: Run, name: str, reason: str, at: Mapping[str, Any]) -> Row:
-    """In place of a number: who could not be measured, and why."""
+    """The row that stands for a missing number: the candidate, and why it could not be measured."""
     return this.row("failed", 1, "", candidate=name, reason=reason, **at)
 
 

@@ -39,7 +39,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "shapes": gpu.CELLS,
         "quadratic_up_to": 65536,
         "candidates": (
-            "triton",
+            "auto",
             "chunked",
             "sdpa_flash",
             "sdpa_cudnn",
@@ -72,7 +72,7 @@ class Options:
     width: int = 64
     """Width of queries, keys and values of one head, unless shapes say it."""
     causal: bool = True
-    """Each token sees the past only; --no-causal for full attention. On cuda both unless so."""
+    """Each token sees the past only; --no-causal for full attention. On cuda both, or full only."""
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
     """Type of q, k and v; float32 on cpu, bfloat16 on cuda."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -133,7 +133,7 @@ class Options:
         return Setup(self.device, dtype, self.repeats, self.seed)
 
     def taking_part(self, cell: Cell, *, causal: bool) -> list[str]:
-        """Candidates that are installed and can be measured so."""
+        """Candidates that are installed and can compute this cell."""
         is_short = cell.length <= self._given("quadratic_up_to")
         able = {
             name: candidate.is_present
@@ -209,7 +209,7 @@ def measure(options: Options) -> Iterator[records.Row]:
 def _measure_case(
     options: Options, this: records.Run, case: Case, bandwidth: float | None
 ) -> Iterator[records.Row]:
-    """All that is known of a cell; on a GPU, where `bandwidth` is known, more than elsewhere."""
+    """All rows of a cell. On a GPU, where `bandwidth` is known, there are more of them."""
     for pass_name in PASSES:
         calls: dict[str, Call] = case.calls(pass_name)
         if bandwidth is not None:
@@ -230,7 +230,7 @@ def _measure_case(
 def _measure_once_on_gpu(
     options: Options, this: records.Run, bandwidth: float
 ) -> Iterator[records.Row]:
-    """What does not depend on the cells."""
+    """The rows that do not depend on the cells."""
     missing = [name for name in options.names if not CANDIDATES[name].is_present]
     for name in missing:
         reason = f"package {CANDIDATES[name].package} is not installed"
@@ -240,7 +240,7 @@ def _measure_once_on_gpu(
 
 
 def _measure_errors(options: Options, this: records.Run, *, peers: bool) -> Iterator[records.Row]:
-    """Of our own candidates, or of those from packages that are installed."""
+    """Rows of our own candidates, or of those from packages that are installed."""
     names = [name for name in options.names if CANDIDATES[name].is_present]
     names = [name for name in names if (CANDIDATES[name].package is not None) == peers]
     for causal in options.causalities:
@@ -250,7 +250,7 @@ def _measure_errors(options: Options, this: records.Run, *, peers: bool) -> Iter
 def _measure_times(
     this: records.Run, case: Case, pass_name: str, calls: dict[str, Call], *, first: str
 ) -> Iterator[records.Row]:
-    """Time of every candidate, and how often the first fits into each other."""
+    """Time of every candidate, and its ratio to the time of the first."""
     times = median_times(calls, repeats=case.setup.repeats, device=case.setup.device)
     at = case.config(pass_name)
     for name, milliseconds in times.items():
@@ -263,7 +263,7 @@ def _measure_times(
 def _measure_memory(
     this: records.Run, case: Case, pass_name: str, calls: dict[str, Call]
 ) -> Iterator[records.Row]:
-    """Peak of a pass, output and gradients included, beyond the inputs."""
+    """Peak memory of a pass beyond its inputs; outputs and gradients count."""
     size = sum(x.nbytes for x in case.inputs[:3])
     for name, call in calls.items():
         forget()  # memory kept from earlier calls counts as well

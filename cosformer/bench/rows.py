@@ -1,4 +1,4 @@
-"""What every measuring verb does with its rows: keep each at once, show it on a line."""
+"""What every measuring verb does with its rows: write each to a file at once, and print it."""
 
 import sys
 from collections.abc import Iterable, Sequence

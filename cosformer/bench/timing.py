@@ -110,7 +110,7 @@ def synchronise(device: str) -> None:
 
 
 def busy() -> str | None:
-    """A word of warning if other processes keep the cores of this machine occupied."""
+    """A warning if other processes keep the cores of this machine busy; None if not."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load < 0.5:
         return None

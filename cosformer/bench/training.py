@@ -42,9 +42,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Device -> what is measured there where the options do not say."""
 DATA = "data"
-"""What stands beside the mechanisms: the making of a batch."""
+"""The name under which the making of a batch is timed, beside the mechanisms."""
 MOST_STEPS = 10_000
-"""Of a measurement; far more than it takes."""
+"""Steps in the config of a measured run: far more than are taken."""
 
 
 WORDS = {"mechanisms": MECHANISMS, "preset": PRESETS}
@@ -59,17 +59,17 @@ class Options:
     """
 
     mechanisms: tuple[str, ...] = ("cosformer", "softmax")
-    """Who is measured, ratios relative to the others."""
+    """Mechanisms to measure; ratios compare the first with the others."""
     preset: str | None = None
     """Size of the decoder; tiny, as in the demo, on cpu, base (125M) on cuda."""
     vocabulary: int | None = None
-    """Tokens that it knows; 1,028, as in the demo, on cpu, those of the preset on cuda."""
+    """Size of the vocabulary; 1,028, as in the demo, on cpu, that of the preset on cuda."""
     lengths: tuple[int, ...] | None = None
     """Tokens of a sequence; 1,024 and 4,096 on cpu, 2,048, 16,384 and 65,536 on cuda."""
     tokens: int | None = None
     """Tokens of a step, a multiple of every length; 4,096 on cpu, 65,536 on cuda."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the products, weights staying float32; float32 on cpu, bfloat16 on cuda."""
+    """Type of matrix products, weights stay float32; float32 on cpu, bfloat16 on cuda."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
     compile: bool = False
@@ -112,7 +112,7 @@ class Options:
         return DEFAULTS[self.device][name] if value is None else value
 
     def model(self, mechanism: str, length: int) -> ModelConfig:
-        """The preset for sequences of this length, with as many weights at any."""
+        """The preset for sequences of this length; the number of weights does not depend on it."""
         preset = PRESETS[self.given("preset")]
         return replace(
             preset,

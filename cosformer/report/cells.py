@@ -1,4 +1,4 @@
-"""A table of times by cell, for runs in which more than the length differs."""
+"""Tables of times by cell, for runs in which more than the length differs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ Values = dict[tuple[str, str, Cell], float]
 """Candidate, pass, cell -> value."""
 
 EXPLANATION = (
-    "Milliseconds as the caller sees them, forward / forward + backward. × floor: the time of the "
-    "first without the host, over that of moving q, k, v and the output once (three times that "
-    "with the backward pass) at the speed of a copy"
+    "Milliseconds as the caller sees them, forward / forward + backward. × floor: the time that "
+    "the GPU takes for the first candidate, divided by the time that a copy of q, k, v and the "
+    "output takes (forward + backward: three such copies)"
 )
 
 
@@ -38,7 +38,7 @@ def _newest(rows: Sequence[Row]) -> list[Row]:
 
 
 def _origin(rows: Sequence[Row]) -> str:
-    """Where all of it was measured; runs differ in code, day and who calls the kernels."""
+    """Where the rows were measured, and the commit, day and caller of each run."""
     last = max(rows, key=lambda row: row.date)
     runs = dict.fromkeys(
         f"{row.commit or 'unknown'} ({row.date[:16].replace('T', ' ')}"

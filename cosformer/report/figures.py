@@ -11,6 +11,7 @@ from cosformer.report.selection import (
     Times,
     crossover,
     describe,
+    fresh,
     label,
     run_with,
     times,
@@ -18,10 +19,10 @@ from cosformer.report.selection import (
     two_digits,
 )
 
-COLOURS = {"chunked": "#0b6e99", "sdpa": "#c4501b", "reference": "#8a8f98", "triton": "#08415c"}
+COLOURS = {"chunked": "#0b6e99", "sdpa": "#c4501b", "reference": "#8a8f98", "auto": "#08415c"}
 OTHER_COLOURS = ("#c4501b", "#e08e45", "#4b7f52", "#7b5ea7", "#b08900", "#5c5c5c")
 MOST_NAMES_INSIDE = 3
-"""Names that a panel has room for."""
+"""The most names that a legend inside a panel has room for."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "cosformer",  # the same rows give the same file
     "font.size": 10,
@@ -40,8 +41,9 @@ def time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
 
 
 def token_time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
-    """Time per token against length, where batches differ: level is linear, rising is not."""
-    return _draw(run_with(rows, "time"), token_times, "nanoseconds per token, causal", file_format)
+    """Time per token against length, where batches differ. A level line is linear time."""
+    run = run_with(fresh(rows), "time")
+    return _draw(run, token_times, "nanoseconds per token, causal", file_format)
 
 
 def _draw(

@@ -1,4 +1,4 @@
-"""Two runs side by side: their curves, and what they came to."""
+"""Two runs side by side: their curves of loss, and a table of their last values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

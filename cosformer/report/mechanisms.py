@@ -11,7 +11,7 @@ from cosformer.report.selection import Times, describe, runs_of_each, times
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 REFERENCES = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
-"""Those that every panel shows."""
+"""Mechanisms that every panel shows, with their colours."""
 COLUMNS = 8
 
 
@@ -89,7 +89,7 @@ def _line(run: Sequence[Row], name: str, length: int, alone: Mapping[int, float]
 def _value(
     run: Sequence[Row], what: str, name: str, length: int, pass_name: str, spell: Any
 ) -> str:
-    """The number, or in its place why there is none."""
+    """The number as text, or the reason why there is none."""
     for row in run:
         at = row.config
         if _of(row, name) and at.get("length") == length and at.get("pass") == pass_name:
@@ -101,7 +101,7 @@ def _value(
 
 
 def _alone(run: Sequence[Row]) -> tuple[Times, str]:
-    """Forward + backward, of what a GPU has recorded without the host's time; and words for it."""
+    """Times of both passes, without the host where a GPU has recorded them; and words for that."""
     recorded = times(run, "forward_backward", "time_graph")
     return times(run, "forward_backward") | recorded, ", without the host" * bool(recorded)
 

@@ -9,6 +9,7 @@ from cosformer import records
 from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.mechanisms import mechanism_figure
+from cosformer.report.selection import renamed
 from cosformer.report.tables import TABLES
 from cosformer.report.writing import write_whole
 
@@ -21,7 +22,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "mechanisms.svg": ("mechanisms-cpu", mechanism_figure),
     "mechanisms_cuda.svg": ("mechanisms-cuda", mechanism_figure),
 }
-"""File in docs/ -> the rows it is drawn from, and how."""
+"""File in docs/ -> the rows that it is drawn from, and the function that draws it."""
 OPTIONAL = {
     "ops-cuda",
     "mechanisms-cpu",
@@ -32,7 +33,7 @@ OPTIONAL = {
     "data-cpu",
     "learning-cuda",
 }
-"""Rows that not every machine can measure: without them a block is empty, a figure not drawn."""
+"""Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,15 @@ def renew(text: str, rows: dict[str, list[Row]]) -> str:
 def table(name: str, rows: dict[str, list[Row]]) -> str:
     """The table `FILE/TABLE`: rows of results/FILE.jsonl, shaped by TABLES[TABLE].
 
-    Empty for rows that may be missing and are.
+    `FILE+FILE/TABLE` takes the rows of both files. Empty for rows that may be missing and are.
     """
-    source, _, shape = name.partition("/")
+    files, _, shape = name.partition("/")
     if shape not in TABLES:
         known = ", ".join(TABLES)
         raise ValueError(f"rows:{name} must be rows:FILE/TABLE with TABLE among {known}")
-    return "" if _is_left_out(source, rows) else TABLES[shape](_rows_of(source, rows))
+    sources = [source for source in files.split("+") if not _is_left_out(source, rows)]
+    found = [row for source in sources for row in _rows_of(source, rows)]
+    return TABLES[shape](found) if sources else ""
 
 
 def _is_left_out(source: str, rows: dict[str, list[Row]]) -> bool:
@@ -105,4 +108,4 @@ def _rows_of(source: str, rows: dict[str, list[Row]]) -> list[Row]:
     if not rows.get(source):
         known = ", ".join(name for name in rows if rows[name]) or "none"
         raise ValueError(f"no rows named {source!r} in the results folder; there are: {known}")
-    return rows[source]
+    return [renamed(row) for row in rows[source]]

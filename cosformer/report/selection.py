@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from cosformer.records import Row
@@ -11,7 +12,7 @@ LABELS = {
     "chunked": "cosFormer",
     "reference": "cosFormer, quadratic",
     "sdpa": "softmax (SDPA)",
-    "triton": "cosFormer",
+    "auto": "cosFormer",
     "sdpa_flash": "softmax (flash)",
     "sdpa_cudnn": "softmax (cuDNN)",
     "fla_cos": "cosFormer on fla",
@@ -22,10 +23,13 @@ LABELS = {
 }
 """Names of candidates for readers; one that is missing here keeps its own."""
 
+FORMER = {"triton": "auto"}
+"""Former names of candidates: rows up to 16 November 2026 say triton where `auto` is measured."""
+
 PASSES = {"forward": "forward", "forward_backward": "forward + backward"}
 
 WHOLE = 0.95
-"""Of the most places that a run has: as many make another whole."""
+"""A run that has this share of the rows of the largest run counts as whole."""
 
 Times = dict[str, dict[int, float]]
 """Candidate -> length -> milliseconds."""
@@ -34,8 +38,19 @@ Cell = tuple[int, int, int, int]
 """Batch, heads, length, width."""
 
 
+def renamed(row: Row) -> Row:
+    """The row with the name that its candidate has today."""
+    name = row.config.get("candidate")
+    return replace(row, config={**row.config, "candidate": FORMER[name]}) if name in FORMER else row
+
+
+def fresh(rows: Sequence[Row]) -> list[Row]:
+    """Rows of a fresh install: not those of calls replayed in C++, which `cosformer build` adds."""
+    return [row for row in rows if "host" not in row.versions]
+
+
 def run_with(rows: Sequence[Row], what: str) -> list[Row]:
-    """The run that measured this quantity at most places, the newest of several.
+    """The rows of the run that measured this quantity most often, the newest of several.
 
     Numbers of different runs are never compared, and a part measured again displaces no whole.
     One that lacks a twentieth is whole: what would take too long is skipped, or just is not.
@@ -47,7 +62,7 @@ def run_with(rows: Sequence[Row], what: str) -> list[Row]:
 
 
 def rows_of(rows: Sequence[Row], what: str) -> list[Row]:
-    """Those of one quantity, of which there must be some."""
+    """The rows of one quantity; an error if there are none."""
     found = [row for row in rows if row.what == what]
     if not found:
         raise ValueError(
@@ -57,7 +72,7 @@ def rows_of(rows: Sequence[Row], what: str) -> list[Row]:
 
 
 def runs_of_each(rows: Sequence[Row], what: str) -> list[Row]:
-    """For each candidate the run that measured it at most places, all under one setting.
+    """For each candidate the run that measured it most often, all under one setting.
 
     On a GPU alone: on a CPU, what else goes on changes numbers too much to compare two runs.
     """
@@ -89,7 +104,7 @@ def times(rows: Sequence[Row], pass_name: str, what: str = "time") -> Times:
 
 def label(candidate: str, among: Collection[str]) -> str:
     """The name of a candidate for readers who see those of `among`."""
-    if candidate == "chunked" and "triton" in among:
+    if candidate == "chunked" and "auto" in among:
         return "cosFormer, no kernels"
     return LABELS.get(candidate, candidate)
 
@@ -162,7 +177,7 @@ def crossover_sentence(found: Times) -> str:
 
 
 def two_digits(number: float) -> int:
-    """An interpolated length is not known better than this."""
+    """A number rounded to two digits: an interpolated length is known no better."""
     return int(float(f"{number:.2g}"))
 
 
@@ -180,14 +195,14 @@ def describe(rows: Sequence[Row]) -> str:
 
 
 def other_commits(row: Row, rows: Sequence[Row]) -> str:
-    """Of lines that another run than that of `row` has measured."""
+    """Words for the commits of rows that another run than that of `row` has measured."""
     others = dict.fromkeys(str(each.commit) for each in rows if each.date != row.date)
     others.pop(str(row.commit), None)
     return f"; other lines: commit {', '.join(others)}" if others else ""
 
 
 def origin(row: Row, setting: str) -> str:
-    """Where and by which code a row was measured, around what was set."""
+    """One line: the machine of a row, its setting, and the code that measured it."""
     where = row.hardware["name"]
     if "threads" in row.hardware:
         count = row.hardware["threads"]

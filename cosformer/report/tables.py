@@ -10,11 +10,14 @@ from cosformer.report.selection import (
     PASSES,
     crossover_sentence,
     describe,
+    fresh,
     is_of_cells,
     label,
+    rows_of,
     run_with,
     times,
 )
+from cosformer.report.speed import speed_table
 from cosformer.report.training import (
     data_table,
     generation_table,
@@ -27,11 +30,11 @@ from cosformer.report.writing import MISSING, markdown, milliseconds
 def time_table(rows: Sequence[Row]) -> str:
     """Milliseconds by length, candidates side by side, with ratios measured in the same run.
 
-    By cell where more than the length differs.
+    By cell where more than the length differs. Only calls of a fresh install count.
     """
-    run = run_with(rows, "time")
+    run = run_with(fresh(rows), "time")
     if is_of_cells(run):
-        return cell_table(rows)
+        return cell_table(fresh(rows))
     ratios = {
         (row.config["pass"], row.config["candidate"], row.config["length"]): row.value
         for row in run
@@ -53,6 +56,12 @@ def time_table(rows: Sequence[Row]) -> str:
     lengths = sorted({length for column in columns for length in column})
     lines = [[f"{n:,}", *(column.get(n, MISSING) for column in columns)] for n in lengths]
     return f"{markdown(header, lines)}\n\nMilliseconds. {describe(run)}."
+
+
+def replayed_table(rows: Sequence[Row]) -> str:
+    """Times by cell of calls that are replayed in C++, as they are after `cosformer build`."""
+    rows_of(rows, "time")
+    return cell_table([row for row in rows if "host" in row.versions])
 
 
 def summary_table(rows: Sequence[Row]) -> str:
@@ -95,7 +104,9 @@ def crossover_list(rows: Sequence[Row]) -> str:
 
 
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
+    "speed": speed_table,
     "time": time_table,
+    "replayed": replayed_table,
     "summary": summary_table,
     "crossover": crossover_list,
     "mechanisms": mechanism_table,

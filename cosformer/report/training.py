@@ -106,14 +106,14 @@ def learning_table(rows: Sequence[Row]) -> str:
 
 
 def _is_final(row: Row) -> bool:
-    """Whether a best checkpoint was judged by a whole test split, as rows that do not say were."""
+    """Whether a best checkpoint was judged by a whole test split; rows that do not say were."""
     c = row.config
     is_whole = c.get("split_size") in (None, c.get("samples"))
     return c.get("split") == "test" and c.get("checkpoint", "best") == "best" and is_whole
 
 
 def _options(row: Row) -> tuple[str, ...]:
-    """Numbers that the task was given, such as a length; not who drew the samples."""
+    """Whole numbers among the options of a task, such as its length; the seed is left out."""
     given = sorted(row.config.get("options", {}).items())
     counted = [(name, value) for name, value in given if isinstance(value, int) and value]
     return tuple(f"{name} {value}" for name, value in counted if name not in ("seed", "workers"))
@@ -141,7 +141,7 @@ def mebibytes(count: float) -> str:
 
 
 def _value(run: Sequence[Row], what: str, name: str, at: dict[str, int], spell: Spell) -> str:
-    """The number at this place; the reason if there is none."""
+    """The number of one mechanism and setting as text; the reason if there is none."""
     for row in run:
         c = row.config
         if c["candidate"] == name and all(c.get(key) == value for key, value in at.items()):

@@ -13,6 +13,7 @@ from torch import Tensor
 from cosformer.tasks.vocabulary import Vocabulary
 
 SPLITS = ("train", "valid", "test")
+"""The parts of a data set: to learn from, to choose by, to judge by."""
 IGNORED = -100
 """Label of a token that nothing is asked about; PyTorch's cross entropy leaves it out."""
 SPECIALS = ("pad", "mask", "separator", "start")

@@ -86,6 +86,7 @@ class Evaluated:
 
 
 Event = Started | Progress | Evaluated
+"""What a run reports: a phase began, steps were done, or the model was judged."""
 
 
 class Meter:

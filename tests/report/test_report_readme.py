@@ -1,5 +1,6 @@
 """`cosformer report` renews the marked blocks, and nothing at all when something is wrong."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -30,30 +31,24 @@ def _options(folder: Path) -> readme.Options:
     return readme.Options(folder / "results", folder / "README.md", folder / "docs")
 
 
-def test_blocks_are_replaced_and_the_rest_is_kept(folder: Path, rows: list[Row]) -> None:
+def test_blocks_are_replaced_the_rest_is_kept_and_a_second_report_changes_nothing(
+    folder: Path, rows: list[Row], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert readme.run(_options(folder)) == 0
-    after = (folder / "README.md").read_text()
-    assert after == BEFORE.replace("old table", tables.time_table(rows)).replace(
+    after = BEFORE.replace("old table", tables.time_table(rows)).replace(
         "crossover -->\n", f"crossover -->\n{tables.crossover_list(rows)}\n"
     )
+    assert (folder / "README.md").read_text() == after
     assert (folder / "docs" / "time_vs_length.svg").read_bytes().startswith(b"<?xml")
-
-
-def test_a_second_report_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    readme.run(_options(folder))
-    written = (folder / "README.md").read_text()
     capsys.readouterr()
     readme.run(_options(folder))
-    assert (folder / "README.md").read_text() == written
+    assert (folder / "README.md").read_text() == after
     assert capsys.readouterr().out.count("unchanged") == 2
 
 
 WRONG = [
     ("<!-- rows:ops-tpu/time -->\n<!-- /rows -->\n", "no rows named 'ops-tpu'.*there are: ops-cpu"),
-    (
-        "<!-- rows:ops-cpu/prose -->\n<!-- /rows -->\n",
-        "TABLE among time, summary, crossover, mechanisms",
-    ),
+    ("<!-- rows:ops-cpu/prose -->\n<!-- /rows -->\n", "TABLE among speed, time, replayed, summary"),
     ("<!-- rows:ops-cpu -->\n<!-- /rows -->\n", "must be rows:FILE/TABLE"),
     ("<!-- rows:ops-cpu/time -->\n", "must be closed by <!-- /rows -->"),
     ("<!-- rows:ops-cpu/time -->\n<!-- rows:ops-cpu/time -->\n<!-- /rows -->\n", "must be closed"),
@@ -100,18 +95,25 @@ def test_missing_folder_or_file_is_named(tmp_path: Path) -> None:
         readme.Options(tmp_path, tmp_path / "README.md")
 
 
-def test_without_rows_of_a_gpu_their_block_is_empty_and_no_figure_is_drawn(folder: Path) -> None:
+def test_rows_of_a_gpu_may_be_missing_and_have_former_names(
+    folder: Path, gpu_rows: list[Row]
+) -> None:
     block = "<!-- rows:ops-cuda/time -->\n<!-- /rows -->\n"
-    (folder / "README.md").write_text(BEFORE + block.replace("<!-- /", "old\n<!-- /"))
+    both = "<!-- rows:ops-cpu+ops-cuda/speed -->\n<!-- /rows -->\n"
+    (folder / "README.md").write_text(BEFORE + both + block.replace("<!-- /", "old\n<!-- /"))
+    drawn = folder / "docs" / "time_vs_length_cuda.svg"
     readme.run(_options(folder))
-    assert (folder / "README.md").read_text().endswith("after\n" + block)
-    assert not (folder / "docs" / "time_vs_length_cuda.svg").exists()
-
-
-def test_rows_of_a_gpu_fill_their_block_and_a_figure(folder: Path, gpu_rows: list[Row]) -> None:
-    records.append(folder / "results" / "ops-cuda.jsonl", gpu_rows)
-    block = "<!-- rows:ops-cuda/time -->\n<!-- /rows -->\n"
-    (folder / "README.md").write_text(BEFORE + block)
+    written = (folder / "README.md").read_text()
+    assert written.endswith(block)  # empty
+    assert "| CPU, 2 threads, float32 |" in written
+    assert not drawn.exists()
+    former = [
+        dataclasses.replace(row, config={**row.config, "candidate": "triton"})
+        if row.config["candidate"] == "auto"
+        else row
+        for row in gpu_rows
+    ]
+    records.append(folder / "results" / "ops-cuda.jsonl", former)
     readme.run(_options(folder))
     assert tables.time_table(gpu_rows) in (folder / "README.md").read_text()
-    assert (folder / "docs" / "time_vs_length_cuda.svg").read_bytes().startswith(b"<?xml")
+    assert drawn.read_bytes().startswith(b"<?xml")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import pytest
 
@@ -27,42 +28,31 @@ def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measur
     ]
 
 
-def test_tables_name_hardware_setting_versions_and_commit(rows: list[Row]) -> None:
-    for make in (tables.time_table, tables.summary_table):
-        for word in ("Test processor", "2 threads", "float32", "causal", "2.13.0", "0123456789ab"):
-            assert word in make(rows)
-
-
-def test_the_summary_takes_memory_at_the_longest_length_only(rows: list[Row]) -> None:
-    lines = [line for line in _cells(tables.summary_table(rows)) if "peak" in line[0]]
-    assert lines == [
-        ["peak extra memory: cosFormer, forward, 4,096 tokens", "1.50 × (q + k + v)"],
-        ["peak extra memory: cosFormer, forward + backward, 4,096 tokens", "1.50 × (q + k + v)"],
-    ]
-
-
-def test_the_summary_names_the_candidate_of_each_number(rows: list[Row]) -> None:
+def test_the_summary_names_each_candidate_at_the_longest_length(rows: list[Row]) -> None:
     ours = [row for row in rows if row.what in ("peak_memory", "growth_exponent")]
     theirs = [
         dataclasses.replace(row, value=7, config={**row.config, "candidate": "sdpa"})
         for row in ours
     ]
-    lines = dict(_cells(tables.summary_table([*rows, *theirs])))
-    for name, memory, growth in (("cosFormer", "1.50", "1.00"), ("softmax (SDPA)", "7.00", "7.00")):
-        assert lines[f"peak extra memory: {name}, forward, 4,096 tokens"].startswith(memory)
-        at = f"growth of time: {name}, forward, 256 to 4,096 tokens"
-        assert lines[at] == f"length^{growth}"
+    table = tables.summary_table([*rows, *theirs])
+    lines = dict(_cells(table))
+    assert len([name for name in lines if "peak" in name]) == 4  # two candidates, two passes
+    for name, value in (("cosFormer", "1.50"), ("softmax (SDPA)", "7.00")):
+        at = f"peak extra memory: {name}, forward, 4,096 tokens"
+        assert lines[at] == f"{value} × (q + k + v)"
+    assert lines["growth of time: cosFormer, forward, 256 to 4,096 tokens"] == "length^1.00"
+    for made in (table, tables.time_table(rows)):
+        for word in ("Test processor", "2 threads", "float32", "causal", "2.13.0", "0123456789ab"):
+            assert word in made
 
 
-def test_only_the_newest_run_counts(rows: list[Row]) -> None:
-    older = [dataclasses.replace(r, value=9e9, date="2025-01-01T00:00:00+00:00") for r in rows]
-    assert tables.time_table(older + rows) == tables.time_table(rows)
-
-
-def test_a_part_measured_again_displaces_no_whole(rows: list[Row]) -> None:
-    newer = [dataclasses.replace(r, value=9e9, date="2999-01-01T00:00:00+00:00") for r in rows]
+def test_neither_an_older_run_nor_a_newer_part_displaces_a_whole_run(rows: list[Row]) -> None:
+    older, newer = (
+        [dataclasses.replace(row, value=9e9, date=f"{year}-01-01T00:00:00+00:00") for row in rows]
+        for year in (2025, 2999)
+    )
     part = [row for row in newer if row.config.get("length") == 1024]
-    assert tables.time_table(rows + part) == tables.time_table(rows)
+    assert tables.time_table([*older, *rows, *part]) == tables.time_table(rows)
 
 
 @pytest.mark.parametrize(("missing", "shown"), [(1, "2999"), (2, "2026")])
@@ -109,16 +99,17 @@ def test_the_crossover_is_told_in_words(rows: list[Row]) -> None:
     assert len(tables.crossover_list(rows).splitlines()) == 2
 
 
-def test_the_figure_is_the_same_for_the_same_rows_and_bears_no_date(rows: list[Row]) -> None:
-    first, second = time_vs_length(rows, "svg"), time_vs_length(rows, "svg")
-    assert first == second
-    assert first.startswith(b"<?xml")
-    assert b"dc:date" not in first
-
-
-def test_a_figure_without_times_is_an_error(rows: list[Row]) -> None:
+@pytest.mark.parametrize("draw", [time_vs_length, token_time_vs_length])
+def test_a_figure_needs_times_is_the_same_for_the_same_rows_and_bears_no_date(
+    gpu_rows: list[Row], draw: Callable[[list[Row], str], bytes]
+) -> None:
+    few = [row for row in gpu_rows if row.config.get("pass") == "forward"]
+    drawn = draw(few, "svg")
+    assert drawn == draw(few, "svg")
+    assert drawn.startswith(b"<?xml")
+    assert b"dc:date" not in drawn
     with pytest.raises(ValueError, match="must have rows of 'time'"):
-        time_vs_length([row for row in rows if row.what != "time"], "svg")
+        draw([row for row in few if row.what != "time"], "svg")
 
 
 def test_cells_have_a_table_for_causal_and_one_for_full_attention(gpu_rows: list[Row]) -> None:
@@ -133,6 +124,10 @@ def test_cells_have_a_table_for_causal_and_one_for_full_attention(gpu_rows: list
     header, _, *lines = _cells(full)
     assert header[1:] == ["cosFormer", "× floor", "cosFormer, no kernels"]
     assert len(lines) == 3
+    said = selection.describe(gpu_rows)  # no one shape
+    assert said.startswith("Test GPU; bfloat16; median of 9; torch 2.11.0, commit unknown")
+    gone = [r for r in gpu_rows if r.config.get("pass") != "forward_backward" or r.what != "time"]
+    assert _cells(tables.time_table(gone))[2][1] == "0.125 / –"  # a pass that failed
 
 
 def test_a_number_measured_again_displaces_itself_alone(gpu_rows: list[Row]) -> None:
@@ -140,40 +135,69 @@ def test_a_number_measured_again_displaces_itself_alone(gpu_rows: list[Row]) -> 
         return dataclasses.replace(row, value=2 * row.value, date=date, commit=commit)
 
     again = [row for row in gpu_rows if row.config.get("length") == 1024]
-    part = [row for row in gpu_rows if row.config.get("candidate") == "triton"]
+    part = [row for row in gpu_rows if row.config.get("candidate") == "auto"]
     rows = [*gpu_rows, *(later(row, "2026-01-03", "newer") for row in again)]
     rows += [later(row, "2026-01-04", "part") for row in part]
     lines = _cells(tables.time_table(rows).split("Full")[0])[2:]
     assert [line[1] for line in lines] == ["0.25 / 0.75", "2 / 6", "0.25 / 0.75"]  # the last run's
     assert [line[3] for line in lines] == ["2.5 / 7.5", "10 / 30", "1.25 / 3.75"]
     said = tables.time_table(rows).rpartition("commits ")[2]
-    assert [said.index(name) for name in ("part", "newer", "unknown")] == sorted(
-        said.index(name) for name in ("part", "newer", "unknown")
-    )
-
-
-def test_a_pass_that_failed_is_a_dash(gpu_rows: list[Row]) -> None:
-    gone = [r for r in gpu_rows if r.config.get("pass") != "forward_backward" or r.what != "time"]
-    _, _, first, *_ = _cells(tables.time_table(gone))
-    assert first[1] == "0.125 / –"
-
-
-def test_cells_are_described_without_one_shape(gpu_rows: list[Row]) -> None:
-    said = selection.describe(gpu_rows)
-    assert said.startswith("Test GPU; bfloat16; median of 9; torch 2.11.0, commit unknown")
+    assert said.index("part") < said.index("newer") < said.index("unknown")
 
 
 def test_cells_compare_by_time_per_token(gpu_rows: list[Row]) -> None:
     found = selection.token_times(gpu_rows, "forward")
     per_token = 1e6 / 2**16
-    assert found["triton"] == {1024: per_token, 65536: per_token}  # not the cell of other width
+    assert found["auto"] == {1024: per_token, 65536: per_token}  # not the cell of other width
     assert found["fla_cos"] == {1024: 4 * per_token}
 
 
-def test_the_figure_of_cells_needs_times(gpu_rows: list[Row]) -> None:
-    assert token_time_vs_length(gpu_rows, "svg").startswith(b"<?xml")
-    with pytest.raises(ValueError, match="must have rows of 'time'"):
-        token_time_vs_length([row for row in gpu_rows if row.what != "time"], "svg")
+def test_a_fresh_install_is_shown_and_calls_replayed_in_c_apart(gpu_rows: list[Row]) -> None:
+    replayed = [
+        dataclasses.replace(
+            row, value=row.value / 5, date="2999", versions={"torch": "", "host": "C++"}
+        )
+        for row in gpu_rows
+    ]
+    for make in (tables.time_table, tables.speed_table):
+        assert make(_with_softmax(gpu_rows + replayed)) == make(_with_softmax(gpu_rows))
+    assert "| 0.025 / 0.075 | 0.5 / 0.5 |" in tables.replayed_table(gpu_rows + replayed)
+
+
+def _with_softmax(rows: list[Row]) -> list[Row]:
+    """The same and softmax, by two backends, at 1,024 tokens: 3 and 2 times as slow as ours."""
+    ours = [row for row in rows if row.what == "time" and row.config["candidate"] == "auto"]
+    return rows + [
+        dataclasses.replace(row, value=factor * row.value, config={**row.config, "candidate": name})
+        for row in ours
+        if row.config["length"] == 1024
+        for name, factor in (("sdpa_flash", 3), ("sdpa_cudnn", 2))
+    ]
+
+
+def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(
+    rows: list[Row], gpu_rows: list[Row]
+) -> None:
+    gpu = _with_softmax(gpu_rows)
+    _, _, *lines = _cells(tables.speed_table(rows + gpu))
+    assert lines == [
+        ["CPU, 2 threads, float32", "1 × 8 × 256 × 64", "0.25", "1", "0.2 ×", "0.75", "3", "0.2 ×"],
+        ["CPU, 2 threads, float32", "1 × 8 × 1,024 × 64", "4", "4", "1.0 ×", "12", "12", "1.0 ×"],
+        [
+            "Test GPU, bfloat16",
+            "8 × 16 × 1,024 × 64",
+            "0.25",
+            "0.125",
+            "2.0 ×",
+            "0.75",
+            "0.375",
+            "2.0 ×",
+        ],
+    ]
+    newer = [dataclasses.replace(row, value=8 * row.value, date="2999") for row in gpu]
+    alone = [row for row in newer if row.config["candidate"] == "auto"]  # nothing to compare with
+    assert tables.speed_table(rows + gpu + alone) == tables.speed_table(rows + gpu)
+    assert _cells(tables.speed_table(rows + gpu + newer))[-1][2:5] == ["2", "1", "2.0 ×"]
 
 
 def _learnt(
@@ -199,11 +223,8 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
     assert [line[-1] for line in cells] == ["no", "yes"]  # image, and the newer run of lm
     assert cells[1][:5] == ["lm, length 64", "cosFormer", "2,000 × 8", "loss", "2.000"]
     found += learnt("lm", "loss", 1.0, 3.0, 4, "softmax")
-    assert [line[4] for line in _cells(tables.learning_table(found))[2:]] == [
-        "0.050",
-        "2.000",
-        "1.000",
-    ]
+    values = [line[4] for line in _cells(tables.learning_table(found))[2:]]
+    assert values == ["0.050", "2.000", "1.000"]
     found += learnt("lm", "loss", 0.5, 3.0, 5, "softmax", start="mlm", pretraining=True)
     found += learnt("lm", "loss", 0.1, 3.0, 6, "softmax", split="valid")
     last = _cells(tables.learning_table(found))[-1]
@@ -217,13 +238,7 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
     assert said == ["no", "yes"] * 2
 
 
-PARTS = [
-    {"checkpoint": "last"},
-    {"checkpoint": "best", "samples": 8, "split_size": 100},
-]
-
-
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [{"checkpoint": "last"}, {"samples": 8, "split_size": 100}])
 def test_a_part_of_the_split_or_another_checkpoint_displaces_no_whole(
     rows: list[Row], part: dict[str, object]
 ) -> None:

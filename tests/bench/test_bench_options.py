@@ -1,0 +1,49 @@
+"""Options of the benchmarks: a bad one is named with its value before anything is measured."""
+
+import pytest
+import torch
+
+from cosformer.bench import data, generation, mechanisms, ops, training
+
+BAD = [
+    (ops, {"batch": 0}, "batch must be at least 1, got 0"),
+    (ops, {"repeats": -1}, "repeats must be at least 1, got -1"),
+    (ops, {"seed": 2**63}, f"seed must be below {2**63}, got {2**63}"),
+    (ops, {"lengths": ()}, "lengths must be one or more positive numbers"),
+    (ops, {"lengths": (8, 0)}, "lengths must be one or more positive numbers"),
+    (ops, {"positions": (-1,)}, "positions must not be negative"),
+    (ops, {"candidates": ("magic",)}, "candidates must be among chunked, reference, sdpa"),
+    (ops, {"candidates": ()}, "candidates must be among"),
+    (ops, {"candidates": ("auto",)}, "candidates must be among chunked, reference, sdpa"),
+    (ops, {"shapes": ()}, "shapes must be one or more of"),
+    (ops, {"shapes": ((1, 8, 0, 64),)}, "shapes must be one or more of"),
+    (ops, {"shapes": ((1, 8, 64),)}, "shapes must be one or more of"),
+    (ops, {"shapes": ((1, 8, 8, 64),), "lengths": (8,)}, "lengths must not be given beside shapes"),
+    (ops, {"device": "cuda"}, "got cuda"),
+    (mechanisms, {"names": ("sofmax",)}, "names must be one of .*, got 'sofmax'.* 'softmax'"),
+    (mechanisms, {"names": ("fla-delta",)}, "names with fla-delta need a GPU and fla-core, got"),
+    (mechanisms, {"lengths": (0,)}, "lengths must be one or more positive numbers"),
+    (mechanisms, {"repeats": 0}, "repeats must be at least 1, got 0"),
+    (mechanisms, {"seed": 2**63}, f"seed must be below {2**63}, got {2**63}"),
+    (mechanisms, {"seconds": 0.0}, "seconds must be above 0"),
+    (training, {"preset": "huge"}, "preset must be one of tiny, .*, got 'huge'"),
+    (training, {"mechanisms": ()}, "mechanisms must be among cosformer, "),
+    (training, {"lengths": (1000,)}, "tokens must be a multiple of every length, got 4096"),
+    (training, {"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
+    (training, {"repeats": 0}, "repeats must be at least 1, got 0"),
+    (training, {"seed": 2**70}, f"seed must be below .*, got {2**70}"),
+    (generation, {"seed": -1}, "seed must be a whole number from 0 on, got -1"),
+    (generation, {"positions": ()}, "positions must be one or more above 0"),
+    (generation, {"preset": "huge"}, "preset must be one of tiny"),
+    (generation, {"mechanisms": ("linformer",)}, "mechanisms must be among cosformer, "),
+    (data, {"listops": 0}, "listops must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("module", "given", "message"), BAD)
+def test_a_bad_option_is_named_with_its_value(
+    module: object, given: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=message):
+        module.Options(**given)  # type: ignore[attr-defined]

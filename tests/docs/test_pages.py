@@ -1,0 +1,125 @@
+"""README and docs: their code runs, their commands, flags, make targets and links exist."""
+
+import importlib
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosformer import cli
+from cosformer.completion import verb
+from cosformer.mechanisms import MECHANISMS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "NOTES.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+TEXT = "The quick brown fox jumps over the lazy dog. " * 200
+"""What `my.txt` has, which pages take for a reader's own text."""
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(
+        rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [re.sub(r"\\\n\s*", " ", textwrap.dedent(block)) for block in found]
+
+
+def _commands(page: Path) -> Iterator[list[str]]:
+    """The words of every line of the page's shell blocks."""
+    for block in _blocks(page, "sh"):
+        for line in block.splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+WITH_CODE = [page for page in PAGES if _blocks(page, "python")]
+WITH_COMMANDS = [page for page in PAGES if _blocks(page, "sh")]
+
+
+@pytest.fixture(autouse=True)
+def no_mechanism_stays() -> Iterator[None]:
+    """CONTRIBUTING registers one."""
+    before = dict(MECHANISMS)
+    yield
+    MECHANISMS.clear()
+    MECHANISMS.update(before)
+
+
+def test_the_pages_that_teach_have_code() -> None:
+    names = {_name(page) for page in WITH_CODE}
+    assert {"README.md", "CONTRIBUTING.md", "docs/op.md", "docs/streams.md"} <= names
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=_name)
+def test_the_code_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, object] = {"__name__": _name(page)}
+    for block in _blocks(page, "python"):
+        exec(compile(block, _name(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=_name)
+def test_every_verb_flag_and_make_target_exists(page: Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for program, *words in _commands(page):
+        if program == "make":
+            assert set(words) <= set(targets), words
+        elif program == "cosformer" and words != ["--version"]:
+            name, rest = cli.split_verb(words)
+            assert name, f"{words} begins with no verb"
+            flags = verb(importlib.import_module(cli.VERBS[name][0])).flags
+            given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+            assert given <= flags.keys(), f"{name} has no {given - flags.keys()}"
+
+
+def test_every_verb_in_the_makefile_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for name in re.findall(r"/cosformer ([a-z ]+)$", makefile, re.MULTILINE):
+        assert name in cli.VERBS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            path = page.parent / target if target else page
+            assert path.exists(), target
+            if anchor and "/api/" not in path.as_posix():  # those are made of docstrings
+                titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+                assert anchor[1:] in [_anchor(title) for title in titles], anchor
+
+
+def _anchor(title: str) -> str:
+    """What a title is called in a link, on a code host and in the site."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+
+
+def test_the_mechanism_of_contributing_is_trained_as_a_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = _blocks(ROOT / "CONTRIBUTING.md", "python")
+    monkeypatch.chdir(tmp_path)
+    Path("my_mechanism.py").write_text(block)
+    (command,) = (words[1:] for words in _commands(ROOT / "CONTRIBUTING.md") if "train" in words)
+    small = ["--preset=tiny", "--length=32", "--steps=2", "--batch=2", "--device=cpu", "--out=run"]
+    assert cli.main([*command, *small]) == 0
+    assert '"mechanism": "squared"' in Path("run/config.json").read_text()

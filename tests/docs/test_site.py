@@ -1,0 +1,92 @@
+"""The site of docs/: everything public is in its reference, and it opens without a network."""
+
+import dataclasses
+import doctest
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosformer import cli
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ["", "ops", "nn", "mechanisms", "models", "tasks", "training"]
+"""The packages whose `__all__` the reference shows, "" for `cosformer` itself."""
+
+
+def _module(room: str) -> str:
+    return f"cosformer.{room}".rstrip(".")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_has_a_page_of_the_reference(room: str) -> None:
+    page = ROOT / "docs" / "api" / f"{room or 'cosformer'}.md"
+    assert f"::: {_module(room)}" in page.read_text().splitlines()
+    assert importlib.import_module(_module(room)).__all__
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocstrings")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    folder = tmp_path_factory.mktemp("site")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+    build(config)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    for room in ROOMS:
+        page = (site / "api" / f"{room or 'cosformer'}.html").read_text()
+        for name in importlib.import_module(_module(room)).__all__:
+            assert f'id="{_module(room)}.{name}"' in page, f"{_module(room)}.{name}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_every_verb_and_flag_is_in_the_reference(site: Path) -> None:
+    page = (site / "api" / "commands.html").read_text()
+    for verb, (module, _) in cli.VERBS.items():
+        section = page.partition(f'<h2 id="{verb.replace(" ", "-")}">')[2].partition("<h2 ")[0]
+        assert section, verb
+        for field in dataclasses.fields(importlib.import_module(module).Options):
+            assert f"<code>--{field.name.replace('_', '-')}</code>" in section, field.name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    loaded = {address for page in site.rglob("*.html") for address in _loaded(page.read_text())}
+    styles = " ".join(path.read_text() for path in site.rglob("*.css"))
+    loaded |= set(re.findall(r"url\([\"']?(\w+:?//[^)]*)\)", styles))
+    assert not loaded
+
+
+def _loaded(page: str) -> Iterator[str]:
+    """Addresses that a browser opens by itself; links wait for the reader."""
+    yield from re.findall(
+        r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?((?:https?:)?//[^\"' >]*)", page
+    )
+    yield from re.findall(r"<link\b[^>]*\bhref=[\"']?((?:https?:)?//[^\"' >]*)", page)
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "training"])
+def test_the_examples_in_docstrings_run(room: str) -> None:
+    module = importlib.import_module(_module(room))
+    public = {name: getattr(module, name) for name in module.__all__}
+    torch.manual_seed(0)
+    runner = doctest.DocTestRunner()
+    for name, documented in public.items():
+        if getattr(documented, "__module__", "").startswith("cosformer"):
+            names = {**vars(sys.modules[documented.__module__]), **public, "torch": torch}
+            for test in doctest.DocTestFinder().find(documented, name, globs=names):
+                runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
