@@ -47,7 +47,13 @@ class Laid(NamedTuple):
     j: Tensor | None  # positions of keys by slot; -1 for a slot without a key
 
 
-_laid: Memo[tuple[Laid, ...]] = Memo()  # of long sequences they take longer than the kernel
+def _is_short(laid: tuple[Laid, ...]) -> bool:
+    """Whether the lists of blocks are short enough to be kept."""
+    lists = (y for x in laid for y in (x.blocks.kv_indices, x.blocks.q_indices))
+    return sum(x.numel() for x in lists if x is not None) <= LONGEST
+
+
+_laid: Memo[tuple[Laid, ...]] = Memo(_is_short)  # long ones take longer to make than the kernel
 
 
 def flex_pattern(
@@ -71,7 +77,7 @@ def flex_pattern(
     def make() -> tuple[Laid, ...]:
         return tuple(lay(part, sizes, q.device) for part in parts())
 
-    laid = _laid.recall((alike, sizes), q.device, make, _is_short) if untraced() else make()
+    laid = _laid.recall((alike, sizes), q.device, make) if untraced() else make()
     found = [_attend(q, k, v, x, sizes, key_mask, with_log=len(laid) > 1) for x in laid]
     out = found[0][0]
     if len(found) > 1:
@@ -200,12 +206,6 @@ def _of_keys(x: Tensor, part: Part) -> Tensor:
     """What belongs to keys, `[..., S, D]`, in slots; chosen keys are filled up to whole blocks."""
     x = in_order(x, part, True)
     return x if part.keys is None else to_multiple(x, BLOCK)
-
-
-def _is_short(laid: tuple[Laid, ...]) -> bool:
-    """Whether the lists of blocks are short enough to be kept."""
-    lists = (y for x in laid for y in (x.blocks.kv_indices, x.blocks.q_indices))
-    return sum(x.numel() for x in lists if x is not None) <= LONGEST
 
 
 def listed(lists: list[list[int]], queries: int, keys: int, device: torch.device) -> "BlockMask":
