@@ -4,6 +4,8 @@ from cosformer.ops.attention import attention, attention_weights, attention_with
 from cosformer.ops.dispatch import IMPLS as IMPLS
 from cosformer.ops.linear import linear_attention, linear_attention_with_state
 from cosformer.ops.problem import WEIGHTS as WEIGHTS
+from cosformer.ops.problem import angle_of as angle_of
+from cosformer.ops.problem import check_length as check_length
 from cosformer.ops.problem import check_weight as check_weight
 from cosformer.ops.problem import read_horizon as read_horizon
 from cosformer.ops.problem import whole_limit as whole_limit

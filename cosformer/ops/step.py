@@ -25,6 +25,7 @@ from cosformer.ops.problem import (
 )
 from cosformer.ops.raised import FAINT
 from cosformer.ops.state import State, check_continues, check_state_shape
+from cosformer.ops.triton import fused_step, why_not_step
 from cosformer.runtime import full_precision, on_device_of, readable
 
 
@@ -38,6 +39,12 @@ class Rule(NamedTuple):
     eps: float = 1e-6
     scale: float = 1.0
     decay: Tensor | None = None  # what is left of the state: [B or 1, H_kv, 1]
+
+    @property
+    def is_cosformer(self) -> bool:
+        """Whether it is the paper's attention, which has a kernel."""
+        about = (self.weight, self.feature_map, self.divisor, self.decay)
+        return about == ("cosine", "relu", "clamp", None)
 
 
 def step(
@@ -82,7 +89,7 @@ def step(
     check_eps(eps)
     check_choice("impl", impl, ("auto", "chunked", "triton"))
     _refuse_gradients(q, k, v, state)
-    reason = _why_not_triton(q, v, state)
+    reason = why_not_step(q, v, state)
     if impl == "triton" and reason:
         raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
     kernels = impl == "triton" or (impl == "auto" and reason is None and q.is_cuda)
@@ -91,8 +98,6 @@ def step(
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
     if kernels:
-        from cosformer.ops.triton import fused_step
-
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
         with on_device_of(q):
@@ -176,7 +181,10 @@ def linear_attention_step(
 
 
 def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, rule: Rule) -> Tensor:
-    """One token `[B, H, 1, ·]` of a stream in plain torch, for callers that have checked it."""
+    """One token `[B, H, 1, ·]` of a stream, for callers that have checked it."""
+    if q.is_cuda and rule.is_cosformer and why_not_step(q, v, state) is None:
+        with on_device_of(q):
+            return fused_step(q, k, v, state, rule.theta, None, rule.eps, limit=None)
     dtype = state.key_value.dtype
     batch, heads, *_, value_width = state.key_value.shape
     phi, divides = FEATURE_MAPS[rule.feature_map].forward, rule.divisor != "none"
@@ -266,13 +274,6 @@ def _check_slots(slots: Tensor | None, k: Tensor, state: State) -> None:
         _check_highest(int(slots.max()), streams)
         if real.unique().numel() != real.numel():
             raise ValueError(f"slots must differ from each other, got {slots.tolist()}")
-
-
-def _why_not_triton(q: Tensor, v: Tensor, state: State) -> str | None:
-    """What the step's kernel needs and does not get."""
-    from cosformer.ops.triton import why_not_step
-
-    return why_not_step(q, v, state)
 
 
 class StepGraph:

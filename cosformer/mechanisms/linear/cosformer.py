@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cosformer.check import check_eps
@@ -12,14 +13,17 @@ from cosformer.mechanisms.request import NO_CONTROLS, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import (
     WEIGHTS,
+    Rule,
     State,
+    angle_of,
     attention,
     attention_weights,
     attention_with_state,
     check_continues,
+    check_length,
     check_weight,
     read_horizon,
-    step,
+    take_step,
     whole_limit,
 )
 from cosformer.runtime import compute_dtype
@@ -50,6 +54,7 @@ class Cosformer(Mechanism):
         super().__init__(heads, width, key_heads=key_heads)
         self.horizon = read_horizon(horizon, heads, self.key_heads)
         self.weight, self.eps = check_weight(weight), check_eps(eps)
+        self._rules: dict[torch.device, Rule] = {}
         if self.horizon is not None and weight == "cosine":
             self.traits = replace(self.traits, max_length=whole_limit(self.horizon))
 
@@ -76,7 +81,9 @@ class Cosformer(Mechanism):
 
     def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
         super().check_state(state, k, v)
-        check_continues(state, k, v, self.horizon, self.weight)
+        horizon = check_continues(state, k, v, self.horizon, self.weight)
+        if self.weight == "cosine":
+            check_length(k.shape[2], horizon, state.position)
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
@@ -92,7 +99,7 @@ class Cosformer(Mechanism):
         *,
         controls: Mapping[str, Tensor] = NO_CONTROLS,
     ) -> tuple[Tensor, State]:
-        return step(q, k, v, state, eps=self.eps), state
+        return take_step(q, k, v, state, self._rule(k.device)), state
 
     def state_size(self, length: int) -> int:
         return self.key_heads * WEIGHTS[self.weight] * self.width * (self.value_width + 1)
@@ -102,6 +109,16 @@ class Cosformer(Mechanism):
         numbers = 2 * (self.heads + self.key_heads) * length * self.width
         operations = 4 * states * self.heads * length * self.width * (self.width + 1)
         return Cost(operations, 4 * numbers)
+
+    def _rule(self, device: torch.device) -> Rule:
+        """What a step computes, made once for each device."""
+        rule = self._rules.get(device)
+        if rule is None:
+            assert self.horizon is not None
+            like = torch.empty(1, self.key_heads, 1, 1, device=device)
+            rule = Rule(angle_of(self.horizon, like), self.weight, eps=self.eps)
+            self._rules[device] = rule
+        return rule
 
     def _options(self, request: Request) -> dict[str, Any]:
         return {

@@ -66,8 +66,8 @@ def fused_step(
         *_without_length(q), *_without_length(k), *_without_length(v), *_without_length(out),
         *key_value.stride(), *key_sum.stride(),
         K=width, V=value_width, BLOCK_K=rows, BLOCK_V=columns, R=key_value.shape[2],
-        RAISED=False, SLOTS=slots is not None,
-        SHARED=slots is None and not apart, CHECKED=limit is not None, NUMBER=not turns,
+        SLOTS=slots is not None, SHARED=slots is None and not apart,
+        CHECKED=limit is not None, NUMBER=not turns,
         # 16 cells of a state per thread: all its loads are in flight at once, and the registers
         # still leave room for a second program, whose loads overlap the stores of the first.
         num_warps=min(8, max(1, rows * columns // 512)),

@@ -3,49 +3,7 @@
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.kernels.product import place
-
 SMALLEST = tl.constexpr(1e-300)  # below the square of any float32 but 0
-
-
-@triton.jit
-def _log_of_one_and(x):
-    """log(1 + x) for x in 0 … 1 as 2 artanh(x/(2 + x)), which is accurate for small x too."""
-    s = x / (2.0 + x)
-    y = s * s
-    rest = 1 / 9 + y * (1 / 11 + y * (1 / 13 + y / 15))
-    return 2.0 * s * (1.0 + y * (1 / 3 + y * (1 / 5 + y * (1 / 7 + y * rest))))
-
-
-@triton.jit(
-    do_not_specialize=[
-        "blocks", "length", "heads", "x_b", "x_h", "x_t", "grad_b", "grad_h", "grad_t",
-        "out_b", "out_h", "out_t",
-    ]
-)  # fmt: skip
-def log_sigmoid_kernel(
-    x,  # [B, H, T]
-    grad,  # of the result, or None
-    out,  # the result, or the gradient of x
-    blocks, length, heads, factor,
-    x_b, x_h, x_t, grad_b, grad_h, grad_t, out_b, out_h, out_t,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """log sigmoid(x) times a factor or, if `grad` is given, the gradient of x."""
-    batch, head, first = place(blocks, heads, BLOCK)
-    token = first + tl.arange(0, BLOCK)
-    there = token < length
-    value = tl.load(x + batch * x_b + head * x_h + token * x_t, mask=there, other=0.0)
-    value = value.to(tl.float32)
-    power = tl.exp(-tl.abs(value))
-    if grad is None:
-        found = tl.where(value > 0, 0.0, value) - _log_of_one_and(power)  # NaN stays
-    else:
-        cells = grad + batch * grad_b + head * grad_h + token * grad_t
-        closed = tl.where(value > 0, power, 1.0) / (1.0 + power)  # sigmoid(−x)
-        found = tl.load(cells, mask=there, other=0.0).to(tl.float32) * closed
-    cells = out + batch * out_b + head * out_h + token * out_t
-    tl.store(cells, (found * factor).to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["length", "heads"])

@@ -9,16 +9,9 @@ READER = tl.constexpr(2**40)
 
 
 @triton.jit
-def _psi(angle, r: tl.constexpr, RAISED: tl.constexpr):
+def _psi(angle, r: tl.constexpr):
     """The r-th basis function at an angle."""
-    if RAISED:
-        if r == 0:
-            return 0.7071067811865476 + 0 * angle
-        elif r == 1:
-            return 0.7071067811865476 * tl.cos(2 * angle)
-        else:
-            return 0.7071067811865476 * tl.sin(2 * angle)
-    elif r == 0:
+    if r == 0:
         return tl.cos(angle)
     else:
         return tl.sin(angle)
@@ -48,7 +41,7 @@ def step_kernel(
     q_b, q_h, q_d, k_b, k_h, k_d, v_b, v_h, v_d, o_b, o_h, o_d,
     kv_s, kv_h, kv_r, kv_k, kv_v, ks_s, ks_h, ks_r, ks_k,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    R: tl.constexpr, RAISED: tl.constexpr, SLOTS: tl.constexpr, SHARED: tl.constexpr,
+    R: tl.constexpr, SLOTS: tl.constexpr, SHARED: tl.constexpr,
     CHECKED: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """One token of one key head: updates sums and states, serves the query heads that share it."""
@@ -104,14 +97,14 @@ def step_kernel(
                 angle = (here.to(tl.float64) * turn).to(tl.float32)
                 tl.debug_barrier()  # threads may share a cell: all read it before any writes
                 for r in tl.static_range(R):
-                    psi = _psi(angle, r, RAISED)
+                    psi = _psi(angle, r)
                     summed = sums[r] + psi * keys
                     tl.store(key_sums + r * ks_r, summed, mask=in_k)
                     read_sum += psi * summed
             # Σ_r ψ_r states_r at the token's position: what every query head reads.
             read = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
             for r in tl.static_range(R):
-                psi = _psi(angle, r, RAISED)
+                psi = _psi(angle, r)
                 state = states[r] + psi * pairs
                 tl.store(key_value + r * kv_r + cells, state, mask=inside)
                 read += psi * state
