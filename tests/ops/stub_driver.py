@@ -10,14 +10,12 @@ import types
 import torch
 
 from cosformer import attention
-from cosformer.ops import dispatch
 from cosformer.ops.hopper import nvrtc
 from cosformer.ops.hopper import passes as hopper
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.replay import replay
-from cosformer.ops.triton import operators as fused
 
-KERNELS = {"impl": "triton"}
+KERNELS = {"impl": "hopper"}
 DIGEST = 16
 READS = {
     "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 11),
@@ -79,9 +77,7 @@ def install(monkeypatch):
         (hopper_plan, "kernel", driver.kernel),
         (hopper_plan, "_plans", {}),
         (nvrtc, "driver_launch", lambda: driver.launch),
-        (hopper, "unsupported", lambda *given: None),
-        (fused, "unsupported", lambda *given: None),
-        (dispatch, "HAS_TRITON", True),
+        (hopper, "_why_not_here", lambda *given: None),
         (torch.cuda, "get_device_properties", lambda device: processors),
         (torch.cuda, "current_device", lambda: None),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 5),

@@ -1,9 +1,12 @@
 """The kernels in CUDA C++ on a Hopper GPU: every role, width and way to cut a sequence."""
 
+from functools import partial
+
 import pytest
 import torch
 from gpu_marks import ON_HOPPER
-from kernel_cases import CASES, Case, check, results
+from kernel_cases import CASES, Case, results
+from kernel_cases import check as check_any
 
 from cosformer import (
     State,
@@ -12,7 +15,8 @@ from cosformer import (
     linear_attention,
     linear_attention_with_state,
 )
-from cosformer.ops.hopper import passes as hopper
+from cosformer.ops import hopper
+from cosformer.ops.hopper.roles import MAPS
 
 pytestmark = ON_HOPPER
 CAUSAL = {"causal": True}
@@ -25,6 +29,7 @@ SERVED = [
 ]  # fmt: skip
 
 
+check = partial(check_any, impl="hopper")
 every_scale = pytest.mark.parametrize("scale", [1.0, 0.3])
 
 
@@ -94,7 +99,7 @@ def test_decays_at_every_width(width, value_width, gated, scale, served):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("feature_map", hopper.MAPS)
+@pytest.mark.parametrize("feature_map", MAPS)
 def test_every_feature_map(feature_map, masked, causal, served):
     options = {"causal": causal, "feature_map": feature_map, "normaliser": "none"}
     case = Case(linear_attention, options, width=64, value_width=64, masked=masked)
@@ -104,7 +109,7 @@ def test_every_feature_map(feature_map, masked, causal, served):
 
 @pytest.mark.parametrize("length", [700, 4097])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("feature_map", hopper.MAPS)
+@pytest.mark.parametrize("feature_map", MAPS)
 def test_gates_and_every_way_to_cut(length, masked, feature_map, segments, served):
     options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map, "scale": 0.3}
     case = Case(linear_attention, options, width=64, value_width=64, gated=True, masked=masked)
