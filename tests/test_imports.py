@@ -1,6 +1,12 @@
-"""Who may import whom: the arrows between the parts, and how little `import cosformer` loads."""
+"""Who may import whom: rooms, their doors, the arrows between them; how little an import loads.
+
+A room is a folder of `cosformer`. Its `__init__` is its door: a file of another room imports from
+the door, or from the files of the folders that it lies in itself. The single files on top (`check`,
+`runtime`, `memo`, …) are rooms of one file.
+"""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,43 +16,56 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OPS = {"ops"}
-MECHANISMS = OPS | {"mechanisms"}
+BASE = {"check", "runtime", "memo"}
+OPS = BASE | {"ops", "ops/problem"}
+MECHANISMS = OPS | {"ops/features", "mechanisms"}
 NN = MECHANISMS | {"nn"}
 MODELS = NN | {"models"}
-JOBS = MODELS | {"tasks", "records", "config"}
-ALL = JOBS | {"training", "bench", "report", "hf", "recipes", "demo", "catalogue", "cli"}
-ALL |= {"data", "commands", "host_memory"}
+RUNS = MODELS | {"tasks", "training", "records", "config"}
+ALL = RUNS | {"bench", "report", "recipes", "data", "host_memory", "ops/chunked", "ops/replay"}
 
 ARROWS: dict[str, set[str]] = {
-    "check": set(),
-    "host_memory": set(),
-    "records": {"host_memory"},
-    "config": set(),
-    "ops": OPS,
-    "mechanisms": MECHANISMS,
+    "runtime": set(),
+    "check": {"runtime"},
+    "memo": {"runtime"},
+    "ops/problem": BASE,
+    "ops/chunked": BASE | {"ops/problem"},
+    "ops/triton": OPS,
+    "ops/triton/kernels": set(),
+    "ops/hopper": BASE | {"ops/problem"},
+    "ops/autograd": BASE | {"ops/problem", "ops/chunked", "ops/triton", "ops/hopper"},
+    "ops/replay": BASE | {"ops/problem", "ops/autograd", "ops/hopper"},
+    "ops/features": BASE,
+    "ops": OPS | {"ops/autograd", "ops/triton", "ops/hopper", "ops/replay"},
+    "mechanisms": MECHANISMS | {"mechanisms/linear", "mechanisms/patterns", "mechanisms/dense"},
+    "mechanisms/linear": MECHANISMS,
+    "mechanisms/patterns": MECHANISMS,
+    "mechanisms/dense": MECHANISMS,
     "nn": NN,
     "models": MODELS,
-    "tasks": {"tasks", "config"},
-    "training": JOBS | {"training"},
-    "bench": JOBS | {"bench", "training", "host_memory"},
+    "host_memory": set(),
+    "records": {"host_memory"},
+    "config": {"check"},
+    "tasks": {"tasks", "config", "check"},
+    "training": RUNS,
+    "bench": RUNS | {"bench", "host_memory", "ops/chunked", "ops/replay"},
     "report": {"report", "records"},
     "hf": {"hf", "models", "nn", "ops"},
-    "demo": JOBS | {"demo", "bench", "report", "training"},
-    "recipes": ALL - {"cli", "demo", "catalogue", "commands"},
-    "commands": ALL - {"cli"},
-    "catalogue": {"mechanisms", "report"},
+    "demo": RUNS | {"demo", "bench", "report"},
+    "recipes": ALL,
     "data": {"data", "tasks"},
-    "cli": ALL,
+    "commands": ALL | {"commands"},
+    "catalogue": {"mechanisms", "report"},
+    "cli": ALL | {"demo", "catalogue", "commands", "completion", "ops/replay"},
     "completion": {"cli"},
     "__main__": {"cli"},
     "__init__": NN,
 }
-"""Part -> the parts it may import. A new part gets a line here."""
+"""Room -> the rooms whose doors it may knock at. A new room gets a line here."""
 
 THIRD_PARTY: dict[str, set[str]] = {
     "ops": {"torch", "triton"},
-    "mechanisms": {"torch"},
+    "mechanisms": {"torch", "triton"},
     "nn": {"torch"},
     "models": {"torch"},
     "tasks": {"torch", "numpy"},
@@ -54,9 +73,6 @@ THIRD_PARTY: dict[str, set[str]] = {
     "report": {"matplotlib"},
 }
 """Packages from outside that a part may import; parts not named here are free to, but not early."""
-ON_FIRST_USE = "_kernels"
-"""How files end that only functions and each other import: what they import comes late as well."""
-
 AT_IMPORT = {"torch", "numpy"}
 """What may be imported by the top level of a module; all else waits for its first use."""
 
@@ -64,35 +80,38 @@ AT_IMPORT = {"torch", "numpy"}
 @dataclass(frozen=True)
 class Import:
     where: str
-    target: str
-    """`torch.nn`, or for our own: the part, as `ops`."""
-    ours: bool
+    module: str  # written in full: `torch.nn`, `cosformer.ops.state`
+    name: str | None  # what is imported from it; None for `import module`
     early: bool
+
+    @property
+    def package(self) -> str:
+        return self.module.split(".")[0]
 
 
 def _files() -> list[Path]:
-    return sorted([*ROOT.glob("cosformer/**/*.py"), *ROOT.glob("recipes/**/*.py")])
+    return sorted(ROOT.glob("cosformer/**/*.py"))
 
 
-def _part(path: Path) -> str:
-    first, *rest = path.relative_to(ROOT).with_suffix("").parts
-    return "recipes" if first == "recipes" else rest[0]
+def _is_kernels(path: Path) -> bool:
+    """Whether functions and other kernels alone import the file, because it loads Triton."""
+    return path.stem.endswith("_kernels") or path.parent.name == "kernels"
 
 
-def _our_part(module: str, name: str | None) -> str | None:
-    """The part that `import module` or `from module import name` reaches; None for the version."""
-    if module.split(".")[0] == "recipes":
-        return "recipes"
-    below = module.split(".")[1:]
-    if below:
-        return below[0]
-    if name == "__version__":
-        return None
-    is_part = name is not None and name in ARROWS
-    return name if is_part else "ops"  # the public names of the package are those of ops
+def _room(path: Path) -> str:
+    below = path.relative_to(ROOT / "cosformer")
+    return str(below.parent) if len(below.parts) > 1 else below.stem
 
 
-def _imports(path: Path) -> Iterator[Import]:
+def _file_of(module: str) -> Path | None:
+    """The file of a module of ours; that of a package is its door."""
+    path = ROOT.joinpath(*module.split("."))
+    found = [path.with_suffix(".py"), path / "__init__.py"]
+    return next((each for each in found if each.exists()), None)
+
+
+@functools.cache
+def _imports(path: Path) -> tuple[Import, ...]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     late = {
         node
@@ -101,6 +120,7 @@ def _imports(path: Path) -> Iterator[Import]:
         or (isinstance(function, ast.If) and "TYPE_CHECKING" in ast.unparse(function.test))
         for node in ast.walk(function)
     }
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [(alias.name, None) for alias in node.names]
@@ -110,59 +130,105 @@ def _imports(path: Path) -> Iterator[Import]:
         else:
             continue
         where = f"{path.relative_to(ROOT)}:{node.lineno}"
-        for module, name in names:
-            if module.split(".")[0] in ("cosformer", "recipes"):
-                part = _our_part(module, name)
-                if part is not None:
-                    yield Import(where, part, ours=True, early=node not in late)
-            elif module.split(".")[0] not in sys.stdlib_module_names:
-                yield Import(where, module, ours=False, early=node not in late)
+        found += [Import(where, module, name, node not in late) for module, name in names]
+    return tuple(found)
+
+
+def _target(found: Import) -> Path:
+    """The file that an import of ours reaches.
+
+    Of `from package import name` it is the door, if the door has that name, or else the module.
+    """
+    path = _file_of(found.module)
+    assert path is not None, f"{found.where}: there is no {found.module}"
+    inner = None if found.name is None else _file_of(f"{found.module}.{found.name}")
+    if inner is None or found.name in {each.name for each in _imports(path)}:
+        return path
+    return inner
+
+
+def _ours(path: Path) -> Iterator[tuple[Import, Path]]:
+    for found in _imports(path):
+        if found.package == "cosformer" and found.name != "__version__":
+            yield found, _target(found)
 
 
 @pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_follow_the_arrows(path: Path) -> None:
-    part = _part(path)
-    assert part in ARROWS, f"{part} is a new part: say in ARROWS what it may import"
+def test_imports_follow_the_arrows_and_knock_at_doors(path: Path) -> None:
+    room = _room(path)
+    assert room in ARROWS, f"{room} is a new room: say in ARROWS what it may import"
+    for found, target in _ours(path):
+        other = _room(target)
+        if path.parent.is_relative_to(target.parent) and target.name != "__init__.py":
+            continue  # a file of its own room, or of a folder around it
+        if target.parent == path.parent and path.name == "__init__.py":
+            continue
+        above = target.parent.is_relative_to(path.parent)  # a folder below, which this one opens
+        assert above or other in ARROWS[room], f"{found.where}: {room} may not import {other}"
+        single = target.parent == ROOT / "cosformer"
+        assert single or target.name == "__init__.py" or _is_kernels(target), (
+            f"{found.where}: {target.relative_to(ROOT)} is behind the door of {other}"
+        )
     for found in _imports(path):
-        package = found.target.split(".")[0]
-        if found.ours:
-            assert found.target in ARROWS[part], f"{found.where}: {part} may not import {package}"
-        else:
-            allowed = THIRD_PARTY.get(part, {package})
-            assert package in allowed, f"{found.where}: {part} may not import {package}"
-            late = part == "recipes" or path.stem.endswith(ON_FIRST_USE)
-            early = found.early and package not in AT_IMPORT and not late
-            assert not early, f"{found.where}: {package} must be imported on first use"
+        if found.package == "cosformer" or found.package in sys.stdlib_module_names:
+            continue
+        allowed = THIRD_PARTY.get(room.split("/")[0], {found.package})
+        assert found.package in allowed, f"{found.where}: {room} may not import {found.package}"
+        early = found.early and found.package not in AT_IMPORT and not _is_kernels(path)
+        assert not early, f"{found.where}: {found.package} must be imported on first use"
 
 
-def test_the_arrows_have_no_cycle() -> None:
-    remaining = {part: targets - {part} for part, targets in ARROWS.items()}
-    while free := [part for part, targets in remaining.items() if not targets & remaining.keys()]:
-        for part in free:
-            del remaining[part]
-    assert not remaining
+@pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nobody_uses_a_private_name_of_another_file(path: Path) -> None:
+    modules = set()
+    for found, _ in _ours(path):
+        name = found.name or found.module
+        assert not name.startswith("_"), f"{found.where}: {name} is private"
+        if found.name is not None and _file_of(f"{found.module}.{found.name}"):
+            modules.add(found.name)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            private = node.attr.startswith("_") and not node.attr.endswith("__")
+            assert not (private and node.value.id in modules), f"{path}:{node.lineno} {node.attr}"
+
+
+def test_no_file_imports_itself_in_a_circle() -> None:
+    """Imports inside functions count: a circle that is closed late is a circle."""
+    remaining = {path: {target for _, target in _ours(path)} - {path} for path in _files()}
+    while free := [path for path, targets in remaining.items() if not targets & remaining.keys()]:
+        for path in free:
+            del remaining[path]
+    start = next(iter(remaining), None)
+    circle: list[Path] = []
+    while start is not None and start not in circle:
+        circle.append(start)
+        start = next(iter(sorted(remaining[start] & remaining.keys())))
+    assert not circle, " -> ".join(str(path.relative_to(ROOT)) for path in circle)
+
+
+OTHERS = [path for path in _files() if not _is_kernels(path)]
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_kernels_are_imported_by_functions_or_each_other(path: Path) -> None:
+    for found, target in _ours(path):
+        kernels = _is_kernels(target) and target.name != "__init__.py"
+        assert not (found.early and kernels), found.where
 
 
 CASES = {
-    "from cosformer import attention": ["ops"],
-    "from cosformer import records, __version__": ["records"],
-    "import cosformer.nn.attention": ["nn"],
-    "from cosformer.models import create_model": ["models"],
-    "from cosformer.report.tables import TABLES": ["report"],
-    "import torch.nn, json": ["torch.nn"],
-    "def f():\n    import tyro": ["tyro"],
+    "from cosformer.ops import attention": "cosformer/ops/__init__.py",  # the function
+    "from cosformer.ops import dispatch": "cosformer/ops/dispatch.py",
+    "import cosformer.nn": "cosformer/nn/__init__.py",
+    "from cosformer.check import check_bool": "cosformer/check.py",
 }
 
 
 @pytest.mark.parametrize("source", CASES)
-def test_imports_are_read_as_python_means_them(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    (tmp_path / "module.py").write_text(source)
-    found = list(_imports(tmp_path / "module.py"))
-    assert [each.target for each in found] == CASES[source]
-    assert [each.early for each in found] == [not source.startswith("def")]
+def test_imports_are_read_as_python_means_them(source: str) -> None:
+    _, module, *rest = source.split()
+    found = Import("a test", module, rest[-1] if rest else None, early=True)
+    assert _target(found) == ROOT / CASES[source]
 
 
 def test_importing_the_package_loads_torch_and_little_else() -> None:
@@ -181,15 +247,5 @@ def test_importing_the_package_loads_torch_and_little_else() -> None:
     roots = {name.split(".")[0] for name in others}
     assert roots <= sys.stdlib_module_names | {"torch"}
     assert len(others) <= 40, others
-    assert {name.split(".")[1] for name in ours if "." in name} <= NN
-
-
-OTHERS = [path for path in _files() if not path.stem.endswith(ON_FIRST_USE)]
-
-
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_for_first_use_are_imported_by_functions_or_each_other(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom):
-            assert not (node.module or "").endswith(ON_FIRST_USE), path
+    parts = {name.split(".")[1] for name in ours if "." in name}
+    assert parts <= {room.split("/")[0] for room in NN}

@@ -144,7 +144,7 @@ class _Attention(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         of_out, of_total, of_last, _ = grads
-        needs = Given(*ctx.needs_input_grad)
+        needs: Any = Given(*ctx.needs_input_grad)  # the same names, for bools
         asked = Asked(needs.q, needs.k, needs.v, needs.decay, needs.state)
         incoming = Grads(of_out, of_total, of_last)
         found = gradients(Saved(*ctx.saved_tensors), ctx.options, incoming, asked)
@@ -153,7 +153,8 @@ class _Attention(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         """The mapped dimension joins the batch, the first of every tensor but those of packing."""
-        given, dims = Given(*inputs), Given(*in_dims)
+        given = Given(*inputs)
+        dims: Any = Given(*in_dims)  # the same names, for dimensions
         size, batch = info.batch_size, given.q.shape[0 if dims.q is None else int(dims.q == 0)]
         about, at = given.constants, dims.constants
         refuse_mapped("cu_seqlens", at.sequence)

@@ -71,11 +71,13 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
     back = None
     if asked.state and state is not None and swept.state is not None:
         back = summed_over_groups(swept.state, groups).to(state.dtype)
-    found = (
-        x if wanted else None
-        for x, wanted in zip((swept.q, swept.k, swept.v), (asked.q, asked.k, asked.v), strict=True)
+    return Gradients(
+        swept.q if asked.q else None,
+        swept.k if asked.k else None,
+        swept.v if asked.v else None,
+        grad_decay,
+        back,
     )
-    return Gradients(*found, grad_decay, back)
 
 
 def _decay_gradient(

@@ -16,7 +16,7 @@ from torch import Tensor
 from cosformer.ops.hopper.nvrtc import Kernel, Launch, cubin
 from cosformer.ops.hopper.roles import MAPS, RULES, Sweep, roles_of
 from cosformer.ops.hopper.source import source
-from cosformer.ops.triton.prepared import per_head
+from cosformer.ops.problem import per_head
 
 CHUNK = 64
 THREADS = 640

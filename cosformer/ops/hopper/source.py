@@ -4,7 +4,7 @@ import functools
 import re
 from pathlib import Path
 
-from cosformer.ops.problem.features import LEAKY_SLOPE
+from cosformer.ops.problem import LEAKY_SLOPE
 
 HERE = Path(__file__).parent
 

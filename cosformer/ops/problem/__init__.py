@@ -18,6 +18,7 @@ from cosformer.ops.problem.heads import (
     for_each_query_head,
     into_first_of_group,
     of_first_in_group,
+    per_head,
     summed_over_groups,
 )
 from cosformer.ops.problem.horizon import (
@@ -92,6 +93,7 @@ __all__ = [
     "log_gates",
     "log_rates",
     "of_first_in_group",
+    "per_head",
     "read_horizon",
     "room_for_outputs",
     "running_sum",

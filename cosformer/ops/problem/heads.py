@@ -25,3 +25,11 @@ def into_first_of_group(grad: Tensor, groups: int) -> Tensor:
         return grad
     others = torch.zeros_like(grad)[:, :, None].expand(-1, -1, groups - 1, *grad.shape[2:])
     return torch.cat([grad[:, :, None], others], 2).flatten(1, 2)
+
+
+def per_head(values: Tensor | None) -> tuple[int, int]:
+    """Strides of `[b, h, …]` for every sequence and head, 0 where they share."""
+    if values is None:
+        return 0, 0
+    batch, head = (values.stride(i) if values.shape[i] > 1 else 0 for i in (0, 1))
+    return batch, head

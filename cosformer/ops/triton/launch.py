@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.triton.prepared import NOTHING, ByRow, Prepared, Rows, per_head
+from cosformer.ops.problem import per_head
+from cosformer.ops.triton.prepared import NOTHING, ByRow, Prepared, Rows
 from cosformer.ops.triton.tiles import FEW_PROGRAMS, choose_tiles, padded, precision, segment_length
 
 

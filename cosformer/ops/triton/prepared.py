@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.problem import Given, Results
+from cosformer.ops.problem import Given, Results, per_head
 from cosformer.ops.triton.tiles import padded
 
 
@@ -129,11 +129,3 @@ class Prepared:
                 RULE=self.rule,
             )  # fmt: skip
         return ByRow(scale, column, deltas)
-
-
-def per_head(values: Tensor | None) -> tuple[int, int]:
-    """Strides of `[b, h, …]` for every sequence and head, 0 where they share."""
-    if values is None:
-        return 0, 0
-    batch, head = (values.stride(i) if values.shape[i] > 1 else 0 for i in (0, 1))
-    return batch, head
