@@ -146,7 +146,7 @@ def test_the_arrows_have_no_cycle() -> None:
 CASES = {
     "from cosformer import attention": ["ops"],
     "from cosformer import records, __version__": ["records"],
-    "import cosformer.nn.attention": ["nn"],
+    "import cosformer.nn.drop_in": ["nn"],
     "from cosformer.models import create_model": ["models"],
     "from cosformer.report.tables import TABLES": ["report"],
     "import torch.nn, json": ["torch.nn"],
