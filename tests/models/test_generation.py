@@ -252,7 +252,8 @@ def test_bad_steps_are_named():
         make("reformer").empty_state(2)
     model = make()
     for tokens, message in (
-        (draw(2, 2), r"tokens must be one per stream \[2, 1\] in step, got \[2, 2\]"),
+        (draw(2, 2), r"tokens must be \[batch, 1\] in step, got \[2, 2\]: use stream"),
+        (draw(3, 1), "state must be of 3 streams, the batch of tokens, got 2"),
         (torch.zeros(2, 1), r"tokens must be int64 \[batch, length\], got .*float"),
     ):
         with pytest.raises(ValueError, match=message):
