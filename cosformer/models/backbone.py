@@ -116,7 +116,7 @@ class Backbone(nn.Module):
         self.check_tokens("tokens", tokens, key_mask)
         if state is None:
             state = self.empty_state(len(tokens))
-        check_model_state(state)
+        check_model_state(state, tokens)
         if key_mask is not None:
             self._check_padding(key_mask, state.position)
         real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
@@ -151,12 +151,11 @@ class Backbone(nn.Module):
 
     def check_step(self, tokens: Tensor, state: ModelState) -> None:
         """Check the arguments of `step`."""
-        check_model_state(state)
         self.check_tokens("tokens", tokens, None)
-        if tokens.shape != (len(state.position), 1):
+        check_model_state(state, tokens)
+        if tokens.shape[1] != 1:
             raise ValueError(
-                f"tokens must be one per stream [{len(state.position)}, 1] in step, "
-                f"got {list(tokens.shape)}: use stream for more"
+                f"tokens must be [batch, 1] in step, got {list(tokens.shape)}: use stream for more"
             )
 
     def check_tokens(self, name: str, tokens: Tensor, key_mask: Tensor | None) -> None:
@@ -274,9 +273,15 @@ class TokenHead(nn.Module):
         return F.linear(x, self.weight)
 
 
-def check_model_state(state: ModelState) -> None:
+def check_model_state(state: ModelState, tokens: Tensor) -> None:
+    """Check that a state is one of as many streams as tokens `[B, T]` come for."""
     if not isinstance(state, ModelState):
         raise TypeError(f"state must be a ModelState, got {type(state).__name__}")
+    if len(state.position) != len(tokens):
+        raise ValueError(
+            f"state must be of {len(tokens)} streams, the batch of tokens, "
+            f"got {len(state.position)}"
+        )
 
 
 def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:
