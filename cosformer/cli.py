@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code. An error of the user is one line on stderr and a 2."""
     try:
         with _signals():
-            code = _run(list(sys.argv[1:] if argv is None else argv))
+            code = _run(list(sys.argv[1:] if argv is None else argv), is_program=argv is None)
         sys.stdout.flush()  # a reader that has gone is noticed here at the latest
         return code
     except Terminated:
@@ -144,7 +144,8 @@ def help_text(verbs: Mapping[str, tuple[str, str]], prefix: str = "") -> str:
     return "\n".join(lines)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], *, is_program: bool) -> int:
+    """`is_program`: whether the process is there for this verb alone."""
     if arguments == ["--version"]:
         print(f"cosformer {__version__}")
         return 0
@@ -152,7 +153,7 @@ def _run(arguments: list[str]) -> int:
     if verb is None:
         return _help_or_error(arguments)
     try:
-        with _quiet_interrupts():
+        with _quiet_interrupts() if is_program else contextlib.nullcontext():
             module = importlib.import_module(VERBS[verb][0])
         if (bare := getattr(module, "POSITIONAL", None)) and rest and not rest[0].startswith("-"):
             rest = [f"--{bare}", *rest]

@@ -183,7 +183,7 @@ def test_an_interrupt_while_modules_are_imported_prints_nothing(tmp_path: Path) 
     """Of the package itself, which loads nothing, and of a verb, whose imports take seconds."""
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     code = "import signal; signal.signal(2, signal.default_int_handler); import sys\n"
-    code += "from cosformer.cli import main; sys.exit(main(['runs']))"
+    code += "sys.argv = ['cosformer', 'runs']; from cosformer.cli import main; sys.exit(main())"
     root = Path(cosformer.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", code],

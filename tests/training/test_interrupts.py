@@ -1,6 +1,5 @@
 """Ctrl-C and readers that leave: all steps are kept, and the run ends as if nothing had been."""
 
-import contextlib
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ import torch
 import training_cases as cases
 
 from cosformer import cli
-from cosformer.training import RunConfig, Started, Trainer, learner, load, train, trainer
+from cosformer.training import RunConfig, learner, load, train, trainer
 from cosformer.training.folder import state_of
 
 
@@ -97,16 +96,3 @@ def interrupt(
         return clip(self)
 
     monkeypatch.setattr(learner.Learner, "_clip", interrupted)
-
-
-def test_a_reader_that_leaves_loses_no_step(config: RunConfig, whole: Path) -> None:
-    config = replace(config, save_seconds=1e9)
-    for step, pending in ((12, False), (16, False), (24, True), (24, False)):
-        with contextlib.closing(Trainer(config).events()) as events:
-            for event in events:
-                if event.step == step and not isinstance(event, Started):
-                    break
-        place = load(config.out, "last").place
-        assert (place.step, place.pending) == (step, pending)
-    train(config)
-    cases.assert_same_outcome(config.out, whole)

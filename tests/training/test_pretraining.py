@@ -68,14 +68,23 @@ def test_the_task_begins_with_the_backbone_that_was_learnt(
         assert all(torch.equal(found[name], learnt[name]) for name in learnt)
 
 
-def test_a_run_goes_on_in_either_phase(config: RunConfig, tmp_path: Path) -> None:
+STOPS = [("pretraining", 6, False), ("pretraining", 10, True), ("training", 3, False)]
+STOPS += [("training", 16, False), ("training", 24, True), ("training", 24, False)]
+"""Phase and step at which a reader leaves, and whether the model is still to be judged then."""
+
+
+def test_a_reader_that_leaves_loses_no_step_and_a_run_goes_on_in_either_phase(
+    config: RunConfig, tmp_path: Path
+) -> None:
     config = replace(config, pretraining=cases.pretraining(), save_seconds=1e9)
     whole = replace(config, out=tmp_path / "whole")
     train(whole)
-    for stop in (("pretraining", 6), ("pretraining", 10), ("training", 3), ("training", 16)):
+    for phase, step, pending in STOPS:
         for event in Trainer(config).events():
-            if (event.phase, event.step) == stop:
+            if (event.phase, event.step) == (phase, step) and not isinstance(event, Started):
                 break
+        place = load(config.out, "last").place
+        assert (place.step, place.pending) == (step, pending)
     train(config)
     cases.assert_same_outcome(config.out, whole.out)
 
