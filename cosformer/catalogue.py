@@ -29,7 +29,7 @@ INTRODUCTION = f"""# Mechanisms
 
 Made by `cosformer mechanisms --write docs/mechanisms.md` from the classes themselves.
 
-`cosformer.nn.MultiHeadAttention(embed_dim, num_heads, mechanism=NAME, options={{…}})` puts any of
+`cosformer.nn.AttentionLayer(embed_dim, num_heads, mechanism=NAME, options={{…}})` puts any of
 them between the same projections; `cosformer.mechanisms.create(NAME, heads, width, …)` is the
 mechanism alone. A request outside of what one can do raises, and says who could do it.
 
