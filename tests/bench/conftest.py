@@ -6,5 +6,5 @@ from cosformer.bench import timing
 
 
 @pytest.fixture(autouse=True)
-def quick_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_failures(monkeypatch):
     monkeypatch.setattr(timing.gc, "collect", lambda: 0)

@@ -1,8 +1,5 @@
 """A GPU that is the CPU with a clock of our own: the way of the rows without the device."""
 
-from collections.abc import Mapping
-
-import pytest
 import torch
 
 from cosformer import records
@@ -12,23 +9,23 @@ TIME = 2.0
 """Milliseconds of everything."""
 
 
-def times(calls: Mapping[str, timing.Call], *, repeats: int, device: str) -> dict[str, float]:
+def times(calls, *, repeats, device):
     for call in calls.values():
         call()
     return dict.fromkeys(calls, TIME)
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> None:
+def install(monkeypatch):
     """Let `device="cuda"` be measured here; nothing looks at a clock."""
     draw = cells.draw
 
-    def draw_here(shape, count, *, dtype, device, seed):  # type: ignore[no-untyped-def]
+    def draw_here(shape, count, *, dtype, device, seed):
         return draw(shape, count, dtype=dtype, seed=seed)
 
-    def empty_here(*sizes, horizon, device):  # type: ignore[no-untyped-def]
+    def empty_here(*sizes, horizon, device):
         return checks.State.empty(*sizes, horizon=horizon)
 
-    def stream_here(*, device: str, seed: int) -> checks.Check:
+    def stream_here(*, device, seed):
         return checks.stream_against_full_pass(seed=seed)
 
     monkeypatch.setattr(ops, "stream_against_full_pass", stream_here)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosformer import State, attention
+from cosformer import attention
 from cosformer.bench import checks
 
 BROKEN: dict[str, Callable[..., Tensor]] = {
@@ -22,7 +22,7 @@ BROKEN: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_op_passes(causal: bool, dtype: torch.dtype) -> None:
+def test_the_op_passes(causal, dtype):
     found = checks.against_formula(
         lambda q, k, v, *, causal: attention(q, k, v, causal=causal, impl="chunked"),
         causal=causal,
@@ -34,16 +34,16 @@ def test_the_op_passes(causal: bool, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_op_fails(broken: Callable[..., Tensor], causal: bool) -> None:
+def test_a_broken_op_fails(broken, causal):
     found = checks.against_formula(broken, causal=causal, dtype=torch.float32)
     assert not all(check.passed for check in found)
 
 
-def test_a_stream_passes_unless_it_forgets_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_passes_unless_it_forgets_a_token(monkeypatch):
     check, step = checks.stream_against_full_pass(), checks.step
     assert check.passed, str(check)
 
-    def forgetful(q: Tensor, k: Tensor, v: Tensor, state: State) -> Tensor:
+    def forgetful(q, k, v, state):
         forget = int(state.position) == 100
         return step(q, torch.zeros_like(k) if forget else k, v, state)
 

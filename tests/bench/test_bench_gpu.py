@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections import Counter
-from pathlib import Path
 
 import fake_gpu
 import pytest
 import torch
 
 from cosformer import State, records
-from cosformer.bench import floor, gpu, ops, timing
+from cosformer.bench import floor, gpu, ops
 from cosformer.bench.candidates import CANDIDATES, Candidate, draw
 from cosformer.bench.cells import Case, Cell, Setup
 
@@ -18,11 +17,11 @@ SHAPES = ((2, 2, 8, 4), (1, 2, 16, 4))
 RUN = records.Run({"device": "cuda"}, {}, None, 0, "2026-01-02T03:04:05+00:00")
 
 
-def _refuse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+def _refuse(q, k, v, *, causal):
     raise torch.cuda.OutOfMemoryError("no room\nsecond line")
 
 
-def _options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ops.Options:
+def _options(folder, monkeypatch):
     fake_gpu.install(monkeypatch)
     monkeypatch.setattr(gpu.measure_steps.__wrapped__, "__defaults__", ((Cell(2, 2, 1, 4),),))
     return ops.Options(
@@ -38,12 +37,12 @@ def _options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ops.Options:
 
 
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ops.Options:
+def options(tmp_path, monkeypatch):
     return _options(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[records.Row]:
+def rows(tmp_path_factory):
     """Of one run that no test changes."""
     with pytest.MonkeyPatch.context() as patch:
         options = _options(tmp_path_factory.mktemp("bench"), patch)
@@ -51,7 +50,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[records.Row]:
     return records.read(options.path)
 
 
-def test_every_cell_is_measured_both_ways_in_both_passes(rows: list[records.Row]) -> None:
+def test_every_cell_is_measured_both_ways_in_both_passes(rows):
     found = Counter((row.what, row.config["candidate"]) for row in rows)
     cases = 2 * 2 * 2  # cells, passes, causal and full
     for what in ("time", "time_graph", "floor_ratio", "bandwidth", "peak_memory"):
@@ -71,7 +70,7 @@ def test_every_cell_is_measured_both_ways_in_both_passes(rows: list[records.Row]
             assert tuple(row.config[size] for size in sizes) in SHAPES
 
 
-def test_ratios_to_the_floor_are_those_of_the_rows(rows: list[records.Row]) -> None:
+def test_ratios_to_the_floor_are_those_of_the_rows(rows):
     found = {
         (row.what, row.config["candidate"], row.config["pass"]): row.value
         for row in rows
@@ -87,9 +86,7 @@ def test_ratios_to_the_floor_are_those_of_the_rows(rows: list[records.Row]) -> N
         assert found["peak_memory", "chunked", pass_name] == 96 / (3 * 128 * 4)
 
 
-def test_who_runs_out_of_memory_is_a_row_and_the_others_are_measured(
-    options: ops.Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_runs_out_of_memory_is_a_row_and_the_others_are_measured(options, monkeypatch):
     monkeypatch.setitem(CANDIDATES, "sdpa", dataclasses.replace(CANDIDATES["sdpa"], attend=_refuse))
     rows = list(ops.measure(options))
     failed = [row for row in rows if row.what == "failed"]
@@ -102,9 +99,7 @@ def test_who_runs_out_of_memory_is_a_row_and_the_others_are_measured(
     assert timed == {"chunked"}
 
 
-def test_a_missing_peer_is_one_row_and_the_error_of_a_wrong_one_is_in_rows(
-    options: ops.Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_peer_is_one_row_and_the_error_of_a_wrong_one_is_in_rows(options, monkeypatch):
     ours = CANDIDATES["chunked"].attend
     double = Candidate(
         lambda q, k, v, *, causal: 2 * ours(q, k, v, causal=causal),
@@ -132,10 +127,8 @@ def test_a_missing_peer_is_one_row_and_the_error_of_a_wrong_one_is_in_rows(
     assert any(row.what == "time" for row in wrong)
 
 
-def test_a_call_that_cannot_be_recorded_gives_no_row(
-    options: ops.Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(call: timing.Call) -> timing.Call:
+def test_a_call_that_cannot_be_recorded_gives_no_row(options, monkeypatch, capsys):
+    def refuse(call):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(gpu, "recorded", refuse)
@@ -147,7 +140,7 @@ def test_a_call_that_cannot_be_recorded_gives_no_row(
     )
 
 
-def test_the_defaults_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_defaults_are_those_of_the_device(monkeypatch):
     here = ops.Options()
     assert here.names == ("chunked", "sdpa")
     assert here.cells == [Cell(1, 8, 2**n, 64) for n in range(8, 17)]
@@ -164,7 +157,7 @@ def test_the_defaults_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -
     assert ops.Options(device="cuda", lengths=(9, 8), batch=2).cells == two
 
 
-def test_who_takes_part_depends_on_length_and_causality(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_takes_part_depends_on_length_and_causality(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(Candidate, "is_present", True)
     there = ops.Options(device="cuda")
@@ -174,10 +167,10 @@ def test_who_takes_part_depends_on_length_and_causality(monkeypatch: pytest.Monk
     assert there.taking_part(Cell(1, 16, 65537, 64), causal=False) == ["auto", "chunked"]
 
 
-def test_candidates_at_home_in_another_layout_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_at_home_in_another_layout_get_it(monkeypatch):
     seen = []
 
-    def look(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    def look(q, k, v, *, causal):
         seen.append(q)
         return q
 
@@ -188,20 +181,20 @@ def test_candidates_at_home_in_another_layout_get_it(monkeypatch: pytest.MonkeyP
     assert torch.equal(seen[0], inputs[0])
 
 
-def test_a_step_is_measured_against_reading_and_writing_its_state() -> None:
+def test_a_step_is_measured_against_reading_and_writing_its_state():
     state = State.empty(64, 16, 64, 64, horizon=100)
     sums = 64 * 16 * 2 * 64 * (64 + 1) * 4
     assert floor.step_floor(state, 1e9) == pytest.approx(1e3 * 2 * (sums + 8) / 1e9)
     assert floor.step_floor(state, 1e18) == floor.SHORTEST_STEP == 0.005
 
 
-def test_bandwidth_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_counts_bytes_read_and_written(monkeypatch):
     monkeypatch.setattr(floor, "COPIED", 1000)
     monkeypatch.setattr(floor, "median_times", fake_gpu.times)
     assert floor.copy_bandwidth(repeats=1, device="cpu") == 2 * 1000 / (fake_gpu.TIME / 1e3)
 
 
-def test_an_error_that_is_not_a_number_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_not_a_number_is_a_failure(monkeypatch):
     ours = CANDIDATES["chunked"].attend
     broken = Candidate(
         lambda q, k, v, *, causal: torch.nan * ours(q, k, v, causal=causal), True, False

@@ -1,8 +1,6 @@
 """`cosformer bench mechanisms`: a row for every outcome, refusals and limits among them."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import dataclasses
 
 import fake_gpu
 import pytest
@@ -16,12 +14,12 @@ from cosformer.report.mechanisms import mechanism_figure, mechanism_table
 SMALL = {"heads": 2, "width": 4, "repeats": 1, "threads": 1}
 
 
-def options(tmp_path: Path, **given: object) -> mechanisms.Options:
+def options(tmp_path, **given):
     return mechanisms.Options(**{"out": tmp_path / "rows.jsonl", **SMALL, **given})
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr("cosformer.bench.timing.SHORTEST_SAMPLE", 0.0)
     monkeypatch.setattr(mechanisms, "GROWTH_FROM", 16)
     for limits in mechanisms.OPTIONS.values():  # tables for long sequences take long to make
@@ -32,7 +30,7 @@ SOME = ("cosformer", "softmax", "rfa-gated", "delta", "longformer", "linformer",
 """One of each kind: with a cache, with controls, not causal, made for a length."""
 
 
-def test_a_mechanism_gives_times_and_memory_of_both_passes(tmp_path: Path) -> None:
+def test_a_mechanism_gives_times_and_memory_of_both_passes(tmp_path):
     rows = list(mechanisms.measure(options(tmp_path, names=SOME, lengths=(16, 32))))
     for name in SOME:
         kind, mine = MECHANISMS[name], [r for r in rows if r.config.get("candidate") == name]
@@ -51,9 +49,7 @@ def test_a_mechanism_gives_times_and_memory_of_both_passes(tmp_path: Path) -> No
     assert mechanism_figure(few, "svg").startswith(b"<?xml")
 
 
-def test_a_gpu_is_also_timed_without_its_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_also_timed_without_its_host(tmp_path, monkeypatch):
     fake_gpu.install(monkeypatch)
     by_host = iter(range(1, 100))
     here = {
@@ -70,7 +66,7 @@ def test_a_gpu_is_also_timed_without_its_host(
     assert recorded == 4 * [fake_gpu.TIME]
 
 
-def test_rows_are_added_to_the_file(tmp_path: Path) -> None:
+def test_rows_are_added_to_the_file(tmp_path):
     given = options(tmp_path, names=("relu",), lengths=(16,))
     assert mechanisms.run(given) == mechanisms.run(given) == 0
     rows = records.read(given.path)
@@ -78,26 +74,29 @@ def test_rows_are_added_to_the_file(tmp_path: Path) -> None:
     assert len({row.date for row in rows}) == 2
 
 
-def test_lengths_that_would_take_too_long_are_rows_that_say_so(tmp_path: Path) -> None:
-    given = options(tmp_path, names=("softmax",), lengths=(16, 2**20), seconds=1.0)
-    rows = list(mechanisms.measure(given))
-    (first, second) = [row for row in rows if row.what == "failed"]
-    assert first.config["length"] == second.config["length"] == 2**20
-    assert first.config["reason"].startswith("skipped: a call would take about ")
-    assert "skipped" in mechanism_table([*rows, *_time_of(rows, 2**20)])
+LIMITS = [
+    ("softmax", (16, 2**20), {"seconds": 1.0}, "skipped: a call would take about "),
+    ("linear", (64, 4096), {"gigabytes": 1e-3}, "out of memory: it would need about "),
+    ("synthesizer", (16, 128), {"seconds": 1e-9}, "refused: it takes up to 64 tokens"),
+]
 
 
-def test_lengths_that_would_take_all_memory_are_rows_that_say_so(tmp_path: Path) -> None:
-    given = options(tmp_path, names=("linear",), lengths=(64, 4096), gigabytes=1e-3, seconds=60)
-    reasons = {r.config["reason"] for r in mechanisms.measure(given) if r.what == "failed"}
-    assert len(reasons) > 0
-    assert all(reason.startswith("out of memory: it would need about ") for reason in reasons)
+@pytest.mark.parametrize(("name", "lengths", "limit", "reason"), LIMITS)
+def test_lengths_beyond_a_limit_are_rows_and_words_that_say_so(
+    tmp_path, name, lengths, limit, reason
+):
+    rows = list(mechanisms.measure(options(tmp_path, names=(name,), lengths=lengths, **limit)))
+    failed = [row.config for row in rows if row.what == "failed"]
+    assert [config["length"] for config in failed] == 2 * [max(lengths)]
+    assert all(config["reason"].startswith(reason) for config in failed)
+    other = next(row for row in rows if row.what == "time")
+    config = {**other.config, "candidate": "other", "length": max(lengths)}
+    table = mechanism_table([*rows, dataclasses.replace(other, config=config)])
+    assert f"| {reason.partition(':')[0]} |" in table
 
 
-def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def explode(*arguments: object) -> None:
+def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
+    def explode(*arguments):
         raise torch.OutOfMemoryError("tried to allocate")
 
     monkeypatch.setattr(MECHANISMS["linear"], "attend", explode)
@@ -109,30 +108,12 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
     assert any(row.what == "time" and row.config["candidate"] == "relu" for row in rows)
 
 
-def _time_of(rows: list[records.Row], length: int) -> list[records.Row]:
-    """A time at this length, of somebody else in the same run."""
-    row = next(row for row in rows if row.what == "time")
-    config = {**row.config, "candidate": "other", "length": length}
-    return [records.Row(**{**vars(row), "config": config})]
-
-
-def test_lengths_past_a_maximum_are_refused_not_guessed(tmp_path: Path) -> None:
-    given = options(tmp_path, names=("synthesizer",), lengths=(16, 128, 4096), seconds=1e-9)
-    reasons = {
-        row.config["length"]: row.config["reason"]
-        for row in mechanisms.measure(given)
-        if row.what == "failed"
-    }
-    assert reasons == dict.fromkeys((128, 4096), "refused: it takes up to 64 tokens")
-    assert "synthesizer |" in mechanism_table(list(mechanisms.measure(given)))
-
-
-def test_no_guess_goes_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_guess_goes_far(tmp_path, monkeypatch):
     """A call of which most does not grow with the length, guessed from a much shorter one."""
     spent = {16: 1.0, 64: 1.1, 256: 1.4, 1000: 2.6}
     tried: list[int] = []
 
-    def call_at(*given: Any) -> Callable[[], None]:
+    def call_at(*given):
         tried.append(given[2].length)
         return lambda: None
 

@@ -1,7 +1,6 @@
 """`cosformer bench ops`: checks before timing, one row per number, clear errors."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +14,11 @@ SMALL = {"heads": 1, "width": 4, "repeats": 1, "threads": 1, "positions": (2, 5)
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> ops.Options:
+def options(tmp_path):
     return ops.Options(lengths=(8, 16), quadratic_up_to=8, out=tmp_path / "rows.jsonl", **SMALL)
 
 
-def test_every_number_is_a_row(options: ops.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_number_is_a_row(options, monkeypatch):
     before, asked = torch.get_num_threads(), list[int]()
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     options = dataclasses.replace(options, threads=before + 1)
@@ -58,9 +57,7 @@ def test_every_number_is_a_row(options: ops.Options, monkeypatch: pytest.MonkeyP
     assert ratio.config["relative_to"] == "chunked"
 
 
-def test_growth_is_reported_between_the_long_lengths(
-    options: ops.Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_growth_is_reported_between_the_long_lengths(options, monkeypatch):
     monkeypatch.setattr(ops, "GROWTH_FROM", 8)
     monkeypatch.setattr(ops, "median_times", _time_equals_length_squared)
     rows = [row for row in ops.measure(options) if row.what == "growth_exponent"]
@@ -68,27 +65,25 @@ def test_growth_is_reported_between_the_long_lengths(
     assert [row.value for row in rows] == pytest.approx([2, 2])
 
 
-def _time_equals_length_squared(calls, *, repeats, device):  # type: ignore[no-untyped-def]
+def _time_equals_length_squared(calls, *, repeats, device):
     outs = {name: call() for name, call in calls.items()}
     tensors = {name: out[0] if isinstance(out, tuple) else out for name, out in outs.items()}
     return {name: float(tensor.shape[2] ** 2) for name, tensor in tensors.items()}
 
 
-def test_a_step_needs_no_more_memory_later_in_the_stream(options: ops.Options) -> None:
+def test_a_step_needs_no_more_memory_later_in_the_stream(options):
     options = dataclasses.replace(options, positions=(2, 40_000))
     (row,) = (row for row in ops.measure(options) if row.what == "step_memory_growth")
     assert row.value == 0
 
 
-def test_states_are_reached_by_reading_every_token(options: ops.Options) -> None:
+def test_states_are_reached_by_reading_every_token(options):
     for position in (0, 5, 2**14, 2**14 + 3):
         state = steps.state_at(position, options.setup, Cell(1, 1, 1, 4))
         assert int(state.position) == position
 
 
-def test_a_failed_check_stops_before_any_timing(
-    options: ops.Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_check_stops_before_any_timing(options, monkeypatch, capsys):
     right = CANDIDATES["chunked"].attend
     broken = Candidate(lambda q, k, v, *, causal: right(q, k, v, causal=causal) * 1.01, True, False)
     monkeypatch.setitem(CANDIDATES, "chunked", broken)
@@ -98,9 +93,7 @@ def test_a_failed_check_stops_before_any_timing(
     assert not options.path.exists()
 
 
-def test_a_file_of_something_else_is_refused_before_any_timing(
-    options: ops.Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_something_else_is_refused_before_any_timing(options, monkeypatch):
     monkeypatch.setattr(ops, "median_times", lambda *calls, **how: pytest.fail("timed"))
     options.path.write_text("my notes")
     with pytest.raises(ValueError, match="out must be a new file or one of rows"):

@@ -41,9 +41,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("module", "given", "message"), BAD)
-def test_a_bad_option_is_named_with_its_value(
-    module: object, given: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_option_is_named_with_its_value(module, given, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=message):
         module.Options(**given)  # type: ignore[attr-defined]

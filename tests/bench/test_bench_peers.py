@@ -5,7 +5,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
 
 from cosformer import attention, linear_attention
 from cosformer.bench import peers
@@ -14,9 +13,7 @@ from cosformer.bench.fla import PEERS
 from cosformer.mechanisms import create
 
 
-def _chunk(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, normalize: bool
-) -> tuple[Tensor, None]:
+def _chunk(q, k, v, *, scale, normalize):
     """What fla computes, on its layout `[B, T, H, D]`."""
     assert scale == 1.0
     assert all(x.is_contiguous() for x in (q, k, v))
@@ -26,7 +23,7 @@ def _chunk(
 
 
 @pytest.fixture
-def fla(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def fla(monkeypatch):
     module = ModuleType("fla.ops.linear_attn")
     module.chunk_linear_attn = module.fused_chunk_linear_attn = _chunk  # type: ignore[attr-defined]
     for name in ("fla", "fla.ops"):
@@ -37,7 +34,7 @@ def fla(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.usefixtures("fla")
-def test_cosformer_on_fla_is_cosformer() -> None:
+def test_cosformer_on_fla_is_cosformer():
     q, k, v = token_major(draw((2, 3, 37, 8), 3, dtype=torch.float32))
     found = CANDIDATES["fla_cos"].attend(q, k, v, causal=True)
     torch.testing.assert_close(found, attention(q, k, v, causal=True, impl="reference"))
@@ -45,13 +42,13 @@ def test_cosformer_on_fla_is_cosformer() -> None:
 
 @pytest.mark.usefixtures("fla")
 @pytest.mark.parametrize("name", ["fla_linear", "fla_fused"])
-def test_linear_attention_of_fla_has_neither_cosine_nor_denominator(name: str) -> None:
+def test_linear_attention_of_fla_has_neither_cosine_nor_denominator(name):
     q, k, v = token_major(draw((2, 3, 37, 8), 3, dtype=torch.float64))
     expected = (q @ k.mT).tril() @ v
     torch.testing.assert_close(CANDIDATES[name].attend(q, k, v, causal=True), expected)
 
 
-def test_features_are_rounded_once() -> None:
+def test_features_are_rounded_once():
     (x,) = draw((2, 37, 3, 8), 1, dtype=torch.bfloat16)
     table = peers.cosine_table(37, x.device)
     exact = peers.features(x.double(), table.double())
@@ -59,28 +56,20 @@ def test_features_are_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_backend_that_is_named_computes_softmax(causal: bool) -> None:
+def test_a_backend_that_is_named_computes_softmax(causal):
     q, k, v = draw((1, 2, 9, 8), 3, dtype=torch.float32)
     found = peers.softmax_by(q, k, v, causal=causal, backend=torch.nn.attention.SDPBackend.MATH)
     torch.testing.assert_close(found, peers.softmax(q, k, v, causal=causal))
 
 
-def test_candidates_of_a_gpu_alone_are_marked_and_packages_may_be_missing() -> None:
+def test_candidates_of_a_gpu_alone_are_marked_and_packages_may_be_missing():
     alone = [name for name, c in CANDIDATES.items() if c.devices == ("cuda",)]
     theirs = ["fla_cos", "fla_linear", "fla_fused"]
     assert alone == ["auto", "sdpa_flash", "sdpa_cudnn", *theirs]
     assert {name for name, c in CANDIDATES.items() if not c.is_present} <= set(theirs)
 
 
-def _recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    g: Tensor | None = None,
-    beta: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, None]:
+def _recurrent(q, k, v, *, g=None, beta=None, use_qk_l2norm_in_kernel=False):
     """What fla's functions compute, a token at a time on `[B, T, H, D]`."""
     batch, length, heads, width = q.shape
     if use_qk_l2norm_in_kernel:
@@ -100,9 +89,7 @@ def _recurrent(
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_peers_of_mechanisms_get_the_same_numbers(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peers_of_mechanisms_get_the_same_numbers(name, monkeypatch):
     place, _, function = PEERS[name].function.rpartition(".")
     module = ModuleType(f"fla.ops.{place}")
     setattr(module, function, _recurrent)

@@ -7,8 +7,8 @@ from cosformer.bench import timing
 
 
 @pytest.fixture
-def calls_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sample(call: timing.Call, count: int, device: str) -> float:
+def calls_take_no_time(monkeypatch):
+    def sample(call, count, device):
         call()
         return timing.SHORTEST_SAMPLE
 
@@ -16,14 +16,14 @@ def calls_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("calls_take_no_time")
-def test_candidates_take_turns_and_each_comes_first_at_times() -> None:
+def test_candidates_take_turns_and_each_comes_first_at_times():
     order: list[str] = []
     calls = {name: lambda name=name: order.append(name) for name in ("a", "b")}
     timing.median_times(calls, repeats=4)
     assert order[-8:] == ["a", "b", "b", "a", "a", "b", "b", "a"]
 
 
-def test_the_median_is_taken_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_median_is_taken_per_call(monkeypatch):
     monkeypatch.setattr(timing, "SHORTEST_SAMPLE", 0.01)
     seconds = iter([0.004, 0.005, 0.1, 0.01, 0.3])  # two to warm up, three samples of two calls
     monkeypatch.setattr(timing, "_sample", lambda call, count, device: next(seconds))
@@ -31,10 +31,10 @@ def test_the_median_is_taken_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"a": pytest.approx(1e3 * 0.1 / 2)}
 
 
-def test_peak_memory_counts_what_was_held_at_once() -> None:
+def test_peak_memory_counts_what_was_held_at_once():
     block = 1_000_000
 
-    def call() -> None:
+    def call():
         for _ in range(3):
             torch.empty(block, dtype=torch.uint8)  # released before the next
         held = [torch.empty(block, dtype=torch.uint8) for _ in range(2)]
@@ -43,17 +43,17 @@ def test_peak_memory_counts_what_was_held_at_once() -> None:
     assert timing.peak_extra_bytes(call) == 2 * block
 
 
-def test_peak_memory_sees_temporaries_inside_an_operator() -> None:
+def test_peak_memory_sees_temporaries_inside_an_operator():
     x = torch.randn(4, 256, 256).transpose(1, 2)
     view = torch.nn.functional.softmax
     assert timing.peak_extra_bytes(lambda: view(x.flatten(), 0).sum()) >= 2 * x.nbytes
 
 
-def test_threads_are_restored_after_an_error() -> None:
+def test_threads_are_restored_after_an_error():
     before = torch.get_num_threads()
     found = []
 
-    def fail() -> None:
+    def fail():
         with timing.threads(before + 1):
             found.append(torch.get_num_threads())
             raise KeyError
@@ -64,21 +64,19 @@ def test_threads_are_restored_after_an_error() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_the_time_of_the_host_is_the_median_after_warming_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_of_the_host_is_the_median_after_warming_up(monkeypatch):
     spent = iter([9.0] * timing.WARM_UP + [0.001, 0.002, 0.5])
     now = [0.0]
 
-    def call() -> None:
+    def call():
         now[0] += next(spent)
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     assert timing.host_time(call, device="cpu", count=3) == pytest.approx(2)
 
 
-def test_an_attempt_gives_the_result_or_the_first_line_of_the_reason() -> None:
-    def fail() -> int:
+def test_an_attempt_gives_the_result_or_the_first_line_of_the_reason():
+    def fail():
         raise KeyError("why\nmore")
 
     assert timing.attempt(lambda: 3, "cpu") == (3, "")

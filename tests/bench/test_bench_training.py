@@ -1,7 +1,5 @@
 """`cosformer bench training`, `generation` and `data` at toy size: their rows and tables."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,20 +15,20 @@ SMALL = {"preset": "tiny", "lengths": (8, 32), "tokens": 64, "repeats": 1, "thre
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr("cosformer.bench.timing.SHORTEST_SAMPLE", 0.0)
 
 
-def options(tmp_path: Path, **given: object) -> training.Options:
+def options(tmp_path, **given):
     return training.Options(**{"out": tmp_path / "rows.jsonl", **SMALL, **given})
 
 
-def _of(rows: list[records.Row], what: str) -> dict[tuple[str, int], float]:
+def _of(rows, what):
     found = [row for row in rows if row.what == what]
     return {(row.config["candidate"], row.config["length"]): row.value for row in found}
 
 
-def test_steps_give_speed_memory_and_the_share_of_the_data(tmp_path: Path) -> None:
+def test_steps_give_speed_memory_and_the_share_of_the_data(tmp_path):
     given = options(tmp_path)
     assert training.run(given) == 0
     rows = records.read(given.path)
@@ -51,7 +49,7 @@ def test_steps_give_speed_memory_and_the_share_of_the_data(tmp_path: Path) -> No
     assert "peak flops" not in table  # nobody states one for a processor
 
 
-def test_a_step_trains_the_preset_as_a_run_would(tmp_path: Path) -> None:
+def test_a_step_trains_the_preset_as_a_run_would(tmp_path):
     given = options(tmp_path)
     task = tasks.create("lm", text="python", length=8)
     config = RunConfig(TaskConfig("lm"), tmp_path, budget=Budget(batch=2))
@@ -64,10 +62,8 @@ def test_a_step_trains_the_preset_as_a_run_would(tmp_path: Path) -> None:
     assert all(not torch.equal(p, q) for p, q in zip(after, before, strict=True))
 
 
-def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def explode(*arguments: object) -> None:
+def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
+    def explode(*arguments):
         raise torch.OutOfMemoryError("tried to allocate")
 
     monkeypatch.setattr("cosformer.mechanisms.dense.softmax.Softmax.attend", explode)
@@ -78,7 +74,7 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(
     assert "OutOfMemoryError" in TABLES["training"](rows)
 
 
-def test_flops_of_matrices_are_those_that_torch_counts() -> None:
+def test_flops_of_matrices_are_those_that_torch_counts():
     model, length = LanguageModel(PRESETS["tiny"]), 16
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, length, dtype=torch.int64)).sum().backward()
@@ -89,7 +85,7 @@ def test_flops_of_matrices_are_those_that_torch_counts() -> None:
     assert training_flops(model, length) * length == pytest.approx(counted + attention)
 
 
-def test_utilisation_is_flops_over_the_peak_of_a_device_that_states_one(tmp_path: Path) -> None:
+def test_utilisation_is_flops_over_the_peak_of_a_device_that_states_one(tmp_path):
     model = LanguageModel(options(tmp_path).model("cosformer", 32))
     this = records.Run.begin()
     fast = records.Run(**{**vars(this), "hardware": {"device": "cuda", "name": "NVIDIA H200"}})
@@ -102,7 +98,7 @@ def test_utilisation_is_flops_over_the_peak_of_a_device_that_states_one(tmp_path
     assert peak_flops("Some processor", "bfloat16") is None
 
 
-def test_a_token_is_timed_by_position_and_a_sum_does_not_grow(tmp_path: Path) -> None:
+def test_a_token_is_timed_by_position_and_a_sum_does_not_grow(tmp_path):
     given = generation.Options(
         preset="tiny", positions=(4, 40), repeats=1, threads=1, out=tmp_path / "rows.jsonl"
     )
@@ -118,7 +114,7 @@ def test_a_token_is_timed_by_position_and_a_sum_does_not_grow(tmp_path: Path) ->
     assert "| mechanism | ms per token at 4 | ms per token at 40 |" in TABLES["generation"](rows)
 
 
-def test_generated_sets_are_timed_and_nothing_is_kept(tmp_path: Path) -> None:
+def test_generated_sets_are_timed_and_nothing_is_kept(tmp_path):
     given = data.Options(listops=5, listops_workers=1, pathfinder=5, out=tmp_path / "rows.jsonl")
     assert data.run(given) == 0
     rows = records.read(given.out)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from cosformer.records import Row, Run
+from cosformer.records import Run
 
 
 @pytest.fixture
-def rows() -> list[Row]:
+def rows():
     run = Run(
         hardware={"device": "cpu", "name": "Test processor", "cores": 2, "threads": 2},
         versions={"torch": "2.13.0"},
@@ -35,7 +35,7 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture
-def gpu_rows() -> list[Row]:
+def gpu_rows():
     """Three cells, two of them alike but for batch and length; one peer is causal only."""
     run = Run(
         hardware={"device": "cuda", "name": "Test GPU", "memory_gib": 80},

@@ -1,12 +1,10 @@
 """`cosformer report` renews the marked blocks, and nothing at all when something is wrong."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from cosformer import records
-from cosformer.records import Row
 from cosformer.report import readme, tables, writing
 
 BEFORE = """# Title
@@ -21,19 +19,19 @@ after
 
 
 @pytest.fixture
-def folder(tmp_path: Path, rows: list[Row]) -> Path:
+def folder(tmp_path, rows):
     records.append(tmp_path / "results" / "ops-cpu.jsonl", rows)
     (tmp_path / "README.md").write_text(BEFORE)
     return tmp_path
 
 
-def _options(folder: Path) -> readme.Options:
+def _options(folder):
     return readme.Options(folder / "results", folder / "README.md", folder / "docs")
 
 
 def test_blocks_are_replaced_the_rest_is_kept_and_a_second_report_changes_nothing(
-    folder: Path, rows: list[Row], capsys: pytest.CaptureFixture[str]
-) -> None:
+    folder, rows, capsys
+):
     assert readme.run(_options(folder)) == 0
     after = BEFORE.replace("old table", tables.time_table(rows)).replace(
         "crossover -->\n", f"crossover -->\n{tables.crossover_list(rows)}\n"
@@ -56,9 +54,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("block", "message"), WRONG)
-def test_a_wrong_mark_is_an_error_and_leaves_all_files_alone(
-    folder: Path, block: str, message: str
-) -> None:
+def test_a_wrong_mark_is_an_error_and_leaves_all_files_alone(folder, block, message):
     (folder / "README.md").write_text(BEFORE + block)
     with pytest.raises(ValueError, match=message):
         readme.run(_options(folder))
@@ -66,20 +62,18 @@ def test_a_wrong_mark_is_an_error_and_leaves_all_files_alone(
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "results"]
 
 
-def test_without_rows_the_error_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_rows_the_error_says_what_is_missing(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "README.md").write_text("no marks")
     with pytest.raises(ValueError, match=r"no rows named 'ops-cpu'.*there are: none"):
         readme.run(_options(tmp_path))
 
 
-def test_a_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
     path.write_text("old")
 
-    def no_space(source: Path, target: Path) -> None:
+    def no_space(source, target):
         raise OSError("no space left")
 
     monkeypatch.setattr(writing.os, "replace", no_space)
@@ -88,16 +82,14 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert path.read_text() == "old"
 
 
-def test_missing_folder_or_file_is_named(tmp_path: Path) -> None:
+def test_missing_folder_or_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="results must be a folder, got "):
         readme.Options(tmp_path / "none", tmp_path / "README.md")
     with pytest.raises(ValueError, match="readme must be a file, got "):
         readme.Options(tmp_path, tmp_path / "README.md")
 
 
-def test_rows_of_a_gpu_may_be_missing_and_have_former_names(
-    folder: Path, gpu_rows: list[Row]
-) -> None:
+def test_rows_of_a_gpu_may_be_missing_and_have_former_names(folder, gpu_rows):
     block = "<!-- rows:ops-cuda/time -->\n<!-- /rows -->\n"
     both = "<!-- rows:ops-cpu+ops-cuda/speed -->\n<!-- /rows -->\n"
     (folder / "README.md").write_text(BEFORE + both + block.replace("<!-- /", "old\n<!-- /"))

@@ -2,23 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import pytest
 
-from cosformer.records import Row
 from cosformer.report import selection, tables
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 
 
-def _cells(table: str) -> list[list[str]]:
+def _cells(table):
     lines = [line for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measured(
-    rows: list[Row],
-) -> None:
+def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measured(rows):
     header, _, *lines = _cells(tables.time_table(rows))
     assert header[:4] == ["tokens", "forward: cosFormer", "forward: softmax (SDPA)", "ratio"]
     assert lines == [
@@ -28,7 +24,7 @@ def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measur
     ]
 
 
-def test_the_summary_names_each_candidate_at_the_longest_length(rows: list[Row]) -> None:
+def test_the_summary_names_each_candidate_at_the_longest_length(rows):
     ours = [row for row in rows if row.what in ("peak_memory", "growth_exponent")]
     theirs = [
         dataclasses.replace(row, value=7, config={**row.config, "candidate": "sdpa"})
@@ -46,7 +42,7 @@ def test_the_summary_names_each_candidate_at_the_longest_length(rows: list[Row])
             assert word in made
 
 
-def test_neither_an_older_run_nor_a_newer_part_displaces_a_whole_run(rows: list[Row]) -> None:
+def test_neither_an_older_run_nor_a_newer_part_displaces_a_whole_run(rows):
     older, newer = (
         [dataclasses.replace(row, value=9e9, date=f"{year}-01-01T00:00:00+00:00") for row in rows]
         for year in (2025, 2999)
@@ -56,14 +52,14 @@ def test_neither_an_older_run_nor_a_newer_part_displaces_a_whole_run(rows: list[
 
 
 @pytest.mark.parametrize(("missing", "shown"), [(1, "2999"), (2, "2026")])
-def test_a_run_that_skipped_a_twentieth_is_whole(rows: list[Row], missing: int, shown: str) -> None:
+def test_a_run_that_skipped_a_twentieth_is_whole(rows, missing, shown):
     time = next(row for row in rows if row.what == "time")
     old = [dataclasses.replace(time, config={**time.config, "length": n}) for n in range(1, 21)]
     new = [dataclasses.replace(row, date="2999-01-01T00:00:00+00:00") for row in old[missing:]]
     assert {row.date[:4] for row in selection.run_with(old + new, "time")} == {shown}
 
 
-def test_a_run_without_the_rows_a_table_needs_is_an_error(rows: list[Row]) -> None:
+def test_a_run_without_the_rows_a_table_needs_is_an_error(rows):
     steps = [row for row in rows if row.what == "step_time"]
     for make in tables.TABLES.values():
         with pytest.raises(ValueError, match=r"a run must have rows of .*got \['step_time'\]"):
@@ -81,14 +77,12 @@ CROSSOVERS = [
 
 
 @pytest.mark.parametrize(("ours", "theirs", "length"), CROSSOVERS)
-def test_crossover_is_where_ours_stays_faster(
-    ours: dict[int, float], theirs: dict[int, float], length: float | None
-) -> None:
+def test_crossover_is_where_ours_stays_faster(ours, theirs, length):
     found = selection.crossover(ours, theirs)
     assert found == (None if length is None else pytest.approx(length))
 
 
-def test_the_crossover_is_told_in_words(rows: list[Row]) -> None:
+def test_the_crossover_is_told_in_words(rows):
     slow = {"chunked": {256: 2.0}, "sdpa": {256: 1.0}}
     fast = {"chunked": {256: 1.0}, "sdpa": {256: 2.0}}
     both = {"chunked": {1000: 2.0, 4000: 2.0}, "sdpa": {1000: 1.0, 4000: 4.0}}
@@ -100,9 +94,7 @@ def test_the_crossover_is_told_in_words(rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("draw", [time_vs_length, token_time_vs_length])
-def test_a_figure_needs_times_is_the_same_for_the_same_rows_and_bears_no_date(
-    gpu_rows: list[Row], draw: Callable[[list[Row], str], bytes]
-) -> None:
+def test_a_figure_needs_times_is_the_same_for_the_same_rows_and_bears_no_date(gpu_rows, draw):
     few = [row for row in gpu_rows if row.config.get("pass") == "forward"]
     drawn = draw(few, "svg")
     assert drawn == draw(few, "svg")
@@ -112,7 +104,7 @@ def test_a_figure_needs_times_is_the_same_for_the_same_rows_and_bears_no_date(
         draw([row for row in few if row.what != "time"], "svg")
 
 
-def test_cells_have_a_table_for_causal_and_one_for_full_attention(gpu_rows: list[Row]) -> None:
+def test_cells_have_a_table_for_causal_and_one_for_full_attention(gpu_rows):
     causal, full = tables.time_table(gpu_rows).split("Full attention:")
     header, _, *lines = _cells(causal)
     assert header[1:] == ["cosFormer", "× floor", "cosFormer, no kernels", "cosFormer on fla"]
@@ -130,8 +122,8 @@ def test_cells_have_a_table_for_causal_and_one_for_full_attention(gpu_rows: list
     assert _cells(tables.time_table(gone))[2][1] == "0.125 / –"  # a pass that failed
 
 
-def test_a_number_measured_again_displaces_itself_alone(gpu_rows: list[Row]) -> None:
-    def later(row: Row, date: str, commit: str) -> Row:
+def test_a_number_measured_again_displaces_itself_alone(gpu_rows):
+    def later(row, date, commit):
         return dataclasses.replace(row, value=2 * row.value, date=date, commit=commit)
 
     again = [row for row in gpu_rows if row.config.get("length") == 1024]
@@ -145,14 +137,14 @@ def test_a_number_measured_again_displaces_itself_alone(gpu_rows: list[Row]) -> 
     assert said.index("part") < said.index("newer") < said.index("unknown")
 
 
-def test_cells_compare_by_time_per_token(gpu_rows: list[Row]) -> None:
+def test_cells_compare_by_time_per_token(gpu_rows):
     found = selection.token_times(gpu_rows, "forward")
     per_token = 1e6 / 2**16
     assert found["auto"] == {1024: per_token, 65536: per_token}  # not the cell of other width
     assert found["fla_cos"] == {1024: 4 * per_token}
 
 
-def test_a_fresh_install_is_shown_and_calls_replayed_in_c_apart(gpu_rows: list[Row]) -> None:
+def test_a_fresh_install_is_shown_and_calls_replayed_in_c_apart(gpu_rows):
     replayed = [
         dataclasses.replace(
             row, value=row.value / 5, date="2999", versions={"torch": "", "host": "C++"}
@@ -164,7 +156,7 @@ def test_a_fresh_install_is_shown_and_calls_replayed_in_c_apart(gpu_rows: list[R
     assert "| 0.025 / 0.075 | 0.5 / 0.5 |" in tables.replayed_table(gpu_rows + replayed)
 
 
-def _with_softmax(rows: list[Row]) -> list[Row]:
+def _with_softmax(rows):
     """The same and softmax, by two backends, at 1,024 tokens: 3 and 2 times as slow as ours."""
     ours = [row for row in rows if row.what == "time" and row.config["candidate"] == "auto"]
     return rows + [
@@ -175,9 +167,7 @@ def _with_softmax(rows: list[Row]) -> list[Row]:
     ]
 
 
-def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(
-    rows: list[Row], gpu_rows: list[Row]
-) -> None:
+def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(rows, gpu_rows):
     gpu = _with_softmax(gpu_rows)
     _, _, *lines = _cells(tables.speed_table(rows + gpu))
     assert lines == [
@@ -200,10 +190,7 @@ def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(
     assert _cells(tables.speed_table(rows + gpu + newer))[-1][2:5] == ["2", "1", "2.0 ×"]
 
 
-def _learnt(
-    like: Row, task: str, metric: str, value: float, floor: float, day: int,
-    mechanism: str = "cosformer", **more: object,
-) -> list[Row]:  # fmt: skip
+def _learnt(like, task, metric, value, floor, day, mechanism="cosformer", **more):
     """The rows of an evaluation on that day: its metric, and what it had to beat."""
     config = {"task": task, "mechanism": mechanism, "steps": 2000, "batch": 8, "by": "chance"}
     config |= {"split": "test", "options": {"text": "python", "length": 64}} | more
@@ -215,7 +202,7 @@ def _learnt(
     ]
 
 
-def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) -> None:
+def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows):
     learnt = functools.partial(_learnt, rows[0])
     found = learnt("lm", "loss", 9.0, 3.0, 1) + learnt("lm", "loss", 2.0, 3.0, 2)
     found += learnt("image", "accuracy", 0.05, 0.1, 3)
@@ -239,9 +226,7 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows: list[Row]) ->
 
 
 @pytest.mark.parametrize("part", [{"checkpoint": "last"}, {"samples": 8, "split_size": 100}])
-def test_a_part_of_the_split_or_another_checkpoint_displaces_no_whole(
-    rows: list[Row], part: dict[str, object]
-) -> None:
+def test_a_part_of_the_split_or_another_checkpoint_displaces_no_whole(rows, part):
     old = _learnt(rows[0], "lm", "loss", 2.0, 3.0, 1)
     partial = _learnt(rows[0], "lm", "loss", 1.0, 3.0, 2, **part)
     assert tables.learning_table(old + partial) == tables.learning_table(old)
@@ -253,8 +238,8 @@ def test_a_part_of_the_split_or_another_checkpoint_displaces_no_whole(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_gpu_measures_mechanisms_in_several_runs(rows: list[Row], device: str) -> None:
-    def run(day: int, batch: int, value: float, **lengths: list[int]) -> list[Row]:
+def test_a_gpu_measures_mechanisms_in_several_runs(rows, device):
+    def run(day, batch, value, **lengths):
         at = {"batch": batch, "heads": 2, "width": 64, "dtype": "bfloat16", "causal": True}
         return [
             dataclasses.replace(
@@ -280,11 +265,11 @@ def test_a_gpu_measures_mechanisms_in_several_runs(rows: list[Row], device: str)
     assert ("other lines: commit run2" in table) == (device == "cuda")
 
 
-def test_growth_on_a_gpu_is_that_without_the_host(rows: list[Row]) -> None:
+def test_growth_on_a_gpu_is_that_without_the_host(rows):
     at = {"batch": 1, "heads": 2, "width": 64, "dtype": "bfloat16", "causal": True}
     at |= {"candidate": "cosformer", "pass": "forward_backward"}
 
-    def row(what: str, value: float, **more: int) -> Row:
+    def row(what, value, **more):
         hardware = {"device": "cuda", "name": "Test"}
         made = dataclasses.replace(rows[0], value=value, config={**at, **more}, hardware=hardware)
         return dataclasses.replace(made, what=what)
