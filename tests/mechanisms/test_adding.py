@@ -11,7 +11,7 @@ import test_contract_module
 import torch
 
 from cosformer.mechanisms import MECHANISMS
-from cosformer.nn import MultiHeadAttention
+from cosformer.nn import AttentionLayer
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
@@ -46,7 +46,7 @@ def test_what_contributing_adds_keeps_the_contract(squared, test):
 
 
 def test_the_layer_takes_what_contributing_adds(squared):
-    layer = MultiHeadAttention(8, 2, mechanism=squared)
+    layer = AttentionLayer(8, 2, mechanism=squared)
     x = torch.randn(1, 5, 8)
     q, k, v = layer.project(x, x, x, batched=True)
     score = (q.square() @ k.square().mT).tril()

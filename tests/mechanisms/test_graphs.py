@@ -5,7 +5,7 @@ import torch
 from mechanism_cases import LENGTH, NAMES, draw, make, names_where, tokens
 from torch.testing import assert_close
 
-from cosformer.nn import MultiHeadAttention
+from cosformer.nn import AttentionLayer
 
 
 def compiled_whole(call):
@@ -42,7 +42,7 @@ def test_all_compile_without_a_break_for_lengths_that_change(name):
 
 @pytest.mark.parametrize("name", slow_but([], STRIDES))
 def test_gradients_compile_for_tokens_that_a_layer_has_split_into_heads(name):
-    layer = MultiHeadAttention(24, 4, mechanism=name, dtype=torch.float64)
+    layer = AttentionLayer(24, 4, mechanism=name, dtype=torch.float64)
     causal = layer.mechanism.traits.causal != "no"
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
