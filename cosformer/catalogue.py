@@ -45,12 +45,11 @@ mechanism alone. A request outside of what one can do raises, and says who could
   patterns count every pair that they may see, not half of them.
 
 All have second derivatives, but those that go through PyTorch's attention only within
-`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it; on a GPU sinkhorn in 16
-bits is one of them. There local, longformer, sparse, sparse-strided and bigbird go through
-FlexAttention, which has no second derivatives and may refuse `retain_graph=True`;
-`impl="blocked"` has and takes both. All go through `torch.compile(fullgraph=True)`, but those that
-read a `key_mask` on the host only without one; bigbird and reformer are compiled anew for every
-length.
+`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it. On a GPU local,
+longformer, sparse, sparse-strided and bigbird go through FlexAttention, which has no second
+derivatives and may refuse `retain_graph=True`; `impl="blocked"` has and takes both. All go through
+`torch.compile(fullgraph=True)`, but those that read a `key_mask` on the host only without one;
+bigbird and reformer are compiled anew for every length.
 """
 
 

@@ -111,20 +111,6 @@ def test_parts_serve_queries_at_any_position(name, queries, keys, start, monkeyp
             assert_close(one, other)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
-def test_a_stream_goes_on_through_parts(name, monkeypatch):
-    emulate(monkeypatch)
-    mechanism = create(name, "flex")
-    q, k, v, _ = tokens(mechanism, 400)
-    whole, _ = create(name, "reference")(q, k, v, causal=True)
-    state, begin = mechanism.empty_state(k, v), 0
-    for end in (150, 151, 399, 400):
-        given = (x[:, :, begin:end] for x in (q, k, v))
-        out, state = mechanism(*given, causal=True, state=state)
-        assert_close(out, whole[:, :, begin:end])
-        begin = end
-
-
 @uncompiled
 @every_case
 def test_flex_attention_computes_the_same(name, causal):

@@ -75,25 +75,6 @@ def test_hashed_attention_is_that_of_reformer_pytorch(causal, length, rounds, mo
     assert rounds == 1 or not torch.allclose(out, published)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_reformer_is_that_of_transformers_but_for_its_temperature(causal):
-    """There a key of length 1 is not divided by √d as well; of two chunks all tokens meet."""
-    theirs = package("transformers.models.reformer.modeling_reformer")
-    config = theirs.ReformerConfig(
-        hidden_size=HEADS * WIDTH, num_attention_heads=HEADS, attention_head_size=WIDTH,
-        lsh_attn_chunk_length=16, num_buckets=2, num_hashes=1, is_decoder=causal,
-        lsh_attention_probs_dropout_prob=0.0, max_position_embeddings=32,
-    )  # fmt: skip
-    layer = transformer_layer(theirs.LSHSelfAttention, config)
-    mechanism = make("reformer", bucket=16, rounds=1)
-    x = draw(2, 32, HEADS * WIDTH)
-    published = layer(x).hidden_states
-    q, v = layer_tokens([m.weight for m in (layer.query_key, layer.value)], x)
-    sharper = WIDTH**0.5 * q
-    assert_close(merged(mechanism(sharper, q, v, causal=causal)[0]), published, **FLOAT32)
-    assert not torch.allclose(merged(mechanism(q, q, v, causal=causal)[0]), published, atol=1e-3)
-
-
 def nystrom_layer(theirs, mechanism):
     heads = mechanism.heads
     layer = theirs.NystromAttention(
@@ -210,21 +191,3 @@ def test_bigbird_is_that_of_transformers_given_the_same_random_blocks(monkeypatc
     published, _ = layer(x, **masks, **blocked)
     q, k, v = layer_tokens([m.weight for m in (layer.query, layer.key, layer.value)], x)
     assert_close(merged(mechanism(q, k, v)[0]), published, **FLOAT32)
-
-
-def test_nystromformer_is_that_of_transformers_for_one_item_and_head():
-    theirs = package("transformers.models.nystromformer.modeling_nystromformer")
-    config = theirs.NystromformerConfig(
-        hidden_size=WIDTH, num_attention_heads=1, num_landmarks=8, segment_means_seq_len=40,
-        conv_kernel_size=5, attention_probs_dropout_prob=0.0, inv_coeff_init_option=False,
-    )  # fmt: skip
-    layer = transformer_layer(theirs.NystromformerSelfAttention, config)
-    mechanism = make("nystromformer", heads=1)
-    with torch.no_grad():
-        layer.conv.weight.copy_(mechanism.conv[:, None, :, None])
-        for linear in (layer.query, layer.key, layer.value):
-            linear.bias.zero_()
-    x = 4 * draw(1, 40, WIDTH)
-    weights = [m.weight for m in (layer.query, layer.key, layer.value)]
-    q, k, v = layer_tokens(weights, x, heads=1)
-    assert_close(merged(mechanism(q, k, v)[0]), layer(x)[0], **FLOAT32)

@@ -18,17 +18,6 @@ def softmax(q, k):
     return (q @ k.mT / SQUARE_ROOT).softmax(-1)
 
 
-@pytest.mark.parametrize("name", ["linformer", "nystromformer", "sinkhorn", "synthesizer-dense"])
-def test_padding_on_the_left_shifts_nothing(name):
-    mechanism = make(name)
-    q, k, v, _ = tokens(mechanism, 20)
-    noise = [1e3 * x[:, :, :7] for x in (q, k, v)]
-    padded = [torch.cat([n, x], 2) for n, x in zip(noise, (q, k, v), strict=True)]
-    mask = torch.arange(27).expand(2, -1) >= 7
-    out, _ = mechanism(*padded, key_mask=mask)
-    assert_close(out[:, :, 7:], mechanism(q, k, v)[0])
-
-
 def test_linformer_with_unit_projections_is_softmax():
     mechanism = make("linformer", max_length=LENGTH, projected=LENGTH)
     with torch.no_grad():

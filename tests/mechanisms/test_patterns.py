@@ -132,23 +132,6 @@ def test_padding_does_not_shift_a_pattern_of_positions(name, impl):
         assert_close(mechanism(*padded, causal=causal, key_mask=mask)[0][:, :, 7:], out)
 
 
-@pytest.mark.parametrize("impl", ["reference", "blocked"])
-def test_a_stream_of_fixed_blocks_goes_on_from_a_padded_prompt(impl):
-    mechanism = make("sparse", impl=impl)
-    q, k, v, _ = tokens(mechanism)
-    mask = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
-    whole, _ = mechanism(q, k, v, causal=True, key_mask=mask)
-    state, begin = mechanism.empty_state(k, v), 0
-    for end in (12, 13, LENGTH):
-        now = slice(begin, end)
-        given = (x[:, :, now] for x in (q, k, v))
-        out, state = mechanism(*given, causal=True, state=state, key_mask=mask[:, now])
-        assert_close(out, whole[:, :, now])
-        begin = end
-    alone, _ = mechanism(*(x[1:, :, 5:] for x in (q, k, v)), causal=True)
-    assert_close(whole[1:, :, 5:], alone)
-
-
 def test_the_stride_of_a_call_is_the_root_of_its_length():
     mechanism, fixed = make("sparse-strided", stride=None), make("sparse-strided", stride=6)
     q, k, v, _ = tokens(mechanism)
@@ -187,39 +170,6 @@ def test_global_tokens_begin_with_the_projections_of_all():
     q, k, _, _ = tokens(mechanism)
     plain = (q @ k.mT / 6**0.5).softmax(-1)
     assert_close(mechanism.weights(q, k)[:, :, :2], plain[:, :, :2])
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("sparse", {"stride": 8, "summary": 9}, "summary must be at most stride=8, got 9"),
-        ("sparse", {"stride": 0}, "stride must be a whole number from 1 on, got 0"),
-        ("sparse-strided", {"stride": -2}, "stride must be a whole number from 1 on, got -2"),
-        ("bigbird", {"block": 0}, "block must be a whole number from 1 on, got 0"),
-        ("longformer", {"global_tokens": -1}, "global_tokens must be a whole number from 0 on"),
-        (
-            "local",
-            {"impl": "fast"},
-            "impl must be one of auto, reference, blocked, flex, got 'fast'",
-        ),
-    ],
-)
-def test_bad_options(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        make(name, **options)
-
-
-@every_pattern
-@pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_second_gradients_of_one_input_alone(name, wanted):
-    mechanism = make(name)
-    inputs = list(tokens(mechanism)[:3])
-    inputs[wanted].requires_grad_()
-    (grad,) = torch.autograd.grad(
-        mechanism(*inputs)[0].sin().sum(), inputs[wanted], create_graph=True
-    )
-    grad.square().sum().backward()
-    assert inputs[wanted].grad.isfinite().all()
 
 
 STARTS = [("sparse", None), *(("sparse-strided", start) for start in (None, -5, 0, 9))]

@@ -93,20 +93,6 @@ def test_queries_stand_anywhere(name):
             check(name, inputs, BF16, causal=causal, start=start)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
-@torch.no_grad()
-def test_a_stream_goes_on(name):
-    mechanism = create(name, "auto", BF16, **({"stride": 33} if name == "sparse-strided" else {}))
-    q, k, v = (x.to("cuda", BF16) for x in tokens(mechanism, 1000)[:3])
-    whole, _ = mechanism(q, k, v, causal=True)
-    state, begin = mechanism.empty_state(k, v), 0
-    for end in (700, 701, 900, 1000):
-        given = (x[:, :, begin:end] for x in (q, k, v))
-        out, state = mechanism(*given, causal=True, state=state)
-        torch.testing.assert_close(out, whole[:, :, begin:end], rtol=0.02, atol=0.02)
-        begin = end
-
-
 @every_pattern
 def test_a_cuda_graph_repeats_a_call(name):
     mechanism = create(name, "auto", BF16)

@@ -89,21 +89,6 @@ def test_the_future_decides_which_past_is_seen():
     assert not torch.allclose(before, after)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_takes_no_place_in_any_bucket(side):
-    mechanism = make("reformer")
-    x, v = shared(20)
-    noise = 1e3 * draw(2, 2, 13, 6, seed=5)
-    mask = torch.arange(33).expand(2, -1) < 20
-    if side == "left":
-        mask = mask.flip(1)
-    longer = [torch.cat([y, noise] if side == "right" else [noise, y], 2) for y in (x, v)]
-    for causal in (False, True):
-        out, _ = mechanism(longer[0], longer[0], longer[1], causal=causal, key_mask=mask)
-        assert_close(out[:, :, mask[0]], mechanism(x, x, v, causal=causal)[0])
-        assert not out[:, :, ~mask[0]].any()
-
-
 def test_items_of_different_lengths_in_one_batch():
     mechanism = make("reformer")
     x, v = shared()

@@ -21,8 +21,7 @@ class Squared(LinearMechanism):
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch):
-    monkeypatch.setattr("cosformer.mechanisms.base.MECHANISMS", MECHANISMS)
+def restored():
     before = dict(MECHANISMS)
     yield
     MECHANISMS.clear()

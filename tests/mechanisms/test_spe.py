@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import LENGTH, make, tokens
+from mechanism_cases import make, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms import create
@@ -33,23 +33,6 @@ def test_padding_in_front_does_not_shift_positions(causal):
     assert_close(out[:1], mechanism(*(x[:1] for x in (q, k, v)), causal=causal)[0])
     weights = mechanism.weights(q, k, causal=causal, key_mask=mask)
     assert_close(weights @ v, out)
-
-
-@pytest.mark.parametrize("pieces", [(12, 25), (3, 1, 1, 32), (LENGTH,)])
-def test_a_stream_goes_on_from_a_padded_prompt(pieces):
-    mechanism = make("spe")
-    q, k, v, _ = tokens(mechanism)
-    mask = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
-    whole, _ = mechanism(q, k, v, causal=True, key_mask=mask)
-    state, outs = mechanism.empty_state(k, v), []
-    given = [*(x.split(pieces, 2) for x in (q, k, v)), mask.split(pieces, 1)]
-    for *parts, real in zip(*given, strict=True):
-        shown = None if real.all() else real
-        out, state = mechanism(*parts, causal=True, state=state, key_mask=shown)
-        outs.append(out)
-    found = torch.cat(outs, 2)
-    assert_close(found[0], whole[0])
-    assert_close(found[1, :, 5:], whole[1, :, 5:])
 
 
 def test_a_start_among_padded_keys_counts_from_the_first_real_one():
