@@ -13,7 +13,7 @@ from cosformer.mechanisms import (
     create,
     mechanism_class,
 )
-from cosformer.report.writing import MISSING, markdown, write_whole
+from cosformer.report import MISSING, markdown, write_whole
 
 HEADS, WIDTH = 8, 64
 LENGTHS = (1024, 4096, 16384)

@@ -1,1 +1,22 @@
 """Time and memory of ops and models, as rows."""
+
+from cosformer.bench.candidates import CANDIDATES, draw, forward
+from cosformer.bench.checks import Check, against_formula, stream_against_full_pass
+from cosformer.bench.generation import held_bytes, state_after
+from cosformer.bench.timing import busy, median_times, threads
+from cosformer.bench.training import Steps
+
+__all__ = [
+    "CANDIDATES",
+    "Check",
+    "Steps",
+    "against_formula",
+    "busy",
+    "draw",
+    "forward",
+    "held_bytes",
+    "median_times",
+    "state_after",
+    "stream_against_full_pass",
+    "threads",
+]

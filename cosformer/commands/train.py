@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from cosformer import config as settings
-from cosformer.bench.timing import busy
+from cosformer.bench import busy
 from cosformer.check import check_whole
 from cosformer.data import make
 from cosformer.mechanisms import MECHANISMS

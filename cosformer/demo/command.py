@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cosformer import __version__, records
-from cosformer.bench.timing import busy
+from cosformer.bench import busy
 from cosformer.check import check_positive, check_seed
 from cosformer.config import differences, plain
 from cosformer.demo import op
@@ -20,10 +20,7 @@ from cosformer.demo.learning import Pair, learn, plan
 from cosformer.demo.screen import Screen
 from cosformer.models import LanguageModel, Sampling
 from cosformer.records import Row
-from cosformer.report.learning import summary
-from cosformer.report.page import TITLES, page
-from cosformer.report.selection import crossover_sentence, times
-from cosformer.report.writing import write_whole
+from cosformer.report import TITLES, crossover_sentence, page, summary, times, write_whole
 from cosformer.tasks import LanguageTask
 from cosformer.training import RunConfig, load
 from cosformer.training.config import MOST_SEEDS

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cosformer.bench.generation import held_bytes, state_after
-from cosformer.bench.timing import median_times
-from cosformer.bench.training import Steps
+from cosformer.bench import Steps, held_bytes, median_times, state_after
 from cosformer.models import LanguageModel, parameter_count
 from cosformer.records import Row, Run
 from cosformer.tasks import Task

@@ -6,11 +6,18 @@ from typing import Any
 
 import torch
 
-from cosformer.bench.candidates import CANDIDATES, draw, forward
-from cosformer.bench.checks import Check, against_formula, stream_against_full_pass
-from cosformer.bench.timing import median_times, threads
+from cosformer.bench import (
+    CANDIDATES,
+    Check,
+    against_formula,
+    draw,
+    forward,
+    median_times,
+    stream_against_full_pass,
+    threads,
+)
 from cosformer.records import Row, Run
-from cosformer.report.selection import LABELS, Times
+from cosformer.report import LABELS, Times
 
 LIMITS = {"chunked": None, "reference": 2048, "sdpa": None}
 """Longest sequence of each candidate: the quadratic form holds several [H, T, T] at once."""

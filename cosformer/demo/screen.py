@@ -5,7 +5,7 @@ from typing import Self
 
 from cosformer.demo.learning import MECHANISMS, Pair
 from cosformer.records import Row
-from cosformer.report.selection import LABELS
+from cosformer.report import LABELS
 from cosformer.training.evaluation import judged_by
 
 
