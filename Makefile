@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-gpu check bench bench-mechanisms bench-training report docs clean
+.PHONY: install demo test test-slow test-gpu check bench bench-mechanisms bench-training report docs clean
 
 # Set-up: one environment in .venv, remade when its inputs change.
 .venv/ready: pyproject.toml constraints.txt
@@ -15,11 +15,16 @@ install: .venv/ready
 demo: .venv/ready         ## cosFormer beside softmax: checked, trained, writing text; a page
 	$(BIN)/cosformer demo
 
-test: .venv/ready         ## every test that needs no GPU, in as many processes as there are cores
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+
+test: .venv/ready         ## the tests that need no GPU and are not slow, in several processes
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/ready    ## the slow ones: graphs, sweeps by Triton's interpreter, whole runs
+	$(PYTEST) -m slow
 
 test-gpu:                 ## the tests that need one, with whatever Python has torch there
-	python3 -m pytest -m gpu tests/*/test_*_gpu.py
+	python3 -m pytest -m gpu $$(find tests -name 'test_*_gpu.py')
 
 check: .venv/ready        ## ruff and mypy
 	$(BIN)/ruff check .

@@ -134,14 +134,17 @@ def _imports(path: Path) -> tuple[Import, ...]:
     return tuple(found)
 
 
-def _target(found: Import) -> Path:
-    """The file that an import of ours reaches.
+def _target(found: Import, room: Path | None = None) -> Path:
+    """The file that an import of ours reaches, from a file in the folder `room`.
 
-    Of `from package import name` it is the door, if the door has that name, or else the module.
+    Of `from package import name` it is the door, if the door has that name, or else the module;
+    inside the package itself it is the module.
     """
     path = _file_of(found.module)
     assert path is not None, f"{found.where}: there is no {found.module}"
     inner = None if found.name is None else _file_of(f"{found.module}.{found.name}")
+    if inner is not None and path.parent == room:
+        return inner
     if inner is None or found.name in {each.name for each in _imports(path)}:
         return path
     return inner
@@ -150,7 +153,7 @@ def _target(found: Import) -> Path:
 def _ours(path: Path) -> Iterator[tuple[Import, Path]]:
     for found in _imports(path):
         if found.package == "cosformer" and found.name != "__version__":
-            yield found, _target(found)
+            yield found, _target(found, path.parent)
 
 
 @pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(ROOT)))

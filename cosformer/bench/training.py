@@ -19,10 +19,7 @@ from cosformer.check import check_seed
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelConfig, parameter_count
 from cosformer.ops.chunked import forget
-from cosformer.training import Budget, RunConfig, TaskConfig
-from cosformer.training.feed import Fed, described, feed
-from cosformer.training.learner import Learner
-from cosformer.training.phases import Phase
+from cosformer.training import Budget, Fed, Learner, Phase, RunConfig, TaskConfig, described, feed
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {

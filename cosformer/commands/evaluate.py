@@ -7,10 +7,7 @@ from typing import Any, Literal
 
 from cosformer import records
 from cosformer.config import plain
-from cosformer.training import Loaded, evaluate, load
-from cosformer.training.evaluation import judged_by
-from cosformer.training.folder import write_json
-from cosformer.training.progress import number
+from cosformer.training import Loaded, evaluate, judged_by, load, number, write_json
 
 POSITIONAL = "run"
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from cosformer.models import LanguageModel, Sampling
-from cosformer.tasks.vocabulary import Vocabulary
-from cosformer.training import load
-from cosformer.training.writer import Writer, encode
+from cosformer.tasks import Vocabulary
+from cosformer.training import Writer, encode, load
 
 POSITIONAL = "run"
 MOST_TOKENS = 300

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosformer.config import build
-from cosformer.recipes.setting import RUNS
-from cosformer.training import Place
-from cosformer.training.folder import CONFIG, load_config, state_of
-from cosformer.training.progress import number
+from cosformer.recipes import RUNS
+from cosformer.training import CONFIG, Place, load_config, number, state_of
 
 POSITIONAL = "folder"
 ABOUT = ("state", "message")

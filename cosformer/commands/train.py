@@ -16,17 +16,26 @@ from cosformer.check import check_whole
 from cosformer.data import make
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS
-from cosformer.recipes import RECIPES, Setting, data_option, pretrained, recipe
-from cosformer.recipes.setting import RUNS, tenth
-from cosformer.tasks import arena, generated
-from cosformer.tasks.table import options_of
-from cosformer.tasks.text import FROM_PYTHON, TEXTS
-from cosformer.training import Diverged, Event, Progress, RunConfig, Started, TaskConfig, Trainer
-from cosformer.training.device import resolved
-from cosformer.training.folder import LAST, comparable, is_same_run, state_of
-from cosformer.training.plugin import load_plugin
-from cosformer.training.progress import duration, number
-from cosformer.training.start import inheriting
+from cosformer.recipes import RECIPES, RUNS, Setting, data_option, pretrained, recipe, tenth
+from cosformer.tasks import FROM_PYTHON, TEXTS, arena, generated, options_of
+from cosformer.training import (
+    LAST,
+    Diverged,
+    Event,
+    Progress,
+    RunConfig,
+    Started,
+    TaskConfig,
+    Trainer,
+    comparable,
+    duration,
+    inheriting,
+    is_same_run,
+    load_plugin,
+    number,
+    resolved,
+    state_of,
+)
 
 POSITIONAL = "task"
 REPEATED = "set"

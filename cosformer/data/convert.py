@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cosformer.tasks.ragged import Array
+from cosformer.tasks import Array
 
 LIMIT = 2**30
 """Bytes that an archive may unpack to: three times as many as the largest one has."""

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosformer.data.known import SETS, SOURCES
-from cosformer.tasks import files, generated
-from cosformer.tasks.text import FROM_PYTHON
+from cosformer.tasks import FROM_PYTHON, files, generated
 
 
 @dataclass(frozen=True)

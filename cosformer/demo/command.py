@@ -22,10 +22,17 @@ from cosformer.models import LanguageModel, Sampling
 from cosformer.records import Row
 from cosformer.report import TITLES, crossover_sentence, page, summary, times, write_whole
 from cosformer.tasks import LanguageTask
-from cosformer.training import RunConfig, load
-from cosformer.training.config import MOST_SEEDS
-from cosformer.training.folder import BEST, CONFIG, comparable, read_json, state_of
-from cosformer.training.writer import Writer
+from cosformer.training import (
+    BEST,
+    CONFIG,
+    MOST_SEEDS,
+    RunConfig,
+    Writer,
+    comparable,
+    load,
+    read_json,
+    state_of,
+)
 
 PROMPTS = ("The following", "Return the number of", "If the object is")
 """No blank at the end: a piece of a word begins with its own."""

@@ -6,7 +6,7 @@ from typing import Self
 from cosformer.demo.learning import MECHANISMS, Pair
 from cosformer.records import Row
 from cosformer.report import LABELS
-from cosformer.training.evaluation import judged_by
+from cosformer.training import judged_by
 
 
 class Screen:

@@ -7,9 +7,8 @@ from typing import get_args
 from cosformer.check import check_choice
 from cosformer.recipes import arena, language, probes, sentences
 from cosformer.recipes.setting import Setting
-from cosformer.tasks.tables import KNOWN
-from cosformer.training import Pretraining, RunConfig
-from cosformer.training.config import Objective
+from cosformer.tasks import KNOWN
+from cosformer.training import Objective, Pretraining, RunConfig
 
 RECIPES: dict[str, Callable[[Setting], RunConfig]] = {
     "lm": language.lm,

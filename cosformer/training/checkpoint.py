@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosformer.tasks.files import replacing
+from cosformer.tasks import replacing
 
 FORMAT = 3
 """Number of the layout below; raised when old files can no longer be read as they are."""

@@ -8,10 +8,8 @@ from typing import Any, Literal, get_args
 
 from cosformer.check import check_choice, check_positive, check_seed
 from cosformer.config import TYPED_BY
-from cosformer.models import PRESETS, ModelConfig
-from cosformer.models.config import Kind
-from cosformer.tasks import Facts, Task, create
-from cosformer.tasks.vocabulary import Vocabulary
+from cosformer.models import PRESETS, Kind, ModelConfig
+from cosformer.tasks import Facts, Task, Vocabulary, create
 
 Shape = Literal["constant", "cosine", "linear", "inverse-sqrt"]
 Objective = Literal["masked", "causal"]

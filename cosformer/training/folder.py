@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cosformer.config import build, differences, plain
-from cosformer.tasks.files import replacing
+from cosformer.tasks import replacing
 from cosformer.training.config import ELSEWHERE, RunConfig
 
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cosformer.models import ModelConfig, create_model
-from cosformer.models.create import Model
+from cosformer.models import Model, ModelConfig, create_model
 from cosformer.tasks import Batch
 from cosformer.training.checkpoint import Checkpoint, load_weights, require_like, weights
 from cosformer.training.config import RunConfig

@@ -13,11 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from cosformer.config import build
-from cosformer.models import ModelConfig
-from cosformer.models.create import Model
-from cosformer.tasks import Task
-from cosformer.tasks.table import has_vocabulary
-from cosformer.tasks.vocabulary import Vocabulary, restore
+from cosformer.models import Model, ModelConfig
+from cosformer.tasks import Task, Vocabulary, has_vocabulary, restore
 from cosformer.training.checkpoint import Checkpoint, load_weights, read, require_like, weights
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 
 from cosformer.models import ModelConfig
-from cosformer.tasks import Task
-from cosformer.tasks.pretraining import from_inputs
+from cosformer.tasks import Task, from_inputs
 from cosformer.training.config import Budget, Optimiser, RunConfig, kind_of
 
 

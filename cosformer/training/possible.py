@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from cosformer.mechanisms import Mechanism
-from cosformer.models import ModelConfig
-from cosformer.models.create import Model
+from cosformer.models import Model, ModelConfig
 from cosformer.training.learner import create, take_over
 from cosformer.training.phases import Phase
 

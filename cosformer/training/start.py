@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.config import plain
-from cosformer.tasks.table import has_vocabulary
-from cosformer.tasks.vocabulary import Vocabulary
+from cosformer.tasks import Vocabulary, has_vocabulary
 from cosformer.training.config import RunConfig
 from cosformer.training.folder import BEST, CONFIG, LAST, load_config
 from cosformer.training.learner import create

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cosformer.models import LanguageModel, Sampling, generate, generate_tokens
-from cosformer.tasks.vocabulary import Vocabulary, Words
+from cosformer.tasks import Vocabulary, Words
 
 UNFINISHED = "\ufffd"
 """What the beginning of a character of several bytes decodes to."""

@@ -1,6 +1,7 @@
 """Attention in linear time by CUDA C++ for Hopper GPUs: H100 and H200."""
 
 from cosformer.ops.hopper import cache as cache
+from cosformer.ops.hopper import nvrtc as nvrtc
 from cosformer.ops.hopper.passes import (
     MAPS,
     MAX_WIDTH,
