@@ -1,13 +1,12 @@
 """Which implementation computes a problem: `choose` is a pure function of the call."""
 
-import torch
 from torch import Tensor
 
 from cosformer.check import check_choice
 from cosformer.ops.autograd import attend
 from cosformer.ops.problem import Problem
 from cosformer.ops.reference import reference
-from cosformer.runtime import full_precision, on_device_of
+from cosformer.runtime import eager, full_precision, on_device_of
 
 IMPLEMENTATIONS = ("reference", "chunked", "triton", "hopper")
 IMPLS = ("auto", *IMPLEMENTATIONS)
@@ -23,12 +22,13 @@ def choose(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str:
     | on any CUDA GPU, as `triton` needs   | `triton`                                     |
     | on any other device, or else         | `chunked`                                    |
 
-    `why_not` says what an implementation needs. A graph of torch.compile does not know where
-    tensors will lie: there `auto` stands for `kernels`, which chooses between the two when it runs.
+    `why_not` says what an implementation needs. Inside a graph, a transform or a mode it is not
+    known where tensors will lie: there `auto` stands for `kernels`, which chooses between hopper
+    and triton when it runs.
     """
     if not q.is_cuda:
         return "chunked"
-    if torch.compiler.is_compiling():
+    if not eager(q, k, v):
         return "chunked" if why_not("triton", q, k, v, problem) else "kernels"
     return next((x for x in ("hopper", "triton") if not why_not(x, q, k, v, problem)), "chunked")
 

@@ -25,6 +25,7 @@ from cosformer.ops.problem import (
     Swept,
     room_for_outputs,
 )
+from cosformer.runtime import eager
 
 MAX_WIDTH = 128
 __all__ = ["MAPS", "aligned", "backward", "forward", "why_not", "why_not_given"]
@@ -40,7 +41,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
     decays = problem.query_decay is not None or problem.gates is not None
     if reason := _why_not_weights(states, decays, problem.causal, problem.bounds is not None):
         return reason
-    if torch.compiler.is_compiling():
+    if not eager(q, k, v):
         return _why_not_tensors(q.dtype, q.device, *_shapes(q, k, v))
     return _why_not_here(q, k, v)
 
