@@ -46,11 +46,11 @@ class LinearMechanism(Mechanism):
     eps: float = 1e-6
 
     def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        """What φ is applied to, `[B, H, T, F]`; the first query stands at position `start`."""
+        """Features of queries, `[B, H, T, F]`, before `feature_map`; they begin at `start`."""
         return q
 
     def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        """What φ is applied to, `[B, H_kv, S, F]`; masked keys are zeros, and count for nothing."""
+        """Features of keys, `[B, H_kv, S, F]`, before `feature_map`; masked keys come as zeros."""
         return k
 
     def share(self, request: Request) -> Tensor | None:

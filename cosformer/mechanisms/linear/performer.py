@@ -167,7 +167,7 @@ class Performer(LinearMechanism):
     def _levels(
         self, k: Tensor, request: Request, before: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """What exponents of keys are relative to, `[B, H, S]`, and the level of a stream after.
+        """The levels that exponents of keys are relative to, `[B, H, S]`, and the level after them.
 
         `fading` is how the sums shrink from key to key, where the level rises.
         """
