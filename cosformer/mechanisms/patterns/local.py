@@ -150,5 +150,5 @@ def half(window: int) -> int:
 
 
 def block_for(reach: int) -> int:
-    """The size of blocks: small, so that few keys are read in vain, but not too small to multiply."""
+    """The size of blocks: small, so that few keys are read in vain, but not too small."""
     return min(128, max(16, 2 ** math.ceil(math.log2(max(reach, 1) / 2 + 1))))
