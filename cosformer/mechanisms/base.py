@@ -1,6 +1,6 @@
 """The interface of every mechanism: q, k, v to values, under one set of arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +18,7 @@ from cosformer.check import (
     check_whole,
 )
 from cosformer.mechanisms.cache import Cache
-from cosformer.mechanisms.request import NO_CONTROLS, Request, hide
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, hide
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import full_precision
 
@@ -91,7 +91,7 @@ class Mechanism(nn.Module):
         key_mask: Tensor | None = None,
         start: int | None = None,
         state: Any = None,
-        controls: Mapping[str, Tensor] = NO_CONTROLS,
+        controls: Controls = NO_CONTROLS,
     ) -> tuple[Tensor, Any]:
         """Output `[B, H, T, V]` in the dtype of q, and the new state where one came in.
 
@@ -130,13 +130,7 @@ class Mechanism(nn.Module):
             return self.advance(q, k, v, state, request)
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        *,
-        controls: Mapping[str, Tensor] = NO_CONTROLS,
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
     ) -> tuple[Tensor, Any]:
         """One token of a stream: output `[B, H, 1, V]` and the state after it.
 
@@ -159,7 +153,7 @@ class Mechanism(nn.Module):
         causal: bool = False,
         key_mask: Tensor | None = None,
         start: int | None = None,
-        controls: Mapping[str, Tensor] = NO_CONTROLS,
+        controls: Controls = NO_CONTROLS,
     ) -> Tensor:
         """The dense matrix A `[B, H, T, S]` with out = A v; quadratic, for tests and pictures."""
         q, k, _ = check_inputs(q, k, k)
@@ -243,7 +237,7 @@ class Mechanism(nn.Module):
         causal: bool,
         key_mask: Tensor | None,
         start: int | None,
-        controls: Mapping[str, Tensor],
+        controls: Controls,
     ) -> Request:
         """The checked request; what the traits do not have is refused."""
         traits = self.traits

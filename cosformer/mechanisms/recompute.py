@@ -1,4 +1,4 @@
-"""Memory for time: what lies between a function's arguments and its result is made twice."""
+"""Less memory for more time: what a function makes on the way is made again for the gradient."""
 
 from collections.abc import Callable
 from typing import TypeVar

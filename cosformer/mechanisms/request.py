@@ -6,7 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NO_CONTROLS: Mapping[str, Tensor] = {}
+Controls = Mapping[str, Tensor]
+"""The name of a control -> a number for every token and key head, `[B, H_kv, S]`."""
+NO_CONTROLS: Controls = {}
 
 
 class Request(NamedTuple):
@@ -15,7 +17,7 @@ class Request(NamedTuple):
     causal: bool
     key_mask: Tensor | None  # [B, S] bool, True = real token; k, v and controls are 0 elsewhere
     start: int  # the key index that the first query stands at
-    controls: Mapping[str, Tensor]  # name -> [B, H_kv, S], before any activation
+    controls: Controls  # name -> [B, H_kv, S], before any activation
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Randomness that is a function of one number: the same for any length, and small to save."""
+"""Random choices that follow from a seed: the same whenever they are made, and small to save."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,9 +15,9 @@ Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 
 def drawn_before(draw: Draw) -> Draw:
-    """To a graph, which cannot draw, the result is a constant of the numbers that it follows from.
+    """Mark a function that draws: a graph takes its result for a constant of its arguments.
 
-    A length must be such a number and no symbol: `operator.index` makes it one.
+    A length among them must be a number and no symbol: `operator.index` makes it one.
     """
     # torch.compiler.assume_constant_result does this alone, but loads all of torch._dynamo
     draw._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ def drawn_before(draw: Draw) -> Draw:
 
 
 class Seeded(Mechanism):
-    """The seed is saved with the parameters, and drawn anew by `redraw` alone."""
+    """A mechanism with a seed, which is saved with the parameters and changed by `redraw` alone."""
 
     seed: int
 

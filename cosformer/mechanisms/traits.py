@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 GROWTH = {"n": 1.0, "n log n": 1.0, "n√n": 1.5, "n²": 2.0, "n³": 3.0}
-"""How time and memory grow with the length -> the exponent, logarithms aside."""
+"""How time grows with the length n -> the exponent of n, logarithms aside."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Traits:
 
 
 class Cost(NamedTuple):
-    """A forward pass over one sequence, all heads."""
+    """What a forward pass over one sequence costs, all heads together."""
 
     operations: int
-    """Floating point, of the formula; a multiplication with an addition counts two."""
+    """Floating-point operations of the formula; a multiplication with an addition counts two."""
     bytes: int
-    """Of float32 numbers read or written: inputs, output, and what is stored between passes."""
+    """Bytes of float32 numbers read or written: inputs, output, what is stored between passes."""

@@ -1,4 +1,4 @@
-"""Self-attention that must see a sequence as a whole: blocks and means shift with its length."""
+"""Self-attention whose blocks or means depend on the length: it needs a whole sequence."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from cosformer.runtime import compute_dtype, long_dtype
 
 
 class Whole(Mechanism):
-    """A subclass has `attend_whole` and `dense_whole`, on sequences without padding.
+    """Attention over whole sequences. A subclass has `attend_whole` and `dense_whole`.
 
     A token behind `key_mask` is absent, as a key and as a query (its output is 0): the real tokens
     of each item are computed as if they stood alone, so that padding changes nothing at all.

@@ -54,12 +54,8 @@ def test_what_is_no_mechanism_is_refused(cls):
         register("squared", cls)
 
 
-def test_a_mechanism_that_says_nothing_of_itself_is_refused():
+def test_a_mechanism_that_says_nothing_of_itself_or_has_no_name_is_refused():
     with pytest.raises(ValueError, match="cls must have traits, got Silent without it"):
         register("silent", type("Silent", (Mechanism,), {}))
-
-
-@pytest.mark.parametrize("name", ["", 3])
-def test_a_name_must_be_letters(name):
-    with pytest.raises(TypeError, match="name must be a string of at least one letter, got"):
-        register(name, Squared)
+    with pytest.raises(TypeError, match="name must be a string of at least one letter, got ''"):
+        register("", Squared)

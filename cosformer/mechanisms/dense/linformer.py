@@ -56,8 +56,8 @@ class Linformer(Mechanism):
             x[None, :, : k.shape[2]].to(q.dtype) for x in (self.key_mix, self.value_mix)
         )
         if request.key_mask is not None:
-            place, real = ranks(request.key_mask), request.key_mask[:, None]
-            mix_k, mix_v = (x[0][:, place].movedim(0, 1) * real for x in (mix_k, mix_v))
+            rank, real = ranks(request.key_mask), request.key_mask[:, None]
+            mix_k, mix_v = (x[0][:, rank].movedim(0, 1) * real for x in (mix_k, mix_v))
         keys = mix_k[:, None] @ repeat_heads(k, q)
         return (q @ keys.mT / math.sqrt(self.width)).softmax(-1) @ mix_v[:, None]
 

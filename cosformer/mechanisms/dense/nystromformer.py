@@ -83,7 +83,7 @@ class Nystromformer(Whole):
 
 
 def means(x: Tensor, count: int) -> Tensor:
-    """Of so many stretches of tokens `[B, H, T, D]`, the last ones longer by one where need be."""
+    """Means `[B, H, count, D]` of stretches of tokens, the last ones longer by one if need be."""
     size, longer = x.shape[2] // count, x.shape[2] % count  # a graph has no divmod
     if longer:
         counts = count - longer, longer

@@ -24,8 +24,8 @@ TRAITS = Traits(
     max_length=512,
     growth="n²",
 )
-Places = slice | Tensor
-"""Positions that follow each other, or `[B, n]`."""
+Positions = slice | Tensor
+"""Positions that follow each other, or `[B, n]`, some for every item."""
 
 
 class Synthesizer(Mechanism):
@@ -43,7 +43,7 @@ class Synthesizer(Mechanism):
         super().__init__(heads, width, key_heads=key_heads)
         self.set_max_length(max_length)
 
-    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
+    def scores(self, q: Tensor, i: Positions, j: Positions) -> Tensor:
         """`[B or 1, H, T, S]` of query positions i and key positions j, both of one kind."""
         raise NotImplementedError
 
@@ -79,8 +79,8 @@ class Synthesizer(Mechanism):
         """Operations that make the scores."""
         return 0
 
-    def positions(self, q: Tensor, k: Tensor, request: Request) -> tuple[Places, Places]:
-        """Of queries and of keys."""
+    def positions(self, q: Tensor, k: Tensor, request: Request) -> tuple[Positions, Positions]:
+        """The positions of queries and of keys."""
         i = slice(request.start, request.start + q.shape[2])
         if request.key_mask is None:
             return i, slice(k.shape[2])
@@ -98,15 +98,15 @@ class Synthesizer(Mechanism):
         return weights.masked_fill(~found.any(-1, keepdim=True), 0)
 
 
-def _taken(table: Tensor, places: Places, like: Tensor) -> Tensor:
-    """Rows of a table `[H, L, …]` in the dtype of another tensor, `[B or 1, H, n, …]`.
+def _taken(x: Tensor, at: Positions, like: Tensor) -> Tensor:
+    """Rows of x `[H, L, …]` at some positions, `[B or 1, H, n, …]`, in the dtype of `like`.
 
     Others than neighbours go by `index_select`: the gradient of an index in brackets sorts it.
     """
-    if isinstance(places, slice):
-        return table[:, places].to(like.dtype)[None]
-    rows = table.to(like.dtype).index_select(1, places.flatten())
-    return rows.unflatten(1, places.shape).movedim(0, 1)
+    if isinstance(at, slice):
+        return x[:, at].to(like.dtype)[None]
+    rows = x.to(like.dtype).index_select(1, at.flatten())
+    return rows.unflatten(1, at.shape).movedim(0, 1)
 
 
 class SynthesizerRandom(Synthesizer):
@@ -120,7 +120,7 @@ class SynthesizerRandom(Synthesizer):
         super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
         self.table = nn.Parameter(torch.randn(heads, max_length, max_length))
 
-    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
+    def scores(self, q: Tensor, i: Positions, j: Positions) -> Tensor:
         if isinstance(i, slice) or isinstance(j, slice):
             return self.table[:, i, j].to(q.dtype)[None]
         pairs = i[:, :, None] * self.table.shape[2] + j[:, None]
@@ -135,11 +135,11 @@ class Factored(Synthesizer):
 
     traits = replace(TRAITS, second_derivative=False)
 
-    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
+    def factors(self, q: Tensor, i: Positions, j: Positions) -> tuple[Tensor, Tensor]:
         """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""
         raise NotImplementedError
 
-    def scores(self, q: Tensor, i: Places, j: Places) -> Tensor:
+    def scores(self, q: Tensor, i: Positions, j: Positions) -> Tensor:
         rows, columns = self.factors(q, i, j)
         return rows @ columns.mT
 
@@ -170,7 +170,7 @@ class SynthesizerFactorised(Factored):
         self.rows = nn.Parameter(size * torch.randn(heads, max_length, rank))
         self.columns = nn.Parameter(size * torch.randn(heads, max_length, rank))
 
-    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
+    def factors(self, q: Tensor, i: Positions, j: Positions) -> tuple[Tensor, Tensor]:
         return _taken(self.rows, i, q), _taken(self.columns, j, q)
 
     def made(self, length: int) -> int:
@@ -197,7 +197,7 @@ class SynthesizerDense(Factored):
         self.output = nn.Parameter(size * torch.randn(heads, max_length, width))  # W₂
         self.output_bias = nn.Parameter(torch.zeros(heads, max_length))
 
-    def factors(self, q: Tensor, i: Places, j: Places) -> tuple[Tensor, Tensor]:
+    def factors(self, q: Tensor, i: Positions, j: Positions) -> tuple[Tensor, Tensor]:
         hidden = (q @ self.hidden.to(q.dtype).mT + self.hidden_bias.to(q.dtype)).relu()
         output, bias = _taken(self.output, j, q), _taken(self.output_bias, j, q)[..., None]
         return F.pad(hidden, (0, 1), value=1.0), torch.cat([output, bias], -1)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.linear.family import LinearMechanism
+from cosformer.mechanisms.linear.family import LinearMechanism, Start
 from cosformer.runtime import compute_dtype
 
 
@@ -34,10 +34,10 @@ class Based(LinearMechanism):
     def feature_width(self) -> int:
         return (self.narrow + 1) * (self.narrow + 2) // 2
 
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+    def queries(self, q: Tensor, start: Start) -> Tensor:
         return series(q, self.query_projection)
 
-    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+    def keys(self, k: Tensor, start: Start) -> Tensor:
         return series(k, self.key_projection)
 
     def feature_operations(self) -> int:

@@ -1,6 +1,6 @@
 """cosFormer as a mechanism ("cosFormer: Rethinking Softmax in Attention", Qin et al., 2022)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosformer.check import check_eps
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import (
     WEIGHTS,
@@ -91,13 +91,7 @@ class Cosformer(Mechanism):
         return attention_with_state(q, k, v, state=state, key_mask=request.key_mask, eps=self.eps)
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        *,
-        controls: Mapping[str, Tensor] = NO_CONTROLS,
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
     ) -> tuple[Tensor, State]:
         return take_step(q, k, v, state, self._rule(k.device)), state
 

@@ -1,6 +1,5 @@
 """The delta rule: a memory in which a key's new value replaces its old one."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.linear.delta_launch import delta
 from cosformer.mechanisms.linear.delta_rule import CHUNK_LENGTH, fade, strict, units
-from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost
 from cosformer.runtime import compute_dtype, full_precision
 
@@ -73,13 +72,7 @@ class Delta(Mechanism):
         return out, state._replace(value=memory)
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        *,
-        controls: Mapping[str, Tensor] = NO_CONTROLS,
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
     ) -> tuple[Tensor, Memory]:
         """S ← e^g S + β k (v − (e^g S)ᵀk)ᵀ, out = Sᵀq."""
         dtype = compute_dtype(torch.promote_types(q.dtype, state.value.dtype))

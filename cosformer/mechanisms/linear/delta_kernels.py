@@ -30,12 +30,21 @@ def first_row(blocks, heads, C: tl.constexpr):
 
 
 @triton.jit
+def _apart(column, stride):
+    """Where columns lie in a row: a stride of 1 is a constant, others may lead beyond 32 bits."""
+    if isinstance(stride, int):
+        return column * stride
+    else:
+        return column.to(tl.int64) * stride
+
+
+@triton.jit
 def load_rows(rows, index, column, stride, column_stride, valid, width, FULL: tl.constexpr):
     """A tile [C, W] of rows; zeros beyond the segment and the width.
 
     float16 becomes float32, multiplied as tf32: as precise, and sums do not overflow.
     """
-    where = rows + index[:, None] * stride + column[None, :] * column_stride
+    where = rows + index[:, None] * stride + _apart(column, column_stride)[None, :]
     if FULL:
         tile = tl.load(where, mask=valid[:, None], other=0.0)
     else:

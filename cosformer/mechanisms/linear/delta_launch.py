@@ -1,4 +1,4 @@
-"""The delta rule on rows of any norm, by kernels: each chunk for itself but for one short chain.
+"""The delta rule by kernels: each chunk for itself but for one short chain of memories.
 
 A chunk changes the memory linearly, and so does a segment of chunks. Where there are few heads,
 programs first find what every segment makes of any memory; then each begins where it should.
@@ -67,7 +67,7 @@ class Segments(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What follows from keys, values and gates alone."""
+    """What the first kernel makes of keys, values and gates."""
 
     sums: Tensor  # [B, H_kv, T] float64: G
     chain: Chain
@@ -76,7 +76,7 @@ class Known(NamedTuple):
 
 
 def is_served(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> bool:
-    """Whether kernels take these: rows of one type, and a memory in float32."""
+    """Whether kernels take these tensors: q, k, v of one type, and a memory in float32."""
     alike = q.dtype == k.dtype == v.dtype and memory.dtype == torch.float32
     served = alike and all(kernels_serve(x) for x in (q, k, v, memory))
     width = max(q.shape[3], v.shape[3])
@@ -99,7 +99,7 @@ def delta(
 def by_formula(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """In torch."""
+    """`delta` in plain torch."""
     out, memory = delta_rule(*units(q, k, memory.dtype), v, beta, log_decay, memory)
     return out.to(q.dtype), memory
 
@@ -107,7 +107,7 @@ def by_formula(
 def by_kernel(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """In kernels."""
+    """`delta` by Triton's kernels."""
     out, memory = _Delta.apply(q, k, v, beta, log_decay, memory)
     return out, memory
 
@@ -282,7 +282,7 @@ def _launch(
     numbers: tuple[float, ...],
     **options: Any,
 ) -> None:
-    """A program for each chunk of each head of a tensor."""
+    """Run a kernel, a program for each chunk of each head of the tensor `over`."""
     batch, heads, length, _ = over.shape
     kernel[(rows.blocks * heads * batch,)](
         *tensors, rows.blocks, length, heads, *numbers, **_options(rows) | options, num_stages=1
@@ -312,7 +312,7 @@ def _segment_steps(programs: int, length: int) -> int:
 
 
 def _programs(rows: Given) -> int:
-    """Of a chain that is not cut."""
+    """How many programs a chain has that is not cut into segments."""
     return rows.k.shape[0] * rows.k.shape[1] * -(-rows.v.shape[3] // FEWEST)
 
 

@@ -1,6 +1,6 @@
 """What the linear family has in common: features of q and k, a weight, a normaliser, one engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from cosformer.check import check_generator
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.recompute import recomputed
-from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import (
     State,
@@ -22,6 +22,10 @@ from cosformer.runtime import full_precision
 
 SCRATCH = {"cpu": 2**20, "cuda": 2**28}
 """Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""
+
+
+Start = int | Tensor
+"""The position of the first token: one for all, or `[B]`, one for each stream."""
 
 
 class Sums(NamedTuple):
@@ -45,12 +49,12 @@ class LinearMechanism(Mechanism):
     rule: str = "clamp"
     eps: float = 1e-6
 
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
-        """What φ is applied to, `[B, H, T, F]`; the first query stands at position `start`."""
+    def queries(self, q: Tensor, start: Start) -> Tensor:
+        """Features of queries, `[B, H, T, F]`, before `feature_map`; they begin at `start`."""
         return q
 
-    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
-        """What φ is applied to, `[B, H_kv, S, F]`; masked keys are zeros, and count for nothing."""
+    def keys(self, k: Tensor, start: Start) -> Tensor:
+        """Features of keys, `[B, H_kv, S, F]`, before `feature_map`; masked keys come as zeros."""
         return k
 
     def share(self, request: Request) -> Tensor | None:
@@ -117,13 +121,7 @@ class LinearMechanism(Mechanism):
         return out.to(q.dtype), after
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        *,
-        controls: Mapping[str, Tensor] = NO_CONTROLS,
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
     ) -> tuple[Tensor, Any]:
         request = Request(True, None, 0, controls)
         position = state.sums.position
@@ -147,9 +145,7 @@ class LinearMechanism(Mechanism):
         """How many operations make the features of one token of one head."""
         return self.feature_width
 
-    def make(
-        self, features: Callable[[Tensor, int | Tensor], Tensor], x: Tensor, start: int | Tensor
-    ) -> Tensor:
+    def make(self, features: Callable[[Tensor, Start], Tensor], x: Tensor, start: Start) -> Tensor:
         """`features(x, start)`, in segments where they would take too much memory at once."""
         return in_segments(features, x, start, self.scratch_width)
 
@@ -174,15 +170,9 @@ class LinearMechanism(Mechanism):
         }
 
     def _features(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        request: Request,
-        query_start: int | Tensor,
-        key_start: int | Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, start: Start, key_start: Start
     ) -> tuple[Tensor, Tensor, Tensor]:
-        queries, keys = self.make(self.queries, q, query_start), self.make(self.keys, k, key_start)
+        queries, keys = self.make(self.queries, q, start), self.make(self.keys, k, key_start)
         share = self.share(request)
         keys = keys if share is None else keys * share[..., None].to(keys.dtype)
         return queries, keys, v.to(keys.dtype)
@@ -204,9 +194,9 @@ def check_sums(sums: State, k: Tensor, features: int, columns: int) -> None:
 
 
 def in_segments(
-    features: Callable[[Tensor, int | Tensor], Tensor],
+    features: Callable[[Tensor, Start], Tensor],
     x: Tensor,
-    start: int | Tensor,
+    start: Start,
     scratch_width: int,
 ) -> Tensor:
     """`features(x, start)`, a stretch of tokens at a time, made again in the backward pass.

@@ -1,7 +1,6 @@
 """Performer ("Rethinking Attention with Performers", Choromanski et al., ICLR 2021)."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.check import check_generator, check_whole
-from cosformer.mechanisms.linear.family import LinearMechanism
-from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.mechanisms.linear.family import LinearMechanism, Start
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.ops import State, linear_attention_step
 from cosformer.ops.features import projected, top_exponents
 from cosformer.runtime import compute_dtype, full_precision, readable
@@ -69,11 +68,11 @@ class Performer(LinearMechanism):
     def redraw(self, generator: torch.Generator | None = None) -> None:
         self.projection.copy_(orthogonal_rows(self.features, self.width, generator))
 
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+    def queries(self, q: Tensor, start: Start) -> Tensor:
         """Features relative to the largest exponent of each query alone."""
         return projected(q, self.projection, "exp")
 
-    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+    def keys(self, k: Tensor, start: Start) -> Tensor:
         """Features relative to 0."""
         zero = torch.zeros_like(k[..., 0], dtype=compute_dtype(k.dtype))
         return projected(k, self.projection, "exp", zero)
@@ -94,13 +93,7 @@ class Performer(LinearMechanism):
         return out, state._replace(sums=after, level=level)
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        *,
-        controls: Mapping[str, Tensor] = NO_CONTROLS,
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
     ) -> tuple[Tensor, Scaled]:
         """One token; the level follows every rise, so that the host need not look at it."""
         with full_precision(q):
@@ -146,13 +139,7 @@ class Performer(LinearMechanism):
         return self._attend(q, k, v, aligned, impl)[:, :, start - first :]
 
     def _features(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        request: Request,
-        query_start: int | Tensor,
-        key_start: int | Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, start: Start, key_start: Start
     ) -> tuple[Tensor, Tensor, Tensor]:
         levels = request.controls["levels"]  # [B, H, S]
 
@@ -167,7 +154,7 @@ class Performer(LinearMechanism):
     def _levels(
         self, k: Tensor, request: Request, before: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """What exponents of keys are relative to, `[B, H, S]`, and the level of a stream after.
+        """The levels that exponents of keys are relative to, `[B, H, S]`, and the level after them.
 
         `fading` is how the sums shrink from key to key, where the level rises.
         """
@@ -193,7 +180,7 @@ class Performer(LinearMechanism):
         earlier = torch.cat([base[..., None], levels[..., :-1]], -1)
         return {"levels": levels, "fading": earlier - levels}, highest
 
-    def _tops(self, k: Tensor, first: int | Tensor) -> Tensor:
+    def _tops(self, k: Tensor, first: Start) -> Tensor:
         return top_exponents(k, self.projection)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from cosformer.check import check_positive, check_whole
 from cosformer.mechanisms.linear.decay import log_gate
-from cosformer.mechanisms.linear.family import LinearMechanism, draw_normal
+from cosformer.mechanisms.linear.family import LinearMechanism, Start, draw_normal
 from cosformer.mechanisms.request import Request
 from cosformer.ops.features import PARTS, projected
 
@@ -51,10 +51,10 @@ class Rfa(LinearMechanism):
     def redraw(self, generator: torch.Generator | None = None) -> None:
         draw_normal(self.noise, generator)
 
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+    def queries(self, q: Tensor, start: Start) -> Tensor:
         return projected(q, self.scale * self.noise / self.temperature, self.kind)
 
-    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+    def keys(self, k: Tensor, start: Start) -> Tensor:
         return self.queries(k, start)
 
     def feature_operations(self) -> int:
@@ -97,10 +97,10 @@ class Hedgehog(LinearMechanism):
     def feature_width(self) -> int:
         return 2 * self.width
 
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+    def queries(self, q: Tensor, start: Start) -> Tensor:
         return projected(q, self.query_projection, "softmaxes")
 
-    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+    def keys(self, k: Tensor, start: Start) -> Tensor:
         return projected(k, self.key_projection, "softmaxes")
 
     def feature_operations(self) -> int:

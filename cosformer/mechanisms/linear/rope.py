@@ -1,6 +1,6 @@
 """Linear attention under rotary positions ("RoFormer", Su et al., 2021)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from cosformer.check import check_positive
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.family import LinearMechanism, check_sums
 from cosformer.mechanisms.linear.groups import ALIGNED, quotient
-from cosformer.mechanisms.request import NO_CONTROLS, Request
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops import (
     State,
@@ -102,13 +102,7 @@ class RopeLinear(Mechanism):
         return out, state._replace(**after)
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        *,
-        controls: Mapping[str, Tensor] = NO_CONTROLS,
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
     ) -> tuple[Tensor, TwoSums]:
         def attend(part: str, q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
             sums = getattr(state, part)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cosformer.check import check_whole
-from cosformer.mechanisms.linear.family import LinearMechanism, draw_normal
+from cosformer.mechanisms.linear.family import LinearMechanism, Start, draw_normal
 from cosformer.mechanisms.request import Request
 from cosformer.ops import State
 from cosformer.ops.features import positions
@@ -126,28 +126,22 @@ class Spe(LinearMechanism):
             sums = sums._replace(position=sums.position - padding)
         return super().advance_sums(q, k, v, sums, request)
 
-    def queries(self, q: Tensor, start: int | Tensor) -> Tensor:
+    def queries(self, q: Tensor, start: Start) -> Tensor:
         return self.encoding.queries(q, positions(start, q.shape[2], q))
 
-    def keys(self, k: Tensor, start: int | Tensor) -> Tensor:
+    def keys(self, k: Tensor, start: Start) -> Tensor:
         return self.encoding.keys(k, positions(start, k.shape[2], k))
 
     def feature_operations(self) -> int:
         return 4 * self.width * self.sines * self.feature_width
 
     def _features(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        request: Request,
-        query_start: int | Tensor,
-        key_start: int | Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, start: Start, key_start: Start
     ) -> tuple[Tensor, Tensor, Tensor]:
         if request.key_mask is not None and isinstance(key_start, int):
             padding = _padding_in_front(request.key_mask)
-            query_start, key_start = query_start - padding, key_start - padding
-        return super()._features(q, k, v, request, query_start, key_start)
+            start, key_start = start - padding, key_start - padding
+        return super()._features(q, k, v, request, start, key_start)
 
 
 def _padding_in_front(key_mask: Tensor) -> Tensor:

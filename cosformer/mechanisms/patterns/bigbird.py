@@ -96,7 +96,7 @@ class BigBird(Seeded, Masked):
                     yield column * self.block, (column + 1) * self.block
 
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
-        """Of rows between the first and the last block, which are two columns that all see."""
+        """The pairs of all queries but those of the first and last block, which see every key."""
         keys = index(keys)
         first, last = self.block, (keys - 1) // self.block * self.block
         near = self.near(keys, q.device)
@@ -156,10 +156,10 @@ def draw_blocks(blocks: int, count: int, seed: int) -> list[list[int]]:
 @lru_cache(maxsize=16)
 def _draw_blocks(blocks: int, count: int, seed: int) -> list[list[int]]:
     draw = random.Random(seed)
-    table = []
+    drawn = []
     for row in range(blocks):
         taken = {0, row - 1, row, row + 1, blocks - 1}
         found = draw.sample(range(blocks), min(blocks, count + len(taken)))
         fresh = [column for column in found if column not in taken][:count]
-        table.append(fresh + [row] * (count - len(fresh)))
-    return table
+        drawn.append(fresh + [row] * (count - len(fresh)))
+    return drawn

@@ -29,7 +29,7 @@ LONGEST = 2**23  # numbers in lists that are kept, which are quadratic: 262,144 
 
 
 class Sizes(NamedTuple):
-    """What blocks follow from beside the pattern."""
+    """The sizes and settings of a call that its blocks depend on."""
 
     queries: int
     keys: int
@@ -86,7 +86,7 @@ def flex_pattern(
 
 
 def flex_serves(q: Tensor, v: Tensor) -> bool:
-    """Whether PyTorch has kernels for these."""
+    """Whether PyTorch has kernels for q and v of this type and width."""
     return q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= NARROWEST
 
 
@@ -106,7 +106,7 @@ def require_flex(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def differentiated_once(out: Tensor) -> Tensor:
-    """An error for a gradient that is to have one: without, PyTorch may take it for a constant."""
+    """`out`, with an error for second derivatives: PyTorch might silently leave them out."""
 
     def refuse(grad: Tensor) -> None:
         if torch.is_grad_enabled():  # create_graph=True
@@ -118,7 +118,7 @@ def differentiated_once(out: Tensor) -> Tensor:
 
 
 def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
-    """The outputs of disjoint sets of keys as one; log Σ e^s is -inf for a row without a key."""
+    """One output from those of disjoint sets of keys, weighted by Σ e^s, which may be 0."""
     logs = torch.stack(list(log_totals))[..., None]
     scale = (logs - logs.detach().amax(0).clamp(min=LOWEST)).exp()
     total = scale.sum(0)
@@ -146,7 +146,7 @@ def lay(part: Part, sizes: Sizes, device: torch.device) -> Laid:
 
 
 def blocks_of(part: Part, sizes: Sizes) -> list[list[int]]:
-    """For every `BLOCK` queries the blocks of keys in which they see some."""
+    """The numbers of the key blocks that every `BLOCK` queries look at."""
     queries, keys = sizes.queries, sizes.keys
     rows, columns = part.query_block, part.key_block
     if part.stride is not None:
@@ -203,7 +203,7 @@ def _attend(
 
 
 def _of_keys(x: Tensor, part: Part) -> Tensor:
-    """What belongs to keys, `[..., S, D]`, in slots; chosen keys are filled up to whole blocks."""
+    """A tensor of keys, `[..., S, D]`, in slots; chosen keys are filled up to whole blocks."""
     x = in_order(x, part, True)
     return x if part.keys is None else to_multiple(x, BLOCK)
 
@@ -240,7 +240,7 @@ def attend_blocks(
 
 
 def _how(q: Tensor, k: Tensor) -> dict[str, Any]:
-    """What the kernels are told: PyTorch's tiles for 64 columns leave no registers for a mask."""
+    """Options for the kernels: PyTorch's own tiles for 64 columns leave no registers for a mask."""
     # Else fewer than 128 queries go to a decoding kernel, of which PyTorch finds no version.
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
     if q.shape[2] % BLOCK == 0 and k.shape[2] % BLOCK == 0:
@@ -268,7 +268,7 @@ def with_mask(blocks: "BlockMask", mask_mod: Any) -> "BlockMask":
 
 
 def run_compiled(function: Any, *given: Any, on: Tensor) -> Any:
-    """A function compiled, if tensors are on CUDA and no outer graph compiles it itself."""
+    """`function(*given)`, compiled if `on` is a CUDA tensor and no outer graph compiles it."""
     if not on.is_cuda or torch.compiler.is_compiling():
         return function(*given)
     with torch._dynamo.config.patch(recompile_limit=KERNELS):

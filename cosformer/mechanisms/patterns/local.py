@@ -135,14 +135,14 @@ class Longformer(Masked):
         return torch.cat([first.to(q.dtype), out[:, :, self.global_tokens :]], 2)
 
     def _global(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """A q/√d and B k."""
+        """Queries and keys of global rows, A q/√d and B k."""
         query = q @ self.global_query.to(q.dtype).mT
         key = k @ self.global_key.to(k.dtype).mT
         return query / math.sqrt(self.width), repeat_heads(key, q)
 
 
 def half(window: int) -> int:
-    """How far a window reaches to either side."""
+    """How many tokens a window reaches to either side; an odd window is refused."""
     check_whole("window", window, 0)
     if window % 2:
         raise ValueError(f"window must be even: half of it lies on either side; got {window}")
@@ -150,5 +150,5 @@ def half(window: int) -> int:
 
 
 def block_for(reach: int) -> int:
-    """Small beside the window, so that few keys are read in vain, and large enough for matmuls."""
+    """The size of blocks: small, so that few keys are read in vain, but not too small."""
     return min(128, max(16, 2 ** math.ceil(math.log2(max(reach, 1) / 2 + 1))))

@@ -34,7 +34,7 @@ class Masked(Mechanism):
     """
 
     blocks = (64, 64)
-    """Of queries and of keys, in the blocked path."""
+    """How many queries and how many keys are in a block of the blocked implementation."""
 
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, impl: str = "auto"
@@ -53,7 +53,7 @@ class Masked(Mechanism):
 
     @property
     def settings(self) -> tuple[int, ...]:
-        """What `parts` follow from beside lengths."""
+        """The options that tell the pattern of one instance from that of another."""
         raise NotImplementedError
 
     def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
@@ -95,7 +95,7 @@ class Masked(Mechanism):
         return with_real_first(attend, mask, q, k, v, request.start)
 
     def choose(self, q: Tensor, v: Tensor) -> str:
-        """What `auto` means for these."""
+        """The implementation that computes these; it is decided here if `impl` is auto."""
         if self.impl != "auto":
             return self.impl
         if q.shape[2] <= FEW:
@@ -121,7 +121,7 @@ class Masked(Mechanism):
         return score.softmax(-1).masked_fill(~found.any(-1, keepdim=True), 0)
 
     def pairs(self, length: int) -> int:
-        """How many keys all queries of a sequence see together."""
+        """How many pairs of a query and a key there are in a sequence."""
         raise NotImplementedError
 
     def cost(self, length: int) -> Cost:

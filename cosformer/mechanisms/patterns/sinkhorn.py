@@ -74,15 +74,16 @@ class Sinkhorn(Whole):
         return Cost(self.heads * (pairs + mixing), 4 * (numbers + self.heads * blocks**2))
 
     def _weights(self, rows: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
-        """Of own and mixed tokens, `[B, H, N, b, 2b]`."""
+        """The weights of own and of mixed tokens, `[B, H, N, b, 2b]`."""
         scores = rows / math.sqrt(self.width) @ keys.mT
         return scores.masked_fill(~seen, -math.inf).softmax(-1)
 
     def _shares(self, q: Tensor, k: Tensor, causal: bool) -> list[tuple[Tensor, int]]:
-        """What rows take from blocks `[B, H, N, N]`, and of how many tokens of a block, in order.
+        """Shares P of blocks in the mixed ones, `[B, H, N, N]`, and for how many tokens of a block.
 
-        Tokens that the last block lacks are shared among the others: by their logarithms, as their
-        part of P may be too small for a number. Causal, nobody takes from the last block.
+        Where the last block is not full, the tokens that it lacks are mixed from the other blocks
+        alone: their shares are made of logarithms, as they may be too small for a number. Causal,
+        no block takes from the last one.
         """
         log, rest = self._log_permutation(q, k, causal), q.shape[2] % self.block
         if causal or rest == 0:

@@ -148,5 +148,5 @@ class SparseStrided(Masked):
 
 
 def reach(q: Tensor, keys: int, start: int) -> int:
-    """More than the distance of any query and key: of a longer stride, all see all alike."""
+    """A stride beyond every distance of a query and a key: a longer one has the same pairs."""
     return max(1, keys, start + q.shape[2]) - min(start, 0)

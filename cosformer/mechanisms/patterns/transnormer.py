@@ -62,7 +62,7 @@ class TransNormerLocal(Mechanism):
         return score.masked_fill(~allowed.any(-1, keepdim=True), 0)
 
     def forget(self, cache: Cache) -> Cache:
-        """Without finished blocks, which end at another index in each item of a padded batch."""
+        """The tokens of the block that is not finished; in a padded batch each item has its own."""
         mask = cache.key_mask
         if mask is None:
             return super().forget(cache)
@@ -90,7 +90,7 @@ class TransNormerLocal(Mechanism):
         return x if x.is_cuda else x.flatten(0, 1).unsqueeze(1)
 
     def _real(self, k: Tensor, key_mask: Tensor | None) -> Tensor | None:
-        """For `_blocks` of keys, False at masked tokens and those that fill the last block."""
+        """Which keys of `_blocks` are real: not masked, and not there to fill up the last block."""
         if key_mask is None and k.shape[2] % self.block == 0:
             return None
         if key_mask is None:
