@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from op_formula import results, tokens, uniform
+from formula import results, tokens, uniform
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim, export
 

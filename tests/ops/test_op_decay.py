@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from op_formula import F64, IMPLEMENTATIONS, agree, clamped, largest, recurrence, tokens, uniform
+from formula import F64, IMPLEMENTATIONS, agree, clamped, largest, recurrence, tokens, uniform
 
 from cosformer import linear_attention
-from cosformer.ops.chunked.trilinear import decay_gradient
-from cosformer.ops.problem import memo
+from cosformer.ops.problem import PROBLEMS, decay_gradient
 
 LENGTH = 135
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -94,14 +93,14 @@ def test_one_gamma_learns_for_all_heads(impl):
 
 
 def test_numbers_are_as_a_tensor_and_their_problem_is_kept(monkeypatch):
-    monkeypatch.setattr(memo.problems, "kept", {})
+    monkeypatch.setattr(PROBLEMS, "kept", {})
     q, k, v = tokens(2, 2, 20)
     options = {"causal": True, "normaliser": "none"}
     rates = [0.9, 0.99]
     expected = linear_attention(q, k, v, gamma=torch.tensor(rates, dtype=F64), **options)
     for given in (rates, tuple(rates)):
         assert torch.equal(linear_attention(q, k, v, gamma=given, **options), expected)
-        assert len(memo.problems.kept) == 1
+        assert len(PROBLEMS.kept) == 1
     other = linear_attention(q, k, v, gamma=[0.9, 0.98], **options)
     assert not torch.equal(other, expected)
     four = torch.cat([q, q], 1)

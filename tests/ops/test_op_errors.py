@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import tokens
+from formula import tokens
 
 from cosformer import (
     State,

@@ -8,10 +8,9 @@ import torch
 
 from cosformer import State, linear_attention, linear_attention_with_state
 from cosformer.ops.hopper import plan as hopper_plan
-from cosformer.ops.hopper.passes import unsupported
 from cosformer.ops.hopper.roles import roles_of
 
-UNDIVIDED = {"normaliser": "none", "impl": "triton"}
+UNDIVIDED = {"normaliser": "none", "impl": "hopper"}
 BASIS_STRIDES = slice(15, 17)  # in the tail of a sweep's parameters
 GAMMA = torch.tensor([0.9, 0.99])
 
@@ -33,15 +32,6 @@ def numbers(launches, kernel, form):
 def both_passes(length=100, width=64, **options):
     q, k, v = stub_driver.leaves(length, width)
     linear_attention(q, k, v, causal=True, **UNDIVIDED, **options).sum().backward()
-
-
-@pytest.mark.parametrize(("states", "causal"), [(2, True), (1, False)])
-def test_decays_are_served_causally_and_without_a_cosine(states, causal):
-    q, k, v = stub_driver.qkv()
-    decay = torch.zeros(1, 2, 100, dtype=torch.float64)
-    assert "beside a decay" in unsupported(q, k, v, decay, None, states, causal)
-    assert unsupported(q, k, v, None, None, states, causal) == "a Hopper GPU"
-    assert unsupported(q, k, v, decay, None, 1, True) == "a Hopper GPU"
 
 
 def test_every_sweep_of_a_decay_knows_of_it(launches):

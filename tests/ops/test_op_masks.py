@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import IMPLEMENTATIONS, agree, cosformer, tokens
+from formula import IMPLEMENTATIONS, agree, cosformer, tokens
 
 from cosformer import attention, attention_weights, attention_with_state, linear_attention
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import IMPLEMENTATIONS, agree, cosformer, largest, prefix_sums, rounded_once, tokens
+from formula import IMPLEMENTATIONS, agree, cosformer, largest, prefix_sums, rounded_once, tokens
 
 from cosformer import attention, attention_weights, attention_with_state, linear_attention
 

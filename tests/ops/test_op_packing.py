@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, tokens
+from formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, tokens
 
 from cosformer import attention, attention_weights, linear_attention
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import results
-from op_formula import F64, IMPLEMENTATIONS, PROPERTY, agree, recurrence, tokens, uniform
+from formula import F64, IMPLEMENTATIONS, PROPERTY, agree, recurrence, tokens, uniform
 
 from cosformer import State, linear_attention, linear_attention_with_state
 

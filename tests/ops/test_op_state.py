@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from op_formula import IMPLEMENTATIONS, tokens
+from formula import IMPLEMENTATIONS, tokens
 from torch.utils import _pytree as pytree
 
 from cosformer import State, attention_with_state, linear_attention_with_state, step

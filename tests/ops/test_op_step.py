@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import cosformer, rounded_once, tokens
+from formula import cosformer, rounded_once, tokens
 
 from cosformer import State, attention_with_state, step
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, tokens, uniform
+from formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, tokens, uniform
 
 from cosformer import (
     State,
@@ -58,8 +58,7 @@ def test_one_stretch_is_the_formula_and_leaves_the_sums(options, impl):
     theta = torch.pi / 2 / torch.as_tensor(options["horizon"]).double().reshape(-1, 1)
     angle = theta * torch.arange(LENGTH)
     if options.get("weight") == "raised_cosine":
-        half = 0.5**0.5
-        parts = [half + 0 * angle, half * (2 * angle).cos(), half * (2 * angle).sin()]
+        parts = [torch.ones_like(angle), (2 * angle).cos(), (2 * angle).sin()]
     else:
         parts = [angle.cos(), angle.sin()]
     for r, part in enumerate(parts):

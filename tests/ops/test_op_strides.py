@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from op_formula import IMPLEMENTATIONS, tokens
+from formula import IMPLEMENTATIONS, tokens
 
 from cosformer import State, attention, attention_with_state, step
 
@@ -130,7 +130,7 @@ def test_one_tensor_may_be_query_key_and_value():
 def test_tensor_cores_read_no_narrow_operand_row_by_row():
     """The code that Triton 3.6 and 3.7 make of that reads shared memory out of range (Hopper)."""
     pytest.importorskip("triton")
-    script = Path(__file__).with_name("narrow_operands.py")
+    script = Path(__file__).with_name("narrow_operands_script.py")
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), env.get("PYTHONPATH")]))
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import agree, cosformer, rounded_once, tokens, uniform
+from formula import agree, cosformer, rounded_once, tokens, uniform
 from torch.func import grad, hessian, jacrev, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 

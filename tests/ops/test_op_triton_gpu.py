@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from cosformer.ops.triton.decode import StepGraph
-from gates_cases import LENGTHS, check_balanced, check_sums
+from gate_cases import LENGTHS, check_balanced, check_sums
 from kernel_cases import CASES, Case, check, results
 
 from cosformer import State, attention, attention_with_state, step

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from asked_cases import check_choices
+from asked import check_choices
 from gpu_marks import ON_HOPPER
 from kernel_cases import CASES, draw, ours
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from op_formula import IMPLEMENTATIONS, agree, cosformer, tokens
+from formula import IMPLEMENTATIONS, agree, cosformer, tokens
 
 from cosformer import attention, attention_with_state
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import tokens, uniform
+from formula import tokens, uniform
 from torch.autograd import gradcheck, gradgradcheck
 
 from cosformer import (

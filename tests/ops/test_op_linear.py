@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from op_formula import (
+from formula import (
     IMPLEMENTATIONS,
     agree,
     clamped,

@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 import torch
-from op_formula import results, tokens
+from formula import results, tokens
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cosformer import attention, attention_with_state, linear_attention
-from cosformer.ops.chunked import workspace as scratch
-from cosformer.ops.chunked.workspace import KEPT_BYTES, forget
-from cosformer.ops.problem.features import FEATURE_MAPS, FeatureMap
+from cosformer.ops.chunked import chunks
+from cosformer.ops.chunked.chunks import KEPT_BYTES, forget
+from cosformer.ops.problem import FEATURE_MAPS
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def start_without_memory():
 
 
 def kept():
-    return getattr(scratch._kept, "memory", None)
+    return getattr(chunks._kept, "memory", None)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -95,9 +95,9 @@ def test_a_call_within_a_sweep_gets_other_memory(monkeypatch):
 
     def interrupted(x, out):
         attention(*second, causal=True)
-        return silu.forward(x, out)
+        return silu.into(x, out)
 
-    monkeypatch.setitem(FEATURE_MAPS, "silu", FeatureMap(interrupted, silu.backward))
+    monkeypatch.setitem(FEATURE_MAPS, "silu", silu._replace(into=interrupted))
     assert torch.equal(call(), expected)
 
 

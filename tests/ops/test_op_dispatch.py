@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_formula import tokens
+from formula import tokens
 
 from cosformer import attention, attention_with_state, linear_attention
 from cosformer.ops import dispatch

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, prefix_sums, tokens
+from formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, prefix_sums, tokens
 
 from cosformer import attention
 
