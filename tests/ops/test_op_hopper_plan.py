@@ -37,7 +37,7 @@ def test_segments_fill_the_processors():
 
 
 def test_kernel_parameters_have_the_size_of_their_struct():
-    pointers, wide, narrow = 14, 5 * 3 + 2 + 1 + 4, 10
+    pointers, wide, narrow = 12, 5 * 3 + 2 + 1 + 4, 8
     assert pointers == hopper_plan.POINTERS
     assert hopper_plan.TAIL.size == 8 * wide + 4 * (narrow + 2)
 
