@@ -13,6 +13,13 @@ from cosformer.ops.problem import PROBLEMS
 from cosformer.ops.replay import native, replay
 
 
+def pytest_collection_modifyitems(items):
+    """Tests of the replay wait for g++, half a minute."""
+    for item in items:
+        if "host" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def poisoned():
     """Memory that nobody wrote to holds NaN."""

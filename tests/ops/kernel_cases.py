@@ -197,7 +197,13 @@ def results(call: Callable[..., Tensor], leaves: list[Tensor]) -> list[Tensor]:
 
 
 def check(
-    case: Case, length: int, dtype: torch.dtype, *, roundings: float = ROUNDINGS, **where: object
+    case: Case,
+    length: int,
+    dtype: torch.dtype,
+    *,
+    impl: str = "triton",
+    roundings: float = ROUNDINGS,
+    **where: object,
 ) -> None:
     """The kernels err at most twice as much as the plain formula at that precision.
 
@@ -210,10 +216,10 @@ def check(
         rounded[3] = leaves[3].float()  # gates are float32 beside any rows
     truth = results(plain(case, options), [x.double() for x in rounded])
     formula = results(plain(case, options), rounded)
-    found = results(ours(case, options, "triton"), rounded)
+    found = results(ours(case, options, impl), rounded)
     again = found
     if leaves[0].is_cuda:  # the interpreter runs one program after the other
-        again = results(ours(case, options, "triton"), rounded)
+        again = results(ours(case, options, impl), rounded)
     names = ("out", "dq", "dk", "dv", "dgate")
     room = roundings * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
     for name, t, f, mine, same in zip(names, truth, formula, found, again, strict=False):

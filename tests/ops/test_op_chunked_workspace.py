@@ -59,25 +59,6 @@ def test_memory_from_inference_mode_serves_training():
     assert torch.equal(out, expected)
 
 
-def test_memory_made_in_inference_mode_is_ordinary():
-    with torch.inference_mode():
-        attention(*tokens(length=200), causal=True)
-    assert not kept().is_inference()
-
-
-def test_each_thread_keeps_its_own():
-    def work():
-        attention(*tokens(length=200), causal=True)
-        return kept()
-
-    mine = work()
-    with ThreadPoolExecutor(1) as other:
-        theirs = other.submit(work).result()
-    assert kept() is mine
-    assert theirs is not None
-    assert theirs is not mine
-
-
 def test_threads_at_work_at_once_get_their_own_results():
     inputs = [tokens(length=500, seed=seed) for seed in range(4)]
     expected = [attention(*x, causal=True) for x in inputs]

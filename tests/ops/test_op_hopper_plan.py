@@ -1,4 +1,4 @@
-"""What the host prepares for the kernels in `sweep.cu`: segments, strides, parameters, their text."""
+"""What the host prepares for `sweep.cu`: segments, strides, parameters, the text itself."""
 
 import re
 
