@@ -7,8 +7,10 @@ import torch
 
 os.environ["COSFORMER_NATIVE"] = "0"  # replayed calls have tests of their own
 torch.set_num_threads(1)  # tensors here are too small for a second thread to pay
+collect_ignore_glob = []
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    collect_ignore_glob.append("*_gpu.py")  # files of tests that need a GPU
 
 
 class Shell:

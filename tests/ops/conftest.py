@@ -7,11 +7,17 @@ import pytest
 import stub_driver
 import torch
 
-from cosformer.ops import attention as cosine
 from cosformer.ops.hopper import nvrtc
 from cosformer.ops.hopper import plan as hopper_plan
-from cosformer.ops.problem import memo
+from cosformer.ops.problem import PROBLEMS
 from cosformer.ops.replay import native, replay
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of the replay wait for g++, half a minute."""
+    for item in items:
+        if "host" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -61,7 +67,7 @@ def driver(monkeypatch, host):
     addresses = (native._address(driver.launch), native._address(driver.is_capturing))
     host.connect(*addresses, "cpu", nvrtc.mend_launch)
     monkeypatch.setattr(replay, "_programs", {})
-    monkeypatch.setattr(memo.problems, "kept", {})
+    monkeypatch.setattr(PROBLEMS, "kept", {})
     monkeypatch.setattr(replay, "loaded_for", lambda q: host)
     return driver
 
@@ -70,6 +76,11 @@ def driver(monkeypatch, host):
 def ordinary(monkeypatch):
     """Counts the calls that were not replayed."""
     calls = []
-    own = cosine._attention
-    monkeypatch.setattr(cosine, "_attention", lambda *a: (calls.append(1), own(*a))[1])
+
+    def count(where, name):
+        own = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *given: (calls.append(1), own(*given))[1])
+
+    count(stub_driver.cosine, "_attention")
+    count(stub_driver.linear, "_linear_attention")
     return calls

@@ -201,8 +201,8 @@ def check(
     length: int,
     dtype: torch.dtype,
     *,
-    roundings: float = ROUNDINGS,
     impl: str = "triton",
+    roundings: float = ROUNDINGS,
     **where: object,
 ) -> None:
     """The kernels err at most twice as much as the plain formula at that precision.

@@ -1,20 +1,23 @@
 """A driver without a GPU: its kernels leave a digest of all they are given where results go.
 
-And calls that tests of `replay.py` make with it.
+And calls as `attention` and `linear_attention` make them on a Hopper GPU: by a replay if there is
+one. On a CPU the public functions ask for no replay.
 """
 
 import ctypes
 import hashlib
+import importlib
 import types
 
 import torch
 
-from cosformer import attention
+from cosformer.ops import hopper, linear
 from cosformer.ops.hopper import nvrtc
-from cosformer.ops.hopper import passes as hopper
 from cosformer.ops.hopper import plan as hopper_plan
+from cosformer.ops.problem import as_numbers
 from cosformer.ops.replay import replay
 
+cosine = importlib.import_module("cosformer.ops.attention")  # the room exports a function so named
 KERNELS = {"impl": "hopper"}
 DIGEST = 16
 READS = {
@@ -77,7 +80,7 @@ def install(monkeypatch):
         (hopper_plan, "kernel", driver.kernel),
         (hopper_plan, "_plans", {}),
         (nvrtc, "driver_launch", lambda: driver.launch),
-        (hopper, "_why_not_here", lambda *given: None),
+        (hopper, "why_not", lambda *given: None),
         (torch.cuda, "get_device_properties", lambda device: processors),
         (torch.cuda, "current_device", lambda: None),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 5),
@@ -86,6 +89,26 @@ def install(monkeypatch):
     return driver
 
 
+def attention(q, k, v, **options):
+    """`cosformer.attention`, replayed if it can be, by the kernels for Hopper."""
+    given = cosine.Arguments(**COSINE | options)
+    return replay.replayed(cosine._attention, q, k, v, given)
+
+
+def linear_attention(q, k, v, **options):
+    """`cosformer.linear_attention` likewise."""
+    given = linear.Arguments(**LINEAR | options)
+    given = given._replace(gamma=as_numbers(given.gamma))
+    return replay.replayed(linear._linear_attention, q, k, v, given)
+
+
+def defaults(function, arguments):
+    """The default of each argument, but for the implementation."""
+    return {name: function.__kwdefaults__[name] for name in arguments._fields} | KERNELS
+
+
+COSINE = defaults(cosine.attention, cosine.Arguments)
+LINEAR = defaults(linear.linear_attention, linear.Arguments)
 UNDIVIDED = {"causal": True, "normaliser": "none"}
 FAMILY = {
     "relu": {"feature_map": "relu", "causal": True},
@@ -119,7 +142,7 @@ def head(x):
 
 
 def both_passes(inputs, grad, call=attention, **options):
-    out = call(*inputs, **KERNELS, **options)
+    out = call(*inputs, **options)
     found = torch.autograd.grad(out, inputs, grad) if grad is not None else ()
     return [head(x) for x in (out, *found)]
 

@@ -2,36 +2,31 @@
 
 import pytest
 import torch
-from asked_cases import check_choices
+from asked import check_choices
 from gpu_marks import ON_HOPPER
 from kernel_cases import CASES, draw, ours
 
 from cosformer import State, attention_with_state
-from cosformer.ops.hopper import passes as hopper
 from cosformer.ops.replay import native, replay
 
-pytestmark = [
-    *ON_HOPPER,
-    pytest.mark.usefixtures("poisoned"),
-]
-NAMES = ["causal", "bidirectional", "masked", "retention", "gated", "linear transformer"]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned")]
+NAMES = ["causal", "bidirectional", "masked", "retention", "gated"]
 
 
-def given(name):
+def check(name, impl):
     inputs, options = draw(CASES[name], 300, device="cuda")
     rows = [x.bfloat16() for x in inputs[:3]]
-    return ours(CASES[name], options, "triton"), [*rows, *(x.float() for x in inputs[3:])]
+    check_choices(ours(CASES[name], options, impl), [*rows, *(x.float() for x in inputs[3:])])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_by_the_kernels_for_hopper(name, segments):
-    check_choices(*given(name))
+    check(name, "hopper")
 
 
-@pytest.mark.parametrize("name", [*NAMES, "grouped", "packed, both ways"])
-def test_by_triton(name, monkeypatch):
-    monkeypatch.setattr(hopper, "unsupported", lambda *_: "nothing of these")
-    check_choices(*given(name))
+@pytest.mark.parametrize("name", ["causal", "gated", "grouped", "packed, both ways"])
+def test_by_triton(name):
+    check(name, "triton")
 
 
 @pytest.mark.parametrize("name", ["causal", "bidirectional", "plain relu"])
@@ -40,7 +35,7 @@ def test_replayed(name, monkeypatch, host):
     monkeypatch.setattr(replay, "loaded_for", lambda q: connected)
     monkeypatch.setattr(replay, "_programs", {})
     for _ in range(3):
-        check_choices(*given(name))
+        check(name, "auto")
     assert all(program is not False for program in replay._programs.values())
 
 
@@ -48,7 +43,7 @@ def test_with_a_state(segments):
     def call(q, k, v, key_value):
         position = torch.tensor(4, device="cuda")
         state = State(key_value, torch.ones_like(key_value[..., 0]), position, 400.0)
-        out, last = attention_with_state(q, k, v, state=state)
+        out, last = attention_with_state(q, k, v, state=state, impl="hopper")
         return torch.cat([out, last.key_value[:, :, 0].to(out)], 2)
 
     rows = torch.randn(3, 1, 2, 300, 64, device="cuda").bfloat16()

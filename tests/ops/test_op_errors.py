@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import tokens
+from formula import tokens
 
 from cosformer import (
     State,
@@ -273,3 +273,25 @@ def test_options_are_given_by_name():
     for function in (attention, attention_with_state, linear_attention):
         with pytest.raises(TypeError, match="positional argument"):
             function(Q, K, V, True)
+
+
+OF_SOFTMAX = {
+    "is_causal": "causal=True",
+    "attn_mask": "key_mask",
+    "dropout_p": "dropout",
+    "scale": "cosFormer has none",
+    "enable_gqa": "grouped heads need no flag",
+}
+
+
+@pytest.mark.parametrize("name", OF_SOFTMAX)
+def test_an_argument_of_pytorchs_attention_tells_what_to_use(name):
+    assert name in torch.nn.functional.scaled_dot_product_attention.__doc__
+    message = f"attention has no argument '{name}': .*{OF_SOFTMAX[name]}"
+    with pytest.raises(TypeError, match=message):
+        attention(Q, K, V, **{name: True})
+
+
+def test_any_other_argument_is_unknown():
+    with pytest.raises(TypeError, match=r"^attention has no argument 'horizn'$"):
+        attention(Q, K, V, horizn=5)

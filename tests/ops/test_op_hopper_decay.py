@@ -7,7 +7,6 @@ import stub_driver
 import torch
 
 from cosformer import State, linear_attention, linear_attention_with_state
-from cosformer.ops.hopper import passes
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.hopper.roles import roles_of
 
@@ -33,13 +32,6 @@ def numbers(launches, kernel, form):
 def both_passes(length=100, width=64, **options):
     q, k, v = stub_driver.leaves(length, width)
     linear_attention(q, k, v, causal=True, **UNDIVIDED, **options).sum().backward()
-
-
-@pytest.mark.parametrize(("states", "causal"), [(2, True), (1, False)])
-def test_decays_are_served_causally_and_without_a_cosine(states, causal):
-    assert "beside a decay" in passes._why_not_weights(states, True, causal, False)
-    assert passes._why_not_weights(states, False, causal, False) is None
-    assert passes._why_not_weights(1, True, True, False) is None
 
 
 def test_every_sweep_of_a_decay_knows_of_it(launches):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from op_formula import tokens
+from formula import tokens
 
 from cosformer import State, attention, step
-from cosformer.ops.triton.decode import fused_step
+from cosformer.ops.triton import INTERPRETED, fused_step
 
 IMPLS = ("chunked", "triton")
 # One block of columns, one that is not filled, and several.
@@ -17,8 +17,6 @@ widths = pytest.mark.parametrize(("width", "value_width"), [(6, 5), (6, 100), (1
 @pytest.fixture(autouse=True)
 def with_kernels():
     pytest.importorskip("triton")
-    from cosformer.ops.triton.operators import INTERPRETED
-
     if not INTERPRETED:
         pytest.skip("needs TRITON_INTERPRET=1 before Triton's import")
 

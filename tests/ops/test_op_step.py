@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import cosformer, rounded_once, tokens
+from formula import cosformer, rounded_once, tokens
 
 from cosformer import State, attention_with_state, step
 
@@ -80,29 +80,6 @@ def test_a_step_refuses_gradients_and_says_where_they_go():
     trained = attention_with_state(q.requires_grad_(), k.requires_grad_(), v, horizon=9)[1]
     with pytest.raises(ValueError, match="step records no gradients"):
         step(*tokens(1, 2, 1), trained)
-
-
-def test_a_step_at_a_million_is_as_right_as_at_ten():
-    horizon = 2**21
-    for start in (10, 1_000_000):
-        x = [t.float() for t in tokens(1, 2, 6)]
-        state = State.empty(1, 2, 4, 4, horizon=horizon, position=start)
-        out = torch.cat([step(*at(x, t), state) for t in range(6)], 2)
-        right = cosformer(*(t.double() for t in x), causal=True, horizon=horizon)
-        torch.testing.assert_close(out, right.float())
-        assert int(state.position) == start + 6
-
-
-def test_all_zero_tokens_give_zeros():
-    zeros = torch.zeros(1, 2, 1, 4)
-    state = State.empty(1, 2, 4, 4, horizon=9)
-    assert not step(zeros, zeros, torch.ones(1, 2, 1, 4), state).any()
-
-
-def test_eps_is_the_least_denominator_of_a_step():
-    x = tokens(1, 2, 1)
-    out = step(*x, State.empty(1, 2, 4, 4, horizon=9, dtype=torch.float64), eps=100.0)
-    torch.testing.assert_close(out, cosformer(*x, eps=100.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import agree, cosformer, rounded_once, tokens, uniform
+from formula import cosformer, rounded_once, tokens, uniform
 from torch.func import grad, hessian, jacrev, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
@@ -71,28 +71,8 @@ def test_autocast_leaves_float64_alone():
     assert torch.equal(out, attention(*x, causal=True))
 
 
-def test_autocast_keeps_decays_in_full():
-    q, k, v = (t.bfloat16().float() for t in tokens(1, 2, 300))
-    decay = -0.01 * uniform(1, 2, 300)
-    options = {"feature_map": "relu", "causal": True}
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = linear_attention(q, k, v, log_decay=decay.float(), **options)
-    right = linear_attention(*(t.double() for t in (q, k, v)), log_decay=decay, **options)
-    torch.testing.assert_close(out, right.bfloat16())
-
-
 def loss(q, k, v, **options):
     return attention(q, k, v, **options).sin().sum()
-
-
-@both_ways
-def test_functional_gradients_equal_autograd(causal):
-    x = tokens(1, 2, 140)
-    given = grad(loss, argnums=(0, 1, 2))(*x, causal=causal)
-    leaves = [t.clone().requires_grad_() for t in x]
-    right = torch.autograd.grad(loss(*leaves, causal=causal, impl="reference"), leaves)
-    for a, b in zip(given, right, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 MAPS = {
@@ -121,33 +101,22 @@ def stacked(dims, batch, n=3):
 
 @every_map
 @both_ways
-@pytest.mark.parametrize("batch", [1, 2])
-def test_vmap_equals_a_loop(dims, causal, batch):
+def test_vmap_equals_a_loop(dims, causal):
     def function(q, k, v):
         return attention(q, k, v, causal=causal)
 
-    inputs, calls = stacked(dims, batch)
+    inputs, calls = stacked(dims, 2)
     given = vmap(function, in_dims=dims)(*inputs)
     torch.testing.assert_close(given, torch.stack([function(*call) for call in calls]))
 
 
-@every_map
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("dims", "batch"), [((1, 2, 3), 1), ((None, 0, 0), 2)])
 def test_vmap_of_gradients_equals_a_loop(dims, batch):
     function = grad(lambda *x: loss(*x, causal=True), argnums=(0, 1, 2))
     inputs, calls = stacked(dims, batch)
     given = vmap(function, in_dims=dims)(*inputs)
     right = [torch.stack(parts) for parts in zip(*(function(*c) for c in calls), strict=True)]
     for a, b in zip(given, right, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_gradients_of_vmap_equal_a_loop(batch):
-    inputs, calls = stacked((0, 0, 0), batch)
-    given = grad(lambda *x: vmap(loss)(*x).sum(), argnums=(0, 1, 2))(*inputs)
-    right = [grad(loss, argnums=(0, 1, 2))(*call) for call in calls]
-    for a, b in zip(given, (torch.stack(x) for x in zip(*right, strict=True)), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -187,16 +156,6 @@ def test_vmap_carries_streams():
     )
 
 
-def test_vmaps_nest():
-    x = [torch.stack([torch.stack(pair) for pair in zip(a, b, strict=True)]) for a, b in zip(
-        zip(*(tokens(1, 2, 9, seed=s) for s in (0, 1)), strict=True),
-        zip(*(tokens(1, 2, 9, seed=s) for s in (2, 3)), strict=True), strict=True)]  # fmt: skip
-    given = vmap(vmap(attention))(*x)
-    for i in range(2):
-        for j in range(2):
-            torch.testing.assert_close(given[i, j], attention(*(t[i, j] for t in x)))
-
-
 @both_ways
 def test_jacobians_and_hessians_equal_those_of_the_formula(causal):
     q, k, v = tokens(1, 1, 4, width=2)
@@ -226,14 +185,6 @@ def test_forward_mode_says_that_it_is_not_there():
         hessian(lambda q: loss(q, k, v, impl="reference"))(q),
         jacrev(jacrev(lambda q: loss(q, k, v)))(q),
     )
-
-
-def test_vjp_serves_cotangents_by_vmap():
-    q, k, v = tokens(1, 2, 20)
-    out, pull = vjp(lambda q: attention(q, k, v, causal=True), q)
-    cotangents = uniform(5, *out.shape)
-    given = vmap(pull)(cotangents)[0]
-    torch.testing.assert_close(given, torch.stack([pull(c)[0] for c in cotangents]))
 
 
 @both_ways
@@ -283,16 +234,6 @@ def test_inference_mode_serves_the_op():
         x = tokens(1, 2, 140)
         out = attention(*x, causal=True)
     torch.testing.assert_close(out.clone(), attention(*(t.clone() for t in x), causal=True))
-
-
-def test_gradients_of_a_float32_module_are_as_right_as_the_formula():
-    x = tokens(1, 2, 200)
-    agree(
-        lambda *t: attention(*t, causal=True),
-        lambda *t: cosformer(*t, causal=True),
-        *x,
-        dtype=torch.float32,
-    )
 
 
 def test_shapes_are_found_without_data():

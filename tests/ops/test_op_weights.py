@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import cosformer_map, tokens
+from formula import cosformer_map, tokens
 
 from cosformer import attention, attention_weights
 

@@ -210,7 +210,7 @@ class _Backward:
         self._total = self._grad_total = None
         if rows.divides:
             self._total = cut(results.total[..., None], spans.queries)
-        if grads.total is not None:
+        if rows.divides and grads.total is not None:  # a graph has zeros for what is empty
             self._grad_total = cut(grads.total[..., None], spans.queries)
 
     def rows(self, n: int, into: Tensor | None) -> Tensor:

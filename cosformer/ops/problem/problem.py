@@ -61,7 +61,7 @@ def with_basis(problem: Problem, dtype: torch.dtype) -> Problem:
     """The problem with ψ at its queries and keys, one tensor where both stand alike."""
     turn = (problem.theta, problem.weight, dtype)
     at_queries = basis(problem.query_position, *turn)
-    # dynamo takes no tensor twice
-    shared = problem.is_aligned and not torch.compiler.is_compiling()
+    # dynamo takes no tensor twice, and a graph with two open lengths must not compare them
+    shared = not torch.compiler.is_compiling() and problem.is_aligned
     at_keys = at_queries if shared else basis(problem.key_position, *turn)
     return problem._replace(query_basis=at_queries, key_basis=at_keys)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_formula import tokens, uniform
+from formula import tokens, uniform
 from torch.autograd import gradcheck, gradgradcheck
 
 from cosformer import (
@@ -125,6 +125,7 @@ CASES = {
     "gamma, fewer queries": (retained, 2, (torch.tensor([0.7, 0.9], dtype=torch.float64),)),
     "signed": (lambda q, k, v: linear_attention(q.abs(), -k.abs(), v, rule="signed"), 2, ()),
     "map": (lambda q, k, v: linear_attention(q, k, v, feature_map=torch.exp, causal=True), 2, ()),
+    "scaled": (lambda *x: linear_attention(*x, normaliser="none", scale=0.3, theta=0.1), 1, ()),
 }
 
 
@@ -165,14 +166,3 @@ def test_a_frozen_input_gets_no_gradient_and_inputs_without_any_build_no_graph()
     assert not attention(q, k, v, causal=True).requires_grad
     with torch.no_grad():
         assert not attention(q.requires_grad_(), k, v).requires_grad
-
-
-def test_a_state_alone_may_ask_for_gradients():
-    q, k, v = tokens(1, 2, 5)
-    key_value = uniform(1, 2, 2, 4, 4).requires_grad_()
-    state = State(key_value, uniform(1, 2, 2, 4), torch.tensor(3), 20.0)
-    grads = []
-    for impl in ("chunked", "reference"):
-        out, _ = attention_with_state(q, k, v, state=state, impl=impl)
-        grads += torch.autograd.grad(out.square().sum(), key_value)
-    torch.testing.assert_close(*grads)

@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from op_formula import (
+from formula import (
     IMPLEMENTATIONS,
     agree,
     clamped,
     cosformer,
     recurrence,
     tokens,
-    uniform,
 )
 from torch.nn import functional as F
 
@@ -152,70 +151,6 @@ def test_cosformer_is_a_call_of_the_engine(causal):
     out = linear_attention(q, k, v, feature_map="relu", theta=theta, causal=causal)
     torch.testing.assert_close(out, cosformer(q, k, v, causal=causal))
     torch.testing.assert_close(out, attention(q, k, v, causal=causal))
-
-
-@every_impl
-@pytest.mark.parametrize("name", ["relu", "leaky_relu", "1+elu", "identity"])
-def test_the_papers_ablations_drop_the_cosine(name, impl):
-    q, k, v = tokens(2, 2, LENGTH)
-    if name == "identity":
-        q, k = q.abs(), k.abs()
-    rule = "signed" if name in ("identity", "leaky_relu") else "clamp"
-    for causal in (True, False):
-        score = FEATURES[name](q) @ FEATURES[name](k).mT
-        score = score.tril() if causal else score
-        right = score @ v / RULES[rule](score.sum(-1, keepdim=True))
-        out = linear_attention(q, k, v, feature_map=name, rule=rule, causal=causal, impl=impl)
-        torch.testing.assert_close(out, right)
-
-
-@every_impl
-def test_the_linear_transformer_is_a_call(impl):
-    agree(
-        lambda *x: linear_attention(*x, feature_map="1+elu", causal=True, impl=impl),
-        loop(phi=one_plus_elu, divide=clamped),
-        *tokens(2, 2, LENGTH),
-    )
-
-
-@every_impl
-def test_retention_is_a_call(impl):
-    gamma = 1 - 2.0 ** (-5 - torch.arange(3, dtype=torch.float64))
-    decay = gamma.log()[None, :, None].expand(2, -1, LENGTH)
-    agree(
-        lambda *x: linear_attention(*x, gamma=gamma, normaliser="none", causal=True, impl=impl),
-        lambda q, k, v: recurrence(q, k, v, phi=lambda x: x, decay=decay.to(q.dtype))[0],
-        *tokens(2, 3, LENGTH),
-    )
-
-
-@every_impl
-def test_gated_linear_attention_is_a_call(impl):
-    def op(q, k, v, gate):
-        log_decay = F.logsigmoid(gate)
-        return linear_attention(
-            q, k, v, log_decay=log_decay, normaliser="none", causal=True, impl=impl
-        )
-
-    def plain(q, k, v, gate):
-        return recurrence(q, k, v, phi=lambda x: x, decay=F.logsigmoid(gate))[0]
-
-    agree(
-        op, plain, *tokens(2, 2, LENGTH), uniform(2, 2, LENGTH, low=-2, high=6), argument=2 * LENGTH
-    )
-
-
-@every_impl
-def test_the_raised_cosine_is_a_call(impl):
-    theta = math.pi / (2 * 13)
-    agree(
-        lambda *x: linear_attention(
-            *x, feature_map="relu", theta=theta, raised=True, causal=True, impl=impl
-        ),
-        loop(phi=torch.relu, theta=theta, raised=True, divide=clamped),
-        *tokens(2, 2, LENGTH),
-        argument=2 * theta * LENGTH,
-    )
 
 
 @every_impl

@@ -16,11 +16,7 @@ from kernel_cases import CASES, ROUNDINGS, Case, draw, ours, plain
 
 from cosformer import linear_attention
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("poisoned"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned")]
 
 
 def in_columns(x):

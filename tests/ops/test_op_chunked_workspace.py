@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 import torch
-from op_formula import results, tokens
+from formula import results, tokens
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cosformer import attention, attention_with_state, linear_attention
-from cosformer.ops.chunked import workspace as scratch
-from cosformer.ops.chunked.workspace import KEPT_BYTES, forget
-from cosformer.ops.problem.features import FEATURE_MAPS, FeatureMap
+from cosformer.ops.chunked import chunks
+from cosformer.ops.chunked.chunks import KEPT_BYTES, forget
+from cosformer.ops.problem import FEATURE_MAPS
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def start_without_memory():
 
 
 def kept():
-    return getattr(scratch._kept, "memory", None)
+    return getattr(chunks._kept, "memory", None)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -59,25 +59,6 @@ def test_memory_from_inference_mode_serves_training():
     assert torch.equal(out, expected)
 
 
-def test_memory_made_in_inference_mode_is_ordinary():
-    with torch.inference_mode():
-        attention(*tokens(length=200), causal=True)
-    assert not kept().is_inference()
-
-
-def test_each_thread_keeps_its_own():
-    def work():
-        attention(*tokens(length=200), causal=True)
-        return kept()
-
-    mine = work()
-    with ThreadPoolExecutor(1) as other:
-        theirs = other.submit(work).result()
-    assert kept() is mine
-    assert theirs is not None
-    assert theirs is not mine
-
-
 def test_threads_at_work_at_once_get_their_own_results():
     inputs = [tokens(length=500, seed=seed) for seed in range(4)]
     expected = [attention(*x, causal=True) for x in inputs]
@@ -95,9 +76,9 @@ def test_a_call_within_a_sweep_gets_other_memory(monkeypatch):
 
     def interrupted(x, out):
         attention(*second, causal=True)
-        return silu.forward(x, out)
+        return silu.into(x, out)
 
-    monkeypatch.setitem(FEATURE_MAPS, "silu", FeatureMap(interrupted, silu.backward))
+    monkeypatch.setitem(FEATURE_MAPS, "silu", silu._replace(into=interrupted))
     assert torch.equal(call(), expected)
 
 

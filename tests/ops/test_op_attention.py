@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, prefix_sums, tokens
 from hypothesis import given
 from hypothesis import strategies as st
-from op_formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, prefix_sums, tokens
 
 from cosformer import attention
 
@@ -32,28 +32,27 @@ def formula(**options):
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_is_as_right_as_the_plain_formula(dtype, options, impl):
-    agree(op(impl, **options), formula(**options), *tokens(length=40), dtype=dtype)
+    inputs = tokens(length=40, value_width=3)
+    agree(op(impl, **options), formula(**options), *inputs, dtype=dtype)
+    assert op(impl, **options)(*(x.to(dtype) for x in inputs)).dtype == dtype
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 257])
 def test_any_length_is_exact(length, causal, impl):
     inputs = tokens(1, 2, length, value_width=3)
     agree(op(impl, causal=causal), formula(causal=causal), *inputs)
 
 
-@pytest.mark.parametrize(
-    ("batch", "heads", "length"),
-    [(1, 1, 129), (3, 1, 260), (1, 33, 260), (5, 7, 130), (70, 1, 129), (2, 16, 513)],
-)
+@pytest.mark.parametrize(("batch", "heads", "length"), [(1, 33, 260), (70, 1, 129), (5, 7, 130)])
 def test_few_and_many_heads_agree_across_the_spans_they_share(batch, heads, length):
     for causal in (True, False):
         inputs = tokens(batch, heads, length, width=2)
         agree(op(causal=causal), formula(causal=causal), *inputs)
 
 
-@pytest.mark.parametrize("length", [2047, 2048, 2049, 2177, 4095, 4096, 4097, 4230, 8200])
+@pytest.mark.parametrize("length", [2049, 4096, 8200])
 def test_long_sequences_agree_across_chunks_and_spans(length):
     inputs = tokens(1, 1, length, width=2)
     options = {"horizon": length}
@@ -62,14 +61,14 @@ def test_long_sequences_agree_across_chunks_and_spans(length):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("width", "value_width"), [(1, 1), (1, 5), (3, 7), (64, 1), (256, 256)])
+@pytest.mark.parametrize(("width", "value_width"), [(1, 5), (64, 1), (256, 256)])
 def test_any_width_is_exact(width, value_width, causal):
     inputs = tokens(1, 2, 140, width=width, value_width=value_width)
     agree(op(causal=causal), formula(causal=causal), *inputs)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+@pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("causal", [True, False])
 def test_grouped_queries_share_keys_and_values(causal, kv_heads, impl):
     inputs = tokens(2, 6, 131, kv_heads=kv_heads, value_width=3)
@@ -77,7 +76,7 @@ def test_grouped_queries_share_keys_and_values(causal, kv_heads, impl):
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 5), (5, 0), (1, 1), (1, 300), (300, 1)])
+@pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 5), (5, 0), (1, 300), (300, 1)])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_empty_and_single_sides_have_their_shape(batch, queries, keys, impl):
     for causal in (True, False):
@@ -85,20 +84,6 @@ def test_empty_and_single_sides_have_their_shape(batch, queries, keys, impl):
         out = attention(*inputs, causal=causal, impl=impl)
         assert out.shape == (batch, 2, queries, 3)
         agree(op(impl, causal=causal), formula(causal=causal), *inputs)
-
-
-def test_without_keys_the_output_is_zero():
-    q, k, v = tokens(length=4, keys=0)
-    for causal in (True, False):
-        assert not attention(q, k, v, causal=causal).any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("value_width", [4, 3])
-def test_the_output_has_the_dtype_of_q(dtype, value_width):
-    q, k, v = (x.to(dtype) for x in tokens(value_width=value_width))
-    for impl in IMPLEMENTATIONS:
-        assert attention(q, k, v, impl=impl).dtype == dtype
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

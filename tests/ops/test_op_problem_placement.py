@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from op_formula import IMPLEMENTATIONS, agree, cosformer, tokens
+from formula import IMPLEMENTATIONS, agree, cosformer, tokens
 
-from cosformer import attention, attention_with_state
+from cosformer import attention
 
-SIDES = [(1, 7), (7, 1), (5, 130), (130, 5), (129, 257), (257, 129), (3, 300)]
-STARTS = [-300, -7, -1, 0, 1, 4, 128, 290, 400]
+SIDES = [(1, 7), (7, 1), (5, 130), (257, 129)]
+STARTS = [-300, -7, 0, 4, 128, 400]
 
 
 def formula(**options):
@@ -21,23 +21,6 @@ def formula(**options):
 def test_the_last_causal_query_stands_at_the_last_key(queries, keys, impl):
     inputs = tokens(1, 2, queries, keys=keys, value_width=3)
     agree(lambda *x: attention(*x, causal=True, impl=impl), formula(causal=True), *inputs)
-
-
-def test_a_suffix_of_the_queries_gets_the_suffix_of_the_output():
-    q, k, v = tokens(1, 2, 200)
-    whole = attention(q, k, v, causal=True, horizon=200)
-    for queries in (1, 3, 130):
-        part = attention(q[:, :, -queries:], k, v, causal=True, horizon=200)
-        torch.testing.assert_close(part, whole[:, :, -queries:])
-
-
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize(("queries", "keys"), SIDES)
-@pytest.mark.parametrize("causal", [True, False])
-def test_cross_attention_compares_equal_indices(queries, keys, causal, impl):
-    inputs = tokens(2, 2, queries, keys=keys)
-    options = {"causal": causal, "query_start": 0, "horizon": 300}
-    agree(lambda *x: attention(*x, **options, impl=impl), formula(**options), *inputs)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -58,7 +41,7 @@ def test_queries_before_the_first_key_get_zeros():
     assert not attention(q, k, v, causal=True, query_start=-9, horizon=20).any()
 
 
-@pytest.mark.parametrize(("queries", "keys"), [*SIDES, (6, 6), (0, 4), (4, 0)])
+@pytest.mark.parametrize(("queries", "keys"), [*SIDES, (0, 4), (4, 0)])
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_stretched_positions_are_scaled_to_the_longer_side(queries, keys, impl):
     inputs = tokens(1, 2, queries, keys=keys)
@@ -86,12 +69,6 @@ def test_every_head_may_have_its_own_horizon(causal, impl):
     torch.testing.assert_close(one, attention(*inputs, causal=causal, horizon=150, impl=impl))
 
 
-def test_a_scalar_tensor_is_a_number():
-    inputs = tokens()
-    given = attention(*inputs, horizon=torch.tensor(32))
-    assert torch.equal(given, attention(*inputs, horizon=32.0))
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(9, 9), (4, 9), (9, 4)])
 def test_no_horizon_means_the_longer_length(queries, keys, causal):
@@ -99,13 +76,6 @@ def test_no_horizon_means_the_longer_length(queries, keys, causal):
     assert torch.equal(
         attention(*inputs, causal=causal), attention(*inputs, causal=causal, horizon=9)
     )
-
-
-def test_a_prefix_does_not_depend_on_what_follows_once_the_horizon_is_named():
-    q, k, v = tokens(1, 2, 300)
-    whole = attention(q, k, v, causal=True, horizon=300)
-    part = attention(*(x[:, :, :77] for x in (q, k, v)), causal=True, horizon=300)
-    torch.testing.assert_close(part, whole[:, :, :77])
 
 
 PAST = [
@@ -140,7 +110,7 @@ def test_a_horizon_of_just_the_length_is_enough(options, queries, keys, length):
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("horizon", [3, 47.5, torch.tensor([5.0, 1e4])])
+@pytest.mark.parametrize("horizon", [47.5, torch.tensor([5.0, 1e4])])
 def test_the_raised_cosine_is_its_formula_at_any_distance(horizon, causal, impl):
     inputs = tokens(2, 2, 300)
     options = {"horizon": horizon, "causal": causal}
@@ -150,23 +120,3 @@ def test_the_raised_cosine_is_its_formula_at_any_distance(horizon, causal, impl)
         *inputs,
         argument=math.pi * 300 / float(torch.as_tensor(horizon).min()),
     )
-
-
-def test_raised_weights_stay_non_negative_past_the_horizon():
-    q, k = torch.ones(1, 1, 100, 1, dtype=torch.float64), torch.ones(1, 1, 100, 1).double()
-    weights = attention(
-        q, k, torch.eye(100).double()[None, None], horizon=7, weight="raised_cosine"
-    )
-    assert weights.min() >= -1e-12
-    assert weights[0, 0, 0, 7] < 1e-9 < weights[0, 0, 0, 14]  # zero at 7, whole again at 14
-
-
-def test_a_raised_stream_has_no_end():
-    q, k, v = tokens(1, 2, 600)
-    out, state = attention_with_state(
-        *(x[:, :, :300] for x in (q, k, v)), horizon=math.pi, weight="raised_cosine"
-    )
-    rest, state = attention_with_state(*(x[:, :, 300:] for x in (q, k, v)), state=state)
-    whole = cosformer(q, k, v, causal=True, horizon=math.pi, raised=True)
-    torch.testing.assert_close(torch.cat([out, rest], 2), whole)
-    assert int(state.position) == 600

@@ -7,29 +7,31 @@ import torch
 from stub_driver import (
     FAMILY,
     GRADS,
-    KERNELS,
+    attention,
     both_passes,
     by_python,
     check_replays,
     head,
     leaves,
+    linear_attention,
     qkv,
 )
 from torch.utils.checkpoint import checkpoint
 
-from cosformer import attention, linear_attention
-from cosformer.ops import linear as engine
+from cosformer.ops import hopper
 from cosformer.ops.hopper import nvrtc
-from cosformer.ops.hopper import passes as hopper
 from cosformer.ops.replay import replay
 
 
 @pytest.mark.parametrize(
-    ("causal", "lengths"),
-    [(True, (100, 100)), (True, (6000, 6000)), (False, (100, 100)), (False, (6000, 700))],
+    ("causal", "width", "lengths", "graded"),
+    [
+        (True, 64, (100, 100), False),
+        (True, 64, (6000, 6000), True),
+        (False, 128, (100, 100), True),
+        (False, 64, (6000, 700), True),
+    ],
 )
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("graded", [True, False])
 def test_a_replay_launches_what_python_launches(
     driver, ordinary, monkeypatch, causal, width, lengths, graded
 ):
@@ -44,15 +46,7 @@ def test_a_replay_launches_what_python_launches(
 
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("length", [100, 6000])
-def test_the_family_is_replayed(driver, monkeypatch, name, length):
-    ordinary, own = [], engine._linear_attention
-
-    def counted(*given):
-        ordinary.append(1)
-        return own(*given)
-
-    monkeypatch.setattr(engine, "_linear_attention", counted)
-
+def test_the_family_is_replayed(driver, ordinary, monkeypatch, name, length):
     def call(seed):
         inputs, grad = leaves(length, seed=seed), qkv(length, seed=seed + 9)[0]
         driver.launches.clear()
@@ -65,7 +59,7 @@ def test_the_family_is_replayed(driver, monkeypatch, name, length):
 def test_tables_that_would_fill_the_memory_are_not_kept(driver, monkeypatch):
     monkeypatch.setattr(replay, "MOST_KEPT", 8 * 2 * 100 - 1)
     for _ in range(2):
-        linear_attention(*qkv(), **FAMILY["retention"], **KERNELS)
+        linear_attention(*qkv(), **FAMILY["retention"])
     assert list(replay._programs.values()) == [False]
 
 
@@ -73,7 +67,7 @@ def test_only_inputs_that_ask_for_a_gradient_get_one(driver, ordinary):
     q, k, v = qkv()
     for _ in range(3):
         x = v.clone().requires_grad_()
-        attention(q, k, x, **KERNELS).backward(q)
+        attention(q, k, x).backward(q)
         assert x.grad is not None
         assert q.grad is None
     assert len(ordinary) == 1
@@ -96,7 +90,7 @@ def test_tensors_that_begin_at_the_same_place(driver, monkeypatch):
     q, k, v = leaves()
 
     def calls():
-        out = attention(q, k, v, **KERNELS)
+        out = attention(q, k, v)
         same = both_passes([q, q, v], v)
         return same, [head(x) for x in torch.autograd.grad(out, (q, k, v), out)], head(out)
 
@@ -117,7 +111,7 @@ def test_second_derivatives_are_those_of_the_ordinary_path(driver, ordinary, mon
         ("sweep", 5): bytes(total.float().view(torch.uint8).flatten().tolist()),
     }
 
-    def call(impl="triton"):
+    def call(impl="hopper"):
         out = attention(*inputs, causal=True, impl=impl)
         first = torch.autograd.grad(out.float().square().sum(), inputs, create_graph=True)
         return torch.autograd.grad(sum(x.float().square().sum() for x in first), inputs)
@@ -150,19 +144,19 @@ def test_compiled_autograd_calls_the_node(driver, monkeypatch):
 def test_checkpointing_recomputes_a_first_call(driver):
     for _ in range(2):
         inputs = leaves()
-        out = checkpoint(lambda *x: attention(*x, **KERNELS), *inputs, use_reentrant=False)
+        out = checkpoint(lambda *x: attention(*x), *inputs, use_reentrant=False)
         out.sum().backward()
         assert all(x.grad is not None for x in inputs)
 
 
 def test_what_backward_needs_is_checked(driver):
     q, k, v = qkv()
-    attention(q, k, v, **KERNELS)
-    out = attention(q.requires_grad_(), k, v, **KERNELS)
+    attention(q, k, v)
+    out = attention(q.requires_grad_(), k, v)
     v.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.backward(v)
-    out = attention(q, k, v, **KERNELS)
+    out = attention(q, k, v)
     out.backward(v)
     with pytest.raises(RuntimeError, match="a second time"):
         out.backward(v)
@@ -192,7 +186,7 @@ def test_a_thread_without_a_context_gets_one(driver, monkeypatch):
 def test_memory_that_torch_fills_is_filled(driver, ordinary):
     torch.use_deterministic_algorithms(True)
     try:
-        outs = [attention(*qkv(), **KERNELS) for _ in range(2)]
+        outs = [attention(*qkv()) for _ in range(2)]
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(ordinary) == 1
@@ -203,7 +197,7 @@ def test_memory_that_torch_fills_is_filled(driver, ordinary):
 def test_only_so_many_programs_are_kept(driver, monkeypatch):
     monkeypatch.setattr(replay, "PROGRAMS", 3)
     for length in range(1, 9):
-        attention(*qkv(length), **KERNELS)
+        attention(*qkv(length))
     assert len(replay._programs) == 3
 
 

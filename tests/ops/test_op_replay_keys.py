@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from stub_driver import GRADS, KERNELS, leaves, qkv
+from stub_driver import GRADS, attention, leaves, qkv
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cosformer import attention
-from cosformer.ops.replay import tape
+from cosformer.ops.hopper import watching
+from cosformer.ops.hopper.watch import watcher
+from cosformer.ops.problem import Constants, Given
+from cosformer.ops.replay.tape import Tape
 
 
 class _Function(TorchFunctionMode):
@@ -57,11 +59,11 @@ PLACES = {
 @pytest.mark.parametrize("name", [*OTHERS, *TENSORS, *PLACES])
 def test_what_differs_is_not_replayed(driver, ordinary, name):
     for _ in range(2):
-        attention(*qkv(), horizon=100, **KERNELS)
+        attention(*qkv(), horizon=100)
     assert len(ordinary) == 1
     change = TENSORS.get(name, same)
     with PLACES.get(name, torch.enable_grad)():
-        attention(*map(change, qkv()), **{"horizon": 100, **KERNELS, **OTHERS.get(name, {})})
+        attention(*map(change, qkv()), **{"horizon": 100, **OTHERS.get(name, {})})
     assert len(ordinary) == 2
 
 
@@ -69,33 +71,33 @@ def test_what_differs_is_not_replayed(driver, ordinary, name):
 def test_modes_and_hooks_see_every_call(driver, ordinary, place):
     with PLACES[place]():
         for _ in range(3):
-            attention(*leaves(), **KERNELS)
+            attention(*leaves())
     assert len(ordinary) == 3
 
 
 def test_autocast_that_casts_nothing_is_replayed(driver, ordinary):
     with PLACES["autocast"]():
         for _ in range(2):
-            attention(*qkv(), **KERNELS)
+            attention(*qkv())
         assert len(ordinary) == 1
         for _ in range(2):  # a copy is cast, and copies are not on the tape
-            attention(*(x.float() for x in qkv()), **KERNELS)
+            attention(*(x.float() for x in qkv()))
     assert len(ordinary) == 3
 
 
 def test_a_call_that_is_captured_is_ordinary(driver, ordinary):
-    attention(*qkv(), **KERNELS)
+    attention(*qkv())
     driver.captures = 1
-    attention(*qkv(), **KERNELS)
+    attention(*qkv())
     assert len(ordinary) == 2
 
 
 @pytest.mark.parametrize("given", [{"eps": True}, {"horizon": True}, {"causal": 1}])
 def test_what_equals_a_kept_option_is_still_refused(driver, given):
     for _ in range(2):
-        attention(*qkv(1), horizon=1, causal=True, eps=1, **KERNELS)
+        attention(*qkv(1), horizon=1, causal=True, eps=1)
     with pytest.raises(TypeError, match=next(iter(given))):
-        attention(*qkv(1), **{"horizon": 1, "causal": True, "eps": 1, **KERNELS, **given})
+        attention(*qkv(1), **{"horizon": 1, "causal": True, "eps": 1, **given})
 
 
 def test_what_torch_computes_is_not_replayed(driver, ordinary):
@@ -108,17 +110,18 @@ def test_what_torch_computes_is_not_replayed(driver, ordinary):
 def test_a_tape_of_more_than_one_pass_over_its_inputs_is_not_replayed(spoilt):
     q, k, v = qkv(8)
     psi = torch.ones(1, 1, 2, 8).mT if spoilt == "ψ in pieces" else torch.ones(1, 1, 8, 2)
-    given = (q, k, v, None, v if spoilt == "a state" else None, None, psi, psi)
-    with tape.taping(q, k, torch.clone(v) if spoilt == "a state" else v) as tape_of:
+    given = Given(q, k, v, None, None, Constants(None, psi, psi, None, None), None)
+    tape = Tape((q, k, v))
 
-        @tape.taped
-        def forward(*tensors):
-            out = torch.empty_like(q)
-            if spoilt != "no launch":
-                tape.current().launched(None, (*tensors[:3], out, None, psi))
-            return (out.clone() if spoilt == "a copy" else out), None
+    def forward():
+        out = torch.empty_like(q)
+        if spoilt != "no launch":
+            watcher().launched(None, (q, k, v, out, None, psi))
+        return (out.clone() if spoilt == "a copy" else out), None
 
+    with watching(tape):
         for _ in range(1 + (spoilt == "twice")):
-            forward(*given)
-    assert tape.current() is None
-    assert tape_of.results() == (None if spoilt else [3])
+            state = [torch.ones(3)] if spoilt == "a state" else []
+            watcher().run(forward, given, [q, k, v, *state], [psi])
+    assert watcher() is None
+    assert tape.results() == (None if spoilt else [3])

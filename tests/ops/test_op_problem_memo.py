@@ -1,0 +1,88 @@
+"""Problems are kept for the next call, and nothing else changes."""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from cosformer import attention, memo
+from cosformer.ops.problem import PROBLEMS, build
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    PROBLEMS.kept.clear()
+    yield
+    PROBLEMS.kept.clear()
+
+
+def qkv(length=20, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 1, 2, length, 4, dtype=dtype, generator=generator)
+
+
+def test_a_second_call_finds_the_problem_of_the_first():
+    first = attention(*qkv(), causal=True)
+    (kept,) = PROBLEMS.kept.values()
+    assert torch.equal(attention(*qkv(), causal=True), first)
+    assert list(PROBLEMS.kept.values()) == [kept]
+    attention(*qkv(), causal=True, horizon=100)
+    attention(*qkv(dtype=torch.float32), causal=True)
+    assert len(PROBLEMS.kept) == 3
+
+
+def test_only_so_many_are_kept(monkeypatch):
+    monkeypatch.setattr(memo, "ENTRIES", 4)
+    for length in range(1, 10):
+        attention(*qkv(length))
+    assert len(PROBLEMS.kept) == 4
+
+
+def test_long_ones_are_not_kept(monkeypatch):
+    monkeypatch.setattr(sys.modules[build.__module__], "LONGEST", 10)
+    attention(*qkv())
+    assert not PROBLEMS.kept
+
+
+@pytest.mark.parametrize("given", [{"horizon": True}, {"causal": 1}, {"eps": True}])
+def test_what_equals_a_kept_number_is_still_refused(given):
+    attention(*qkv(1), horizon=1, causal=True, eps=1)
+    with pytest.raises(TypeError, match=next(iter(given))):
+        attention(*qkv(1), **{"horizon": 1, "causal": True, "eps": 1, **given})
+
+
+def test_a_mask_is_not_kept():
+    hidden = torch.zeros(1, 20, dtype=torch.bool)
+    assert (attention(*qkv(), key_mask=hidden) == 0).all()
+    assert (attention(*qkv()) != 0).any()
+
+
+def test_what_inference_mode_made_serves_training():
+    with torch.inference_mode():
+        attention(*qkv(), causal=True)
+    q, k, v = (x.requires_grad_() for x in qkv())
+    attention(q, k, v, causal=True).sum().backward()
+    assert q.grad is not None
+
+
+def test_compiled_calls_keep_nothing():
+    torch.compile(lambda q, k, v: attention(q, k, v), backend="eager")(*qkv())
+    assert not PROBLEMS.kept
+
+
+def test_threads_share_it(monkeypatch):
+    monkeypatch.setattr(memo, "ENTRIES", 3)
+    module = sys.modules[build.__module__]
+    own = module.with_basis
+    monkeypatch.setattr(module, "with_basis", lambda *given: (time.sleep(0), own(*given))[1])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            outs = list(pool.map(lambda n: attention(*qkv(1 + n % 9)), range(300)))
+    finally:
+        sys.setswitchinterval(before)
+    for n, out in enumerate(outs):
+        assert torch.equal(out, attention(*qkv(1 + n % 9)))

@@ -1,0 +1,220 @@
+"""Raised cosine weights: what rows give whose weights are all near zero, however they are computed.
+
+Half a plain sum and half a cosine one cancel there. Without a floor under the denominator what is
+left of them, rounding, would be divided by itself, and outputs be hundreds of times the values.
+"""
+
+import math
+
+import pytest
+import torch
+from formula import (
+    IMPLEMENTATIONS,
+    agree,
+    cosine_weight,
+    hold,
+    largest,
+    recurrence,
+    results,
+    tokens,
+    uniform,
+)
+
+from cosformer import (
+    State,
+    attention,
+    attention_weights,
+    attention_with_state,
+    linear_attention,
+    linear_attention_with_state,
+    step,
+)
+
+HORIZON = 16
+FAINT = 2.0**-12  # rows below it on average fade to zero
+RAISED = {"horizon": HORIZON, "weight": "raised_cosine"}
+every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+both_ways = pytest.mark.parametrize("causal", [True, False])
+every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+def formula(q, k, v, *, causal=True, key_mask=None):
+    """Σ w s v / max(Σ w s, eps, 2⁻¹² Σ s)."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    seen = cosine_weight(q, k, horizon=math.inf, causal=causal).to(q.dtype)
+    weight = cosine_weight(q, k, horizon=HORIZON, causal=causal, raised=True).to(q.dtype)
+    score = q.relu() @ k.relu().mT * seen
+    if key_mask is not None:
+        score = score.masked_fill(~key_mask[:, None, None], 0)
+    total, mass = ((score * x).sum(-1, keepdim=True) for x in (weight, seen))
+    return score * weight @ v / hold(torch.maximum(total.clamp(min=1e-6), FAINT * mass))
+
+
+def one_far_key():
+    """Only key 0 is real, and the last query stands a horizon away from it."""
+    q, k, v = tokens(2, 4, HORIZON + 1, kv_heads=2)
+    mask = torch.arange(HORIZON + 1).expand(2, -1) == 0
+    return (30 * q.abs(), 30 * k.abs(), v), {"key_mask": mask}
+
+
+def sparse(length=2000):
+    """One feature in 64 is not zero. Even queries see keys that weigh nothing: 16, 80, … away."""
+    size, _, v = tokens(1, 2, length, width=1, value_width=4)
+    t = torch.arange(length)
+    keys, queries = (torch.eye(64, dtype=v.dtype)[x % 64] for x in (t, t - 16 + t % 2 * 13))
+    return (30 * size.abs() * queries, 30 * size.abs() * keys, v), {}
+
+
+CASES = {"one far key": one_far_key, "sparse features": sparse}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def in_hull(out, v):
+    """Whether outputs lie between the least value and the largest, or zero."""
+    v = v.repeat_interleave(out.shape[1] // v.shape[1], 1).double()
+    least, most = v.amin(2, keepdim=True).clamp(max=0), v.amax(2, keepdim=True).clamp(min=0)
+    room = 0.01 * v.abs().max()
+    return bool(((out >= least - room) & (out <= most + room)).all())
+
+
+@every_case
+@every_impl
+@both_ways
+@every_precision
+def test_outputs_stay_among_the_values_and_gradients_are_finite(case, impl, causal, dtype):
+    inputs, options = case()
+    inputs = [x.to(dtype) for x in inputs]
+    out, *grads = results(
+        lambda *x: attention(*x, causal=causal, impl=impl, **RAISED, **options), inputs
+    )
+    assert in_hull(out, inputs[2])
+    assert all(x.isfinite().all() for x in grads)
+
+
+@every_impl
+@both_ways
+@every_precision
+def test_faint_rows_and_their_gradients_are_those_of_the_formula(impl, causal, dtype):
+    inputs, options = one_far_key()
+    agree(
+        lambda *x: attention(*x, causal=causal, impl=impl, **RAISED, **options),
+        lambda *x: formula(*x, causal=causal, **options),
+        *inputs,
+        dtype=dtype,
+        argument=1 / FAINT,
+    )
+
+
+@every_precision
+def test_sparse_rows_and_their_gradients_are_those_of_the_formula(dtype):
+    inputs, _ = sparse(500)
+    agree(
+        lambda *x: attention(*x, causal=True, **RAISED),
+        formula,
+        *inputs,
+        dtype=dtype,
+        argument=1 / FAINT,
+    )
+
+
+def test_a_key_at_the_horizon_counts_for_nothing():
+    (q, k, v), options = one_far_key()
+    out = attention(q, k, v, causal=True, **RAISED, **options)
+    assert largest(out[:, :, -1]) < 1e-9
+    torch.testing.assert_close(out[:, :, 0], v.repeat_interleave(2, 1)[:, :, 0])
+
+
+@every_case
+@every_precision
+def test_streams_in_pieces_stay_among_the_values(case, dtype):
+    (q, k, v), options = case()
+    mask = options.get("key_mask")
+    parts, state = [], None
+    for rows in (slice(0, 5), slice(5, 16), slice(16, None)):
+        piece = [x[:, :, rows].to(dtype) for x in (q, k, v)]
+        about = RAISED if state is None else {"state": state}
+        hidden = None if mask is None else mask[:, rows]
+        out, state = attention_with_state(*piece, key_mask=hidden, **about)
+        parts.append(out)
+    out = torch.cat(parts, 2)
+    assert in_hull(out, v)
+    right = formula(q, k, v, **options)
+    error = largest(out.double() - right)
+    assert error <= 8 / FAINT * torch.finfo(dtype).eps * largest(v)
+
+
+@every_precision
+@pytest.mark.parametrize("slots", [False, True])
+def test_steps_stay_among_the_values(dtype, slots):
+    (q, k, v), _ = one_far_key()
+    k[:, :, 1:] = 0  # as good as a mask: steps have none
+    position = torch.zeros(2, dtype=torch.int64) if slots else 0
+    state = State.empty(2, 2, 4, 4, dtype=dtype, position=position, **RAISED)
+    order = torch.tensor([1, 0]) if slots else None
+    outs = [
+        step(*(x[:, :, t : t + 1].to(dtype) for x in (q, k, v)), state, slots=order)
+        for t in range(HORIZON + 1)
+    ]
+    out = torch.cat(outs, 2)
+    assert in_hull(out, v)
+    error = largest(out.double() - formula(q, k, v))
+    assert error <= 8 / FAINT * torch.finfo(dtype).eps * largest(v)
+
+
+@both_ways
+@every_precision
+def test_maps_have_rows_of_at_most_one(causal, dtype):
+    (q, k, v), options = one_far_key()
+    given = [x.to(dtype) for x in (q, k)]
+    dense = attention_weights(*given, causal=causal, **RAISED, **options)
+    assert dense.sum(-1).max() <= 1.01
+    assert dense.min() >= -0.01
+    out = attention(*given, v.to(dtype), causal=causal, **RAISED, **options)
+    torch.testing.assert_close(
+        dense @ v.to(dtype).repeat_interleave(2, 1), out, rtol=0.01, atol=0.01
+    )
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_the_family_has_the_same_floor_with_a_decay_or_without(gamma):
+    (q, k, v), options = one_far_key()
+    options |= {"feature_map": "relu", "theta": math.pi / (2 * HORIZON), "raised": True}
+    options["gamma"] = gamma
+    exact = linear_attention(q, k, v, causal=True, impl="reference", **options)
+    single = [x.float() for x in (q, k, v)]
+    out = linear_attention(*single, causal=True, **options)
+    assert in_hull(out, v)
+    assert largest(out - exact) < 0.01 * largest(v)
+    streamed, _ = linear_attention_with_state(*single, **options)
+    torch.testing.assert_close(streamed, out)
+
+
+@every_impl
+def test_undivided_sums_are_the_formula(impl):
+    theta = math.pi / (2 * HORIZON)
+
+    def op(q, k, v, decay):
+        about = {"theta": theta, "raised": True, "normaliser": "none", "scale": 0.5}
+        return linear_attention(q, k, v, causal=True, log_decay=decay, impl=impl, **about)
+
+    def plain(q, k, v, decay):
+        return 0.5 * recurrence(q, k, v, phi=lambda x: x, theta=theta, raised=True, decay=decay)[0]
+
+    agree(op, plain, *tokens(1, 2, 70), -uniform(1, 2, 70), argument=70)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bits_are_widened_before_both_halves(dtype):
+    (q, k, v), options = one_far_key()
+    half = [x.to(dtype) for x in (q / 30, k / 30, v)]
+    out = attention(*half, causal=True, **RAISED, **options)
+    right = formula(*(x.double() for x in half), **options)
+    assert out.dtype == dtype
+    assert largest(out.double() - right) <= 0.01 * largest(v)
+
+
+@pytest.mark.parametrize("rule", ["add", "signed"])
+def test_other_rules_are_refused(rule):
+    with pytest.raises(ValueError, match=rf"raised=True needs rule='clamp' .*got '{rule}'"):
+        linear_attention(*tokens(), theta=0.1, raised=True, rule=rule)

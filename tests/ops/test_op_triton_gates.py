@@ -1,0 +1,91 @@
+"""Decays per token by kernels, under Triton's interpreter: running sums, and the gradient of L."""
+
+import pytest
+import torch
+from formula import tokens, uniform
+from gate_cases import LEAST, LENGTHS, check_balanced, check_sums, draw
+from kernel_cases import results
+from torch.testing import assert_close
+
+from cosformer import linear_attention
+from cosformer.ops.autograd import gates, kernels
+from cosformer.ops.autograd.gates import _RunningSum, summed_gates
+from cosformer.ops.problem import running_sum
+
+pytestmark = pytest.mark.usefixtures("interpreted", "poisoned")
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_sums_and_gradients_are_those_of_the_formula(length):
+    check_sums(length, torch.float32)
+
+
+def test_gates_may_be_of_16_bits_and_have_any_strides():
+    check_sums(100, torch.float16, turned=True)
+
+
+@pytest.mark.parametrize(("wrong", "place"), [(1e-3, 0), (torch.nan, 4095), (torch.inf, 4096)])
+def test_a_gate_above_zero_is_refused_wherever_it_stands(wrong, place):
+    given = draw(4100, torch.float32)
+    given[1, 2, place] = wrong
+    with pytest.raises(RuntimeError, match="log_decay must be at most 0"):
+        _RunningSum.apply(given, LEAST)
+
+
+def test_a_sum_over_many_blocks_loses_nothing():
+    given = torch.full((1, 2, 20_000), -0.1)
+    exact = given[0, 0, 0].double() * torch.arange(1, 20_001)
+    assert_close(_RunningSum.apply(given, LEAST)[0, 1], exact, rtol=1e-13, atol=0)
+
+
+def test_second_derivatives_are_those_of_the_formula():
+    found = []
+    for sums in (running_sum, _RunningSum.apply):
+        leaf = draw(60, torch.float32).requires_grad_()
+        (first,) = torch.autograd.grad(
+            sums(leaf, LEAST).div(1e3).exp().sum(), leaf, create_graph=True
+        )
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+    assert_close(*found)
+
+
+def test_only_a_gpu_with_several_rows_is_given_to_the_kernel(monkeypatch):
+    calls = []
+    monkeypatch.setattr(gates._RunningSum, "apply", lambda x, _: (calls.append(1), x)[1])
+    given = draw(10, torch.float32)
+    summed_gates(given, torch.float32)
+    assert not calls
+    monkeypatch.setattr(gates, "kernels_serve", lambda x: True)
+    summed_gates(given, torch.float32)
+    assert calls == [1]
+    summed_gates(given[:1, :1], torch.float32)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_the_gradient_of_a_decay_is_the_formula_in_float64(length, scale):
+    check_balanced(length, scale)
+
+
+@pytest.mark.parametrize("normaliser", ["none", "sum"])
+def test_gates_have_the_same_gradient_by_either(normaliser, monkeypatch):
+    q, k, v = (x.float() for x in tokens(1, 2, 20, kv_heads=1))
+    served, found = [], []
+    own = kernels.triton.balanced_decay_gradient
+    monkeypatch.setattr(
+        kernels.triton, "balanced_decay_gradient", lambda *x: (served.append(1), own(*x))[1]
+    )
+
+    def call(q, k, v, decay):
+        return linear_attention(
+            q.abs(), k.abs(), v, causal=True, normaliser=normaliser, log_decay=decay, impl="triton"
+        )
+
+    for kernel in (False, True):
+        for room in (kernels, gates):
+            monkeypatch.setattr(room, "kernels_serve", lambda x, kernel=kernel: kernel)
+        found.append(results(call, [q, k, v, -uniform(1, 1, 20).float()]))
+    assert served == [1]
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
