@@ -6,6 +6,8 @@ from typing import TypeVar
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from cosformer.runtime import transformed
+
 Result = TypeVar("Result")
 
 
@@ -13,8 +15,8 @@ def recomputed(function: Callable[..., Result], *args: object) -> Result:
     """`function(*args)`, computed again in the backward pass instead of kept for it.
 
     The function must draw no random numbers. Transforms of torch.func know nothing of
-    checkpoints: under them everything is kept.
+    checkpoints, so that under them everything is kept; torch.compile decides itself what to keep.
     """
-    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or transformed():
         return function(*args)
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

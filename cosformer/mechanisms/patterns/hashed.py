@@ -6,7 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.mechanisms.patterns.flex import run_compiled
 from cosformer.mechanisms.recompute import recomputed
+from cosformer.runtime import compute_dtype, untraced
 
 SLICE = {"cpu": 2**19, "cuda": 2**27}
 """Scores made at once: a CPU keeps them in its cache, a GPU has room."""
@@ -27,8 +29,11 @@ def hashed_attention(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chu
     A pair that meets in several rounds counts as often. N is a multiple of the size of a chunk.
     The backward pass makes the scores again: kept is what is as long as q, k and v.
     """
-    count = max(1, _most(q) // (2 * chunks.size * q.shape[2]))
     rows = (q / math.sqrt(q.shape[-1]), k, v, order)
+    if q.is_cuda and untraced():  # one graph of all rounds: no pass over the scores but products
+        flat = (x.flatten(0, 1) for x in rows)
+        return run_compiled(_attend, chunks, *flat, on=q).unflatten(0, q.shape[:2])
+    count = max(1, _most(q) // (2 * chunks.size * q.shape[2]))
     groups = zip(*(x.flatten(0, 1).split(count) for x in rows), strict=True)
     return torch.cat([_attend(chunks, *heads) for heads in groups]).unflatten(0, q.shape[:2])
 
@@ -41,7 +46,7 @@ def _attend(chunks: Chunks, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> T
     joined = outs[0] * shares[0]
     for out, share in zip(outs[1:], shares[1:], strict=True):
         joined = joined + out * share
-    return joined
+    return joined.to(v.dtype)
 
 
 def _round(
@@ -65,9 +70,10 @@ def _softmax(
     """Softmax of some chunks `[g, c, b, D]` over `[g, c, 2b, D]`; i and j are their tokens."""
     hidden = j.mT >= chunks.length
     hidden = hidden | (j.mT > i) if chunks.causal else hidden
-    scores = (rows @ keys.mT).masked_fill(hidden, -torch.inf).masked_fill(i == j.mT, ITSELF)
+    scores = (rows @ keys.mT).to(compute_dtype(rows.dtype))
+    scores = scores.masked_fill(hidden, -torch.inf).masked_fill(i == j.mT, ITSELF)
     log = scores.logsumexp(-1, keepdim=True)
-    return (scores - log).exp() @ values, log
+    return (scores - log).exp().to(values.dtype) @ values, log
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:

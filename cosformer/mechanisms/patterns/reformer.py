@@ -60,12 +60,10 @@ class Reformer(Seeded, Whole):
         self.plant(seed)
         self.traits = replace(self.traits, multiple_of=2 * bucket)
 
-    def working_dtype(self, q: Tensor) -> torch.dtype:
-        return compute_dtype(q.dtype)
-
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         length, order = q.shape[2], self.order(q)  # [B H r N]
-        q, k, v = (to_multiple(x, 2 * self.bucket) for x in (q, F.normalize(k, dim=-1), v))
+        key = F.normalize(k.to(compute_dtype(k.dtype)), dim=-1).to(k.dtype)
+        q, k, v = (to_multiple(x, 2 * self.bucket) for x in (q, key, v))
         chunks = Chunks(self.bucket, length, causal)
         return hashed_attention(q, k, v, order, chunks)[:, :, :length]
 
@@ -92,7 +90,7 @@ class Reformer(Seeded, Whole):
     def order(self, q: Tensor) -> Tensor:
         """Tokens sorted by bucket and index in each round, padding last: `[B, H, rounds, N]`."""
         length = q.shape[2]
-        bucket = buckets(q.detach(), self._rotations_at(q))
+        bucket = buckets(q.detach().to(compute_dtype(q.dtype)), self._rotations_at(q))
         padding = (0, self._padded(length) - length)
         full = F.pad(bucket, padding, value=torch.iinfo(bucket.dtype).max)
         return full.argsort(dim=-1, stable=True)

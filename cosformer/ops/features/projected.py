@@ -1,5 +1,7 @@
 """Features of projections: φ(x) = f(W x)."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,17 +34,18 @@ def projected(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None)
     wide = x.to(compute_dtype(x.dtype))
     weight = weight.to(wide.dtype)
     if kind == "exp":
-        exponent = _exponents(wide, weight)
-        top = exponent.detach().amax(-1, keepdim=True) if level is None else level[..., None]
-        features = (exponent - top).exp()
-    elif kind == "softmaxes":
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+        if level is None:
+            level = _exponents(wide.detach(), weight).amax(-1)
+        # 1/√F and the level go into the product's own addition: each pass over F·T numbers counts
+        shift = level + math.log(weight.shape[-2]) / 2
+        return _exponents(wide, weight, shift).exp().to(dtype)
+    if kind == "softmaxes":
         turned = _product(wide, weight)
         return torch.cat([turned.softmax(-1), (-turned).softmax(-1)], -1).to(x.dtype)
-    else:
-        turned = _product(F.normalize(wide, dim=-1), weight)
-        features = turned.relu() if kind == "relu" else torch.cat([turned.sin(), turned.cos()], -1)
-    dtype = torch.float32 if kind == "exp" and x.dtype == torch.float16 else x.dtype
-    return (features / weight.shape[-2] ** 0.5).to(dtype)
+    turned = _product(F.normalize(wide, dim=-1), weight)
+    features = turned.relu() if kind == "relu" else torch.cat([turned.sin(), turned.cos()], -1)
+    return (features / weight.shape[-2] ** 0.5).to(x.dtype)
 
 
 @torch.no_grad()
@@ -52,10 +55,13 @@ def top_exponents(x: Tensor, weight: Tensor) -> Tensor:
     return _exponents(wide, weight.to(wide.dtype)).amax(-1)
 
 
-def _exponents(x: Tensor, weight: Tensor) -> Tensor:
-    """Wx − ‖x‖²/2 of x ← x/D^¼."""
+def _exponents(x: Tensor, weight: Tensor, shift: Tensor | None = None) -> Tensor:
+    """Wx − ‖x‖²/2 − shift of x ← x/D^¼; the shift is `[B, H, T]`, W is one for all heads."""
     x = x / x.shape[-1] ** 0.25
-    return _product(x, weight) - x.square().sum(-1, keepdim=True) / 2
+    less = x.square().sum(-1) / 2
+    less = less if shift is None else less + shift
+    flat = torch.addmm(-less.reshape(-1, 1), x.reshape(-1, x.shape[-1]), weight.mT)
+    return flat.unflatten(0, x.shape[:3])
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
