@@ -163,9 +163,10 @@ def attention_with_state(
     limit = check_continues(state, k, v, horizon, weight)
     if state.weight == "cosine":
         check_length(q.shape[2], limit, state.position)
+    rows = at_least(state, q, k, v)
     problem = build(
-        q,
-        k,
+        rows[0],
+        rows[1],
         Placement(causal=True, stream_position=state.position),
         theta=angle_of(limit, q),
         weight=state.weight,
@@ -173,7 +174,7 @@ def attention_with_state(
         rule="clamp",
         eps=eps,
     )._replace(key_mask=key_mask)
-    out, sums = compute(*at_least(state, q, k, v), problem, join(state), impl=impl)
+    out, sums = compute(*rows, problem, join(state), impl=impl)
     assert sums is not None
     return out.to(q.dtype), split(sums, state.position + q.shape[2], limit, divided=True)
 

@@ -56,15 +56,21 @@ def top_exponents(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _exponents(x: Tensor, weight: Tensor, shift: Tensor | None = None) -> Tensor:
-    """Wx − ‖x‖²/2 − shift of x ← x/D^¼; the shift is `[B, H, T]`, W is one for all heads."""
+    """Wx − ‖x‖²/2 − shift of x ← x/D^¼; the shift is `[B, H, T]`."""
     x = x / x.shape[-1] ** 0.25
     less = x.square().sum(-1) / 2
     less = less if shift is None else less + shift
-    flat = torch.addmm(-less.reshape(-1, 1), x.reshape(-1, x.shape[-1]), weight.mT)
-    return flat.unflatten(0, x.shape[:3])
+    each = _for_heads(weight, x).mT.expand(*x.shape[:2], -1, -1).flatten(0, 1)
+    found = torch.baddbmm(-less.flatten(0, 1)[..., None], x.flatten(0, 1), each)
+    return found.unflatten(0, x.shape[:2])
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    if weight.dim() == 3 and weight.shape[0] != x.shape[1]:
-        weight = weight.repeat_interleave(x.shape[1] // weight.shape[0], 0)
-    return x @ weight.mT
+    return x @ _for_heads(weight, x).mT
+
+
+def _for_heads(weight: Tensor, x: Tensor) -> Tensor:
+    """W as one for all heads of x, or one for each."""
+    if weight.dim() == 2 or weight.shape[0] == x.shape[1]:
+        return weight
+    return weight.repeat_interleave(x.shape[1] // weight.shape[0], 0)
