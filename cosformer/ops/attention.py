@@ -163,10 +163,11 @@ def attention_with_state(
     limit = check_continues(state, k, v, horizon, weight)
     if state.weight == "cosine":
         check_length(q.shape[2], limit, state.position)
-    rows = at_least(state, q, k, v)
+    dtype = q.dtype
+    q, k, v = at_least(state, q, k, v)
     problem = build(
-        rows[0],
-        rows[1],
+        q,
+        k,
         Placement(causal=True, stream_position=state.position),
         theta=angle_of(limit, q),
         weight=state.weight,
@@ -174,9 +175,9 @@ def attention_with_state(
         rule="clamp",
         eps=eps,
     )._replace(key_mask=key_mask)
-    out, sums = compute(*rows, problem, join(state), impl=impl)
+    out, sums = compute(q, k, v, problem, join(state), impl=impl)
     assert sums is not None
-    return out.to(q.dtype), split(sums, state.position + q.shape[2], limit, divided=True)
+    return out.to(dtype), split(sums, state.position + q.shape[2], limit, divided=True)
 
 
 def attention_weights(

@@ -217,12 +217,13 @@ def linear_attention_with_state(
         scale,
         key_mask,
     )
-    rows = at_least(state, q, k, v)
-    problem = _problem(rows[0], rows[1], given, state.position)
-    out, sums = compute(*rows, problem, join(state), impl=impl)
+    dtype = q.dtype
+    q, k, v = at_least(state, q, k, v)
+    problem = _problem(q, k, given, state.position)
+    out, sums = compute(q, k, v, problem, join(state), impl=impl)
     assert sums is not None
     position = state.position + q.shape[2]
-    return out.to(q.dtype), split(sums, position, state.horizon, divided=divided)
+    return out.to(dtype), split(sums, position, state.horizon, divided=divided)
 
 
 def _check_per_key_head(
