@@ -206,7 +206,7 @@ class Mechanism(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, Any]:
         """Output and state after the next tokens of a stream that keeps its tokens."""
-        self._check_length(state.position + k.shape[2])
+        self.check_length(state.position + k.shape[2])
         grown = state.append(k, v, request.key_mask)
         longer = request._replace(key_mask=grown.key_mask, start=state.k.shape[2])
         return self.attend(q, grown.k, grown.v, longer), self.forget(grown)
@@ -261,7 +261,7 @@ class Mechanism(nn.Module):
             raise refuse(self, task, lambda other: other.cross)
         if key_mask is not None and not traits.mask:
             raise refuse(self, "obey a key_mask", lambda other: other.mask)
-        self._check_length(max(q.shape[2], k.shape[2]))
+        self.check_length(max(q.shape[2], k.shape[2]))
         check_mapping("controls", controls)
         if set(controls) != set(traits.controls):
             raise ValueError(
@@ -275,7 +275,8 @@ class Mechanism(nn.Module):
         shown = {name: hide(control, key_mask) for name, control in controls.items()}
         return Request(causal, key_mask, start, shown)
 
-    def _check_length(self, length: int) -> None:
+    def check_length(self, length: int) -> None:
+        """Refuse more tokens than the mechanism is made for."""
         limit = self.traits.max_length
         if limit is not None and length > limit:
             raise refuse(

@@ -1,5 +1,6 @@
 """One attention layer around every mechanism: to compare two mechanisms, change one word."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -207,6 +208,8 @@ class AttentionLayer(HeadProjections):
                 f"x must be one token [batch, 1, {self.embed_dim}] in step, got {list(x.shape)}: "
                 "use stream for more"
             )
+        if state.position >= (self.mechanism.traits.max_length or math.inf):
+            self.mechanism.check_length(state.position + 1)
         q, k, v, controls = self._project(x, None, state.position)
         out, after = self.mechanism.step(q, k, self._drop(v), state.mechanism, controls=controls)
         return self._finish(x, out), LayerState(after, state.position + 1)

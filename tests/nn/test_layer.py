@@ -277,3 +277,13 @@ def test_a_stream_refuses_what_is_no_state_of_its_own():
     _, state = make("local", options={"window": 4}).stream(x)
     with pytest.raises(ValueError, match="state must "):
         make("softmax").stream(x, state)
+
+
+def test_a_step_past_the_horizon_is_refused_before_anything_changes():
+    layer = AttentionLayer(8, 2, options={"horizon": 3}).eval()
+    with torch.no_grad():
+        _, state = layer.stream(torch.randn(1, 3, 8))
+        before = state.mechanism.key_value.clone()
+        with pytest.raises(ValueError, match="cannot attend over 4 tokens.*larger horizon"):
+            layer.step(torch.randn(1, 1, 8), state)
+    assert torch.equal(state.mechanism.key_value, before)

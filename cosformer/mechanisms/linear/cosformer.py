@@ -59,7 +59,7 @@ class Cosformer(Mechanism):
             self.traits = replace(self.traits, max_length=whole_limit(self.horizon))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        self._check_length(max(k.shape[2], request.start + q.shape[2]) - min(request.start, 0))
+        self.check_length(max(k.shape[2], request.start + q.shape[2]) - min(request.start, 0))
         return attention(q, k, v, **self._options(request))
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
