@@ -284,6 +284,6 @@ def test_a_step_past_the_horizon_is_refused_before_anything_changes():
     with torch.no_grad():
         _, state = layer.stream(torch.randn(1, 3, 8))
         before = state.mechanism.key_value.clone()
-        with pytest.raises(ValueError, match="cannot attend over 4 tokens.*larger horizon"):
+        with pytest.raises(ValueError, match="cannot attend over 4 tokens"):
             layer.step(torch.randn(1, 1, 8), state)
     assert torch.equal(state.mechanism.key_value, before)
