@@ -61,7 +61,7 @@ def time_table(rows: Sequence[Row]) -> str:
 def replayed_table(rows: Sequence[Row]) -> str:
     """Times by cell of calls that are replayed in C++, as they are after `cosformer build`."""
     rows_of(rows, "time")
-    return cell_table([row for row in rows if "host" in row.versions])
+    return cell_table([row for row in rows if row.versions.get("host") == "C++"])
 
 
 def summary_table(rows: Sequence[Row]) -> str:
