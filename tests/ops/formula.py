@@ -14,6 +14,7 @@ from hypothesis import settings
 from torch import Tensor
 
 PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
+FEW = settings(PROPERTY, max_examples=12)
 ROUNDINGS = 8  # of the largest term, allowed beside the plain error
 IMPLEMENTATIONS = ("chunked", "reference")
 F64 = torch.float64

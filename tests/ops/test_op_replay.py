@@ -16,7 +16,6 @@ from stub_driver import (
     linear_attention,
     qkv,
 )
-from torch.utils.checkpoint import checkpoint
 
 from cosformer.ops import hopper
 from cosformer.ops.hopper import nvrtc
@@ -125,28 +124,6 @@ def test_second_derivatives_are_those_of_the_ordinary_path(driver, ordinary, mon
     assert len(ordinary) == 2  # those by Python
     for x, y in zip(found, call("chunked"), strict=True):
         assert (x - y).float().norm() < 0.05 * y.float().norm()
-
-
-def test_compiled_autograd_calls_the_node(driver, monkeypatch):
-    from torch._dynamo.compiled_autograd import _enable
-
-    inputs, grad = leaves(), qkv(seed=5)[0]
-
-    def call():
-        with _enable(lambda graph: graph):
-            return both_passes(inputs, grad)
-
-    for _ in range(2):
-        both_passes(inputs, grad)
-    assert call() == both_passes(inputs, grad)
-
-
-def test_checkpointing_recomputes_a_first_call(driver):
-    for _ in range(2):
-        inputs = leaves()
-        out = checkpoint(lambda *x: attention(*x), *inputs, use_reentrant=False)
-        out.sum().backward()
-        assert all(x.grad is not None for x in inputs)
 
 
 def test_what_backward_needs_is_checked(driver):
