@@ -98,6 +98,7 @@ ENGINE = [
     ({"theta": LEARNED}, "theta must not require a gradient"),
     ({"theta": torch.ones(2, device="meta")}, "theta must hold values, got a meta tensor"),
     ({"raised": "no"}, "raised must be a bool, got str"),
+    ({"raised": True, "theta": 0.1, "rule": "add"}, "raised=True needs rule='clamp' .*got 'add'"),
     ({"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
     ({"gamma": [0.5, VAST]}, rf"gamma\[1\] {LONG} 1329"),
     ({"gamma": torch.tensor([0.5, 1.5])}, r"gamma must lie in \(0, 1\], got .*1.5"),
@@ -111,6 +112,7 @@ ENGINE = [
 ]
 ENGINE_WHOLE = [
     ({"causal": False, "gamma": 0.9}, "gamma .*need causal=True"),
+    ({"log_decay": GATE, "query_start": 2}, "log_decay needs .*query_start=0, got 2"),
     ({"causal": False, "log_decay": GATE}, "log_decay need causal=True"),
     (
         {"q": Q[:, :, :5], "log_decay": GATE[:, :, :5]},

@@ -1,7 +1,6 @@
 """State is a value: made empty, merged, copied, refused where it does not fit."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -141,15 +140,6 @@ def test_the_op_refuses_streams_it_could_not_go_on_with(options):
     for call in (lambda: attention_with_state(*x, state=state), lambda: step(*x, state)):
         with pytest.raises(ValueError, match="state must come from attention: go on with linear"):
             call()
-
-
-def test_a_cosine_stream_of_the_family_is_one_of_the_op():
-    x, theta = tokens(2, 2, 8), math.pi / (2 * 20)
-    state = linear_attention_with_state(*x, feature_map="relu", theta=theta)[1]
-    given, right = (
-        attention_with_state(*x, state=each, horizon=20)[0] for each in (state, stream(20))
-    )
-    torch.testing.assert_close(given, right)
 
 
 @every_impl

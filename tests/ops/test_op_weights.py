@@ -4,7 +4,7 @@ import pytest
 import torch
 from formula import cosformer_map, tokens
 
-from cosformer import attention, attention_weights
+from cosformer import attention_weights
 
 OPTIONS = {
     "causal": {"causal": True},
@@ -29,22 +29,6 @@ def test_the_map_is_the_formula(options):
     torch.testing.assert_close(
         attention_weights(q, k, **named(**options)), cosformer_map(q, k, **options)
     )
-
-
-@every_option
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_the_map_times_values_is_attention(options, kv_heads):
-    q, k, v = tokens(2, 2, 140, kv_heads=kv_heads, value_width=3)
-    options = named(**options)
-    dense = attention_weights(q, k, **options)
-    right = attention(q, k, v, **options)
-    torch.testing.assert_close(dense @ v.repeat_interleave(2 // kv_heads, 1), right)
-
-
-def test_stretched_maps_are_the_formula():
-    q, k, _ = tokens(1, 2, 9, keys=20)
-    given = attention_weights(q, k, positions="stretch")
-    torch.testing.assert_close(given, cosformer_map(q, k, stretch=True))
 
 
 @pytest.mark.parametrize("causal", [True, False])
