@@ -62,23 +62,6 @@ def test_with_a_state_by_triton(monkeypatch):
     check_choices(streamed("triton"), [x.float() for x in inputs])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(
-    ("impl", "asked"), [("chunked", (True, False, False)), ("triton", (False, True, True))]
-)
-def test_a_compiled_call(asked, impl):
-    def call(*x):
-        return attention(*x, causal=True, impl=impl)
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    inputs = [x.float() for x in tokens(1, 2, 4)]
-    found, right = (gradients(each, inputs, asked) for each in (compiled, call))
-    for x, y in zip(found, right, strict=True):
-        assert (x is None) == (y is None)
-        assert x is None or torch.allclose(x, y, rtol=1e-4, atol=1e-5)
-
-
 @pytest.fixture
 def served(monkeypatch):
     """For how many gradients each sweep of torch was made."""

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from formula import results, tokens
+from formula import tokens
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -24,15 +24,6 @@ def start_without_memory():
 
 def kept():
     return getattr(chunks._kept, "memory", None)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_second_call_leaves_the_results_of_the_first_alone(causal):
-    first, second = (tokens(length=200, seed=seed) for seed in (0, 1))
-    before = results(partial(attention, causal=causal), first)
-    copies = [x.clone() for x in before]
-    results(partial(attention, causal=causal), second)
-    assert all(map(torch.equal, before, copies))
 
 
 def test_what_was_left_in_the_memory_does_not_matter():
@@ -63,14 +54,6 @@ def test_a_call_within_a_sweep_gets_other_memory(monkeypatch):
 
     monkeypatch.setitem(FEATURE_MAPS, "silu", silu._replace(into=interrupted))
     assert torch.equal(call(), expected)
-
-
-def test_another_default_device_changes_nothing():
-    inputs = tokens(length=200)
-    expected = attention(*inputs, causal=True)
-    forget()
-    with torch.device("meta"):
-        assert torch.equal(attention(*inputs, causal=True), expected)
 
 
 def test_fake_tensors_neither_get_nor_leave_memory():

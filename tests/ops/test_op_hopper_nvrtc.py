@@ -186,20 +186,15 @@ def test_an_error_of_the_compiler_has_its_log(stubs):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["nvrtcVersion", "nvrtcCreateProgram", "nvrtcGetCUBIN", "nvrtcDestroyProgram"],
+    "name", ["nvrtcVersion", "nvrtcGetCUBIN", "cuDeviceGet", "cuFuncSetAttribute"]
 )
-def test_every_call_of_the_compiler_is_checked(stubs, name):
-    stubs[1].broken[name] = 5
-    with pytest.raises(RuntimeError, match=f"{name} failed with error 5 of NVRTC"):
-        nvrtc.cubin("source", ())
-
-
-@pytest.mark.parametrize("name", ["cuDeviceGet", "cuModuleLoadData", "cuFuncSetAttribute"])
-def test_every_call_of_the_driver_is_checked(stubs, name):
+def test_every_call_of_the_compiler_and_the_driver_is_checked(stubs, name):
+    driver, compiler = stubs
     code = nvrtc.cubin("source", ())
-    stubs[0].broken[name] = 700
-    with pytest.raises(RuntimeError, match=f"{name} failed with error 700 .*: something is wrong"):
+    driver.broken[name] = compiler.broken[name] = 5
+    of = "NVRTC" if name.startswith("nvrtc") else "the CUDA driver: something is wrong"
+    with pytest.raises(RuntimeError, match=f"{name} failed with error 5 of {of}"):
+        nvrtc.cubin("other", ())
         nvrtc.Kernel(code, "sweep", 0, shared="bytes")
 
 

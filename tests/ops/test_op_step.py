@@ -42,13 +42,12 @@ def test_steps_are_the_formula(horizon, heads, width, value_width, impl):
     assert int(state.position) == 6
 
 
-@both
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_16_bit_tokens_meet_float32_sums_under_autocast_as_well(dtype, impl):
+def test_16_bit_tokens_meet_float32_sums_under_autocast_as_well(dtype):
     x = rows(12, dtype=dtype)
     state = State.empty(3, 2, 6, 5, horizon=12)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        outs = [step(*at(x, t), state, impl=impl) for t in range(12)]
+        outs = [step(*at(x, t), state) for t in range(12)]
     assert state.key_value.dtype == torch.float32
     rounded_once(torch.cat(outs, 2), cosformer(*(y.double() for y in x), causal=True))
 
@@ -138,14 +137,14 @@ def test_no_rows_move_nobody_but_a_shared_position(impl):
 
 @both
 def test_streams_by_slot_are_streams_of_their_own(impl):
-    x = rows()
+    x = rows(8)
     exact = attention(*(y.double() for y in x), causal=True, horizon=50.0)
     state = State.empty(5, 2, 6, 5, horizon=50.0, position=torch.zeros(5, dtype=torch.int64))
     slots, done = [4, 0, 2], [0, 0, 0]
     generator = torch.Generator().manual_seed(0)
-    while min(done) < 20:
+    while min(done) < 8:
         order = torch.randperm(3, generator=generator).tolist()
-        taking = [i for i in order if done[i] < 20 and torch.rand((), generator=generator) < 0.7]
+        taking = [i for i in order if done[i] < 8 and torch.rand((), generator=generator) < 0.7]
         picked, when = [*taking, 0], [*(done[i] for i in taking), 0]  # the last row is padding
         parts = [torch.stack([y[i, :, t] for i, t in zip(picked, when, strict=True)]) for y in x]
         index = torch.tensor([*(slots[i] for i in taking), -1])
@@ -155,7 +154,7 @@ def test_streams_by_slot_are_streams_of_their_own(impl):
             right = exact[i, :, done[i]]
             torch.testing.assert_close(out[row].double(), right, rtol=1e-5, atol=1e-6)
             done[i] += 1
-    assert state.position.tolist() == [20, 0, 20, 0, 20]
+    assert state.position.tolist() == [8, 0, 8, 0, 8]
     assert not state.key_value[3].any()
 
 
