@@ -1,7 +1,7 @@
 """Every option with inputs of every layout on a GPU, forward and backward, against float64.
 
-`python -m pytest -n 8 tests/ops/test_op_triton_strides_gpu.py` compiles kernels side by side. Reads and
-writes out of range that do no harm by luck are found by
+`python -m pytest -n 8` compiles kernels side by side. Reads and writes out of range that do no harm
+by luck are found by
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 \
         python -m pytest tests/ops/test_op_triton_strides_gpu.py
