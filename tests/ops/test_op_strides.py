@@ -9,7 +9,7 @@ import pytest
 import torch
 from formula import IMPLEMENTATIONS, tokens
 
-from cosformer import State, attention, attention_with_state, step
+from cosformer import attention, attention_with_state
 
 LENGTH = 130
 
@@ -89,14 +89,6 @@ def test_inputs_are_left_as_they_were(layout, impl):
     for given, kept, version in zip((*views, mask), before, versions, strict=True):
         assert torch.equal(given, kept)
         assert given._version == version
-
-
-@every_layout
-def test_a_step_takes_any_strides(layout):
-    views = [layout(x) for x in tokens(2, 3, 1)]
-    states = [State.empty(2, 3, 4, 4, horizon=9, dtype=torch.float64) for _ in range(2)]
-    given = step(*views, states[0])
-    torch.testing.assert_close(given, step(*(dense(x) for x in views), states[1]))
 
 
 @pytest.mark.slow

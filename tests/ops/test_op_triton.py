@@ -7,7 +7,6 @@ It takes a second per hundred tokens and head.
 import pytest
 import torch
 from kernel_cases import CASES, Case, check, draw, ours, results
-from torch.export import Dim, export
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -189,17 +188,6 @@ def test_a_compiled_graph_has_no_break_and_serves_other_lengths():
     close(results(compiled, draw_plain(35)), results(attend, draw_plain(35)))
     for length in (20, 70):
         torch.testing.assert_close(compiled(*draw_plain(length)), attend(*draw_plain(length)))
-
-
-@pytest.mark.slow
-def test_exported_with_an_open_length():
-    class Attend(torch.nn.Module):
-        def forward(self, q, k, v):
-            return attend(q, k, v)
-
-    length = {2: Dim("length", min=2, max=4096)}
-    program = export(Attend(), tuple(draw_plain(20)), dynamic_shapes=[length] * 3)
-    torch.testing.assert_close(program.module()(*draw_plain(35)), attend(*draw_plain(35)))
 
 
 def test_double_backward_goes_the_torch_way():
