@@ -33,7 +33,6 @@ HORIZONS = [
     ({"horizon": 0}, "horizon must be above 0, got 0"),
     ({"horizon": NAN}, "horizon must be above 0, got nan"),
     ({"horizon": VAST}, f"horizon {LONG} 1329"),
-    ({"horizon": [20, 20]}, "horizon must be a number.*list"),
     ({"horizon": torch.tensor([20.0, -1.0])}, r"horizon must be above 0, got \[20.0, -1.0\]"),
     ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head .*\[2\].*got \[3\]"),
     ({"horizon": LEARNED}, "horizon must not require a gradient"),
@@ -43,13 +42,11 @@ MASKS = [
     ({"key_mask": MASK.float()}, "key_mask must be bool .*got torch.float32"),
     ({"key_mask": MASK[:, :5]}, r"key_mask must be \[batch, keys\] = \[2, 6\], got \[2, 5\]"),
     ({"key_mask": MASK.to("meta")}, "key_mask must be on the device of k, cpu, got meta"),
-    ({"key_mask": [[True] * 6] * 2}, "key_mask must be a tensor, got list"),
     ({"eps": 0}, "eps must be above 0, got 0"),
     ({"eps": NAN}, "eps must be above 0, got nan"),
 ]
 PACKINGS = [
     (packed(0, 6, dtype=torch.float32), "cu_seqlens must be a vector of int32 or int64, got .*32"),
-    (ONE | {"cu_seqlens": [0, 6]}, "cu_seqlens must be a tensor, got list"),
     ({"cu_seqlens": torch.tensor([0, 6])}, "cu_seqlens needs a batch of 1, got 2"),
     (packed(0, 5) | {"q": Q[:1, :, :5]}, "cu_seqlens needs as many queries as keys, got 5 and 6"),
     (packed(0), "cu_seqlens must have at least 2 entries, got 1"),
@@ -72,7 +69,6 @@ WEIGHTS = [
 ]
 WINDOWS = [
     ({"rows": slice(0, 4, 2)}, r"rows must be a slice with step 1, got slice\(0, 4, 2\)"),
-    ({"columns": slice(None, None, -1)}, "columns must be a slice with step 1"),
     ({"rows": 3}, "rows must be a slice.*, got .*"),
 ]
 STREAMS = [
@@ -90,9 +86,7 @@ ENGINE = [
     ({"scale": 0.5}, "scale must be 1 with normaliser='sum', .*got 0.5"),
     ({"scale": -1, "normaliser": "none"}, "scale must be above 0, got -1"),
     ({"scale": float("inf"), "normaliser": "none"}, "scale must be finite, got inf"),
-    ({"scale": True, "normaliser": "none"}, "scale must be a number, got bool"),
     ({"theta": VAST, "feature_map": "relu"}, f"theta {LONG} 1329"),
-    ({"theta": "1", "feature_map": "relu"}, "theta must be a number or a tensor, got str"),
     ({"theta": float("inf")}, "theta must be finite, got inf"),
     ({"theta": torch.ones(3)}, r"theta must be .*one per.* head \[\d\].*got \[3\]"),
     ({"theta": LEARNED}, "theta must not require a gradient"),
@@ -101,7 +95,6 @@ ENGINE = [
     ({"raised": True, "theta": 0.1, "rule": "add"}, "raised=True needs rule='clamp' .*got 'add'"),
     ({"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
     ({"gamma": [0.5, VAST]}, rf"gamma\[1\] {LONG} 1329"),
-    ({"gamma": torch.tensor([0.5, 1.5])}, r"gamma must lie in \(0, 1\], got .*1.5"),
     ({"gamma": [0.5, 1.5]}, r"gamma must lie in \(0, 1\], got \[0.5, 1.5\]"),
     ({"gamma": True}, "gamma must be a number, a sequence of them or a tensor, got bool"),
     ({"gamma": [0.5, None]}, r"gamma\[1\] must be a number, got NoneType"),
@@ -121,9 +114,7 @@ ENGINE_WHOLE = [
 ]
 ENGINE_STREAMS = [
     ({"q": Q[:, :, :5]}, "as many queries as keys, got 5 and 6"),
-    ({"state": 3}, "state must be a State, got int"),
     ({"theta": torch.ones(4)}, r"theta must be one per key head \[2\] in a stream, got \[4\]"),
-    ({"gamma": 4 * (1.0,)}, r"gamma must be one per key head \[2\] in a stream, got \[4\]"),
     ({"log_decay": -torch.ones(2, 4, 6)}, r"log_decay must be one per key head .*got \[2, 4, 6\]"),
 ]
 TABLES = {  # function -> what else a good call needs, the bad ones
@@ -207,13 +198,11 @@ def test_a_bad_step_is_named_and_changes_nothing(bad, message):
 
 EMPTY = [
     ({"dtype": torch.bfloat16}, "dtype of a state must be float32 or float64, got torch.bfloat16"),
-    ({"batch": -1}, "batch must be at least 0, got -1"),
     ({"key_width": 0}, "key_width must be at least 1, got 0"),
     ({"horizon": 0}, "horizon must be above 0, got 0"),
     ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head \[2\], got \[3\]"),
     ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
     ({"position": torch.tensor([0, 0, 0])}, r"position must be .*one per stream \[2\], got \[3\]"),
-    ({"position": None}, "position must be a whole number or a tensor, got NoneType"),
     ({"position": 2**60}, "position must have at most 53 bits as a whole number, got 61"),
     ({"position": 2.5}, "position must be whole, got 2.5"),
     ({"position": -1}, "position must not be negative, got -1"),

@@ -12,74 +12,54 @@ from cosformer.ops.hopper import cache, nvrtc
 MACHINE_CODE = b"\x7fELF machine code"
 
 
-class Compiler:
-    """What `nvrtc.py` calls of NVRTC; `broken` names calls that fail, or is the log of an error."""
+class Library:
+    """In place of the driver and of NVRTC: `broken` names calls that fail, `log` is an error's."""
 
     def __init__(self):
-        self.version, self.made, self.broken, self.log = (12, 8), [], {}, b""
+        self.version, self.broken, self.log = (12, 8), {}, b""
+        self.made, self.loads, self.attributes = [], [], []
 
     def __getattr__(self, name):
-        if not name.startswith("nvrtc"):
-            raise AttributeError(name)
-        return lambda *args: self.broken.get(name, 0)
+        answer = getattr(type(self), f"on_{name}", lambda *given: 0)
+        return lambda *given: self.broken.get(name) or answer(self, *given) or 0
 
-    def nvrtcVersion(self, major, minor):
+    def on_nvrtcVersion(self, major, minor):
         major._obj.value, minor._obj.value = self.version
-        return self.broken.get("nvrtcVersion", 0)
 
-    def nvrtcCompileProgram(self, program, count, options):
+    def on_nvrtcCompileProgram(self, program, count, options):
         self.made.append([options[n] for n in range(count)])
         return 6 if self.log else 0
 
-    def nvrtcGetCUBINSize(self, program, size):
+    def on_nvrtcGetCUBINSize(self, program, size):
         size._obj.value = len(MACHINE_CODE)
-        return 0
 
-    def nvrtcGetCUBIN(self, program, buffer):
+    def on_nvrtcGetCUBIN(self, program, buffer):
         buffer.raw = MACHINE_CODE
-        return self.broken.get("nvrtcGetCUBIN", 0)
 
-    def nvrtcGetProgramLogSize(self, program, size):
+    def on_nvrtcGetProgramLogSize(self, program, size):
         size._obj.value = len(self.log) + 1
-        return 0
 
-    def nvrtcGetProgramLog(self, program, buffer):
+    def on_nvrtcGetProgramLog(self, program, buffer):
         buffer.value = self.log
-        return 0
 
-
-class Driver:
-    """What it calls of the driver; modules are loaded from the one right code alone."""
-
-    def __init__(self):
-        self.broken, self.loads, self.attributes = {}, [], []
-
-    def __getattr__(self, name):
-        if not name.startswith("cu"):
-            raise AttributeError(name)
-        return lambda *args: self.broken.get(name, 0)
-
-    def cuModuleLoadData(self, module, code):
+    def on_cuModuleLoadData(self, module, code):
         self.loads.append(code)
-        return self.broken.get("cuModuleLoadData", 0) or (0 if code == MACHINE_CODE else 200)
+        return 0 if code == MACHINE_CODE else 200
 
-    def cuMemcpyDtoH_v2(self, wanted, place, size):
+    def on_cuMemcpyDtoH_v2(self, wanted, place, size):
         wanted._obj.value = 4096
-        return self.broken.get("cuMemcpyDtoH_v2", 0)
 
-    def cuFuncSetAttribute(self, function, attribute, value):
+    def on_cuFuncSetAttribute(self, function, attribute, value):
         self.attributes.append((attribute, value))
-        return self.broken.get("cuFuncSetAttribute", 0)
 
-    def cuGetErrorString(self, code, text):
+    def on_cuGetErrorString(self, code, text):
         text._obj.value = b"something is wrong"
-        return 0
 
 
 @pytest.fixture
 def stubs(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    driver, compiler = Driver(), Compiler()
+    driver, compiler = Library(), Library()
     monkeypatch.setattr(nvrtc, "libraries", lambda: (driver, compiler))
     return driver, compiler
 

@@ -26,38 +26,31 @@ from cosformer.ops.problem import Constants, Given
 from cosformer.ops.replay import replay
 from cosformer.ops.replay.tape import Tape
 
-
-@pytest.mark.parametrize(
-    ("causal", "width", "lengths", "graded"),
-    [
-        (True, 64, (100, 100), False),
-        (True, 64, (6000, 6000), True),
-        (False, 128, (100, 100), True),
-        (False, 64, (6000, 700), True),
-    ],
-)
-def test_a_replay_launches_what_python_launches(
-    driver, ordinary, monkeypatch, causal, width, lengths, graded
-):
-    def call(seed):
-        inputs = (leaves if graded else qkv)(lengths[0], width, lengths[1], seed)
-        grad = qkv(lengths[0], width, seed=seed + 9)[0] if graded else None
-        driver.launches.clear()
-        return both_passes(inputs, grad, causal=causal), driver.launches[:]
-
-    check_replays(call, ordinary, monkeypatch)
+COSINE = {
+    "causal": {"causal": True},
+    "both ways": {},
+    "fewer keys": {"keys": 70},
+    "wide": {"width": 128},
+}
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", [*COSINE, *FAMILY])
 @pytest.mark.parametrize("length", [100, 6000])
-def test_the_family_is_replayed(driver, ordinary, monkeypatch, name, length):
-    def call(seed):
-        inputs, grad = leaves(length, seed=seed), qkv(length, seed=seed + 9)[0]
-        driver.launches.clear()
-        found = both_passes(inputs, grad, linear_attention, **FAMILY[name])
-        return found, driver.launches[:]
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_replay_launches_what_python_launches(
+    driver, ordinary, monkeypatch, name, length, graded
+):
+    options = dict(COSINE.get(name) or FAMILY.get(name) or {})
+    sizes = {each: options.pop(each) for each in ("keys", "width") if each in options}
+    call = linear_attention if name in FAMILY else attention
 
-    check_replays(call, ordinary, monkeypatch)
+    def both(seed):
+        inputs = (leaves if graded else qkv)(length, seed=seed, **sizes)
+        grad = qkv(length, seed=seed + 9, **sizes)[0] if graded else None
+        driver.launches.clear()
+        return both_passes(inputs, grad, call, **options), driver.launches[:]
+
+    check_replays(both, ordinary, monkeypatch)
 
 
 def test_tables_that_would_fill_the_memory_are_not_kept(driver, monkeypatch):
