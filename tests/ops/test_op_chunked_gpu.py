@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from kernel_cases import results
 
 from cosformer import State, attention, linear_attention, step
 
@@ -16,16 +17,9 @@ CALLS = {
 }
 
 
-def draw(*shape, count=3):
+def draw(*shape):
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(count)]
-
-
-def outputs(inputs, grad, impl, **call):
-    """Output and gradients of q, k, v."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    out = attention(*leaves, impl=impl, **call)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+    return torch.randn(3, *shape, generator=generator, dtype=torch.float64).unbind()
 
 
 def relative_error(x, exact):
@@ -35,11 +29,14 @@ def relative_error(x, exact):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_output_and_gradients_are_as_exact_as_the_formula(name, dtype):
-    *inputs, grad = (x.to(dtype) for x in draw(2, 4, 777, 48, count=4))
-    exact = outputs([x.double() for x in inputs], grad.double(), "reference", **CALLS[name])
-    call = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in CALLS[name].items()}
-    on_gpu = [x.cuda() for x in inputs]
-    plain, ours = (outputs(on_gpu, grad.cuda(), impl, **call) for impl in ("reference", "chunked"))
+    inputs, options = [x.to(dtype) for x in draw(2, 4, 777, 48)], dict(CALLS[name])
+
+    def by(impl, inputs):
+        return results(lambda *x: attention(*x, impl=impl, **options), inputs)
+
+    exact = by("reference", [x.double() for x in inputs])
+    options |= {k: x.cuda() for k, x in options.items() if isinstance(x, torch.Tensor)}
+    plain, ours = (by(impl, [x.cuda() for x in inputs]) for impl in ("reference", "chunked"))
     for mine, theirs, truth in zip(ours, plain, exact, strict=True):
         assert mine.is_cuda
         allowed = 2 * relative_error(theirs, truth) + 8 * torch.finfo(dtype).eps

@@ -13,32 +13,11 @@ import pytest
 import torch
 from kernel_cases import CASES, Case
 from kernel_cases import check as check_case
+from layouts import batch_last, heads_inside, in_columns, sliced
 
 from cosformer import linear_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned")]
-
-
-def in_columns(x):
-    """[B, H, T, D] as the output of a convolution, [B, H·D, T], has it."""
-    return x.mT.contiguous().mT
-
-
-def heads_inside(x):
-    """[B, H, T, D] as a projection, [B, T, H·D], has it."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def sliced(x):
-    """Every second number of storage that holds NaN elsewhere."""
-    wide = torch.full([2 * size for size in x.shape], torch.nan, dtype=x.dtype, device=x.device)
-    view = wide[::2, 1::2, ::2, 1::2]
-    view.copy_(x)
-    return view
-
-
-def batch_last(x):
-    return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
 
 
 def by_one_number(*rows, gamma, **options):
