@@ -14,6 +14,7 @@ from hypothesis import settings
 from torch import Tensor
 
 PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
+FEW = settings(PROPERTY, max_examples=12)
 ROUNDINGS = 8  # of the largest term, allowed beside the plain error
 IMPLEMENTATIONS = ("chunked", "reference")
 F64 = torch.float64
@@ -41,7 +42,15 @@ def uniform(*shape, low=0.0, high=1.0, seed=5) -> Tensor:
 
 
 def cosine_weight(
-    q, k, *, horizon=None, causal=False, query_start=None, raised=False, stretch=False
+    q,
+    k,
+    *,
+    horizon=None,
+    causal=False,
+    query_start=None,
+    raised=False,
+    stretch=False,
+    cu_seqlens=None,
 ) -> Tensor:
     """w(i, j) in float64, `[T, S]` or `[H, T, S]`."""
     queries, keys = q.shape[2], k.shape[2]
@@ -52,8 +61,13 @@ def cosine_weight(
     seen = j <= i[:, None] if causal else torch.ones(queries, keys, dtype=torch.bool)
     if stretch:
         i, j = i * longest / max(queries, 1), j * longest / max(keys, 1)
-    horizon = longest if horizon is None else horizon
-    if isinstance(horizon, Tensor):
+    if cu_seqlens is not None:
+        own = torch.bucketize(j, cu_seqlens[1:].double(), right=True)
+        seen = seen & (own[:, None] == own)
+        longest = cu_seqlens.diff()[own].double()[:, None]
+    if horizon is None:
+        horizon = longest
+    elif isinstance(horizon, Tensor):
         horizon = horizon.double().repeat_interleave(q.shape[1] // len(horizon))[:, None, None]
     angle = math.pi / 2 * (i[:, None] - j) / horizon
     return ((1 + torch.cos(2 * angle)) / 2 if raised else torch.cos(angle)) * seen

@@ -8,6 +8,7 @@ import re
 import sys
 
 import torch
+from layouts import dense, in_columns
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile, make_backend
 from triton.runtime.jit import create_function_from_signature
@@ -63,23 +64,13 @@ def layouts_in(code):
     return [found.groups() for line in code.splitlines() if (found := LAYOUT.match(line))]
 
 
-def in_columns(batch, length, width):
-    """[B, H, T, D] as the output of a convolution, [B, H·D, T], has it."""
-    x = torch.randn(batch, 2 * width, length).bfloat16()
-    return x.view(batch, 2, width, length).transpose(2, 3)
-
-
-def in_rows(batch, length, width):
-    return torch.randn(batch, 2, length, width).bfloat16()
-
-
 DECAY = {"gamma": 0.99}
 PACKED = {"cu_seqlens": torch.tensor([0, 100, 300])}
 CASES = {
     "columns, decay": (in_columns, 2, 64, DECAY),
     "columns, decay, cosine": (in_columns, 2, 64, {**DECAY, "theta": 1e-3}),
     "columns, packed": (in_columns, 1, 64, PACKED),
-    "width 1, decay": (in_rows, 2, 1, DECAY),
+    "width 1, decay": (dense, 2, 1, DECAY),
 }
 
 
@@ -89,7 +80,7 @@ def main() -> int:
     prepare.sums_kernel = Launches(prepare.sums_kernel)
     count = 0
     for name, (layout, batch, width, options) in CASES.items():
-        q, k, v = (layout(batch, 300, width) for _ in range(3))
+        q, k, v = (layout(torch.randn(batch, 2, 300, width).bfloat16()) for _ in range(3))
         linear_attention(q, k, v, causal=True, impl="triton", **options)
         for args, about in launches.given:
             count += 1

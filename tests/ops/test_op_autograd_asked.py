@@ -11,9 +11,10 @@ from stub_driver import KERNELS, check_replays, head, qkv
 from cosformer import State, attention, attention_with_state, linear_attention
 from cosformer.ops.chunked import passes as by_torch
 from cosformer.ops.hopper import plan as hopper_plan
-from cosformer.ops.triton import launch as passes
+from cosformer.ops.triton import launch
 
 each_choice = pytest.mark.parametrize("asked", choices(3)[:-1], ids=str)
+some_choices = pytest.mark.parametrize("asked", [choices(3)[n] for n in (0, 3, 4, 6)], ids=str)
 both_ways = pytest.mark.parametrize("causal", [True, False])
 
 
@@ -33,91 +34,69 @@ def streamed(impl):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["causal", "bidirectional", "cross", "causal, more queries", "grouped", "masked",
-     "packed, both ways", "gated", "gated, divided"],
-)  # fmt: skip
+    "name", ["bidirectional", "causal, more queries", "grouped", "packed, both ways", "gated"]
+)
 def test_by_torch(name):
-    inputs, options = draw(CASES[name], 140)
+    inputs, options = draw(CASES[name], 70)
     check_choices(ours(CASES[name], options, "chunked"), inputs, close)
 
 
 def test_with_a_state_by_torch():
-    inputs = (*tokens(1, 2, 140), uniform(1, 2, 2, 4, 4))
+    inputs = (*tokens(1, 2, 70), uniform(1, 2, 2, 4, 4))
     check_choices(streamed("chunked"), inputs, close)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted", "poisoned")
-@pytest.mark.parametrize(
-    "name", ["causal", "bidirectional", "grouped", "packed", "gated", "gated, divided"]
-)
+@pytest.mark.parametrize("name", ["bidirectional", "grouped", "packed", "gated, divided"])
 def test_by_triton(name):
-    inputs, options = draw(CASES[name], 20)
+    inputs, options = draw(CASES[name], 4)
     check_choices(ours(CASES[name], options, "triton"), [x.float() for x in inputs])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted", "poisoned")
-@pytest.mark.parametrize("segment", [64, 128])
-def test_with_a_state_by_triton(segment, monkeypatch):
-    monkeypatch.setattr(passes, "segment_length", lambda *sizes: segment)
+def test_with_a_state_by_triton(monkeypatch):
+    monkeypatch.setattr(launch, "segment_length", lambda *sizes: 64)  # two of them
     inputs = (*tokens(1, 1, 66), uniform(1, 1, 2, 4, 4))
     check_choices(streamed("triton"), [x.float() for x in inputs])
 
 
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("asked", [(True, False, False), (False, True, True)], ids=str)
-@pytest.mark.parametrize("impl", ["chunked", "triton"])
-def test_a_compiled_call(asked, impl):
-    def call(*x):
-        return attention(*x, causal=True, impl=impl)
+@pytest.fixture
+def served(monkeypatch):
+    """For how many gradients each sweep of torch was made."""
+    counts, own = [], by_torch.trilinear
 
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    inputs = [x.float() for x in tokens(1, 2, 20)]
-    found, right = (gradients(each, inputs, asked) for each in (compiled, call))
-    for x, y in zip(found, right, strict=True):
-        assert (x is None) == (y is None)
-        assert x is None or torch.allclose(x, y, rtol=1e-4, atol=1e-5)
+    def counted(*given, mirror=None, **options):
+        counts.append(1 + (mirror is not None))
+        return own(*given, mirror=mirror, **options)
+
+    monkeypatch.setattr(by_torch, "trilinear", counted)
+    return counts
 
 
 @each_choice
 @both_ways
-def test_torch_serves_nobody_else(causal, asked, monkeypatch):
-    served, own = [], by_torch.trilinear
-
-    def counted(*given, mirror=None, **options):
-        served.append(1 + (mirror is not None))
-        return own(*given, mirror=mirror, **options)
-
-    monkeypatch.setattr(by_torch, "trilinear", counted)
+def test_torch_serves_nobody_else(causal, asked, served):
     gradients(lambda *x: attention(*x, causal=causal), tokens(1, 2, 20), asked)
     assert sum(served) == sum(asked)
 
 
-def test_torch_has_the_gradient_of_a_state_from_one_sweep(monkeypatch):
-    served, own = [], by_torch.trilinear
-
-    def counted(*given, mirror=None, **options):
-        served.append(mirror)
-        return own(*given, mirror=mirror, **options)
-
-    monkeypatch.setattr(by_torch, "trilinear", counted)
+def test_torch_has_the_gradient_of_a_state_from_one_sweep(served):
     inputs = (*tokens(1, 2, 20), uniform(1, 2, 2, 4, 4))
     gradients(streamed("chunked"), inputs, (False, False, False, True))
-    assert served == [None]  # nor is dk made beside it
+    assert served == [1]  # nor is dk made beside it
 
 
 @pytest.mark.usefixtures("interpreted")
-@each_choice
+@some_choices
 @both_ways
 def test_triton_sweeps_for_nobody_else(causal, asked, monkeypatch):
-    read, own = [], passes.Pass.launch
-
-    def counted(self, this):
-        read.append(this.x is not None)
-        own(self, this)
-
-    monkeypatch.setattr(passes.Pass, "launch", counted)
-    inputs = [x.float() for x in tokens(1, 1, 8, width=8)]
+    read, own = [], launch.Pass.launch
+    monkeypatch.setattr(
+        launch.Pass, "launch", lambda self, x: (read.append(x.x is not None), own(self, x))[1]
+    )
+    inputs = [x.float() for x in tokens(1, 1, 3, width=8)]
     gradients(lambda *x: attention(*x, causal=causal, impl="triton"), inputs, asked)
     assert sum(read) == 1 + sum(asked)  # one forward
     gathered = 0 if causal else 1 + asked[0] + (asked[1] or asked[2])
@@ -143,27 +122,23 @@ def test_hopper_sweeps_for_nobody_else(launches, causal, length, asked):
         assert head(x) == head(right) if each else x is None
     sweeps = [options for name, options, *_ in launches if name == "sweep"]
     made = [role for role in sweeps if role.READ]
-    assert [(role.TURNED, role.REVERSE) for role in made] == [
-        role for role, each in zip([(True, False), (True, True), (False, True)], asked, strict=True)
-        if each
-    ]  # fmt: skip
+    wanted = zip([(True, False), (True, True), (False, True)], asked, strict=True)
+    assert [(role.TURNED, role.REVERSE) for role in made] == [role for role, each in wanted if each]
     cut = not causal or length > 1000
     assert len(sweeps) - len(made) == (cut and (asked[1] or asked[2]))
 
 
-@each_choice
+@some_choices
 @pytest.mark.parametrize("graded", [True, False])
 def test_hopper_sweeps_for_a_decay(launches, asked, graded):
-    gates = torch.full((1, 2, 100), -0.1)
-
     def call(*x):
         out = linear_attention(*x[:3], log_decay=x[3], causal=True, normaliser="none", **KERNELS)
         launches.clear()
         return out
 
-    *found, of_gates = gradients(call, [*qkv(), gates], [*asked, graded])
-    assert [x is not None for x in found] == list(asked)
-    assert (of_gates is not None) == graded
+    gates = torch.full((1, 2, 100), -0.1)
+    found = gradients(call, [*qkv(), gates], [*asked, graded])
+    assert [x is not None for x in found] == [*asked, graded]
     count = 2 + asked[2] if graded else sum(asked)  # φ(q)·dφ(q) and φ(k)·dφ(k) are in the sweeps
     assert [name for name, *_ in launches] == ["since", *["sweep"] * count]
 
@@ -178,7 +153,7 @@ def test_hopper_sweeps_for_a_state(launches, monkeypatch, length, asked):
         k, v = (x.requires_grad_(each) for x, each in zip(rows, asked, strict=True))
         key_value = uniform(1, 2, 2, 64, 64).float().requires_grad_(of_state)
         state = State(key_value, torch.ones(1, 2, 2, 64), torch.tensor(4), 1e4)
-        out, _ = attention_with_state(q.requires_grad_(), k, v, state=state, impl="hopper")
+        out, _ = attention_with_state(q.requires_grad_(), k, v, state=state, **KERNELS)
         launches.clear()
         out.sum().backward()
         assert (key_value.grad is not None) == of_state
@@ -194,7 +169,7 @@ def test_hopper_sweeps_for_a_state(launches, monkeypatch, length, asked):
     assert swept(True) == with_state  # as if the first call had not been
 
 
-@each_choice
+@some_choices
 @pytest.mark.parametrize("length", [100, 6000])
 def test_a_replay_launches_what_is_asked_for(driver, ordinary, monkeypatch, asked, length):
     def call(seed):

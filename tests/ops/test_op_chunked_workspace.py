@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from formula import results, tokens
+from formula import tokens
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cosformer import attention, attention_with_state, linear_attention
+from cosformer import attention, linear_attention
 from cosformer.ops.chunked import chunks
 from cosformer.ops.chunked.chunks import KEPT_BYTES, forget
 from cosformer.ops.problem import FEATURE_MAPS
@@ -26,37 +26,11 @@ def kept():
     return getattr(chunks._kept, "memory", None)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_second_call_leaves_the_results_of_the_first_alone(causal):
-    first, second = (tokens(length=200, seed=seed) for seed in (0, 1))
-    before = results(partial(attention, causal=causal), first)
-    copies = [x.clone() for x in before]
-    results(partial(attention, causal=causal), second)
-    assert all(map(torch.equal, before, copies))
-
-
-def test_a_state_survives_later_calls():
-    first, second = (tokens(length=200, seed=seed) for seed in (0, 1))
-    _, state = attention_with_state(*first, horizon=1000)
-    key_value, key_sum = state.key_value.clone(), state.key_sum.clone()
-    attention_with_state(*second, horizon=1000)
-    assert torch.equal(state.key_value, key_value)
-    assert torch.equal(state.key_sum, key_sum)
-
-
 def test_what_was_left_in_the_memory_does_not_matter():
     inputs = tokens(length=200)
     clean = attention(*inputs, causal=True)
     kept().view(torch.float64).fill_(torch.nan)
     assert torch.equal(attention(*inputs, causal=True), clean)
-
-
-def test_memory_from_inference_mode_serves_training():
-    inputs = tokens(length=200)
-    with torch.inference_mode():
-        expected = attention(*inputs, causal=True)
-    out = results(partial(attention, causal=True), inputs)[0]
-    assert torch.equal(out, expected)
 
 
 def test_threads_at_work_at_once_get_their_own_results():
@@ -80,14 +54,6 @@ def test_a_call_within_a_sweep_gets_other_memory(monkeypatch):
 
     monkeypatch.setitem(FEATURE_MAPS, "silu", silu._replace(into=interrupted))
     assert torch.equal(call(), expected)
-
-
-def test_another_default_device_changes_nothing():
-    inputs = tokens(length=200)
-    expected = attention(*inputs, causal=True)
-    forget()
-    with torch.device("meta"):
-        assert torch.equal(attention(*inputs, causal=True), expected)
 
 
 def test_fake_tensors_neither_get_nor_leave_memory():

@@ -42,6 +42,8 @@ def hopper(monkeypatch):
     monkeypatch.setattr(by_triton, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(by_hopper, "libraries", lambda: None)
+    for module in (dispatch, by_hopper):  # these tensors are none
+        monkeypatch.setattr(module, "eager", lambda *tensors: True)
     by_hopper._why_not_tensors.cache_clear()
     yield
     by_hopper._why_not_tensors.cache_clear()
@@ -91,6 +93,13 @@ def test_what_each_needs_and_which_is_chosen(hopper, q, k, v, given, hoppers, tr
     assert choose(q, k, v, given) == auto
     on_cpu = [on_gpu(x.dtype, x.shape[3], is_cuda=False) for x in (q, k, v)]
     assert choose(*on_cpu, given) == "chunked"
+
+
+def test_where_tensors_will_lie_is_left_open_in_graphs_transforms_and_modes(hopper, monkeypatch):
+    monkeypatch.setattr(dispatch, "eager", lambda *tensors: False)
+    assert choose(X, X, X, problem()) == "kernels"
+    wide = on_gpu(width=257)
+    assert choose(wide, wide, wide, problem()) == "chunked"
 
 
 def test_cuda_cpp_needs_no_triton_and_triton_no_hopper(hopper, monkeypatch):
@@ -199,7 +208,7 @@ import sys, torch, cosformer
 q = torch.randn(1, 2, 70, 8, requires_grad=True)
 cosformer.attention(q, q, q, causal=True).sum().backward()
 cosformer.linear_attention(q, q, q, causal=True, gamma=0.9).sum().backward()
-rooms = ("cosformer.ops.replay", "cosformer.ops.hopper", "cosformer.ops.triton")
+rooms = ("cosformer.ops.replay", "cosformer.ops.hopper", "cosformer.ops.triton.kernels")
 print(*[name for name in sys.modules if name.startswith(rooms)])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -31,39 +31,25 @@ def packed(*ends, dtype=torch.int64):
 
 HORIZONS = [
     ({"horizon": 0}, "horizon must be above 0, got 0"),
-    ({"horizon": -3.5}, "horizon must be above 0, got -3.5"),
     ({"horizon": NAN}, "horizon must be above 0, got nan"),
     ({"horizon": VAST}, f"horizon {LONG} 1329"),
-    ({"horizon": True}, "horizon must be a number .*bool"),
-    ({"horizon": "long"}, "horizon must be a number.*"),
-    ({"horizon": [20, 20]}, "horizon must be a number.*list"),
     ({"horizon": torch.tensor([20.0, -1.0])}, r"horizon must be above 0, got \[20.0, -1.0\]"),
     ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head .*\[2\].*got \[3\]"),
-    ({"horizon": torch.ones(2, 1)}, r"horizon must be a number or one per head .*got \[2, 1\]"),
     ({"horizon": LEARNED}, "horizon must not require a gradient"),
-    ({"horizon": LEARNED[0]}, "horizon must not require a gradient"),
     ({"horizon": torch.ones(2, device="meta")}, "horizon must hold values, got a meta tensor"),
-    ({"horizon": torch.ones((), device="meta")}, "horizon must hold values, got a meta tensor"),
 ]
 MASKS = [
     ({"key_mask": MASK.float()}, "key_mask must be bool .*got torch.float32"),
     ({"key_mask": MASK[:, :5]}, r"key_mask must be \[batch, keys\] = \[2, 6\], got \[2, 5\]"),
-    ({"key_mask": MASK[:1]}, r"key_mask must be .*= \[2, 6\], got \[1, 6\]"),
     ({"key_mask": MASK.to("meta")}, "key_mask must be on the device of k, cpu, got meta"),
-    ({"key_mask": [[True] * 6] * 2}, "key_mask must be a tensor, got list"),
     ({"eps": 0}, "eps must be above 0, got 0"),
-    ({"eps": -1e-6}, "eps must be above 0, got -1e-06"),
     ({"eps": NAN}, "eps must be above 0, got nan"),
-    ({"eps": 10**30}, f"eps {LONG} 100"),
 ]
 PACKINGS = [
     (packed(0, 6, dtype=torch.float32), "cu_seqlens must be a vector of int32 or int64, got .*32"),
-    (ONE | {"cu_seqlens": torch.tensor([[0, 6]])}, r"cu_seqlens must be a vector .*\[1, 2\]"),
-    (ONE | {"cu_seqlens": [0, 6]}, "cu_seqlens must be a tensor, got list"),
     ({"cu_seqlens": torch.tensor([0, 6])}, "cu_seqlens needs a batch of 1, got 2"),
     (packed(0, 5) | {"q": Q[:1, :, :5]}, "cu_seqlens needs as many queries as keys, got 5 and 6"),
     (packed(0), "cu_seqlens must have at least 2 entries, got 1"),
-    (packed(1, 6), r"cu_seqlens must rise from 0 to the length 6, got \[1, 6\]"),
     (packed(0, 5), r"cu_seqlens must rise from 0 to the length 6, got \[0, 5\]"),
     (packed(0, 4, 3, 6), r"cu_seqlens must rise .*got \[0, 4, 3, 6\]"),
     (packed(0, 6) | {"query_start": 0}, "query_start has no meaning with cu_seqlens"),
@@ -72,15 +58,10 @@ PACKINGS = [
         "cu_seqlens must be on .*cpu, got meta",
     ),
     ({"query_start": 2**70}, f"query_start {FAR}"),
-    ({"query_start": -(2**70)}, f"query_start {FAR}"),
-    ({"query_start": 1.5}, "query_start must be an int, got float"),
     ({"query_start": True}, "query_start must be an int, got bool"),
-    ({"query_start": False}, "query_start must be an int, got bool"),
 ]
 STRETCH = {"positions": "stretch"}
 WEIGHTS = [
-    ({"weight": "sine"}, "weight must be one of cosine, raised_cosine, got 'sine'"),
-    ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
     ({"positions": "scale"}, "positions must be one of index, stretch, got 'scale'"),
     (STRETCH | {"causal": True}, "positions='stretch' .*causal=True has no meaning"),
     (STRETCH | {"query_start": 0}, "positions='stretch' .*query_start has no meaning"),
@@ -88,7 +69,6 @@ WEIGHTS = [
 ]
 WINDOWS = [
     ({"rows": slice(0, 4, 2)}, r"rows must be a slice with step 1, got slice\(0, 4, 2\)"),
-    ({"columns": slice(None, None, -1)}, "columns must be a slice with step 1"),
     ({"rows": 3}, "rows must be a slice.*, got .*"),
 ]
 STREAMS = [
@@ -104,43 +84,28 @@ ENGINE = [
     ({"normaliser": "max"}, "normaliser must be one of sum, none, got 'max'"),
     ({"rule": "abs"}, "rule must be one of clamp, add, signed, got 'abs'"),
     ({"scale": 0.5}, "scale must be 1 with normaliser='sum', .*got 0.5"),
-    ({"scale": 0.0}, "scale must be above 0, got 0.0"),
     ({"scale": -1, "normaliser": "none"}, "scale must be above 0, got -1"),
-    ({"scale": NAN, "normaliser": "none"}, "scale must be above 0, got nan"),
     ({"scale": float("inf"), "normaliser": "none"}, "scale must be finite, got inf"),
-    ({"scale": True, "normaliser": "none"}, "scale must be a number, got bool"),
-    ({"scale": torch.ones(4), "normaliser": "none"}, "scale must be a number, got Tensor"),
-    ({"scale": 10**30, "normaliser": "none"}, f"scale {LONG} 100"),
-    ({"theta": -VAST}, f"theta {LONG} 1329"),
     ({"theta": VAST, "feature_map": "relu"}, f"theta {LONG} 1329"),
-    ({"theta": "1", "feature_map": "relu"}, "theta must be a number or a tensor, got str"),
     ({"theta": float("inf")}, "theta must be finite, got inf"),
     ({"theta": torch.ones(3)}, r"theta must be .*one per.* head \[\d\].*got \[3\]"),
     ({"theta": LEARNED}, "theta must not require a gradient"),
-    ({"theta": LEARNED[0]}, "theta must not require a gradient"),
     ({"theta": torch.ones(2, device="meta")}, "theta must hold values, got a meta tensor"),
-    ({"gamma": torch.ones(2, device="meta")}, "gamma must hold values, got a meta tensor"),
     ({"raised": "no"}, "raised must be a bool, got str"),
+    ({"raised": True, "theta": 0.1, "rule": "add"}, "raised=True needs rule='clamp' .*got 'add'"),
     ({"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
-    ({"gamma": 0.0}, r"gamma must lie in \(0, 1\], got 0"),
-    ({"gamma": VAST}, f"gamma {LONG} 1329"),
     ({"gamma": [0.5, VAST]}, rf"gamma\[1\] {LONG} 1329"),
-    ({"gamma": NAN}, r"gamma must lie in \(0, 1\], got nan"),
-    ({"gamma": torch.tensor([0.5, 1.5])}, r"gamma must lie in \(0, 1\], got .*1.5"),
     ({"gamma": [0.5, 1.5]}, r"gamma must lie in \(0, 1\], got \[0.5, 1.5\]"),
     ({"gamma": True}, "gamma must be a number, a sequence of them or a tensor, got bool"),
-    ({"gamma": b"ab"}, "gamma must be a number, a sequence of them or a tensor, got bytes"),
     ({"gamma": [0.5, None]}, r"gamma\[1\] must be a number, got NoneType"),
     ({"gamma": [0.5, 0.5, 0.5]}, r"gamma must be .*one per.* head \[\d\].*got \[3\]"),
-    ({"gamma": torch.ones(3)}, r"gamma must be .*one per.* head \[\d\].*got \[3\]"),
     ({"log_decay": GATE[:, :, :5]}, r"log_decay must be .*\[2, 4, 6\], got \[2, 2, 5\]"),
-    ({"log_decay": GATE[:1]}, r"log_decay must be .*\[2, 4, 6\], got \[1, 2, 6\]"),
     ({"log_decay": -GATE}, "log_decay must .*0, got .*1"),
-    ({"log_decay": GATE * NAN}, "log_decay must .*0, got .*nan"),
     ({"log_decay": -0.5}, "log_decay must be a tensor, got float"),
 ]
 ENGINE_WHOLE = [
     ({"causal": False, "gamma": 0.9}, "gamma .*need causal=True"),
+    ({"log_decay": GATE, "query_start": 2}, "log_decay needs .*query_start=0, got 2"),
     ({"causal": False, "log_decay": GATE}, "log_decay need causal=True"),
     (
         {"q": Q[:, :, :5], "log_decay": GATE[:, :, :5]},
@@ -149,10 +114,7 @@ ENGINE_WHOLE = [
 ]
 ENGINE_STREAMS = [
     ({"q": Q[:, :, :5]}, "as many queries as keys, got 5 and 6"),
-    ({"state": 3}, "state must be a State, got int"),
     ({"theta": torch.ones(4)}, r"theta must be one per key head \[2\] in a stream, got \[4\]"),
-    ({"gamma": torch.ones(4)}, r"gamma must be one per key head \[2\] in a stream, got \[4\]"),
-    ({"gamma": 4 * (1.0,)}, r"gamma must be one per key head \[2\] in a stream, got \[4\]"),
     ({"log_decay": -torch.ones(2, 4, 6)}, r"log_decay must be one per key head .*got \[2, 4, 6\]"),
 ]
 TABLES = {  # function -> what else a good call needs, the bad ones
@@ -188,26 +150,18 @@ def misfits(q, k, v):
     length = k.shape[2]
     return [
         ({"q": None}, "q must be a tensor, got NoneType"),
-        ({"k": [1.0]}, "k must be a tensor, got list"),
-        ({"v": 3}, "v must be a tensor, got int"),
         ({"q": q[0, 0]}, rf"q must be \[batch, heads, length, width\], got \[{length}, 4\]"),
-        ({"k": k[0]}, rf"k must be \[batch, .*got \[2, {length}, 4\]"),
         ({"v": v[None]}, rf"v must be \[batch, .*got \[1, 2, 2, {length}, 4\]"),
         ({"q": q.long()}, "q must be float64, .*got torch.int64"),
-        ({"k": k.bool()}, "k must be float64, .*got torch.bool"),
         ({"v": v.cfloat()}, "v must be float64, .*got torch.complex64"),
         ({"k": k.half()}, "k must have the dtype of q, torch.float64, got torch.float16"),
-        ({"v": v.float()}, "v must have the dtype of q, torch.float64, got torch.float32"),
         ({"q": q[..., :0]}, rf"q must have a width of at least 1, got \[2, 4, {length}, 0\]"),
-        ({"v": v[..., :0]}, rf"v must have a width of at least 1, got \[2, 2, {length}, 0\]"),
         ({"k": k[:1]}, "k must have the batch of q, 2, got 1"),
-        ({"v": v[:1]}, "v must have the batch of q, 2, got 1"),
         ({"k": k[..., :3]}, "k must have the width of q, 4, got 3"),
         ({"v": v[:, :1]}, rf"v must have the heads and length of k, \[2, {length}\], got \[1, "),
         ({"v": v[:, :, 1:]}, rf"v must have .*length of k, \[2, {length}\], got \[2, {length - 1}"),
         ({"q": q[:, :3]}, "heads of q must be a multiple of the heads of k, got 3 and 2"),
         ({"q": q[:, :0]}, rf"q must have at least 1 head, got \[2, 0, {length}, 4\]"),
-        ({"k": k[:, :0], "v": v[:, :0]}, rf"k must have at least 1 head, got \[2, 0, {length}, "),
         ({"k": k.to("meta")}, "k must be on the device of q, cpu, got meta"),
     ]
 
@@ -244,19 +198,13 @@ def test_a_bad_step_is_named_and_changes_nothing(bad, message):
 
 EMPTY = [
     ({"dtype": torch.bfloat16}, "dtype of a state must be float32 or float64, got torch.bfloat16"),
-    ({"batch": -1}, "batch must be at least 0, got -1"),
-    ({"heads": -2}, "heads must be at least 1, got -2"),
     ({"key_width": 0}, "key_width must be at least 1, got 0"),
-    ({"value_width": 0}, "value_width must be at least 1, got 0"),
     ({"horizon": 0}, "horizon must be above 0, got 0"),
     ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head \[2\], got \[3\]"),
     ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
     ({"position": torch.tensor([0, 0, 0])}, r"position must be .*one per stream \[2\], got \[3\]"),
-    ({"position": "a"}, "position must be a whole number or a tensor, got str"),
-    ({"position": None}, "position must be a whole number or a tensor, got NoneType"),
     ({"position": 2**60}, "position must have at most 53 bits as a whole number, got 61"),
     ({"position": 2.5}, "position must be whole, got 2.5"),
-    ({"position": torch.tensor(1 + 0j, dtype=torch.complex128)}, "position must be whole, got"),
     ({"position": -1}, "position must not be negative, got -1"),
     ({"batch": 2.0}, "batch must be an int, got float"),
 ]
@@ -267,12 +215,6 @@ def test_a_bad_empty_state_is_named(bad, message):
     sizes = {"batch": 2, "heads": 2, "key_width": 4, "value_width": 4, "horizon": 20}
     with pytest.raises((ValueError, TypeError), match=message):
         State.empty(**sizes | bad)
-
-
-def test_options_are_given_by_name():
-    for function in (attention, attention_with_state, linear_attention):
-        with pytest.raises(TypeError, match="positional argument"):
-            function(Q, K, V, True)
 
 
 OF_SOFTMAX = {

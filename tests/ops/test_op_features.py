@@ -77,11 +77,6 @@ def test_gradients_and_second_derivatives_are_those_of_finite_differences(kind):
     assert torch.autograd.gradgradcheck(features, (x, weight), fast_mode=True)
 
 
-def test_an_unknown_kind_prints_the_known_ones():
-    with pytest.raises(ValueError, match=r"kind must be one of exp, waves, relu, softmaxes, got"):
-        projected(normal(1, 1, 2, 4), normal(3, 4), "sigmoid")
-
-
 @pytest.mark.parametrize("start", [0, 10**6, torch.tensor([3, 70000])], ids=str)
 def test_rotated_features_are_turned_by_their_positions(start):
     x = normal(2, 3, 5, 6)

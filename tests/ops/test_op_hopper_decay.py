@@ -8,7 +8,6 @@ import torch
 
 from cosformer import State, linear_attention, linear_attention_with_state
 from cosformer.ops.hopper import plan as hopper_plan
-from cosformer.ops.hopper.roles import roles_of
 
 UNDIVIDED = {"normaliser": "none", "impl": "hopper"}
 BASIS_STRIDES = slice(15, 17)  # in the tail of a sweep's parameters
@@ -41,11 +40,6 @@ def test_every_sweep_of_a_decay_knows_of_it(launches):
     assert numbers(launches, "since", "2i") == [(100, 128)] * 2
 
 
-def test_no_sweep_without_a_decay_does(launches):
-    both_passes()
-    assert not any(options.DECAY or options.DOTS for options in sweeps(launches))
-
-
 @pytest.mark.parametrize("graded", [True, False])
 @pytest.mark.parametrize("width", [64, 128])
 def test_dots_are_computed_for_gates_that_need_a_gradient(launches, graded, width):
@@ -65,13 +59,6 @@ def test_a_cut_sequence_decays_from_segment_to_segment(launches):
     assert numbers(launches, "edges", "3q6i") == [(*whole, False), (*whole, True)]
     edges = [(options, given) for name, options, *_, given in launches if name == "edges"]
     assert all(options.DECAY and given[3] for options, given in edges)
-
-
-def test_the_edges_of_other_sequences_do_not(launches):
-    both_passes(6000)
-    edges = [(options, given) for name, options, *_, given in launches if name == "edges"]
-    assert edges
-    assert not any(options.DECAY or given[3] for options, given in edges)
 
 
 def test_a_stream_passes_its_state_on(launches):
@@ -126,12 +113,3 @@ def test_a_state_is_not_scaled_but_its_gradient_is(launches, monkeypatch):
     (ends,) = (x for role, x in given if role.REVERSE)
     assert (ends == 8).all()
     assert torch.equal(grad[0, 0, 0, -1], torch.full((64,), 0.125))
-
-
-def test_states_alone_have_no_dots():
-    roles = roles_of(64, 64, 1, 0, 0, False, decays=True, dots=True)
-    assert all(role.DECAY for role in roles)
-    assert [name for name, role in roles._asdict().items() if role.DOTS and role.WRITE] == [
-        "dq",
-        "dk",
-    ]

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from asked import check_choices
 from gpu_marks import ON_HOPPER
-from kernel_cases import CASES, Case, check, results
+from kernel_cases import CASES, Case, check, ours, results
+from kernel_cases import draw as draw_case
 
 from cosformer import (
     State,
@@ -88,6 +90,13 @@ def test_gates_that_let_nothing_through(width, segments):
     case = Case(linear_attention, {**CAUSAL, **UNDIVIDED}, gated=True, closed=True, **wide)
     for length in (128, 700):
         by_hopper(case, length, roundings=FEW)
+
+
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "masked", "gated"])
+def test_whoever_else_asks_for_a_gradient_it_has_the_same_bits(name, segments):
+    inputs, options = draw_case(CASES[name], 300, device="cuda")
+    rows = [x.bfloat16() for x in inputs[:3]]
+    check_choices(ours(CASES[name], options, "hopper"), [*rows, *(x.float() for x in inputs[3:])])
 
 
 def draw(*shape):

@@ -59,14 +59,6 @@ def test_a_mask_is_not_kept():
     assert (attention(*qkv()) != 0).any()
 
 
-def test_what_inference_mode_made_serves_training():
-    with torch.inference_mode():
-        attention(*qkv(), causal=True)
-    q, k, v = (x.requires_grad_() for x in qkv())
-    attention(q, k, v, causal=True).sum().backward()
-    assert q.grad is not None
-
-
 def test_compiled_calls_keep_nothing():
     torch.compile(lambda q, k, v: attention(q, k, v), backend="eager")(*qkv())
     assert not PROBLEMS.kept

@@ -16,44 +16,41 @@ from stub_driver import (
     linear_attention,
     qkv,
 )
-from torch.utils.checkpoint import checkpoint
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosformer.ops import hopper
-from cosformer.ops.hopper import nvrtc
+from cosformer.ops.hopper import nvrtc, watching
+from cosformer.ops.hopper.watch import watcher
+from cosformer.ops.problem import Constants, Given
 from cosformer.ops.replay import replay
+from cosformer.ops.replay.tape import Tape
+
+COSINE = {
+    "causal": {"causal": True},
+    "both ways": {},
+    "fewer keys": {"keys": 70},
+    "wide": {"width": 128},
+}
 
 
-@pytest.mark.parametrize(
-    ("causal", "width", "lengths", "graded"),
-    [
-        (True, 64, (100, 100), False),
-        (True, 64, (6000, 6000), True),
-        (False, 128, (100, 100), True),
-        (False, 64, (6000, 700), True),
-    ],
-)
-def test_a_replay_launches_what_python_launches(
-    driver, ordinary, monkeypatch, causal, width, lengths, graded
-):
-    def call(seed):
-        inputs = (leaves if graded else qkv)(lengths[0], width, lengths[1], seed)
-        grad = qkv(lengths[0], width, seed=seed + 9)[0] if graded else None
-        driver.launches.clear()
-        return both_passes(inputs, grad, causal=causal), driver.launches[:]
-
-    check_replays(call, ordinary, monkeypatch)
-
-
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", [*COSINE, *FAMILY])
 @pytest.mark.parametrize("length", [100, 6000])
-def test_the_family_is_replayed(driver, ordinary, monkeypatch, name, length):
-    def call(seed):
-        inputs, grad = leaves(length, seed=seed), qkv(length, seed=seed + 9)[0]
-        driver.launches.clear()
-        found = both_passes(inputs, grad, linear_attention, **FAMILY[name])
-        return found, driver.launches[:]
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_replay_launches_what_python_launches(
+    driver, ordinary, monkeypatch, name, length, graded
+):
+    options = dict(COSINE.get(name) or FAMILY.get(name) or {})
+    sizes = {each: options.pop(each) for each in ("keys", "width") if each in options}
+    call = linear_attention if name in FAMILY else attention
 
-    check_replays(call, ordinary, monkeypatch)
+    def both(seed):
+        inputs = (leaves if graded else qkv)(length, seed=seed, **sizes)
+        grad = qkv(length, seed=seed + 9, **sizes)[0] if graded else None
+        driver.launches.clear()
+        return both_passes(inputs, grad, call, **options), driver.launches[:]
+
+    check_replays(both, ordinary, monkeypatch)
 
 
 def test_tables_that_would_fill_the_memory_are_not_kept(driver, monkeypatch):
@@ -61,16 +58,6 @@ def test_tables_that_would_fill_the_memory_are_not_kept(driver, monkeypatch):
     for _ in range(2):
         linear_attention(*qkv(), **FAMILY["retention"])
     assert list(replay._programs.values()) == [False]
-
-
-def test_only_inputs_that_ask_for_a_gradient_get_one(driver, ordinary):
-    q, k, v = qkv()
-    for _ in range(3):
-        x = v.clone().requires_grad_()
-        attention(q, k, x).backward(q)
-        assert x.grad is not None
-        assert q.grad is None
-    assert len(ordinary) == 1
 
 
 @pytest.mark.parametrize("name", GRADS)
@@ -127,28 +114,6 @@ def test_second_derivatives_are_those_of_the_ordinary_path(driver, ordinary, mon
         assert (x - y).float().norm() < 0.05 * y.float().norm()
 
 
-def test_compiled_autograd_calls_the_node(driver, monkeypatch):
-    from torch._dynamo.compiled_autograd import _enable
-
-    inputs, grad = leaves(), qkv(seed=5)[0]
-
-    def call():
-        with _enable(lambda graph: graph):
-            return both_passes(inputs, grad)
-
-    for _ in range(2):
-        both_passes(inputs, grad)
-    assert call() == both_passes(inputs, grad)
-
-
-def test_checkpointing_recomputes_a_first_call(driver):
-    for _ in range(2):
-        inputs = leaves()
-        out = checkpoint(lambda *x: attention(*x), *inputs, use_reentrant=False)
-        out.sum().backward()
-        assert all(x.grad is not None for x in inputs)
-
-
 def test_what_backward_needs_is_checked(driver):
     q, k, v = qkv()
     attention(q, k, v)
@@ -174,26 +139,6 @@ def test_a_launch_that_fails_is_an_error_in_both_passes(driver, monkeypatch, lau
         both_passes(inputs, grad, causal=True)
 
 
-def test_a_thread_without_a_context_gets_one(driver, monkeypatch):
-    entered = []
-    monkeypatch.setattr(nvrtc, "_enter", entered.append)
-    first = both_passes(qkv(), None)
-    driver.codes = [nvrtc.NO_CONTEXT]
-    assert both_passes(qkv(), None) == first
-    assert len(entered) == 1
-
-
-def test_memory_that_torch_fills_is_filled(driver, ordinary):
-    torch.use_deterministic_algorithms(True)
-    try:
-        outs = [attention(*qkv()) for _ in range(2)]
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert len(ordinary) == 1
-    for out in outs:
-        assert out.flatten()[8:].isnan().all()
-
-
 def test_only_so_many_programs_are_kept(driver, monkeypatch):
     monkeypatch.setattr(replay, "PROGRAMS", 3)
     for length in range(1, 9):
@@ -210,3 +155,94 @@ def test_threads_share_programs(driver, monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(call, range(60)))
     assert found == by_python(monkeypatch, lambda: [call(n) for n in range(60)])
+
+
+class _Function(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class _Tensor(torch.Tensor):
+    pass
+
+
+def same(x):
+    return x
+
+
+OTHERS = {
+    "causal": {"causal": True},
+    "horizon": {"horizon": 101},
+    "another kind of number": {"horizon": 100.0},
+    "eps": {"eps": 1e-3},
+    "query_start": {"query_start": 0},
+    "impl": {"impl": "auto"},
+    "a horizon in a tensor": {"horizon": torch.tensor([100.0, 100.0])},
+    "mask": {"key_mask": torch.ones(1, 100, dtype=torch.bool)},
+}
+TENSORS = {
+    "batch": lambda x: torch.cat([x, x]),
+    "length": lambda x: x[:, :, :99],
+    "strides": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "alignment": GRADS["not at 16 bytes"],
+    "subclass": lambda x: x.as_subclass(_Tensor),
+}
+PLACES = {
+    "function mode": _Function,
+    "dispatch mode": _Dispatch,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "hooks": lambda: torch.autograd.graph.saved_tensors_hooks(same, same),
+}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *TENSORS, *PLACES])
+def test_what_differs_is_not_replayed(driver, ordinary, name):
+    for _ in range(2):
+        attention(*qkv(), horizon=100)
+    assert len(ordinary) == 1
+    change = TENSORS.get(name, same)
+    with PLACES.get(name, torch.enable_grad)():
+        attention(*map(change, qkv()), **{"horizon": 100, **OTHERS.get(name, {})})
+    assert len(ordinary) == 2
+
+
+def test_a_call_that_is_captured_is_ordinary(driver, ordinary):
+    attention(*qkv())
+    driver.captures = 1
+    attention(*qkv())
+    assert len(ordinary) == 2
+
+
+@pytest.mark.parametrize("given", [{"eps": True}, {"horizon": True}, {"causal": 1}])
+def test_what_equals_a_kept_option_is_still_refused(driver, given):
+    for _ in range(2):
+        attention(*qkv(1), horizon=1, causal=True, eps=1)
+    with pytest.raises(TypeError, match=next(iter(given))):
+        attention(*qkv(1), **{"horizon": 1, "causal": True, "eps": 1, **given})
+
+
+@pytest.mark.parametrize("spoilt", ["twice", "a state", "ψ in pieces", "no launch", "a copy", ""])
+def test_a_tape_of_more_than_one_pass_over_its_inputs_is_not_replayed(spoilt):
+    q, k, v = qkv(8)
+    psi = torch.ones(1, 1, 2, 8).mT if spoilt == "ψ in pieces" else torch.ones(1, 1, 8, 2)
+    given = Given(q, k, v, None, None, Constants(None, psi, psi, None, None), None)
+    tape = Tape((q, k, v))
+
+    def forward():
+        out = torch.empty_like(q)
+        if spoilt != "no launch":
+            watcher().launched(None, (q, k, v, out, None, psi))
+        return (out.clone() if spoilt == "a copy" else out), None
+
+    with watching(tape):
+        for _ in range(1 + (spoilt == "twice")):
+            state = [torch.ones(3)] if spoilt == "a state" else []
+            watcher().run(forward, given, [q, k, v, *state], [psi])
+    assert watcher() is None
+    assert tape.results() == (None if spoilt else [3])

@@ -1,12 +1,9 @@
 """When `host.cpp` is compiled, and what happens without a build."""
 
-import os
-
 import pytest
 import torch
 
 from cosformer import attention, cli
-from cosformer.ops.hopper import nvrtc
 from cosformer.ops.replay import native, replay
 
 
@@ -28,12 +25,6 @@ def compiler(monkeypatch, tmp_path):
     )
     program.chmod(0o755)
     return str(program)
-
-
-def test_a_call_compiles_nothing(monkeypatch):
-    monkeypatch.setattr(native.subprocess, "run", None)
-    attention(*torch.randn(3, 1, 2, 8, 4))
-    assert native.loaded() is None
 
 
 def test_a_build_is_made_once_and_complete(compiler, cache, monkeypatch):
@@ -74,24 +65,6 @@ def test_a_build_that_does_not_load_is_left_alone(compiler):
     assert native.loaded() is None
 
 
-def test_a_build_can_be_left_unused(compiler, monkeypatch):
-    native.build(compiler)
-    monkeypatch.setattr(native, "_import", None)
-    monkeypatch.setenv("COSFORMER_NATIVE", "0")
-    assert native.loaded() is None
-
-
-def test_a_build_without_a_driver_is_left_alone(compiler, monkeypatch):
-    native.build(compiler)
-    monkeypatch.setattr(native, "_import", lambda path: None)
-
-    def missing():
-        raise RuntimeError("no libcuda.so.1")
-
-    monkeypatch.setattr(nvrtc, "libraries", missing)
-    assert native.loaded() is None
-
-
 @pytest.mark.parametrize("what", ["the folder", "the file"])
 def test_a_build_that_others_may_have_written_is_ignored_with_a_warning(
     compiler, monkeypatch, what
@@ -103,15 +76,6 @@ def test_a_build_that_others_may_have_written_is_ignored_with_a_warning(
         assert native.loaded() is None
     native.build(compiler)
     assert native.cache.refusal(path) is None
-
-
-def test_a_build_of_another_user_is_ignored_with_a_warning(compiler, monkeypatch):
-    native.build(compiler)
-    monkeypatch.setattr(native, "_import", None)
-    me = os.getuid()
-    monkeypatch.setattr(native.cache.os, "getuid", lambda: me + 1)
-    with pytest.warns(UserWarning, match="must belong to the current user"):
-        assert native.loaded() is None
 
 
 def test_calls_on_a_cpu_do_not_look_for_a_build(monkeypatch):

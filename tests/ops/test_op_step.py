@@ -1,92 +1,186 @@
-"""A step takes one token at a constant cost in memory and changes the state in place."""
+"""A step takes one token at a constant cost, changes the state in place, and picks streams by slot.
+
+By torch and by its kernel, under Triton's interpreter.
+"""
+
+import math
 
 import pytest
 import torch
 from formula import cosformer, rounded_once, tokens
 
-from cosformer import State, attention_with_state, step
+from cosformer import State, attention, attention_with_state, step
+from cosformer.ops.triton import INTERPRETED, fused_step
 
-KINDS = {
-    "equal heads": (2, 2),
-    "grouped": (6, 2),
-    "one key head": (4, 1),
-}
-every_kind = pytest.mark.parametrize(("heads", "kv_heads"), KINDS.values(), ids=KINDS)
+needs_kernels = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+both = pytest.mark.parametrize("impl", ["chunked", pytest.param("triton", marks=needs_kernels)])
+PER_HEAD = torch.tensor([50.0, 70.0])
+
+
+def rows(length=20, heads=4, width=6, value_width=5, dtype=torch.float32):
+    shape = {"heads": heads, "kv_heads": 2, "width": width, "value_width": value_width}
+    return [x.to(dtype) for x in tokens(3, length=length, **shape)]
 
 
 def at(x, t):
     return [y[:, :, t : t + 1] for y in x]
 
 
-@every_kind
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_steps_are_the_formula(heads, kv_heads, dtype):
-    x = [t.to(dtype) for t in tokens(2, heads, 12, kv_heads=kv_heads, width=3, value_width=5)]
-    state = State.empty(2, kv_heads, 3, 5, horizon=12, dtype=dtype)
-    right = cosformer(*(t.double() for t in x), causal=True)
-    for t in range(12):
-        out = step(*at(x, t), state)
-        assert out.shape == (2, heads, 1, 5)
-        torch.testing.assert_close(out, right[:, :, t : t + 1].to(dtype))
+@both
+@pytest.mark.parametrize(
+    ("horizon", "heads", "width", "value_width"),
+    [(50.0, 4, 6, 5), (math.inf, 2, 100, 70), (PER_HEAD, 6, 6, 100)],
+)
+def test_steps_are_the_formula(horizon, heads, width, value_width, impl):
+    x = rows(6, heads, width, value_width)
+    exact = cosformer(*(y.double() for y in x), causal=True, horizon=horizon)
+    state = State.empty(3, 2, width, value_width, horizon=horizon)
+    for t in range(6):
+        out = step(*at(x, t), state, impl=impl)
+        assert out.shape == (3, heads, 1, value_width)
+        torch.testing.assert_close(out.double(), exact[:, :, t : t + 1], rtol=1e-5, atol=1e-6)
+    assert int(state.position) == 6
 
 
-@every_kind
-def test_a_token_may_come_without_a_length(heads, kv_heads):
-    x = tokens(2, heads, 1, kv_heads=kv_heads, value_width=5)
-    states = [State.empty(2, kv_heads, 4, 5, horizon=12, dtype=torch.float64) for _ in range(2)]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bit_tokens_meet_float32_sums_under_autocast_as_well(dtype):
+    x = rows(12, dtype=dtype)
+    state = State.empty(3, 2, 6, 5, horizon=12)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        outs = [step(*at(x, t), state) for t in range(12)]
+    assert state.key_value.dtype == torch.float32
+    rounded_once(torch.cat(outs, 2), cosformer(*(y.double() for y in x), causal=True))
+
+
+def test_a_token_may_come_without_a_length():
+    x = rows(1, dtype=torch.float64)
+    states = [State.empty(3, 2, 6, 5, horizon=12, dtype=torch.float64) for _ in range(2)]
     flat = step(*(t[:, :, 0] for t in x), states[0])
-    assert flat.shape == (2, heads, 5)
     assert torch.equal(flat, step(*x, states[1])[:, :, 0])
-    assert all(torch.equal(a, b) for a, b in zip(states[0][:3], states[1][:3], strict=True))
+    assert all(map(torch.equal, states[0][:3], states[1][:3]))
 
 
 @pytest.mark.parametrize("prefilled", [False, True])
 def test_a_step_changes_the_state_where_it_lies(prefilled):
-    x = tokens(2, 2, 50)
+    x = rows()
+    state = State.empty(3, 2, 6, 5, horizon=100)
     if prefilled:
-        _, state = attention_with_state(*tokens(2, 2, 5), horizon=100)
-    else:
-        state = State.empty(2, 2, 4, 4, horizon=100, dtype=torch.float64)
-    start = int(state.position)
-    addresses = [part.data_ptr() for part in state[:3]]
+        _, state = attention_with_state(*rows(5), horizon=100)
+    start, places = int(state.position), [part.data_ptr() for part in state[:3]]
     sizes = [part.untyped_storage().nbytes() for part in state[:3]]
-    for t in range(50):
+    for t in range(20):
         step(*at(x, t), state)
-        assert int(state.position) == start + t + 1
-    assert addresses == [part.data_ptr() for part in state[:3]]
+    assert int(state.position) == start + 20
+    assert places == [part.data_ptr() for part in state[:3]]
     assert sizes == [part.untyped_storage().nbytes() for part in state[:3]]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_tokens_meet_float32_sums(dtype):
-    x = [t.to(dtype) for t in tokens(1, 2, 40)]
-    state = State.empty(1, 2, 4, 4, horizon=40)
-    outs = [step(*at(x, t), state) for t in range(40)]
-    assert {out.dtype for out in outs} == {dtype}
-    assert state.key_value.dtype == torch.float32
-    right = cosformer(*(t.double() for t in x), causal=True)
-    rounded_once(torch.cat(outs, 2), right)
-
-
 def test_a_step_refuses_gradients_and_says_where_they_go():
-    q, k, v = tokens(1, 2, 1)
+    x = tokens(1, 2, 1)
     state = State.empty(1, 2, 4, 4, horizon=9, dtype=torch.float64)
     for place in range(3):
-        x = [t.clone().requires_grad_(n == place) for n, t in enumerate((q, k, v))]
+        graded = [t.clone().requires_grad_(n == place) for n, t in enumerate(x)]
         with pytest.raises(ValueError, match="step records no gradients: use attention_with_state"):
-            step(*x, state)
+            step(*graded, state)
         with torch.no_grad():
-            step(*x, state)
-    trained = attention_with_state(q.requires_grad_(), k.requires_grad_(), v, horizon=9)[1]
+            step(*graded, state)
+    trained = attention_with_state(*(t.clone().requires_grad_() for t in x), horizon=9)[1]
     with pytest.raises(ValueError, match="step records no gradients"):
-        step(*tokens(1, 2, 1), trained)
+        step(*x, trained)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_leaves_the_sums_of_a_step_in_float32(dtype):
-    x = [t.to(dtype).float() for t in tokens(1, 2, 60)]
-    state = State.empty(1, 2, 4, 4, horizon=60)
-    with torch.autocast("cpu", dtype=dtype):
-        out = torch.cat([step(*at(x, t), state) for t in range(60)], 2)
-    right = cosformer(*(t.double() for t in x), causal=True)
-    rounded_once(out, right)
+@needs_kernels
+@pytest.mark.parametrize(
+    ("width", "value_width", "dtype"), [(6, 100, torch.bfloat16), (100, 70, torch.float32)]
+)
+@pytest.mark.parametrize("slots", [None, torch.tensor([2, -1, 0])], ids=["every row", "slots"])
+def test_the_kernel_leaves_the_state_of_torch(width, value_width, dtype, slots):
+    x, start = rows(3, 4, width, value_width, dtype), torch.tensor([5, 0, 7])
+    mine, torchs = (
+        State.empty(3, 2, width, value_width, horizon=50.0, position=start) for _ in range(2)
+    )
+    near = 1e-5 if dtype == torch.float32 else 1e-2
+    for t in range(3):
+        out = step(*at(x, t), mine, slots=slots, impl="triton")
+        expected = step(*at(x, t), torchs, slots=slots, impl="chunked")
+        torch.testing.assert_close(out, expected, rtol=near, atol=1e-6)
+    for one, other in zip(mine[:3], torchs[:3], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
+def test_the_kernel_takes_an_angle_as_a_number_and_no_raised_cosine():
+    x, theta = rows(1), math.pi / 2 / 50
+    outs, states = [], []
+    for turn in (theta, torch.full((1, 1), theta, dtype=torch.float64)):
+        states.append(State.empty(3, 2, 6, 5, horizon=50.0, position=2**30))
+        outs.append(fused_step(*x, states[-1], turn, None, 1e-6, limit=None))
+    assert torch.equal(*outs)
+    assert all(map(torch.equal, states[0][:3], states[1][:3]))
+    raised = State.empty(3, 2, 6, 5, horizon=50.0, weight="raised_cosine")
+    with pytest.raises(ValueError, match="impl='triton' needs cosine weights, got raised_cosine"):
+        step(*x, raised, impl="triton")
+
+
+@both
+def test_no_rows_move_nobody_but_a_shared_position(impl):
+    x = [y[:0] for y in rows(1)]
+    state = State.empty(3, 2, 6, 5, horizon=50.0, position=torch.tensor([4, 0, 2]))
+    out = step(*x, state, slots=torch.zeros(0, dtype=torch.int64), impl=impl)
+    assert out.shape == (0, 4, 1, 5)
+    assert state.position.tolist() == [4, 0, 2]
+    assert not state.key_value.any()
+    shared = State.empty(0, 2, 6, 5, horizon=50.0)
+    step(*x, shared, impl=impl)
+    assert int(shared.position) == 1
+
+
+@both
+def test_streams_by_slot_are_streams_of_their_own(impl):
+    x = rows(8)
+    exact = attention(*(y.double() for y in x), causal=True, horizon=50.0)
+    state = State.empty(5, 2, 6, 5, horizon=50.0, position=torch.zeros(5, dtype=torch.int64))
+    slots, done = [4, 0, 2], [0, 0, 0]
+    generator = torch.Generator().manual_seed(0)
+    while min(done) < 8:
+        order = torch.randperm(3, generator=generator).tolist()
+        taking = [i for i in order if done[i] < 8 and torch.rand((), generator=generator) < 0.7]
+        picked, when = [*taking, 0], [*(done[i] for i in taking), 0]  # the last row is padding
+        parts = [torch.stack([y[i, :, t] for i, t in zip(picked, when, strict=True)]) for y in x]
+        index = torch.tensor([*(slots[i] for i in taking), -1])
+        out = step(*parts, state, slots=index, impl=impl)
+        assert (out[-1] == 0).all()
+        for row, i in enumerate(taking):
+            right = exact[i, :, done[i]]
+            torch.testing.assert_close(out[row].double(), right, rtol=1e-5, atol=1e-6)
+            done[i] += 1
+    assert state.position.tolist() == [8, 0, 8, 0, 8]
+    assert not state.key_value[3].any()
+
+
+@both
+def test_a_full_stream_raises_before_anything_changes_and_others_go_on(impl):
+    x = [y[:2] for y in rows(1)]
+    state = State.empty(3, 2, 6, 5, horizon=10.0, position=torch.tensor([10, 0, 0]))
+    with pytest.raises(ValueError, match="would pass its horizon"):
+        step(*x, state, slots=torch.tensor([1, 0]), impl=impl)
+    assert not state.key_value.any()
+    step(*x, state, slots=torch.tensor([1, 2]), impl=impl)
+    assert state.position.tolist() == [10, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        (torch.tensor([0, 5]), "slots must be below 3, got 5"),
+        (torch.tensor([1, 1]), r"slots must differ from each other, got \[1, 1\]"),
+        (torch.tensor([0]), r"slots must be int64 \[2\]"),
+    ],
+)
+def test_bad_slots_are_named(slots, message):
+    x = [y[:2] for y in rows(1)]
+    position = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=message):
+        step(*x, State.empty(3, 2, 6, 5, horizon=10.0, position=position), slots=slots)
+    with pytest.raises(ValueError, match="one position per stream"):
+        step(*x, State.empty(3, 2, 6, 5, horizon=10.0), slots=torch.tensor([0, 1]))

@@ -1,44 +1,23 @@
 """Every option with inputs of every layout on a GPU, forward and backward, against float64.
 
-`python -m pytest -n 8 tests/ops/test_op_strides_gpu.py` compiles kernels side by side. Reads and
-writes out of range that do no harm by luck are found by
+`python -m pytest -n 8` compiles kernels side by side. Reads and writes out of range that do no harm
+by luck are found by
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 \
-        python -m pytest tests/ops/test_op_strides_gpu.py
+        python -m pytest tests/ops/test_op_triton_strides_gpu.py
 """
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import CASES, ROUNDINGS, Case, draw, ours, plain
+from kernel_cases import CASES, Case
+from kernel_cases import check as check_case
+from layouts import batch_last, heads_inside, in_columns, sliced
 
 from cosformer import linear_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned")]
-
-
-def in_columns(x):
-    """[B, H, T, D] as the output of a convolution, [B, H·D, T], has it."""
-    return x.mT.contiguous().mT
-
-
-def heads_inside(x):
-    """[B, H, T, D] as a projection, [B, T, H·D], has it."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def sliced(x):
-    """Every second number of storage that holds NaN elsewhere."""
-    wide = torch.full([2 * size for size in x.shape], torch.nan, dtype=x.dtype, device=x.device)
-    view = wide[::2, 1::2, ::2, 1::2]
-    view.copy_(x)
-    return view
-
-
-def batch_last(x):
-    return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
 
 
 def by_one_number(*rows, gamma, **options):
@@ -66,44 +45,21 @@ EVERY = {**NEW, **{name: CASES[name] for name in KNOWN}}
 FEW = ["one decay, cosine", "gated, cosine, masked", "packed, decaying", "gated quotient"]
 
 
-def results(call, leaves, layout):
-    """The output, and gradients under a random cotangent in the layout of the inputs."""
-    leaves = [x.detach().requires_grad_() for x in leaves]
-    out = call(*leaves)
-    generator = torch.Generator().manual_seed(7)
-    cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-    cotangent = layout(cotangent.to(leaves[0].dtype).to(out))
-    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
-
-
-def check(case, layout, dtype, length=300, width=64):
-    """Errors are at most twice those of the plain formula, plus a few roundings."""
+def check(case, layout, dtype=torch.bfloat16, width=64):
     case = replace(case, width=width, value_width=width)
     batch = 1 if case.packed else 2
-    leaves, options = draw(case, length, batch=batch, device="cuda")
-    rounded = [x.to(dtype) for x in leaves[:3]] + [x.float() for x in leaves[3:]]
-    given = [layout(x) for x in rounded[:3]] + rounded[3:]
-    found = results(ours(case, options, "auto"), given, layout)
-    formula = results(plain(case, options), rounded, torch.clone)
-    truth = results(plain(case, options), [x.double() for x in rounded], torch.clone)
-    room = ROUNDINGS * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
-    names = ("out", "dq", "dk", "dv", "dgate")
-    for name, t, f, mine in zip(names, truth, formula, found, strict=False):
-        assert mine.isfinite().all(), f"{name} is not finite"
-        error, usual = (mine.double() - t).norm(), (f.double() - t).norm()
-        allowed = 2 * usual + room * math.sqrt(max(1, t.numel()))
-        assert error <= allowed, f"{name}: {error:.2e} > {allowed:.2e}"
+    check_case(case, 300, dtype, impl="auto", layout=layout, batch=batch, device="cuda")
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_rows_that_lie_column_by_column(name):
-    check(EVERY[name], in_columns, torch.bfloat16)
+    check(EVERY[name], in_columns)
 
 
 @pytest.mark.parametrize("layout", [heads_inside, sliced, batch_last], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", FEW)
 def test_other_layouts(name, layout):
-    check(EVERY[name], layout, torch.bfloat16)
+    check(EVERY[name], layout)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -114,7 +70,7 @@ def test_other_precisions(name, dtype):
 
 @pytest.mark.parametrize("width", [1, 8, 128, 256])
 def test_other_widths(width):
-    check(EVERY["one decay, cosine"], in_columns, torch.bfloat16, width=width)
+    check(EVERY["one decay, cosine"], in_columns, width=width)
 
 
 @pytest.mark.parametrize("theta", [0.0, 1e-3])
