@@ -17,12 +17,7 @@ from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import compute_dtype, long_dtype
 
 TRAITS = Traits(
-    causal="exact",
-    cross=False,
-    state="cache",
-    positions="absolute",
-    max_length=512,
-    growth="n²",
+    causal="exact", cross=False, state="cache", positions="absolute", max_length=512, growth="n²"
 )
 Positions = slice | Tensor
 """Positions that follow each other, or `[B, n]`, some for every item."""

@@ -194,10 +194,7 @@ def check_sums(sums: State, k: Tensor, features: int, columns: int) -> None:
 
 
 def in_segments(
-    features: Callable[[Tensor, Start], Tensor],
-    x: Tensor,
-    start: Start,
-    scratch_width: int,
+    features: Callable[[Tensor, Start], Tensor], x: Tensor, start: Start, scratch_width: int
 ) -> Tensor:
     """`features(x, start)`, a stretch of tokens at a time, made again in the backward pass.
 

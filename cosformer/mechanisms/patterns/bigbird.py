@@ -27,12 +27,7 @@ class BigBird(Seeded, Masked):
     """
 
     traits = Traits(
-        causal="no",
-        cross=False,
-        reads_mask=True,
-        positions="absolute",
-        multiple_of=64,
-        random=True,
+        causal="no", cross=False, reads_mask=True, positions="absolute", multiple_of=64, random=True
     )
     source = "Zaheer et al., 2020 (ITC)"
     formula = (

@@ -3,11 +3,4 @@
 from cosformer.ops.features.projected import PARTS, projected, top_exponents
 from cosformer.ops.features.rotary import positions, rotate, rotated_features
 
-__all__ = [
-    "PARTS",
-    "positions",
-    "projected",
-    "rotate",
-    "rotated_features",
-    "top_exponents",
-]
+__all__ = ["PARTS", "positions", "projected", "rotate", "rotated_features", "top_exponents"]
