@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "ops/features": BASE,
     "ops": OPS | {"ops/autograd", "ops/triton", "ops/hopper", "ops/replay"},
     "mechanisms": MECHANISMS | {"mechanisms/linear", "mechanisms/patterns", "mechanisms/dense"},
-    "mechanisms/linear": MECHANISMS,
+    "mechanisms/linear": MECHANISMS | {"ops/triton/kernels"},
     "mechanisms/patterns": MECHANISMS,
     "mechanisms/dense": MECHANISMS,
     "nn": NN,

@@ -111,8 +111,7 @@ class Mechanism(nn.Module):
             k, v = hide(k, key_mask), hide(v, key_mask)
             with full_precision(q):  # autocast has cast q, k and v, and shall round no more
                 return self.attend(q, k, v, request), None
-        if self.traits.state == "none":
-            raise refuse(self, "stream", lambda traits: traits.state != "none")
+        self._check_streams()
         if not causal:
             raise ValueError(f"causal must be True with a state, got {causal}")
         if start is not None:
@@ -173,10 +172,17 @@ class Mechanism(nn.Module):
         """What a forward pass over one sequence costs, with values as wide as keys."""
         raise NotImplementedError
 
+    def numbers(self, length: int) -> int:
+        """How many numbers q, k, v and the output of a sequence hold, for `cost`."""
+        return 2 * (self.heads + self.key_heads) * length * self.width
+
+    def cost_of_pairs(self, length: int, pairs: int) -> Cost:
+        """What softmax over so many pairs of each head costs, with no score stored."""
+        return Cost(self.heads * pairs * (4 * self.width + 5), 4 * self.numbers(length))
+
     def empty_state(self, k: Tensor, v: Tensor) -> Any:
         """The state before the first token, for tokens such as these `[B, H_kv, ·, ·]`."""
-        if self.traits.state == "none":
-            raise refuse(self, "stream", lambda traits: traits.state != "none")
+        self._check_streams()
         return Cache(k[:, :, :0], v[:, :, :0], None, 0, self.owner)
 
     @property
@@ -222,8 +228,7 @@ class Mechanism(nn.Module):
     @_of_a_length
     def state_size(self, length: int) -> int:
         """How many numbers one stream remembers after so many tokens."""
-        if self.traits.state == "none":
-            raise refuse(self, "stream", lambda traits: traits.state != "none")
+        self._check_streams()
         return self.key_heads * (self.width + self.value_width) * self.keep(length)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
@@ -275,16 +280,16 @@ class Mechanism(nn.Module):
         shown = {name: hide(control, key_mask) for name, control in controls.items()}
         return Request(causal, key_mask, start, shown)
 
+    def _check_streams(self) -> None:
+        if self.traits.state == "none":
+            raise refuse(self, "stream", lambda traits: traits.state != "none")
+
     def check_length(self, length: int) -> None:
         """Refuse more tokens than the mechanism is made for."""
         limit = self.traits.max_length
         if limit is not None and length > limit:
-            raise refuse(
-                self,
-                f"attend over {length} tokens",
-                lambda other: (other.max_length or length) >= length,
-                self.length_hint,
-            )
+            task, hint = f"attend over {length} tokens", self.length_hint
+            raise refuse(self, task, lambda other: (other.max_length or length) >= length, hint)
 
 
 MECHANISMS: dict[str, type[Mechanism]] = {}
@@ -326,12 +331,8 @@ def nearest(mechanism: Mechanism, able: Callable[[Traits], bool]) -> str | None:
         cost, norm = theirs.growth != mine.growth, theirs.norm_after != mine.norm_after
         return lost, -shared, cost, norm, len(theirs.controls)
 
-    can = [
-        name
-        for name, kind in MECHANISMS.items()
-        if able(kind.traits) and type(mechanism) is not kind
-    ]
-    return min(can, key=distance, default=None)
+    others = (name for name, kind in MECHANISMS.items() if kind is not type(mechanism))
+    return min((x for x in others if able(MECHANISMS[x].traits)), key=distance, default=None)
 
 
 def name_of(mechanism: Mechanism) -> str:

@@ -44,14 +44,14 @@ def with_real_first(
 
 
 def without_padding(
-    function: Callable[..., Tensor], key_mask: Tensor, *inputs: Tensor, square: bool = False
+    function: Callable[..., Tensor], key_mask: Tensor | None, *inputs: Tensor, square: bool = False
 ) -> Tensor:
     """`function` on the real tokens alone; zeros where the others stood.
 
     Items with equally many real tokens go together. Inputs are `[B, H, S, D]`; the result is
     `[B, H, S, V]`, or `[B, H, S, S]` with `square`. The lengths are read on the host.
     """
-    if not len(key_mask):
+    if key_mask is None or not len(key_mask):
         return function(*inputs)
     order = real_first(key_mask)
     groups: dict[int, list[int]] = defaultdict(list)

@@ -33,6 +33,14 @@ def sdpa_for(
     return out if found is None else out.masked_fill(~found.any(-1, keepdim=True), 0)
 
 
+def masked_softmax(score: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(score) over what the mask lets a query see; 0 where that is nothing."""
+    if mask is None:
+        return score.softmax(-1)
+    weights = score.masked_fill(~mask, float("-inf")).softmax(-1)
+    return weights.masked_fill(~mask.any(-1, keepdim=True), 0)
+
+
 def by_products(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
 ) -> Tensor:

@@ -1,6 +1,5 @@
 """Self-attention whose blocks or means depend on the length: it needs a whole sequence."""
 
-import torch
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism
@@ -21,35 +20,25 @@ class Whole(Mechanism):
     traits = Traits(causal="no", cross=False, reads_mask=True, positions="absolute")
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        """`[B, H, n, V]`; k and v have a head for each of q, all are of the working dtype."""
+        """`[B, H, n, V]`; k and v have a head for each of q, all are of `long_dtype`."""
         raise NotImplementedError
-
-    def working_dtype(self, q: Tensor) -> torch.dtype:
-        """The dtype in which `attend_whole` is given q, k and v."""
-        return long_dtype(q)
 
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         """`[B, H, n, n]`."""
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        dtype = self.working_dtype(q)
-        inputs = [x.to(dtype) for x in (q, repeat_heads(k, q), repeat_heads(v, q))]
+        inputs = [x.to(long_dtype(q)) for x in (q, repeat_heads(k, q), repeat_heads(v, q))]
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return self.attend_whole(q, k, v, request.causal) if q.numel() else v
 
-        if request.key_mask is None:
-            return attend(*inputs).to(q.dtype)
         return without_padding(attend, request.key_mask, *inputs).to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        dtype = compute_dtype(q.dtype)
-        inputs = [x.to(dtype) for x in (q, repeat_heads(k, q))]
+        inputs = [x.to(compute_dtype(q.dtype)) for x in (q, repeat_heads(k, q))]
 
         def dense(q: Tensor, k: Tensor) -> Tensor:
             return self.dense_whole(q, k, request.causal) if q.numel() else q @ k.mT
 
-        if request.key_mask is None:
-            return dense(*inputs).to(q.dtype)
         return without_padding(dense, request.key_mask, *inputs, square=True).to(q.dtype)

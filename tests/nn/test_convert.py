@@ -156,11 +156,7 @@ REFUSED = {
     "parametrised": (parametrised, {}, "1 must be a plain .*ParametrizedMultiheadAttention"),
     "bias_kv": (softmax(16, 4, add_bias_kv=True), {}, "1 cannot .*: add_bias_kv must be False"),
     "zero_attn": (softmax(16, 4, add_zero_attn=True), {}, "1 cannot .*: add_zero_attn must be"),
-    "other heads": (
-        softmax(16, 2),
-        {"horizon": [1.0, 2, 3, 4]},
-        "1 cannot .*: horizon must",
-    ),
+    "other heads": (softmax(16, 2), {"horizon": [1.0, 2, 3, 4]}, "1 cannot .*: horizon must"),
     "unknown weight": (nn.Identity, {"weight": "sine"}, "0 cannot .*weight must be"),
     "unknown name": (nn.Identity, {"skip": ["2.*"]}, r"skip must match .*'2\.\*'.*'0'"),
     "no name": (nn.Identity, {"skip": [5]}, "skip must be a glob pattern or several, got 5 among"),

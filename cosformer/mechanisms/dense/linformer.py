@@ -64,8 +64,7 @@ class Linformer(Mechanism):
     def cost(self, length: int) -> Cost:
         mixing = 4 * self.key_heads * length * self.projected * self.width
         scores = self.heads * length * self.projected * (4 * self.width + 5)
-        numbers = 2 * (self.heads + self.key_heads) * length * self.width
-        return Cost(mixing + scores, 4 * (numbers + 2 * self.projected * length))
+        return Cost(mixing + scores, 4 * (self.numbers(length) + 2 * self.projected * length))
 
     def _mix(self, mix: Tensor, x: Tensor) -> Tensor:
         """Σ_t mix_pt x_t, one product for all items and heads."""

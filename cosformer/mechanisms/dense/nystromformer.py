@@ -17,7 +17,7 @@ from cosformer.runtime import compute_dtype
 class Nystromformer(Whole):
     """Softmax through landmarks, the means of stretches of equal length (to within a token)."""
 
-    traits = replace(Whole.traits, causal="no", normalised=False)
+    traits = replace(Whole.traits, normalised=False)
     source = "Xiong et al., AAAI 2021"
     formula = (
         "out = softmax(Q K̃ᵀ/√d) softmax(Q̃ K̃ᵀ/√d)⁺ softmax(Q̃ Kᵀ/√d) V + conv(V), "
@@ -66,9 +66,7 @@ class Nystromformer(Whole):
         scores = 2 * length * count * (4 * width + 5) + 4 * length * count * width
         inverse = 8 * self.iterations * count**3
         conv = 2 * length * self.kernel * width
-        numbers = (
-            2 * (self.heads + self.key_heads) * length * width + 2 * self.heads * length * count
-        )
+        numbers = self.numbers(length) + 2 * self.heads * length * count
         return Cost(self.heads * (scores + inverse + conv), 4 * numbers)
 
     def _landmarks(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

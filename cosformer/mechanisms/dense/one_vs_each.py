@@ -44,9 +44,8 @@ class OneVsEach(Mechanism):
         return self._weights(q, k, request).to(q.dtype)
 
     def cost(self, length: int) -> Cost:
-        numbers = 2 * (self.heads + self.key_heads) * length * self.width
         pairs = self.heads * length**2
-        return Cost(pairs * (4 * self.width + 6 * length), 4 * (numbers + 2 * pairs))
+        return Cost(pairs * (4 * self.width + 6 * length), 4 * (self.numbers(length) + 2 * pairs))
 
     def _weights(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         dtype = compute_dtype(q.dtype)

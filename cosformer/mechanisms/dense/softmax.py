@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.request import Request, repeat_heads, seen
-from cosformer.mechanisms.sdpa import sdpa_for
+from cosformer.mechanisms.sdpa import masked_softmax, sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
 
 
@@ -22,13 +22,7 @@ class Softmax(Mechanism):
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)
-        mask = seen(request, q.shape[2], k.shape[2], q.device)
-        if mask is None:
-            return score.softmax(-1)
-        score = score.masked_fill(~mask, -math.inf)
-        return score.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0)
+        return masked_softmax(score, seen(request, q.shape[2], k.shape[2], q.device))
 
     def cost(self, length: int) -> Cost:
-        pairs = self.heads * length**2
-        numbers = 2 * (self.heads + self.key_heads) * length * self.width
-        return Cost(pairs * (4 * self.width + 5), 4 * numbers)
+        return self.cost_of_pairs(length, length**2)

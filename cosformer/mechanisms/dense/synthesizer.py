@@ -12,18 +12,10 @@ from cosformer.check import check_whole
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.request import Request, repeat_heads, seen
-from cosformer.mechanisms.sdpa import sdpa_for
+from cosformer.mechanisms.sdpa import masked_softmax, sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import compute_dtype, long_dtype
 
-TRAITS = Traits(
-    causal="exact",
-    cross=False,
-    state="cache",
-    positions="absolute",
-    max_length=512,
-    growth="n²",
-)
 Positions = slice | Tensor
 """Positions that follow each other, or `[B, n]`, some for every item."""
 
@@ -34,7 +26,14 @@ class Synthesizer(Mechanism):
     Positions count real tokens, so that padding does not shift them.
     """
 
-    traits = TRAITS
+    traits = Traits(
+        causal="exact",
+        cross=False,
+        state="cache",
+        positions="absolute",
+        max_length=512,
+        growth="n²",
+    )
     source = "Tay et al., ICML 2021"
 
     def __init__(
@@ -71,9 +70,8 @@ class Synthesizer(Mechanism):
 
     def cost(self, length: int) -> Cost:
         pairs = self.heads * length**2
-        numbers = 2 * (self.heads + self.key_heads) * length * self.width
         made, read = self.made(length), self.parameters_read(length)
-        return Cost(pairs * (2 * self.width + 5) + made, 4 * (numbers + read + pairs))
+        return Cost(pairs * (2 * self.width + 5) + made, 4 * (self.numbers(length) + read + pairs))
 
     def made(self, length: int) -> int:
         """Operations that make the scores."""
@@ -90,12 +88,9 @@ class Synthesizer(Mechanism):
     def _weights(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         score = self.scores(q.to(compute_dtype(q.dtype)), *self.positions(q, k, request))
         found = seen(request, q.shape[2], k.shape[2], q.device)
-        if found is None:
-            return score.softmax(-1)
-        weights = score.masked_fill(~found, -math.inf).softmax(-1)
-        if request.key_mask is None:  # every query sees the first key
-            return weights
-        return weights.masked_fill(~found.any(-1, keepdim=True), 0)
+        if found is None or request.key_mask is not None:
+            return masked_softmax(score, found)
+        return score.masked_fill(~found, -math.inf).softmax(-1)  # every query sees the first key
 
 
 def _taken(x: Tensor, at: Positions, like: Tensor) -> Tensor:
@@ -133,7 +128,7 @@ class SynthesizerRandom(Synthesizer):
 class Factored(Synthesizer):
     """Scores that are products after all, so that PyTorch's attention need not store them."""
 
-    traits = replace(TRAITS, second_derivative=False)
+    traits = replace(Synthesizer.traits, second_derivative=False)
 
     def factors(self, q: Tensor, i: Positions, j: Positions) -> tuple[Tensor, Tensor]:
         """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""

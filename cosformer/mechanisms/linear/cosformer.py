@@ -100,9 +100,8 @@ class Cosformer(Mechanism):
 
     def cost(self, length: int) -> Cost:
         states = WEIGHTS[self.weight]
-        numbers = 2 * (self.heads + self.key_heads) * length * self.width
         operations = 4 * states * self.heads * length * self.width * (self.width + 1)
-        return Cost(operations, 4 * numbers)
+        return Cost(operations, 4 * self.numbers(length))
 
     def _rule(self, device: torch.device) -> Rule:
         """What a step computes, made once for each device."""

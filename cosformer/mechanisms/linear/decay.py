@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.check import check_positive
-from cosformer.mechanisms.linear.family import LinearMechanism, unmasked
-from cosformer.mechanisms.request import Request
+from cosformer.mechanisms.linear.family import LinearMechanism
+from cosformer.mechanisms.request import Request, hide
 from cosformer.runtime import compute_dtype
 
 FORGETFUL = replace(
@@ -59,4 +59,4 @@ def log_gate(request: Request, name: str, temperature: float = 1.0) -> Tensor:
     """log sigmoid(control)/τ in float32 at least; 0, that is no decay, at masked tokens."""
     gate = request.controls[name]
     found = F.logsigmoid(gate.to(compute_dtype(gate.dtype)).contiguous())  # as graphs take it to be
-    return unmasked(found if temperature == 1 else found / temperature, request)
+    return hide(found if temperature == 1 else found / temperature, request.key_mask)

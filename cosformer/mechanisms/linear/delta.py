@@ -91,9 +91,8 @@ class Delta(Mechanism):
     def cost(self, length: int) -> Cost:
         tokens, width, chunk = self.heads * length, self.width, CHUNK_LENGTH
         operations = tokens * (8 * width**2 + 8 * chunk * width + 2 * chunk * 2 * width)
-        numbers = 2 * (self.heads + self.key_heads) * length * width
         between = tokens * (4 * width + 3 * chunk)  # what the chunks of a pass hand on
-        return Cost(operations, 4 * (numbers + between))
+        return Cost(operations, 4 * (self.numbers(length) + between))
 
     def log_decay(self, request: Request) -> Tensor:
         """g `[B, H_kv, S]`: the logarithm of what the memory keeps at each token."""

@@ -8,12 +8,12 @@ from cosformer.mechanisms.linear.delta_kernels import (
     decays,
     dot,
     fading_of,
-    first_row,
-    load_rows,
     load_tile,
     reciprocal,
     store_tile,
 )
+from cosformer.ops.triton.kernels.product import place
+from cosformer.ops.triton.kernels.tile import load_rows
 
 TINY = tl.constexpr(1e-30)  # a β that gradients may be divided by
 
@@ -43,7 +43,7 @@ def ask_kernel(
     BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """What is known of a chunk's gradients before that of its memory; a head of keys."""
-    batch, head, first = first_row(blocks, heads, C)
+    batch, head, first = place(blocks, heads, C)
     row = batch * heads + head
     token, lane, place_in = first + tl.arange(0, C), tl.arange(0, BLOCK_D), tl.arange(0, C)
     there = token < length
@@ -93,7 +93,7 @@ def gradients_kernel(
     what q and k have in common with their gradients as readers, less that of k as a writer. What
     a chunk's tokens exchange cancels there, and to the last bit: both sides take the same products.
     """
-    batch, head, first = first_row(blocks, heads, C)
+    batch, head, first = place(blocks, heads, C)
     row = batch * heads + head
     token, lane, place_in = first + tl.arange(0, C), tl.arange(0, BLOCK_D), tl.arange(0, C)
     there = token < length

@@ -17,57 +17,11 @@ loaded. Tensors without strides are contiguous; those of tokens are `[B, H, T, �
 import triton
 import triton.language as tl
 
-LOG_E = tl.constexpr(1.4426950408889634)  # to base 2, which a GPU's exponentials have
+from cosformer.ops.triton.kernels.chunk import halves
+from cosformer.ops.triton.kernels.product import place, product
+from cosformer.ops.triton.kernels.tile import LOG_E, load_rows
+
 SHORTEST = tl.constexpr(1e-12)  # shorter rows are divided by that, as by torch's `normalize`
-
-
-@triton.jit
-def first_row(blocks, heads, C: tl.constexpr):
-    """The batch, head and first token of a program, 64 bits each."""
-    program = tl.program_id(0).to(tl.int64)
-    row = program // blocks
-    return row // heads, row % heads, (program % blocks) * C
-
-
-@triton.jit
-def _apart(column, stride):
-    """Where columns lie in a row: a stride of 1 is a constant, others may lead beyond 32 bits."""
-    if isinstance(stride, int):
-        return column * stride
-    else:
-        return column.to(tl.int64) * stride
-
-
-@triton.jit
-def load_rows(rows, index, column, stride, column_stride, valid, width, FULL: tl.constexpr):
-    """A tile [C, W] of rows; zeros beyond the segment and the width.
-
-    float16 becomes float32, multiplied as tf32: as precise, and sums do not overflow.
-    """
-    where = rows + index[:, None] * stride + _apart(column, column_stride)[None, :]
-    if FULL:
-        tile = tl.load(where, mask=valid[:, None], other=0.0)
-    else:
-        tile = tl.load(where, mask=valid[:, None] & (column[None, :] < width), other=0.0)
-    if tile.dtype == tl.float16:
-        tile = tile.to(tl.float32)
-    return tile
-
-
-@triton.jit
-def product(a, b, into):
-    """`into` + a b, of tiles of one type."""
-    return tl.dot(a, b, into, input_precision="tf32x3")  # which says nothing of 16 bits
-
-
-@triton.jit
-def halves(exponent):
-    """A float64 as two float32.
-
-    One far below 0, where gates let nothing through, has no bits left for a difference.
-    """
-    near = exponent.to(tl.float32)
-    return near, (exponent - near.to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
@@ -168,7 +122,7 @@ def prepare_kernel(
     BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """What is known of a chunk before its memory."""
-    batch, head, first = first_row(blocks, heads, C)
+    batch, head, first = place(blocks, heads, C)
     row = batch * heads + head
     token, lane = first + tl.arange(0, C), tl.arange(0, BLOCK_D)
     there = token < length
@@ -280,7 +234,7 @@ def read_kernel(
     BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """out = e^G q S + (F ⊙ q kᵀ) u of a chunk and a head of queries."""
-    batch, head, first = first_row(blocks, heads, C)
+    batch, head, first = place(blocks, heads, C)
     row = batch * (heads // GROUPS) + head // GROUPS
     token, lane = first + tl.arange(0, C), tl.arange(0, BLOCK_D)
     there = token < length

@@ -146,8 +146,19 @@ class LinearMechanism(Mechanism):
         return self.feature_width
 
     def make(self, features: Callable[[Tensor, Start], Tensor], x: Tensor, start: Start) -> Tensor:
-        """`features(x, start)`, in segments where they would take too much memory at once."""
-        return in_segments(features, x, start, self.scratch_width)
+        """`features(x, start)`; long ones in segments, made again in the backward pass.
+
+        What lies between tokens and features would otherwise be kept: several times the features.
+        """
+        rows = x.shape[0] * x.shape[1] * self.scratch_width
+        segment = max(1, SCRATCH.get(x.device.type, 2**28) // max(rows, 1))
+        if not self.scratch_width or x.shape[2] <= segment:
+            return features(x, start)
+        parts = []
+        for tokens in x.split(segment, 2):  # slices would have gradients as long as x
+            parts.append(recomputed(features, tokens, start))
+            start = start + segment
+        return torch.cat(parts, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
         options = self._engine(k, request)
@@ -191,35 +202,6 @@ def check_sums(sums: State, k: Tensor, features: int, columns: int) -> None:
         raise ValueError(
             f"state must be on the device of k, {k.device}, got {sums.key_value.device}"
         )
-
-
-def in_segments(
-    features: Callable[[Tensor, Start], Tensor],
-    x: Tensor,
-    start: Start,
-    scratch_width: int,
-) -> Tensor:
-    """`features(x, start)`, a stretch of tokens at a time, made again in the backward pass.
-
-    What lies between tokens and features would otherwise be kept: several times the features.
-    """
-    length = x.shape[2]
-    rows = x.shape[0] * x.shape[1] * scratch_width
-    segment = max(1, SCRATCH.get(x.device.type, 2**28) // max(rows, 1))
-    if not scratch_width or length <= segment:
-        return features(x, start)
-    parts, first = [], start
-    for tokens in x.split(segment, 2):  # slices would have gradients as long as x
-        parts.append(recomputed(features, tokens, first))
-        first = first + segment
-    return torch.cat(parts, 2)
-
-
-def unmasked(control: Tensor, request: Request) -> Tensor:
-    """Zeros at masked tokens, which a stream then passes as if they were not there."""
-    if request.key_mask is None:
-        return control
-    return control.masked_fill(~request.key_mask[:, None], 0)
 
 
 def draw_normal(into: Tensor, generator: torch.Generator | None) -> Tensor:

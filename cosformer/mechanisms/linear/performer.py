@@ -59,7 +59,7 @@ class Performer(LinearMechanism):
         self.features = usual if features is None else check_whole("features", features, 1)
         self.projection: Tensor
         self.register_buffer("projection", torch.empty(self.features, width))
-        self.redraw(check_generator(generator))
+        self.redraw(generator)
 
     @property
     def feature_width(self) -> int:
@@ -102,15 +102,8 @@ class Performer(LinearMechanism):
             fading = torch.where(before.isinf(), 0, before - level)[..., None]
             keys = projected(k, self.projection, "exp", level[..., None])
             sums = state.sums._replace(horizon=None)
-            out = linear_attention_step(
-                projected(q, self.projection, "exp"),
-                keys,
-                v.to(keys.dtype),
-                sums,
-                feature_map="identity",
-                log_decay=fading,
-                eps=self.eps,
-            )
+            given = self.queries(q, 0), keys, v.to(keys.dtype), sums
+            out = linear_attention_step(*given, log_decay=fading, eps=self.eps)
         return out.to(q.dtype), state._replace(sums=sums, level=level)
 
     def state_size(self, length: int) -> int:
@@ -158,7 +151,7 @@ class Performer(LinearMechanism):
 
         `fading` is how the sums shrink from key to key, where the level rises.
         """
-        tops = self.make(self._tops, k.detach(), 0)
+        tops = self.make(lambda k, _: top_exponents(k, self.projection), k.detach(), 0)
         if request.key_mask is not None:
             tops = tops.masked_fill(~request.key_mask[:, None], -torch.inf)
         if not k.shape[2]:
@@ -179,9 +172,6 @@ class Performer(LinearMechanism):
         levels = torch.maximum(so_far, base[..., None])
         earlier = torch.cat([base[..., None], levels[..., :-1]], -1)
         return {"levels": levels, "fading": earlier - levels}, highest
-
-    def _tops(self, k: Tensor, first: Start) -> Tensor:
-        return top_exponents(k, self.projection)
 
 
 def _finite(level: Tensor) -> Tensor:

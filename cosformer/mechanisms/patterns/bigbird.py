@@ -12,7 +12,7 @@ from cosformer.check import check_whole
 from cosformer.mechanisms.padding import without_padding
 from cosformer.mechanisms.patterns.blocked import blocked_attention
 from cosformer.mechanisms.patterns.masked import Masked
-from cosformer.mechanisms.patterns.parts import Kept, Part, columns
+from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, columns
 from cosformer.mechanisms.request import Request, repeat_heads
 from cosformer.mechanisms.sdpa import by_products
 from cosformer.mechanisms.seeded import Seeded, drawn_before
@@ -27,12 +27,7 @@ class BigBird(Seeded, Masked):
     """
 
     traits = Traits(
-        causal="no",
-        cross=False,
-        reads_mask=True,
-        positions="absolute",
-        multiple_of=64,
-        random=True,
+        causal="no", cross=False, reads_mask=True, positions="absolute", multiple_of=64, random=True
     )
     source = "Zaheer et al., 2020 (ITC)"
     formula = (
@@ -55,7 +50,6 @@ class BigBird(Seeded, Masked):
         self.set_block(block)
         self.random_blocks = check_whole("random_blocks", random_blocks, 0)
         self.plant(seed)
-        self.blocks = (block, block)
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
         block, last, near = self.block, (index(keys) - 1) // self.block, self.near(keys, device)
@@ -95,38 +89,27 @@ class BigBird(Seeded, Masked):
                 if column not in (0, final):
                     yield column * self.block, (column + 1) * self.block
 
-    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
+    def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
         """The pairs of all queries but those of the first and last block, which see every key."""
-        keys = index(keys)
-        first, last = self.block, (keys - 1) // self.block * self.block
-        near = self.near(keys, q.device)
-        between = Part(
-            *self.blocks,
-            self.lists(q, keys, causal, start),
-            lambda i, j: near(i, j) & (j >= first) & (j < last),
-        )
-        ends = [*range(first), *range(last, keys)]
-        return between, columns(ends, queries=q.shape[2], causal=causal, start=start)
+        keys = index(sizes.keys)
+        first, last, near = self.block, self._last(keys), self.near(keys, device)
+        between = self.part(sizes, lambda i, j: near(i, j) & (j >= first) & (j < last))
+        return between, columns([*range(first), *range(last, keys)], sizes)
 
     def drawn(self, keys: int) -> list[list[int]]:
         """The random blocks of every block; its own number stands where there are too few."""
         return draw_blocks(-(-keys // self.block), self.random_blocks, self.seed)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        if request.key_mask is None:
-            return super().attend(q, k, v, request)
         alone, plain = super().attend, request._replace(key_mask=None)
         return without_padding(lambda q, k, v: alone(q, k, v, plain), request.key_mask, q, k, v)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        if request.key_mask is None:
-            return super().dense(q, k, request)
         alone, plain = super().dense, request._replace(key_mask=None)
         return without_padding(lambda q, k: alone(q, k, plain), request.key_mask, q, k, square=True)
 
     def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
-        keys = k.shape[2]
-        first, last = self.block, (keys - 1) // self.block * self.block
+        first, last = self.block, self._last(k.shape[2])
         if last <= first:
             return self._whole(q, k, v, impl)
         rows = self._whole(torch.cat([q[:, :, :first], q[:, :, last:]], 2), k, v, impl)
@@ -141,7 +124,11 @@ class BigBird(Seeded, Masked):
             return by_products(q, k, v, self.width**-0.5)
         every = tuple(range(-(-k.shape[2] // self.block)))
         part = Part(2 * self.block, self.block, (every,), None)
-        return blocked_attention(q, k, v, (part,), causal=False, key_mask=None, start=0)
+        return blocked_attention(q, k, v, None, Sizes(q.shape[2], k.shape[2], False, 0), (part,))
+
+    def _last(self, keys: int) -> int:
+        """Where the last block begins."""
+        return (keys - 1) // self.block * self.block
 
     def pairs(self, length: int) -> int:
         seen = self.block * (3 + 2 + self.random_blocks) + 2 * self.block

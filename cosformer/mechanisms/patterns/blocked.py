@@ -2,20 +2,21 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosformer.mechanisms.padding import to_multiple
-from cosformer.mechanisms.patterns.parts import Part, as_before, in_order
-from cosformer.runtime import compute_dtype, full_precision
+from cosformer.mechanisms.patterns.parts import Part, Sizes, as_before, in_order
+from cosformer.runtime import compute_dtype, fold_vmapped, full_precision
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
 
 Sums = tuple[Tensor, Tensor, Tensor]
+Parts = tuple[Part, ...]
 
 
 class Slice(NamedTuple):
@@ -27,28 +28,13 @@ class Slice(NamedTuple):
     more: bool  # these queries have met other keys before
 
 
-class Pairs(NamedTuple):
-    """The pairs of all parts, and which of them count."""
-
-    parts: tuple[Part, ...]
-    causal: bool
-    start: int
-
-
 def blocked_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    parts: tuple[Part, ...],
-    *,
-    causal: bool,
-    key_mask: Tensor | None,
-    start: int,
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, sizes: Sizes, parts: Parts
 ) -> Tensor:
-    """softmax(q kᵀ/√d) v over the pairs of disjoint parts; the first query stands at `start`."""
+    """softmax(q kᵀ/√d) v over the pairs of disjoint parts."""
     dtype = compute_dtype(q.dtype)
     inputs = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
-    out, _ = _Blocked.apply(*inputs, key_mask, Pairs(parts, causal, start))
+    out, _ = _Blocked.apply(*inputs, key_mask, sizes, parts)
     return out.to(q.dtype)
 
 
@@ -61,112 +47,82 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, pairs: Pairs
+        q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, sizes: Sizes, parts: Parts
     ) -> tuple[Tensor, Tensor]:
-        return _forward(q, k, v, key_mask, pairs)
+        """The output, and log Σ e^s of each row, +inf for a row without a key."""
+        sums: list[Sums] = []
+        for part in parts:
+            rows = _arrange(q, part, False)  # [B H G b D]
+            keys, values = _arrange(k, part, True), _arrange(v, part, True)  # [B H N c ·]
+            found = [q.new_zeros(*rows.shape[:4], width) for width in (v.shape[3], 1, 1)]
+            for some, chosen, seen, more in _slices(q, k, key_mask, sizes, part):
+                of_keys = _select(keys, 2, chosen), _select(values, 2, chosen)
+                pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
+                if more:
+                    weighted, total, top = (x.index_select(2, some) for x in found)
+                    pieces = join(((weighted, total, top), pieces))
+                for whole, piece in zip(found, pieces, strict=True):
+                    whole.index_copy_(2, some, piece)
+            weighted, total, top = (_restore(x, part, q.shape[2], False) for x in found)
+            sums.append((weighted, total, top))
+        values, total, top = join(sums)
+        # log Σ = +inf for a row without a key, so that e^(s − log Σ) is 0
+        log_total = torch.where(total > 0, top + total.log(), torch.inf)
+        return values.div_(torch.where(total > 0, total, 1)), log_total
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, key_mask, ctx.pairs = inputs
-        ctx.save_for_backward(q, k, v, key_mask, *output)
+        *tensors, ctx.sizes, ctx.parts = inputs
+        ctx.save_for_backward(*tensors, *output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(
         ctx: Any, grad: Tensor | None, grad_total: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − own), dv = pᵀ g; own = g·out − dlogΣ."""
         q, k, v, key_mask, out, log_total = ctx.saved_tensors
         grad = torch.zeros_like(out) if grad is None else grad
         own = (grad * out).sum(-1, keepdim=True)
         if grad_total is not None:
             own = own - grad_total
+        grads: list[Any] = [None, None, None]
         with full_precision(q):
-            return *_backward(q, k, v, key_mask, log_total, grad, own, ctx.pairs), None, None
+            for part in ctx.parts:
+                rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
+                keys, values = _arrange(k, part, True), _arrange(v, part, True)
+                # of `grad`, which `vmap` may have many of
+                to_rows, to_keys, to_values = (
+                    grad.new_zeros(x.shape) for x in (rows[0], keys, values)
+                )
+                for some, chosen, seen, _ in _slices(q, k, key_mask, ctx.sizes, part):
+                    queries, upper, total, mine = (x.index_select(2, some) for x in rows)
+                    near, theirs = _select(keys, 2, chosen), _select(values, 2, chosen)
+                    p = (queries @ near.mT).sub_(total).masked_fill_(~seen, -torch.inf).exp_()
+                    slope = (upper @ theirs.mT).sub_(mine).mul_(p)
+                    to_rows.index_add_(2, some, slope @ near)
+                    _add(to_keys, chosen, slope.mT @ queries)
+                    _add(to_values, chosen, p.mT @ upper)
+                found = (to_rows, q, False), (to_keys, k, True), (to_values, k, True)
+                grads = [
+                    _restore(x, part, like.shape[2], of_keys, onto)
+                    for (x, like, of_keys), onto in zip(found, grads, strict=True)
+                ]
+        return *grads, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return fold_vmapped(_Blocked.apply, info.batch_size, in_dims, args)
-
-
-def fold_vmapped(
-    apply: Callable[..., Any], size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]
-) -> tuple[Any, Any]:
-    """A mapped dimension as part of the batch, the first dimension of every tensor."""
-    folded = [
-        x
-        if not isinstance(x, Tensor)
-        else (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
-        for x, dim in zip(args, in_dims, strict=True)
-    ]
-    outputs = tuple(out.unflatten(0, (size, -1)) for out in apply(*folded))
-    return outputs, (0,) * len(outputs)
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, pairs: Pairs
-) -> tuple[Tensor, Tensor]:
-    """The output, and log Σ e^s of each row, +inf for a row without a key."""
-    sums: list[Sums] = []
-    for part in pairs.parts:
-        rows = _arrange(q, part, False)  # [B H G b D]
-        keys, values = _arrange(k, part, True), _arrange(v, part, True)  # [B H N c ·]
-        found = [q.new_zeros(*rows.shape[:4], width) for width in (v.shape[3], 1, 1)]
-        for some, chosen, seen, more in _slices(q, k, key_mask, part, pairs):
-            of_keys = _select(keys, 2, chosen), _select(values, 2, chosen)
-            pieces = softmax_sums(rows.index_select(2, some), *of_keys, seen)
-            if more:
-                weighted, total, top = (x.index_select(2, some) for x in found)
-                pieces = join(((weighted, total, top), pieces))
-            for whole, piece in zip(found, pieces, strict=True):
-                whole.index_copy_(2, some, piece)
-        weighted, total, top = (_restore(x, part, q.shape[2], False) for x in found)
-        sums.append((weighted, total, top))
-    joined = join(sums)
-    values, total, _ = joined
-    return values.div_(torch.where(total > 0, total, 1)), log_sum(joined)
-
-
-def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    log_total: Tensor,
-    grad: Tensor,
-    own: Tensor,
-    pairs: Pairs,
-) -> list[Tensor]:
-    """dq, dk, dv from p = e^(s − log Σ): ds = p (g·v − own), dv = pᵀ g; own = g·out − dlog Σ."""
-    grads: list[Any] = [None, None, None]
-    for part in pairs.parts:
-        rows = [_arrange(x, part, False) for x in (q, grad, log_total, own)]
-        keys, values = _arrange(k, part, True), _arrange(v, part, True)
-        # of `grad`, which `vmap` may have many of
-        to_rows, to_keys, to_values = (grad.new_zeros(x.shape) for x in (rows[0], keys, values))
-        for some, chosen, seen, _ in _slices(q, k, key_mask, part, pairs):
-            queries, upper, total, mine = (x.index_select(2, some) for x in rows)
-            near, theirs = _select(keys, 2, chosen), _select(values, 2, chosen)
-            p = (queries @ near.mT).sub_(total).masked_fill_(~seen, -torch.inf).exp_()
-            slope = (upper @ theirs.mT).sub_(mine).mul_(p)
-            to_rows.index_add_(2, some, slope @ near)
-            _add(to_keys, chosen, slope.mT @ queries)
-            _add(to_values, chosen, p.mT @ upper)
-        found = (to_rows, q, False), (to_keys, k, True), (to_values, k, True)
-        grads = [
-            _restore(x, part, like.shape[2], of_keys, onto)
-            for (x, like, of_keys), onto in zip(found, grads, strict=True)
-        ]
-    return grads
+        return fold_vmapped(_Blocked.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 3))
 
 
 def _slices(
-    q: Tensor, k: Tensor, key_mask: Tensor | None, part: Part, pairs: Pairs
+    q: Tensor, k: Tensor, key_mask: Tensor | None, sizes: Sizes, part: Part
 ) -> Iterator[Slice]:
     """The pairs of a part: blocks of queries with all of their keys, or, if many, some."""
-    queries, keys, device = q.shape[2], k.shape[2], q.device
-    i = _arrange(_positions(pairs.start, queries, device), part, False)  # [G b 1]
-    j = _arrange(_positions(0, keys, device), part, True)  # [N c 1]
-    every = torch.ones(1, keys, dtype=torch.bool, device=device)
+    device = q.device
+    i = _arrange(_positions(sizes.start, sizes.queries, device), part, False)  # [G b 1]
+    j = _arrange(_positions(0, sizes.keys, device), part, True)  # [N c 1]
+    every = torch.ones(1, sizes.keys, dtype=torch.bool, device=device)
     real = every if key_mask is None else key_mask
     real = _arrange(real[..., None], part, True)[..., 0]  # [B N c]
     for members in _like(part.lists):
@@ -182,7 +138,7 @@ def _slices(
                 seen = (few >= 0).repeat_interleave(j.shape[1], 1)[:, None]
                 if part.kept is not None:
                     seen = seen & part.kept(i[some], where)
-                if pairs.causal:
+                if sizes.causal:
                     seen = seen & (where <= i[some])
                 seen = seen & _select(real, 1, chosen)[:, None, :, None]
                 yield Slice(some, chosen, seen, n > 0)
@@ -204,12 +160,6 @@ def divide(sums: Sums) -> Tensor:
     """Σ e^s v / Σ e^s; zeros for a row without a key."""
     values, total, _ = sums
     return values / torch.where(total > 0, total, 1)
-
-
-def log_sum(sums: Sums) -> Tensor:
-    """log Σ e^s; +inf for a row without a key, so that e^(s − log Σ) is 0."""
-    _, total, top = sums
-    return torch.where(total > 0, top + total.log(), torch.inf)
 
 
 def softmax_sums(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Sums:
@@ -241,9 +191,8 @@ def _filled(lists: list[tuple[int, ...]], device: torch.device) -> Tensor:
 
 def _select(x: Tensor, dim: int, blocks: Tensor) -> Tensor:
     """The blocks of a list, end to end: `[..., N, c, ...]` to `[..., g, m·c, ...]` at `dim`."""
-    return (
-        x.index_select(dim, blocks.flatten()).unflatten(dim, blocks.shape).flatten(dim + 1, dim + 2)
-    )
+    chosen = x.index_select(dim, blocks.flatten()).unflatten(dim, blocks.shape)
+    return chosen.flatten(dim + 1, dim + 2)
 
 
 def _add(x: Tensor, blocks: Tensor, values: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.patterns.blocked import LOWEST
-from cosformer.mechanisms.patterns.parts import Part, as_before, in_order
+from cosformer.mechanisms.patterns.parts import Part, Sizes, as_before, in_order
 from cosformer.memo import Memo
 from cosformer.runtime import untraced
 
@@ -26,16 +26,6 @@ OTHERS = "'blocked' or 'reference'"  # implementations that do what this one can
 NARROWEST = 16  # columns of q or v for which PyTorch has a kernel
 
 LONGEST = 2**23  # numbers in lists that are kept, which are quadratic: 262,144 tokens, 32 MB
-
-
-class Sizes(NamedTuple):
-    """The sizes and settings of a call that its blocks depend on."""
-
-    queries: int
-    keys: int
-    causal: bool
-    masked: bool
-    start: int
 
 
 class Laid(NamedTuple):
@@ -60,19 +50,16 @@ def flex_pattern(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    parts: Callable[[], tuple[Part, ...]],
-    *,
-    alike: Hashable,
-    causal: bool,
     key_mask: Tensor | None,
-    start: int,
+    sizes: Sizes,
+    parts: Callable[[], tuple[Part, ...]],
+    alike: Hashable,
 ) -> Tensor:
     """softmax(q kᵀ/√d) v over the pairs of disjoint parts, which are kept for calls `alike`.
 
     Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
     """
     require_flex(q, k, v)
-    sizes = Sizes(q.shape[2], k.shape[2], causal, key_mask is not None, start)
 
     def make() -> tuple[Laid, ...]:
         return tuple(lay(part, sizes, q.device) for part in parts())
@@ -175,11 +162,9 @@ def _attend(
     with_log: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The output of one part, and log Σ e^s `[B, H, T]` if it is asked for."""
-    part, kept, i, j = laid.part, laid.part.kept, laid.i, laid.j
-    start, causal = sizes.start, sizes.causal
-    real = None
-    if key_mask is not None:
-        real = _of_keys(key_mask[..., None], part)[..., 0]
+    part, _, i, j = laid
+    kept, start, causal = part.kept, sizes.start, sizes.causal
+    real = None if key_mask is None else _of_keys(key_mask[..., None], part)[..., 0]
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         at = query + start if i is None else i[query]

@@ -10,7 +10,7 @@ from cosformer.check import check_whole
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.patterns.blocked import divide, softmax_sums
 from cosformer.mechanisms.patterns.masked import Masked
-from cosformer.mechanisms.patterns.parts import Kept, Part, columns
+from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, columns
 from cosformer.mechanisms.request import Request, hide, repeat_heads
 from cosformer.mechanisms.traits import Traits
 from cosformer.runtime import compute_dtype
@@ -34,7 +34,7 @@ class Local(Masked):
     ) -> None:
         super().__init__(heads, width, key_heads=key_heads, impl=impl)
         self.reach = half(window)
-        self.blocks = (block_for(self.reach),) * 2
+        self.block = block_for(self.reach)
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
         reach = self.reach
@@ -54,7 +54,7 @@ class Local(Masked):
         return length * min(2 * self.reach + 1, length)
 
 
-class Longformer(Masked):
+class Longformer(Local):
     """A sliding window, and the first tokens global: they see all and are seen by all.
 
     The rows of global tokens have projections of their own: maps of each head's q and k, which
@@ -79,34 +79,23 @@ class Longformer(Masked):
         global_tokens: int = 1,
         impl: str = "auto",
     ) -> None:
-        super().__init__(heads, width, key_heads=key_heads, impl=impl)
-        self.reach = half(window)
+        super().__init__(heads, width, key_heads=key_heads, window=window, impl=impl)
         self.global_tokens = check_whole("global_tokens", global_tokens, 0)
-        self.blocks = (block_for(self.reach),) * 2
         self.global_query = nn.Parameter(torch.eye(width).repeat(heads, 1, 1))  # A: [H D D]
         self.global_key = nn.Parameter(torch.eye(width).repeat(self.key_heads, 1, 1))  # B
 
     def pattern(self, keys: int, device: torch.device) -> Kept:
-        reach, count = self.reach, self.global_tokens
-        return lambda i, j: (i - j <= reach) & (j - i <= reach) | (j < count)
+        near, count = super().pattern(keys, device), self.global_tokens
+        return lambda i, j: near(i, j) | (j < count)
 
     @property
     def settings(self) -> tuple[int, ...]:
         return self.reach, self.global_tokens
 
-    def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
-        yield first - self.reach, last + self.reach
-
-    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
-        reach, count = self.reach, min(self.global_tokens, keys)
-        near = Part(
-            *self.blocks,
-            self.lists(q, keys, causal, start),
-            lambda i, j: (i - j <= reach) & (j - i <= reach) & (j >= count),
-        )
-        if not count:
-            return (near,)
-        return near, columns(range(count), queries=q.shape[2], causal=causal, start=start)
+    def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
+        near, count = super().pattern(sizes.keys, device), min(self.global_tokens, sizes.keys)
+        window = self.part(sizes, lambda i, j: near(i, j) & (j >= count))
+        return (window, columns(range(count), sizes)) if count else (window,)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         mask = request.key_mask
@@ -119,8 +108,7 @@ class Longformer(Masked):
         return torch.where(rows, score.softmax(-1).nan_to_num(0), weights)
 
     def pairs(self, length: int) -> int:
-        seen = 2 * self.reach + 1 + 2 * self.global_tokens
-        return length * min(seen, length)
+        return length * min(2 * self.reach + 1 + 2 * self.global_tokens, length)
 
     def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
         out = super()._sparse(q, k, v, request, impl)

@@ -11,8 +11,9 @@ from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.patterns.blocked import blocked_attention
 from cosformer.mechanisms.patterns.flex import flex_pattern, flex_serves
-from cosformer.mechanisms.patterns.parts import Kept, Part, neighbours
+from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, neighbours
 from cosformer.mechanisms.request import Request, hide, repeat_heads
+from cosformer.mechanisms.sdpa import masked_softmax
 from cosformer.mechanisms.traits import Cost
 from cosformer.runtime import compute_dtype, transformed
 
@@ -33,8 +34,8 @@ class Masked(Mechanism):
     and as a query (its output is 0), so that padding does not shift them.
     """
 
-    blocks = (64, 64)
-    """How many queries and how many keys are in a block of the blocked implementation."""
+    block = 64
+    """How many tokens are in a block of the blocked implementation."""
 
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, impl: str = "auto"
@@ -56,22 +57,13 @@ class Masked(Mechanism):
         """The options that tell the pattern of one instance from that of another."""
         raise NotImplementedError
 
-    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
+    def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
         """The pairs, laid out in blocks."""
-        lists = self.lists(q, keys, causal, start)
-        return (Part(*self.blocks, lists, self.pattern(keys, q.device)),)
+        return (self.part(sizes, self.pattern(sizes.keys, device)),)
 
-    def lists(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[tuple[int, ...], ...]:
-        """The blocks of keys that `ranges` touch, for every block of queries."""
-        return neighbours(
-            lambda first, last: self.ranges(first, last, keys),
-            queries=q.shape[2],
-            keys=keys,
-            query_block=self.blocks[0],
-            key_block=self.blocks[1],
-            causal=causal,
-            start=start,
-        )
+    def part(self, sizes: Sizes, kept: Kept) -> Part:
+        """The pairs within `ranges` that are kept."""
+        return neighbours(lambda *some: self.ranges(*some, sizes.keys), sizes, self.block, kept)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         mask = request.key_mask
@@ -117,31 +109,19 @@ class Masked(Mechanism):
         kept = self.pattern(keys, q.device)
         found = (found & kept(i[..., None], j[:, None]))[:, None]  # [B 1 T S]
         score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)
-        score = score.masked_fill(~found, -math.inf)
-        return score.softmax(-1).masked_fill(~found.any(-1, keepdim=True), 0)
+        return masked_softmax(score, found)
 
     def pairs(self, length: int) -> int:
         """How many pairs of a query and a key there are in a sequence."""
         raise NotImplementedError
 
     def cost(self, length: int) -> Cost:
-        numbers = 2 * (self.heads + self.key_heads) * length * self.width
-        return Cost(self.heads * self.pairs(length) * (4 * self.width + 5), 4 * numbers)
+        return self.cost_of_pairs(length, self.pairs(length))
 
     def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
-        keys = k.shape[2]
-        causal, key_mask, start = request.causal, request.key_mask, request.start
+        mask, sizes = request.key_mask, Sizes(q.shape[2], k.shape[2], request.causal, request.start)
         if impl == "flex":
-            return flex_pattern(
-                q,
-                k,
-                v,
-                lambda: self.parts(q, keys, causal, start),
-                alike=(type(self), *self.settings),
-                causal=causal,
-                key_mask=key_mask,
-                start=start,
-            )
-        parts = self.parts(q, keys, causal, start)
+            alike = type(self), *self.settings
+            return flex_pattern(q, k, v, mask, sizes, lambda: self.parts(sizes, q.device), alike)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
-        return blocked_attention(q, k, v, parts, causal=causal, key_mask=key_mask, start=start)
+        return blocked_attention(q, k, v, mask, sizes, self.parts(sizes, q.device))

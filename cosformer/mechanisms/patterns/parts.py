@@ -14,6 +14,15 @@ Kept = Callable[[Tensor, Tensor], Tensor]
 Ranges = Callable[[int, int], Iterable[tuple[int, int]]]
 
 
+class Sizes(NamedTuple):
+    """What the blocks of a call depend on."""
+
+    queries: int
+    keys: int
+    causal: bool
+    start: int  # the position of the first query
+
+
 class Part(NamedTuple):
     """Pairs of a pattern, laid out so that a block of queries meets a list of whole key blocks."""
 
@@ -31,41 +40,32 @@ class Part(NamedTuple):
     """Positions of the only keys that are read: blocks are cut from these, side by side."""
 
 
-def columns(positions: Sequence[int], *, queries: int, causal: bool, start: int) -> Part:
+def columns(positions: Sequence[int], sizes: Sizes) -> Part:
     """Every query and the keys at some positions, in order."""
-    rows, block = min(ROWS, queries), min(COLUMNS, len(positions))
-    count = 0 if causal else len(positions)
+    rows, block = min(ROWS, sizes.queries), min(COLUMNS, len(positions))
+    count, stop = 0 if sizes.causal else len(positions), sizes.start + sizes.queries
     lists = []
-    for first in range(start, start + queries, rows):
-        end = min(first + rows, start + queries)
+    for first in range(sizes.start, stop, rows):
+        end = min(first + rows, stop)
         while count < len(positions) and positions[count] < end:
             count += 1
         lists.append(tuple(range(-(-count // block))))
     return Part(rows, block, tuple(lists), None, keys=positions)
 
 
-def neighbours(
-    ranges: Ranges,
-    *,
-    queries: int,
-    keys: int,
-    query_block: int,
-    key_block: int,
-    causal: bool,
-    start: int,
-) -> tuple[tuple[int, ...], ...]:
-    """The key blocks that cover `ranges(first, last)`, for each block [first, last) of queries."""
-    lists = []
-    for first in range(start, start + queries, query_block):
-        last = min(first + query_block, start + queries)
-        end = min(keys, last) if causal else keys
+def neighbours(ranges: Ranges, sizes: Sizes, block: int, kept: Kept) -> Part:
+    """Each block [first, last) of queries with the key blocks that cover `ranges(first, last)`."""
+    lists, stop = [], sizes.start + sizes.queries
+    for first in range(sizes.start, stop, block):
+        last = min(first + block, stop)
+        end = min(sizes.keys, last) if sizes.causal else sizes.keys
         wanted: set[int] = set()
         for low, high in ranges(first, last):
             low, high = max(low, 0), min(high, end)
             if low < high:
-                wanted.update(range(low // key_block, -(-high // key_block)))
+                wanted.update(range(low // block, -(-high // block)))
         lists.append(tuple(sorted(wanted)))
-    return tuple(lists)
+    return Part(block, block, tuple(lists), kept)
 
 
 def in_order(x: Tensor, part: Part, of_keys: bool) -> Tensor:

@@ -31,12 +31,7 @@ class Reformer(Seeded, Whole):
     """
 
     traits = replace(
-        Whole.traits,
-        causal="leaky",
-        multiple_of=128,
-        random=True,
-        shared_qk=True,
-        growth="n log n",
+        Whole.traits, causal="leaky", multiple_of=128, random=True, shared_qk=True, growth="n log n"
     )
     source = "Kitaev et al., ICLR 2020"
     formula = (

@@ -10,7 +10,7 @@ from torch import Tensor
 from cosformer.check import check_whole
 from cosformer.mechanisms.patterns.local import block_for
 from cosformer.mechanisms.patterns.masked import Masked
-from cosformer.mechanisms.patterns.parts import Kept, Part, columns, neighbours
+from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, columns, neighbours
 from cosformer.mechanisms.traits import Traits
 
 
@@ -49,29 +49,17 @@ class SparseFixed(Masked):
     def settings(self) -> tuple[int, ...]:
         return self.stride, self.summary
 
-    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
-        stride = min(self.stride, reach(q, keys, start))
+    def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
+        stride = min(self.stride, reach(sizes))
         plain = stride - min(stride, self.summary)
-        sizes: dict[str, Any] = {"queries": q.shape[2], "causal": causal, "start": start}
         own = neighbours(
             lambda first, last: [(first // stride * stride, -(-last // stride) * stride)],
-            **sizes,
-            keys=keys,
-            query_block=stride,
-            key_block=stride,
+            sizes,
+            stride,
+            lambda i, j: (i // stride == j // stride) & (j % stride < plain),
         )
-        found = [
-            Part(
-                stride,
-                stride,
-                own,
-                lambda i, j: (i // stride == j // stride) & (j % stride < plain),
-            )
-        ]
-        summaries = [j for j in range(plain, keys) if j % stride >= plain]
-        if summaries:
-            found.append(columns(summaries, **sizes))
-        return tuple(found)
+        summaries = [j for j in range(plain, sizes.keys) if j % stride >= plain]
+        return (own, columns(summaries, sizes)) if summaries else (own,)
 
     def pairs(self, length: int) -> int:
         return length * min(length, self.stride + length * self.summary // self.stride)
@@ -113,27 +101,20 @@ class SparseStrided(Masked):
     def settings(self) -> tuple[int, ...]:
         return (self.stride or 0,)
 
-    def parts(self, q: Tensor, keys: int, causal: bool, start: int) -> tuple[Part, ...]:
-        stride = min(self.stride_for(keys), reach(q, keys, start))
-        block = block_for(stride)
-        lists = neighbours(
+    def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
+        stride = min(self.stride_for(sizes.keys), reach(sizes))
+        near = neighbours(
             lambda first, last: [(first - stride + 1, last + stride - 1)],
-            queries=q.shape[2],
-            keys=keys,
-            query_block=block,
-            key_block=block,
-            causal=causal,
-            start=start,
+            sizes,
+            block_for(stride),
+            lambda i, j: (i - j < stride) & (j - i < stride),
         )
-        classes = tuple(((start + residue) % stride,) for residue in range(stride))
+        classes = tuple(((sizes.start + residue) % stride,) for residue in range(stride))
 
         def alike(i: Tensor, j: Tensor) -> Tensor:
             return (i % stride == j % stride) & (i != j)
 
-        return (
-            Part(block, block, lists, lambda i, j: (i - j < stride) & (j - i < stride)),
-            Part(stride, stride, classes, alike, stride),
-        )
+        return near, Part(stride, stride, classes, alike, stride)
 
     def empty_state(self, k: Tensor, v: Tensor) -> Any:
         if self.stride is None:
@@ -147,6 +128,6 @@ class SparseStrided(Masked):
         return length * min(length, 2 * stride - 1 + length // stride)
 
 
-def reach(q: Tensor, keys: int, start: int) -> int:
+def reach(sizes: Sizes) -> int:
     """A stride beyond every distance of a query and a key: a longer one has the same pairs."""
-    return max(1, keys, start + q.shape[2]) - min(start, 0)
+    return max(1, sizes.keys, sizes.start + sizes.queries) - min(sizes.start, 0)

@@ -8,7 +8,7 @@ from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.cache import Cache
 from cosformer.mechanisms.padding import ranks, real_first, take, to_multiple, with_real_first
 from cosformer.mechanisms.request import Request, repeat_heads
-from cosformer.mechanisms.sdpa import sdpa
+from cosformer.mechanisms.sdpa import masked_softmax, sdpa
 from cosformer.mechanisms.traits import Cost, Traits
 
 
@@ -32,8 +32,6 @@ class TransNormerLocal(Mechanism):
         self.set_block(block)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        start, mask = request.start, request.key_mask
-
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             inputs = (q, repeat_heads(k, q), repeat_heads(v, q))
             rows, keys, values = (self._blocks(x) for x in inputs)
@@ -42,8 +40,9 @@ class TransNormerLocal(Mechanism):
             out = out.reshape(*q.shape[:2], whole, v.shape[3])
             return out if whole == q.shape[2] else out[:, :, : q.shape[2]]
 
-        if mask is not None:
-            return with_real_first(attend, mask, q, k, v, start)
+        start = request.start
+        if request.key_mask is not None:
+            return with_real_first(attend, request.key_mask, q, k, v, start)
         if not start:
             return attend(q, k, v, None)
         return attend(F.pad(q, (0, 0, start, 0)), k, v, None)[:, :, start:]
@@ -58,8 +57,7 @@ class TransNormerLocal(Mechanism):
             allowed = allowed.tril()
         if mask is not None:
             allowed = allowed & mask[:, None, None] & mask[:, None, :, None]
-        score = score.masked_fill(~allowed, -torch.inf).softmax(-1)
-        return score.masked_fill(~allowed.any(-1, keepdim=True), 0)
+        return masked_softmax(score, allowed)
 
     def forget(self, cache: Cache) -> Cache:
         """The tokens of the block that is not finished; in a padded batch each item has its own."""
@@ -76,9 +74,7 @@ class TransNormerLocal(Mechanism):
         return position % self.block
 
     def cost(self, length: int) -> Cost:
-        pairs = self.heads * length * self.block
-        numbers = 2 * (self.heads + self.key_heads) * length * self.width
-        return Cost(pairs * (4 * self.width + 5), 4 * numbers)
+        return self.cost_of_pairs(length, length * self.block)
 
     def _blocks(self, x: Tensor) -> Tensor:
         """`[B, H, T, ·]` as `[B·H·n, 1, block, ·]`, or `[B·H, n, block, ·]` on a GPU.

@@ -1,13 +1,8 @@
 """What several mechanisms make of q and k before attention: features of projections, rotations."""
 
-from cosformer.ops.features.projected import PARTS, projected, top_exponents
-from cosformer.ops.features.rotary import positions, rotate, rotated_features
-
-__all__ = [
-    "PARTS",
-    "positions",
-    "projected",
-    "rotate",
-    "rotated_features",
-    "top_exponents",
-]
+from cosformer.ops.features.projected import PARTS as PARTS
+from cosformer.ops.features.projected import projected as projected
+from cosformer.ops.features.projected import top_exponents as top_exponents
+from cosformer.ops.features.rotary import positions as positions
+from cosformer.ops.features.rotary import rotate as rotate
+from cosformer.ops.features.rotary import rotated_features as rotated_features
