@@ -2,25 +2,23 @@
 
 import json
 import lzma
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import Task, generated, snakes
+from cosformer.tasks import generated, snakes
 
 TEXT = "".join(f"line {n} of a small text, {'ab' * (n % 7)}\n" for n in range(400))
 
 
-def pack(path: Path, text: str) -> Path:
+def pack(path, text):
     path.write_bytes(lzma.compress(text.encode()))
     return path
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A data folder with small files under the names of the real ones."""
     where = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
@@ -56,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-SMALL: dict[str, Callable[[Path], Task]] = {
+SMALL = {
     "lm": lambda at: tasks.create("lm", text=str(at / "own.txt"), length=32),
     "lm-bpe": lambda at: tasks.create(
         "lm", text=str(at / "own.txt"), length=16, tokens="bpe", vocabulary=300
@@ -81,5 +79,5 @@ SMALL: dict[str, Callable[[Path], Task]] = {
 
 
 @pytest.fixture(params=SMALL)
-def task(request: pytest.FixtureRequest, folder: Path) -> Task:
+def task(request, folder):
     return SMALL[request.param](folder)

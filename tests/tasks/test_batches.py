@@ -1,25 +1,23 @@
 """What holds for every task: batches are a pure function, whole epochs, nothing padded unseen."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from cosformer import tasks
 from cosformer.data import known
-from cosformer.tasks import IGNORED, SPLITS, Task, files, resident
+from cosformer.tasks import IGNORED, SPLITS, files, resident
 from cosformer.tasks.base import BatchId
 from cosformer.tasks.order import Order
 from cosformer.tasks.pretraining import from_inputs
 from cosformer.tasks.probes import Probe
 
 
-def same(one: tasks.Batch, other: tasks.Batch) -> bool:
+def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_batch_is_a_pure_function_of_its_arguments(task: Task) -> None:
+def test_a_batch_is_a_pure_function_of_its_arguments(task):
     at = {"seed": 3, "rank": 1, "step": 7, "ranks": 2, "batch_size": 4}
     first = task.batch("train", **at)
     for change in ({"seed": 4}, {"step": 8}, {"rank": 0}):
@@ -27,13 +25,13 @@ def test_a_batch_is_a_pure_function_of_its_arguments(task: Task) -> None:
     assert same(first, task.batch("train", **at))  # what was asked before does not matter
 
 
-def test_data_are_known_by_a_checksum(task: Task, folder: Path) -> None:
+def test_data_are_known_by_a_checksum(task, folder):
     """Of the task and of what is made of its inputs alike."""
     assert len(task.digest()) == 64
     assert from_inputs(task, "causal", rate=0.1).digest() == task.digest()
 
 
-def test_shapes_and_labels_are_what_the_facts_say(task: Task) -> None:
+def test_shapes_and_labels_are_what_the_facts_say(task):
     facts = task.facts
     for split in SPLITS:
         batch = task.batch(split, seed=0, rank=0, step=0, batch_size=5)
@@ -62,13 +60,11 @@ def test_shapes_and_labels_are_what_the_facts_say(task: Task) -> None:
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_evaluation_sees_every_sample_once_whatever_the_number_of_ranks(
-    task: Task, split: str
-) -> None:
+def test_evaluation_sees_every_sample_once_whatever_the_number_of_ranks(task, split):
     if isinstance(task, Probe):
         task.sizes = {"train": 10, "valid": 13, "test": 7}
 
-    def found(ranks: int) -> list[str]:
+    def found(ranks):
         steps = range(task.batches(split, 3, ranks=ranks))
         at = {"seed": 0, "batch_size": 3, "ranks": ranks}
         below = task.task if isinstance(task, tasks.MaskedTask) else task  # not what masks hide
@@ -95,17 +91,17 @@ BAD = [
 
 
 @pytest.mark.parametrize(("given", "message"), BAD)
-def test_bad_arguments_are_named(given: dict[str, object], message: str) -> None:
+def test_bad_arguments_are_named(given, message):
     at = {"split": "train", "seed": 0, "rank": 0, "step": 0, "batch_size": 2, "ranks": 2}
     with pytest.raises(ValueError, match=message):
         tasks.create("copying").batch(**(at | given))
 
 
-def _order(lengths: np.ndarray, step: int, *, rank: int = 0, ranks: int = 1) -> np.ndarray:
+def _order(lengths, step, *, rank=0, ranks=1):
     return Order(lengths, shuffled=True).indices(BatchId("train", 0, rank, step, 8, ranks))
 
 
-def test_an_epoch_has_every_sample_once_and_the_next_one_another_order() -> None:
+def test_an_epoch_has_every_sample_once_and_the_next_one_another_order():
     lengths = np.arange(160) % 37
     places = [(step, rank) for step in range(10) for rank in range(2)]
     first, second = (
@@ -118,7 +114,7 @@ def test_an_epoch_has_every_sample_once_and_the_next_one_another_order() -> None
     assert not np.array_equal(first, second)
 
 
-def test_samples_of_similar_length_come_together_on_all_ranks() -> None:
+def test_samples_of_similar_length_come_together_on_all_ranks():
     lengths = np.random.default_rng(0).integers(1, 2000, 4000)
     spread = [np.ptp(lengths[_order(lengths, step)]) for step in range(50)]
     assert np.mean(spread) < 400  # about 1,600 without buckets
@@ -127,7 +123,7 @@ def test_samples_of_similar_length_come_together_on_all_ranks() -> None:
         assert np.ptp(means) < 250
 
 
-def test_a_small_set_has_other_batches_in_every_epoch() -> None:
+def test_a_small_set_has_other_batches_in_every_epoch():
     lengths = np.repeat(np.arange(1, 17), 4) * 10
     batches = [
         {tuple(sorted(_order(lengths, 8 * epoch + n))) for n in range(8)} for epoch in (0, 1)
@@ -135,33 +131,31 @@ def test_a_small_set_has_other_batches_in_every_epoch() -> None:
     assert len(batches[0] & batches[1]) <= 4
 
 
-def test_a_set_smaller_than_a_batch_is_repeated() -> None:
+def test_a_set_smaller_than_a_batch_is_repeated():
     counts = np.bincount(_order(np.ones(3), 5), minlength=3)
     assert counts.sum() == 8
     assert counts.min() >= 2
 
 
 @pytest.mark.parametrize(("free", "where"), [(1000, "on the device"), (300, "beside it")])
-def test_data_lies_on_the_device_where_it_fits(
-    free: int, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_lies_on_the_device_where_it_fits(free, where, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: "on the device")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: "beside it")
     assert resident.to_device(np.zeros(100, np.uint8), torch.device("cuda")) == where
 
 
-def test_unknown_tasks_and_options_list_the_known_ones() -> None:
+def test_unknown_tasks_and_options_list_the_known_ones():
     with pytest.raises(ValueError, match=r"task must be one of lm, mlm, .*sst2.*, got 'glue'"):
         tasks.create("glue")
     with pytest.raises(ValueError, match=r"task must be one of lm, mlm, .*, got \[\]"):
-        tasks.create([])  # type: ignore[arg-type]
+        tasks.create([])
     with pytest.raises(ValueError, match=r"option of mqar must be one of length.*, got 'size'"):
         tasks.create("mqar", size=3)
 
 
 @pytest.mark.parametrize("name", ["imdb", "image", "sst2", "retrieval"])
-def test_a_missing_file_is_named_with_the_remedy(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_the_remedy(name, tmp_path):
     file = known.SETS[name][0][0]
     remedy = f"`cosformer data get {name}` fetches it"
     if name not in known.SOURCES:
@@ -172,5 +166,5 @@ def test_a_missing_file_is_named_with_the_remedy(name: str, tmp_path: Path) -> N
         tasks.create(name, data=tmp_path)
 
 
-def test_what_can_be_fetched_has_a_source() -> None:
+def test_what_can_be_fetched_has_a_source():
     assert set(files.FETCHED) == known.SOURCES.keys()

@@ -1,7 +1,6 @@
 """Tables of labelled texts: formats, splits, pairs, and what is wrong with a file."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from cosformer.tasks.sequences import complete
 ROWS = [("good", 'say "hi", twice'), ("bad", "two\twords"), ("good", "ünï")] * 10
 
 
-def write(path: Path) -> Path:
+def write(path):
     if path.suffix == ".csv":
         lines = [f'{label},"{text.replace(chr(34), chr(34) * 2)}"' for label, text in ROWS]
         path.write_text("\n".join(["mood,text", *lines]))
@@ -28,7 +27,7 @@ def write(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
-def test_own_tables_are_read_in_each_format(suffix: str, tmp_path: Path) -> None:
+def test_own_tables_are_read_in_each_format(suffix, tmp_path):
     path = write(tmp_path / f"own.{suffix}")
     found = tables.read({"": path}, label="mood")
     texts = [t.replace("\t", " ") if suffix == "tsv" else t for _, t in ROWS]
@@ -40,12 +39,12 @@ def test_own_tables_are_read_in_each_format(suffix: str, tmp_path: Path) -> None
     assert min(task.sizes.values()) >= 3
 
 
-def test_numbers_are_classes_in_the_order_of_their_value(tmp_path: Path) -> None:
+def test_numbers_are_classes_in_the_order_of_their_value(tmp_path):
     (tmp_path / "x.tsv").write_text("label\ttext\n10\ta\n2\tb\n")
     assert tables.read({"": tmp_path / "x.tsv"}).classes == ["2", "10"]
 
 
-def test_what_is_judged_is_never_what_choices_are_made_on() -> None:
+def test_what_is_judged_is_never_what_choices_are_made_on():
     train, dev = np.arange(80), np.arange(80, 100)
     found = complete({"train": train, "valid": dev}, 100)
     assert found["test"].tolist() == dev.tolist()
@@ -59,9 +58,7 @@ def test_what_is_judged_is_never_what_choices_are_made_on() -> None:
     ("count", "sizes"), [(100, (80, 10, 10)), (1000, (800, 100, 100)), (3, (1, 1, 1))]
 )
 @pytest.mark.parametrize("named", [False, True])
-def test_a_table_without_splits_is_cut_80_10_10(
-    count: int, sizes: tuple[int, int, int], named: bool
-) -> None:
+def test_a_table_without_splits_is_cut_80_10_10(count, sizes, named):
     found = complete({"train": np.arange(count)} if named else {}, count)
     assert tuple(len(found[split]) for split in tasks.SPLITS) == sizes
     assert sorted(np.concatenate(list(found.values()))) == list(range(count))
@@ -69,7 +66,7 @@ def test_a_table_without_splits_is_cut_80_10_10(
         complete({}, 2)
 
 
-def test_what_is_cut_or_empty_is_counted(tmp_path: Path) -> None:
+def test_what_is_cut_or_empty_is_counted(tmp_path):
     rows = ["label\tsentence1\tsentence2", *(f"{n % 2}\t{'x' * n}\ty" for n in range(40))]
     (tmp_path / "own.tsv").write_text("\n".join(rows))
     empty = "1 of 80 texts are empty and are read as one start token"
@@ -85,14 +82,12 @@ def test_what_is_cut_or_empty_is_counted(tmp_path: Path) -> None:
     ("first", "second", "kept"),
     [(3, 4, (3, 4)), (3, 40, (3, 16)), (40, 3, (16, 3)), (40, 40, (10, 9)), (9, 12, (9, 10))],
 )
-def test_pairs_that_are_too_long_lose_of_the_longer_part(
-    first: int, second: int, kept: tuple[int, int]
-) -> None:
+def test_pairs_that_are_too_long_lose_of_the_longer_part(first, second, kept):
     found = join(np.full(first, 1), np.full(second, 2), 9, 20).tolist()
     assert found == [1] * kept[0] + [9] + [2] * kept[1]
 
 
-def test_a_pair_has_a_separator_that_is_no_data(folder: Path) -> None:
+def test_a_pair_has_a_separator_that_is_no_data(folder):
     task = tasks.create("mnli", data=folder, length=64)
     batch = task.batch("test", seed=0, rank=0, step=0, batch_size=3)
     separator = task.facts.token("separator")
@@ -100,13 +95,13 @@ def test_a_pair_has_a_separator_that_is_no_data(folder: Path) -> None:
     assert (batch["tokens"] == separator).sum(dim=1).tolist() == [1, 1, 1]
 
 
-def test_an_empty_text_is_one_token(folder: Path) -> None:
+def test_an_empty_text_is_one_token(folder):
     task = tasks.create("mnli", data=folder, length=64, towers=2)
     shortest = [b["mask2"].sum(dim=1).min() for s in tasks.SPLITS for b in task.evaluation(s, 8)]
     assert min(shortest) == 1  # some hypotheses of the file are empty
 
 
-def test_a_vocabulary_that_was_learnt_before_is_used(tmp_path: Path) -> None:
+def test_a_vocabulary_that_was_learnt_before_is_used(tmp_path):
     path = write(tmp_path / "own.csv")
     learnt = vocabulary.Merges.learn(b"say twice, say twice", 260)
     task = tasks.create("classify", data=path, label="mood", tokens="bpe", learnt=learnt)
@@ -144,7 +139,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_a_file_is_said(name: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_file_is_said(name, tmp_path):
     content, message = WRONG[name]
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
@@ -163,6 +158,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("given", "message"), BAD)
-def test_bad_options_are_named(given: dict[str, object], message: str, folder: Path) -> None:
+def test_bad_options_are_named(given, message, folder):
     with pytest.raises(ValueError, match=message):
         tasks.create("classify", **({"data": folder} | given))

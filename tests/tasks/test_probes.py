@@ -10,7 +10,7 @@ RNG = np.random.default_rng
 
 
 @pytest.mark.parametrize(("length", "pairs"), [(64, 4), (512, 64)])
-def test_recall_asks_for_the_value_of_each_key_once(length: int, pairs: int) -> None:
+def test_recall_asks_for_the_value_of_each_key_once(length, pairs):
     tokens, labels = Recall(length=length, pairs=pairs).draw(RNG(0), 20, "train")
     for row, asked in zip(tokens, labels, strict=True):
         known = dict(
@@ -25,7 +25,7 @@ def test_recall_asks_for_the_value_of_each_key_once(length: int, pairs: int) -> 
         assert max(known) < 4096 <= min(known.values())
 
 
-def test_queries_come_soon_after_the_pairs() -> None:
+def test_queries_come_soon_after_the_pairs():
     _, labels = Recall(length=256, pairs=4).draw(RNG(0), 2000, "train")
     gaps = (np.nonzero(labels != IGNORED)[1] - 8) // 2
     first = np.mean(gaps == 0) * 4  # share of samples that ask at the first place
@@ -34,7 +34,7 @@ def test_queries_come_soon_after_the_pairs() -> None:
     assert first < 4 * expected
 
 
-def test_copying_asks_for_the_tokens_in_their_order() -> None:
+def test_copying_asks_for_the_tokens_in_their_order():
     task = Copying(length=30, copied=5)
     tokens, labels = task.draw(RNG(0), 50, "train")
     for row, asked in zip(tokens, labels, strict=True):
@@ -44,7 +44,7 @@ def test_copying_asks_for_the_tokens_in_their_order() -> None:
         assert (row[30:] == task.ask).all()
 
 
-def test_induction_asks_for_the_follower_at_the_end() -> None:
+def test_induction_asks_for_the_follower_at_the_end():
     task = Induction(length=40, test_length=90)
     for split, length in (("train", 40), ("test", 90)):
         tokens, labels = task.draw(RNG(0), 50, split)
@@ -66,6 +66,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "given", "message"), BAD)
-def test_sizes_that_do_not_fit_are_refused(kind: type, given: dict[str, int], message: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(kind, given, message):
     with pytest.raises(ValueError, match=message):
         kind(**given)

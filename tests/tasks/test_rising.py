@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +15,13 @@ from cosformer.tasks.rising import RisingTask
 LEVELS, STEPS, LENGTH = 3, 5, 4
 
 
-def samples(kind: int, count: int) -> Ragged:
+def samples(kind, count):
     """Sequences of one token: who they are, beside their kind."""
     return Ragged.of([np.full(LENGTH, 50 * kind + n) for n in range(count)], np.arange(count) % 2)
 
 
 @pytest.fixture
-def rising() -> RisingTask:
+def rising():
     facts = Facts(
         data_tokens=256,
         classes=2,
@@ -34,20 +33,20 @@ def rising() -> RisingTask:
     )
     own = {split: [samples(LEVELS, 20 + n)] for n, split in enumerate(tasks.SPLITS)}
 
-    def easier() -> list[Ragged]:
+    def easier():
         return [samples(level, 12) for level in range(LEVELS)]
 
     return RisingTask(own, facts, easier=easier, levels=LEVELS, steps=STEPS)
 
 
-def kinds(task: RisingTask, step: int, **place: int) -> list[int]:
+def kinds(task, step, **place):
     options = {"seed": 0, "rank": 0, "batch_size": 6} | place
     batch = task.batch("train", step=step, **options)
     assert torch.equal(batch["labels"], batch["tokens"][:, 0] % 50 % 2)  # still the sample's own
     return (batch["tokens"][:, 0] // 50).tolist()
 
 
-def test_levels_rise_and_half_of_a_batch_is_of_those_before(rising: RisingTask) -> None:
+def test_levels_rise_and_half_of_a_batch_is_of_those_before(rising):
     assert all(kinds(rising, step) == [0] * 6 for step in range(STEPS))
     assert all(kinds(rising, step) == [1] * 3 + [0] * 3 for step in range(STEPS, 2 * STEPS))
     third = [kinds(rising, step) for step in range(2 * STEPS, 3 * STEPS)]
@@ -57,12 +56,12 @@ def test_levels_rise_and_half_of_a_batch_is_of_those_before(rising: RisingTask) 
     assert kinds(rising, 1000) == [LEVELS] * 6
 
 
-def test_of_an_odd_batch_the_larger_half_is_of_the_level_that_is_due(rising: RisingTask) -> None:
+def test_of_an_odd_batch_the_larger_half_is_of_the_level_that_is_due(rising):
     assert kinds(rising, STEPS, batch_size=3) == [1, 1, 0]
     assert kinds(rising, STEPS, batch_size=1) == [1]
 
 
-def test_ranks_share_a_step(rising: RisingTask) -> None:
+def test_ranks_share_a_step(rising):
     seen = []
     for rank in range(2):
         batch = rising.batch("train", seed=0, rank=rank, ranks=2, step=STEPS, batch_size=6)
@@ -71,7 +70,7 @@ def test_ranks_share_a_step(rising: RisingTask) -> None:
     assert len(both.unique()) == 12
 
 
-def test_validation_and_test_are_the_tasks_own(rising: RisingTask) -> None:
+def test_validation_and_test_are_the_tasks_own(rising):
     assert dict(rising.sizes) == {"train": 20, "valid": 21, "test": 22}
     for split in ("valid", "test"):
         found = torch.cat([b["tokens"][:, 0] for b in rising.evaluation(split, 5)])
@@ -79,7 +78,7 @@ def test_validation_and_test_are_the_tasks_own(rising: RisingTask) -> None:
         assert len(found.unique()) == rising.sizes[split]
 
 
-def test_pathfinder_begins_with_the_shortest_paths(folder: Path) -> None:
+def test_pathfinder_begins_with_the_shortest_paths(folder):
     options = {"data": folder, "sizes": (40, 10, 10)}
     plain = tasks.create("pathfinder", **options)
     rising = tasks.create("pathfinder", **options, rising=2)
@@ -94,7 +93,7 @@ def test_pathfinder_begins_with_the_shortest_paths(folder: Path) -> None:
     assert torch.equal(*valid)
 
 
-def test_easier_samples_are_not_read_before_they_are_needed(rising: RisingTask) -> None:
+def test_easier_samples_are_not_read_before_they_are_needed(rising):
     rising.digest()  # data are known again by the task's own samples
     kinds(rising, LEVELS * STEPS)
     assert "_levels" not in vars(rising)
@@ -105,14 +104,14 @@ BAD += [((12, 1, 1), 1, "sizes must begin with 13 or more to be rising, got")]
 
 
 @pytest.mark.parametrize(("sizes", "rising", "message"), BAD)
-def test_levels_neither_fall_nor_are_empty(sizes, rising, message, tmp_path: Path) -> None:
+def test_levels_neither_fall_nor_are_empty(sizes, rising, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         tasks.create("pathfinder", data=tmp_path, sizes=sizes, rising=rising)
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("change", ["labels", "about"])
-def test_sets_of_an_older_version_are_refused(change: str, folder: Path, tmp_path: Path) -> None:
+def test_sets_of_an_older_version_are_refused(change, folder, tmp_path):
     """Small ones may lack a length, or follow another rule."""
     arrays = dict(np.load(folder / "snakes-40-seed0.npz"))
     about = json.loads(str(arrays["about"])) | {"rule": {"fewest": 1}}

@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,9 @@ from test_killed import killed
 
 from cosformer.commands.train import Options, resolve
 from cosformer.models import ModelConfig
-from cosformer.training import RunConfig, Started, TaskConfig, Trainer, load, train
+from cosformer.training import Started, TaskConfig, Trainer, load, train
 from cosformer.training.checkpoint import Checkpoint, read, write
 from cosformer.training.config import OF_TASK
-from cosformer.training.feed import Fed
 from cosformer.training.learner import Learner
 from cosformer.training.start import BACKBONE, OF_HEAD
 
@@ -26,7 +24,7 @@ State = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     """A text, and tables of two and of three classes."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "my.txt").write_text("".join(f"{n} green bottles on the wall\n" for n in range(99)))
@@ -37,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(data: Path) -> Path:
+def runs(data):
     """Masked models of bytes and of merged bytes, and a classifier."""
     for kind in ("bytes", "bpe"):
         tokens = (f"task.options.tokens={kind}", "task.options.length=32")
@@ -47,11 +45,11 @@ def runs(data: Path) -> Path:
     return data
 
 
-def options(task: str, data: Path, name: str, **given: Any) -> Options:
+def options(task, data, name, **given):
     return Options(task, data=str(data / name), **({"set": SHORT} | given))
 
 
-def begin(task: str, data: Path, name: str, **given: Any) -> RunConfig:
+def begin(task, data, name, **given):
     """Train as the command would."""
     config = resolve(options(task, data, name, **given))
     train(config)
@@ -59,11 +57,11 @@ def begin(task: str, data: Path, name: str, **given: Any) -> RunConfig:
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[State]:
+def begun(monkeypatch):
     """The weights of every phase from now on, before its first step."""
     found, learn = list[State](), Learner.learn
 
-    def recorded(self: Learner, fed: Fed) -> None:
+    def recorded(self, fed):
         if self.step == 0:
             found.append({name: t.clone() for name, t in self.model.state_dict().items()})
         learn(self, fed)
@@ -72,20 +70,18 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[State]:
     return found
 
 
-def taken(state: State, run: Path) -> set[str]:
+def taken(state, run):
     """Names of the weights that are those of the run's best checkpoint."""
     learnt = load(run).model.state_dict()
     return {name for name in state if name in learnt and torch.equal(state[name], learnt[name])}
 
 
-def backbone(state: State) -> set[str]:
+def backbone(state):
     return {name for name in state if name.startswith("backbone.")}
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_after_pretraining_on_text_a_table_is_learnt(
-    runs: Path, tmp_path: Path, begun: list[State], kind: str
-) -> None:
+def test_after_pretraining_on_text_a_table_is_learnt(runs, tmp_path, begun, kind):
     start = shutil.copytree(runs / kind, tmp_path / "mlm")
     config = begin("classify", runs, "2.tsv", start=start, out=tmp_path / "run")
     (state,) = begun
@@ -99,7 +95,7 @@ def test_after_pretraining_on_text_a_table_is_learnt(
     assert replace(loaded.model.config, kind="masked-lm", classes=None, dropout=0.0) == model
 
 
-def test_the_whole_model_is_taken_over_where_it_fits(runs: Path, begun: list[State]) -> None:
+def test_the_whole_model_is_taken_over_where_it_fits(runs, begun):
     begin("classify", runs, "2.tsv", start=runs / "two", seed=1, out=runs / "again")
     begin("classify", runs, "3.tsv", start=runs / "two", seed=1, out=runs / "three")
     fits, differs = begun
@@ -107,9 +103,7 @@ def test_the_whole_model_is_taken_over_where_it_fits(runs: Path, begun: list[Sta
     assert backbone(differs) <= taken(differs, runs / "two") < set(differs)
 
 
-def test_a_cls_token_is_left_to_those_who_have_it(
-    runs: Path, tmp_path: Path, begun: list[State]
-) -> None:
+def test_a_cls_token_is_left_to_those_who_have_it(runs, tmp_path, begun):
     begin("mlm", runs, "my.txt", start=runs / "two", out=tmp_path / "without")
     pooling = ("model.pooling=cls", *SHORT)
     begin("classify", runs, "2.tsv", start=runs / "bytes", set=pooling, out=tmp_path / "with")
@@ -118,7 +112,7 @@ def test_a_cls_token_is_left_to_those_who_have_it(
     assert taken(with_it, runs / "bytes") == backbone(with_it) - {"backbone.cls"}
 
 
-def test_pretraining_begins_with_it(runs: Path, tmp_path: Path, begun: list[State]) -> None:
+def test_pretraining_begins_with_it(runs, tmp_path, begun):
     start, out = runs / "bytes", tmp_path / "run"
     begin("classify", runs, "2.tsv", start=start, pretrain="masked", out=out)
     first, second = begun
@@ -126,7 +120,7 @@ def test_pretraining_begins_with_it(runs: Path, tmp_path: Path, begun: list[Stat
     assert not taken(second, start)
 
 
-def test_what_is_not_said_is_as_in_the_other_run(runs: Path) -> None:
+def test_what_is_not_said_is_as_in_the_other_run(runs):
     config = resolve(options("classify", runs, "2.tsv", start=runs / "bpe"))
     before = load(runs / "bpe")
     assert config.start == runs / "bpe"
@@ -139,12 +133,12 @@ def test_what_is_not_said_is_as_in_the_other_run(runs: Path) -> None:
     assert config.out.name.startswith("classify-from-bpe-")
 
 
-def test_every_field_of_a_model_is_kept_or_may_change() -> None:
+def test_every_field_of_a_model_is_kept_or_may_change():
     named = [*BACKBONE, *OF_HEAD, *OF_TASK, "dropout"]
     assert sorted(named) == sorted(field.name for field in fields(ModelConfig))
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG = {
     "no run": ({"start": "data"}, "start must be a run with a checkpoint: run must be a folder"),
     "no checkpoint": ({"start": "early"}, "must have the checkpoint last, got"),
     "mechanism": ({"mechanism": "performer"}, "model.mechanism must be .* 'softmax' in .*bytes, g"),
@@ -161,7 +155,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_refused(runs: Path, tmp_path: Path, case: str) -> None:
+def test_what_does_not_fit_is_refused(runs, tmp_path, case):
     (runs / "data").mkdir(exist_ok=True)
     (runs / "early").mkdir(exist_ok=True)
     shutil.copy(runs / "bytes" / "config.json", runs / "early")
@@ -173,7 +167,7 @@ def test_what_does_not_fit_is_refused(runs: Path, tmp_path: Path, case: str) -> 
     assert not (tmp_path / "run").exists()
 
 
-def test_the_folder_of_another_run_is_refused_and_stays(runs: Path, tmp_path: Path) -> None:
+def test_the_folder_of_another_run_is_refused_and_stays(runs, tmp_path):
     there = shutil.copytree(runs / "bytes", tmp_path / "mlm")
     before = {path.name: path.read_bytes() for path in there.iterdir()}
     for start in (there, runs / "bytes"):
@@ -182,10 +176,10 @@ def test_the_folder_of_another_run_is_refused_and_stays(runs: Path, tmp_path: Pa
     assert {path.name: path.read_bytes() for path in there.iterdir()} == before
 
 
-def test_a_mechanism_made_for_one_length_has_no_room_for_a_cls(runs: Path, tmp_path: Path) -> None:
+def test_a_mechanism_made_for_one_length_has_no_room_for_a_cls(runs, tmp_path):
     made = (*SMALL, "model.mechanism=linformer", "task.options.length=32")
     begin("mlm", runs, "my.txt", out=tmp_path / "mlm", set=made)
-    given: dict[str, Any] = {"start": tmp_path / "mlm", "out": tmp_path / "run"}
+    given = {"start": tmp_path / "mlm", "out": tmp_path / "run"}
     with pytest.raises(ValueError, match=r"model must have a blocks\.0\..* of .*32\], as .*33\]"):
         train(
             resolve(options("classify", runs, "2.tsv", **given, set=(*SHORT, "model.pooling=cls")))
@@ -193,9 +187,7 @@ def test_a_mechanism_made_for_one_length_has_no_room_for_a_cls(runs: Path, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_tokens_that_mean_something_else_are_refused(
-    config: RunConfig, runs: Path, tmp_path: Path
-) -> None:
+def test_tokens_that_mean_something_else_are_refused(config, runs, tmp_path):
     train(config)
     task = TaskConfig("copying", {**config.task.options, "vocabulary": 5})
     out = tmp_path / "other"
@@ -211,9 +203,9 @@ def test_tokens_that_mean_something_else_are_refused(
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_without_the_other_run(runs: Path, tmp_path: Path) -> None:
+def test_killed_it_goes_on_without_the_other_run(runs, tmp_path):
     start = shutil.copytree(runs / "bpe", tmp_path / "mlm")
-    given: dict[str, Any] = {"start": start, "set": (*SHORT, "budget.steps=20")}
+    given = {"start": start, "set": (*SHORT, "budget.steps=20")}
     whole = begin("classify", runs, "2.tsv", **given, out=tmp_path / "whole")
     config = resolve(options("classify", runs, "2.tsv", **given, out=tmp_path / "run"))
     assert killed(config, steps=1, after=0.0)
@@ -223,9 +215,7 @@ def test_killed_it_goes_on_without_the_other_run(runs: Path, tmp_path: Path) -> 
     cases.assert_same_outcome(config.out, whole.out)
 
 
-def test_without_a_checkpoint_it_begins_from_what_is_there(
-    runs: Path, tmp_path: Path, begun: list[State]
-) -> None:
+def test_without_a_checkpoint_it_begins_from_what_is_there(runs, tmp_path, begun):
     start = shutil.copytree(runs / "bytes", tmp_path / "mlm")
     config = resolve(options("classify", runs, "2.tsv", start=start, out=tmp_path / "run"))
     for event in Trainer(config).events():
@@ -239,7 +229,7 @@ def test_without_a_checkpoint_it_begins_from_what_is_there(
     assert taken(begun[-1], start) >= backbone(begun[-1])
 
 
-def test_runs_say_where_they_started_from(runs: Path, tmp_path: Path, shell: Any) -> None:
+def test_runs_say_where_they_started_from(runs, tmp_path, shell):
     flags = [word for each in SHORT for word in ("--set", each)]
     out, start = tmp_path / "run", runs / "bytes"
     given = ("--data", runs / "2.tsv", "--start", start, "--out", out, *flags)
@@ -249,7 +239,7 @@ def test_runs_say_where_they_started_from(runs: Path, tmp_path: Path, shell: Any
 
 
 @pytest.mark.parametrize("name", ["none", "12"])
-def test_a_folder_may_have_any_name(runs: Path, tmp_path: Path, name: str) -> None:
+def test_a_folder_may_have_any_name(runs, tmp_path, name):
     start = shutil.copytree(runs / "bytes", tmp_path / name)
     found = resolve(options("classify", runs, "2.tsv", start=start, out=Path(name)))
     assert (found.start, found.out) == (start, Path(name))

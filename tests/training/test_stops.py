@@ -6,7 +6,6 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import training_cases as cases
@@ -16,7 +15,6 @@ from cosformer.training import (
     Diverged,
     Optimiser,
     Pretraining,
-    RunConfig,
     Schedule,
     TaskConfig,
     Trainer,
@@ -28,9 +26,7 @@ from cosformer.training.folder import state_of
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_what_is_not_finite_stops_the_run(
-    config: RunConfig, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_finite_stops_the_run(config, where, monkeypatch):
     """The message says step and group; the last checkpoint is from before."""
     config = replace(config, save_seconds=0.0)
     cases.poison(monkeypatch, where, step=13)
@@ -46,7 +42,7 @@ def test_what_is_not_finite_stops_the_run(
     assert all(t.isfinite().all() for t in cases.tensors(config.out / "last.safetensors").values())
 
 
-def test_weights_that_are_not_finite_are_not_kept(config: RunConfig) -> None:
+def test_weights_that_are_not_finite_are_not_kept(config):
     """A step may be fine and what it leaves is not."""
     config = replace(
         config,
@@ -60,9 +56,7 @@ def test_weights_that_are_not_finite_are_not_kept(config: RunConfig) -> None:
     assert state_of(config.out)["step"] == 0
 
 
-def test_tensorboard_gets_what_the_log_gets(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_gets_what_the_log_gets(config, monkeypatch):
     shown = fake_tensorboard(monkeypatch)
     train(replace(config, tensorboard=True, pretraining=cases.pretraining()))
     rows = cases.log(config.out)
@@ -72,34 +66,32 @@ def test_tensorboard_gets_what_the_log_gets(
     assert [step for step, _ in shown["training"]["valid/accuracy"]] == [8, 16, 24]
 
 
-def fake_tensorboard(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, list[Any]]]:
-    shown: dict[str, dict[str, list[Any]]] = {}
+def fake_tensorboard(monkeypatch):
+    shown = {}
 
     class SummaryWriter:
-        def __init__(self, folder: str, purge_step: int) -> None:
+        def __init__(self, folder, purge_step):
             assert purge_step == 1
             self.into = shown.setdefault(Path(folder).name, {})
 
-        def add_scalar(self, name: str, value: float, step: int) -> None:
+        def add_scalar(self, name, value, step):
             self.into.setdefault(name, []).append((step, value))
 
-        def close(self) -> None:
-            self.add_scalar = None  # type: ignore[method-assign, assignment]
+        def close(self):
+            self.add_scalar = None
 
     module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    module.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     return shown
 
 
-def test_a_full_disk_keeps_the_last_checkpoint(
-    config: RunConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_last_checkpoint(config, whole, monkeypatch):
     config = replace(config, save_seconds=0.0)
     write, calls = checkpoint.replacing, iter(range(10**6))
 
-    def full(path: Path) -> Any:
+    def full(path):
         if next(calls) >= 5:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path)
@@ -116,14 +108,12 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     cases.assert_same_outcome(config.out, whole)
 
 
-def test_the_status_tells_of_what_is_kept_alone(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_status_tells_of_what_is_kept_alone(config, monkeypatch):
     """Of a checkpoint that was not written: not its phase, its best value, nor its metrics."""
     config = replace(config, pretraining=cases.pretraining(), save_seconds=1e9)
     write = checkpoint.replacing
 
-    def full(path: Path) -> Any:
+    def full(path):
         if path.name == "last.safetensors" and state_of(config.out)["step"] == 10:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path)
@@ -136,16 +126,14 @@ def test_the_status_tells_of_what_is_kept_alone(
     assert (kept["phase"], kept["step"]) == (0, 10)
 
 
-def test_the_folder_of_another_run_is_left_alone(finished: RunConfig) -> None:
+def test_the_folder_of_another_run_is_left_alone(finished):
     before = (finished.out / "last.safetensors").read_bytes()
     with pytest.raises(ValueError, match=r"budget.steps = 24, here it is 25 and 1 more setting"):
         train(replace(finished, budget=Budget(steps=25, batch=8), seed=1))
     assert (finished.out / "last.safetensors").read_bytes() == before
 
 
-def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(
-    finished: RunConfig, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(finished, tmp_path):
     """Where it is and how often it is saved may change; what its config lacks is as by default."""
     finished.out.rename(tmp_path / "moved")
     again = replace(finished, out=tmp_path / "moved", save_seconds=5.0, device="auto")
@@ -159,14 +147,14 @@ def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(
 
 
 @pytest.mark.parametrize("content", ['{"architectures": ["Bert"]}', "[]", '{"task": 3}'])
-def test_a_config_of_something_else_is_named(config: RunConfig, content: str) -> None:
+def test_a_config_of_something_else_is_named(config, content):
     config.out.mkdir()
     (config.out / "config.json").write_text(content)
     with pytest.raises(ValueError, match=r"run.config.json must be the config of a run: "):
         train(config)
 
 
-def test_a_folder_with_something_else_is_refused(config: RunConfig) -> None:
+def test_a_folder_with_something_else_is_refused(config):
     config.out.mkdir()
     (config.out / "thesis.tex").write_text("all my work")
     with pytest.raises(ValueError, match=r"out must be a run or an empty folder, .* thesis.tex"):
@@ -175,7 +163,7 @@ def test_a_folder_with_something_else_is_refused(config: RunConfig) -> None:
     assert [path.name for path in config.out.iterdir()] == ["thesis.tex"]
 
 
-def test_one_process_at_a_time_works_in_a_run(config: RunConfig) -> None:
+def test_one_process_at_a_time_works_in_a_run(config):
     events = Trainer(config).events()
     next(events)
     assert state_of(config.out)["state"] == "running"
@@ -186,16 +174,14 @@ def test_one_process_at_a_time_works_in_a_run(config: RunConfig) -> None:
 
 
 @pytest.mark.parametrize("log", [None, b"", b"[]\n", b'{"phase": 3}\n', b'{"step": "x"', b"\xff\n"])
-def test_a_log_that_was_lost_or_changed_stops_nothing(
-    finished: RunConfig, log: bytes | None
-) -> None:
+def test_a_log_that_was_lost_or_changed_stops_nothing(finished, log):
     path = finished.out / "log.jsonl"
     path.unlink() if log is None else path.write_bytes(log)
     assert train(finished).place.step == 24
     assert path.read_bytes() == b""
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+WRONG = [
     ({"model": {"options": {"lenght": 3}}}, "lenght"),
     ({"model": {"options": {"horizon": "far"}}}, "horizon"),
     ({"model": {"widht": 3}}, "model must be one of kind, .*, got 'widht'"),
@@ -207,21 +193,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_a_wrong_setting_is_named_before_a_folder_is_made(
-    config: RunConfig, given: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_setting_is_named_before_a_folder_is_made(config, given, message):
     with pytest.raises(ValueError, match=message):
         train(replace(config, **given))
     assert not config.out.exists()
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])
-def test_what_is_no_amount_is_refused(value: float) -> None:
+def test_what_is_no_amount_is_refused(value):
     with pytest.raises(ValueError, match=f"weight_decay must be finite .* 0, got {value}"):
         Optimiser(weight_decay=value)
 
 
-def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: Path) -> None:
+def test_pretraining_that_does_not_fit_is_refused(config, tmp_path):
     (tmp_path / "own.tsv").write_text("label\ttext\n" + "0\tab\n1\tba\n" * 20)
     task = TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 4})
     model = {"mechanism": "linformer", "pooling": "cls", "options": {"projected": 2}}
@@ -233,7 +217,7 @@ def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: P
 
 TEXT = [f"{n} green bottles hanging on the wall" for n in range(100)]
 TABLE = ["label\ttext", *(f"{n % 2}\t{'ab'[n % 2] * 5} {n}" for n in range(100))]
-DATA: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+DATA = {
     "other text": ({"tokens": "bytes"}, TEXT, ["that is the question"] * 100),
     "other words": ({"tokens": "words"}, TEXT, ["that is the question of many words"] * 100),
     "two lines of a text in turn": ({}, TEXT, [*TEXT[:40], TEXT[41], TEXT[40], *TEXT[42:]]),
@@ -244,9 +228,7 @@ DATA: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", DATA)
-def test_a_run_neither_goes_on_with_other_data_nor_is_judged_by_them(
-    config: RunConfig, tmp_path: Path, case: str
-) -> None:
+def test_a_run_neither_goes_on_with_other_data_nor_is_judged_by_them(config, tmp_path, case):
     """However few bytes of a file have changed."""
     options, lines, others = DATA[case]
     path = tmp_path / ("my.txt" if lines is TEXT else "my.tsv")
