@@ -1,6 +1,7 @@
 """`cosformer demo` at toy size: what it prints and leaves, and what stops it."""
 
 import time
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -60,7 +61,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.count, self.links = []
+        self.open, self.count, self.links = [], Counter(), []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):

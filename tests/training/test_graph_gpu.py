@@ -17,7 +17,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def replays(monkeypatch):
     """Of graphs; a test in which there were none has shown nothing."""
-    replay, found = torch.cuda.CUDAGraph.replay, list[int]()
+    replay, found = torch.cuda.CUDAGraph.replay, []
 
     def counted(self):
         found.append(1)
@@ -36,9 +36,8 @@ def losses(out):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_losses_are_those_of_steps_one_by_one(mechanism, precision, tmp_path):
     model = {"layers": 1, "width": 32, "heads": 2, "dropout": 0.1, "mechanism": mechanism}
-    budget = Budget(steps=24, batch=8, accumulate=2)
     given = {"device": "cuda", "precision": precision, "model": model}
-    given["budget"] = budget
+    given["budget"] = Budget(steps=24, batch=8, accumulate=2)
     for graph in (False, True):
         train(config(tmp_path / f"{graph}", graph=graph, **given))
     one_by_one, replayed = (losses(tmp_path / f"{graph}") for graph in (False, True))

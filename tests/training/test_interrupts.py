@@ -33,30 +33,25 @@ def test_an_interrupt_keeps_every_step(config, step, number, whole, monkeypatch)
     cases.assert_same_outcome(config.out, whole)
 
 
-def test_the_command_saves_and_ends_when_it_is_terminated(tmp_path, monkeypatch, capsys):
+def test_the_command_saves_and_ends_when_it_is_terminated(tmp_path, monkeypatch, shell):
     monkeypatch.chdir(tmp_path)
     interrupt(monkeypatch, 3, signal.SIGTERM)
     sizes = ("model.layers=1", "model.width=16", "task.options.length=16", "budget.batch=2")
     words = [word for each in sizes for word in ("--set", each)]
-    assert cli.main(["train", "copying", "--device", "cpu", "--out", "r", *words]) == 143
-    assert "interrupted; the checkpoint of step 3 is in r" in capsys.readouterr().err
+    code, _, err = shell("train", "copying", "--device", "cpu", "--out", "r", *words)
+    assert (code, "interrupted; the checkpoint of step 3 is in r" in err) == (143, True)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     for verb in (["evaluate", "r"], ["generate", "r", "--prompt", "a"]):
-        assert cli.main(verb) == 2
-        assert "take the last one (--checkpoint last)" in capsys.readouterr().err
+        assert "take the last one (--checkpoint last)" in shell.refuses(*verb)
 
 
 def test_an_interrupt_of_an_evaluation_keeps_the_steps(config, tmp_path, monkeypatch):
     config = replace(config, save_seconds=1e9, pretraining=cases.pretraining())
     whole = replace(config, out=tmp_path / "whole")
     train(whole)
-
-    def interrupted(*_, **__):
-        signal.raise_signal(signal.SIGINT)
-
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(trainer, "evaluate", interrupted)
+            patch.setattr(trainer, "evaluate", lambda *_, **__: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 train(config)
         assert state_of(config.out)["step"] == 8

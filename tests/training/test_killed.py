@@ -62,22 +62,17 @@ def killed(config, *, steps, after):
     """Kill a run so many steps and seconds after it began; False if it has ended before."""
     process = PROCESSES.Process(target=in_process, args=(config,))
     last = config.out / "last.safetensors"
+    seen = {last.stat().st_ino if last.exists() else None}
     process.start()
-    seen = {_version(last)}
     while process.is_alive() and len(seen) <= steps:
-        seen.add(_version(last))
+        with contextlib.suppress(FileNotFoundError):
+            seen.add(last.stat().st_ino)
         time.sleep(0.001)
     process.join(after)
     process.kill()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
-
-
-def _version(path):
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_ino
-    return None
 
 
 def saving(out):

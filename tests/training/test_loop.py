@@ -111,9 +111,8 @@ def test_a_gradient_is_no_longer_than_clip(config):
 def test_weights_of_matrices_alone_decay(config):
     one = learner(config)
     groups = grouped(one.model)
-    assert [group["weight_decay"] > 0 for group in one.optimiser.param_groups] == [
-        name == "matrices" for name in groups
-    ]
+    decaying = [group["weight_decay"] > 0 for group in one.optimiser.param_groups]
+    assert decaying == [name == "matrices" for name in groups]
     names = {id(parameter): name for name, parameter in one.model.named_parameters()}
     of_group = {group: [names[id(p)] for p in found] for group, found in groups.items()}
     assert set(of_group["embeddings"]) == {"backbone.embedding.weight", "backbone.positions.weight"}
@@ -168,7 +167,7 @@ def test_the_time_of_others_is_not_the_runs(config, monkeypatch):
     assert run.place.seconds == pytest.approx(24 * 1.0 + 3 * 10.0)
 
 
-def test_a_feed_gives_the_batches_of_its_steps():
+def test_a_feed_gives_the_batches_of_its_steps_or_their_error(monkeypatch):
     task = create("copying", length=8, copied=2)
     fed = list(feed(task, seed=3, batch_size=2, begin=4, end=9))
     assert len(fed) == 5
@@ -177,10 +176,6 @@ def test_a_feed_gives_the_batches_of_its_steps():
         assert torch.equal(each.batch["tokens"], wanted["tokens"])
         assert "mask" not in each.batch  # all are real
         assert (each.tokens, each.labels) == (20, 4)
-
-
-def test_an_error_of_the_feed_is_that_of_the_run(monkeypatch):
-    task = create("copying", length=8, copied=2)
     monkeypatch.setattr(task, "_batch", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(feed(task, seed=0, batch_size=2, begin=0, end=3))
@@ -205,7 +200,7 @@ def test_an_evaluation_counts_every_label_once_and_a_part_is_spread_over_the_spl
     assert small["loss"] == pytest.approx(large["loss"], rel=1e-5)
     assert model.training
     # a part is spread over the split: the first samples would be the short ones
-    asked, batch = list[int](), task.batch
+    asked, batch = [], task.batch
     task.batch = lambda *a, step, **k: asked.append(step) or batch(*a, step=step, **k)
     evaluate(model, task, "valid", batch_size=50, batches=3)
     assert asked == [0, 2, 4]  # of 6

@@ -8,7 +8,7 @@ import training_cases as cases
 
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, create_model
-from cosformer.training import TaskConfig, possible, train
+from cosformer.training import possible, train
 from cosformer.training.folder import adopt
 
 
@@ -16,8 +16,7 @@ from cosformer.training.folder import adopt
 def short(config, tmp_path):
     """Texts of up to 4 bytes where 100 are allowed, by a mechanism for 100."""
     lines = [f"{n % 2}\t{'ab'[n % 2] * (1 + n % 4)}" for n in range(40)]
-    (tmp_path / "own.tsv").write_text("\n".join(["label\ttext", *lines]) + "\n")
-    task = TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 100})
+    task = cases.table(tmp_path, lines, 100)
     return replace(config, task=task, model={**config.model, "options": {"horizon": 100}})
 
 

@@ -6,16 +6,7 @@ import pytest
 import torch
 import training_cases as cases
 
-from cosformer.training import (
-    Budget,
-    Evaluated,
-    Pretraining,
-    Started,
-    TaskConfig,
-    Trainer,
-    load,
-    train,
-)
+from cosformer.training import Budget, Evaluated, Pretraining, Started, Trainer, load, train
 from cosformer.training.learner import Learner
 from cosformer.training.phases import phases
 
@@ -23,27 +14,22 @@ from cosformer.training.phases import phases
 @pytest.fixture
 def table(tmp_path):
     """Which of two letters a text has."""
-    lines = [f"{n % 2}\t{'ab'[n % 2] * (1 + n % 20)}" for n in range(200)]
-    (tmp_path / "own.tsv").write_text("\n".join(["label\ttext", *lines]) + "\n")
-    return TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 20})
+    return cases.table(tmp_path, [f"{n % 2}\t{'ab'[n % 2] * (1 + n % 20)}" for n in range(200)], 20)
 
 
 @pytest.mark.parametrize(("objective", "pooling"), [("masked", "mean"), ("causal", "cls")])
 def test_both_phases_are_one_run(config, table, objective, pooling):
     before = replace(cases.pretraining(), objective=objective)
-    config = replace(
-        config, task=table, pretraining=before, model={**config.model, "pooling": pooling}
-    )
+    model = {**config.model, "pooling": pooling}
+    config = replace(config, task=table, pretraining=before, model=model)
     events = list(Trainer(config).events())
     kinds = [event.model.kind for event in events if isinstance(event, Started)]
     assert kinds == ["masked-lm" if objective == "masked" else "decoder", "classifier"]
     judged = [(e.phase, e.step) for e in events if isinstance(e, Evaluated)]
-    assert judged == [("pretraining", 8), ("pretraining", 10)] + [
-        ("training", step) for step in (8, 16, 24)
-    ]
+    steps = {"pretraining": (8, 10), "training": (8, 16, 24)}
+    assert judged == [(phase, step) for phase in steps for step in steps[phase]]
     loaded = load(config.out)
-    assert loaded.model.config.kind == "classifier"
-    assert loaded.place.metric == "accuracy"
+    assert (loaded.model.config.kind, loaded.place.metric) == ("classifier", "accuracy")
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
@@ -87,8 +73,3 @@ def test_both_phases_have_a_budget_and_a_rate_of_their_own(config):
     assert (first.budget, first.optimiser.lr) == (before.budget, 0.5)
     assert (second.budget, second.optimiser) == (config.budget, config.optimiser)
     assert (first.is_last, second.is_last) == (False, True)
-
-
-def test_a_rate_that_is_no_share_is_refused():
-    with pytest.raises(ValueError, match=r"rate must lie above 0 and up to 1, got 2"):
-        Pretraining(rate=2.0)

@@ -32,41 +32,24 @@ def test_what_is_not_finite_stops_the_run(config, where, monkeypatch):
     cases.poison(monkeypatch, where, step=13)
     with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
         train(config)
-    assert ("loss" in str(caught.value)) == (where == "loss")
-    assert "gradient of vectors" in str(caught.value)
-    assert ("gradient of matrices" in str(caught.value)) == (where == "loss")
+    named = [part in str(caught.value) for part in ("loss", "of matrices", "gradient of vectors")]
+    assert named == [where == "loss", where == "loss", True]
     status = state_of(config.out)
-    assert status["state"] == "failed"
-    assert "step 14" in status["message"]
+    assert (status["state"], "step 14" in status["message"]) == ("failed", True)
     assert load(config.out, "last").place.step == status["step"] == 13
     assert all(t.isfinite().all() for t in cases.tensors(config.out / "last.safetensors").values())
 
 
 def test_weights_that_are_not_finite_are_not_kept(config):
     """A step may be fine and what it leaves is not."""
-    config = replace(
-        config,
-        optimiser=Optimiser(lr=1e38),
-        schedule=Schedule("constant", warmup=0),
-        save_seconds=0.0,
-    )
+    steep = {"optimiser": Optimiser(lr=1e38), "schedule": Schedule("constant", warmup=0)}
     with pytest.raises(Diverged, match=r"step 1 of training: weights of .* not finite"):
-        train(config)
+        train(replace(config, save_seconds=0.0, **steep))
     assert not (config.out / "last.safetensors").exists()
     assert state_of(config.out)["step"] == 0
 
 
 def test_tensorboard_gets_what_the_log_gets(config, monkeypatch):
-    shown = fake_tensorboard(monkeypatch)
-    train(replace(config, tensorboard=True, pretraining=cases.pretraining()))
-    rows = cases.log(config.out)
-    for phase in ("pretraining", "training"):
-        losses = [(r["step"], r["loss"]) for r in rows if r["phase"] == phase and "loss" in r]
-        assert shown[phase]["loss"] == losses
-    assert [step for step, _ in shown["training"]["valid/accuracy"]] == [8, 16, 24]
-
-
-def fake_tensorboard(monkeypatch):
     shown = {}
 
     class SummaryWriter:
@@ -80,29 +63,37 @@ def fake_tensorboard(monkeypatch):
         def close(self):
             self.add_scalar = None
 
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter
+    module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    return shown
+    train(replace(config, tensorboard=True, pretraining=cases.pretraining()))
+    rows = cases.log(config.out)
+    for phase in ("pretraining", "training"):
+        losses = [(r["step"], r["loss"]) for r in rows if r["phase"] == phase and "loss" in r]
+        assert shown[phase]["loss"] == losses
+    assert [step for step, _ in shown["training"]["valid/accuracy"]] == [8, 16, 24]
 
 
-def test_a_full_disk_keeps_the_last_checkpoint(config, whole, monkeypatch):
-    config = replace(config, save_seconds=0.0)
-    write, calls = checkpoint.replacing, iter(range(10**6))
+def fill_the_disk(monkeypatch, is_full):
+    """Checkpoints are written until the path of one is given for which it is full."""
+    write = checkpoint.replacing
 
-    def full(path):
-        if next(calls) >= 5:
+    def replacing(path):
+        if is_full(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path)
 
-    monkeypatch.setattr(checkpoint, "replacing", full)
+    monkeypatch.setattr(checkpoint, "replacing", replacing)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(config, whole, monkeypatch):
+    config, calls = replace(config, save_seconds=0.0), iter(range(10**6))
+    fill_the_disk(monkeypatch, lambda path: next(calls) >= 5)
     with pytest.raises(OSError, match="No space left") as caught:
         train(config)
     monkeypatch.undo()
     assert "the one before it is kept" in str(caught.value)
-    assert caught.value.errno == errno.ENOSPC
-    assert state_of(config.out)["state"] == "failed"
+    assert (caught.value.errno, state_of(config.out)["state"]) == (errno.ENOSPC, "failed")
     assert load(config.out, "last").place.step == state_of(config.out)["step"] == 5
     train(config)
     cases.assert_same_outcome(config.out, whole)
@@ -111,14 +102,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(config, whole, monkeypatch):
 def test_the_status_tells_of_what_is_kept_alone(config, monkeypatch):
     """Of a checkpoint that was not written: not its phase, its best value, nor its metrics."""
     config = replace(config, pretraining=cases.pretraining(), save_seconds=1e9)
-    write = checkpoint.replacing
-
-    def full(path):
-        if path.name == "last.safetensors" and state_of(config.out)["step"] == 10:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path)
-
-    monkeypatch.setattr(checkpoint, "replacing", full)
+    names = {"last.safetensors": 10}
+    fill_the_disk(monkeypatch, lambda p: names.get(p.name) == state_of(config.out)["step"])
     with pytest.raises(OSError, match="No space left"):
         train(config)
     status, kept = state_of(config.out), vars(load(config.out, "last").place)
@@ -146,21 +131,18 @@ def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(finish
         train(replace(again, compile=True))
 
 
-@pytest.mark.parametrize("content", ['{"architectures": ["Bert"]}', "[]", '{"task": 3}'])
-def test_a_config_of_something_else_is_named(config, content):
-    config.out.mkdir()
-    (config.out / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"run.config.json must be the config of a run: "):
-        train(config)
+FOREIGN = [("config.json", x) for x in ('{"architectures": ["Bert"]}', "[]", '{"task": 3}')]
 
 
-def test_a_folder_with_something_else_is_refused(config):
+@pytest.mark.parametrize(("name", "content"), [*FOREIGN, ("thesis.tex", "all my work")])
+def test_a_folder_of_something_else_is_refused_and_left_alone(config, name, content):
     config.out.mkdir()
-    (config.out / "thesis.tex").write_text("all my work")
-    with pytest.raises(ValueError, match=r"out must be a run or an empty folder, .* thesis.tex"):
+    (config.out / name).write_text(content)
+    rules = {"config.json": "run.config.json must be the config of a run: "}
+    rule = rules.get(name, "out must be a run or an empty folder, .* thesis.tex")
+    with pytest.raises(ValueError, match=rule):
         train(config)
-    assert (config.out / "thesis.tex").read_text() == "all my work"
-    assert [path.name for path in config.out.iterdir()] == ["thesis.tex"]
+    assert {path.name: path.read_text() for path in config.out.iterdir()} == {name: content}
 
 
 def test_one_process_at_a_time_works_in_a_run(config):
@@ -199,15 +181,16 @@ def test_a_wrong_setting_is_named_before_a_folder_is_made(config, given, message
     assert not config.out.exists()
 
 
-@pytest.mark.parametrize("value", [float("nan"), -1.0])
-def test_what_is_no_amount_is_refused(value):
-    with pytest.raises(ValueError, match=f"weight_decay must be finite .* 0, got {value}"):
-        Optimiser(weight_decay=value)
+def test_what_is_no_amount_is_refused():
+    for value in (float("nan"), -1.0):
+        with pytest.raises(ValueError, match=f"weight_decay must be finite .* 0, got {value}"):
+            Optimiser(weight_decay=value)
+    with pytest.raises(ValueError, match=r"rate must lie above 0 and up to 1, got 2"):
+        Pretraining(rate=2.0)
 
 
 def test_pretraining_that_does_not_fit_is_refused(config, tmp_path):
-    (tmp_path / "own.tsv").write_text("label\ttext\n" + "0\tab\n1\tba\n" * 20)
-    task = TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 4})
+    task = cases.table(tmp_path, ["0\tab", "1\tba"] * 20, 4)
     model = {"mechanism": "linformer", "pooling": "cls", "options": {"projected": 2}}
     before = Pretraining("masked", rate=1.0, budget=Budget(steps=2, batch=2))
     with pytest.raises(ValueError, match="what was learnt before must fit the model"):
