@@ -9,24 +9,10 @@ import pytest
 import torch
 import training_cases as cases
 
+from cosformer import training
 from cosformer.models import ModelConfig, create_model
 from cosformer.tasks import create
-from cosformer.training import (
-    Budget,
-    Evaluated,
-    Evaluation,
-    Optimiser,
-    Progress,
-    Schedule,
-    Started,
-    TaskConfig,
-    Trainer,
-    evaluate,
-    load,
-    progress,
-    train,
-    trainer,
-)
+from cosformer.training import evaluate, load, progress, train, trainer
 from cosformer.training.feed import described, feed
 from cosformer.training.learner import Learner
 from cosformer.training.optimiser import grouped
@@ -47,31 +33,31 @@ def gradients(one):
 
 
 def test_a_run_learns(config):
-    config = replace(config, budget=Budget(steps=100, batch=16), average=None)
-    config = replace(config, evaluation=Evaluation(every=100, batches=20))
-    events = list(Trainer(config).events())
-    losses = [event.loss for event in events if isinstance(event, Progress)]
+    config = replace(config, budget=training.Budget(steps=100, batch=16), average=None)
+    config = replace(config, evaluation=training.Evaluation(every=100, batches=20))
+    events = list(training.Trainer(config).events())
+    losses = [event.loss for event in events if isinstance(event, training.Progress)]
     assert losses[-1] < 0.7 * losses[0]
-    judged = [event for event in events if isinstance(event, Evaluated)]
+    judged = [event for event in events if isinstance(event, training.Evaluated)]
     assert judged[-1].metrics["accuracy"] > 0.4  # a token of four
 
 
 def test_events_tell_of_begin_steps_and_evaluations_and_are_the_log(config):
-    events = list(Trainer(config).events())
+    events = list(training.Trainer(config).events())
     rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
     assert rows == [vars(event) for event in events[1:]]
-    assert isinstance(events[0], Started)
+    assert isinstance(events[0], training.Started)
     assert "24 steps of 8 × 15 tokens on cpu" in str(events[0])
-    assert [e.step for e in events if isinstance(e, Progress)] == [3, 6, 9, 12, 15, 18, 21, 24]
-    assert [e.step for e in events if isinstance(e, Evaluated)] == [8, 16, 24]
+    assert [e.step for e in events if isinstance(e, training.Progress)] == [*range(3, 25, 3)]
+    assert [e.step for e in events if isinstance(e, training.Evaluated)] == [8, 16, 24]
     line = str(events[-2])
     for word in ("training 24/24", "loss", "tokens/s", "GiB", "left"):
         assert word in line
 
 
 def test_the_loss_of_a_line_is_the_mean_of_its_steps(config, whole):
-    events = Trainer(replace(config, log_every=1)).events()
-    every = list(itertools.islice((e.loss for e in events if isinstance(e, Progress)), 6))
+    events = training.Trainer(replace(config, log_every=1)).events()
+    every = list(itertools.islice((e.loss for e in events if isinstance(e, training.Progress)), 6))
     third = [row["loss"] for row in cases.log(whole) if "loss" in row]
     assert third[1] == pytest.approx(sum(every[3:6]) / 3, rel=1e-12)
 
@@ -96,13 +82,13 @@ def test_the_average_is_what_is_judged_and_loaded(finished):
 
 def test_parts_of_a_batch_add_up_to_its_gradient(config):
     config = replace(config, model={**config.model, "dropout": 0.0})
-    budgets = [Budget(steps=4, batch=8, accumulate=parts) for parts in (1, 3)]
+    budgets = [training.Budget(steps=4, batch=8, accumulate=parts) for parts in (1, 3)]
     whole, summed = (gradients(learner(replace(config, budget=budget))) for budget in budgets)
     torch.testing.assert_close(whole, summed, rtol=1e-4, atol=1e-6)
 
 
 def test_a_gradient_is_no_longer_than_clip(config):
-    one = learner(replace(config, optimiser=Optimiser(clip=1e-3)))
+    one = learner(replace(config, optimiser=training.Optimiser(clip=1e-3)))
     assert torch.nn.utils.get_total_norm(gradients(one)).item() == pytest.approx(1e-3, rel=1e-3)
     _, norm = one.read()
     assert norm > 1e-2  # as it was before
@@ -130,7 +116,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_rate_rises_and_then_follows_its_shape(shape):
-    schedule = Schedule(shape, warmup=1 / 3, final=0.1)
+    schedule = training.Schedule(shape, warmup=1 / 3, final=0.1)
     rates = [rate(schedule, step, 12) for step in range(12)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert [rates[n] for n in (7, 9, 11)] == pytest.approx(SHAPES[shape])
@@ -139,7 +125,7 @@ def test_the_rate_rises_and_then_follows_its_shape(shape):
 def test_two_runs_go_side_by_side(tmp_path, whole):
     """What a step draws, as for dropout, depends on its number alone."""
     configs = [cases.config(tmp_path / name, seed=n) for n, name in enumerate("ab")]
-    for one, _ in zip(*(Trainer(config).events() for config in configs), strict=True):
+    for one, _ in zip(*(training.Trainer(config).events() for config in configs), strict=True):
         torch.rand(one.step + 1)
     cases.assert_same_outcome(configs[0].out, whole)
     assert cases.log(configs[1].out) != cases.log(whole)
@@ -159,10 +145,10 @@ def test_the_time_of_others_is_not_the_runs(config, monkeypatch):
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Learner, "learn", taking(1.0, Learner.learn))
     monkeypatch.setattr(trainer, "evaluate", taking(10.0, evaluate))
-    run = Trainer(config)
+    run = training.Trainer(config)
     for event in run.events():
         now[0] += 1000.0
-        if isinstance(event, Progress):
+        if isinstance(event, training.Progress):
             assert event.tokens_per_second == pytest.approx(8 * 15)
     assert run.place.seconds == pytest.approx(24 * 1.0 + 3 * 10.0)
 
@@ -210,7 +196,13 @@ def test_an_evaluation_counts_every_label_once_and_a_part_is_spread_over_the_spl
 def test_a_vocabulary_outlives_the_data(config, tmp_path, name, kind):
     (tmp_path / "my.txt").write_text("one two three, " * 100)
     options = {"text": str(tmp_path / "my.txt"), "length": 8, "tokens": kind}
-    train(replace(config, task=TaskConfig(name, options), budget=Budget(steps=1, batch=2)))
+    train(
+        replace(
+            config,
+            task=training.TaskConfig(name, options),
+            budget=training.Budget(steps=1, batch=2),
+        )
+    )
     (tmp_path / "my.txt").unlink()
     found = load(config.out).vocabulary
     assert found.decode(found.encode(b"two three")) == "two three"
@@ -234,6 +226,6 @@ def test_a_token_outside_of_the_vocabulary_is_named(kind, token):
 
 
 def test_a_number_of_many_digits_is_shown_by_its_size():
-    shown = str(Evaluated("training", 1, {"loss": 1e9, "perplexity": 1e304}, best=False))
+    shown = str(training.Evaluated("training", 1, {"loss": 1e9, "perplexity": 1e304}, best=False))
     assert shown == "training 1: loss 1e+09  perplexity 1e+304"
     assert number(0.12345) == "0.1235"

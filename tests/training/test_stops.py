@@ -10,18 +10,8 @@ from pathlib import Path
 import pytest
 import training_cases as cases
 
-from cosformer.training import (
-    Budget,
-    Diverged,
-    Optimiser,
-    Pretraining,
-    Schedule,
-    TaskConfig,
-    Trainer,
-    checkpoint,
-    load,
-    train,
-)
+from cosformer import training
+from cosformer.training import checkpoint, load, train
 from cosformer.training.folder import state_of
 
 
@@ -30,7 +20,7 @@ def test_what_is_not_finite_stops_the_run(config, where, monkeypatch):
     """The message says step and group; the last checkpoint is from before."""
     config = replace(config, save_seconds=0.0)
     cases.poison(monkeypatch, where, step=13)
-    with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
+    with pytest.raises(training.Diverged, match=r"step 14 of training: .* not finite") as caught:
         train(config)
     named = [part in str(caught.value) for part in ("loss", "of matrices", "gradient of vectors")]
     assert named == [where == "loss", where == "loss", True]
@@ -42,8 +32,9 @@ def test_what_is_not_finite_stops_the_run(config, where, monkeypatch):
 
 def test_weights_that_are_not_finite_are_not_kept(config):
     """A step may be fine and what it leaves is not."""
-    steep = {"optimiser": Optimiser(lr=1e38), "schedule": Schedule("constant", warmup=0)}
-    with pytest.raises(Diverged, match=r"step 1 of training: weights of .* not finite"):
+    constant = training.Schedule("constant", warmup=0)
+    steep = {"optimiser": training.Optimiser(lr=1e38), "schedule": constant}
+    with pytest.raises(training.Diverged, match=r"step 1 of training: weights of .* not finite"):
         train(replace(config, save_seconds=0.0, **steep))
     assert not (config.out / "last.safetensors").exists()
     assert state_of(config.out)["step"] == 0
@@ -102,8 +93,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(config, whole, monkeypatch):
 def test_the_status_tells_of_what_is_kept_alone(config, monkeypatch):
     """Of a checkpoint that was not written: not its phase, its best value, nor its metrics."""
     config = replace(config, pretraining=cases.pretraining(), save_seconds=1e9)
-    names = {"last.safetensors": 10}
-    fill_the_disk(monkeypatch, lambda p: names.get(p.name) == state_of(config.out)["step"])
+    late = lambda: state_of(config.out)["step"] == 10  # noqa: E731
+    fill_the_disk(monkeypatch, lambda path: path.name == "last.safetensors" and late())
     with pytest.raises(OSError, match="No space left"):
         train(config)
     status, kept = state_of(config.out), vars(load(config.out, "last").place)
@@ -114,7 +105,7 @@ def test_the_status_tells_of_what_is_kept_alone(config, monkeypatch):
 def test_the_folder_of_another_run_is_left_alone(finished):
     before = (finished.out / "last.safetensors").read_bytes()
     with pytest.raises(ValueError, match=r"budget.steps = 24, here it is 25 and 1 more setting"):
-        train(replace(finished, budget=Budget(steps=25, batch=8), seed=1))
+        train(replace(finished, budget=training.Budget(steps=25, batch=8), seed=1))
     assert (finished.out / "last.safetensors").read_bytes() == before
 
 
@@ -146,7 +137,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(config, name, cont
 
 
 def test_one_process_at_a_time_works_in_a_run(config):
-    events = Trainer(config).events()
+    events = training.Trainer(config).events()
     next(events)
     assert state_of(config.out)["state"] == "running"
     with pytest.raises(ValueError, match="nobody works in"):
@@ -170,7 +161,7 @@ WRONG = [
     ({"device": "gpu"}, "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
     ({"save_seconds": float("nan")}, "save_seconds must be at least 0, got nan"),
     ({"graph": True}, "graph must be false on cpu"),
-    ({"task": TaskConfig("image", {"data": "nowhere"})}, "cosformer data get image"),
+    ({"task": training.TaskConfig("image", {"data": "nowhere"})}, "cosformer data get image"),
 ]
 
 
@@ -184,15 +175,15 @@ def test_a_wrong_setting_is_named_before_a_folder_is_made(config, given, message
 def test_what_is_no_amount_is_refused():
     for value in (float("nan"), -1.0):
         with pytest.raises(ValueError, match=f"weight_decay must be finite .* 0, got {value}"):
-            Optimiser(weight_decay=value)
+            training.Optimiser(weight_decay=value)
     with pytest.raises(ValueError, match=r"rate must lie above 0 and up to 1, got 2"):
-        Pretraining(rate=2.0)
+        training.Pretraining(rate=2.0)
 
 
 def test_pretraining_that_does_not_fit_is_refused(config, tmp_path):
     task = cases.table(tmp_path, ["0\tab", "1\tba"] * 20, 4)
     model = {"mechanism": "linformer", "pooling": "cls", "options": {"projected": 2}}
-    before = Pretraining("masked", rate=1.0, budget=Budget(steps=2, batch=2))
+    before = training.Pretraining("masked", rate=1.0, budget=training.Budget(steps=2, batch=2))
     with pytest.raises(ValueError, match="what was learnt before must fit the model"):
         train(replace(config, task=task, model=model, pretraining=before))
     assert not config.out.exists()
@@ -216,8 +207,8 @@ def test_a_run_neither_goes_on_with_other_data_nor_is_judged_by_them(config, tmp
     options, lines, others = DATA[case]
     path = tmp_path / ("my.txt" if lines is TEXT else "my.tsv")
     name, option = ("lm", "text") if lines is TEXT else ("classify", "data")
-    task = TaskConfig(name, {**options, option: str(path), "length": 8})
-    config = replace(config, task=task, budget=Budget(steps=2, batch=2))
+    task = training.TaskConfig(name, {**options, option: str(path), "length": 8})
+    config = replace(config, task=task, budget=training.Budget(steps=2, batch=2))
     path.write_text("\n".join(lines))
     train(config)
     before = (config.out / "data.json").read_bytes()

@@ -5,17 +5,9 @@ import shutil
 
 import torch
 
-from cosformer.training import (
-    Budget,
-    Evaluation,
-    Optimiser,
-    Pretraining,
-    RunConfig,
-    Schedule,
-    TaskConfig,
-    learner,
-)
+from cosformer import training
 from cosformer.training import checkpoint as checkpoints
+from cosformer.training import learner
 
 TIMES = ("tokens_per_second", "memory", "seconds_left")
 """What differs from one run of the same config to the next."""
@@ -24,28 +16,28 @@ TIMES = ("tokens_per_second", "memory", "seconds_left")
 def config(out, **changes):
     """Copying with dropout and a moving average: all that a state consists of."""
     given = {
-        "task": TaskConfig("copying", {"length": 12, "copied": 3, "vocabulary": 4}),
+        "task": training.TaskConfig("copying", {"length": 12, "copied": 3, "vocabulary": 4}),
         "out": out,
         "model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.1},
-        "optimiser": Optimiser(lr=1e-2),
-        "schedule": Schedule(warmup=0.2),
-        "budget": Budget(steps=24, batch=8),
-        "evaluation": Evaluation(every=8, batches=2),
+        "optimiser": training.Optimiser(lr=1e-2),
+        "schedule": training.Schedule(warmup=0.2),
+        "budget": training.Budget(steps=24, batch=8),
+        "evaluation": training.Evaluation(every=8, batches=2),
         "average": 0.9,
         "device": "cpu",
         "log_every": 3,
     }
-    return RunConfig(**(given | changes))
+    return training.RunConfig(**(given | changes))
 
 
 def table(folder, lines, length):
     """Classify these texts, each after its label."""
     (folder / "own.tsv").write_text("\n".join(["label\ttext", *lines]) + "\n")
-    return TaskConfig("classify", {"data": str(folder / "own.tsv"), "length": length})
+    return training.TaskConfig("classify", {"data": str(folder / "own.tsv"), "length": length})
 
 
 def pretraining():
-    return Pretraining(objective="causal", budget=Budget(steps=10, batch=4), lr=1e-2)
+    return training.Pretraining("causal", budget=training.Budget(steps=10, batch=4), lr=1e-2)
 
 
 def log(out):
