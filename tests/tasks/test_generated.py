@@ -47,12 +47,9 @@ def test_several_processes_draw_what_one_does(monkeypatch):
 
 
 def test_a_sample_drawn_twice_is_kept_once(monkeypatch):
-    draw_block = generated._draw_block
-    monkeypatch.setattr(
-        generated,
-        "_draw_block",
-        lambda name, seed, number, size: draw_block(name, seed, number // 2, size),
-    )
+    draw = generated._draw_block
+    twice = lambda name, seed, number, size: draw(name, seed, number // 2, size)  # noqa: E731
+    monkeypatch.setattr(generated, "_draw_block", twice)
     found = generated.draw("listops", count=50, seed=0)
     assert len({found[n].tobytes() for n in range(50)}) == 50
 
@@ -108,14 +105,7 @@ def test_what_unpacks_to_too_much_is_refused(suffix, tmp_path, monkeypatch):
         (files.load_arrays if suffix == "npz" else files.read_bytes)(path)
 
 
-BAD = [({"count": 0}, "count"), ({"seed": -1}, "seed"), ({"workers": 0}, "workers")]
-
-
-@pytest.mark.parametrize(("given", "name"), BAD)
-def test_bad_numbers_are_named(given, name, tmp_path):
+@pytest.mark.parametrize("name", ["count", "seed", "workers"])
+def test_bad_numbers_are_named(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name} must be at least"):
-        generated.make("listops", tmp_path, **given)
-    with pytest.raises(
-        ValueError, match="name must be one of listops, pathfinder, snakes, got 'x'"
-    ):
-        generated.make("x", tmp_path)
+        generated.make("listops", tmp_path, **{name: -1})

@@ -20,8 +20,7 @@ def drawn():
 
 def test_pictures_are_scaled_to_all_grey_levels(drawn):
     pictures, labels = drawn
-    assert pictures.shape == (COUNT, 32, 32)
-    assert pictures.dtype == np.uint8
+    assert (pictures.shape, pictures.dtype) == ((COUNT, 32, 32), np.uint8)
     assert (pictures.min(axis=(1, 2)) == 0).all()
     assert (pictures.max(axis=(1, 2)) == 255).all()
     assert set(labels.tolist()) == {0, 1}
@@ -81,15 +80,8 @@ def test_snakes_have_all_dashes_stay_inside_and_do_not_cross(monkeypatch):
     assert crossings / len(first) <= 0.05  # a gap is one pixel wide: a few still slip through
 
 
-def test_the_same_seed_draws_the_same_pictures():
-    first, second = (pathfinder.draw(np.random.default_rng(5), 40) for _ in range(2))
-    assert np.array_equal(first[0], second[0])
-    assert np.array_equal(first[1], second[1])
-
-
 def test_the_label_is_that_of_the_marked_ends(monkeypatch):
-    marked = []
-    mark = _Canvas.mark
+    marked, mark = [], _Canvas.mark
 
     def noting(self, who, point):
         marked.append(point)
@@ -116,19 +108,16 @@ def test_shorter_snakes_come_in_all_lengths_equally_often(monkeypatch):
     assert set(labels.tolist()) >= {0, 1}  # of one dash, both answers
     assert len(draw_snakes(np.random.default_rng(0), 3, rule)[1]) == 3  # fewer than lengths
     again = draw_snakes(np.random.default_rng(0), 18, rule)
-    assert np.array_equal(pictures, again[0])
-    assert np.array_equal(labels, again[1])
+    assert all(map(np.array_equal, (pictures, labels), again))
 
 
 def test_shorter_snakes_are_told_apart_by_their_labels():
-    rng = np.random.default_rng(0)
     drawn = Ragged.of([np.full(4, n) for n in range(6)], [5, 0, 4, 1, 3, 0])
     short, middle, long, *others = by_length(drawn)
     assert [len(part) for part in others] == [0] * 10
     assert [part.flat[::4].tolist() for part in (short, middle, long)] == [[1, 3, 5], [4], [0, 2]]
     assert [part.labels.tolist() for part in (short, middle, long)] == [[0, 1, 0], [1], [1, 0]]
-    rule = PathfinderRule(dashes=3)
-    pictures, labels = draw_snakes(rng, 40, rule)
+    pictures, labels = draw_snakes(np.random.default_rng(0), 40, PathfinderRule(dashes=3))
     ink = (pictures > 0).sum((1, 2))
     assert ink[labels // 2 == 1].mean() > ink[labels // 2 == 0].mean()  # two dashes, and one
 
@@ -136,8 +125,7 @@ def test_shorter_snakes_are_told_apart_by_their_labels():
 def test_a_stroke_is_reduced_to_half_its_size_and_keeps_its_amount():
     large = strokes.stroke(0.0, back=4, ahead=0, thickness=2, radius=8)
     small = strokes.reduce(large, 8)
-    assert large.shape == (33, 33)
-    assert small.shape == (17, 17)
+    assert (large.shape, small.shape) == ((33, 33), (17, 17))
     assert small.sum() * 4 == pytest.approx(large.sum(), rel=0.1)
     assert small[8, 5:8].min() > 0.8  # behind the centre, where it comes from
     assert small[8, 11:].max() < 0.1
