@@ -8,14 +8,14 @@ from cosformer.mechanisms import MECHANISMS
 PAGE = Path(__file__).parents[1] / "docs" / "mechanisms.md"
 
 
-def test_the_table_has_a_line_for_every_mechanism(shell) -> None:
+def test_the_table_has_a_line_for_every_mechanism(shell):
     header, *lines = shell.shows("mechanisms").splitlines()
     assert header.split()[:4] == ["mechanism", "causal", "full", "cross"]
     assert [line.split()[0] for line in lines[: len(MECHANISMS)]] == list(MECHANISMS)
     assert any(line.split()[:4] == ["retention", "exact", "–", "–"] for line in lines)
 
 
-def test_a_name_prints_formula_and_defaults(shell) -> None:
+def test_a_name_prints_formula_and_defaults(shell):
     printed = shell.shows("mechanisms", "rfa", "gated-delta")
     assert MECHANISMS["rfa"].formula in printed
     assert "`features=64`, `temperature=1.0`" in printed
@@ -23,13 +23,13 @@ def test_a_name_prints_formula_and_defaults(shell) -> None:
     assert "G operations" in printed
 
 
-def test_a_mistake_is_named(shell) -> None:
+def test_a_mistake_is_named(shell):
     assert "must be one of cosformer, softmax" in shell.refuses("mechanisms", "sofmax")
     message = shell.refuses("mechanisms", "rfa", "--write", "x.md")
     assert "names must not be given beside write" in message
 
 
-def test_the_page_in_docs_is_up_to_date_and_has_every_option(tmp_path: Path, shell) -> None:
+def test_the_page_in_docs_is_up_to_date_and_has_every_option(tmp_path, shell):
     made = tmp_path / "mechanisms.md"
     shell.shows("mechanisms", "--write", made)
     assert made.read_text() == PAGE.read_text(), f"run cosformer mechanisms --write {PAGE}"

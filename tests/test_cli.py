@@ -23,13 +23,13 @@ class Options:
     size: int = 3
     """How large."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.size < 1:
             raise ValueError(f"size must be at least 1, got {self.size}")
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def toy(monkeypatch):
     """A verb `toy run` whose exit code is its size."""
     module = SimpleNamespace(Options=Options, run=lambda options: options.size)
     monkeypatch.setitem(sys.modules, "toy_verb", module)
@@ -37,23 +37,23 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return module
 
 
-def test_version(shell) -> None:
+def test_version(shell):
     assert shell.shows("--version") == f"cosformer {cosformer.__version__}\n"
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_lists_every_verb_with_one_line(flag: str, shell) -> None:
+def test_help_lists_every_verb_with_one_line(flag, shell):
     lines = shell.shows(flag).splitlines()
     for verb, (_, summary) in cli.VERBS.items():
         assert any(verb in line and summary in line for line in lines)
 
 
-def test_no_verb_shows_the_help_and_fails(shell) -> None:
+def test_no_verb_shows_the_help_and_fails(shell):
     code, out, err = shell()
     assert (code, out, "bench ops" in err) == (2, "", True)
 
 
-def test_help_on_a_group_lists_its_verbs_only(shell) -> None:
+def test_help_on_a_group_lists_its_verbs_only(shell):
     printed = shell.shows("bench", "--help")
     assert "bench ops" in printed
     assert "demo" not in printed
@@ -70,7 +70,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("typed", UNKNOWN)
-def test_an_unknown_verb_prints_what_was_meant_and_the_known_ones(typed: str, shell) -> None:
+def test_an_unknown_verb_prints_what_was_meant_and_the_known_ones(typed, shell):
     line = shell.refuses(*typed.split())
     assert UNKNOWN[typed] in line
     assert line.endswith(f" Known: {', '.join(cli.VERBS)}\n")
@@ -89,9 +89,7 @@ GROUPS = ("train", "evaluate", "generate", "data")
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_verb_documents_its_options_and_its_examples_can_be_typed(
-    verb: str, monkeypatch: pytest.MonkeyPatch, shell
-) -> None:
+def test_every_verb_documents_its_options_and_its_examples_can_be_typed(verb, monkeypatch, shell):
     code, out, err = shell(*verb.split(), "--help")
     assert (code, err) == (0, "")
     first, *lines = out.splitlines()
@@ -104,7 +102,7 @@ def test_every_verb_documents_its_options_and_its_examples_can_be_typed(
 
 
 @pytest.mark.usefixtures("toy")
-def test_options_reach_the_verb_and_its_exit_code_is_ours(shell) -> None:
+def test_options_reach_the_verb_and_its_exit_code_is_ours(shell):
     assert shell("toy", "run")[0] == 3
     assert shell("toy", "run", "--size", "5")[0] == 5
 
@@ -121,7 +119,7 @@ BAD_OPTIONS = {
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize("typed", BAD_OPTIONS)
-def test_a_bad_option_is_one_line_and_exit_code_2(typed: str, shell) -> None:
+def test_a_bad_option_is_one_line_and_exit_code_2(typed, shell):
     line = shell.refuses("toy", "run", *typed.split())
     assert line.startswith("cosformer: toy run: ")
     assert BAD_OPTIONS[typed] in line
@@ -135,7 +133,7 @@ BOXES = [
 
 
 @pytest.mark.parametrize("box", BOXES, ids=["unicode", "ascii", "colour"])
-def test_the_frame_around_a_complaint_is_taken_off(box: str) -> None:
+def test_the_frame_around_a_complaint_is_taken_off(box):
     assert cli._first_sentence(box) == "size must be at least 1"
 
 
@@ -147,39 +145,35 @@ ERRORS = [
 ]
 
 
-def failing(toy: SimpleNamespace, error: BaseException) -> None:
-    def fail(options: Options) -> int:
+def failing(toy, error):
+    def fail(options):
         raise error
 
     toy.run = fail
 
 
 @pytest.mark.parametrize(("error", "message"), ERRORS)
-def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
-    toy: SimpleNamespace, error: Exception, message: str, shell
-) -> None:
+def test_what_the_user_can_mend_is_one_line_and_exit_code_2(toy, error, message, shell):
     failing(toy, error)
     assert message in shell.refuses("toy", "run")
 
 
 @pytest.mark.parametrize("error", [KeyError("bug"), ModuleNotFoundError(name="our_own")])
-def test_an_error_of_ours_is_not_hidden(toy: SimpleNamespace, error: Exception, shell) -> None:
+def test_an_error_of_ours_is_not_hidden(toy, error, shell):
     failing(toy, error)
     with pytest.raises(type(error)):
         shell("toy", "run")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_ends_a_verb_quietly(
-    toy: SimpleNamespace, number: signal.Signals, code: int, shell
-) -> None:
+def test_an_interrupt_ends_a_verb_quietly(toy, number, code, shell):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf in the background
     toy.run = lambda options: signal.raise_signal(number)
     assert shell("toy", "run") == (code, "", "")
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_while_modules_are_imported_prints_nothing(tmp_path: Path) -> None:
+def test_an_interrupt_while_modules_are_imported_prints_nothing(tmp_path):
     """Of the package itself, which loads nothing, and of a verb, whose imports take seconds."""
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     code = "import signal; signal.signal(2, signal.default_int_handler); import sys\n"
@@ -195,13 +189,13 @@ def test_an_interrupt_while_modules_are_imported_prints_nothing(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("toy")
-def test_without_tyro_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, shell) -> None:
+def test_without_tyro_the_extra_is_named(monkeypatch, shell):
     monkeypatch.setitem(sys.modules, "tyro", None)
     message = shell.refuses("toy", "run")
     assert "needs the package tyro: pip install 'cosformer[cli]'" in message
 
 
-def test_the_module_runs_from_a_shell_without_optional_packages() -> None:
+def test_the_module_runs_from_a_shell_without_optional_packages():
     code = (
         "import sys, runpy\n"
         "sys.argv = ['cosformer', '--help']\n"
@@ -217,7 +211,7 @@ def test_the_module_runs_from_a_shell_without_optional_packages() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data", "list"]])
-def test_a_reader_that_has_gone_ends_a_verb_quietly(arguments: list[str]) -> None:
+def test_a_reader_that_has_gone_ends_a_verb_quietly(arguments):
     ours, theirs = os.pipe()
     os.close(ours)
     command = [sys.executable, "-m", "cosformer", *arguments]

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Literal
@@ -14,7 +13,7 @@ from cosformer.completion import SCRIPTS, Verb, verb
 
 
 @pytest.fixture(scope="module")
-def script() -> str:
+def script():
     known = {
         "run": Verb({"--help": None, "--out": ()}, ()),
         "bench ops": Verb({"--device": ("cpu", "cuda"), "--fast": None}, ()),
@@ -41,9 +40,7 @@ CASES = [
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(("words", "offered"), CASES)
-def test_bash_offers_what_may_come_next(
-    script: str, words: Sequence[str], offered: list[str]
-) -> None:
+def test_bash_offers_what_may_come_next(script, words, offered):
     typed = " ".join(f"'{word}'" for word in ["cosformer", *words])
     ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _cosformer; echo ${{COMPREPLY[*]}}"
     done = subprocess.run(
@@ -63,7 +60,7 @@ class Options:
     names: tuple[str, ...] = ()
 
 
-def test_flags_and_values_are_those_of_the_options() -> None:
+def test_flags_and_values_are_those_of_the_options():
     module = SimpleNamespace(Options=Options, POSITIONAL="names", WORDS={"names": {"x": 1}})
     assert verb(module) == Verb(
         {
@@ -80,12 +77,12 @@ def test_flags_and_values_are_those_of_the_options() -> None:
 
 
 @pytest.mark.parametrize("language", SCRIPTS)
-def test_every_verb_and_flag_is_in_the_script(language: str, shell) -> None:
+def test_every_verb_and_flag_is_in_the_script(language, shell):
     printed = shell.shows("completion", language)
     for name in cli.VERBS:
         assert f'"{name}' in printed
     assert "quadratic-up-to" in printed
 
 
-def test_an_unknown_shell_is_refused(shell) -> None:
+def test_an_unknown_shell_is_refused(shell):
     assert "--shell" in shell.refuses("completion", "tcsh")

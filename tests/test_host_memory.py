@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-def run(**environment: str) -> list[str]:
+def run(**environment):
     taken = {name: x for name, x in os.environ.items() if not name.startswith("MALLOC_")}
     taken.pop("GLIBC_TUNABLES", None)
     done = subprocess.run(
@@ -39,7 +39,7 @@ def run(**environment: str) -> list[str]:
     return done.stdout.decode().split()
 
 
-def test_the_next_tensor_has_no_page_to_wait_for() -> None:
+def test_the_next_tensor_has_no_page_to_wait_for():
     before, done, after, kept = run()
     assert done == kept == "True"
     if before == "0":
@@ -48,10 +48,10 @@ def test_the_next_tensor_has_no_page_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
-def test_the_environment_goes_first(name: str) -> None:
+def test_the_environment_goes_first(name):
     value = "2" if name.startswith("MALLOC") else "glibc.malloc.arena_max=2"
     assert run(**{name: value})[1::2] == ["False", "None"]
 
 
-def test_variables_do_the_same_before_python_starts() -> None:
+def test_variables_do_the_same_before_python_starts():
     assert int(run(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="-1")[0]) < 8

@@ -13,23 +13,23 @@ from cosformer import records
 
 
 @pytest.fixture
-def row() -> records.Row:
+def row():
     run = records.Run.begin(seed=7)
     return run.row("time", 1.5, "ms", candidate="chunked", length=256, causal=True)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "new" / "rows.jsonl"
 
 
-def add(path: Path, text: str) -> str:
+def add(path, text):
     with path.open("a") as file:
         file.write(text)
     return path.read_text()
 
 
-def test_rows_come_back_as_they_were_written(path: Path, row: records.Row) -> None:
+def test_rows_come_back_as_they_were_written(path, row):
     other = dataclasses.replace(row, value=2.0, commit=None, seed=None)
     records.append(path, [row])
     (line,) = path.read_text().splitlines()
@@ -38,7 +38,7 @@ def test_rows_come_back_as_they_were_written(path: Path, row: records.Row) -> No
     assert records.read(path) == [row, other, row]
 
 
-def test_an_unfinished_last_line_is_skipped_and_then_removed(path: Path, row: records.Row) -> None:
+def test_an_unfinished_last_line_is_skipped_and_then_removed(path, row):
     records.append(path, [row])
     add(path, '{"what": "time", "val')
     with pytest.warns(UserWarning, match="line 2 is unfinished"):
@@ -48,7 +48,7 @@ def test_an_unfinished_last_line_is_skipped_and_then_removed(path: Path, row: re
     assert records.read(path) == [row, row]
 
 
-def test_a_whole_row_without_a_line_end_is_kept(path: Path, row: records.Row) -> None:
+def test_a_whole_row_without_a_line_end_is_kept(path, row):
     records.append(path, [row])
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     assert records.read(path) == [row]
@@ -60,9 +60,7 @@ NO_ROWS = ["one line", "one\nlast line", "one\n", '{"what": "a note"}', "{}\n", 
 
 
 @pytest.mark.parametrize("text", NO_ROWS)
-def test_a_file_of_something_else_is_refused_and_not_touched(
-    tmp_path: Path, row: records.Row, text: str
-) -> None:
+def test_a_file_of_something_else_is_refused_and_not_touched(tmp_path, row, text):
     path = tmp_path / "notes.txt"
     path.write_text(text)
     rule = r"out must be a new file or one of rows, but .*notes\.txt, line 1"
@@ -75,7 +73,7 @@ def test_a_file_of_something_else_is_refused_and_not_touched(
 
 
 @pytest.mark.parametrize("end", ["", "\n", '{"wh', '{"what": "time", "val'])
-def test_a_file_of_rows_may_end_in_a_row_cut_off(path: Path, row: records.Row, end: str) -> None:
+def test_a_file_of_rows_may_end_in_a_row_cut_off(path, row, end):
     records.require_rows(path, "out")
     records.append(path, [row])
     add(path, end)
@@ -83,9 +81,7 @@ def test_a_file_of_rows_may_end_in_a_row_cut_off(path: Path, row: records.Row, e
 
 
 @pytest.mark.parametrize("line", ['{"what": "time"}', "nonsense", "[1]", '{"colour": 1}'])
-def test_a_line_that_is_no_row_is_an_error_that_names_it(
-    path: Path, row: records.Row, line: str
-) -> None:
+def test_a_line_that_is_no_row_is_an_error_that_names_it(path, row, line):
     records.append(path, [row])
     add(path, line + "\n")
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is not a row"):
@@ -93,17 +89,17 @@ def test_a_line_that_is_no_row_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_is_refused(row: records.Row, value: float) -> None:
+def test_a_value_that_is_not_finite_is_refused(row, value):
     with pytest.raises(ValueError, match="must be finite"):
         dataclasses.replace(row, value=value)
 
 
-def test_rows_of_one_run_share_its_date(row: records.Row) -> None:
+def test_rows_of_one_run_share_its_date(row):
     run = records.Run.begin()
     assert run.row("time", 1, "ms").date == run.row("time", 2, "ms").date != row.date
 
 
-def test_rows_name_neither_host_nor_user_nor_path(row: records.Row) -> None:
+def test_rows_name_neither_host_nor_user_nor_path(row):
     text = json.dumps(dataclasses.asdict(row))
     assert str(Path.home()) + "/" not in text
     assert str(Path(__file__).parents[1]) not in text
@@ -111,17 +107,17 @@ def test_rows_name_neither_host_nor_user_nor_path(row: records.Row) -> None:
         assert f'"{name}"' not in text
 
 
-def test_hardware_and_versions_say_what_speed_depends_on(row: records.Row) -> None:
+def test_hardware_and_versions_say_what_speed_depends_on(row):
     assert {"device", "name", "cores", "threads", "keeps_freed_memory"} <= row.hardware.keys()
     assert {"cosformer", "torch", "python"} <= row.versions.keys()
 
 
-def _git(folder: Path, *arguments: str) -> None:
+def _git(folder, *arguments):
     identity = ("-c", "user.name=t", "-c", "user.email=t@t")
     subprocess.run(["git", *identity, "-C", str(folder), *arguments], check=True, timeout=20)
 
 
-def test_commit_is_marked_dirty_only_when_the_code_differs(tmp_path: Path) -> None:
+def test_commit_is_marked_dirty_only_when_the_code_differs(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -137,7 +133,7 @@ def test_commit_is_marked_dirty_only_when_the_code_differs(tmp_path: Path) -> No
     assert read_anew(package) == f"{clean}-dirty"
 
 
-def test_commit_is_none_outside_a_checkout_and_for_an_untracked_package(tmp_path: Path) -> None:
+def test_commit_is_none_outside_a_checkout_and_for_an_untracked_package(tmp_path):
     read_anew = records.commit.__wrapped__
     assert read_anew(tmp_path) is None
     _git(tmp_path, "init", "--quiet")
@@ -145,17 +141,17 @@ def test_commit_is_none_outside_a_checkout_and_for_an_untracked_package(tmp_path
     assert read_anew(tmp_path) is None
 
 
-def test_commit_is_none_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_none_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert records.commit.__wrapped__(Path(__file__).parent) is None
 
 
 @pytest.mark.parametrize("exponent", [1.0, 1.5, 2.0])
-def test_growth_exponent_is_that_of_a_power_law(exponent: float) -> None:
+def test_growth_exponent_is_that_of_a_power_law(exponent):
     values = {size: 3 * size**exponent for size in (4096, 8192, 65536)}
     assert records.growth_exponent(values) == pytest.approx(exponent)
 
 
-def test_growth_exponent_needs_two_sizes() -> None:
+def test_growth_exponent_needs_two_sizes():
     with pytest.raises(ValueError, match=r"at least two sizes, got \[8\]"):
         records.growth_exponent({8: 1.0})

@@ -17,7 +17,7 @@ class Inner:
     limit: int | None = 3
     pair: tuple[int, int] = (1, 2)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.rate < 0:
             raise ValueError(f"rate must be at least 0, got {self.rate}")
 
@@ -57,7 +57,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_reaches_its_field_with_its_type(setting: str) -> None:
+def test_a_setting_reaches_its_field_with_its_type(setting):
     found = merge(BASE, parse([setting]))
     for name, value in SETTINGS[setting].items():
         assert getattr(found, name) == value
@@ -88,27 +88,27 @@ WRONG = {
 
 
 @pytest.mark.parametrize("setting", WRONG)
-def test_a_wrong_setting_is_named(setting: str) -> None:
+def test_a_wrong_setting_is_named(setting):
     with pytest.raises(ValueError, match=WRONG[setting]):
         merge(BASE, parse([setting]))
 
 
-def test_a_setting_cannot_be_a_value_and_a_group() -> None:
+def test_a_setting_cannot_be_a_value_and_a_group():
     with pytest.raises(ValueError, match=r"set must give inner.rate one value"):
         parse(["inner=3", "inner.rate=1"])
 
 
-def test_what_is_plain_builds_the_same_config() -> None:
+def test_what_is_plain_builds_the_same_config():
     config = merge(BASE, parse(["inner.limit=none", "extra.rate=2", "shape.limit=5", "where=/a"]))
     assert build(Outer, plain(config)) == config
 
 
-def test_a_needed_setting_must_be_given() -> None:
+def test_a_needed_setting_must_be_given():
     with pytest.raises(ValueError, match="name must be given, got is_on"):
         build(Outer, {"is_on": True})
 
 
-def test_differences_are_named_by_their_path() -> None:
+def test_differences_are_named_by_their_path():
     other = merge(BASE, parse(["inner.rate=2", "options.b=3", "extra.rate=1"]))
     assert differences(plain(BASE), plain(other)) == ["inner.rate", "extra", "options.b"]
     assert differences(plain(BASE), plain(BASE)) == []
@@ -121,14 +121,14 @@ def test_differences_are_named_by_their_path() -> None:
         ("a.json", '{"name": "y", "inner": {"limit": 8}}'),
     ],
 )
-def test_files_hold_settings(tmp_path: Path, file: str, content: str) -> None:
+def test_files_hold_settings(tmp_path, file, content):
     (tmp_path / file).write_text(content)
     found = merge(BASE, load(tmp_path / file))
     assert (found.name, found.inner, found.options) == ("y", Inner(limit=8), BASE.options)
 
 
 @pytest.mark.parametrize("content", ["name = ", b"\xff", "[1, 2]"])
-def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path, content: str | bytes) -> None:
+def test_a_broken_file_is_an_error_that_names_it(tmp_path, content):
     path = tmp_path / ("a.json" if content == "[1, 2]" else "a.toml")
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=r"config must .* got .*a\."):

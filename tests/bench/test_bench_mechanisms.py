@@ -111,7 +111,7 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypa
 def test_no_guess_goes_far(tmp_path, monkeypatch):
     """A call of which most does not grow with the length, guessed from a much shorter one."""
     spent = {16: 1.0, 64: 1.1, 256: 1.4, 1000: 2.6}
-    tried: list[int] = []
+    tried = []
 
     def call_at(*given):
         tried.append(given[2].length)

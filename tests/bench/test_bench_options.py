@@ -44,4 +44,4 @@ BAD = [
 def test_a_bad_option_is_named_with_its_value(module, given, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=message):
-        module.Options(**given)  # type: ignore[attr-defined]
+        module.Options(**given)

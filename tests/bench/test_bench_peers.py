@@ -25,7 +25,7 @@ def _chunk(q, k, v, *, scale, normalize):
 @pytest.fixture
 def fla(monkeypatch):
     module = ModuleType("fla.ops.linear_attn")
-    module.chunk_linear_attn = module.fused_chunk_linear_attn = _chunk  # type: ignore[attr-defined]
+    module.chunk_linear_attn = module.fused_chunk_linear_attn = _chunk
     for name in ("fla", "fla.ops"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "fla.ops.linear_attn", module)

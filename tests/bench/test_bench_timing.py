@@ -17,7 +17,7 @@ def calls_take_no_time(monkeypatch):
 
 @pytest.mark.usefixtures("calls_take_no_time")
 def test_candidates_take_turns_and_each_comes_first_at_times():
-    order: list[str] = []
+    order = []
     calls = {name: lambda name=name: order.append(name) for name in ("a", "b")}
     timing.median_times(calls, repeats=4)
     assert order[-8:] == ["a", "b", "b", "a", "a", "b", "b", "a"]

@@ -11,7 +11,7 @@ TEXT = "".join(f"{n} green bottles hanging on the wall,\n" for n in range(200))
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """The folder to work in."""
     (tmp_path / "my.txt").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
@@ -19,7 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A language model of bytes after three steps. It is only read."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text("To be, or not to be: that is the question.\n" * 30)
@@ -32,6 +32,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(here: Path, trained: Path) -> Path:
+def run(here, trained):
     """A copy of it in the folder to work in, to be changed."""
     return Path(shutil.copytree(trained, here / "runs" / "r"))

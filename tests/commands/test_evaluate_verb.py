@@ -11,7 +11,7 @@ from cosformer.commands import evaluate
 METRICS = {"loss", "accuracy", "perplexity", "bits_per_byte"}
 
 
-def test_an_evaluation_is_shown_and_kept(run: Path, shell) -> None:
+def test_an_evaluation_is_shown_and_kept(run, shell):
     shown = shell.shows("evaluate", run, "--split", "valid", "--checkpoint", "last")
     kept = json.loads((run / "metrics-valid-last.json").read_text())
     assert kept["metrics"].keys() == METRICS
@@ -20,7 +20,7 @@ def test_an_evaluation_is_shown_and_kept(run: Path, shell) -> None:
     assert "to beat: loss" in shown
 
 
-def test_rows_say_what_was_judged_and_how_much_of_it(run: Path, shell) -> None:
+def test_rows_say_what_was_judged_and_how_much_of_it(run, shell):
     shell.shows("evaluate", run, "--split", "train", "--batches", 1, "--rows", "rows.jsonl")
     rows = {row.what: row for row in records.read(Path("rows.jsonl"))}
     assert rows.keys() == METRICS | {"floor"}
@@ -34,7 +34,7 @@ def test_rows_say_what_was_judged_and_how_much_of_it(run: Path, shell) -> None:
     assert config["split_size"] > 2
 
 
-def test_a_run_that_cannot_be_written_to_is_judged(run: Path, shell) -> None:
+def test_a_run_that_cannot_be_written_to_is_judged(run, shell):
     (run / "metrics-test-best.json").mkdir()  # in the way, whoever runs this test
     code, out, err = shell("evaluate", run, "--rows", "rows.jsonl")
     assert code == 0
@@ -44,9 +44,7 @@ def test_a_run_that_cannot_be_written_to_is_judged(run: Path, shell) -> None:
     assert err.startswith("cosformer: evaluate: not written: ")
 
 
-def test_a_file_of_something_else_is_refused_before_the_model_is_judged(
-    here: Path, monkeypatch: pytest.MonkeyPatch, shell
-) -> None:
+def test_a_file_of_something_else_is_refused_before_the_model_is_judged(here, monkeypatch, shell):
     monkeypatch.setattr(evaluate, "load", lambda *given, **how: pytest.fail("loaded"))
     before = (here / "my.txt").read_text()
     rule = "rows must be a new file or one of rows, but my.txt, line 1 is not a row"

@@ -1,9 +1,7 @@
 """`cosformer generate`: text that streams, several prompts, stops, and what it refuses."""
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from cosformer.training.writer import Writer, encode, until
 SHORT = ("--tokens", "12", "--device", "cpu")
 
 
-def test_a_prompt_is_continued_the_same_for_the_same_seed(trained: Path, shell) -> None:
+def test_a_prompt_is_continued_the_same_for_the_same_seed(trained, shell):
     command = ("generate", trained, "--prompt", "To be", *SHORT, "--seed")
     texts = [shell.shows(*command, seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
@@ -25,14 +23,12 @@ def test_a_prompt_is_continued_the_same_for_the_same_seed(trained: Path, shell) 
     assert len(texts[0]) > len("To be\n")
 
 
-def test_a_text_goes_as_far_as_the_model_reaches(trained: Path, shell) -> None:
+def test_a_text_goes_as_far_as_the_model_reaches(trained, shell):
     text = shell.shows("generate", trained, "--prompt", "To be", "--device", "cpu")
     assert 5 < len(text) <= len("To be") + 60 + len("\n")  # its sequences have 64 tokens
 
 
-def test_several_prompts_from_a_file_get_what_each_gets_alone(
-    trained: Path, tmp_path: Path, shell
-) -> None:
+def test_several_prompts_from_a_file_get_what_each_gets_alone(trained, tmp_path, shell):
     file, greedy = tmp_path / "prompts", (*SHORT, "--temperature", "0")
     file.write_text("To\n\nor not\n  \n")
     code, together, err = shell("generate", trained, "--file", file, *greedy)
@@ -43,21 +39,21 @@ def test_several_prompts_from_a_file_get_what_each_gets_alone(
         assert f"--- {n} of 2\n{alone}" in together
 
 
-def test_prompts_come_from_standard_input(trained: Path, monkeypatch, shell) -> None:
+def test_prompts_come_from_standard_input(trained, monkeypatch, shell):
     monkeypatch.setattr("sys.stdin", io.StringIO("To be"))
     code, out, err = shell("generate", trained, "--file", "-", *SHORT)
     assert (code, out[:5], err) == (0, "To be", "")
 
 
-def scripted(text: bytes) -> Writer:
+def scripted(text):
     """A writer whose model writes this, byte by byte, whatever it has read."""
     model = LanguageModel(replace(PRESETS["tiny"], max_length=len(text) + 8)).eval()
     script = iter(text)
 
-    def likeliest(x: torch.Tensor) -> torch.Tensor:
+    def likeliest(x):
         return torch.nn.functional.one_hot(torch.tensor([next(script)]), 256).float()
 
-    model.head.forward = likeliest  # type: ignore[method-assign, assignment]
+    model.head.forward = likeliest
     sampling = Sampling(max_new_tokens=len(text), temperature=0)
     return Writer(model, vocabularies.Bytes(), sampling)
 
@@ -72,25 +68,23 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("text", "stop", "pieces"), STREAMS)
-def test_a_stream_shows_what_can_no_longer_change(
-    text: str, stop: Sequence[str], pieces: list[str]
-) -> None:
+def test_a_stream_shows_what_can_no_longer_change(text, stop, pieces):
     found = list(scripted(text.encode()).stream("p", stop))
     assert [piece for piece in found if piece] == pieces
     assert scripted(text.encode()).together(["p"], stop) == ["".join(pieces)]
 
 
-def test_bytes_that_are_no_text_still_end() -> None:
+def test_bytes_that_are_no_text_still_end():
     assert "".join(scripted(b"a\xff").stream("p")) == "a\ufffd"
 
 
-def test_words_of_a_prompt_do_not_end_its_line() -> None:
+def test_words_of_a_prompt_do_not_end_its_line():
     words = vocabularies.Words.learn(b"to be or\nnot to be\n")
     assert [words.names[n] for n in encode(words, "to be")] == ["to", "be"]
     assert [words.names[n] for n in encode(words, "to be\n")] == ["to", "be", "<eos>"]
 
 
-def test_a_blank_stands_between_the_words_of_a_prompt_and_what_follows() -> None:
+def test_a_blank_stands_between_the_words_of_a_prompt_and_what_follows():
     words = vocabularies.Words.learn(b"to be or not to be")
     model = LanguageModel(replace(PRESETS["tiny"], vocabulary=words.size)).eval()
     writer = Writer(model, words, Sampling(max_new_tokens=1, temperature=0))
@@ -99,12 +93,12 @@ def test_a_blank_stands_between_the_words_of_a_prompt_and_what_follows() -> None
     assert "".join(writer.stream("to be")) == text
 
 
-def test_a_text_ends_before_the_first_stop() -> None:
+def test_a_text_ends_before_the_first_stop():
     assert until("abcdef", ("e", "cd")) == "ab"
     assert until("abcdef", ("x",)) == until("abcdef", ()) == "abcdef"
 
 
-def test_tokens_that_are_no_data_are_never_chosen() -> None:
+def test_tokens_that_are_no_data_are_never_chosen():
     logits, noise = torch.tensor([[0.0, 0.0, 0.0, 50.0]]), torch.tensor([0.99])
     assert choose(logits, Sampling(), noise).item() == 3
     assert choose(logits, Sampling(data_tokens=3), noise).item() == 2
@@ -127,13 +121,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_what_cannot_be_done_is_one_line(
-    trained: Path, arguments: Sequence[str], message: str, shell
-) -> None:
+def test_what_cannot_be_done_is_one_line(trained, arguments, message, shell):
     assert message in shell.refuses("generate", trained, *arguments)
 
 
-def test_a_run_that_writes_no_text_is_refused(tmp_path: Path, shell) -> None:
+def test_a_run_that_writes_no_text_is_refused(tmp_path, shell):
     task = TaskConfig("mqar", {"length": 16, "pairs": 2, "vocabulary": 16})
     once = Evaluation(batches=1)
     config = RunConfig(task, tmp_path / "run", budget=Budget(1, 2), evaluation=once, device="cpu")

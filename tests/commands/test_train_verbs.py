@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ TINY = [
 LM = ["train", "lm", "--data", "my.txt", *TINY]
 
 
-def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here: Path, shell) -> None:
+def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, shell):
     shown = shell.shows(*LM)
     (run,) = (here / "runs").iterdir()
     for words in (
@@ -42,7 +41,7 @@ def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here: Pa
     assert (run / "log.jsonl").read_bytes() == log
 
 
-def test_what_becomes_of_odd_texts_is_said(here: Path, shell) -> None:
+def test_what_becomes_of_odd_texts_is_said(here, shell):
     rows = ["label,text", "0,", *(f"{n % 2},{'ab'[n % 2] * (n % 7 + 1)}" for n in range(39))]
     (here / "own.csv").write_text("\n".join(rows))
     given = ("--length", 5, "--set", "task.options.tokens=bytes", "--out", "r")
@@ -52,10 +51,8 @@ def test_what_becomes_of_odd_texts_is_said(here: Path, shell) -> None:
     assert "10 of 40 sequences are longer than length=5 and are cut" in err
 
 
-def test_threads_are_taken_and_a_busy_machine_is_warned_of(
-    here: Path, monkeypatch: pytest.MonkeyPatch, shell
-) -> None:
-    taken = list[int]()
+def test_threads_are_taken_and_a_busy_machine_is_warned_of(here, monkeypatch, shell):
+    taken = []
     monkeypatch.setattr(train, "busy", lambda: "the machine is busy")
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -77,9 +74,7 @@ register("mine", Mine)
 """
 
 
-def test_a_mechanism_of_the_users_own_file_is_trained_judged_and_used(
-    here: Path, monkeypatch: pytest.MonkeyPatch, shell
-) -> None:
+def test_a_mechanism_of_the_users_own_file_is_trained_judged_and_used(here, monkeypatch, shell):
     (here / "mine.py").write_text(MINE)
     command = (*LM, "--mechanism", "mine", "--out", "r")
     assert "mechanism must be one of cosformer, " in shell.refuses(*command)
@@ -96,7 +91,7 @@ def test_a_mechanism_of_the_users_own_file_is_trained_judged_and_used(
     forget(monkeypatch)
 
 
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget(monkeypatch):
     """As in a new process."""
     MECHANISMS.pop("mine", None)
     for name in ("mine", "moved"):
@@ -112,17 +107,15 @@ PLUGINS = {
 
 
 @pytest.mark.parametrize("content", PLUGINS)
-def test_a_missing_or_broken_plugin_is_named(here: Path, content: str | None, shell) -> None:
+def test_a_missing_or_broken_plugin_is_named(here, content, shell):
     if content is not None:
         (here / "bad.py").write_text(content)
     assert PLUGINS[content] in shell.refuses(*LM, "--plugin", "bad.py")
     assert not (here / "runs").exists()
 
 
-def test_all_that_a_task_is_made_of_is_generated_by_all_cores(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = list[tuple[str, int]]()
+def test_all_that_a_task_is_made_of_is_generated_by_all_cores(here, capsys, monkeypatch):
+    made = []
     note = lambda options: made.append((*options.names, options.count))  # noqa: E731
     monkeypatch.setattr(train.make, "run", note)
     options = ("task.options.sizes=[60,10,10]", "task.options.rising=5")
@@ -131,7 +124,7 @@ def test_all_that_a_task_is_made_of_is_generated_by_all_cores(
     assert "snakes: 60 samples are generated first" in capsys.readouterr().out
 
 
-ODD: list[tuple[str, Any]] = [
+ODD = [
     ("config.json", {"architectures": ["BertForMaskedLM"]}),
     ("config.json", {}),
     ("status.json", {}),
@@ -141,9 +134,7 @@ ODD: list[tuple[str, Any]] = [
 ]
 
 
-def test_runs_are_listed_with_their_state_and_an_odd_folder_hides_none(
-    here: Path, run: Path, shell
-) -> None:
+def test_runs_are_listed_with_their_state_and_an_odd_folder_hides_none(here, run, shell):
     for number, (name, content) in enumerate(ODD):
         folder = shutil.copytree(run, here / "runs" / str(number))
         (folder / name).write_text(json.dumps(content))
@@ -161,7 +152,7 @@ def test_runs_are_listed_with_their_state_and_an_odd_folder_hides_none(
     assert shell("runs", "nowhere")[0] == 2
 
 
-def test_a_run_that_diverges_ends_with_one_line_and_a_1(here: Path, shell) -> None:
+def test_a_run_that_diverges_ends_with_one_line_and_a_1(here, shell):
     command = [*LM, "--set", "optimiser.clip=none"]
     code, _, err = shell(*command, "--out", "r", "--lr", "1e30")
     assert (code, err.splitlines()[-1].count("not finite")) == (1, 1)
@@ -176,7 +167,7 @@ def test_a_run_that_diverges_ends_with_one_line_and_a_1(here: Path, shell) -> No
     assert f"the checkpoint of step {kept:,} is in s" in err
 
 
-WRONG: list[tuple[str, str]] = [
+WRONG = [
     ("chess", "task must be one of lm, mlm, classify"),
     ("", "task"),
     ("lm --data nowhere.txt", "text (--data) must be a file or folder, or one of python, manual"),
@@ -228,9 +219,7 @@ WRONG: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG)
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    words: str, message: str, here: Path, monkeypatch: pytest.MonkeyPatch, shell
-) -> None:
+def test_a_mistake_is_one_line_and_leaves_nothing(words, message, here, monkeypatch, shell):
     (here / "task.toml").write_text("task = 'lm'\n")
     (here / "own.tsv").write_text("stars\treview\n1\tgood\n0\tbad\n")
     before = sorted(here.iterdir())
@@ -239,32 +228,30 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert sorted(here.iterdir()) == before
 
 
-def test_the_corrected_command_runs_in_the_same_folder(here: Path, shell) -> None:
+def test_the_corrected_command_runs_in_the_same_folder(here, shell):
     shell.refuses(*LM, "--out", "r", "--mechanism", "linformer")
     assert shell.shows(*LM, "--out", "r", "--mechanism", "softmax").startswith("run: r (")
 
 
 @pytest.mark.parametrize("text", ["body", '["body"]'])
-def test_a_column_is_named_with_or_without_a_list(here: Path, text: str, shell) -> None:
+def test_a_column_is_named_with_or_without_a_list(here, text, shell):
     rows = [f"{n % 2}\t{'ab'[n % 2] * 5}" for n in range(40)]
     (here / "own.tsv").write_text("\n".join(["label\tbody", *rows]) + "\n")
     command = ["train", "classify", "--data", "own.tsv", "--length", "8", *TINY]
     shell.shows(*command, "--set", f"task.options.text={text}")
 
 
-def test_a_missing_package_is_named_before_the_work(
-    here: Path, monkeypatch: pytest.MonkeyPatch, shell
-) -> None:
+def test_a_missing_package_is_named_before_the_work(here, monkeypatch, shell):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert "pip install 'cosformer[train]'" in shell.refuses(*LM)
     assert not (here / "runs").exists()
 
 
-def test_recipe_then_file_then_flags_then_set(here: Path) -> None:
+def test_recipe_then_file_then_flags_then_set(here):
     (here / "a.toml").write_text(
         "seed = 1\n[optimiser]\nlr = 1.0\n[budget]\nsteps = 1\nbatch = 1\n"
     )
-    given: dict[str, Any] = {"task": "lm", "device": "cpu", "config": Path("a.toml")}
+    given = {"task": "lm", "device": "cpu", "config": Path("a.toml")}
     assert resolve(Options(**given)).optimiser.lr == 1.0
     config = resolve(Options(**given, steps=2, batch=2, set=("budget.batch=3",)))
     assert (config.seed, config.budget.steps, config.budget.batch) == (1, 2, 3)
@@ -276,7 +263,7 @@ def test_recipe_then_file_then_flags_then_set(here: Path) -> None:
         resolve(Options("lm", config=Path("b.toml")))
 
 
-def test_settings_name_the_folder(here: Path) -> None:
+def test_settings_name_the_folder(here):
     seeds = (None, None, 5)
     one, same, other = (resolve(Options("lm", device="cpu", seed=seed)).out for seed in seeds)
     assert one == same != other
@@ -285,7 +272,7 @@ def test_settings_name_the_folder(here: Path) -> None:
     assert resolve(Options("lm", device="cpu", set=("out=here",))).out == Path("here")
 
 
-def test_set_reaches_what_flags_reach(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_reaches_what_flags_reach(here, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     settings = ("budget.steps=7", "optimiser.lr=0.5", "device=cpu")
     by_set = resolve(Options("lm", pretrain="masked", set=settings))
@@ -294,7 +281,7 @@ def test_set_reaches_what_flags_reach(here: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("task", "option"), [("lm", "text"), ("sst2", "data")])
-def test_data_as_a_flag_wins_over_the_file(task: str, option: str, here: Path) -> None:
+def test_data_as_a_flag_wins_over_the_file(task, option, here):
     (here / "a.toml").write_text(f"[task.options]\n{option} = 'other'\nlength = 8\n")
     config = resolve(Options(task, data="my.txt", config=Path("a.toml")))
     assert config.task.options[option] == str(here / "my.txt")
@@ -303,7 +290,7 @@ def test_data_as_a_flag_wins_over_the_file(task: str, option: str, here: Path) -
     assert last.task.options[option] == str(here / "a.toml")
 
 
-def test_pretraining_is_a_flag_and_a_part_of_the_file(here: Path) -> None:
+def test_pretraining_is_a_flag_and_a_part_of_the_file(here):
     config = resolve(Options("image", steps=7, pretrain="masked", set=("pretraining.lr=1",)))
     assert config.pretraining == Pretraining("masked", 0.5, config.budget, 1.0)
     assert config.budget.steps == 7
@@ -315,7 +302,7 @@ def test_pretraining_is_a_flag_and_a_part_of_the_file(here: Path) -> None:
     assert config.pretraining == Pretraining("masked", 0.5, config.budget, config.optimiser.lr)
 
 
-def test_a_file_is_named_in_full(here: Path) -> None:
+def test_a_file_is_named_in_full(here):
     config = resolve(Options("lm", data="my.txt"))
     assert config.task.options["text"] == str(here / "my.txt")
     (here / "wikitext2").mkdir()  # a known name is that text, ./wikitext2 is the folder
@@ -326,12 +313,12 @@ def test_a_file_is_named_in_full(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "length"), [(100, 16), (2000, 32), (10**6, 256)])
-def test_the_length_fits_the_text(here: Path, size: int, length: int) -> None:
+def test_the_length_fits_the_text(here, size, length):
     (here / "my.txt").write_bytes(b"x" * size)
     assert resolve(Options("lm", data="my.txt", device="cpu")).task.options["length"] == length
 
 
-def test_every_task_has_a_recipe_for_either_device() -> None:
+def test_every_task_has_a_recipe_for_either_device():
     assert RECIPES.keys() == TASKS.keys() | KNOWN.keys()
     for name in RECIPES:
         for device in ("cpu", "cuda"):
@@ -340,13 +327,13 @@ def test_every_task_has_a_recipe_for_either_device() -> None:
             assert config.task.name == name
 
 
-def test_values_of_a_repeated_flag_are_gathered() -> None:
+def test_values_of_a_repeated_flag_are_gathered():
     words = ["--set", "a=1", "--steps", "3", "--set=b=2", "--set", "c=3"]
     assert gathered(words, "--set") == ["--steps", "3", "--set", "a=1", "b=2", "c=3"]
     assert gathered(["--steps", "3"], "--set") == ["--steps", "3"]
 
 
 @pytest.mark.parametrize(("steps", "given", "every"), [(50, (), 5), (3, (), 1), (50, (7,), 7)])
-def test_a_run_of_other_steps_is_judged_as_often(steps: int, given: Any, every: int) -> None:
+def test_a_run_of_other_steps_is_judged_as_often(steps, given, every):
     settings = tuple(f"evaluation.every={each}" for each in given)
     assert resolve(Options("mqar", steps=steps, set=settings)).evaluation.every == every

@@ -7,9 +7,7 @@ import lzma
 import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,19 +28,19 @@ class Server(ThreadingHTTPServer):
     cut_after: int | None = None
     """Break off each answer after so many bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[str | None] = []
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         asked = self.headers.get("Range")
         self.server.asked.append(asked)
         content, start = self.server.content, 0
@@ -63,12 +61,12 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         return None
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """No lines on stderr."""
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -78,7 +76,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def small(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def small(server, monkeypatch):
     """The set tinyshakespeare is TEXT, and comes from the server."""
     source = Source(f"{server.url}/data/input.txt", ("tinyshakespeare.txt.xz",))
     monkeypatch.setitem(known.SOURCES, "tinyshakespeare", (source,))
@@ -89,17 +87,17 @@ def small(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 GET = ("data", "get", "tinyshakespeare", "--data")
 
 
-def there(tmp_path: Path) -> list[str]:
+def there(tmp_path):
     return sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
 
 
-def assert_whole(tmp_path: Path) -> None:
+def assert_whole(tmp_path):
     """The text is there, and nothing else."""
     assert there(tmp_path) == ["tinyshakespeare.txt.xz"]
     assert lzma.decompress((tmp_path / "tinyshakespeare.txt.xz").read_bytes()) == TEXT
 
 
-def test_a_set_is_fetched_once_and_can_be_checked(tmp_path: Path, server: Server, shell) -> None:
+def test_a_set_is_fetched_once_and_can_be_checked(tmp_path, server, shell):
     shell.shows(*GET, tmp_path)
     assert_whole(tmp_path)
     assert "already there" in shell.shows(*GET, tmp_path)
@@ -109,9 +107,7 @@ def test_a_set_is_fetched_once_and_can_be_checked(tmp_path: Path, server: Server
     assert "5,000 lines" in shell.shows("data", "check", "--data", tmp_path)
 
 
-def test_an_interrupted_download_goes_on_where_it_stopped(
-    tmp_path: Path, server: Server, shell
-) -> None:
+def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path, server, shell):
     server.cut_after = 1000
     assert f"after 1,000 of {len(TEXT):,} bytes" in shell.refuses(*GET, tmp_path)
     assert not (tmp_path / "tinyshakespeare.txt.xz").exists()
@@ -122,9 +118,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(
 
 
 @pytest.mark.parametrize("what", ["no ranges", "too much", "other version"])
-def test_what_cannot_be_continued_starts_anew(
-    tmp_path: Path, server: Server, what: str, shell
-) -> None:
+def test_what_cannot_be_continued_starts_anew(tmp_path, server, what, shell):
     partial = tmp_path / "downloads" / ".tinyshakespeare-input.txt.partial"
     partial.parent.mkdir()
     partial.write_bytes(b"x" * (len(TEXT) + 5 if what == "too much" else 1000))
@@ -133,13 +127,13 @@ def test_what_cannot_be_continued_starts_anew(
     assert_whole(tmp_path)
 
 
-def test_a_wrong_checksum_leaves_nothing(tmp_path: Path, server: Server, shell) -> None:
+def test_a_wrong_checksum_leaves_nothing(tmp_path, server, shell):
     server.content = TEXT.replace(b"line 7\n", b"line 8\n")
     assert "must give tinyshakespeare.txt.xz the sha256" in shell.refuses(*GET, tmp_path)
     assert there(tmp_path) == []
 
 
-def test_without_a_network_the_way_out_is_told(tmp_path: Path, server: Server, shell) -> None:
+def test_without_a_network_the_way_out_is_told(tmp_path, server, shell):
     message = shell.refuses(*GET, tmp_path, "--mirror", "http://127.0.0.1:1")
     for part in ("cannot be reached", "--mirror", "copy tinyshakespeare.txt.xz", str(tmp_path)):
         assert part in message
@@ -153,17 +147,17 @@ BAD = {"": "names must be one or more of", "x": "names must be among", "mnli": "
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_fetched_is_said(name: str, shell) -> None:
+def test_what_cannot_be_fetched_is_said(name, shell):
     assert BAD[name] in shell.refuses("data", "get", *name.split())
 
 
-def test_sources_are_encrypted_on_their_way() -> None:
+def test_sources_are_encrypted_on_their_way():
     urls = [source.url for name in PUBLISHED for source in PUBLISHED[name]]
     assert len(urls) >= 5
     assert [url for url in urls if not url.startswith("https://")] == []
 
 
-def test_every_source_makes_files_that_tasks_read() -> None:
+def test_every_source_makes_files_that_tasks_read():
     for name, sources in known.SOURCES.items():
         made = [file for source in sources for file in source.files]
         assert sorted(made) == sorted(known.SETS[name][0])
@@ -171,7 +165,7 @@ def test_every_source_makes_files_that_tasks_read() -> None:
             assert source.md5 or all(file in known.CONTENTS for file in source.files)
 
 
-def _tar(path: Path, members: dict[str, bytes]) -> Path:
+def _tar(path, members):
     with tarfile.open(path, "w:gz") as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
@@ -180,7 +174,7 @@ def _tar(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def test_reviews_become_a_table(tmp_path: Path) -> None:
+def test_reviews_become_a_table(tmp_path):
     members = {
         "aclImdb/train/neg/0_3.txt": b"bad",
         "aclImdb/train/pos/10_9.txt": b"tabs\tgo",
@@ -193,7 +187,7 @@ def test_reviews_become_a_table(tmp_path: Path) -> None:
     assert found == "label\trating\tid\ttext\n1\t7\t2\tgréat\n1\t9\t10\ttabs go\n0\t3\t0\tbad\n"
 
 
-def test_colour_pictures_become_grey_ones(tmp_path: Path) -> None:
+def test_colour_pictures_become_grey_ones(tmp_path):
     rng = np.random.default_rng(0)
     records = rng.integers(0, 10, (12, 1 + 3 * 1024), np.uint8)
     names = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
@@ -225,15 +219,13 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_member_is_named(tmp_path: Path, name: str) -> None:
+def test_a_malformed_member_is_named(tmp_path, name):
     content, message = MALFORMED[name]
     with pytest.raises(ValueError, match=message):
         convert.reviews(_tar(tmp_path / "x.tar.gz", {name: content}), "imdb_train.tsv.xz")
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "LIMIT", 10**6)
     members = {f"aclImdb/train/unsup/{n}_0.txt": b"x" * 600_000 for n in range(2)}
     rule = "must unpack to at most 1,000,000 bytes, got 1,"
@@ -245,7 +237,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
         convert.member_of_zip(tmp_path / "x.zip", "enwik8.xz")
 
 
-def test_a_member_is_taken_out_of_a_zip(tmp_path: Path) -> None:
+def test_a_member_is_taken_out_of_a_zip(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("enwik8", b"content")
     assert convert.member_of_zip(tmp_path / "x.zip", "enwik8.xz") == b"content"
@@ -253,7 +245,7 @@ def test_a_member_is_taken_out_of_a_zip(tmp_path: Path) -> None:
         convert.member_of_zip(tmp_path / "x.zip", "other.xz")
 
 
-def test_a_download_has_its_final_name_only_when_whole(tmp_path: Path, server: Server) -> None:
+def test_a_download_has_its_final_name_only_when_whole(tmp_path, server):
     seen = []
     fetch.fetch(f"{server.url}/x", tmp_path / "x", lambda *_: seen.append(there(tmp_path)))
     assert seen == [[".x.partial"]]

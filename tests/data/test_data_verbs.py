@@ -11,11 +11,11 @@ from cosformer.tasks import files, generated
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     monkeypatch.setattr(generated, "BLOCK", 10)
 
 
-def test_what_is_made_is_listed_and_checked(tmp_path: Path, shell) -> None:
+def test_what_is_made_is_listed_and_checked(tmp_path, shell):
     given = ["--count", "20", "--workers", "1", "--data", tmp_path]
     made = shell.shows("data", "make", "listops", "pathfinder", *given)
     assert "listops: 20 samples in" in made
@@ -29,7 +29,7 @@ def test_what_is_made_is_listed_and_checked(tmp_path: Path, shell) -> None:
     assert "2 files" in shell.shows("data", "check", "--data", tmp_path)
 
 
-def test_a_broken_file_is_named_and_the_others_are_checked(tmp_path: Path, shell) -> None:
+def test_a_broken_file_is_named_and_the_others_are_checked(tmp_path, shell):
     generated.make("listops", tmp_path, count=10)
     (tmp_path / "sst2.tsv.xz").write_bytes(lzma.compress(b"split\tlabel\n"))
     (tmp_path / "cola.tsv.xz").write_bytes(lzma.compress(b"x\n")[:-4])
@@ -48,7 +48,7 @@ def test_a_broken_file_is_named_and_the_others_are_checked(tmp_path: Path, shell
         assert words in out
 
 
-def test_pictures_are_counted_by_class(tmp_path: Path) -> None:
+def test_pictures_are_counted_by_class(tmp_path):
     path = tmp_path / "cifar10_gray.npz"
     arrays = {
         f"{kind}_{split}": array
@@ -77,13 +77,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD)
-def test_bad_options_are_named(words: list[str], message: str, shell) -> None:
+def test_bad_options_are_named(words, message, shell):
     assert message in shell.refuses("data", *words)
 
 
-def test_the_data_folder_comes_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_data_folder_comes_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("COSFORMER_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert files.folder() == tmp_path / "cosformer"

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from cosformer.training.folder import locked, state_of, write_json
 SMALL = {"layers": 1, "width": 16, "heads": 2}
 
 
-def language(out: Path, seed: int) -> RunConfig:
+def language(out, seed):
     (out / "text.txt").write_text("To be, or not to be: that is <the> question.\n" * 20)
     task = TaskConfig("lm", {"text": str(out / "text.txt"), "length": 160})
     once = Evaluation(batches=1)
@@ -30,7 +29,7 @@ def language(out: Path, seed: int) -> RunConfig:
     )
 
 
-def sentences(out: Path, seed: int) -> RunConfig:
+def sentences(out, seed):
     lines = [f"{'good' if n % 2 else 'bad'} {n}\t{n % 2}" for n in range(40)]
     (out / "table.tsv").write_text("\n".join(["text\tlabel", *lines]))
     task = TaskConfig("classify", {"data": str(out / "table.tsv"), "text": ["text"], "length": 16})
@@ -38,7 +37,7 @@ def sentences(out: Path, seed: int) -> RunConfig:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr("cosformer.bench.timing.SHORTEST_SAMPLE", 0.0)
     monkeypatch.setitem(JOBS, "lm", Job(language, 0.5, 2))
     monkeypatch.setitem(JOBS, "listops", Job(sentences, 0.5, 2))
@@ -48,11 +47,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> command.Options:
+def options(tmp_path):
     return command.Options(seconds=60, lengths=(8, 16), out=tmp_path / "out")
 
 
-def run(options: command.Options) -> int:
+def run(options):
     with threads(1):
         return command.run(options)
 
@@ -60,23 +59,21 @@ def run(options: command.Options) -> int:
 class Page(HTMLParser):
     """Counts the elements of a page; every one that needs an end must have it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.open, self.count, self.links = list[str](), Counter[str](), list[str]()
+        self.open, self.count, self.links = [], Counter(), []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.count[tag] += 1
         self.open += [tag] if tag != "meta" else []
         self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 
-def test_the_demo_checks_trains_writes_and_leaves_a_page(
-    options: command.Options, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_checks_trains_writes_and_leaves_a_page(options, capsys):
     assert run(options) == 0
     printed = capsys.readouterr().out
     for words in (
@@ -107,10 +104,8 @@ def test_the_demo_checks_trains_writes_and_leaves_a_page(
 
 
 @pytest.mark.slow
-def test_after_an_interrupt_and_after_its_end_a_demo_begins_anew(
-    options: command.Options, monkeypatch: pytest.MonkeyPatch, shell
-) -> None:
-    def interrupt(screen: Screen, row: records.Row) -> None:
+def test_after_an_interrupt_and_after_its_end_a_demo_begins_anew(options, monkeypatch, shell):
+    def interrupt(screen, row):
         raise KeyboardInterrupt
 
     monkeypatch.delitem(JOBS, "listops")
@@ -124,7 +119,7 @@ def test_after_an_interrupt_and_after_its_end_a_demo_begins_anew(
     assert state_of(options.out / "lm-softmax")["step"] == 4
 
 
-def test_only_a_run_of_a_demo_that_nobody_works_in_is_removed(tmp_path: Path) -> None:
+def test_only_a_run_of_a_demo_that_nobody_works_in_is_removed(tmp_path):
     ours = language(tmp_path, seed=0)
     write_json(tmp_path / "config.json", plain(ours))
     with locked(tmp_path), pytest.raises(ValueError, match="out must not be in use by another"):
@@ -138,9 +133,7 @@ def test_only_a_run_of_a_demo_that_nobody_works_in_is_removed(tmp_path: Path) ->
     assert not tmp_path.exists()
 
 
-def test_without_time_nothing_is_learnt_and_nothing_written(
-    options: command.Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_time_nothing_is_learnt_and_nothing_written(options, capsys, monkeypatch):
     monkeypatch.setattr(command, "GRACE", 0.0)
     assert run(options) == 0
     printed = capsys.readouterr().out
@@ -149,9 +142,7 @@ def test_without_time_nothing_is_learnt_and_nothing_written(
     assert (options.out / "demo.html").read_text().count("<svg") == 1
 
 
-def test_the_demo_fails_when_the_op_is_wrong(
-    options: command.Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_fails_when_the_op_is_wrong(options, capsys, monkeypatch):
     right = CANDIDATES["chunked"].attend
     broken = Candidate(lambda q, k, v, *, causal: 1.01 * right(q, k, v, causal=causal), True, False)
     monkeypatch.setitem(CANDIDATES, "chunked", broken)
@@ -161,9 +152,7 @@ def test_the_demo_fails_when_the_op_is_wrong(
     assert not options.out.exists()
 
 
-def test_a_file_of_something_else_is_refused_before_the_work(
-    options: command.Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_something_else_is_refused_before_the_work(options, monkeypatch):
     monkeypatch.setattr(command, "show_checks", lambda this: pytest.fail("checked"))
     options.out.mkdir(parents=True)
     (options.out / "demo.jsonl").write_text("my notes")
@@ -179,14 +168,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("given", "message"), BAD)
-def test_a_bad_option_is_named_with_its_value(given: dict[str, object], message: str) -> None:
+def test_a_bad_option_is_named_with_its_value(given, message):
     with pytest.raises(ValueError, match=message):
         command.Options(**given)
 
 
-def test_runs_take_turns_and_only_their_own_time_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_take_turns_and_only_their_own_time_counts(tmp_path, monkeypatch):
     this = records.Run.begin(seed=0)
     tmp_path.joinpath("out").mkdir()
     with threads(1):

@@ -4,7 +4,6 @@ import importlib
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,18 @@ TEXT = "The quick brown fox jumps over the lazy dog. " * 200
 """What `my.txt` has, which pages take for a reader's own text."""
 
 
-def _name(page: Path) -> str:
+def _name(page):
     return str(page.relative_to(ROOT))
 
 
-def _blocks(page: Path, language: str) -> list[str]:
+def _blocks(page, language):
     found = re.findall(
         rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE
     )
     return [re.sub(r"\\\n\s*", " ", textwrap.dedent(block)) for block in found]
 
 
-def _commands(page: Path) -> Iterator[list[str]]:
+def _commands(page):
     """The words of every line of the page's shell blocks."""
     for block in _blocks(page, "sh"):
         for line in block.splitlines():
@@ -47,7 +46,7 @@ WITH_COMMANDS = [page for page in PAGES if _blocks(page, "sh")]
 
 
 @pytest.fixture(autouse=True)
-def no_mechanism_stays() -> Iterator[None]:
+def no_mechanism_stays():
     """CONTRIBUTING registers one."""
     before = dict(MECHANISMS)
     yield
@@ -55,26 +54,24 @@ def no_mechanism_stays() -> Iterator[None]:
     MECHANISMS.update(before)
 
 
-def test_the_pages_that_teach_have_code() -> None:
+def test_the_pages_that_teach_have_code():
     names = {_name(page) for page in WITH_CODE}
     assert {"README.md", "CONTRIBUTING.md", "docs/op.md", "docs/streams.md"} <= names
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=_name)
-def test_the_code_runs_from_top_to_bottom(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     (tmp_path / "my.txt").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     torch.manual_seed(0)
-    names: dict[str, object] = {"__name__": _name(page)}
+    names = {"__name__": _name(page)}
     for block in _blocks(page, "python"):
         exec(compile(block, _name(page), "exec"), names)
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=_name)
-def test_every_verb_flag_and_make_target_exists(page: Path) -> None:
+def test_every_verb_flag_and_make_target_exists(page):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for program, *words in _commands(page):
         if program == "make":
@@ -87,14 +84,14 @@ def test_every_verb_flag_and_make_target_exists(page: Path) -> None:
             assert given <= flags.keys(), f"{name} has no {given - flags.keys()}"
 
 
-def test_every_verb_in_the_makefile_exists() -> None:
+def test_every_verb_in_the_makefile_exists():
     makefile = (ROOT / "Makefile").read_text()
     for name in re.findall(r"/cosformer ([a-z ]+)$", makefile, re.MULTILINE):
         assert name in cli.VERBS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+def test_links_within_the_repository_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)]*)?\)", page.read_text()):
         if not target.startswith("http"):
             path = page.parent / target if target else page
@@ -104,18 +101,16 @@ def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
                 assert anchor[1:] in [_anchor(title) for title in titles], anchor
 
 
-def _anchor(title: str) -> str:
+def _anchor(title):
     """What a title is called in a link, on a code host and in the site."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
 
 
-def test_the_mechanism_of_contributing_is_trained_as_a_plugin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mechanism_of_contributing_is_trained_as_a_plugin(tmp_path, monkeypatch):
     (block,) = _blocks(ROOT / "CONTRIBUTING.md", "python")
     monkeypatch.chdir(tmp_path)
     Path("my_mechanism.py").write_text(block)

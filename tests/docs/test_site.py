@@ -5,7 +5,6 @@ import doctest
 import importlib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,19 @@ ROOMS = ["", "ops", "nn", "mechanisms", "models", "tasks", "training"]
 """The packages whose `__all__` the reference shows, "" for `cosformer` itself."""
 
 
-def _module(room: str) -> str:
+def _module(room):
     return f"cosformer.{room}".rstrip(".")
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_room_has_a_page_of_the_reference(room: str) -> None:
+def test_every_room_has_a_page_of_the_reference(room):
     page = ROOT / "docs" / "api" / f"{room or 'cosformer'}.md"
     assert f"::: {_module(room)}" in page.read_text().splitlines()
     assert importlib.import_module(_module(room)).__all__
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     pytest.importorskip("mkdocstrings")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
@@ -43,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
+def test_every_public_name_is_in_the_reference(site):
     for room in ROOMS:
         page = (site / "api" / f"{room or 'cosformer'}.html").read_text()
         for name in importlib.import_module(_module(room)).__all__:
@@ -52,7 +51,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_every_verb_and_flag_is_in_the_reference(site: Path) -> None:
+def test_every_verb_and_flag_is_in_the_reference(site):
     page = (site / "api" / "commands.html").read_text()
     for verb, (module, _) in cli.VERBS.items():
         section = page.partition(f'<h2 id="{verb.replace(" ", "-")}">')[2].partition("<h2 ")[0]
@@ -63,14 +62,14 @@ def test_every_verb_and_flag_is_in_the_reference(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_nothing_is_loaded_from_elsewhere(site):
     loaded = {address for page in site.rglob("*.html") for address in _loaded(page.read_text())}
     styles = " ".join(path.read_text() for path in site.rglob("*.css"))
     loaded |= set(re.findall(r"url\([\"']?(\w+:?//[^)]*)\)", styles))
     assert not loaded
 
 
-def _loaded(page: str) -> Iterator[str]:
+def _loaded(page):
     """Addresses that a browser opens by itself; links wait for the reader."""
     yield from re.findall(
         r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?((?:https?:)?//[^\"' >]*)", page
@@ -79,7 +78,7 @@ def _loaded(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != "training"])
-def test_the_examples_in_docstrings_run(room: str) -> None:
+def test_the_examples_in_docstrings_run(room):
     module = importlib.import_module(_module(room))
     public = {name: getattr(module, name) for name in module.__all__}
     torch.manual_seed(0)

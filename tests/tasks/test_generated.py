@@ -1,24 +1,21 @@
 """Generated sets: the same whoever draws them, whole on disk, verified."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from cosformer.tasks import files, generated, snakes
-from cosformer.tasks.ragged import Ragged
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     monkeypatch.setattr(generated, "BLOCK", 20)
 
 
-def same(one: Ragged, other: Ragged) -> bool:
+def same(one, other):
     return np.array_equal(one.flat, other.flat) and np.array_equal(one.labels, other.labels)
 
 
-def test_a_set_is_kept_and_comes_back_as_it_was_drawn(tmp_path: Path) -> None:
+def test_a_set_is_kept_and_comes_back_as_it_was_drawn(tmp_path):
     path = generated.make("listops", tmp_path, count=50, seed=3)
     drawn = generated.draw("listops", count=50, seed=3)
     assert same(generated.load(path), drawn)
@@ -29,13 +26,13 @@ def test_a_set_is_kept_and_comes_back_as_it_was_drawn(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["listops-50-seed3.npz"]
 
 
-def test_another_seed_draws_other_samples_and_more_samples_begin_alike() -> None:
+def test_another_seed_draws_other_samples_and_more_samples_begin_alike():
     few = generated.draw("listops", count=30, seed=0)
     assert not same(few, generated.draw("listops", count=30, seed=1))
     assert same(few, generated.draw("listops", count=50, seed=0).take(np.arange(30)))
 
 
-def test_the_smallest_set_has_paths_of_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_set_has_paths_of_every_length(monkeypatch):
     monkeypatch.setattr(snakes, "AT_ONCE", 256)
     lengths = np.bincount(generated.draw("snakes", count=14, seed=0).labels // 2)
     assert len(lengths) == 13
@@ -43,25 +40,22 @@ def test_the_smallest_set_has_paths_of_every_length(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_several_processes_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_draw_what_one_does(monkeypatch):
     monkeypatch.undo()  # other processes have blocks of the usual size
     alone = generated.draw("listops", count=1100, seed=0)
     assert same(alone, generated.draw("listops", count=1100, seed=0, workers=2))
 
 
-def test_a_sample_drawn_twice_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_block = generated._draw_block
-    monkeypatch.setattr(
-        generated,
-        "_draw_block",
-        lambda name, seed, number, size: draw_block(name, seed, number // 2, size),
-    )
+def test_a_sample_drawn_twice_is_kept_once(monkeypatch):
+    draw = generated._draw_block
+    twice = lambda name, seed, number, size: draw(name, seed, number // 2, size)  # noqa: E731
+    monkeypatch.setattr(generated, "_draw_block", twice)
     found = generated.draw("listops", count=50, seed=0)
     assert len({found[n].tobytes() for n in range(50)}) == 50
 
 
-def test_a_killed_writer_leaves_no_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
+def test_a_killed_writer_leaves_no_set(tmp_path, monkeypatch):
+    def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.replace", stop)
@@ -70,7 +64,7 @@ def test_a_killed_writer_leaves_no_set(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_verification_finds_damage_wrong_labels_and_other_rules(tmp_path: Path) -> None:
+def test_verification_finds_damage_wrong_labels_and_other_rules(tmp_path):
     path = generated.make("listops", tmp_path, count=30)
     assert len(generated.verify("listops", path)) == 30
     arrays = files.load_arrays(path)
@@ -92,16 +86,14 @@ def test_verification_finds_damage_wrong_labels_and_other_rules(tmp_path: Path) 
         generated.load(path)
 
 
-def test_arrays_that_would_run_code_are_refused(tmp_path: Path) -> None:
+def test_arrays_that_would_run_code_are_refused(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.array([print], dtype=object))
     with pytest.raises(ValueError, match="plain arrays"):
         files.load_arrays(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize("suffix", ["xz", "gz", "npz"])
-def test_what_unpacks_to_too_much_is_refused(
-    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_unpacks_to_too_much_is_refused(suffix, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LIMIT", 10**6)
     path, zeros = tmp_path / f"x.{suffix}", np.zeros(10**6 + 1, np.uint8)
     if suffix == "npz":
@@ -113,14 +105,7 @@ def test_what_unpacks_to_too_much_is_refused(
         (files.load_arrays if suffix == "npz" else files.read_bytes)(path)
 
 
-BAD = [({"count": 0}, "count"), ({"seed": -1}, "seed"), ({"workers": 0}, "workers")]
-
-
-@pytest.mark.parametrize(("given", "name"), BAD)
-def test_bad_numbers_are_named(given: dict[str, int], name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["count", "seed", "workers"])
+def test_bad_numbers_are_named(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name} must be at least"):
-        generated.make("listops", tmp_path, **given)
-    with pytest.raises(
-        ValueError, match="name must be one of listops, pathfinder, snakes, got 'x'"
-    ):
-        generated.make("x", tmp_path)
+        generated.make("listops", tmp_path, **{name: -1})

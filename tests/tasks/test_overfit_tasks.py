@@ -1,10 +1,7 @@
 """Every task is learnt by heart: the loss on two of its batches goes to about zero."""
 
-from pathlib import Path
-
 import pytest
 
-from cosformer.tasks import Task
 from cosformer.training import Budget, Optimiser, RunConfig, Schedule, TaskConfig
 from cosformer.training.config import kind_of
 from cosformer.training.evaluation import summed_loss
@@ -16,7 +13,7 @@ STEPS = 200
 
 
 @pytest.mark.slow
-def test_two_batches_of_every_task_are_learnt_by_heart(task: Task, tmp_path: Path) -> None:
+def test_two_batches_of_every_task_are_learnt_by_heart(task, tmp_path):
     config = RunConfig(
         task=TaskConfig("lm"),  # this part is what the fixture has instead
         out=tmp_path,
@@ -24,19 +21,12 @@ def test_two_batches_of_every_task_are_learnt_by_heart(task: Task, tmp_path: Pat
         schedule=Schedule("constant", warmup=0.1),
         log_every=STEPS,
     )
-    phase = Phase(
-        "training",
-        task,
-        config.model_config(task.facts),
-        Optimiser(lr=1e-2, weight_decay=0.0),
-        Budget(steps=STEPS, batch=2),
-        is_last=True,
-    )
+    how = Optimiser(lr=1e-2, weight_decay=0.0), Budget(steps=STEPS, batch=2)
+    phase = Phase("training", task, config.model_config(task.facts), *how, is_last=True)
     assert phase.model.kind == kind_of(task.facts)
     learner = Learner(config, phase, 0)
-    batches = [
-        described(task.batch("train", seed=0, rank=0, step=n, batch_size=2)) for n in range(2)
-    ]
+    place = {"seed": 0, "rank": 0, "batch_size": 2}
+    batches = [described(task.batch("train", step=n, **place)) for n in range(2)]
     for n in range(STEPS):
         learner.learn(batches[n % 2])
         if n % 10 == 9:

@@ -10,12 +10,10 @@ RNG = np.random.default_rng
 
 
 @pytest.mark.parametrize(("length", "pairs"), [(64, 4), (512, 64)])
-def test_recall_asks_for_the_value_of_each_key_once(length: int, pairs: int) -> None:
+def test_recall_asks_for_the_value_of_each_key_once(length, pairs):
     tokens, labels = Recall(length=length, pairs=pairs).draw(RNG(0), 20, "train")
     for row, asked in zip(tokens, labels, strict=True):
-        known = dict(
-            zip(row[: 2 * pairs : 2].tolist(), row[1 : 2 * pairs : 2].tolist(), strict=True)
-        )
+        known = dict(row[: 2 * pairs].reshape(pairs, 2).tolist())
         places = np.flatnonzero(asked != IGNORED)
         assert len(known) == len(places) == pairs
         assert places.min() >= 2 * pairs
@@ -25,16 +23,15 @@ def test_recall_asks_for_the_value_of_each_key_once(length: int, pairs: int) -> 
         assert max(known) < 4096 <= min(known.values())
 
 
-def test_queries_come_soon_after_the_pairs() -> None:
+def test_queries_come_soon_after_the_pairs():
     _, labels = Recall(length=256, pairs=4).draw(RNG(0), 2000, "train")
     gaps = (np.nonzero(labels != IGNORED)[1] - 8) // 2
     first = np.mean(gaps == 0) * 4  # share of samples that ask at the first place
     expected = 1 / sum((g + 1) ** (0.01 - 1) for g in range(124))
-    assert first > 2 * expected  # four draws without replacement from p ~ (g + 1)^(a - 1)
-    assert first < 4 * expected
+    assert 2 < first / expected < 4  # four draws without replacement from p ~ (g + 1)^(a - 1)
 
 
-def test_copying_asks_for_the_tokens_in_their_order() -> None:
+def test_copying_asks_for_the_tokens_in_their_order():
     task = Copying(length=30, copied=5)
     tokens, labels = task.draw(RNG(0), 50, "train")
     for row, asked in zip(tokens, labels, strict=True):
@@ -44,7 +41,7 @@ def test_copying_asks_for_the_tokens_in_their_order() -> None:
         assert (row[30:] == task.ask).all()
 
 
-def test_induction_asks_for_the_follower_at_the_end() -> None:
+def test_induction_asks_for_the_follower_at_the_end():
     task = Induction(length=40, test_length=90)
     for split, length in (("train", 40), ("test", 90)):
         tokens, labels = task.draw(RNG(0), 50, split)
@@ -54,18 +51,3 @@ def test_induction_asks_for_the_follower_at_the_end() -> None:
             assert last == length - 1
             assert asked[-1] == row[first + 1]
             assert (asked[:-1] == IGNORED).all()
-
-
-BAD = [
-    (Recall, {"length": 30, "pairs": 8}, "length must be even and 4 · pairs = 32"),
-    (Recall, {"pairs": 16, "vocabulary": 20}, "vocabulary must be 34 or more, got 20"),
-    (Copying, {"length": 5}, "length must be 16 or more"),
-    (Induction, {"test_length": 2}, "test_length must be 3 or more, got 2"),
-    (Induction, {"vocabulary": 0}, "vocabulary must be a whole number from 1 on, got 0"),
-]
-
-
-@pytest.mark.parametrize(("kind", "given", "message"), BAD)
-def test_sizes_that_do_not_fit_are_refused(kind: type, given: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**given)

@@ -24,14 +24,14 @@ SIZES = {
 }
 
 
-def _need(name: str) -> Path:
+def _need(name):
     if not os.environ.get("COSFORMER_DATA") or not (FOLDER / name).is_file():
         pytest.skip(f"COSFORMER_DATA has no {name}")
     return FOLDER / name
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_splits_have_their_sizes(name: str) -> None:
+def test_splits_have_their_sizes(name):
     _need("sst2.tsv.xz")
     task = tasks.create(name)
     assert tuple(task.sizes.values()) == SIZES[name]
@@ -40,7 +40,7 @@ def test_splits_have_their_sizes(name: str) -> None:
     assert batch["labels"].max() < task.facts.classes
 
 
-def test_words_of_wikitext_are_counted_as_published() -> None:
+def test_words_of_wikitext_are_counted_as_published():
     _need("wikitext2_train.txt.xz")
     task = tasks.create("lm", text="wikitext2", tokens="words")
     assert task.facts.classes == 33_278
@@ -48,7 +48,7 @@ def test_words_of_wikitext_are_counted_as_published() -> None:
     assert asked == 245_569 - 1
 
 
-def test_our_evaluator_agrees_with_all_published_listops() -> None:
+def test_our_evaluator_agrees_with_all_published_listops():
     lines = files.read_text(_need("listops_d20s.tsv.xz")).splitlines()[1:]
     numbers = {word: n for n, word in enumerate(listops.TOKENS)}
     assert len(lines) == 10_000

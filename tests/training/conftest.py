@@ -1,22 +1,21 @@
 """A run that takes a third of a second, new and finished."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import training_cases
 
-from cosformer.training import RunConfig, train
+from cosformer.training import train
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
+def config(tmp_path):
     """A run that has not begun."""
     return training_cases.config(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """The folder of that run, finished, and nothing happened to it. It is only read."""
     out = tmp_path_factory.mktemp("whole") / "run"
     train(training_cases.config(out))
@@ -24,7 +23,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def finished(config: RunConfig, whole: Path) -> RunConfig:
+def finished(config, whole):
     """A copy of the finished run, to be changed."""
     shutil.copytree(whole, config.out)
     return config

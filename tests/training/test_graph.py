@@ -1,13 +1,10 @@
 """Steps that are replayed: which ones, on what; a stand-in for CUDA's graphs runs anywhere."""
 
 import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cosformer.training import graph
 from cosformer.training.graph import Replayed
@@ -18,29 +15,27 @@ DEVICE = torch.device("cuda:1")
 class Stream:
     """What a stream is asked to wait for."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.waits = device, list["Stream"]()
+    def __init__(self, device):
+        self.device, self.waits = device, []
 
-    def wait_stream(self, other: "Stream") -> None:
+    def wait_stream(self, other):
         self.waits.append(other)
 
 
 class Sums:
     """An update that adds up what it is given, as a graph would: recorded once, then replayed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.total, self.calls, self.recorded = torch.zeros(()), 0, 0
         self.outside = self.stream = Stream(DEVICE)
-        self.inside: list[Stream] = []  # where steps ran by themselves
-        self.is_recording = False
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
-        monkeypatch.setattr(torch.cuda, "Stream", Stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.stream)
-        monkeypatch.setattr(torch.cuda, "stream", self.switched)
-        monkeypatch.setattr(torch.cuda, "graph", self.recording)
+        self.inside, self.is_recording = [], False  # where steps ran by themselves
+        fakes = {"CUDAGraph": SimpleNamespace, "Stream": Stream, "stream": self.switched}
+        fakes |= {"graph": self.recording, "current_stream": lambda device: self.stream}
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
 
     @contextlib.contextmanager
-    def recording(self, into: Any, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+    def recording(self, into, stream, capture_error_mode):
         assert (stream.device, capture_error_mode) == (DEVICE, "thread_local")
         assert not self.inside or stream is self.inside[-1]
         self.is_recording = True
@@ -50,13 +45,13 @@ class Sums:
         self.recorded += 1
 
     @contextlib.contextmanager
-    def switched(self, stream: Stream) -> Iterator[None]:
+    def switched(self, stream):
         self.stream = stream
         yield
         self.stream = self.outside
 
-    def update(self, batch: dict[str, Tensor]) -> None:
-        def kernels() -> None:
+    def update(self, batch):
+        def kernels():
             self.total += batch["tokens"].sum()
 
         self.calls += 1
@@ -67,17 +62,16 @@ class Sums:
             kernels()
 
 
-def batch(length: int, value: float, *, masked: bool = False) -> dict[str, Tensor]:
-    found = {"tokens": torch.full((2, length), value)}
-    return found | ({"mask": torch.ones(2, length, dtype=torch.bool)} if masked else {})
+def batch(length, value):
+    return {"tokens": torch.full((2, length), value)}
 
 
 @pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
+def sums(monkeypatch):
     return Sums(monkeypatch)
 
 
-def test_a_shape_is_recorded_once_and_replayed_on_each_batch(sums: Sums) -> None:
+def test_a_shape_is_recorded_once_and_replayed_on_each_batch(sums):
     """Steps before run where graphs are recorded: autograd remembers where gradients were made."""
     replayed = Replayed(sums.update, DEVICE)
     for n in range(1, 8):
@@ -88,9 +82,7 @@ def test_a_shape_is_recorded_once_and_replayed_on_each_batch(sums: Sums) -> None
     assert sums.outside not in sums.inside
 
 
-def test_each_shape_has_its_own_graph_up_to_a_number(
-    sums: Sums, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_shape_has_its_own_graph_up_to_a_number(sums, monkeypatch):
     monkeypatch.setattr(graph, "MOST", 2)
     replayed = Replayed(sums.update, DEVICE)
     for _ in range(graph.WARM + 2):
@@ -100,8 +92,8 @@ def test_each_shape_has_its_own_graph_up_to_a_number(
     assert sums.total == (graph.WARM + 2) * 2 * (1 + 2 + 3)
 
 
-def test_batches_with_a_mask_are_not_recorded(sums: Sums) -> None:
+def test_batches_with_a_mask_are_not_recorded(sums):
     replayed = Replayed(sums.update, DEVICE)
     for _ in range(graph.WARM + 2):
-        replayed(batch(3, 1.0, masked=True))
+        replayed({**batch(3, 1.0), "mask": torch.ones(2, 3, dtype=torch.bool)})
     assert (sums.recorded, sums.calls) == (0, graph.WARM + 2)

@@ -1,9 +1,6 @@
 """Replayed steps on a GPU: they learn what steps one by one do."""
 
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +15,11 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def replays(monkeypatch):
     """Of graphs; a test in which there were none has shown nothing."""
-    replay, found = torch.cuda.CUDAGraph.replay, list[int]()
+    replay, found = torch.cuda.CUDAGraph.replay, []
 
-    def counted(self: torch.cuda.CUDAGraph) -> None:
+    def counted(self):
         found.append(1)
         replay(self)
 
@@ -31,19 +28,16 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     assert len(found) > 8
 
 
-def losses(out: Path) -> list[float]:
+def losses(out):
     return [row["loss"] for row in log(out) if "loss" in row]
 
 
 @pytest.mark.parametrize("mechanism", ["cosformer", "softmax"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_losses_are_those_of_steps_one_by_one(
-    mechanism: str, precision: str, tmp_path: Path
-) -> None:
+def test_losses_are_those_of_steps_one_by_one(mechanism, precision, tmp_path):
     model = {"layers": 1, "width": 32, "heads": 2, "dropout": 0.1, "mechanism": mechanism}
-    budget = Budget(steps=24, batch=8, accumulate=2)
-    given: dict[str, Any] = {"device": "cuda", "precision": precision, "model": model}
-    given["budget"] = budget
+    given = {"device": "cuda", "precision": precision, "model": model}
+    given["budget"] = Budget(steps=24, batch=8, accumulate=2)
     for graph in (False, True):
         train(config(tmp_path / f"{graph}", graph=graph, **given))
     one_by_one, replayed = (losses(tmp_path / f"{graph}") for graph in (False, True))
@@ -52,8 +46,8 @@ def test_losses_are_those_of_steps_one_by_one(
     assert replayed != [replayed[0]] * 8
 
 
-def test_an_interrupted_run_goes_on_in_both_phases(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"device": "cuda", "graph": True, "pretraining": pretraining()}
+def test_an_interrupted_run_goes_on_in_both_phases(tmp_path):
+    given = {"device": "cuda", "graph": True, "pretraining": pretraining()}
     train(config(tmp_path / "whole", **given))
     broken = config(tmp_path / "broken", save_seconds=0.0, **given)
     for events in (3, 9):

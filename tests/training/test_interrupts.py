@@ -1,22 +1,18 @@
 """Ctrl-C and readers that leave: all steps are kept, and the run ends as if nothing had been."""
 
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 import training_cases as cases
 
 from cosformer import cli
-from cosformer.training import RunConfig, learner, load, train, trainer
+from cosformer.training import learner, load, train, trainer
 from cosformer.training.folder import state_of
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
+def heard():
     """A shell's jobs in the background are deaf to Ctrl-C, and so would be their tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -24,9 +20,7 @@ def heard() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("step", "number"), [(1, "SIGINT"), (8, "SIGTERM"), (24, "SIGINT")])
-def test_an_interrupt_keeps_every_step(
-    config: RunConfig, step: int, number: str, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_keeps_every_step(config, step, number, whole, monkeypatch):
     """It comes in the middle of a step, which is ended first; lines and evaluations follow."""
     config = replace(config, save_seconds=1e9)
     with monkeypatch.context() as patch, cli._signals():
@@ -39,34 +33,25 @@ def test_an_interrupt_keeps_every_step(
     cases.assert_same_outcome(config.out, whole)
 
 
-def test_the_command_saves_and_ends_when_it_is_terminated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_saves_and_ends_when_it_is_terminated(tmp_path, monkeypatch, shell):
     monkeypatch.chdir(tmp_path)
     interrupt(monkeypatch, 3, signal.SIGTERM)
     sizes = ("model.layers=1", "model.width=16", "task.options.length=16", "budget.batch=2")
     words = [word for each in sizes for word in ("--set", each)]
-    assert cli.main(["train", "copying", "--device", "cpu", "--out", "r", *words]) == 143
-    assert "interrupted; the checkpoint of step 3 is in r" in capsys.readouterr().err
+    code, _, err = shell("train", "copying", "--device", "cpu", "--out", "r", *words)
+    assert (code, "interrupted; the checkpoint of step 3 is in r" in err) == (143, True)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     for verb in (["evaluate", "r"], ["generate", "r", "--prompt", "a"]):
-        assert cli.main(verb) == 2
-        assert "take the last one (--checkpoint last)" in capsys.readouterr().err
+        assert "take the last one (--checkpoint last)" in shell.refuses(*verb)
 
 
-def test_an_interrupt_of_an_evaluation_keeps_the_steps(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_of_an_evaluation_keeps_the_steps(config, tmp_path, monkeypatch):
     config = replace(config, save_seconds=1e9, pretraining=cases.pretraining())
     whole = replace(config, out=tmp_path / "whole")
     train(whole)
-
-    def interrupted(*_: Any, **__: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(trainer, "evaluate", interrupted)
+            patch.setattr(trainer, "evaluate", lambda *_, **__: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 train(config)
         assert state_of(config.out)["step"] == 8
@@ -74,9 +59,7 @@ def test_an_interrupt_of_an_evaluation_keeps_the_steps(
     cases.assert_same_outcome(config.out, whole.out)
 
 
-def test_an_interrupt_keeps_nothing_that_is_not_finite(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_keeps_nothing_that_is_not_finite(config, monkeypatch):
     cases.poison(monkeypatch, "loss", step=4)
     interrupt(monkeypatch, 5)
     with pytest.raises(KeyboardInterrupt):
@@ -84,13 +67,11 @@ def test_an_interrupt_keeps_nothing_that_is_not_finite(
     assert not (config.out / "last.safetensors").exists()
 
 
-def interrupt(
-    monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals = signal.SIGINT
-) -> None:
+def interrupt(monkeypatch, step, number=signal.SIGINT):
     """As Ctrl-C does, between the gradient of this step and the update."""
     clip = learner.Learner._clip
 
-    def interrupted(self: learner.Learner) -> list[torch.Tensor]:
+    def interrupted(self):
         if self.step + 1 == step:
             signal.raise_signal(number)
         return clip(self)

@@ -6,15 +6,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, Any
 
 import pytest
 import torch
 import training_cases as cases
 
-from cosformer.training import RunConfig, checkpoint, folder, train
+from cosformer.training import checkpoint, folder, train
 from cosformer.training.folder import state_of
 
 pytestmark = pytest.mark.slow  # every kill needs a new process
@@ -23,17 +20,17 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["cosformer.training", "torch._dynamo", "safetensors.torch"])
 
 
-def in_process(config: RunConfig) -> None:
+def in_process(config):
     torch.set_num_threads(1)
     train(config)
 
 
-def dies_in_write(config: RunConfig, number: int) -> None:
+def dies_in_write(config, number):
     """Train, and be killed in the middle of the write of this number."""
     whole, writes = folder.replacing, iter(range(1, 10**9))
 
     @contextlib.contextmanager
-    def half(path: Path) -> Iterator[Any]:
+    def half(path):
         with whole(path) as file:
             yield Half(file) if next(writes) == number else file
 
@@ -44,16 +41,16 @@ def dies_in_write(config: RunConfig, number: int) -> None:
 class Half:
     """A file that takes half of what is written, then the process is no more."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file):
         self.file = file
 
-    def write(self, content: bytes) -> None:
+    def write(self, content):
         self.file.write(content[: len(content) // 2])
         self.file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def ended(target: Any, *arguments: Any) -> int | None:
+def ended(target, *arguments):
     """Exit code of a process."""
     process = PROCESSES.Process(target=target, args=arguments)
     process.start()
@@ -61,14 +58,15 @@ def ended(target: Any, *arguments: Any) -> int | None:
     return process.exitcode
 
 
-def killed(config: RunConfig, *, steps: int, after: float) -> bool:
+def killed(config, *, steps, after):
     """Kill a run so many steps and seconds after it began; False if it has ended before."""
     process = PROCESSES.Process(target=in_process, args=(config,))
     last = config.out / "last.safetensors"
+    seen = {last.stat().st_ino if last.exists() else None}
     process.start()
-    seen = {_version(last)}
     while process.is_alive() and len(seen) <= steps:
-        seen.add(_version(last))
+        with contextlib.suppress(FileNotFoundError):
+            seen.add(last.stat().st_ino)
         time.sleep(0.001)
     process.join(after)
     process.kill()
@@ -77,26 +75,20 @@ def killed(config: RunConfig, *, steps: int, after: float) -> bool:
     return process.exitcode != 0
 
 
-def _version(path: Path) -> int | None:
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_ino
-    return None
-
-
-def saving(out: Path) -> RunConfig:
+def saving(out):
     """A run of two phases that is saved at every step."""
     return cases.config(out, pretraining=cases.pretraining(), save_seconds=0.0)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory):
     """The outcome of a run of two phases that nothing happened to."""
     out = tmp_path_factory.mktemp("undisturbed")
     assert ended(in_process, saving(out)) == 0
     return out
 
 
-def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path, undisturbed: Path) -> None:
+def test_killed_at_any_moment_it_ends_the_same(tmp_path, undisturbed):
     config = saving(tmp_path / "killed")
     chance, times = random.Random(0), 0
     while killed(config, steps=chance.randrange(5), after=chance.uniform(0, 0.05)):
@@ -108,9 +100,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path, undisturbed: Path
     cases.assert_same_outcome(config.out, undisturbed)
 
 
-def test_killed_in_the_middle_of_a_write_it_ends_the_same(
-    tmp_path: Path, undisturbed: Path
-) -> None:
+def test_killed_in_the_middle_of_a_write_it_ends_the_same(tmp_path, undisturbed):
     config = saving(tmp_path / "killed")
     for number in (1, 2, 3, 4, 14):
         assert ended(dies_in_write, config, number) == -signal.SIGKILL

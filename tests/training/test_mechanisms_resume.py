@@ -1,7 +1,5 @@
 """A state holds all that the next step depends on, whatever the mechanism draws or keeps."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import training_cases as cases
@@ -17,7 +15,7 @@ from cosformer.training.phases import Phase
 TASK = create("copying", length=12, copied=4, vocabulary=6)
 
 
-def learner(name: str, tmp_path: Path, seed: int) -> Learner:
+def learner(name, tmp_path, seed):
     """Of masked tokens where the mechanism looks both ways, else of the next one."""
     objective = "masked" if MECHANISMS[name].traits.full else "causal"
     task = from_inputs(TASK, objective, rate=0.5)
@@ -33,7 +31,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in MECHANISMS if n
 
 
 @pytest.mark.parametrize("name", [*DRAWING, *OTHERS])
-def test_the_next_step_is_the_same_from_a_checkpoint(name: str, tmp_path: Path) -> None:
+def test_the_next_step_is_the_same_from_a_checkpoint(name, tmp_path):
     first, second = (learner(name, tmp_path, seed) for seed in (0, 1))
     batches = [
         described(first.phase.task.batch("train", seed=0, rank=0, step=n, batch_size=4))

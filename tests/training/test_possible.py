@@ -1,8 +1,6 @@
 """What cannot be trained is refused before a folder is made for it."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,24 +8,23 @@ import training_cases as cases
 
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, create_model
-from cosformer.training import RunConfig, TaskConfig, possible, train
+from cosformer.training import possible, train
 from cosformer.training.folder import adopt
 
 
 @pytest.fixture
-def short(config: RunConfig, tmp_path: Path) -> RunConfig:
+def short(config, tmp_path):
     """Texts of up to 4 bytes where 100 are allowed, by a mechanism for 100."""
     lines = [f"{n % 2}\t{'ab'[n % 2] * (1 + n % 4)}" for n in range(40)]
-    (tmp_path / "own.tsv").write_text("\n".join(["label\ttext", *lines]) + "\n")
-    task = TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 100})
+    task = cases.table(tmp_path, lines, 100)
     return replace(config, task=task, model={**config.model, "options": {"horizon": 100}})
 
 
-def with_model(config: RunConfig, **changes: Any) -> RunConfig:
+def with_model(config, **changes):
     return replace(config, model={**config.model, **changes})
 
 
-def test_a_mechanism_for_fewer_tokens_is_refused(short: RunConfig) -> None:
+def test_a_mechanism_for_fewer_tokens_is_refused(short):
     for changes in ({"options": {"horizon": 99}}, {"pooling": "cls"}):  # a cls is one more
         with pytest.raises(ValueError, match=r"allow the 10\d tokens of training, got cosformer"):
             train(with_model(short, **changes))
@@ -35,14 +32,14 @@ def test_a_mechanism_for_fewer_tokens_is_refused(short: RunConfig) -> None:
     assert train(short).place.step == 24
 
 
-def test_a_phase_to_come_is_asked_as_well(config: RunConfig) -> None:
+def test_a_phase_to_come_is_asked_as_well(config):
     before = replace(cases.pretraining(), objective="masked")
     with pytest.raises(ValueError, match="linformer cannot attend causally"):
         train(replace(with_model(config, mechanism="linformer"), pretraining=before))
     assert not config.out.exists()
 
 
-def test_a_run_that_is_there_goes_on_as_it_began(short: RunConfig) -> None:
+def test_a_run_that_is_there_goes_on_as_it_began(short):
     config = with_model(short, options={"horizon": 64})  # no batch is wider
     config.out.mkdir()
     adopt(config)
@@ -50,7 +47,7 @@ def test_a_run_that_is_there_goes_on_as_it_began(short: RunConfig) -> None:
 
 
 @pytest.mark.parametrize("name", ["cosformer", "performer", "bigbird", "linformer", "reformer"])
-def test_no_weights_are_drawn_to_ask(name: str) -> None:
+def test_no_weights_are_drawn_to_ask(name):
     kind = "decoder" if MECHANISMS[name].traits.causal != "no" else "masked-lm"
     config = ModelConfig(kind=kind, mechanism=name, max_length=32, layers=1, width=8)
     found = possible.outline(config)
@@ -59,11 +56,9 @@ def test_no_weights_are_drawn_to_ask(name: str) -> None:
     assert {key: tensor.shape for key, tensor in found.state_dict().items()} == shapes
 
 
-def test_a_mechanism_may_read_its_numbers(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Reading(MECHANISMS["softmax"]):  # type: ignore[name-defined, misc]
-        def __init__(self, heads: int, width: int, *, key_heads: int | None = None) -> None:
+def test_a_mechanism_may_read_its_numbers(config, monkeypatch):
+    class Reading(MECHANISMS["softmax"]):
+        def __init__(self, heads, width, *, key_heads=None):
             super().__init__(heads, width, key_heads=key_heads)
             self.number = torch.ones(()).item()
 

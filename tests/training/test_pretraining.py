@@ -1,59 +1,39 @@
 """Pre-training on the task's own inputs, then the task, as one run."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import training_cases as cases
 
-from cosformer.training import (
-    Budget,
-    Evaluated,
-    Pretraining,
-    RunConfig,
-    Started,
-    TaskConfig,
-    Trainer,
-    load,
-    train,
-)
+from cosformer.training import Budget, Evaluated, Pretraining, Started, Trainer, load, train
 from cosformer.training.learner import Learner
 from cosformer.training.phases import phases
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> TaskConfig:
+def table(tmp_path):
     """Which of two letters a text has."""
-    lines = [f"{n % 2}\t{'ab'[n % 2] * (1 + n % 20)}" for n in range(200)]
-    (tmp_path / "own.tsv").write_text("\n".join(["label\ttext", *lines]) + "\n")
-    return TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 20})
+    return cases.table(tmp_path, [f"{n % 2}\t{'ab'[n % 2] * (1 + n % 20)}" for n in range(200)], 20)
 
 
 @pytest.mark.parametrize(("objective", "pooling"), [("masked", "mean"), ("causal", "cls")])
-def test_both_phases_are_one_run(
-    config: RunConfig, table: TaskConfig, objective: str, pooling: str
-) -> None:
+def test_both_phases_are_one_run(config, table, objective, pooling):
     before = replace(cases.pretraining(), objective=objective)
-    config = replace(
-        config, task=table, pretraining=before, model={**config.model, "pooling": pooling}
-    )
+    model = {**config.model, "pooling": pooling}
+    config = replace(config, task=table, pretraining=before, model=model)
     events = list(Trainer(config).events())
     kinds = [event.model.kind for event in events if isinstance(event, Started)]
     assert kinds == ["masked-lm" if objective == "masked" else "decoder", "classifier"]
     judged = [(e.phase, e.step) for e in events if isinstance(e, Evaluated)]
-    assert judged == [("pretraining", 8), ("pretraining", 10)] + [
-        ("training", step) for step in (8, 16, 24)
-    ]
+    steps = {"pretraining": (8, 10), "training": (8, 16, 24)}
+    assert judged == [(phase, step) for phase in steps for step in steps[phase]]
     loaded = load(config.out)
-    assert loaded.model.config.kind == "classifier"
-    assert loaded.place.metric == "accuracy"
+    assert (loaded.model.config.kind, loaded.place.metric) == ("classifier", "accuracy")
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
-def test_the_task_begins_with_the_backbone_that_was_learnt(
-    config: RunConfig, table: TaskConfig, average: float | None
-) -> None:
+def test_the_task_begins_with_the_backbone_that_was_learnt(config, table, average):
     config = replace(config, task=table, pretraining=cases.pretraining(), average=average)
     first, second = phases(config, table.create("cpu"))
     before, after = Learner(config, first, 0), Learner(config, second, 1)
@@ -73,9 +53,7 @@ STOPS += [("training", 16, False), ("training", 24, True), ("training", 24, Fals
 """Phase and step at which a reader leaves, and whether the model is still to be judged then."""
 
 
-def test_a_reader_that_leaves_loses_no_step_and_a_run_goes_on_in_either_phase(
-    config: RunConfig, tmp_path: Path
-) -> None:
+def test_a_reader_that_leaves_loses_no_step_and_a_run_goes_on_in_either_phase(config, tmp_path):
     config = replace(config, pretraining=cases.pretraining(), save_seconds=1e9)
     whole = replace(config, out=tmp_path / "whole")
     train(whole)
@@ -89,14 +67,9 @@ def test_a_reader_that_leaves_loses_no_step_and_a_run_goes_on_in_either_phase(
     cases.assert_same_outcome(config.out, whole.out)
 
 
-def test_both_phases_have_a_budget_and_a_rate_of_their_own(config: RunConfig) -> None:
+def test_both_phases_have_a_budget_and_a_rate_of_their_own(config):
     before = Pretraining("causal", budget=Budget(steps=5, batch=2), lr=0.5)
     first, second = phases(replace(config, pretraining=before), config.task.create("cpu"))
     assert (first.budget, first.optimiser.lr) == (before.budget, 0.5)
     assert (second.budget, second.optimiser) == (config.budget, config.optimiser)
     assert (first.is_last, second.is_last) == (False, True)
-
-
-def test_a_rate_that_is_no_share_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"rate must lie above 0 and up to 1, got 2"):
-        Pretraining(rate=2.0)

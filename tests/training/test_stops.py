@@ -6,64 +6,57 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import training_cases as cases
 
-from cosformer.training import (
-    Budget,
-    Diverged,
-    Optimiser,
-    Pretraining,
-    RunConfig,
-    Schedule,
-    TaskConfig,
-    Trainer,
-    checkpoint,
-    load,
-    train,
-)
+from cosformer import training
+from cosformer.training import checkpoint, load, train
 from cosformer.training.folder import state_of
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_what_is_not_finite_stops_the_run(
-    config: RunConfig, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_finite_stops_the_run(config, where, monkeypatch):
     """The message says step and group; the last checkpoint is from before."""
     config = replace(config, save_seconds=0.0)
     cases.poison(monkeypatch, where, step=13)
-    with pytest.raises(Diverged, match=r"step 14 of training: .* not finite") as caught:
+    with pytest.raises(training.Diverged, match=r"step 14 of training: .* not finite") as caught:
         train(config)
-    assert ("loss" in str(caught.value)) == (where == "loss")
-    assert "gradient of vectors" in str(caught.value)
-    assert ("gradient of matrices" in str(caught.value)) == (where == "loss")
+    named = [part in str(caught.value) for part in ("loss", "of matrices", "gradient of vectors")]
+    assert named == [where == "loss", where == "loss", True]
     status = state_of(config.out)
-    assert status["state"] == "failed"
-    assert "step 14" in status["message"]
+    assert (status["state"], "step 14" in status["message"]) == ("failed", True)
     assert load(config.out, "last").place.step == status["step"] == 13
     assert all(t.isfinite().all() for t in cases.tensors(config.out / "last.safetensors").values())
 
 
-def test_weights_that_are_not_finite_are_not_kept(config: RunConfig) -> None:
+def test_weights_that_are_not_finite_are_not_kept(config):
     """A step may be fine and what it leaves is not."""
-    config = replace(
-        config,
-        optimiser=Optimiser(lr=1e38),
-        schedule=Schedule("constant", warmup=0),
-        save_seconds=0.0,
-    )
-    with pytest.raises(Diverged, match=r"step 1 of training: weights of .* not finite"):
-        train(config)
+    constant = training.Schedule("constant", warmup=0)
+    steep = {"optimiser": training.Optimiser(lr=1e38), "schedule": constant}
+    with pytest.raises(training.Diverged, match=r"step 1 of training: weights of .* not finite"):
+        train(replace(config, save_seconds=0.0, **steep))
     assert not (config.out / "last.safetensors").exists()
     assert state_of(config.out)["step"] == 0
 
 
-def test_tensorboard_gets_what_the_log_gets(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = fake_tensorboard(monkeypatch)
+def test_tensorboard_gets_what_the_log_gets(config, monkeypatch):
+    shown = {}
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            assert purge_step == 1
+            self.into = shown.setdefault(Path(folder).name, {})
+
+        def add_scalar(self, name, value, step):
+            self.into.setdefault(name, []).append((step, value))
+
+        def close(self):
+            self.add_scalar = None
+
+    module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     train(replace(config, tensorboard=True, pretraining=cases.pretraining()))
     rows = cases.log(config.out)
     for phase in ("pretraining", "training"):
@@ -72,63 +65,36 @@ def test_tensorboard_gets_what_the_log_gets(
     assert [step for step, _ in shown["training"]["valid/accuracy"]] == [8, 16, 24]
 
 
-def fake_tensorboard(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, list[Any]]]:
-    shown: dict[str, dict[str, list[Any]]] = {}
+def fill_the_disk(monkeypatch, is_full):
+    """Checkpoints are written until the path of one is given for which it is full."""
+    write = checkpoint.replacing
 
-    class SummaryWriter:
-        def __init__(self, folder: str, purge_step: int) -> None:
-            assert purge_step == 1
-            self.into = shown.setdefault(Path(folder).name, {})
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            self.into.setdefault(name, []).append((step, value))
-
-        def close(self) -> None:
-            self.add_scalar = None  # type: ignore[method-assign, assignment]
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    return shown
-
-
-def test_a_full_disk_keeps_the_last_checkpoint(
-    config: RunConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = replace(config, save_seconds=0.0)
-    write, calls = checkpoint.replacing, iter(range(10**6))
-
-    def full(path: Path) -> Any:
-        if next(calls) >= 5:
+    def replacing(path):
+        if is_full(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path)
 
-    monkeypatch.setattr(checkpoint, "replacing", full)
+    monkeypatch.setattr(checkpoint, "replacing", replacing)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(config, whole, monkeypatch):
+    config, calls = replace(config, save_seconds=0.0), iter(range(10**6))
+    fill_the_disk(monkeypatch, lambda path: next(calls) >= 5)
     with pytest.raises(OSError, match="No space left") as caught:
         train(config)
     monkeypatch.undo()
     assert "the one before it is kept" in str(caught.value)
-    assert caught.value.errno == errno.ENOSPC
-    assert state_of(config.out)["state"] == "failed"
+    assert (caught.value.errno, state_of(config.out)["state"]) == (errno.ENOSPC, "failed")
     assert load(config.out, "last").place.step == state_of(config.out)["step"] == 5
     train(config)
     cases.assert_same_outcome(config.out, whole)
 
 
-def test_the_status_tells_of_what_is_kept_alone(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_status_tells_of_what_is_kept_alone(config, monkeypatch):
     """Of a checkpoint that was not written: not its phase, its best value, nor its metrics."""
     config = replace(config, pretraining=cases.pretraining(), save_seconds=1e9)
-    write = checkpoint.replacing
-
-    def full(path: Path) -> Any:
-        if path.name == "last.safetensors" and state_of(config.out)["step"] == 10:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path)
-
-    monkeypatch.setattr(checkpoint, "replacing", full)
+    late = lambda: state_of(config.out)["step"] == 10  # noqa: E731
+    fill_the_disk(monkeypatch, lambda path: path.name == "last.safetensors" and late())
     with pytest.raises(OSError, match="No space left"):
         train(config)
     status, kept = state_of(config.out), vars(load(config.out, "last").place)
@@ -136,16 +102,14 @@ def test_the_status_tells_of_what_is_kept_alone(
     assert (kept["phase"], kept["step"]) == (0, 10)
 
 
-def test_the_folder_of_another_run_is_left_alone(finished: RunConfig) -> None:
+def test_the_folder_of_another_run_is_left_alone(finished):
     before = (finished.out / "last.safetensors").read_bytes()
     with pytest.raises(ValueError, match=r"budget.steps = 24, here it is 25 and 1 more setting"):
-        train(replace(finished, budget=Budget(steps=25, batch=8), seed=1))
+        train(replace(finished, budget=training.Budget(steps=25, batch=8), seed=1))
     assert (finished.out / "last.safetensors").read_bytes() == before
 
 
-def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(
-    finished: RunConfig, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(finished, tmp_path):
     """Where it is and how often it is saved may change; what its config lacks is as by default."""
     finished.out.rename(tmp_path / "moved")
     again = replace(finished, out=tmp_path / "moved", save_seconds=5.0, device="auto")
@@ -158,25 +122,22 @@ def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(
         train(replace(again, compile=True))
 
 
-@pytest.mark.parametrize("content", ['{"architectures": ["Bert"]}', "[]", '{"task": 3}'])
-def test_a_config_of_something_else_is_named(config: RunConfig, content: str) -> None:
+FOREIGN = [("config.json", x) for x in ('{"architectures": ["Bert"]}', "[]", '{"task": 3}')]
+
+
+@pytest.mark.parametrize(("name", "content"), [*FOREIGN, ("thesis.tex", "all my work")])
+def test_a_folder_of_something_else_is_refused_and_left_alone(config, name, content):
     config.out.mkdir()
-    (config.out / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"run.config.json must be the config of a run: "):
+    (config.out / name).write_text(content)
+    rules = {"config.json": "run.config.json must be the config of a run: "}
+    rule = rules.get(name, "out must be a run or an empty folder, .* thesis.tex")
+    with pytest.raises(ValueError, match=rule):
         train(config)
+    assert {path.name: path.read_text() for path in config.out.iterdir()} == {name: content}
 
 
-def test_a_folder_with_something_else_is_refused(config: RunConfig) -> None:
-    config.out.mkdir()
-    (config.out / "thesis.tex").write_text("all my work")
-    with pytest.raises(ValueError, match=r"out must be a run or an empty folder, .* thesis.tex"):
-        train(config)
-    assert (config.out / "thesis.tex").read_text() == "all my work"
-    assert [path.name for path in config.out.iterdir()] == ["thesis.tex"]
-
-
-def test_one_process_at_a_time_works_in_a_run(config: RunConfig) -> None:
-    events = Trainer(config).events()
+def test_one_process_at_a_time_works_in_a_run(config):
+    events = training.Trainer(config).events()
     next(events)
     assert state_of(config.out)["state"] == "running"
     with pytest.raises(ValueError, match="nobody works in"):
@@ -186,46 +147,43 @@ def test_one_process_at_a_time_works_in_a_run(config: RunConfig) -> None:
 
 
 @pytest.mark.parametrize("log", [None, b"", b"[]\n", b'{"phase": 3}\n', b'{"step": "x"', b"\xff\n"])
-def test_a_log_that_was_lost_or_changed_stops_nothing(
-    finished: RunConfig, log: bytes | None
-) -> None:
+def test_a_log_that_was_lost_or_changed_stops_nothing(finished, log):
     path = finished.out / "log.jsonl"
     path.unlink() if log is None else path.write_bytes(log)
     assert train(finished).place.step == 24
     assert path.read_bytes() == b""
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+WRONG = [
     ({"model": {"options": {"lenght": 3}}}, "lenght"),
     ({"model": {"options": {"horizon": "far"}}}, "horizon"),
     ({"model": {"widht": 3}}, "model must be one of kind, .*, got 'widht'"),
     ({"device": "gpu"}, "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
     ({"save_seconds": float("nan")}, "save_seconds must be at least 0, got nan"),
     ({"graph": True}, "graph must be false on cpu"),
-    ({"task": TaskConfig("image", {"data": "nowhere"})}, "cosformer data get image"),
+    ({"task": training.TaskConfig("image", {"data": "nowhere"})}, "cosformer data get image"),
 ]
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_a_wrong_setting_is_named_before_a_folder_is_made(
-    config: RunConfig, given: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_setting_is_named_before_a_folder_is_made(config, given, message):
     with pytest.raises(ValueError, match=message):
         train(replace(config, **given))
     assert not config.out.exists()
 
 
-@pytest.mark.parametrize("value", [float("nan"), -1.0])
-def test_what_is_no_amount_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=f"weight_decay must be finite .* 0, got {value}"):
-        Optimiser(weight_decay=value)
+def test_what_is_no_amount_is_refused():
+    for value in (float("nan"), -1.0):
+        with pytest.raises(ValueError, match=f"weight_decay must be finite .* 0, got {value}"):
+            training.Optimiser(weight_decay=value)
+    with pytest.raises(ValueError, match=r"rate must lie above 0 and up to 1, got 2"):
+        training.Pretraining(rate=2.0)
 
 
-def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: Path) -> None:
-    (tmp_path / "own.tsv").write_text("label\ttext\n" + "0\tab\n1\tba\n" * 20)
-    task = TaskConfig("classify", {"data": str(tmp_path / "own.tsv"), "length": 4})
+def test_pretraining_that_does_not_fit_is_refused(config, tmp_path):
+    task = cases.table(tmp_path, ["0\tab", "1\tba"] * 20, 4)
     model = {"mechanism": "linformer", "pooling": "cls", "options": {"projected": 2}}
-    before = Pretraining("masked", rate=1.0, budget=Budget(steps=2, batch=2))
+    before = training.Pretraining("masked", rate=1.0, budget=training.Budget(steps=2, batch=2))
     with pytest.raises(ValueError, match="what was learnt before must fit the model"):
         train(replace(config, task=task, model=model, pretraining=before))
     assert not config.out.exists()
@@ -233,7 +191,7 @@ def test_pretraining_that_does_not_fit_is_refused(config: RunConfig, tmp_path: P
 
 TEXT = [f"{n} green bottles hanging on the wall" for n in range(100)]
 TABLE = ["label\ttext", *(f"{n % 2}\t{'ab'[n % 2] * 5} {n}" for n in range(100))]
-DATA: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+DATA = {
     "other text": ({"tokens": "bytes"}, TEXT, ["that is the question"] * 100),
     "other words": ({"tokens": "words"}, TEXT, ["that is the question of many words"] * 100),
     "two lines of a text in turn": ({}, TEXT, [*TEXT[:40], TEXT[41], TEXT[40], *TEXT[42:]]),
@@ -244,15 +202,13 @@ DATA: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", DATA)
-def test_a_run_neither_goes_on_with_other_data_nor_is_judged_by_them(
-    config: RunConfig, tmp_path: Path, case: str
-) -> None:
+def test_a_run_neither_goes_on_with_other_data_nor_is_judged_by_them(config, tmp_path, case):
     """However few bytes of a file have changed."""
     options, lines, others = DATA[case]
     path = tmp_path / ("my.txt" if lines is TEXT else "my.tsv")
     name, option = ("lm", "text") if lines is TEXT else ("classify", "data")
-    task = TaskConfig(name, {**options, option: str(path), "length": 8})
-    config = replace(config, task=task, budget=Budget(steps=2, batch=2))
+    task = training.TaskConfig(name, {**options, option: str(path), "length": 8})
+    config = replace(config, task=task, budget=training.Budget(steps=2, batch=2))
     path.write_text("\n".join(lines))
     train(config)
     before = (config.out / "data.json").read_bytes()

@@ -2,60 +2,55 @@
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
-from cosformer.training import (
-    Budget,
-    Evaluation,
-    Optimiser,
-    Pretraining,
-    RunConfig,
-    Schedule,
-    TaskConfig,
-    learner,
-)
+from cosformer import training
 from cosformer.training import checkpoint as checkpoints
+from cosformer.training import learner
 
 TIMES = ("tokens_per_second", "memory", "seconds_left")
 """What differs from one run of the same config to the next."""
 
 
-def config(out: Path, **changes: Any) -> RunConfig:
+def config(out, **changes):
     """Copying with dropout and a moving average: all that a state consists of."""
-    given: dict[str, Any] = {
-        "task": TaskConfig("copying", {"length": 12, "copied": 3, "vocabulary": 4}),
+    given = {
+        "task": training.TaskConfig("copying", {"length": 12, "copied": 3, "vocabulary": 4}),
         "out": out,
         "model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.1},
-        "optimiser": Optimiser(lr=1e-2),
-        "schedule": Schedule(warmup=0.2),
-        "budget": Budget(steps=24, batch=8),
-        "evaluation": Evaluation(every=8, batches=2),
+        "optimiser": training.Optimiser(lr=1e-2),
+        "schedule": training.Schedule(warmup=0.2),
+        "budget": training.Budget(steps=24, batch=8),
+        "evaluation": training.Evaluation(every=8, batches=2),
         "average": 0.9,
         "device": "cpu",
         "log_every": 3,
     }
-    return RunConfig(**(given | changes))
+    return training.RunConfig(**(given | changes))
 
 
-def pretraining() -> Pretraining:
-    return Pretraining(objective="causal", budget=Budget(steps=10, batch=4), lr=1e-2)
+def table(folder, lines, length):
+    """Classify these texts, each after its label."""
+    (folder / "own.tsv").write_text("\n".join(["label\ttext", *lines]) + "\n")
+    return training.TaskConfig("classify", {"data": str(folder / "own.tsv"), "length": length})
 
 
-def log(out: Path) -> list[dict[str, Any]]:
+def pretraining():
+    return training.Pretraining("causal", budget=training.Budget(steps=10, batch=4), lr=1e-2)
+
+
+def log(out):
     """The lines of a log without times; every one must be whole."""
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
 
-def tensors(path: Path) -> dict[str, torch.Tensor]:
+def tensors(path):
     return dict(checkpoints.read(path).tensors)
 
 
-def assert_same_outcome(one: Path, other: Path) -> None:
+def assert_same_outcome(one, other):
     """Logs line by line, checkpoints bit for bit."""
     assert log(one) == log(other)
     for name in ("last.safetensors", "best.safetensors"):
@@ -65,27 +60,27 @@ def assert_same_outcome(one: Path, other: Path) -> None:
             assert torch.equal(left[key], right[key]), f"{name}: {key}"
 
 
-def remove(folder: Path) -> Path:
+def remove(folder):
     shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
+def poison(monkeypatch, where, step):
     """NaN into the loss, or into the gradient of one norm, after so many steps."""
     normal = learner.summed_loss
 
     class Poison(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        def forward(ctx, x):
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        def backward(ctx, gradient):
             return gradient * float("nan")
 
     calls = iter(range(10**6))
 
-    def poisoned(model: Any, batch: Any) -> torch.Tensor:
+    def poisoned(model, batch):
         loss = normal(model, batch)
         if next(calls) < step:
             return loss
