@@ -1,3 +1,3 @@
 """`cosformer data`: which data sets there are, fetching, generating and checking them."""
 
-from cosformer.data import make as make
+from cosformer.data import make

@@ -1,16 +1,13 @@
 """Models around any mechanism: encoders, a language model, an encoder-decoder."""
 
 from cosformer.models.backbone import ModelState
-from cosformer.models.config import Kind as Kind
-from cosformer.models.config import ModelConfig
-from cosformer.models.create import Model as Model
-from cosformer.models.create import create_model, parameter_count
+from cosformer.models.config import Kind, ModelConfig
+from cosformer.models.create import Model, create_model, parameter_count
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.encoder import Classifier, MaskedLanguageModel, PairClassifier
 from cosformer.models.generation import generate, generate_tokens
 from cosformer.models.presets import PARAMETERS, PRESETS
-from cosformer.models.sampling import Sampling
-from cosformer.models.sampling import choose as choose
+from cosformer.models.sampling import Sampling, choose
 from cosformer.models.translation import EncoderDecoder
 
 __all__ = [  # what users call; the names that other rooms need are imported as themselves

@@ -116,21 +116,9 @@ def linear_attention(
         `[B, H, T, V]` in the dtype of q.
     """
     given = Arguments(
-        feature_map,
-        causal,
-        theta,
-        as_numbers(gamma),
-        log_decay,
-        raised,
-        normaliser,
-        rule,
-        eps,
-        scale,
-        key_mask,
-        cu_seqlens,
-        query_start,
-        impl,
-    )
+        feature_map, causal, theta, as_numbers(gamma), log_decay, raised, normaliser, rule, eps,
+        scale, key_mask, cu_seqlens, query_start, impl,
+    )  # fmt: skip
     if isinstance(q, Tensor) and q.is_cuda:
         from cosformer.ops.replay import replayed
 
@@ -205,17 +193,7 @@ def linear_attention_with_state(
             "state was made with another theta or feature map, or with a decay where there is none"
         )
     given = Arguments(
-        feature_map,
-        True,
-        theta,
-        gamma,
-        log_decay,
-        raised,
-        normaliser,
-        rule,
-        eps,
-        scale,
-        key_mask,
+        feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
     )
     dtype = q.dtype
     q, k, v = at_least(state, q, k, v)

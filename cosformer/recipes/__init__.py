@@ -1,8 +1,6 @@
 """Runs as functions that return a config; one for every task."""
 
-from cosformer.recipes.setting import RUNS as RUNS
-from cosformer.recipes.setting import Setting
-from cosformer.recipes.setting import tenth as tenth
+from cosformer.recipes.setting import RUNS, Setting, tenth
 from cosformer.recipes.table import RECIPES, data_option, pretrained, recipe
 
 __all__ = ["RECIPES", "Setting", "data_option", "pretrained", "recipe"]

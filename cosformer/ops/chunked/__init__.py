@@ -2,5 +2,3 @@
 
 from cosformer.ops.chunked.chunks import forget
 from cosformer.ops.chunked.passes import backward, forward
-
-__all__ = ["backward", "forget", "forward"]

@@ -1,7 +1,6 @@
 """Attention in linear time by CUDA C++ for Hopper GPUs: H100 and H200."""
 
-from cosformer.ops.hopper import cache as cache
-from cosformer.ops.hopper import nvrtc as nvrtc
+from cosformer.ops.hopper import cache, nvrtc
 from cosformer.ops.hopper.passes import (
     MAPS,
     MAX_WIDTH,
@@ -12,14 +11,3 @@ from cosformer.ops.hopper.passes import (
     why_not_given,
 )
 from cosformer.ops.hopper.watch import watching
-
-__all__ = [
-    "MAPS",
-    "MAX_WIDTH",
-    "aligned",
-    "backward",
-    "forward",
-    "watching",
-    "why_not",
-    "why_not_given",
-]

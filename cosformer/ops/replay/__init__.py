@@ -2,5 +2,3 @@
 
 from cosformer.ops.replay.native import Options, build, loaded, run
 from cosformer.ops.replay.replay import replayed
-
-__all__ = ["Options", "build", "loaded", "replayed", "run"]

@@ -3,16 +3,3 @@
 from cosformer.ops.triton.gates import balanced_decay_gradient, sum_gates, sum_gates_backward
 from cosformer.ops.triton.passes import INTERPRETED, MAPS, backward, forward, why_not
 from cosformer.ops.triton.step import fused_step, why_not_step
-
-__all__ = [
-    "INTERPRETED",
-    "MAPS",
-    "backward",
-    "balanced_decay_gradient",
-    "forward",
-    "fused_step",
-    "sum_gates",
-    "sum_gates_backward",
-    "why_not",
-    "why_not_step",
-]
