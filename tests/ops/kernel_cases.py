@@ -48,6 +48,7 @@ class Case:
 CAUSAL = {"causal": True}
 LINEAR = {"causal": True, "feature_map": "relu"}
 NONE = {"causal": True, "feature_map": "identity", "normaliser": "none"}
+GAMMA = {"gamma": torch.tensor([0.9, 0.99])}
 CASES = {
     "causal": Case(options=CAUSAL),
     "bidirectional": Case(),
@@ -66,14 +67,8 @@ CASES = {
     "linear transformer": Case(linear_attention, {**CAUSAL, "feature_map": "1+elu"}),
     "signed": Case(linear_attention, {**CAUSAL, "feature_map": "silu", "rule": "signed"}),
     "added": Case(linear_attention, {"feature_map": "relu", "rule": "add", "theta": 1e-4}),
-    "retention": Case(
-        linear_attention,
-        {**NONE, "gamma": torch.tensor([0.9, 0.99])},
-        value_width=16,
-    ),
-    "packed, decaying": Case(
-        linear_attention, {**LINEAR, "gamma": torch.tensor([0.9, 0.99])}, packed=True
-    ),
+    "retention": Case(linear_attention, {**NONE, **GAMMA}, value_width=16),
+    "packed, decaying": Case(linear_attention, {**LINEAR, **GAMMA}, packed=True),
     "gated": Case(linear_attention, NONE, gated=True),
     "gated, scaled": Case(linear_attention, {**NONE, "scale": 0.3}, gated=True, masked=True),
     "scaled, both ways": Case(
@@ -82,7 +77,7 @@ CASES = {
         keys=0.6,
     ),
     "closed gates": Case(linear_attention, NONE, gated=True, closed=True),
-    "fading quotient": Case(linear_attention, {**LINEAR, "gamma": torch.tensor([0.9, 0.99])}),
+    "fading quotient": Case(linear_attention, {**LINEAR, **GAMMA}),
     "gated quotient": Case(
         linear_attention, {**CAUSAL, "feature_map": "1+elu"}, gated=True, closed=True
     ),
