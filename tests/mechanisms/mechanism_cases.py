@@ -99,6 +99,38 @@ def cut(controls: dict[str, Tensor], where: slice) -> dict[str, Tensor]:
     return {name: control[:, :, where] for name, control in controls.items()}
 
 
+def stream(mechanism, rows, controls, pieces):
+    """The outputs of a stream in pieces of so many tokens, end to end, and the state after it."""
+    state, outs, begin = mechanism.empty_state(*rows[1:]), [], 0
+    for piece in pieces:
+        now = slice(begin, begin := begin + piece)
+        given = (x[:, :, now] for x in rows)
+        out, state = mechanism(*given, causal=True, state=state, controls=cut(controls, now))
+        outs.append(out)
+    return torch.cat(outs, 2), state
+
+
+def by_steps(mechanism, rows, controls, state, first=0):
+    """The outputs of the tokens from `first` on, each by a step, end to end."""
+    outs = []
+    for t in range(first, rows[0].shape[2]):
+        now = slice(t, t + 1)
+        given = (x[:, :, now] for x in rows)
+        out, state = mechanism.step(*given, state, controls=cut(controls, now))
+        outs.append(out)
+    return torch.cat(outs, 2)
+
+
+def results(mechanism, inputs, controls=None, **options):
+    """The output, and the gradients of inputs, controls and parameters."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    controls = {name: x.detach().requires_grad_() for name, x in (controls or {}).items()}
+    out, _ = mechanism(*inputs, controls=controls, **options)
+    leaves = [*inputs, *controls.values(), *mechanism.parameters()]
+    given = draw(*out.shape, seed=8).to(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, given, materialize_grads=True)]
+
+
 @torch.no_grad()
 def check_graph(mechanism, inputs, others):
     """A call that a CUDA graph repeats gives what the call does; inputs lie on a GPU."""

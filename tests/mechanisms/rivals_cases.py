@@ -1,7 +1,7 @@
 """Rivals of softmax with products of 16 bits, against themselves in float64."""
 
 import torch
-from mechanism_cases import draw, make, tokens
+from mechanism_cases import draw, make, results, tokens
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,16 +17,6 @@ CASES = [(name, False) for name in RIVALS] + [(name, True) for name in list(RIVA
 LONG = [case for case in CASES if case[0] != "synthesizer"]  # which stores all scores
 DTYPES = [torch.bfloat16, torch.float16]
 SHARP = [12, 28]  # what other blocks have left is 1e-10, too little for float16, or 1e-56
-
-
-def results(mechanism, inputs, **options):
-    """Output and all gradients, in float64."""
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    out, _ = mechanism(*inputs, **options)
-    leaves = [*inputs, *mechanism.parameters()]
-    given = draw(*out.shape, seed=8).to(out)
-    slopes = torch.autograd.grad(out, leaves, given, materialize_grads=True)  # not all look at q
-    return [x.detach().cpu().double() for x in (out, *slopes)]
 
 
 def sharpened(q, k, v, scale, block=64):
@@ -51,6 +41,7 @@ def check_rival(name, causal, length, dtype, *, masked=False, key_heads=4, sharp
     mechanism.to(device, torch.float32)
     options["key_mask"] = None if mask is None else mask.to(device)
     found = results(mechanism, [x.to(device) for x in inputs], **options)
+    found = [x.cpu().double() for x in found]
     rounding = torch.finfo(dtype).eps
     if sharp:  # scores are hundreds, and so are their roundings
         assert (found[0] - right[0]).norm() <= 100 * rounding * right[0].norm()

@@ -3,7 +3,7 @@
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mechanism_cases import CASES, cut, draw, make, names_where, tokens
+from mechanism_cases import CASES, draw, make, names_where, stream, tokens
 from torch.testing import assert_close
 
 STREAMS = names_where(state=("constant", "window", "cache"))
@@ -28,13 +28,8 @@ def test_any_cut_of_a_stream_is_the_full_pass(name, length, cuts, grouped):
     q, k, v, controls = tokens(mechanism, length, batch=1)
     whole, _ = mechanism(q, k, v, causal=True, controls=controls)
     ends = sorted({min(c, length) for c in cuts} | {length})
-    state, begin = mechanism.empty_state(k, v), 0
-    for end in ends:
-        now = slice(begin, end)
-        given = (x[:, :, now] for x in (q, k, v))
-        out, state = mechanism(*given, causal=True, state=state, controls=cut(controls, now))
-        assert_close(out, whole[:, :, now], rtol=1e-6, atol=1e-6)
-        begin = end
+    pieces = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    assert_close(stream(mechanism, (q, k, v), controls, pieces)[0], whole, rtol=1e-6, atol=1e-6)
 
 
 @PROPERTY

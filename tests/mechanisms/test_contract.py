@@ -13,9 +13,11 @@ from mechanism_cases import (
     draw,
     make,
     names_where,
+    stream,
     tokens,
 )
 from torch.testing import assert_close
+from torch.utils import _pytree as pytree
 
 from cosformer.mechanisms.linear import delta_rule
 from cosformer.ops.chunked import chunks as span
@@ -104,14 +106,7 @@ def test_a_stream_in_pieces_is_the_full_pass(name, pieces):
     mechanism = make(name, heads=4, key_heads=2)
     q, k, v, controls = tokens(mechanism, value_width=5)
     whole, _ = mechanism(q, k, v, causal=True, controls=controls)
-    state, outs, begin = mechanism.empty_state(k, v), [], 0
-    for piece in pieces:
-        now = slice(begin, begin + piece)
-        given = (x[:, :, now] for x in (q, k, v))
-        out, state = mechanism(*given, causal=True, state=state, controls=cut(controls, now))
-        outs.append(out)
-        begin += piece
-    assert_close(torch.cat(outs, 2), whole)
+    assert_close(stream(mechanism, (q, k, v), controls, pieces)[0], whole)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -121,17 +116,12 @@ def test_gradients_flow_through_the_state_of_a_stream(name):
     leaves = [x.requires_grad_() for x in (q, k, v, *controls.values())]
     cotangent = draw(*v.shape, seed=8)
     whole, _ = mechanism(q, k, v, causal=True, controls=controls)
-    state, outs = mechanism.empty_state(k, v), []
-    for now in (slice(0, 13), slice(13, 14), slice(14, None)):
-        given = (x[:, :, now] for x in (q, k, v))
-        out, state = mechanism(*given, causal=True, state=state, controls=cut(controls, now))
-        outs.append(out)
-    streamed = torch.autograd.grad(torch.cat(outs, 2), leaves, cotangent, allow_unused=True)
-    right = torch.autograd.grad(whole, leaves, cotangent, allow_unused=True)
-    for mine, theirs in zip(streamed, right, strict=True):
-        assert (mine is None) == (theirs is None)
-        if mine is not None:
-            assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+    parts, _ = stream(mechanism, (q, k, v), controls, (13, 1, LENGTH - 14))
+    streamed, right = (
+        torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)
+        for out in (parts, whole)
+    )
+    assert_close(streamed, right, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", [name for name, causal in PADDED if causal and name in STREAMS])
@@ -161,9 +151,9 @@ def test_the_state_is_as_large_as_it_is_said_to_be(name):
     sizes = []
     for length in (5, LENGTH):
         q, k, v, controls = tokens(mechanism, length, batch=1)
-        _, state = mechanism(q, k, v, causal=True, state=mechanism.empty_state(k, v),
-                             controls=controls)  # fmt: skip
-        sizes.append(sum(x.numel() for x in leaves(state) if x.is_floating_point()))
+        _, state = stream(mechanism, (q, k, v), controls, (length,))
+        found = filter(torch.is_tensor, pytree.tree_leaves(state))
+        sizes.append(sum(x.numel() for x in found if x.is_floating_point()))
         assert sizes[-1] == mechanism.state_size(length)
     if mechanism.traits.state == "constant":
         assert sizes[0] == sizes[1]
@@ -277,14 +267,7 @@ def test_a_batch_of_nothing(name, causal, length):
             assert out.shape == (0, HEADS, length, 3)
 
 
-def leaves(state):
-    """The tensors of a state, however deep."""
-    if isinstance(state, torch.Tensor):
-        return [state]
-    return [x for part in state for x in leaves(part)] if isinstance(state, tuple) else []
-
-
-@pytest.mark.parametrize(("name", "causal"), CASES)
+@every_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_weights_are_made_of_inputs_in_any_dtype(name, causal, dtype):
     """As outputs are: parameters have one of their own."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mechanism_cases import draw, make, tokens
+from mechanism_cases import draw, make, results, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms.patterns import flex
@@ -69,13 +69,6 @@ def emulate(monkeypatch):
     monkeypatch.setattr(flex, "require_flex", lambda *_: None)
 
 
-def run(mechanism, inputs, **options):
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    out, _ = mechanism(*inputs, **options)
-    inputs += list(mechanism.parameters())
-    return [out, *torch.autograd.grad((out * draw(*out.shape, seed=8)).sum(), inputs)]
-
-
 @every_case
 @pytest.mark.parametrize(("masked", "length"), [(False, 17), (True, 200), (False, 391)])
 def test_parts_have_the_output_and_gradients_of_the_reference(
@@ -87,12 +80,8 @@ def test_parts_have_the_output_and_gradients_of_the_reference(
     mask = draw(2, length, seed=3) > -0.7 if masked else None
     if masked:
         mask[1] = False  # not a key
-    found, right = (
-        run(create(name, impl), inputs, causal=causal, key_mask=mask)
-        for impl in ("flex", "reference")
-    )
-    for one, other in zip(found, right, strict=True):
-        assert_close(one, other)
+    both = (create(name, impl) for impl in ("flex", "reference"))
+    assert_close(*(results(each, inputs, causal=causal, key_mask=mask) for each in both))
 
 
 @pytest.mark.parametrize("name", ["local", "sparse-strided"])
@@ -103,12 +92,8 @@ def test_parts_serve_queries_at_any_position(name, queries, keys, start, monkeyp
     emulate(monkeypatch)
     inputs = tokens(create(name, "flex"), queries, keys=keys)[:3]
     for causal in (False, True):
-        found, right = (
-            run(create(name, impl), inputs, causal=causal, start=start)
-            for impl in ("flex", "reference")
-        )
-        for one, other in zip(found, right, strict=True):
-            assert_close(one, other)
+        both = (create(name, impl) for impl in ("flex", "reference"))
+        assert_close(*(results(each, inputs, causal=causal, start=start) for each in both))
 
 
 @uncompiled
@@ -133,10 +118,13 @@ def test_a_graph_has_the_mask_of_every_part(name, causal):
     assert_close(compiled(q, k, v, causal=causal)[0], right)
 
 
+def on_gpu(width):
+    return SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 100, width))
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_transforms_of_torch_func_go_without_flex_attention(name):
-    mechanism, chosen = make(name), []
-    q = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 100, 16))
+    mechanism, chosen, q = make(name), [], on_gpu(16)
 
     def choose(x):
         chosen.append(mechanism.choose(q, q))
@@ -149,10 +137,7 @@ def test_transforms_of_torch_func_go_without_flex_attention(name):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_narrow_rows_go_without_flex_attention(name):
-    q, narrow = (
-        SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, 2, 100, width))
-        for width in (16, 15)
-    )
+    q, narrow = (on_gpu(width) for width in (16, 15))
     chosen = [make(name).choose(*given) for given in ((q, q), (narrow, q), (q, narrow))]
     assert chosen == ["flex", "blocked", "blocked"]
 

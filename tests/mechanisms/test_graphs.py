@@ -52,8 +52,7 @@ def test_gradients_compile_for_tokens_that_a_layer_has_split_into_heads(name):
         for attend in (compiled, layer):
             out = attend(x, causal=causal)
             results.append([out, *torch.autograd.grad(out.sin().sum(), x)])
-        for found, right in zip(*results, strict=True):
-            assert_close(found, right)
+        assert_close(*results)
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,6 @@ def test_the_values_of_nystromformer_are_convolved_by_head():
         kernel = with_conv.conv[head].expand(6, 1, -1)
         expected = F.conv1d(v[:, head].mT, kernel, padding=2, groups=6).mT
         assert_close(added[:, head], expected)
-    with pytest.raises(ValueError, match="kernel must be odd, or 0 for no convolution, got 4"):
-        make("nystromformer", kernel=4)
 
 
 def test_one_vs_each_is_softmax_for_two_keys():
@@ -110,9 +108,8 @@ def test_one_vs_each_in_blocks_has_the_same_gradients(monkeypatch):
         score = draw(2, 2, 9, 11).requires_grad_()
         log = log_one_vs_each(score, seen)
         results.append((log, *torch.autograd.grad((log * draw(*log.shape, seed=3)).sum(), score)))
-    for log, grad in results[1:]:
-        assert_close(log, results[0][0])
-        assert_close(grad, results[0][1])
+    for found in results[1:]:
+        assert_close(found, results[0])
 
 
 def test_one_vs_each_keeps_no_cube_for_the_gradient():
@@ -158,11 +155,6 @@ def test_sinkhorn_moves_values_with_their_keys():
     assert_close(mechanism(q, k, 2 * v)[0], 2 * out)
 
 
-def test_sinkhorn_options():
-    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
-        make("sinkhorn", temperature=0)
-
-
 @pytest.mark.parametrize("name", ["synthesizer", "synthesizer-factorised"])
 def test_random_synthesizers_do_not_look_at_the_tokens(name):
     mechanism = make(name)
@@ -185,13 +177,6 @@ def test_the_dense_synthesizer_makes_a_row_of_scores_from_each_query():
         score = F.linear(hidden.relu(), mechanism.output[head], mechanism.output_bias[head])
         assert_close(weights[:, head], score[..., :LENGTH].softmax(-1))
     assert torch.equal(weights, mechanism.weights(q, 2 * k))
-
-
-@pytest.mark.parametrize("name", ["linformer", "nystromformer"])
-def test_an_empty_batch(name):
-    mechanism = make(name)
-    q, k, v, _ = (x[:0] if isinstance(x, torch.Tensor) else x for x in tokens(mechanism))
-    assert mechanism(q, k, v)[0].shape == q.shape
 
 
 def test_shares_of_sinkhorn_are_of_the_rows_so_far_and_have_second_derivatives():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import CASES, draw, make, tokens
+from mechanism_cases import CASES, draw, make, results, tokens
 from torch.testing import assert_close
 
 pytestmark = [
@@ -10,19 +10,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 BOUNDS = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of the norm
-
-
-def run(mechanism, inputs, controls=None, **options):
-    """Output and gradients."""
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    controls = {name: x.detach().requires_grad_() for name, x in (controls or {}).items()}
-    leaves = [*inputs, *controls.values()]
-    out, _ = mechanism(*inputs, controls=controls, **options)
-    weight = draw(*out.shape, seed=8).to(out)
-    found = torch.autograd.grad(
-        (out * weight).sum(), leaves, allow_unused=True, materialize_grads=True
-    )
-    return [out.detach(), *found]
 
 
 @pytest.mark.parametrize(("name", "causal"), CASES)
@@ -33,14 +20,13 @@ def test_a_gpu_computes_what_a_cpu_does(name, causal, masked):
         pytest.skip(f"{name} has no masks")
     *inputs, controls = tokens(mechanism)
     mask = draw(2, inputs[0].shape[2], seed=9) > -0.8 if masked else None
-    right = run(mechanism, inputs, causal=causal, controls=controls, key_mask=mask)
+    right = results(mechanism, inputs, controls, causal=causal, key_mask=mask)
     mechanism.cuda()
     there = {key: x.cuda() for key, x in controls.items()}
     mask = None if mask is None else mask.cuda()
     given = [x.cuda() for x in inputs]
-    found = run(mechanism, given, causal=causal, controls=there, key_mask=mask)
-    for one, other in zip(found, right, strict=True):
-        assert_close(one.cpu(), other)
+    found = results(mechanism, given, there, causal=causal, key_mask=mask)
+    assert_close([x.cpu() for x in found], right)
 
 
 FEATURES = {
@@ -65,9 +51,9 @@ def test_wide_features_in_16_bits_are_near_those_of_float64(name, causal, dtype)
     def found(device, dtype):
         mechanism.to(device, torch.promote_types(dtype, torch.float32))
         there = {key: x.to(device, dtype) for key, x in controls.items()}
-        options = {"causal": causal, "controls": there, "key_mask": mask.to(device)}
         given = [x.to(device, dtype) for x in inputs]
-        return [x.cpu().double() for x in run(mechanism, given, **options)]
+        found = results(mechanism, given, there, causal=causal, key_mask=mask.to(device))
+        return [x.cpu().double() for x in found[: 4 + len(controls)]]  # all but parameters
 
     for one, exact in zip(found("cuda", dtype), found("cpu", torch.float64), strict=True):
         assert (one - exact).norm() <= BOUNDS[dtype] * exact.norm()

@@ -2,23 +2,16 @@
 
 import pytest
 import torch
-from mechanism_cases import LENGTH, OPTIONS, draw, make, tokens
+from mechanism_cases import LENGTH, OPTIONS, cases_where, draw, make, results, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms.patterns import blocked
 
 PATTERNS = ("local", "longformer", "sparse", "sparse-strided", "bigbird")
-CAUSAL = ("local", "sparse", "sparse-strided")
+CASES = [case for case in cases_where() if case[0] in PATTERNS]
+ABSOLUTE = ("longformer", "sparse", "bigbird")
 every_pattern = pytest.mark.parametrize("name", PATTERNS)
-
-
-def both_ways(name):
-    return (False, True) if name in CAUSAL else (False,)
-
-
-every_case = pytest.mark.parametrize(
-    ("name", "causal"), [(name, causal) for name in PATTERNS for causal in both_ways(name)]
-)
+every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 
 
 def formula(mechanism, i, j, length):
@@ -66,15 +59,9 @@ def test_the_pairs_are_those_of_the_formula(name, causal, length, impl):
 def test_blocks_have_the_gradients_of_the_reference(name, causal, masked, monkeypatch):
     monkeypatch.setattr(blocked, "SLICE", 500)  # several slices
     mask = draw(2, LENGTH, seed=3) > -0.7 if masked else None
-    results = []
-    for impl in ("reference", "blocked"):
-        mechanism = make(name, impl=impl, heads=4, key_heads=2)
-        inputs = [x.requires_grad_() for x in tokens(mechanism, value_width=3)[:3]]
-        out, _ = mechanism(*inputs, causal=causal, key_mask=mask)
-        inputs += list(mechanism.parameters())
-        results.append([out, *torch.autograd.grad((out * draw(*out.shape, seed=8)).sum(), inputs)])
-    for one, other in zip(*results, strict=True):
-        assert_close(one, other)
+    both = [make(name, impl=impl, heads=4, key_heads=2) for impl in ("reference", "blocked")]
+    inputs = tokens(both[0], value_width=3)[:3]
+    assert_close(*(results(each, inputs, causal=causal, key_mask=mask) for each in both))
 
 
 @pytest.mark.parametrize("name", ["local", "sparse-strided"])
@@ -119,17 +106,15 @@ def test_a_window_has_half_of_it_on_either_side(window):
         make("local", window=7)
 
 
-@pytest.mark.parametrize("name", ["longformer", "sparse", "bigbird"])
+@pytest.mark.parametrize(("name", "causal"), [c for c in CASES if c[0] in ABSOLUTE])
 @pytest.mark.parametrize("impl", ["reference", "blocked"])
-def test_padding_does_not_shift_a_pattern_of_positions(name, impl):
+def test_padding_does_not_shift_a_pattern_of_positions(name, causal, impl):
     mechanism = make(name, impl=impl)
     q, k, v, _ = tokens(mechanism, 20)
-    for causal in both_ways(name):
-        out, _ = mechanism(q, k, v, causal=causal)
-        noise = [1e3 * x[:, :, :7] for x in (q, k, v)]
-        padded = [torch.cat([n, x], 2) for n, x in zip(noise, (q, k, v), strict=True)]
-        mask = torch.arange(27).expand(2, -1) >= 7
-        assert_close(mechanism(*padded, causal=causal, key_mask=mask)[0][:, :, 7:], out)
+    out, _ = mechanism(q, k, v, causal=causal)
+    padded = [torch.cat([1e3 * x[:, :, :7], x], 2) for x in (q, k, v)]
+    mask = torch.arange(27).expand(2, -1) >= 7
+    assert_close(mechanism(*padded, causal=causal, key_mask=mask)[0][:, :, 7:], out)
 
 
 def test_the_stride_of_a_call_is_the_root_of_its_length():

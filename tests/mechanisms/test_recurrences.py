@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import cut, make, tokens
+from mechanism_cases import make, stream, tokens
 from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
@@ -23,15 +23,10 @@ def recurrence(q, k, v, keep, beta=None):
     return torch.cat(outs, 2)
 
 
-def delta(q, k, v, beta):
-    keep = torch.ones_like(beta)
+def gated_delta(q, k, v, beta, gate=None):
+    keep = torch.ones_like(beta) if gate is None else (F.logsigmoid(gate) / 16).exp()
     q, k = F.normalize(q, dim=-1) / q.shape[-1] ** 0.5, F.normalize(k, dim=-1)
     return recurrence(q, k, v, keep, beta.sigmoid())
-
-
-def gated_delta(q, k, v, beta, gate):
-    q, k = F.normalize(q, dim=-1) / q.shape[-1] ** 0.5, F.normalize(k, dim=-1)
-    return recurrence(q, k, v, (F.logsigmoid(gate) / 16).exp(), beta.sigmoid())
 
 
 def gated_linear(q, k, v, gate):
@@ -61,7 +56,7 @@ def gated_rfa(mechanism):
 def test_the_chunked_form_is_the_recurrence(name, length):
     mechanism = make(name)
     formulas = {
-        "delta": delta,
+        "delta": gated_delta,
         "gated-delta": gated_delta,
         "gated-linear": gated_linear,
         "retention": retention,
@@ -73,12 +68,8 @@ def test_the_chunked_form_is_the_recurrence(name, length):
     right = formulas[name](*leaves)
     assert_close(out, right)
     cotangent = torch.randn_like(out)
-    for mine, theirs in zip(
-        torch.autograd.grad(out, leaves, cotangent),
-        torch.autograd.grad(right, leaves, cotangent),
-        strict=True,
-    ):
-        assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+    mine, theirs = (torch.autograd.grad(x, leaves, cotangent) for x in (out, right))
+    assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["gated-delta", "gated-linear"])
@@ -94,17 +85,11 @@ def test_what_follows_a_closed_gate_keeps_its_precision(name, dtype, gate):
     cotangent = torch.randn_like(right)
     wanted = torch.autograd.grad(right, exact, cotangent)
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
-    state, outs = mechanism.empty_state(*rows[1:]), []
-    for part in (slice(0, 20), slice(20, 40)):
-        out, state = mechanism(
-            *(x[:, :, part] for x in rows), causal=True, state=state, controls=cut(controls, part)
-        )
-        outs.append(out)
-    for out in (mechanism(*rows, causal=True, controls=controls)[0], torch.cat(outs, 2)):
+    streamed, _ = stream(mechanism, rows, controls, (20, 20))
+    for out in (mechanism(*rows, causal=True, controls=controls)[0], streamed):
         assert_close(out.double(), right, **tolerance)
         grads = torch.autograd.grad(out, leaves, cotangent.to(dtype))
-        for mine, theirs in zip(grads, wanted, strict=True):
-            assert_close(mine.double(), theirs, **tolerance)
+        assert_close([x.double() for x in grads], list(wanted), **tolerance)
     dense = mechanism.weights(*rows[:2], causal=True, controls=controls)
     assert_close((dense @ rows[2]).double(), right, **tolerance)
 

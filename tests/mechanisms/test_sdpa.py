@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import make, tokens
+from mechanism_cases import make, stream, tokens
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -34,8 +34,7 @@ def test_a_stream_goes_on_under_autocast(name):
     mechanism = make(name).float()
     q, k, v, _ = tokens(mechanism, dtype=torch.float32)
     whole, _ = mechanism(q, k, v, causal=True)
-    begin = (x[:, :, :30] for x in (q, k, v))
-    _, state = mechanism(*begin, causal=True, state=mechanism.empty_state(k, v))
+    _, state = stream(mechanism, (q, k, v), {}, (30,))
     with torch.autocast("cpu", torch.bfloat16):
         out, _ = mechanism(*(x[:, :, 30:] for x in (q, k, v)), causal=True, state=state)
     assert_close(out.float(), whole[:, :, 30:], rtol=0.05, atol=0.05)

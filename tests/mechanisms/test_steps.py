@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import LENGTH, cut, make, names_where, tokens
+from mechanism_cases import LENGTH, by_steps, cut, make, names_where, stream, tokens
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
@@ -14,22 +14,13 @@ OPTIONS = [(name, {}) for name in STREAMS] + [
 ]
 
 
-def one(given, t):
-    return [x[:, :, t : t + 1] for x in given]
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_steps_are_the_full_causal_pass(name, options):
     mechanism = make(name, heads=4, key_heads=2, **options)
     *rows, controls = tokens(mechanism, value_width=5)
     whole, _ = mechanism(*rows, causal=True, controls=controls)
-    state = mechanism.empty_state(*rows[1:])
-    for t in range(LENGTH):
-        now = slice(t, t + 1)
-        out, state = mechanism.step(*one(rows, t), state, controls=cut(controls, now))
-        assert out.shape == (2, 4, 1, 5)
-        assert_close(out, whole[:, :, now])
+    assert_close(by_steps(mechanism, rows, controls, mechanism.empty_state(*rows[1:])), whole)
 
 
 @torch.no_grad()
@@ -44,10 +35,7 @@ def test_steps_go_on_from_a_padded_prompt(name):
     first = [x[:, :, begin] for x in rows]
     options = {"causal": True, "key_mask": mask[:, begin], "controls": cut(controls, begin)}
     _, state = mechanism(*first, state=state, **options)
-    for t in range(20, LENGTH):
-        now = slice(t, t + 1)
-        out, state = mechanism.step(*one(rows, t), state, controls=cut(controls, now))
-        assert_close(out, whole[:, :, now])
+    assert_close(by_steps(mechanism, rows, controls, state, first=20), whole[:, :, 20:])
 
 
 @torch.no_grad()
@@ -55,15 +43,13 @@ def test_steps_go_on_from_a_padded_prompt(name):
 def test_forward_takes_one_token_by_a_step_and_leaves_the_state_it_was_given(name, monkeypatch):
     mechanism = make(name)
     *rows, controls = tokens(mechanism)
-    begin, last = slice(0, LENGTH - 1), slice(LENGTH - 1, LENGTH)
+    last = slice(LENGTH - 1, LENGTH)
     whole, _ = mechanism(*rows, causal=True, controls=controls)
-    state = mechanism.empty_state(*rows[1:])
-    first = [x[:, :, begin] for x in rows]
-    _, state = mechanism(*first, causal=True, state=state, controls=cut(controls, begin))
+    _, state = stream(mechanism, rows, controls, (LENGTH - 1,))
     before = pytree.tree_map_only(torch.Tensor, torch.clone, state)
     if name in CONSTANT:
         monkeypatch.setattr(type(mechanism), "advance", None)  # which sweeps over tokens
-    given = one(rows, LENGTH - 1)
+    given = [x[:, :, last] for x in rows]
     out, after = mechanism(*given, causal=True, state=state, controls=cut(controls, last))
     assert_close(out, whole[:, :, last])
     for now, then in zip(pytree.tree_leaves(state), pytree.tree_leaves(before), strict=True):
@@ -89,12 +75,9 @@ def test_steps_in_16_bits_have_the_dtype_of_q(name, dtype):
     mechanism = make(name).to(torch.float32)
     *rows, controls = tokens(mechanism, 20, dtype=dtype)
     whole, _ = mechanism(*rows, causal=True, controls=controls)
-    state = mechanism.empty_state(*rows[1:])
-    for t in range(20):
-        now = slice(t, t + 1)
-        out, state = mechanism.step(*one(rows, t), state, controls=cut(controls, now))
+    out = by_steps(mechanism, rows, controls, mechanism.empty_state(*rows[1:]))
     assert out.dtype == dtype
-    assert_close(out, whole[:, :, 19:], rtol=0.03, atol=0.03)
+    assert_close(out[:, :, 19:], whole[:, :, 19:], rtol=0.03, atol=0.03)
 
 
 @torch.no_grad()
@@ -103,11 +86,8 @@ def test_steps_of_ever_longer_keys_do_not_overflow():
     q, k, v, _ = tokens(mechanism, 20, dtype=torch.float32)
     k = k * (1 + 4 * torch.arange(20))[:, None].flip(0)
     whole, _ = mechanism(q, k, v, causal=True)
-    state, outs = mechanism.empty_state(k, v), []
-    for t in range(20):
-        out, state = mechanism.step(*one((q, k, v), t), state)
-        outs.append(out)
-    assert_close(torch.cat(outs, 2), whole, rtol=1e-3, atol=1e-3)
+    found = by_steps(mechanism, (q, k, v), {}, mechanism.empty_state(k, v))
+    assert_close(found, whole, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
