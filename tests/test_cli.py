@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import unittest.mock
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ import pytest
 
 import cosformer
 from cosformer import cli
+
+ROOT = Path(cosformer.__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -37,26 +40,15 @@ def toy(monkeypatch):
     return module
 
 
-def test_version(shell):
+def test_version_and_help_with_one_line_for_every_verb_of_all_or_of_a_group(shell):
     assert shell.shows("--version") == f"cosformer {cosformer.__version__}\n"
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_lists_every_verb_with_one_line(flag, shell):
-    lines = shell.shows(flag).splitlines()
+    lines = shell.shows("--help").splitlines()
     for verb, (_, summary) in cli.VERBS.items():
         assert any(verb in line and summary in line for line in lines)
-
-
-def test_no_verb_shows_the_help_and_fails(shell):
-    code, out, err = shell()
-    assert (code, out, "bench ops" in err) == (2, "", True)
-
-
-def test_help_on_a_group_lists_its_verbs_only(shell):
+    assert shell("-h") == shell("--help")
+    assert shell() == (2, "", shell.shows("--help"))
     printed = shell.shows("bench", "--help")
-    assert "bench ops" in printed
-    assert "demo" not in printed
+    assert ("bench ops" in printed, "demo" in printed) == (True, False)
 
 
 UNKNOWN = {
@@ -145,22 +137,15 @@ ERRORS = [
 ]
 
 
-def failing(toy, error):
-    def fail(options):
-        raise error
-
-    toy.run = fail
-
-
 @pytest.mark.parametrize(("error", "message"), ERRORS)
 def test_what_the_user_can_mend_is_one_line_and_exit_code_2(toy, error, message, shell):
-    failing(toy, error)
+    toy.run = unittest.mock.Mock(side_effect=error)
     assert message in shell.refuses("toy", "run")
 
 
 @pytest.mark.parametrize("error", [KeyError("bug"), ModuleNotFoundError(name="our_own")])
 def test_an_error_of_ours_is_not_hidden(toy, error, shell):
-    failing(toy, error)
+    toy.run = unittest.mock.Mock(side_effect=error)
     with pytest.raises(type(error)):
         shell("toy", "run")
 
@@ -173,18 +158,18 @@ def test_an_interrupt_ends_a_verb_quietly(toy, number, code, shell):
     signal.signal(signal.SIGINT, before)
 
 
+def python(*arguments, **how):
+    """A Python of its own, with what it printed."""
+    taken = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT} | how
+    return subprocess.run([sys.executable, *arguments], **taken)
+
+
 def test_an_interrupt_while_modules_are_imported_prints_nothing(tmp_path):
     """Of the package itself, which loads nothing, and of a verb, whose imports take seconds."""
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     code = "import signal; signal.signal(2, signal.default_int_handler); import sys\n"
     code += "sys.argv = ['cosformer', 'runs']; from cosformer.cli import main; sys.exit(main())"
-    root = Path(cosformer.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"},
-        capture_output=True,
-        text=True,
-    )
+    done = python("-c", code, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -196,26 +181,18 @@ def test_without_tyro_the_extra_is_named(monkeypatch, shell):
 
 
 def test_the_module_runs_from_a_shell_without_optional_packages():
-    code = (
-        "import sys, runpy\n"
-        "sys.argv = ['cosformer', '--help']\n"
-        "try: runpy.run_module('cosformer', run_name='__main__')\n"
-        "except SystemExit as stop: assert stop.code == 0, stop.code\n"
-        "loaded = {'tyro', 'matplotlib', 'torch'} & sys.modules.keys()\n"
-        "assert not loaded, loaded\n"
-    )
-    root = Path(cosformer.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "bench ops" in done.stdout
+    code = "import sys, runpy; sys.argv = ['cosformer', '--help']\n"
+    code += "try: runpy.run_module('cosformer', run_name='__main__')\n"
+    code += "except SystemExit as stop: assert stop.code == 0, stop.code\n"
+    code += "assert not {'tyro', 'matplotlib', 'torch'} & sys.modules.keys()\n"
+    done = python("-c", code)
+    assert (done.returncode, "bench ops" in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data", "list"]])
 def test_a_reader_that_has_gone_ends_a_verb_quietly(arguments):
     ours, theirs = os.pipe()
     os.close(ours)
-    command = [sys.executable, "-m", "cosformer", *arguments]
-    root = Path(cosformer.__file__).parents[1]
-    done = subprocess.run(command, cwd=root, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    done = python("-m", "cosformer", *arguments, stdout=theirs)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, "")

@@ -32,11 +32,8 @@ pytestmark = [
 def run(**environment):
     taken = {name: x for name, x in os.environ.items() if not name.startswith("MALLOC_")}
     taken.pop("GLIBC_TUNABLES", None)
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT], env=taken | environment, capture_output=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode().split()
+    command = [sys.executable, "-c", COUNT]
+    return subprocess.check_output(command, env=taken | environment, timeout=120, text=True).split()
 
 
 def test_the_next_tensor_has_no_page_to_wait_for():

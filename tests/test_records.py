@@ -24,9 +24,7 @@ def path(tmp_path):
 
 
 def add(path, text):
-    with path.open("a") as file:
-        file.write(text)
-    return path.read_text()
+    path.write_text(path.read_text() + text)
 
 
 def test_rows_come_back_as_they_were_written(path, row):
@@ -120,10 +118,9 @@ def _git(folder, *arguments):
 def test_commit_is_marked_dirty_only_when_the_code_differs(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
-    (package / "__init__.py").write_text("")
-    _git(tmp_path, "init", "--quiet")
-    _git(tmp_path, "add", ".")
-    _git(tmp_path, "commit", "--quiet", "--message", "one")
+    (package / "__init__.py").touch()
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "one"]):
+        _git(tmp_path, *words)
     read_anew = records.commit.__wrapped__
     clean = read_anew(package)
     (tmp_path / "results.jsonl").write_text("{}")
@@ -133,25 +130,21 @@ def test_commit_is_marked_dirty_only_when_the_code_differs(tmp_path):
     assert read_anew(package) == f"{clean}-dirty"
 
 
-def test_commit_is_none_outside_a_checkout_and_for_an_untracked_package(tmp_path):
+def test_commit_is_none_outside_a_checkout_of_an_untracked_package_and_without_git(
+    tmp_path, monkeypatch
+):
     read_anew = records.commit.__wrapped__
     assert read_anew(tmp_path) is None
     _git(tmp_path, "init", "--quiet")
-    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "__init__.py").touch()
     assert read_anew(tmp_path) is None
-
-
-def test_commit_is_none_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert records.commit.__wrapped__(Path(__file__).parent) is None
+    assert read_anew(Path(__file__).parent) is None
 
 
 @pytest.mark.parametrize("exponent", [1.0, 1.5, 2.0])
-def test_growth_exponent_is_that_of_a_power_law(exponent):
+def test_growth_exponent_is_that_of_a_power_law_of_two_sizes_or_more(exponent):
     values = {size: 3 * size**exponent for size in (4096, 8192, 65536)}
     assert records.growth_exponent(values) == pytest.approx(exponent)
-
-
-def test_growth_exponent_needs_two_sizes():
     with pytest.raises(ValueError, match=r"at least two sizes, got \[8\]"):
         records.growth_exponent({8: 1.0})

@@ -24,16 +24,9 @@ def _refuse(q, k, v, *, causal):
 def _options(folder, monkeypatch):
     fake_gpu.install(monkeypatch)
     monkeypatch.setattr(gpu.measure_steps.__wrapped__, "__defaults__", ((Cell(2, 2, 1, 4),),))
-    return ops.Options(
-        device="cuda",
-        dtype="float32",
-        candidates=("chunked", "sdpa"),
-        shapes=SHAPES,
-        quadratic_up_to=8,
-        positions=(),
-        threads=1,
-        out=folder / "rows.jsonl",
-    )
+    small = {"candidates": ("chunked", "sdpa"), "shapes": SHAPES, "quadratic_up_to": 8}
+    small |= {"dtype": "float32", "positions": (), "threads": 1, "out": folder / "rows.jsonl"}
+    return ops.Options(device="cuda", **small)
 
 
 @pytest.fixture
@@ -89,25 +82,18 @@ def test_ratios_to_the_floor_are_those_of_the_rows(rows):
 def test_who_runs_out_of_memory_is_a_row_and_the_others_are_measured(options, monkeypatch):
     monkeypatch.setitem(CANDIDATES, "sdpa", dataclasses.replace(CANDIDATES["sdpa"], attend=_refuse))
     rows = list(ops.measure(options))
-    failed = [row for row in rows if row.what == "failed"]
-    assert len(failed) == 4  # one cell is short enough: two passes, causal and full
-    for row in failed:
-        assert row.config["candidate"] == "sdpa"
-        assert row.config["length"] == 8
-        assert row.config["reason"] == "OutOfMemoryError: no room"
+    failed = [row.config for row in rows if row.what == "failed"]
+    found = [(config["candidate"], config["length"], config["reason"]) for config in failed]
+    # one cell is short enough: two passes, causal and full
+    assert found == 4 * [("sdpa", 8, "OutOfMemoryError: no room")]
     timed = {row.config["candidate"] for row in rows if row.what == "time"}
     assert timed == {"chunked"}
 
 
 def test_a_missing_peer_is_one_row_and_the_error_of_a_wrong_one_is_in_rows(options, monkeypatch):
     ours = CANDIDATES["chunked"].attend
-    double = Candidate(
-        lambda q, k, v, *, causal: 2 * ours(q, k, v, causal=causal),
-        True,
-        False,
-        package="torch",
-        causal_only=True,
-    )
+    twice = lambda q, k, v, *, causal: 2 * ours(q, k, v, causal=causal)  # noqa: E731
+    double = Candidate(twice, True, False, package="torch", causal_only=True)
     missing = dataclasses.replace(CANDIDATES["fla_linear"], package="no_such_package")
     monkeypatch.setitem(CANDIDATES, "fla_cos", double)
     monkeypatch.setitem(CANDIDATES, "fla_linear", missing)
@@ -115,10 +101,8 @@ def test_a_missing_peer_is_one_row_and_the_error_of_a_wrong_one_is_in_rows(optio
     assert ops.run(options) == 0
     found = records.read(options.path)
     (row,) = (row for row in found if row.config.get("candidate") == "fla_linear")
-    assert (row.what, row.config["reason"]) == (
-        "failed",
-        "package no_such_package is not installed",
-    )
+    assert row.what == "failed"
+    assert row.config["reason"] == "package no_such_package is not installed"
     wrong = [row for row in found if row.config.get("candidate") == "fla_cos"]
     errors = [row for row in wrong if row.what == "error"]
     assert [row.config["quantity"] for row in errors] == ["output", "dq", "dk", "dv"]
@@ -135,23 +119,19 @@ def test_a_call_that_cannot_be_recorded_gives_no_row(options, monkeypatch, capsy
     whats = {row.what for row in ops.measure(options)}
     assert {"time", "floor", "step_floor"} <= whats
     assert not {"time_graph", "floor_ratio", "step_time_graph", "failed"} & whats
-    assert (
-        "chunked cannot be recorded as a CUDA graph: RuntimeError: oper" in capsys.readouterr().err
-    )
+    said = "chunked cannot be recorded as a CUDA graph: RuntimeError: oper"
+    assert said in capsys.readouterr().err
 
 
 def test_the_defaults_are_those_of_the_device(monkeypatch):
     here = ops.Options()
-    assert here.names == ("chunked", "sdpa")
+    assert (here.names, here.setup.dtype) == (("chunked", "sdpa"), torch.float32)
     assert here.cells == [Cell(1, 8, 2**n, 64) for n in range(8, 17)]
-    assert here.setup.dtype is torch.float32
     assert here.causalities == (True,)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     there = ops.Options(device="cuda")
-    assert there.names[0] == "auto"
-    assert there.cells == list(gpu.CELLS)
-    assert there.setup.dtype is torch.bfloat16
-    assert there.causalities == (True, False)
+    assert (there.names[0], there.setup.dtype) == ("auto", torch.bfloat16)
+    assert (there.cells, there.causalities) == (list(gpu.CELLS), (True, False))
     assert ops.Options(device="cuda", causal=False).causalities == (False,)
     two = [Cell(2, 8, 8, 64), Cell(2, 8, 9, 64)]
     assert ops.Options(device="cuda", lengths=(9, 8), batch=2).cells == two
@@ -196,10 +176,8 @@ def test_bandwidth_counts_bytes_read_and_written(monkeypatch):
 
 def test_an_error_that_is_not_a_number_is_a_failure(monkeypatch):
     ours = CANDIDATES["chunked"].attend
-    broken = Candidate(
-        lambda q, k, v, *, causal: torch.nan * ours(q, k, v, causal=causal), True, False
-    )
-    monkeypatch.setitem(CANDIDATES, "chunked", broken)
+    broken = lambda q, k, v, *, causal: torch.nan * ours(q, k, v, causal=causal)  # noqa: E731
+    monkeypatch.setitem(CANDIDATES, "chunked", Candidate(broken, True, False))
     rows = list(gpu.measure_errors(RUN, SETUP, ["chunked", "sdpa"], causal=True))
     assert {row.what for row in rows} == {"failed"}
     assert {row.config["reason"] for row in rows} == {"error is nan"}

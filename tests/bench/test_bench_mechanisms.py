@@ -19,8 +19,7 @@ def options(tmp_path, **given):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr("cosformer.bench.timing.SHORTEST_SAMPLE", 0.0)
+def short_tables(monkeypatch):
     monkeypatch.setattr(mechanisms, "GROWTH_FROM", 16)
     for limits in mechanisms.OPTIONS.values():  # tables for long sequences take long to make
         monkeypatch.setitem(limits, "max_length", 64)
@@ -37,11 +36,9 @@ def test_a_mechanism_gives_times_and_memory_of_both_passes(tmp_path):
         for what in ("time", "peak_memory"):
             places = {(r.config["pass"], r.config["length"]) for r in mine if r.what == what}
             assert places == {(p, n) for p in ("forward", "forward_backward") for n in (16, 32)}
-        assert {r.config["causal"] for r in mine if r.what == "time"} == {
-            kind.traits.causal != "no"
-        }
-        assert any(row.what == "growth_exponent" for row in mine)
-        assert any(row.what == "failed" for row in mine) == (kind.traits.causal == "no")
+        causal, whats = kind.traits.causal != "no", {r.what for r in mine}
+        assert {r.config["causal"] for r in mine if r.what == "time"} == {causal}
+        assert ("growth_exponent" in whats, "failed" in whats) == (True, not causal)
     table = mechanism_table(rows)
     assert table.count("\n|") == len(SOME) + 1
     assert "| linformer * |" in table
@@ -51,18 +48,13 @@ def test_a_mechanism_gives_times_and_memory_of_both_passes(tmp_path):
 
 def test_a_gpu_is_also_timed_without_its_host(tmp_path, monkeypatch):
     fake_gpu.install(monkeypatch)
-    by_host = iter(range(1, 100))
-    here = {
-        "_make": lambda options, name: create(name, options.heads, options.width).bfloat16(),
-        "median_times": lambda calls, **_: {name: float(next(by_host)) for name in calls},
-        "peak_extra_bytes": lambda call, device: 96,
-        "synchronise": lambda device: None,
-    }
-    for name, value in here.items():
-        monkeypatch.setattr(mechanisms, name, value)
+    make = lambda options, name: create(name, options.heads, options.width).bfloat16()  # noqa: E731
+    monkeypatch.setattr(mechanisms, "_make", make)
+    monkeypatch.setattr(mechanisms, "median_times", lambda calls, **_: dict.fromkeys(calls, 77.0))
+    monkeypatch.setattr(mechanisms, "peak_extra_bytes", lambda call, device: 96)
+    monkeypatch.setattr(mechanisms, "synchronise", lambda device: None)
     given = options(tmp_path, names=("cosformer", "relu"), lengths=(16,), device="cuda")
-    rows = list(mechanisms.measure(given))
-    recorded = [row.value for row in rows if row.what == "time_graph"]
+    recorded = [row.value for row in mechanisms.measure(given) if row.what == "time_graph"]
     assert recorded == 4 * [fake_gpu.TIME]
 
 
@@ -82,9 +74,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("name", "lengths", "limit", "reason"), LIMITS)
-def test_lengths_beyond_a_limit_are_rows_and_words_that_say_so(
-    tmp_path, name, lengths, limit, reason
-):
+def test_a_length_beyond_a_limit_is_a_row_that_says_so(tmp_path, name, lengths, limit, reason):
     rows = list(mechanisms.measure(options(tmp_path, names=(name,), lengths=lengths, **limit)))
     failed = [row.config for row in rows if row.what == "failed"]
     assert [config["length"] for config in failed] == 2 * [max(lengths)]
@@ -102,9 +92,8 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypa
     monkeypatch.setattr(MECHANISMS["linear"], "attend", explode)
     rows = list(mechanisms.measure(options(tmp_path, names=("linear", "relu"), lengths=(16, 32))))
     failed = [row.config for row in rows if row.what == "failed"]
-    assert [(c["candidate"], c["length"], c["reason"]) for c in failed] == [
-        ("linear", n, "out of memory") for n in (16, 32, 16, 32)
-    ]
+    expected = [("linear", n, "out of memory") for n in (16, 32, 16, 32)]
+    assert [(c["candidate"], c["length"], c["reason"]) for c in failed] == expected
     assert any(row.what == "time" and row.config["candidate"] == "relu" for row in rows)
 
 
@@ -128,6 +117,6 @@ def test_no_guess_goes_far(tmp_path, monkeypatch):
     assert not any(row.what == "failed" for row in rows)
     tried.clear()
     given = options(tmp_path, names=("linear",), lengths=(1000,), seconds=5.0)
-    rows = list(mechanisms.measure(given))
+    reasons = {row.config["reason"] for row in mechanisms.measure(given)}
     assert tried == 2 * [256]  # before the first length, too
-    assert {row.config["reason"] for row in rows} == {"skipped: a call would take about 5 s"}
+    assert reasons == {"skipped: a call would take about 5 s"}

@@ -19,35 +19,22 @@ def options(tmp_path):
 
 
 def test_every_number_is_a_row(options, monkeypatch):
-    before, asked = torch.get_num_threads(), list[int]()
+    before, asked = torch.get_num_threads(), []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     options = dataclasses.replace(options, threads=before + 1)
     assert ops.run(options) == 0
-    assert asked[0] == before + 1
-    assert asked[-1] == before
+    assert (asked[0], asked[-1]) == (before + 1, before)
     rows = records.read(options.path)
-    found = [
-        (r.what, *(r.config.get(key) for key in ("candidate", "pass", "length", "position")))
-        for r in rows
-    ]
-    fwd, both = "forward", "forward_backward"
+    keys = ("candidate", "pass", "length", "position")
+    given = [[row.config[key] for key in keys if key in row.config] for row in rows]
+    found = [" ".join(map(str, (row.what, *at))) for row, at in zip(rows, given, strict=True)]
     assert found == [
-        ("time", "chunked", fwd, 8, None),
-        ("time", "sdpa", fwd, 8, None),
-        ("time_ratio", "sdpa", fwd, 8, None),
-        ("time", "chunked", both, 8, None),
-        ("time", "sdpa", both, 8, None),
-        ("time_ratio", "sdpa", both, 8, None),
-        ("peak_memory", "chunked", both, 8, None),
-        ("peak_memory", "sdpa", both, 8, None),
-        ("time", "chunked", fwd, 16, None),
-        ("time", "chunked", both, 16, None),
-        ("peak_memory", "chunked", both, 16, None),
-        ("step_time", None, None, None, 2),
-        ("step_memory", None, None, None, 2),
-        ("step_time", None, None, None, 5),
-        ("step_memory", None, None, None, 5),
-        ("step_memory_growth", None, None, None, None),
+        *("time chunked forward 8", "time sdpa forward 8", "time_ratio sdpa forward 8"),
+        *("time chunked forward_backward 8", "time sdpa forward_backward 8"),
+        *("time_ratio sdpa forward_backward 8", "peak_memory chunked forward_backward 8"),
+        *("peak_memory sdpa forward_backward 8", "time chunked forward 16"),
+        *("time chunked forward_backward 16", "peak_memory chunked forward_backward 16"),
+        *("step_time 2", "step_memory 2", "step_time 5", "step_memory 5", "step_memory_growth"),
     ]
     assert len({row.date for row in rows}) == 1
     assert all(row.config["heads"] == 1 and row.config["causal"] for row in rows)
@@ -58,17 +45,16 @@ def test_every_number_is_a_row(options, monkeypatch):
 
 
 def test_growth_is_reported_between_the_long_lengths(options, monkeypatch):
+    def length_squared(calls, *, repeats, device):
+        outs = {name: call() for name, call in calls.items()}
+        tensors = {name: out[0] if isinstance(out, tuple) else out for name, out in outs.items()}
+        return {name: float(tensor.shape[2] ** 2) for name, tensor in tensors.items()}
+
     monkeypatch.setattr(ops, "GROWTH_FROM", 8)
-    monkeypatch.setattr(ops, "median_times", _time_equals_length_squared)
+    monkeypatch.setattr(ops, "median_times", length_squared)
     rows = [row for row in ops.measure(options) if row.what == "growth_exponent"]
     assert [(row.config["from"], row.config["to"]) for row in rows] == [(8, 16), (8, 16)]
     assert [row.value for row in rows] == pytest.approx([2, 2])
-
-
-def _time_equals_length_squared(calls, *, repeats, device):
-    outs = {name: call() for name, call in calls.items()}
-    tensors = {name: out[0] if isinstance(out, tuple) else out for name, out in outs.items()}
-    return {name: float(tensor.shape[2] ** 2) for name, tensor in tensors.items()}
 
 
 def test_a_step_needs_no_more_memory_later_in_the_stream(options):

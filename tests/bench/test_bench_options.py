@@ -1,9 +1,10 @@
-"""Options of the benchmarks: a bad one is named with its value before anything is measured."""
+"""Options of benchmarks and demo: a bad one is named with its value before anything is measured."""
 
 import pytest
 import torch
 
 from cosformer.bench import data, generation, mechanisms, ops, training
+from cosformer.demo import command as demo
 
 BAD = [
     (ops, {"batch": 0}, "batch must be at least 1, got 0"),
@@ -37,6 +38,9 @@ BAD = [
     (generation, {"preset": "huge"}, "preset must be one of tiny"),
     (generation, {"mechanisms": ("linformer",)}, "mechanisms must be among cosformer, "),
     (data, {"listops": 0}, "listops must be at least 1, got 0"),
+    (demo, {"seconds": 0}, "seconds must be above 0, got 0"),
+    (demo, {"seed": 2**30}, f"seed must be below {2**30}, got {2**30}"),
+    (demo, {"lengths": ()}, "lengths must be one or more positive numbers"),
 ]
 
 

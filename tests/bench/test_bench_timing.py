@@ -1,22 +1,16 @@
 """What the clock is wrapped in; no test here measures time."""
 
+import contextlib
+import itertools
+
 import pytest
 import torch
 
 from cosformer.bench import timing
 
 
-@pytest.fixture
-def calls_take_no_time(monkeypatch):
-    def sample(call, count, device):
-        call()
-        return timing.SHORTEST_SAMPLE
-
-    monkeypatch.setattr(timing, "_sample", sample)
-
-
-@pytest.mark.usefixtures("calls_take_no_time")
-def test_candidates_take_turns_and_each_comes_first_at_times():
+def test_candidates_take_turns_and_each_comes_first_at_times(monkeypatch):
+    monkeypatch.setattr(timing, "_sample", lambda call, count, device: call() or 1.0)
     order = []
     calls = {name: lambda name=name: order.append(name) for name in ("a", "b")}
     timing.median_times(calls, repeats=4)
@@ -50,35 +44,22 @@ def test_peak_memory_sees_temporaries_inside_an_operator():
 
 
 def test_threads_are_restored_after_an_error():
-    before = torch.get_num_threads()
-    found = []
-
-    def fail():
-        with timing.threads(before + 1):
-            found.append(torch.get_num_threads())
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert found == [before + 1]
-    assert torch.get_num_threads() == before
+    before, found = torch.get_num_threads(), []
+    with contextlib.suppress(KeyError), timing.threads(before + 1):
+        found.append(torch.get_num_threads())
+        raise KeyError
+    assert (found, torch.get_num_threads()) == ([before + 1], before)
 
 
 def test_the_time_of_the_host_is_the_median_after_warming_up(monkeypatch):
-    spent = iter([9.0] * timing.WARM_UP + [0.001, 0.002, 0.5])
     now = [0.0]
-
-    def call():
-        now[0] += next(spent)
-
+    spent = iter(itertools.accumulate([9.0] * timing.WARM_UP + [0.001, 0.002, 0.5]))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    assert timing.host_time(call, device="cpu", count=3) == pytest.approx(2)
+    found = timing.host_time(lambda: now.__setitem__(0, next(spent)), device="cpu", count=3)
+    assert found == pytest.approx(2)
 
 
 def test_an_attempt_gives_the_result_or_the_first_line_of_the_reason():
-    def fail():
-        raise KeyError("why\nmore")
-
     assert timing.attempt(lambda: 3, "cpu") == (3, "")
-    assert timing.attempt(fail, "cpu") == (None, "KeyError: 'why\\nmore'")
+    assert timing.attempt(lambda: {}["why\nmore"], "cpu") == (None, "KeyError: 'why\\nmore'")
     assert timing.attempt(lambda: int(""), "cpu")[1].startswith("ValueError: invalid literal")

@@ -14,11 +14,6 @@ from cosformer.training import Budget, RunConfig, TaskConfig
 SMALL = {"preset": "tiny", "lengths": (8, 32), "tokens": 64, "repeats": 1, "threads": 1}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr("cosformer.bench.timing.SHORTEST_SAMPLE", 0.0)
-
-
 def options(tmp_path, **given):
     return training.Options(**{"out": tmp_path / "rows.jsonl", **SMALL, **given})
 
@@ -37,11 +32,9 @@ def test_steps_give_speed_memory_and_the_share_of_the_data(tmp_path):
     for what in ("train_speed", "peak_memory", "data_share"):
         assert _of(rows, what).keys() == places
         assert min(_of(rows, what).values()) > 0
-    ratios = _of(rows, "train_speed_ratio")
-    assert ratios.keys() == {("softmax", 8), ("softmax", 32)}
-    for (_, length), ratio in ratios.items():
-        expected = speeds["cosformer", length] / speeds["softmax", length]
-        assert ratio == pytest.approx(expected)
+    ratios = {n: speeds["cosformer", n] / speeds["softmax", n] for n in (8, 32)}
+    expected = {("softmax", n): pytest.approx(ratio) for n, ratio in ratios.items()}
+    assert _of(rows, "train_speed_ratio") == expected
     assert {row.config["batch"] * row.config["length"] for row in rows} == {64}
     table = TABLES["training"](rows)
     assert "| batch × tokens | tokens/s: cosFormer | tokens/s: softmax (SDPA) | ratio" in table
@@ -58,8 +51,7 @@ def test_a_step_trains_the_preset_as_a_run_would(tmp_path):
     before = [p.detach().clone() for p in steps.model.parameters()]
     steps()
     steps.close()
-    after = steps.model.parameters()
-    assert all(not torch.equal(p, q) for p, q in zip(after, before, strict=True))
+    assert not any(map(torch.equal, steps.model.parameters(), before))
 
 
 def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
@@ -78,8 +70,8 @@ def test_flops_of_matrices_are_those_that_torch_counts():
     model, length = LanguageModel(PRESETS["tiny"]), 16
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, length, dtype=torch.int64)).sum().backward()
-    counts = {str(x): count for x, count in counter.get_flop_counts()["Global"].items()}
-    counted = counts.get("aten.mm", 0) + counts.get("aten.addmm", 0)  # bmm is the mechanism's
+    counts = counter.get_flop_counts()["Global"].items()
+    counted = sum(n for x, n in counts if str(x) in ("aten.mm", "aten.addmm"))  # not bmm of heads
     mechanism = model.backbone.blocks[0].attention.mechanism
     attention = 2 * 3 * mechanism.cost(length).operations
     assert training_flops(model, length) * length == pytest.approx(counted + attention)
@@ -99,11 +91,9 @@ def test_utilisation_is_flops_over_the_peak_of_a_device_that_states_one(tmp_path
 
 
 def test_a_token_is_timed_by_position_and_a_sum_does_not_grow(tmp_path):
-    given = generation.Options(
-        preset="tiny", positions=(4, 40), repeats=1, threads=1, out=tmp_path / "rows.jsonl"
-    )
-    assert generation.run(given) == 0
-    rows = records.read(given.out)
+    once = {"repeats": 1, "threads": 1, "out": tmp_path / "rows.jsonl"}
+    assert generation.run(generation.Options(preset="tiny", positions=(4, 40), **once)) == 0
+    rows = records.read(once["out"])
     streams = [row for row in rows if row.what == "stream_memory"]
     held = {(row.config["candidate"], row.config["position"]): row.value for row in streams}
     assert held["cosformer", 4] == held["cosformer", 40]

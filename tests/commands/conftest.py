@@ -24,11 +24,9 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text("To be, or not to be: that is the question.\n" * 30)
     task = TaskConfig("lm", {"text": str(folder / "text.txt"), "length": 64})
-    model = {"layers": 1, "width": 16}
-    once = Evaluation(every=3, batches=1)
-    out = folder / "run"
-    train(RunConfig(task, out, model=model, budget=Budget(3, 2), evaluation=once, device="cpu"))
-    return out
+    small = {"model": {"layers": 1, "width": 16}, "evaluation": Evaluation(every=3, batches=1)}
+    train(RunConfig(task, folder / "run", budget=Budget(3, 2), device="cpu", **small))
+    return folder / "run"
 
 
 @pytest.fixture

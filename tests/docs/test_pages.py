@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 from cosformer import cli
 from cosformer.completion import verb
+from cosformer.config import merge
 from cosformer.mechanisms import MECHANISMS
+from cosformer.recipes import RECIPES, Setting, recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -27,9 +30,7 @@ def _name(page):
 
 
 def _blocks(page, language):
-    found = re.findall(
-        rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE
-    )
+    found = re.findall(rf"(?ms)^ *```{language}\n(.*?)^ *```", page.read_text())
     return [re.sub(r"\\\n\s*", " ", textwrap.dedent(block)) for block in found]
 
 
@@ -79,9 +80,16 @@ def test_every_verb_flag_and_make_target_exists(page):
         elif program == "cosformer" and words != ["--version"]:
             name, rest = cli.split_verb(words)
             assert name, f"{words} begins with no verb"
+            assert name != "train" or rest[0] in RECIPES, rest
             flags = verb(importlib.import_module(cli.VERBS[name][0])).flags
             given = {word.partition("=")[0] for word in rest if word.startswith("--")}
             assert given <= flags.keys(), f"{name} has no {given - flags.keys()}"
+
+
+def test_the_settings_of_the_page_on_training_are_settings():
+    (block,) = _blocks(ROOT / "docs" / "training.md", "toml")
+    config = merge(recipe("lm", Setting()), tomllib.loads(block))
+    assert (config.budget.accumulate, config.task.options["tokens"]) == (4, "bpe")
 
 
 def test_every_verb_in_the_makefile_exists():

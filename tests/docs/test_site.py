@@ -28,6 +28,11 @@ def test_every_room_has_a_page_of_the_reference(room):
     assert importlib.import_module(_module(room)).__all__
 
 
+def built(test):
+    """A test of the built site: building it takes seconds, and others' packages warn."""
+    return pytest.mark.slow(pytest.mark.filterwarnings("default")(test))
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocstrings")
@@ -40,8 +45,7 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
+@built
 def test_every_public_name_is_in_the_reference(site):
     for room in ROOMS:
         page = (site / "api" / f"{room or 'cosformer'}.html").read_text()
@@ -49,8 +53,7 @@ def test_every_public_name_is_in_the_reference(site):
             assert f'id="{_module(room)}.{name}"' in page, f"{_module(room)}.{name}"
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
+@built
 def test_every_verb_and_flag_is_in_the_reference(site):
     page = (site / "api" / "commands.html").read_text()
     for verb, (module, _) in cli.VERBS.items():
@@ -60,21 +63,14 @@ def test_every_verb_and_flag_is_in_the_reference(site):
             assert f"<code>--{field.name.replace('_', '-')}</code>" in section, field.name
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
+@built
 def test_nothing_is_loaded_from_elsewhere(site):
-    loaded = {address for page in site.rglob("*.html") for address in _loaded(page.read_text())}
-    styles = " ".join(path.read_text() for path in site.rglob("*.css"))
-    loaded |= set(re.findall(r"url\([\"']?(\w+:?//[^)]*)\)", styles))
-    assert not loaded
-
-
-def _loaded(page):
-    """Addresses that a browser opens by itself; links wait for the reader."""
-    yield from re.findall(
-        r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?((?:https?:)?//[^\"' >]*)", page
-    )
-    yield from re.findall(r"<link\b[^>]*\bhref=[\"']?((?:https?:)?//[^\"' >]*)", page)
+    """By a browser itself; links wait for the reader."""
+    address = r"=[\"']?((?:https?:)?//[^\"' >]*)"
+    opened = rf"<(?:(?:script|img|iframe)\b[^>]*\bsrc|link\b[^>]*\bhref){address}"
+    for ending, pattern in (("html", opened), ("css", r"url\([\"']?(\w+:?//[^)]*)\)")):
+        text = " ".join(path.read_text() for path in site.rglob(f"*.{ending}"))
+        assert re.findall(pattern, text) == []
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != "training"])

@@ -4,16 +4,13 @@ import pytest
 
 from cosformer.records import Run
 
+DATE = "2026-01-02T03:04:05+00:00"
+
 
 @pytest.fixture
 def rows():
-    run = Run(
-        hardware={"device": "cpu", "name": "Test processor", "cores": 2, "threads": 2},
-        versions={"torch": "2.13.0"},
-        commit="0123456789ab",
-        seed=0,
-        date="2026-01-02T03:04:05+00:00",
-    )
+    hardware = {"device": "cpu", "name": "Test processor", "cores": 2, "threads": 2}
+    run = Run(hardware, {"torch": "2.13.0"}, "0123456789ab", 0, DATE)
     setting = {"batch": 1, "heads": 8, "width": 64, "causal": True, "dtype": "float32"}
     found = []
     for pass_name, factor in (("forward", 1), ("forward_backward", 3)):
@@ -37,13 +34,8 @@ def rows():
 @pytest.fixture
 def gpu_rows():
     """Three cells, two of them alike but for batch and length; one peer is causal only."""
-    run = Run(
-        hardware={"device": "cuda", "name": "Test GPU", "memory_gib": 80},
-        versions={"torch": "2.11.0"},
-        commit=None,
-        seed=0,
-        date="2026-01-02T03:04:05+00:00",
-    )
+    hardware = {"device": "cuda", "name": "Test GPU", "memory_gib": 80}
+    run = Run(hardware, {"torch": "2.11.0"}, None, 0, DATE)
     found = [
         run.row("copy_bandwidth", 4e12, "bytes/s", candidate="copy"),
         run.row("failed", 1, "", candidate="fla_fused", reason="package fla is not installed"),

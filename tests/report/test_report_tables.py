@@ -9,6 +9,12 @@ from cosformer.report import selection, tables
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 
 
+def changed(row, config=(), **changes):
+    """The row with other fields, and other entries of its config for names that are no fields."""
+    own = {name: changes.pop(name) for name in list(changes) if not hasattr(row, name)}
+    return dataclasses.replace(row, config={**row.config, **dict(config), **own}, **changes)
+
+
 def _cells(table):
     lines = [line for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -26,10 +32,7 @@ def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measur
 
 def test_the_summary_names_each_candidate_at_the_longest_length(rows):
     ours = [row for row in rows if row.what in ("peak_memory", "growth_exponent")]
-    theirs = [
-        dataclasses.replace(row, value=7, config={**row.config, "candidate": "sdpa"})
-        for row in ours
-    ]
+    theirs = [changed(row, value=7, candidate="sdpa") for row in ours]
     table = tables.summary_table([*rows, *theirs])
     lines = dict(_cells(table))
     assert len([name for name in lines if "peak" in name]) == 4  # two candidates, two passes
@@ -54,7 +57,7 @@ def test_neither_an_older_run_nor_a_newer_part_displaces_a_whole_run(rows):
 @pytest.mark.parametrize(("missing", "shown"), [(1, "2999"), (2, "2026")])
 def test_a_run_that_skipped_a_twentieth_is_whole(rows, missing, shown):
     time = next(row for row in rows if row.what == "time")
-    old = [dataclasses.replace(time, config={**time.config, "length": n}) for n in range(1, 21)]
+    old = [changed(time, length=n) for n in range(1, 21)]
     new = [dataclasses.replace(row, date="2999-01-01T00:00:00+00:00") for row in old[missing:]]
     assert {row.date[:4] for row in selection.run_with(old + new, "time")} == {shown}
 
@@ -145,12 +148,8 @@ def test_cells_compare_by_time_per_token(gpu_rows):
 
 
 def test_a_fresh_install_is_shown_and_calls_replayed_in_c_apart(gpu_rows):
-    replayed = [
-        dataclasses.replace(
-            row, value=row.value / 5, date="2999", versions={"torch": "", "host": "C++"}
-        )
-        for row in gpu_rows
-    ]
+    new = {"date": "2999", "versions": {"torch": "", "host": "C++"}}
+    replayed = [changed(row, value=row.value / 5, **new) for row in gpu_rows]
     for make in (tables.time_table, tables.speed_table):
         assert make(_with_softmax(gpu_rows + replayed)) == make(_with_softmax(gpu_rows))
     assert "| 0.025 / 0.075 | 0.5 / 0.5 |" in tables.replayed_table(gpu_rows + replayed)
@@ -160,7 +159,7 @@ def _with_softmax(rows):
     """The same and softmax, by two backends, at 1,024 tokens: 3 and 2 times as slow as ours."""
     ours = [row for row in rows if row.what == "time" and row.config["candidate"] == "auto"]
     return rows + [
-        dataclasses.replace(row, value=factor * row.value, config={**row.config, "candidate": name})
+        changed(row, value=factor * row.value, candidate=name)
         for row in ours
         if row.config["length"] == 1024
         for name, factor in (("sdpa_flash", 3), ("sdpa_cudnn", 2))
@@ -170,19 +169,11 @@ def _with_softmax(rows):
 def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(rows, gpu_rows):
     gpu = _with_softmax(gpu_rows)
     _, _, *lines = _cells(tables.speed_table(rows + gpu))
+    gpu_at = ("Test GPU, bfloat16", "8 × 16 × 1,024 × 64")
     assert lines == [
         ["CPU, 2 threads, float32", "1 × 8 × 256 × 64", "0.25", "1", "0.2 ×", "0.75", "3", "0.2 ×"],
         ["CPU, 2 threads, float32", "1 × 8 × 1,024 × 64", "4", "4", "1.0 ×", "12", "12", "1.0 ×"],
-        [
-            "Test GPU, bfloat16",
-            "8 × 16 × 1,024 × 64",
-            "0.25",
-            "0.125",
-            "2.0 ×",
-            "0.75",
-            "0.375",
-            "2.0 ×",
-        ],
+        [*gpu_at, "0.25", "0.125", "2.0 ×", "0.75", "0.375", "2.0 ×"],
     ]
     newer = [dataclasses.replace(row, value=8 * row.value, date="2999") for row in gpu]
     alone = [row for row in newer if row.config["candidate"] == "auto"]  # nothing to compare with
@@ -195,11 +186,9 @@ def _learnt(like, task, metric, value, floor, day, mechanism="cosformer", **more
     config = {"task": task, "mechanism": mechanism, "steps": 2000, "batch": 8, "by": "chance"}
     config |= {"split": "test", "options": {"text": "python", "length": 64}} | more
     date = f"2026-01-{day:02}T00:00:00+00:00"
+    like = dataclasses.replace(like, unit=metric, config=config, date=date)
     found = {metric: value, "floor": floor}
-    return [
-        dataclasses.replace(like, what=what, value=x, unit=metric, config=config, date=date)
-        for what, x in found.items()
-    ]
+    return [dataclasses.replace(like, what=what, value=x) for what, x in found.items()]
 
 
 def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows):
@@ -237,19 +226,19 @@ def test_a_part_of_the_split_or_another_checkpoint_displaces_no_whole(rows, part
     assert _cells(tables.learning_table(old + newer + partial))[-1][4] == "1.500"
 
 
+def _of_mechanisms(row, device, batch=1, **changes):
+    config = {"batch": batch, "heads": 2, "width": 64, "dtype": "bfloat16", "causal": True}
+    hardware = {"device": device, "name": "Test"}
+    return dataclasses.replace(row, config=config, hardware=hardware, **changes)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_gpu_measures_mechanisms_in_several_runs(rows, device):
     def run(day, batch, value, **lengths):
-        at = {"batch": batch, "heads": 2, "width": 64, "dtype": "bfloat16", "causal": True}
+        at = {"date": f"2026-01-{day:02}T00:00:00+00:00", "commit": f"run{day}"}
+        like = _of_mechanisms(rows[0], device, batch=batch, value=value, **at)
         return [
-            dataclasses.replace(
-                rows[0],
-                value=value,
-                config={**at, "candidate": name, "pass": pass_name, "length": length},
-                hardware={"device": device, "name": "Test"},
-                date=f"2026-01-{day:02}T00:00:00+00:00",
-                commit=f"run{day}",
-            )
+            changed(like, {"pass": pass_name}, candidate=name, length=length)
             for name, measured in lengths.items()
             for length in measured
             for pass_name in ("forward", "forward_backward")
@@ -266,13 +255,11 @@ def test_a_gpu_measures_mechanisms_in_several_runs(rows, device):
 
 
 def test_growth_on_a_gpu_is_that_without_the_host(rows):
-    at = {"batch": 1, "heads": 2, "width": 64, "dtype": "bfloat16", "causal": True}
-    at |= {"candidate": "cosformer", "pass": "forward_backward"}
+    at = {"candidate": "cosformer", "pass": "forward_backward"}
+    like = changed(_of_mechanisms(rows[0], "cuda"), at)
 
     def row(what, value, **more):
-        hardware = {"device": "cuda", "name": "Test"}
-        made = dataclasses.replace(rows[0], value=value, config={**at, **more}, hardware=hardware)
-        return dataclasses.replace(made, what=what)
+        return changed(like, more, what=what, value=value)
 
     found = [row("time", 1.0, length=n) for n in (1024, 4096, 8192)]
     found += [row("growth_exponent", 0.0, **{"from": 4096, "to": 8192})]
