@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         attention_weights,
         attention_with_state,
         linear_attention,
+        linear_attention_step,
         linear_attention_with_state,
         step,
     )
@@ -23,6 +24,7 @@ __all__ = [
     "attention_with_state",
     "convert",
     "linear_attention",
+    "linear_attention_step",
     "linear_attention_with_state",
     "step",
 ]

@@ -96,7 +96,7 @@ def has_room(x: Tensor) -> bool:
     return torch.cuda.get_device_properties(x.device).shared_memory_per_multiprocessor > ROOM
 
 
-def watched() -> bool:
+def under_mode() -> bool:
     """Whether a mode sees every operation: make_fx, fake tensors, export before dispatch."""
     modes: int = torch._C._len_torch_dispatch_stack()
     return bool(modes or torch._ops._len_torch_dispatch_stack_pre_dispatch())

@@ -4,6 +4,7 @@ s(i, j) = relu(q_i) · relu(k_j) · cos(π/2 · (i − j) / horizon)
 out_i   = Σ_j s(i, j) v_j / max(Σ_j s(i, j), eps)
 """
 
+import difflib
 from typing import Any, NamedTuple
 
 import torch
@@ -261,7 +262,9 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
 def _unknown(given: dict[str, Any]) -> TypeError:
     """The error for arguments that are not ours; those of PyTorch's attention get advice."""
     name = next(iter(given))
+    near = difflib.get_close_matches(name, Arguments._fields, 1)
     advice = f": {OF_SOFTMAX[name]}" if name in OF_SOFTMAX else ""
+    advice = advice or (f"; did you mean {near[0]!r}?" if near else "")
     return TypeError(f"attention has no argument {name!r}{advice}")
 
 

@@ -20,6 +20,7 @@ from cosformer.ops.problem import (
     DENOMINATORS,
     PROBLEMS,
     WEIGHTS,
+    Horizon,
     Placement,
     Problem,
     Rates,
@@ -169,32 +170,18 @@ def linear_attention_with_state(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
     _check_per_key_head(q, k, theta, gamma, log_decay)
-    kind = kind_of(theta, raised=raised)
-    unlike = kind != "plain" and feature_map != "relu"  # `attention` could not go on with it
-    horizon = None if unlike or is_decaying(gamma, log_decay) else horizon_of(theta)
-    divided = normaliser == "sum"
-    if state is None:
-        shape = (q.shape[0], k.shape[1], WEIGHTS[kind], k.shape[3])
-        zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
-        key_sum = zeros[..., 0].clone() if divided else zeros[..., 0][..., :0].clone()
-        start = torch.zeros((), dtype=torch.int64, device=q.device)
-        state = State(zeros, key_sum, start, horizon)
-    check_state_shape(state, k, v)
-    if state.weight != kind:
-        raise ValueError(f"state was made for {state.weight} weights, theta and raised ask {kind}")
-    if (state.key_sum.shape[-1] > 0) != divided:
-        raise ValueError(f"state was made for another normaliser than {normaliser!r}")
-    if (state.horizon is None) != (horizon is None) or (
-        state.horizon is not None
-        and horizon is not None
-        and not same_horizon(state.horizon, horizon)
-    ):
-        raise ValueError(
-            "state was made with another theta or feature map, or with a decay where there is none"
-        )
     given = Arguments(
         feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
     )
+    divided = normaliser == "sum"
+    if state is None:
+        states = WEIGHTS[kind_of(theta, raised=raised)]
+        shape = (q.shape[0], k.shape[1], states, k.shape[3])
+        zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
+        key_sum = zeros[..., 0].clone() if divided else zeros[..., 0][..., :0].clone()
+        start = torch.zeros((), dtype=torch.int64, device=q.device)
+        state = State(zeros, key_sum, start, _state_horizon(given))
+    check_goes_on(state, k, v, given)
     dtype = q.dtype
     q, k, v = at_least(state, q, k, v)
     problem = _problem(q, k, given, state.position)
@@ -202,6 +189,42 @@ def linear_attention_with_state(
     assert sums is not None
     position = state.position + q.shape[2]
     return out.to(dtype), split(sums, position, state.horizon, divided=divided)
+
+
+def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
+    """A state that fits these tokens, and the arguments that it was made with."""
+    check_state_shape(state, k, v)
+    check_arguments(given)
+    kind, horizon = kind_of(given.theta, raised=given.raised), _state_horizon(given)
+    if state.weight != kind:
+        raise ValueError(f"state was made for {state.weight} weights, theta and raised ask {kind}")
+    if (state.key_sum.shape[-1] > 0) != (given.normaliser == "sum"):
+        raise ValueError(f"state was made for another normaliser than {given.normaliser!r}")
+    if state.horizon is None or horizon is None:
+        same = state.horizon is horizon
+    else:
+        same = same_horizon(state.horizon, horizon)
+    if not same:
+        raise ValueError(
+            "state was made with another theta or feature map, or with a decay where there is none"
+        )
+
+
+def _state_horizon(given: Arguments) -> Horizon | None:
+    """The horizon of a state that `attention` could go on with, or inf; None for any other."""
+    unlike = kind_of(given.theta, raised=given.raised) != "plain" and given.feature_map != "relu"
+    decays = is_decaying(given.gamma, given.log_decay)
+    return None if unlike or decays else horizon_of(given.theta)
+
+
+def check_arguments(given: Arguments) -> None:
+    """Names and numbers that need no tensor to be judged."""
+    check_bool("raised", given.raised)
+    check_choice("normaliser", given.normaliser, NORMALISERS)
+    check_choice("rule", given.rule, DENOMINATORS)
+    check_scale(given.scale, given.normaliser)
+    if given.raised and given.normaliser == "sum" and given.rule != "clamp":
+        raise ValueError(f"raised=True needs rule='clamp' or normaliser='none', got {given.rule!r}")
 
 
 def _check_per_key_head(
@@ -261,19 +284,13 @@ def _problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None = N
 
 
 def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None) -> Problem:
-    check_bool("raised", given.raised)
-    check_choice("normaliser", given.normaliser, NORMALISERS)
-    check_choice("rule", given.rule, DENOMINATORS)
-    check_scale(given.scale, given.normaliser)
+    check_arguments(given)
     placement = Placement(
         given.causal, given.query_start, given.cu_seqlens, stream_position=position
     )
     check_placement(q, k, placement)
     if is_decaying(given.gamma, given.log_decay) and not given.causal:
         raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
-    divides = given.normaliser == "sum"
-    if given.raised and divides and given.rule != "clamp":
-        raise ValueError(f"raised=True needs rule='clamp' or normaliser='none', got {given.rule!r}")
     problem = build(
         q,
         k,
@@ -281,7 +298,7 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | No
         theta=angles(given.theta, q, k),
         weight=kind_of(given.theta, raised=given.raised),
         feature_map=given.feature_map if isinstance(given.feature_map, str) else "identity",
-        rule=given.rule if divides else "none",
+        rule=given.rule if given.normaliser == "sum" else "none",
         eps=given.eps,
         scale=given.scale,
     )

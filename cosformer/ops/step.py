@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_choice, check_eps, check_inputs, check_tensor, require_all
-from cosformer.ops.linear import NORMALISERS
+from cosformer.ops.linear import Arguments, check_goes_on
 from cosformer.ops.problem import (
     DENOMINATORS,
     FEATURE_MAPS,
@@ -24,18 +24,18 @@ from cosformer.ops.problem import (
     whole_limit,
 )
 from cosformer.ops.raised import FAINT
-from cosformer.ops.state import State, check_continues, check_state_shape
+from cosformer.ops.state import State, check_continues
 from cosformer.ops.triton import fused_step, why_not_step
 from cosformer.runtime import full_precision, on_device_of, readable
 
 
-class Rule(NamedTuple):
+class Recurrence(NamedTuple):
     """What a step computes, beside the state: as `linear_attention` explains it."""
 
     theta: Tensor  # [1, 1] or one per key head [H_kv, 1], float64
     weight: str = "cosine"
     feature_map: str = "relu"
-    divisor: str = "clamp"  # a name of DENOMINATORS, or "none"
+    rule: str = "clamp"  # a name of DENOMINATORS, or "none"
     eps: float = 1e-6
     scale: float = 1.0
     decay: Tensor | None = None  # what is left of the state: [B or 1, H_kv, 1]
@@ -43,7 +43,7 @@ class Rule(NamedTuple):
     @property
     def is_cosformer(self) -> bool:
         """Whether it is the paper's attention, which has a kernel."""
-        about = (self.weight, self.feature_map, self.divisor, self.decay)
+        about = (self.weight, self.feature_map, self.rule, self.decay)
         return about == ("cosine", "relu", "clamp", None)
 
 
@@ -102,11 +102,11 @@ def step(
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
         with on_device_of(q):
             return fused_step(q, k, v, state, turn, slots, eps, limit=limit)
-    rule = Rule(angle_of(horizon, k), state.weight, eps=eps)
+    recurrence = Recurrence(angle_of(horizon, k), state.weight, eps=eps)
     with full_precision(q):
         if slots is None:
-            return take_step(q, k, v, state, rule)
-        return _in_slots(q, k, v, state, rule, slots)
+            return take_step(q, k, v, state, recurrence)
+        return _in_slots(q, k, v, state, recurrence, slots)
 
 
 def linear_attention_step(
@@ -143,20 +143,15 @@ def linear_attention_step(
     torch.Size([1, 8, 1, 64])
     """
     q, k, v = _one_token(q, k, v)
-    check_state_shape(state, k, v)
+    gamma = as_numbers(gamma)
+    given = Arguments(
+        feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, None
+    )
+    turn = angles(theta, k, k)
+    check_goes_on(state, k, v, given)
     check_choice("feature_map", feature_map, FEATURE_MAPS)
-    check_choice("normaliser", normaliser, NORMALISERS)
-    check_choice("rule", rule, DENOMINATORS)
     check_eps(eps)
     _refuse_gradients(q, k, v, state)
-    kind = kind_of(theta, raised=raised)
-    if state.weight != kind:
-        raise ValueError(f"state was made for {state.weight} weights, theta and raised ask {kind}")
-    if (state.key_sum.shape[-1] > 0) != (normaliser == "sum"):
-        raise ValueError(f"state was made for another normaliser than {normaliser!r}")
-    gamma = as_numbers(gamma)
-    if is_decaying(gamma, log_decay) != (state.horizon is None) and kind == "plain":
-        raise ValueError("state was made with a decay where there is none, or without one")
     decay = log_rates(gamma, k, k) if is_decaying(gamma, None) else None
     if log_decay is not None:
         check_tensor("log_decay", log_decay)
@@ -167,9 +162,9 @@ def linear_attention_step(
             )
         require_all(log_decay <= 0, GATE_RULE, log_decay)
         decay = log_decay.double() if decay is None else decay + log_decay
-    how = Rule(
-        angles(theta, k, k),
-        kind,
+    recurrence = Recurrence(
+        turn,
+        kind_of(theta, raised=raised),
         feature_map,
         rule if normaliser == "sum" else "none",
         eps,
@@ -177,23 +172,23 @@ def linear_attention_step(
         None if decay is None else decay.exp(),
     )
     with full_precision(q):
-        return take_step(q, k, v, state, how)
+        return take_step(q, k, v, state, recurrence)
 
 
-def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, rule: Rule) -> Tensor:
+def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> Tensor:
     """One token `[B, H, 1, ·]` of a stream, for callers that have checked it."""
-    if q.is_cuda and rule.is_cosformer and why_not_step(q, v, state) is None:
+    if q.is_cuda and by.is_cosformer and why_not_step(q, v, state) is None:
         with on_device_of(q):
-            return fused_step(q, k, v, state, rule.theta, None, rule.eps, limit=None)
+            return fused_step(q, k, v, state, by.theta, None, by.eps, limit=None)
     dtype = state.key_value.dtype
     batch, heads, *_, value_width = state.key_value.shape
-    phi, divides = FEATURE_MAPS[rule.feature_map].forward, rule.divisor != "none"
+    phi, divides = FEATURE_MAPS[by.feature_map].forward, by.rule != "none"
     position = state.position.to(torch.float64).reshape(-1, 1)
-    psi = basis(position, rule.theta, rule.weight, dtype)  # [b, h, 1, R]
+    psi = basis(position, by.theta, by.weight, dtype)  # [b, h, 1, R]
     keys = psi.mT * phi(k.to(dtype))  # [B, H, R, D]
     queries = phi(q.to(dtype)).unflatten(1, (heads, -1))[:, :, :, 0]  # [B, H, groups, D]
-    if rule.decay is not None:
-        left = rule.decay[..., None].to(dtype)  # [b, h, 1, 1]
+    if by.decay is not None:
+        left = by.decay[..., None].to(dtype)  # [b, h, 1, 1]
         state.key_sum.mul_(left)
         state.key_value.mul_(left[..., None])
     state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
@@ -203,24 +198,26 @@ def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, rule: Rule) -> Tens
     if divides:
         state.key_sum.add_(keys)
         total = read @ state.key_sum.flatten(2)[..., None]
-        if rule.weight == "raised_cosine":
+        if by.weight == "raised_cosine":
             mass = queries @ state.key_sum[:, :, 0, :, None]
-            out = out / torch.maximum(total.clamp(min=2 * rule.eps), 2 * FAINT * mass)
+            out = out / torch.maximum(total.clamp(min=2 * by.eps), 2 * FAINT * mass)
         else:
-            out = out / DENOMINATORS[rule.divisor](total, rule.eps)
+            out = out / DENOMINATORS[by.rule](total, by.eps)
     else:
-        out = out * (rule.scale / 2 if rule.weight == "raised_cosine" else rule.scale)
+        out = out * (by.scale / 2 if by.weight == "raised_cosine" else by.scale)
     return out.reshape(batch, q.shape[1], 1, value_width).to(q.dtype)
 
 
-def _in_slots(q: Tensor, k: Tensor, v: Tensor, state: State, rule: Rule, slots: Tensor) -> Tensor:
+def _in_slots(
+    q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence, slots: Tensor
+) -> Tensor:
     """The streams taken out, moved on by one token, and put back."""
     real = slots >= 0
     chosen = slots[real]
     key_value, key_sum, position = (x[chosen] for x in state[:3])
     taken = State(key_value, key_sum, position, state.horizon)
     out = q.new_zeros(*q.shape[:3], v.shape[3])
-    out[real] = take_step(q[real], k[real], v[real], taken, rule)
+    out[real] = take_step(q[real], k[real], v[real], taken, by)
     for mine, moved in zip(state[:3], taken[:3], strict=True):
         mine[chosen] = moved
     return out

@@ -196,7 +196,10 @@ WRONG = [
     ("lm --data my.txt --set tensorboard=true", "pip install 'cosformer[tensorboard]'"),
     ("lm --set evaluation.every=0", "evaluation.every must be a whole number from 1 on, got 0"),
     ("lm --data my.txt --length 0", "length must be a whole number from 1 on, got 0"),
-    (f"copying --mechanism reformer --set model.options.seed={2**70}", f"seed must be below {2**63}"),
+    (
+        f"copying --mechanism reformer --set model.options.seed={2**70}",
+        f"seed must be below {2**63}",
+    ),
 ]
 
 

@@ -1,10 +1,13 @@
 """torch.compile without a break, and torch.export at a length that is open."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from formula import results, tokens, uniform
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim, export
 
@@ -208,3 +211,23 @@ def test_a_stream_exports_with_an_open_length():
         out, last = attention_with_state(*x, state=State(*state, 1000.0))
         for given, right in zip(program.module()(*x, *state), (out, *last[:3]), strict=True):
             torch.testing.assert_close(given, right)
+
+
+def test_a_compiled_training_step_goes_by_kernels_both_ways(interpreted):
+    """A graph is given zeros for the gradient of row totals, which must not lead it to torch."""
+    graphs: list[set[str]] = []
+
+    def keep(graph, inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return make_boxed_func(graph.forward)
+
+    inputs = [torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3)]
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    call = torch.compile(partial(attention, causal=True, impl="triton"), backend=backend)
+    out = call(*inputs)
+    grad = torch.randn_like(out)
+    found = torch.autograd.grad(out, inputs, grad)
+    assert "cosformer.kernels_forward.default" in graphs[0]
+    assert "cosformer.kernels_backward.default" in graphs[1]
+    exact = torch.autograd.grad(attention(*inputs, causal=True, impl="reference"), inputs, grad)
+    torch.testing.assert_close(found, exact)

@@ -158,6 +158,29 @@ def test_code_that_others_may_have_written_is_compiled_again(stubs, tmp_path, wh
     assert nvrtc.cubin("source", ()).stored  # the new file, in a folder that is closed again
 
 
+def test_code_of_another_user_is_compiled_again(stubs, tmp_path, monkeypatch):
+    _, compiler = stubs
+    nvrtc.cubin("source", ())
+    me = os.getuid()
+    monkeypatch.setattr(cache.os, "getuid", lambda: me + 1)
+    for count in (2, 3):
+        code = nvrtc.cubin("source", ())
+        assert (code.binary, code.stored, len(compiler.made)) == (MACHINE_CODE, False, count)
+
+
+def test_unfinished_files_have_names_that_nobody_can_predict(stubs, tmp_path, monkeypatch):
+    names = []
+    replace = nvrtc.Path.replace
+    monkeypatch.setattr(
+        nvrtc.Path, "replace", lambda part, path: (names.append(part.name), replace(part, path))[1]
+    )
+    for _ in range(3):
+        nvrtc.cubin("source", ())
+        (path,) = kept(tmp_path)
+        path.unlink()
+    assert len(set(names)) == 3
+
+
 def test_an_error_of_the_compiler_has_its_log(stubs):
     _, compiler = stubs
     compiler.log = b"line 3: no such thing"

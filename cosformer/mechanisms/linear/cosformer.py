@@ -13,7 +13,7 @@ from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import (
     WEIGHTS,
-    Rule,
+    Recurrence,
     State,
     angle_of,
     attention,
@@ -54,7 +54,7 @@ class Cosformer(Mechanism):
         super().__init__(heads, width, key_heads=key_heads)
         self.horizon = read_horizon(horizon, heads, self.key_heads)
         self.weight, self.eps = check_weight(weight), check_eps(eps)
-        self._rules: dict[torch.device, Rule] = {}
+        self._recurrences: dict[torch.device, Recurrence] = {}
         if self.horizon is not None and weight == "cosine":
             self.traits = replace(self.traits, max_length=whole_limit(self.horizon))
 
@@ -93,7 +93,7 @@ class Cosformer(Mechanism):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
     ) -> tuple[Tensor, State]:
-        return take_step(q, k, v, state, self._rule(k.device)), state
+        return take_step(q, k, v, state, self._recurrence(k.device)), state
 
     def state_size(self, length: int) -> int:
         return self.key_heads * WEIGHTS[self.weight] * self.width * (self.value_width + 1)
@@ -103,15 +103,15 @@ class Cosformer(Mechanism):
         operations = 4 * states * self.heads * length * self.width * (self.width + 1)
         return Cost(operations, 4 * self.numbers(length))
 
-    def _rule(self, device: torch.device) -> Rule:
+    def _recurrence(self, device: torch.device) -> Recurrence:
         """What a step computes, made once for each device."""
-        rule = self._rules.get(device)
-        if rule is None:
+        found = self._recurrences.get(device)
+        if found is None:
             assert self.horizon is not None
             like = torch.empty(1, self.key_heads, 1, 1, device=device)
-            rule = Rule(angle_of(self.horizon, like), self.weight, eps=self.eps)
-            self._rules[device] = rule
-        return rule
+            found = Recurrence(angle_of(self.horizon, like), self.weight, eps=self.eps)
+            self._recurrences[device] = found
+        return found
 
     def _options(self, request: Request) -> dict[str, Any]:
         return {

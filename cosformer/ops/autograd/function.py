@@ -4,6 +4,7 @@ import inspect
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -197,6 +198,7 @@ def gradients(saved: Saved, options: Options, grads: Grads, asked: Asked) -> tup
     )
     given = Given(saved.q, saved.k, saved.v, saved.decay, saved.state, about, options)
     results = Results(saved.out, saved.total, saved.last, saved.kept)
-    by_torch = recorded() or grads.total is not None
+    # a graph has zeros for the gradient of totals, which nobody uses there
+    by_torch = recorded() or (grads.total is not None and not torch.compiler.is_compiling())
     chosen = chunked if by_torch else implementation(options.impl)
     return tuple(chosen.backward(given, results, grads, asked))

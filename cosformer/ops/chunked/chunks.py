@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.runtime import watched
+from cosformer.runtime import under_mode
 
 CHUNK_LENGTH = 64  # a longer chunk means larger products, but more of them above the diagonal
 CPU_CHUNKS = 128  # chunks × heads in flight: so many that Python is idle, few enough to keep
@@ -237,7 +237,7 @@ def _sizes(states: int, y: int, z: int, spans: Spans) -> dict[str, int]:
 
 def _borrow(size: int, like: Tensor) -> Tensor:
     """At least `size` bytes: this thread's own on a CPU, unless a mode watches the call."""
-    if not like.is_cpu or watched():
+    if not like.is_cpu or under_mode():
         return torch.empty(size, dtype=torch.uint8, device=like.device)
     memory: Tensor | None = getattr(_kept, "memory", None)
     _kept.memory = None  # whoever asks meanwhile gets other memory
@@ -249,5 +249,5 @@ def _borrow(size: int, like: Tensor) -> Tensor:
 
 
 def _give_back(memory: Tensor) -> None:
-    if memory.is_cpu and memory.numel() <= KEPT_BYTES and not watched():
+    if memory.is_cpu and memory.numel() <= KEPT_BYTES and not under_mode():
         _kept.memory = memory
