@@ -143,22 +143,15 @@ def test_arguments_that_exclude_each_other():
     mechanism = make("softmax")
     q, k, v, _ = tokens(mechanism)
     state = mechanism.empty_state(k, v)
+    on = {"causal": True, "state": state}
     for given, options, message in (
         ((q, k, v), {"state": state}, "causal must be True with a state"),
-        (
-            (q, k, v),
-            {"causal": True, "state": state, "start": 3},
-            "start must be None with a state",
-        ),
+        ((q, k, v), {**on, "start": 3}, "start must be None with a state"),
         ((q, k, v), {"causal": True, "start": -(2**70)}, "start must have at most 53 bits .* 71"),
-        ((q[:, :, 1:], k, v), {"causal": True, "state": state}, "as many queries as .* 36 and 37"),
+        ((q[:, :, 1:], k, v), on, "as many queries as keys, got 36 and 37"),
         ((q[..., :4], k[..., :4], v), {}, "q must have 2 heads of width 6"),
-        ((q[:1], k[:1], v[:1]), {"causal": True, "state": state}, "state must hold keys"),
-        (
-            (q, k, v[..., :4]),
-            {"causal": True, "state": state},
-            "state must hold .* of width 4, got",
-        ),
+        ((q[:1], k[:1], v[:1]), on, "state must hold keys"),
+        ((q, k, v[..., :4]), on, "state must hold values .* of width 4, got"),
         ((q, k, v), {"controls": None}, "controls must be a mapping, got NoneType"),
         ((q, k, v), {"causal": True, "state": 3}, "state must be a Cache, got int"),
     ):
