@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-ROOMS = ("mechanisms", "nn", "ops")
+ROOMS = ("mechanisms", "models", "nn", "ops", "tasks", "training")
 """Packages that can be used after `import cosformer` alone."""
 
 

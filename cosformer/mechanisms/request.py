@@ -1,7 +1,7 @@
 """What a mechanism is asked to do, once its arguments are checked."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ class Request(NamedTuple):
     key_mask: Tensor | None  # [B, S] bool, True = real token; k, v and controls are 0 elsewhere
     start: int  # the key index that the first query stands at
     controls: Controls  # name -> [B, H_kv, S], before any activation
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the controls, as the functions of `ops` name it."""
+        return {"causal": self.causal, "key_mask": self.key_mask, "query_start": self.start}
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:

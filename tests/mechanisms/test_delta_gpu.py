@@ -57,8 +57,7 @@ def test_a_stream_goes_on_where_it_stood(dtype):
 
 @pytest.mark.parametrize("name", ["delta", "gated-delta"])
 def test_no_length_or_batch_compiles_again(name):
-    from cosformer.mechanisms.linear.delta_back_kernels import gradients_kernel
-    from cosformer.mechanisms.linear.delta_kernels import carry_kernel
+    from cosformer.mechanisms.linear.delta_kernels import carry_kernel, gradients_kernel
 
     mechanism = create(name, 4, 64)
 

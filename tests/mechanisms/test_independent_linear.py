@@ -1,8 +1,9 @@
 """The linear family against packages written by others, and where they are wrong, how."""
 
+import pytest
 import torch
 from independent import package
-from mechanism_cases import draw, make, tokens
+from mechanism_cases import LENGTH, draw, make, stream, tokens
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -77,59 +78,53 @@ def test_rope_linear_turns_the_numerator_of_linear_attention_only():
     assert_close(mechanism(q, k, v)[0], right, rtol=1e-5, atol=1e-6)  # its angles are float32
 
 
-def test_linear_is_the_recurrence_of_fla():
-    naive = package("fla.ops.linear_attn.naive")
-    mechanism = make("linear")
-    q, k, v, _ = tokens(mechanism)
+def fla_linear(naive, q, k, v):
     rows = token_major(F.elu(q) + 1, F.elu(k) + 1, v)
-    right, _ = naive.naive_recurrent_linear_attn(*rows, normalize=True)
-    assert_close(mechanism(q, k, v, causal=True)[0], right.transpose(1, 2), **FLOAT32)
+    return naive.naive_recurrent_linear_attn(*rows, normalize=True)[0].transpose(1, 2)
 
 
-def test_based_is_that_of_fla():
-    naive = package("fla.ops.based.naive")
-    mechanism = make("based", features=6)  # as wide as q: nothing is projected
-    q, k, v, _ = tokens(mechanism)
-    right = naive.naive_parallel_based(q.float(), k.float(), v.float())
-    assert_close(mechanism(q, k, v, causal=True)[0], right, **FLOAT32)
+def fla_based(naive, q, k, v):
+    return naive.naive_parallel_based(q.float(), k.float(), v.float())
 
 
-def test_retention_is_that_of_fla():
-    naive = package("fla.ops.retention.naive")
-    mechanism = make("retention")
-    q, k, v, _ = tokens(mechanism)
-    assert_close(mechanism(q, k, v, causal=True)[0], naive.naive_retention(q, k, v), **FLOAT32)
+def fla_retention(naive, q, k, v):
+    return naive.naive_retention(q, k, v)
 
 
-def test_gated_linear_is_the_recurrence_of_fla():
-    naive = package("fla.ops.simple_gla.naive")
-    mechanism = make("gated-linear")
+def fla_gated_linear(naive, q, k, v, gate):
+    rows = token_major(q, k, v, F.logsigmoid(gate) / 16)
+    return naive.naive_recurrent_simple_gla(*rows)[0].transpose(1, 2)
+
+
+def fla_gated_delta(naive, q, k, v, beta, gate):
+    rows = F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, beta.sigmoid()
+    rows = token_major(*rows, F.logsigmoid(gate) / 2)
+    return naive.naive_recurrent_gated_delta_rule(*rows)[0].transpose(1, 2)
+
+
+FLA = [
+    ("linear", "linear_attn", {}, fla_linear),
+    ("based", "based", {"features": 6}, fla_based),  # as wide as q: nothing is projected
+    ("retention", "retention", {}, fla_retention),
+    ("gated-linear", "simple_gla", {}, fla_gated_linear),
+    ("gated-delta", "gated_delta_rule", {"temperature": 2.0}, fla_gated_delta),
+]
+
+
+@pytest.mark.parametrize(("name", "module", "options", "formula"), FLA)
+def test_the_linear_family_is_that_of_fla(name, module, options, formula):
+    naive = package(f"fla.ops.{module}.naive")
+    mechanism = make(name, **options)
     q, k, v, controls = tokens(mechanism)
-    gate = F.logsigmoid(controls["gate"]) / 16
-    right, _ = naive.naive_recurrent_simple_gla(*token_major(q, k, v, gate))
     out, _ = mechanism(q, k, v, causal=True, controls=controls)
-    assert_close(out, right.transpose(1, 2), **FLOAT32)
+    assert_close(out, formula(naive, q, k, v, *controls.values()), **FLOAT32)
 
 
 def test_delta_is_the_recurrence_of_fla():
     naive = package("fla.ops.delta_rule.naive")
     mechanism = make("delta")
-    q, k, v, controls = tokens(mechanism)
-    unit_q, unit_k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-    right, memory = naive.delta_rule_recurrence(unit_q, unit_k, v, controls["beta"].sigmoid())
-    out, state = mechanism(
-        q, k, v, causal=True, controls=controls, state=mechanism.empty_state(k, v)
-    )
-    assert_close(out, right, **FLOAT32)
-    assert_close(state.value, memory, **FLOAT32)
-
-
-def test_gated_delta_is_the_recurrence_of_fla():
-    naive = package("fla.ops.gated_delta_rule.naive")
-    mechanism = make("gated-delta", temperature=2.0)
-    q, k, v, controls = tokens(mechanism)
-    unit_q, unit_k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-    beta, gate = controls["beta"].sigmoid(), F.logsigmoid(controls["gate"]) / 2
-    right, _ = naive.naive_recurrent_gated_delta_rule(*token_major(unit_q, unit_k, v, beta, gate))
-    out, _ = mechanism(q, k, v, causal=True, controls=controls)
-    assert_close(out, right.transpose(1, 2), **FLOAT32)
+    *rows, controls = tokens(mechanism)
+    unit_q, unit_k = (F.normalize(x, dim=-1) for x in rows[:2])
+    right = naive.delta_rule_recurrence(unit_q, unit_k, rows[2], controls["beta"].sigmoid())
+    out, state = stream(mechanism, rows, controls, (LENGTH,))
+    assert_close((out, state.value), right, **FLOAT32)

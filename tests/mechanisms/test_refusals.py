@@ -42,28 +42,19 @@ def refusal(name, task):
     return rf"^{name} cannot {task}.*\. It can do: .*; {nearest}$"
 
 
-@pytest.mark.parametrize("name", names_where(causal=("no",)))
-def test_causality_is_refused_by_those_without(name):
+CANNOT = [
+    *((name, LENGTH, True, "attend causally") for name in names_where(causal=("no",))),
+    *((name, LENGTH, False, "attend without causal=True") for name in names_where(full=(False,))),
+    *((name, 8, None, "attend from 37 queries to 8 keys") for name in names_where(cross=(False,))),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "causal", "task"), CANNOT)
+def test_what_the_traits_do_not_have_is_refused(name, keys, causal, task):
     mechanism = make(name)
-    q, k, v, _ = tokens(mechanism)
-    with pytest.raises(ValueError, match=refusal(name, "attend causally")):
-        mechanism(q, k, v, causal=True)
-
-
-@pytest.mark.parametrize("name", names_where(full=(False,)))
-def test_full_attention_is_refused_by_those_without(name):
-    mechanism = make(name)
-    q, k, v, controls = tokens(mechanism)
-    with pytest.raises(ValueError, match=refusal(name, "attend without causal=True")):
-        mechanism(q, k, v, controls=controls)
-
-
-@pytest.mark.parametrize("name", names_where(cross=(False,)))
-def test_cross_attention_is_refused_by_those_without(name):
-    mechanism = make(name)
-    q, k, v, controls = tokens(mechanism, 5, keys=8)
-    causal = not mechanism.traits.full
-    with pytest.raises(ValueError, match=refusal(name, "attend from 5 queries to 8 keys")):
+    q, k, v, controls = tokens(mechanism, keys=keys)
+    causal = not mechanism.traits.full if causal is None else causal
+    with pytest.raises(ValueError, match=refusal(name, task)):
         mechanism(q, k, v, causal=causal, controls=controls)
 
 
@@ -137,42 +128,36 @@ def test_controls_are_those_of_the_traits(name):
     if controls:
         with pytest.raises(ValueError, match=r"controls must be .*, got none"):
             mechanism(q, k, v, causal=causal)
-        for other in (torch.int64, torch.complex64):
-            wrong = {key: x.to(other) for key, x in controls.items()}
-            with pytest.raises(ValueError, match=f"must be real numbers, got {other}"):
-                mechanism(q, k, v, causal=causal, controls=wrong)
-        away = {key: x.to("meta") for key, x in controls.items()}
-        with pytest.raises(ValueError, match="must be on the device of k, cpu, got meta"):
-            mechanism(q, k, v, causal=causal, controls=away)
-        short = {key: x[:, :, 1:] for key, x in controls.items()}
-        with pytest.raises(ValueError, match=r"must be \[batch, key heads, length\]"):
-            mechanism(q, k, v, causal=causal, controls=short)
+    for change, message in (
+        (lambda x: x.long(), "must be real numbers, got torch.int64"),
+        (lambda x: x.to(torch.complex64), "must be real numbers, got torch.complex64"),
+        (lambda x: x.to("meta"), "must be on the device of k, cpu, got meta"),
+        (lambda x: x[:, :, 1:], r"must be \[batch, key heads, length\]"),
+    )[: 4 * bool(controls)]:
+        wrong = {key: change(x) for key, x in controls.items()}
+        with pytest.raises(ValueError, match=message):
+            mechanism(q, k, v, causal=causal, controls=wrong)
 
 
 def test_arguments_that_exclude_each_other():
     mechanism = make("softmax")
     q, k, v, _ = tokens(mechanism)
     state = mechanism.empty_state(k, v)
-    with pytest.raises(ValueError, match="causal must be True with a state"):
-        mechanism(q, k, v, state=state)
-    with pytest.raises(ValueError, match="start must be None with a state"):
-        mechanism(q, k, v, causal=True, state=state, start=3)
-    with pytest.raises(
-        ValueError, match="start must have at most 53 bits as a whole number, got 71"
+    on = {"causal": True, "state": state}
+    for given, options, message in (
+        ((q, k, v), {"state": state}, "causal must be True with a state"),
+        ((q, k, v), {**on, "start": 3}, "start must be None with a state"),
+        ((q, k, v), {"causal": True, "start": -(2**70)}, "start must have at most 53 bits .* 71"),
+        ((q[:, :, 1:], k, v), on, "as many queries as keys, got 36 and 37"),
+        ((q[..., :4], k[..., :4], v), {}, "q must have 2 heads of width 6"),
+        ((q[:1], k[:1], v[:1]), on, "state must hold keys"),
+        ((q, k, v[..., :4]), on, "state must hold values .* of width 4, got"),
+        ((q, k, v), {"controls": None}, "controls must be a mapping, got NoneType"),
+        ((q, k, v), {"causal": True, "state": 3}, "state must be a Cache, got int"),
     ):
-        mechanism(q, k, v, causal=True, start=-(2**70))
-    with pytest.raises(ValueError, match="as many queries as keys, got 36 and 37"):
-        mechanism(q[:, :, 1:], k, v, causal=True, state=state)
-    with pytest.raises(ValueError, match="q must have 2 heads of width 6"):
-        mechanism(q[..., :4], k[..., :4], v)
-    with pytest.raises(ValueError, match="state must hold keys"):
-        mechanism(q[:1], k[:1], v[:1], causal=True, state=state)
-    with pytest.raises(ValueError, match=r"state must hold values .* of width 4, got"):
-        mechanism(q, k, v[..., :4], causal=True, state=state)
-    with pytest.raises(TypeError, match="controls must be a mapping, got NoneType"):
-        mechanism(q, k, v, controls=None)
-    with pytest.raises(TypeError, match="state must be a Cache, got int"):
-        mechanism(q, k, v, causal=True, state=3)
+        wrong_type = "mapping" in message or "Cache" in message
+        with pytest.raises(TypeError if wrong_type else ValueError, match=message):
+            mechanism(*given, **options)
 
 
 def test_a_horizon_is_a_length_like_any_other():

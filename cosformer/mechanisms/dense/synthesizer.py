@@ -46,7 +46,8 @@ class Synthesizer(Mechanism):
         """`[B or 1, H, T, S]` of query positions i and key positions j, both of one kind."""
         raise NotImplementedError
 
-    def parameters_read(self, length: int) -> int:
+    def making(self, length: int) -> tuple[int, int]:
+        """The operations that make the scores, and the parameters that they read."""
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
@@ -70,12 +71,8 @@ class Synthesizer(Mechanism):
 
     def cost(self, length: int) -> Cost:
         pairs = self.heads * length**2
-        made, read = self.made(length), self.parameters_read(length)
+        made, read = self.making(length)
         return Cost(pairs * (2 * self.width + 5) + made, 4 * (self.numbers(length) + read + pairs))
-
-    def made(self, length: int) -> int:
-        """Operations that make the scores."""
-        return 0
 
     def positions(self, q: Tensor, k: Tensor, request: Request) -> tuple[Positions, Positions]:
         """The positions of queries and of keys."""
@@ -121,8 +118,8 @@ class SynthesizerRandom(Synthesizer):
         pairs = i[:, :, None] * self.table.shape[2] + j[:, None]
         return _taken(self.table.flatten(1), pairs, q)
 
-    def parameters_read(self, length: int) -> int:
-        return self.heads * length**2
+    def making(self, length: int) -> tuple[int, int]:
+        return 0, self.heads * length**2
 
 
 class Factored(Synthesizer):
@@ -168,11 +165,8 @@ class SynthesizerFactorised(Factored):
     def factors(self, q: Tensor, i: Positions, j: Positions) -> tuple[Tensor, Tensor]:
         return _taken(self.rows, i, q), _taken(self.columns, j, q)
 
-    def made(self, length: int) -> int:
-        return 2 * self.heads * self.rank * length**2
-
-    def parameters_read(self, length: int) -> int:
-        return 2 * self.heads * self.rank * length
+    def making(self, length: int) -> tuple[int, int]:
+        return 2 * self.heads * self.rank * length**2, 2 * self.heads * self.rank * length
 
 
 class SynthesizerDense(Factored):
@@ -197,8 +191,6 @@ class SynthesizerDense(Factored):
         output, bias = _taken(self.output, j, q), _taken(self.output_bias, j, q)[..., None]
         return F.pad(hidden, (0, 1), value=1.0), torch.cat([output, bias], -1)
 
-    def made(self, length: int) -> int:
-        return 2 * self.heads * self.width * length * (self.width + length)
-
-    def parameters_read(self, length: int) -> int:
-        return self.heads * (self.width + 1) * (self.width + length)
+    def making(self, length: int) -> tuple[int, int]:
+        size = self.heads * (self.width + length)
+        return 2 * size * self.width * length, size * (self.width + 1)

@@ -7,25 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import cosformer.ops as ops
 from cosformer.check import check_eps
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops import (
-    WEIGHTS,
-    Recurrence,
-    State,
-    angle_of,
-    attention,
-    attention_weights,
-    attention_with_state,
-    check_continues,
-    check_length,
-    check_weight,
-    read_horizon,
-    take_step,
-    whole_limit,
-)
 from cosformer.runtime import compute_dtype
 
 
@@ -35,7 +21,7 @@ class Cosformer(Mechanism):
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
     stream_option = "horizon"
-    state_type = State
+    state_type = ops.State
     length_hint = "make it with a larger horizon, or weight='raised_cosine'"
     formula = "out_i = Σ_j s_ij v_j / Σ_j s_ij, s_ij = relu(q_i)·relu(k_j) cos(π/2 (i − j)/horizon)"
 
@@ -52,73 +38,62 @@ class Cosformer(Mechanism):
         """`horizon`: one number or one per head; None is the length of each call, where a stream
         needs a number. It is an option and in no checkpoint."""
         super().__init__(heads, width, key_heads=key_heads)
-        self.horizon = read_horizon(horizon, heads, self.key_heads)
-        self.weight, self.eps = check_weight(weight), check_eps(eps)
-        self._recurrences: dict[torch.device, Recurrence] = {}
+        self.horizon = ops.read_horizon(horizon, heads, self.key_heads)
+        self.weight, self.eps = ops.check_weight(weight), check_eps(eps)
+        self._recurrences: dict[torch.device, ops.Recurrence] = {}
         if self.horizon is not None and weight == "cosine":
-            self.traits = replace(self.traits, max_length=whole_limit(self.horizon))
+            self.traits = replace(self.traits, max_length=ops.whole_limit(self.horizon))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         self.check_length(max(k.shape[2], request.start + q.shape[2]) - min(request.start, 0))
-        return attention(q, k, v, **self._options(request))
+        return ops.attention(q, k, v, **self._options(request))
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        return attention_weights(q, k, **self._options(request))
+        return ops.attention_weights(q, k, **self._options(request))
 
-    def empty_state(self, k: Tensor, v: Tensor) -> State:
+    def empty_state(self, k: Tensor, v: Tensor) -> ops.State:
         if self.horizon is None:
             raise ValueError(
                 "horizon must be a number for a stream, got None: make it with one, as horizon=4096"
             )
-        sizes = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        return State.empty(
-            *sizes,
-            horizon=self.horizon,
-            weight=self.weight,
-            dtype=compute_dtype(k.dtype),
-            device=k.device,
-        )
+        sizes, like = (*k.shape[:2], k.shape[3], v.shape[3]), compute_dtype(k.dtype)
+        given: dict[str, Any] = {"horizon": self.horizon, "weight": self.weight}
+        return ops.State.empty(*sizes, **given, dtype=like, device=k.device)
 
     def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
         super().check_state(state, k, v)
-        horizon = check_continues(state, k, v, self.horizon, self.weight)
+        horizon = ops.check_continues(state, k, v, self.horizon, self.weight)
         if self.weight == "cosine":
-            check_length(k.shape[2], horizon, state.position)
+            ops.check_length(k.shape[2], horizon, state.position)
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
-    ) -> tuple[Tensor, State]:
-        return attention_with_state(q, k, v, state=state, key_mask=request.key_mask, eps=self.eps)
+    ) -> tuple[Tensor, ops.State]:
+        options: dict[str, Any] = {"key_mask": request.key_mask, "eps": self.eps}
+        return ops.attention_with_state(q, k, v, state=state, **options)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
-    ) -> tuple[Tensor, State]:
-        return take_step(q, k, v, state, self._recurrence(k.device)), state
+    ) -> tuple[Tensor, ops.State]:
+        return ops.take_step(q, k, v, state, self._recurrence(k.device)), state
 
     def state_size(self, length: int) -> int:
-        return self.key_heads * WEIGHTS[self.weight] * self.width * (self.value_width + 1)
+        return self.key_heads * ops.WEIGHTS[self.weight] * self.width * (self.value_width + 1)
 
     def cost(self, length: int) -> Cost:
-        states = WEIGHTS[self.weight]
+        states = ops.WEIGHTS[self.weight]
         operations = 4 * states * self.heads * length * self.width * (self.width + 1)
         return Cost(operations, 4 * self.numbers(length))
 
-    def _recurrence(self, device: torch.device) -> Recurrence:
+    def _recurrence(self, device: torch.device) -> ops.Recurrence:
         """What a step computes, made once for each device."""
-        found = self._recurrences.get(device)
-        if found is None:
+        if device not in self._recurrences:
             assert self.horizon is not None
             like = torch.empty(1, self.key_heads, 1, 1, device=device)
-            found = Recurrence(angle_of(self.horizon, like), self.weight, eps=self.eps)
-            self._recurrences[device] = found
-        return found
+            angle = ops.angle_of(self.horizon, like)
+            self._recurrences[device] = ops.Recurrence(angle, self.weight, eps=self.eps)
+        return self._recurrences[device]
 
     def _options(self, request: Request) -> dict[str, Any]:
-        return {
-            "causal": request.causal,
-            "horizon": self.horizon,
-            "key_mask": request.key_mask,
-            "query_start": request.start,
-            "weight": self.weight,
-            "eps": self.eps,
-        }
+        given = {"horizon": self.horizon, "weight": self.weight, "eps": self.eps}
+        return request.options | given

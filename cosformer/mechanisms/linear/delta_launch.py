@@ -44,9 +44,11 @@ class Given(NamedTuple):
         kept = torch.bfloat16 if self.q.dtype == torch.bfloat16 else torch.float32
         return self.k.new_empty(*self.k.shape[:2], *shape, dtype=dtype or kept)
 
-    def states(self) -> Tensor:
-        """Room for a memory of every chunk."""
-        return self.room(self.blocks, self.k.shape[3], self.v.shape[3])
+    def chain(self, factor: Tensor) -> "Chain":
+        """Room for a chain."""
+        (length, width), columns = self.k.shape[2:], self.v.shape[3]
+        states = self.room(self.blocks, width, columns)
+        return Chain(self.room(length, width), self.room(length, columns), factor, states)
 
 
 class Chain(NamedTuple):
@@ -156,13 +158,12 @@ def _plain(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def _forward(rows: Given, memory: Tensor) -> tuple[Tensor, Tensor, Segments]:
     sums, chain, _, _ = _prepare(rows)
-    steps = _segment_steps(_programs(rows), rows.k.shape[2])
-    count, width = -(-rows.blocks // steps), rows.k.shape[3]
-    segments = Segments(
-        steps,
-        rows.room(count, width, width, dtype=torch.float32),
-        rows.room(count, width, rows.v.shape[3], dtype=torch.float32),
-    )
+    batch, heads, length, width = rows.k.shape
+    columns = rows.v.shape[3]
+    steps = _segment_steps(batch * heads * -(-columns // FEWEST), length)
+    count = -(-rows.blocks // steps)
+    moves, ends = (rows.room(count, width, n, dtype=torch.float32) for n in (width, columns))
+    segments = Segments(steps, moves, ends)
     if count > 1:
         _carry(rows, sums, chain, segments)
     last = _carry(rows, sums, chain, segments, memory)
@@ -188,12 +189,9 @@ def _backward(
 def _prepare(rows: Given, back: bool = False) -> Known:
     from cosformer.mechanisms.linear.delta_kernels import prepare_kernel
 
-    length, width = rows.k.shape[2:]
-    sums = rows.room(length, dtype=torch.float64)
+    sums = rows.room(rows.k.shape[2], dtype=torch.float64)
     factor = torch.empty_like(rows.beta)
-    chain = Chain(
-        rows.room(length, width), rows.room(length, rows.v.shape[3]), factor, rows.states()
-    )
+    chain = rows.chain(factor)
     erased = torch.empty_like(factor) if back else None
     solver = rows.room(rows.blocks, CHUNK, CHUNK) if back else None
     _launch(
@@ -216,14 +214,13 @@ def _carry(
     from cosformer.mechanisms.linear.delta_kernels import carry_kernel
 
     last = rows.room(*segments.ends.shape[3:], dtype=torch.float32)
-    width, count = rows.k.shape[3], segments.ends.shape[2]
+    (batch, heads, length, width), count = rows.k.shape, segments.ends.shape[2]
     whole = begin is not None
     columns = -(-rows.v.shape[3] // FEWEST) + (0 if whole or back else -(-width // FEWEST))
-    kernel_rows = rows.k.shape[0] * rows.k.shape[1]
-    carry_kernel[(columns * count * kernel_rows,)](
+    carry_kernel[(columns * count * batch * heads,)](
         rows.k, chain.factor, sums, chain.a, chain.x, chain.states,
         segments.moves, segments.ends, begin, last,
-        count, segments.steps, rows.blocks, rows.k.shape[2], rows.k.shape[1], *rows.k.stride(),
+        count, segments.steps, rows.blocks, length, heads, *rows.k.stride(),
         COLUMNS=columns, BACK=back, WHOLE=whole, **_options(rows), num_stages=2,
     )  # fmt: skip
     return last
@@ -244,12 +241,9 @@ def _ask(
     rows: Given, grad: Tensor, sums: Tensor, written: Tensor, erased: Tensor, solver: Tensor
 ) -> Chain:
     """The chain back."""
-    from cosformer.mechanisms.linear.delta_back_kernels import ask_kernel
+    from cosformer.mechanisms.linear.delta_kernels import ask_kernel
 
-    length, width = rows.k.shape[2:]
-    chain = Chain(
-        rows.room(length, width), rows.room(length, rows.v.shape[3]), erased, rows.states()
-    )
+    chain = rows.chain(erased)
     _launch(
         ask_kernel, rows, rows.k,
         (rows.q, rows.k, grad, sums, written, solver, chain.a, chain.x, chain.states),
@@ -261,7 +255,7 @@ def _ask(
 def _gradients(
     rows: Given, grad: Tensor, sums: Tensor, chain: Chain, reverse: Chain
 ) -> tuple[Tensor, ...]:
-    from cosformer.mechanisms.linear.delta_back_kernels import gradients_kernel
+    from cosformer.mechanisms.linear.delta_kernels import gradients_kernel
 
     found = tuple(x.new_empty(x.shape) for x in rows)
     strides = [stride for x in (*rows[:3], grad) for stride in x.stride()]
@@ -306,14 +300,9 @@ def _options(rows: Given) -> dict[str, Any]:
 
 
 def _segment_steps(programs: int, length: int) -> int:
-    """Chunks in a segment: all where `programs` are enough without cutting."""
+    """Chunks in a segment: all where there are programs enough without cutting."""
     segments = max(1, min(PROGRAMS // max(1, programs), length // (4 * CHUNK)))
     return max(1, -(-length // (segments * CHUNK)))
-
-
-def _programs(rows: Given) -> int:
-    """How many programs a chain has that is not cut into segments."""
-    return rows.k.shape[0] * rows.k.shape[1] * -(-rows.v.shape[3] // FEWEST)
 
 
 def _groups(rows: Given) -> int:

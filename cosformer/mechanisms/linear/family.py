@@ -6,18 +6,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+import cosformer.ops as ops
 from cosformer.check import check_generator
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.recompute import recomputed
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.ops import (
-    State,
-    linear_attention,
-    linear_attention_step,
-    linear_attention_with_state,
-)
 from cosformer.runtime import full_precision
 
 SCRATCH = {"cpu": 2**20, "cuda": 2**28}
@@ -31,7 +26,7 @@ Start = int | Tensor
 class Sums(NamedTuple):
     """The state of a stream: sums over all keys so far."""
 
-    sums: State
+    sums: ops.State
     owner: str  # the class of the mechanism
 
 
@@ -93,13 +88,13 @@ class LinearMechanism(Mechanism):
     def empty_state(self, k: Tensor, v: Tensor) -> Any:
         return Sums(self.empty_sums(k, v), self.owner)
 
-    def empty_sums(self, k: Tensor, v: Tensor) -> State:
+    def empty_sums(self, k: Tensor, v: Tensor) -> ops.State:
         """The engine's state before the first token."""
         k, v = k[:, :, :0], v[:, :, :0]
         request = Request(True, None, 0, dict.fromkeys(self.traits.controls, k[..., 0]))
         keys = self.keys(k, 0)
         options = self._engine(k, request)
-        return linear_attention_with_state(keys, keys, v.to(keys.dtype), **options)[1]
+        return ops.linear_attention_with_state(keys, keys, v.to(keys.dtype), **options)[1]
 
     def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
         super().check_state(state, k, v)
@@ -112,12 +107,12 @@ class LinearMechanism(Mechanism):
         return out, state._replace(sums=sums)
 
     def advance_sums(
-        self, q: Tensor, k: Tensor, v: Tensor, sums: State, request: Request
-    ) -> tuple[Tensor, State]:
+        self, q: Tensor, k: Tensor, v: Tensor, sums: ops.State, request: Request
+    ) -> tuple[Tensor, ops.State]:
         """The output of the next tokens, and the engine's state after them."""
         given = self._features(q, k, v, request, sums.position, sums.position)
         options = self._engine(k, request) | {"key_mask": request.key_mask}
-        out, after = linear_attention_with_state(*given, state=sums, **options)
+        out, after = ops.linear_attention_with_state(*given, state=sums, **options)
         return out.to(q.dtype), after
 
     def step(
@@ -127,7 +122,7 @@ class LinearMechanism(Mechanism):
         position = state.sums.position
         with full_precision(q):
             given = self._features(q, k, v, request, position, position)
-            out = linear_attention_step(*given, state.sums, **self._engine(k, request))
+            out = ops.linear_attention_step(*given, state.sums, **self._engine(k, request))
         return out.to(q.dtype), state
 
     def state_size(self, length: int) -> int:
@@ -168,7 +163,7 @@ class LinearMechanism(Mechanism):
         given = self._features(q, k, v, request, request.start, 0)
         if impl == "auto" and goes_in_groups(given[0]):
             return in_groups(*given, options).to(q.dtype)
-        return linear_attention(*given, **options).to(q.dtype)
+        return ops.linear_attention(*given, **options).to(q.dtype)
 
     def _engine(self, k: Tensor, request: Request) -> dict[str, Any]:
         """The options that a sweep, a stream and a step have in common."""
@@ -189,7 +184,7 @@ class LinearMechanism(Mechanism):
         return queries, keys, v.to(keys.dtype)
 
 
-def check_sums(sums: State, k: Tensor, features: int, columns: int) -> None:
+def check_sums(sums: ops.State, k: Tensor, features: int, columns: int) -> None:
     """Refuse an engine's state for other batches, heads, widths or devices than those of k."""
     batch, heads, _, *widths = sums.key_value.shape
     wanted = [k.shape[0], k.shape[1], features, columns]

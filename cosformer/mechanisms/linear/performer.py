@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import cosformer.ops as ops
 from cosformer.check import check_generator, check_whole
 from cosformer.mechanisms.linear.family import LinearMechanism, Start
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
-from cosformer.ops import State, linear_attention_step
 from cosformer.ops.features import projected, top_exponents
 from cosformer.runtime import compute_dtype, full_precision, readable
 
@@ -22,7 +22,7 @@ LEAP = 40.0
 class Scaled(NamedTuple):
     """The state of a stream: sums of e^(exponent − level), and the level `[B, H_kv]`."""
 
-    sums: State
+    sums: ops.State
     level: Tensor
     owner: str  # the class of the mechanism
 
@@ -103,7 +103,7 @@ class Performer(LinearMechanism):
             keys = projected(k, self.projection, "exp", level[..., None])
             sums = state.sums._replace(horizon=None)
             given = self.queries(q, 0), keys, v.to(keys.dtype), sums
-            out = linear_attention_step(*given, log_decay=fading, eps=self.eps)
+            out = ops.linear_attention_step(*given, log_decay=fading, eps=self.eps)
         return out.to(q.dtype), state._replace(sums=sums, level=level)
 
     def state_size(self, length: int) -> int:

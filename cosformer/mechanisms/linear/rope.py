@@ -6,18 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import cosformer.ops as ops
 from cosformer.check import check_positive
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.family import LinearMechanism, Start, check_sums
 from cosformer.mechanisms.linear.groups import ALIGNED, quotient
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost
-from cosformer.ops import (
-    State,
-    linear_attention,
-    linear_attention_step,
-    linear_attention_with_state,
-)
 from cosformer.ops.features import rotated_features
 from cosformer.runtime import full_precision
 
@@ -32,8 +27,8 @@ def check_rotary(width: int, base: float) -> None:
 class TwoSums(NamedTuple):
     """The state of a stream: the sums above the fraction bar, and those below it."""
 
-    above: State
-    below: State
+    above: ops.State
+    below: ops.State
     owner: str  # the class of the mechanism
 
 
@@ -59,7 +54,7 @@ class RopeLinear(LinearMechanism):
     def empty_state(self, k: Tensor, v: Tensor) -> TwoSums:
         k, v = k[:, :, :0], v[:, :, :0]
         above, below = (
-            linear_attention_with_state(k, k, x, normaliser="none")[1] for x in (v, k[..., :1])
+            ops.linear_attention_with_state(k, k, x, normaliser="none")[1] for x in (v, k[..., :1])
         )
         return TwoSums(above, below, self.owner)
 
@@ -73,8 +68,8 @@ class RopeLinear(LinearMechanism):
     ) -> tuple[Tensor, TwoSums]:
         start, mask = state.above.position, request.key_mask
         upper, lower = self._sides(q, k, v, start, start)
-        above, after = linear_attention_with_state(**upper, state=state.above, key_mask=mask)
-        below, since = linear_attention_with_state(**lower, state=state.below, key_mask=mask)
+        above, after = ops.linear_attention_with_state(**upper, state=state.above, key_mask=mask)
+        below, since = ops.linear_attention_with_state(**lower, state=state.below, key_mask=mask)
         return self._divide(above, below, v), state._replace(above=after, below=since)
 
     def step(
@@ -83,8 +78,8 @@ class RopeLinear(LinearMechanism):
         start = state.above.position
         with full_precision(q):
             upper, lower = self._sides(q, k, v, start, start)
-            above = linear_attention_step(**upper, state=state.above)
-            below = linear_attention_step(**lower, state=state.below)
+            above = ops.linear_attention_step(**upper, state=state.above)
+            below = ops.linear_attention_step(**lower, state=state.below)
             return self._divide(above, below, v), state
 
     def state_size(self, length: int) -> int:
@@ -96,10 +91,9 @@ class RopeLinear(LinearMechanism):
         return Cost(operations, 3 * 4 * tokens)  # inputs and output, rotated features
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
-        options: dict[str, Any] = {"causal": request.causal, "key_mask": request.key_mask}
-        options |= {"query_start": request.start, "impl": impl}
+        options = request.options | {"impl": impl}
         sides = self._sides(q, k, v, request.start, 0, ALIGNED if v.is_cuda else 1)
-        return self._divide(*(linear_attention(**side, **options) for side in sides), v)
+        return self._divide(*(ops.linear_attention(**side, **options) for side in sides), v)
 
     def _sides(
         self, q: Tensor, k: Tensor, v: Tensor, start: Start, key_start: Start, columns: int = 1

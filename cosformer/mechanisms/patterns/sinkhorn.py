@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosformer.check import check_positive, check_whole
 from cosformer.mechanisms.padding import to_multiple
-from cosformer.mechanisms.sdpa import by_products
+from cosformer.mechanisms.sdpa import by_products, masked_softmax
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.runtime import compute_dtype
@@ -58,7 +58,8 @@ class Sinkhorn(Whole):
     def dense_whole(self, q: Tensor, k: Tensor, causal: bool) -> Tensor:
         shares = self._shares(q, k, causal)
         keys = _beside(self._split(k), shares)
-        weights = self._weights(self._split(q), keys, self._seen(q, causal))
+        scores = self._split(q) / math.sqrt(self.width) @ keys.mT
+        weights = masked_softmax(scores, self._seen(q, causal))  # [B H N b 2b]
         own, moved = weights.split(self.block, -1)
         taken = torch.cat([x[..., None].expand(*x.shape, count) for x, count in shares], -1)
         same = torch.eye(own.shape[2], dtype=q.dtype, device=q.device)
@@ -72,11 +73,6 @@ class Sinkhorn(Whole):
         mixing = blocks**2 * (4 * self.block * self.width + 10 * self.iterations)
         numbers = (4 * self.heads + 2 * self.key_heads) * length * self.width
         return Cost(self.heads * (pairs + mixing), 4 * (numbers + self.heads * blocks**2))
-
-    def _weights(self, rows: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
-        """The weights of own and of mixed tokens, `[B, H, N, b, 2b]`."""
-        scores = rows / math.sqrt(self.width) @ keys.mT
-        return scores.masked_fill(~seen, -math.inf).softmax(-1)
 
     def _shares(self, q: Tensor, k: Tensor, causal: bool) -> list[tuple[Tensor, int]]:
         """Shares P of blocks in the mixed ones, `[B, H, N, N]`, and for how many tokens of a block.
