@@ -68,14 +68,8 @@ def test_an_unknown_verb_prints_what_was_meant_and_the_known_ones(typed, shell):
     assert line.endswith(f" Known: {', '.join(cli.VERBS)}\n")
 
 
-USAGES = {
-    "train": "train TASK",
-    "evaluate": "evaluate RUN",
-    "generate": "generate RUN",
-    "runs": "runs [FOLDER]",
-    "data make": "data make [NAMES ...]",
-    "data list": "data list",
-}
+USAGES = {"train": "train TASK", "evaluate": "evaluate RUN", "generate": "generate RUN"}
+USAGES |= {"runs": "runs [FOLDER]", "data make": "data make [NAMES ...]", "data list": "data list"}
 GROUPS = ("train", "evaluate", "generate", "data")
 """Verbs whose help has examples."""
 

@@ -161,14 +161,11 @@ def test_candidates_at_home_in_another_layout_get_it(monkeypatch):
     assert torch.equal(seen[0], inputs[0])
 
 
-def test_a_step_is_measured_against_reading_and_writing_its_state():
+def test_floors_and_bandwidth_count_bytes_read_and_written(monkeypatch):
     state = State.empty(64, 16, 64, 64, horizon=100)
     sums = 64 * 16 * 2 * 64 * (64 + 1) * 4
     assert floor.step_floor(state, 1e9) == pytest.approx(1e3 * 2 * (sums + 8) / 1e9)
     assert floor.step_floor(state, 1e18) == floor.SHORTEST_STEP == 0.005
-
-
-def test_bandwidth_counts_bytes_read_and_written(monkeypatch):
     monkeypatch.setattr(floor, "COPIED", 1000)
     monkeypatch.setattr(floor, "median_times", fake_gpu.times)
     assert floor.copy_bandwidth(repeats=1, device="cpu") == 2 * 1000 / (fake_gpu.TIME / 1e3)

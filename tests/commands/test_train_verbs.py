@@ -1,6 +1,7 @@
 """`cosformer train` and `runs`, as they are typed."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -27,14 +28,9 @@ LM = ["train", "lm", "--data", "my.txt", *TINY]
 def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, shell):
     shown = shell.shows(*LM)
     (run,) = (here / "runs").iterdir()
-    for words in (
-        f"run: runs/{run.name} (the same command continues it)",
-        "cosformer decoder, 1 layers of 16",
-        "on cpu (1 thread)",
-        "training 2/2  loss",
-        "finished: 2 steps",
-    ):
-        assert words in shown
+    said = [f"run: runs/{run.name} (the same command continues it)", "on cpu (1 thread)"]
+    said += ["cosformer decoder, 1 layers of 16", "training 2/2  loss", "finished: 2 steps"]
+    assert [words for words in said if words not in shown] == []
     assert load(run).model.config.mechanism == "cosformer"
     log = (run / "log.jsonl").read_bytes()
     assert f"runs/{run.name} is finished: 2 steps" in shell.shows(*LM)
@@ -115,14 +111,10 @@ def test_all_that_a_task_is_made_of_is_generated_by_all_cores(here, capsys, monk
     assert "snakes: 60 samples are generated first" in capsys.readouterr().out
 
 
-ODD = [
-    ("config.json", {"architectures": ["BertForMaskedLM"]}),
-    ("config.json", {}),
-    ("status.json", {}),
-    ("status.json", {"state": "running", "step": "far"}),
-    ("status.json", {"state": "finished", "steps": 3}),
-    ("status.json", {"state": ["finished"], "step": 3}),
-]
+STATES = [{"state": "running", "step": "far"}, {"state": "finished", "steps": 3}]
+STATES += [{}, {"state": ["finished"], "step": 3}]
+ODD = [("config.json", {}), ("config.json", {"architectures": ["BertForMaskedLM"]})]
+ODD += [("status.json", state) for state in STATES]
 
 
 def test_runs_are_listed_with_their_state_and_an_odd_folder_hides_none(here, run, shell):
@@ -146,9 +138,8 @@ def test_runs_are_listed_with_their_state_and_an_odd_folder_hides_none(here, run
 def test_a_run_that_diverges_ends_with_one_line_and_a_1(here, shell):
     command = [*LM, "--set", "optimiser.clip=none"]
     code, _, err = shell(*command, "--out", "r", "--lr", "1e30")
-    assert (code, err.splitlines()[-1].count("not finite")) == (1, 1)
-    assert "cosformer: train: step" in err
-    assert "no checkpoint yet in r" in err
+    assert code == 1
+    assert re.search(r"cosformer: train: step .*not finite.*no checkpoint yet in r.*\n$", err)
     assert "failed" in shell.shows("runs", ".")
     settings = ("save_seconds=0", "schedule.warmup=0", "optimiser.lr=1e15", "budget.steps=6")
     words = [word for each in settings for word in ("--set", each)]

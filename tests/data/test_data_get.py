@@ -36,17 +36,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         asked = self.headers.get("Range")
         self.server.asked.append(asked)
-        content, start = self.server.content, 0
-        if "missing" in self.path:
-            return self.send_error(404)
-        if asked and self.server.with_ranges:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(content):
-                return self.send_error(416)
-            self.send_response(206)
+        content, missing = self.server.content, "missing" in self.path
+        start = int(asked[len("bytes=") : -1]) if asked and self.server.with_ranges else 0
+        if missing or start >= len(content):
+            return self.send_error(404 if missing else 416)
+        self.send_response(206 if start else 200)
+        if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        else:
-            self.send_response(200)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         end = None if self.server.cut_after is None else start + self.server.cut_after

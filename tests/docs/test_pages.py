@@ -17,10 +17,8 @@ from cosformer.mechanisms import MECHANISMS
 from cosformer.recipes import RECIPES, Setting, recipe
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "NOTES.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "NOTES", "CHANGELOG")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 TEXT = "The quick brown fox jumps over the lazy dog. " * 200
 """What `my.txt` has, which pages take for a reader's own text."""
 
@@ -55,7 +53,8 @@ def no_mechanism_stays():
     MECHANISMS.update(before)
 
 
-def test_the_pages_that_teach_have_code():
+def test_the_readme_is_short_and_the_pages_that_teach_have_code():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
     names = {_name(page) for page in WITH_CODE}
     assert {"README.md", "CONTRIBUTING.md", "docs/op.md", "docs/streams.md"} <= names
 
@@ -94,8 +93,7 @@ def test_the_settings_of_the_page_on_training_are_settings():
 
 def test_every_verb_in_the_makefile_exists():
     makefile = (ROOT / "Makefile").read_text()
-    for name in re.findall(r"/cosformer ([a-z ]+)$", makefile, re.MULTILINE):
-        assert name in cli.VERBS
+    assert set(re.findall(r"(?m)/cosformer ([a-z ]+)$", makefile)) <= cli.VERBS.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -105,17 +103,9 @@ def test_links_within_the_repository_lead_somewhere(page):
             path = page.parent / target if target else page
             assert path.exists(), target
             if anchor and "/api/" not in path.as_posix():  # those are made of docstrings
-                titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
-                assert anchor[1:] in [_anchor(title) for title in titles], anchor
-
-
-def _anchor(title):
-    """What a title is called in a link, on a code host and in the site."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-
-
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+                titles = re.findall(r"(?m)^#+ (.*)$", path.read_text().lower())
+                names = [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles]
+                assert anchor[1:] in names, anchor
 
 
 def test_the_mechanism_of_contributing_is_trained_as_a_plugin(tmp_path, monkeypatch):

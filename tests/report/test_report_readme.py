@@ -50,8 +50,12 @@ def test_a_wrong_mark_is_an_error_and_leaves_all_files_alone(folder, block, mess
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "results"]
 
 
-def test_without_rows_the_error_says_what_is_missing(tmp_path):
+def test_the_error_says_whether_a_folder_a_file_or_rows_are_missing(tmp_path):
+    with pytest.raises(ValueError, match="results must be a folder, got "):
+        _options(tmp_path)
     (tmp_path / "results").mkdir()
+    with pytest.raises(ValueError, match="readme must be a file, got "):
+        _options(tmp_path)
     (tmp_path / "README.md").write_text("no marks")
     with pytest.raises(ValueError, match=r"no rows named 'ops-cpu'.*there are: none"):
         readme.run(_options(tmp_path))
@@ -68,13 +72,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         writing.write_whole(path, b"new")
     assert path.read_text() == "old"
-
-
-def test_missing_folder_or_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="results must be a folder, got "):
-        readme.Options(tmp_path / "none", tmp_path / "README.md")
-    with pytest.raises(ValueError, match="readme must be a file, got "):
-        readme.Options(tmp_path, tmp_path / "README.md")
 
 
 def test_rows_of_a_gpu_may_be_missing_and_have_former_names(folder, gpu_rows):

@@ -14,13 +14,9 @@ STEPS = 200
 
 @pytest.mark.slow
 def test_two_batches_of_every_task_are_learnt_by_heart(task, tmp_path):
-    config = RunConfig(
-        task=TaskConfig("lm"),  # this part is what the fixture has instead
-        out=tmp_path,
-        model={"layers": 1, "width": 32, "heads": 2},
-        schedule=Schedule("constant", warmup=0.1),
-        log_every=STEPS,
-    )
+    shape = {"model": {"layers": 1, "width": 32, "heads": 2}, "log_every": STEPS}
+    schedule = Schedule("constant", warmup=0.1)  # the task below is what the fixture has instead
+    config = RunConfig(TaskConfig("lm"), tmp_path, schedule=schedule, **shape)
     how = Optimiser(lr=1e-2, weight_decay=0.0), Budget(steps=STEPS, batch=2)
     phase = Phase("training", task, config.model_config(task.facts), *how, is_last=True)
     assert phase.model.kind == kind_of(task.facts)

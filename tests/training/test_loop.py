@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -50,9 +51,7 @@ def test_events_tell_of_begin_steps_and_evaluations_and_are_the_log(config):
     assert "24 steps of 8 × 15 tokens on cpu" in str(events[0])
     assert [e.step for e in events if isinstance(e, training.Progress)] == [*range(3, 25, 3)]
     assert [e.step for e in events if isinstance(e, training.Evaluated)] == [8, 16, 24]
-    line = str(events[-2])
-    for word in ("training 24/24", "loss", "tokens/s", "GiB", "left"):
-        assert word in line
+    assert re.fullmatch(r"training 24/24 .*loss.*tokens/s.*GiB.*left.*", str(events[-2]))
 
 
 def test_the_loss_of_a_line_is_the_mean_of_its_steps(config, whole):
@@ -90,8 +89,7 @@ def test_parts_of_a_batch_add_up_to_its_gradient(config):
 def test_a_gradient_is_no_longer_than_clip(config):
     one = learner(replace(config, optimiser=training.Optimiser(clip=1e-3)))
     assert torch.nn.utils.get_total_norm(gradients(one)).item() == pytest.approx(1e-3, rel=1e-3)
-    _, norm = one.read()
-    assert norm > 1e-2  # as it was before
+    assert one.read()[1] > 1e-2  # as it was before
 
 
 def test_weights_of_matrices_alone_decay(config):
@@ -106,12 +104,9 @@ def test_weights_of_matrices_alone_decay(config):
     assert "backbone.norm.weight" in of_group["vectors"]
 
 
-SHAPES = {
-    "constant": [1.0, 1.0, 1.0],
-    "linear": [0.55, 0.325, 0.1],
-    "cosine": [0.55, 0.1 + 0.9 * (1 + 2**-0.5 * -1) / 2, 0.1],
-    "inverse-sqrt": [0.5**0.5, 0.4**0.5, 3**-0.5],
-}
+SHAPES = {"constant": [1, 1, 1], "linear": [0.55, 0.325, 0.1]}
+SHAPES |= {"inverse-sqrt": [0.5**0.5, 0.4**0.5, 3**-0.5]}
+SHAPES |= {"cosine": [0.55, 0.1 + 0.9 * (1 - 2**-0.5) / 2, 0.1]}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -173,8 +168,7 @@ def test_bfloat16_and_compile_learn_as_well(config, whole, monkeypatch):
     plain = load(whole, "last").place.metrics["loss"]
     cast = train(replace(config, precision="bfloat16", compile=True)).place.metrics["loss"]
     assert len(compiled) == 1
-    assert cast != plain
-    assert cast == pytest.approx(plain, rel=0.05)
+    assert plain != cast == pytest.approx(plain, rel=0.05)
 
 
 def test_an_evaluation_counts_every_label_once_and_a_part_is_spread_over_the_split():
@@ -196,13 +190,8 @@ def test_an_evaluation_counts_every_label_once_and_a_part_is_spread_over_the_spl
 def test_a_vocabulary_outlives_the_data(config, tmp_path, name, kind):
     (tmp_path / "my.txt").write_text("one two three, " * 100)
     options = {"text": str(tmp_path / "my.txt"), "length": 8, "tokens": kind}
-    train(
-        replace(
-            config,
-            task=training.TaskConfig(name, options),
-            budget=training.Budget(steps=1, batch=2),
-        )
-    )
+    budget = training.Budget(steps=1, batch=2)
+    train(replace(config, task=training.TaskConfig(name, options), budget=budget))
     (tmp_path / "my.txt").unlink()
     found = load(config.out).vocabulary
     assert found.decode(found.encode(b"two three")) == "two three"

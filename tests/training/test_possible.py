@@ -32,13 +32,6 @@ def test_a_mechanism_for_fewer_tokens_is_refused(short):
     assert train(short).place.step == 24
 
 
-def test_a_phase_to_come_is_asked_as_well(config):
-    before = replace(cases.pretraining(), objective="masked")
-    with pytest.raises(ValueError, match="linformer cannot attend causally"):
-        train(replace(with_model(config, mechanism="linformer"), pretraining=before))
-    assert not config.out.exists()
-
-
 def test_a_run_that_is_there_goes_on_as_it_began(short):
     config = with_model(short, options={"horizon": 64})  # no batch is wider
     config.out.mkdir()

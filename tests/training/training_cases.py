@@ -1,7 +1,6 @@
 """Small runs, and what is compared of two of them."""
 
 import json
-import shutil
 
 import torch
 
@@ -15,19 +14,12 @@ TIMES = ("tokens_per_second", "memory", "seconds_left")
 
 def config(out, **changes):
     """Copying with dropout and a moving average: all that a state consists of."""
-    given = {
-        "task": training.TaskConfig("copying", {"length": 12, "copied": 3, "vocabulary": 4}),
-        "out": out,
-        "model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.1},
-        "optimiser": training.Optimiser(lr=1e-2),
-        "schedule": training.Schedule(warmup=0.2),
-        "budget": training.Budget(steps=24, batch=8),
-        "evaluation": training.Evaluation(every=8, batches=2),
-        "average": 0.9,
-        "device": "cpu",
-        "log_every": 3,
-    }
-    return training.RunConfig(**(given | changes))
+    task = training.TaskConfig("copying", {"length": 12, "copied": 3, "vocabulary": 4})
+    given = {"model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.1}, "average": 0.9}
+    given |= {"optimiser": training.Optimiser(lr=1e-2), "schedule": training.Schedule(warmup=0.2)}
+    given |= {"budget": training.Budget(steps=24, batch=8), "device": "cpu", "log_every": 3}
+    given |= {"evaluation": training.Evaluation(every=8, batches=2)}
+    return training.RunConfig(task, out, **(given | changes))
 
 
 def table(folder, lines, length):
@@ -58,11 +50,6 @@ def assert_same_outcome(one, other):
         assert left.keys() == right.keys()
         for key in left:
             assert torch.equal(left[key], right[key]), f"{name}: {key}"
-
-
-def remove(folder):
-    shutil.rmtree(folder, ignore_errors=True)
-    return folder
 
 
 def poison(monkeypatch, where, step):
