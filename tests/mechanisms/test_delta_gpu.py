@@ -9,11 +9,7 @@ from cosformer.mechanisms import create
 from cosformer.mechanisms.linear import delta_launch
 from cosformer.mechanisms.linear.delta_launch import by_kernel
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("poisoned"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned")]
 each_dtype = pytest.mark.parametrize("dtype", SLACK, ids=str)
 WIDTHS = {
     "16": Case(16, 16),
