@@ -24,12 +24,7 @@ def take(x: Tensor, order: Tensor) -> Tensor:
 
 
 def with_real_first(
-    attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-    key_mask: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: int,
+    attend: Callable[..., Tensor], key_mask: Tensor, q: Tensor, k: Tensor, v: Tensor, start: int
 ) -> Tensor:
     """`attend(q, k, v, key_mask)` with the real tokens in front; zeros where the others stood.
 

@@ -1,4 +1,4 @@
-"""A mechanism is a class and a line: the one that CONTRIBUTING.md adds keeps the contract."""
+"""A mechanism of one's own is a class and a line: the one of CONTRIBUTING.md keeps the contract."""
 
 import inspect
 import re
@@ -10,7 +10,8 @@ import test_contract
 import test_contract_module
 import torch
 
-from cosformer.mechanisms import MECHANISMS
+from cosformer.mechanisms import MECHANISMS, Mechanism, register
+from cosformer.models import LanguageModel, ModelConfig
 from cosformer.nn import AttentionLayer
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -53,3 +54,28 @@ def test_the_layer_takes_what_contributing_adds(squared):
     right = layer.merge_heads(score @ v / score.sum(-1, keepdim=True), batched=True)
     torch.testing.assert_close(layer(x, causal=True), right)
     torch.testing.assert_close(layer.stream(x)[0], right)
+
+
+def test_a_model_takes_what_is_registered_and_an_import_may_run_twice(squared):
+    register(squared, MECHANISMS[squared])
+    config = ModelConfig(mechanism=squared, vocabulary=20, width=16, heads=2, layers=1)
+    assert LanguageModel(config)(torch.tensor([[1, 2, 3]])).shape == (1, 3, 20)
+
+
+SILENT = type("Silent", (Mechanism,), {})
+REFUSED = [
+    ("softmax", MECHANISMS["linear"], ValueError, "name must not be taken, got .* is Softmax"),
+    ("own", SILENT, ValueError, "cls must have traits, got Silent without it"),
+    ("", MECHANISMS["linear"], TypeError, "name must be a string of at least one letter, got ''"),
+    ("own", "Squared", TypeError, "cls must be a subclass of Mechanism, got"),
+    ("own", MECHANISMS["linear"](2, 6), TypeError, "cls must be a subclass of Mechanism, got"),
+    ("own", torch.nn.Linear, TypeError, "cls must be a subclass of Mechanism, got"),
+]
+
+
+@pytest.mark.parametrize(("name", "cls", "error", "message"), REFUSED)
+def test_what_cannot_be_registered_is_refused_and_nothing_changed(name, cls, error, message):
+    before = dict(MECHANISMS)
+    with pytest.raises(error, match=message):
+        register(name, cls)
+    assert before == MECHANISMS

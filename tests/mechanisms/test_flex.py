@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mechanism_cases import draw, make, results, tokens
+from mechanism_cases import cases_where, draw, make, results, tokens
 from torch.testing import assert_close
 
 from cosformer.mechanisms.patterns import flex
@@ -22,8 +22,7 @@ OPTIONS = {
     "bigbird": {"block": 16, "random_blocks": 2},
 }
 """Sizes that make blocks of 128 matter at some hundred tokens."""
-CAUSAL = ("local", "sparse", "sparse-strided")
-CASES = [(name, causal) for name in OPTIONS for causal in (False, True)[: 1 + (name in CAUSAL)]]
+CASES = [case for case in cases_where() if case[0] in OPTIONS]
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 uncompiled = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 

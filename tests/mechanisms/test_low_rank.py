@@ -144,17 +144,6 @@ def test_causal_sinkhorn_mixes_blocks_of_the_past():
     assert_close(mixing.sum(-1), sums.expand(2, 2, -1))
 
 
-def test_sinkhorn_moves_values_with_their_keys():
-    """A public version hands keys on as values; here an output is an average of v alone."""
-    mechanism = make("sinkhorn")
-    q, k, v, _ = tokens(mechanism, value_width=3)
-    out, _ = mechanism(q, k, v)
-    assert out.shape[-1] == 3
-    assert (out <= v.amax(2, keepdim=True)).all()
-    assert (out >= v.amin(2, keepdim=True)).all()
-    assert_close(mechanism(q, k, 2 * v)[0], 2 * out)
-
-
 @pytest.mark.parametrize("name", ["synthesizer", "synthesizer-factorised"])
 def test_random_synthesizers_do_not_look_at_the_tokens(name):
     mechanism = make(name)

@@ -5,10 +5,7 @@ import torch
 from mechanism_cases import CASES, draw, make, results, tokens
 from torch.testing import assert_close
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 BOUNDS = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of the norm
 
 

@@ -66,14 +66,6 @@ def test_a_wrong_value_is_a_value_error_and_a_wrong_type_a_type_error():
             create(name, **{"heads": 2, "width": 6, **options})
 
 
-@pytest.mark.parametrize("name", ["softmax", "local", "linear"])
-def test_a_start_that_is_no_whole_number_is_refused(name):
-    mechanism = create(name, 2, 6)
-    x = torch.randn(1, 2, 20, 6)
-    with pytest.raises(ValueError, match=r"start must be a whole number, got 2\.5"):
-        mechanism(x, x, x, causal=True, start=2.5)
-
-
 def test_horizons_per_head_are_options_and_no_cast_rounds_them():
     horizons = [4097.0, 5001.5]
     mechanism, other = (create("cosformer", 2, 6, horizon=horizons) for _ in range(2))

@@ -9,7 +9,6 @@ from cosformer.mechanisms.patterns import blocked
 
 PATTERNS = ("local", "longformer", "sparse", "sparse-strided", "bigbird")
 CASES = [case for case in cases_where() if case[0] in PATTERNS]
-ABSOLUTE = ("longformer", "sparse", "bigbird")
 every_pattern = pytest.mark.parametrize("name", PATTERNS)
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 
@@ -104,17 +103,6 @@ def test_a_window_has_half_of_it_on_either_side(window):
     assert mechanism.keep(10**6) == window // 2
     with pytest.raises(ValueError, match=r"window must be even.*got 7"):
         make("local", window=7)
-
-
-@pytest.mark.parametrize(("name", "causal"), [c for c in CASES if c[0] in ABSOLUTE])
-@pytest.mark.parametrize("impl", ["reference", "blocked"])
-def test_padding_does_not_shift_a_pattern_of_positions(name, causal, impl):
-    mechanism = make(name, impl=impl)
-    q, k, v, _ = tokens(mechanism, 20)
-    out, _ = mechanism(q, k, v, causal=causal)
-    padded = [torch.cat([1e3 * x[:, :, :7], x], 2) for x in (q, k, v)]
-    mask = torch.arange(27).expand(2, -1) >= 7
-    assert_close(mechanism(*padded, causal=causal, key_mask=mask)[0][:, :, 7:], out)
 
 
 def test_the_stride_of_a_call_is_the_root_of_its_length():

@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from mechanism_cases import check_graph, draw, make, tokens
+from mechanism_cases import cases_where, check_graph, draw, make, tokens
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 SLACK = {BF16: 2**-8, F32: 1e-5}  # one rounding more; exponentials by the device's instruction
 OPTIONS = {
@@ -17,8 +14,7 @@ OPTIONS = {
     "sparse-strided": {"stride": None},
     "bigbird": {"block": 64},
 }
-CAUSAL = ("local", "sparse", "sparse-strided")
-CASES = [(name, causal) for name in OPTIONS for causal in (False, True)[: 1 + (name in CAUSAL)]]
+CASES = [case for case in cases_where() if case[0] in OPTIONS]
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
 every_pattern = pytest.mark.parametrize("name", OPTIONS)
 

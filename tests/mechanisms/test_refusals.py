@@ -28,12 +28,6 @@ def test_an_unknown_option_prints_the_known_ones(name):
         create(name, 2, 8, colour=1)
 
 
-@pytest.mark.parametrize(("heads", "width", "key_heads"), [(0, 8, None), (2, 0, None), (4, 8, 3)])
-def test_sizes_that_do_not_fit(heads, width, key_heads):
-    with pytest.raises(ValueError, match="must"):
-        create("softmax", heads, width, key_heads=key_heads)
-
-
 def refusal(name, task):
     """`NAME cannot TASK. It can do: …; the nearest that can is 'OTHER'`, OTHER from the table."""
     others = "|".join(MECHANISMS)
@@ -147,6 +141,7 @@ def test_arguments_that_exclude_each_other():
     for given, options, message in (
         ((q, k, v), {"state": state}, "causal must be True with a state"),
         ((q, k, v), {**on, "start": 3}, "start must be None with a state"),
+        ((q, k, v), {"causal": True, "start": 2.5}, r"start must be a whole number, got 2\.5"),
         ((q, k, v), {"causal": True, "start": -(2**70)}, "start must have at most 53 bits .* 71"),
         ((q[:, :, 1:], k, v), on, "as many queries as keys, got 36 and 37"),
         ((q[..., :4], k[..., :4], v), {}, "q must have 2 heads of width 6"),

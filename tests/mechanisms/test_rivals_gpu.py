@@ -4,10 +4,7 @@ import pytest
 import torch
 from rivals_cases import CASES, DTYPES, LONG, SHARP, check_long, check_rival
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,7 +6,7 @@ from mechanism_cases import CASES, cases_where, make, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
-from cosformer.mechanisms.patterns import blocked, hashed
+from cosformer.mechanisms.patterns import blocked, reformer
 
 PIECEWISE = ("performer", "local", "longformer", "sparse", "sparse-strided", "bigbird", "reformer")
 
@@ -14,7 +14,7 @@ PIECEWISE = ("performer", "local", "longformer", "sparse", "sparse-strided", "bi
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
     monkeypatch.setattr(blocked, "SLICE", 500)
-    monkeypatch.setitem(hashed.SLICE, "cpu", 500)
+    monkeypatch.setitem(reformer.SLICE, "cpu", 500)
 
 
 @pytest.mark.parametrize(("name", "causal"), CASES)

@@ -83,18 +83,15 @@ def test_what_a_mechanism_cannot_do_is_refused_when_the_model_is_made(arguments,
 
 
 def test_bad_tokens_are_named():
-    model = make()
-    with pytest.raises(ValueError, match=r"tokens must be int64 \[batch, length\], got .*float"):
-        model(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"key_mask must be bool \[2, 3\], as tokens"):
-        model(draw(2, 3), torch.ones(2, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="length must be at most max_length=48, got 49"):
-        model(draw(1, 49))
-    with pytest.raises(ValueError, match="cannot attend over 49 tokens"):
-        make(positions="none")(draw(1, 49))
-    pairs = make(kind="pairs")
-    with pytest.raises(ValueError, match="second must have the batch of first, 2, got 1"):
-        pairs(draw(2, 3), draw(1, 3))
-    both = make(kind="encoder-decoder")
-    with pytest.raises(ValueError, match=r"key_mask must be bool \[2, 3\], as source"):
-        both(draw(2, 3), draw(2, 3), torch.ones(2, 4, dtype=torch.bool))
+    model, pairs, both = make(), make(kind="pairs"), make(kind="encoder-decoder")
+    two, mask = draw(2, 3), torch.ones(2, 4, dtype=torch.bool)
+    for call, message in (
+        (lambda: model(torch.zeros(2, 3)), r"tokens must be int64 \[batch, length\], got .*float"),
+        (lambda: model(two, mask), r"key_mask must be bool \[2, 3\], as tokens"),
+        (lambda: model(draw(1, 49)), "length must be at most max_length=48, got 49"),
+        (lambda: make(positions="none")(draw(1, 49)), "cannot attend over 49 tokens"),
+        (lambda: pairs(two, draw(1, 3)), "second must have the batch of first, 2, got 1"),
+        (lambda: both(two, two, mask), r"key_mask must be bool \[2, 3\], as source"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

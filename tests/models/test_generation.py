@@ -283,15 +283,15 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 def test_bad_models_are_named():
-    with pytest.raises(ValueError, match="model must be in evaluation mode"):
-        generate(make().train(), PROMPTS)
-    with pytest.raises(TypeError, match=r"must be a LanguageModel or .*, got Classifier"):
-        generate(make(kind="classifier"), PROMPTS)
-    both = make(kind="encoder-decoder")
-    with pytest.raises(ValueError, match="sources must be given to an encoder-decoder"):
-        generate(both, PROMPTS)
-    with pytest.raises(ValueError, match="sources must be one per prompt, 4, got 1"):
-        generate(both, PROMPTS, sources=[[1]])
+    both, text = make(kind="encoder-decoder"), make(kind="classifier")
+    for model, sources, error, message in (
+        (make().train(), None, ValueError, "model must be in evaluation mode"),
+        (text, None, TypeError, r"must be a LanguageModel or .*, got Classifier"),
+        (both, None, ValueError, "sources must be given to an encoder-decoder"),
+        (both, [[1]], ValueError, "sources must be one per prompt, 4, got 1"),
+    ):
+        with pytest.raises(error, match=message):
+            generate(model, PROMPTS, sources=sources)
 
 
 @pytest.mark.parametrize("name", ["decoder", "create", "generation", "translation"])

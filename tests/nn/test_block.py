@@ -66,16 +66,15 @@ def test_dropout_is_for_training_and_of_the_added_parts():
 
 
 def test_bad_arguments_are_named():
-    x = draw(1, 3, 16)
-    with pytest.raises(ValueError, match="context must be None for a block without cross"):
-        make()(x, x)
-    with pytest.raises(ValueError, match="context must be given to a block with cross"):
-        make(cross=True)(x)
-    with pytest.raises(ValueError, match="context_mask must be None without a context"):
-        make()(x, context_mask=torch.ones(1, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"dropout must lie in 0 \.\.\. 1, got 2"):
-        make(dropout=2)
-    with pytest.raises(ValueError, match="start must be 0 unless x looks at a whole context"):
-        make().attention(x, start=2)
+    x, mask = draw(1, 3, 16), torch.ones(1, 3, dtype=torch.bool)
+    for call, message in (
+        (lambda: make()(x, x), "context must be None for a block without cross"),
+        (lambda: make(cross=True)(x), "context must be given to a block with cross"),
+        (lambda: make()(x, context_mask=mask), "context_mask must be None without a context"),
+        (lambda: make(dropout=2), r"dropout must lie in 0 \.\.\. 1, got 2"),
+        (lambda: make().attention(x, start=2), "start must be 0 unless x looks at a whole context"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
     with pytest.raises(TypeError, match="glu must be a bool, got int"):
         FeedForward(4, 4, glu=1)

@@ -124,11 +124,9 @@ REFUSED = [
 def test_layers_that_cannot_stream_say_why(options, message):
     layer, x = CosformerAttention(16, 4, batch_first=True, **options), torch.randn(2, 1, 16)
     state = CosformerAttention(16, 4, horizon=64).empty_state(2)
-    for call in (lambda: layer.empty_state(2), lambda: layer.stream(x)):
+    for call, *rest in ((layer.empty_state, 2), (layer.stream, x), (layer.step, x, state)):
         with pytest.raises(ValueError, match=message):
-            call()
-    with pytest.raises(ValueError, match=message):
-        layer.step(x, state)
+            call(*rest)
 
 
 @torch.no_grad()
@@ -156,14 +154,15 @@ def test_a_stream_names_what_is_wrong_with_its_arguments():
 @torch.no_grad()
 def test_a_stream_refuses_what_does_not_fit_its_horizon_or_weight():
     layer, x = make(horizon=8), draw()
-    with pytest.raises(ValueError, match="horizon"):
-        layer.stream(x)  # 30 tokens, horizon 8
-    with pytest.raises(ValueError, match=r"state must have the horizon 8.*got 64"):
-        layer.step(x[:, :1], make(horizon=64).empty_state(2))
-    with pytest.raises(ValueError, match=r"horizon must be the state's 64.*got 8"):
-        layer.stream(x[:, :2], make(horizon=64).empty_state(2))
-    with pytest.raises(ValueError, match="state must have the weight 'cosine'"):
-        layer.step(x[:, :1], make(horizon=8, weight="raised_cosine").empty_state(2))
+    far, raised = make(horizon=64), make(horizon=8, weight="raised_cosine")
+    for call, count, state, message in (
+        (layer.stream, 30, None, "horizon"),
+        (layer.step, 1, far.empty_state(2), r"state must have the horizon 8.*got 64"),
+        (layer.stream, 2, far.empty_state(2), r"horizon must be the state's 64.*got 8"),
+        (layer.step, 1, raised.empty_state(2), "state must have the weight 'cosine'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(x[:, :count], state)
     with torch.enable_grad(), pytest.raises(ValueError, match="step records no gradients"):
         layer.step(x[:, :1], layer.empty_state(2))
 

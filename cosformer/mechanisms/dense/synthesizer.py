@@ -16,6 +16,9 @@ from cosformer.mechanisms.sdpa import masked_softmax, sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import compute_dtype, long_dtype
 
+TRAITS = Traits(
+    causal="exact", cross=False, state="cache", positions="absolute", max_length=512, growth="n²"
+)
 Positions = slice | Tensor
 """Positions that follow each other, or `[B, n]`, some for every item."""
 
@@ -26,14 +29,7 @@ class Synthesizer(Mechanism):
     Positions count real tokens, so that padding does not shift them.
     """
 
-    traits = Traits(
-        causal="exact",
-        cross=False,
-        state="cache",
-        positions="absolute",
-        max_length=512,
-        growth="n²",
-    )
+    traits = TRAITS
     source = "Tay et al., ICML 2021"
 
     def __init__(
@@ -125,7 +121,7 @@ class SynthesizerRandom(Synthesizer):
 class Factored(Synthesizer):
     """Scores that are products after all, so that PyTorch's attention need not store them."""
 
-    traits = replace(Synthesizer.traits, second_derivative=False)
+    traits = replace(TRAITS, second_derivative=False)
 
     def factors(self, q: Tensor, i: Positions, j: Positions) -> tuple[Tensor, Tensor]:
         """`[B or 1, H, T, r]` and `[B or 1, H, S, r]` whose product is the scores."""

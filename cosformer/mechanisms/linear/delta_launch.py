@@ -106,11 +106,9 @@ def by_formula(
     return out.to(q.dtype), memory
 
 
-def by_kernel(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor
-) -> tuple[Tensor, Tensor]:
+def by_kernel(*given: Tensor) -> tuple[Tensor, Tensor]:
     """`delta` by Triton's kernels."""
-    out, memory = _Delta.apply(q, k, v, beta, log_decay, memory)
+    out, memory = _Delta.apply(*given)
     return out, memory
 
 

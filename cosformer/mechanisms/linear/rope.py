@@ -93,7 +93,8 @@ class RopeLinear(LinearMechanism):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
         options = request.options | {"impl": impl}
         sides = self._sides(q, k, v, request.start, 0, ALIGNED if v.is_cuda else 1)
-        return self._divide(*(ops.linear_attention(**side, **options) for side in sides), v)
+        above, below = (ops.linear_attention(**side, **options) for side in sides)
+        return self._divide(above, below, v)
 
     def _sides(
         self, q: Tensor, k: Tensor, v: Tensor, start: Start, key_start: Start, columns: int = 1

@@ -156,12 +156,6 @@ def join(sums: Sequence[Sums]) -> Sums:
     return values, total, top
 
 
-def divide(sums: Sums) -> Tensor:
-    """Σ e^s v / Σ e^s; zeros for a row without a key."""
-    values, total, _ = sums
-    return values / torch.where(total > 0, total, 1)
-
-
 def softmax_sums(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Sums:
     """Σ e^(s − top) v, Σ e^(s − top) and the constant top = max s over the seen keys of a row."""
     scores = (q @ k.mT).masked_fill(~seen, -torch.inf)

@@ -153,18 +153,12 @@ def blocks_of(part: Part, sizes: Sizes) -> list[list[int]]:
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    laid: Laid,
-    sizes: Sizes,
-    key_mask: Tensor | None,
-    with_log: bool,
+    q: Tensor, k: Tensor, v: Tensor, laid: Laid, sizes: Sizes, mask: Tensor | None, with_log: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The output of one part, and log Σ e^s `[B, H, T]` if it is asked for."""
     part, _, i, j = laid
     kept, start, causal = part.kept, sizes.start, sizes.causal
-    real = None if key_mask is None else _of_keys(key_mask[..., None], part)[..., 0]
+    real = None if mask is None else _of_keys(mask[..., None], part)[..., 0]
 
     def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         at = query + start if i is None else i[query]

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from cosformer.check import check_whole
 from cosformer.mechanisms.padding import ranks
-from cosformer.mechanisms.patterns.blocked import divide, softmax_sums
 from cosformer.mechanisms.patterns.masked import Masked
 from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, columns
 from cosformer.mechanisms.request import Request, hide, repeat_heads
+from cosformer.mechanisms.sdpa import masked_softmax
 from cosformer.mechanisms.traits import Traits
 from cosformer.runtime import compute_dtype
 
@@ -103,9 +103,8 @@ class Longformer(Local):
         weights = super().dense(q, k, request)
         real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if mask is None else mask
         query, key = self._global(q, k)
-        score = (query @ key.mT).masked_fill(~real[:, None, None], -math.inf)
         rows = ((ranks(real) < self.global_tokens) & real)[:, None, :, None]
-        return torch.where(rows, score.softmax(-1).nan_to_num(0), weights)
+        return torch.where(rows, masked_softmax(query @ key.mT, real[:, None, None]), weights)
 
     def pairs(self, length: int) -> int:
         return length * min(2 * self.reach + 1 + 2 * self.global_tokens, length)
@@ -118,9 +117,9 @@ class Longformer(Local):
         real = torch.ones_like(k[:1, 0, :, 0], dtype=torch.bool) if mask is None else mask
         dtype = compute_dtype(q.dtype)
         query, key = (x.to(dtype) for x in self._global(rows, k))
-        values = repeat_heads(v, q).to(dtype)
-        first = divide(softmax_sums(query, key, values, real[:, None, None]))
-        return torch.cat([first.to(q.dtype), out[:, :, self.global_tokens :]], 2)
+        weights = masked_softmax(query @ key.mT, real[:, None, None])
+        first = (weights @ repeat_heads(v, q).to(dtype)).to(q.dtype)
+        return torch.cat([first, out[:, :, self.global_tokens :]], 2)
 
     def _global(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys of global rows, A q/√d and B k."""

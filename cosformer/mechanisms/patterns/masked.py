@@ -63,7 +63,9 @@ class Masked(Mechanism):
 
     def part(self, sizes: Sizes, kept: Kept) -> Part:
         """The pairs within `ranges` that are kept."""
-        return neighbours(lambda *some: self.ranges(*some, sizes.keys), sizes, self.block, kept)
+        return neighbours(
+            lambda first, last: self.ranges(first, last, sizes.keys), sizes, self.block, kept
+        )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         mask = request.key_mask
