@@ -9,7 +9,7 @@ import torch
 from cosformer.models import PRESETS, LanguageModel, Sampling
 from cosformer.models.sampling import choose
 from cosformer.tasks import vocabulary as vocabularies
-from cosformer.training.writer import Writer, encode, until
+from cosformer.training.writer import Writer, encode
 
 SHORT = ("--tokens", "12", "--device", "cpu")
 
@@ -58,7 +58,7 @@ STREAMS = [
     (b"a\xff", (), ["a", "\ufffd"]),  # what is no text ends, too
     (b"one\n\ntwo", ("\n\n",), ["o", "n", "e"]),
     (b"a-b--c", ("--",), ["a", "-b"]),  # what may begin a stop waits
-    (b"ab", ("xyz", "b"), ["a"]),
+    (b"abcdef", ("e", "xyz", "cd"), ["a", "b"]),  # the first stop counts
 ]
 
 
@@ -81,11 +81,6 @@ def test_a_blank_stands_between_the_words_of_a_prompt_and_what_follows():
     (text,) = writer.together(["to be"])
     assert text.startswith(" ")
     assert "".join(writer.stream("to be")) == text
-
-
-def test_a_text_ends_before_the_first_stop():
-    assert until("abcdef", ("e", "cd")) == "ab"
-    assert until("abcdef", ("x",)) == until("abcdef", ()) == "abcdef"
 
 
 def test_tokens_that_are_no_data_are_never_chosen():

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosformer.cli import gathered
 from cosformer.commands import train
 from cosformer.commands.train import Options, resolve
 from cosformer.mechanisms import MECHANISMS
@@ -291,12 +290,6 @@ def test_every_task_has_a_recipe_for_either_device():
     assert RECIPES.keys() == TASKS.keys() | KNOWN.keys()
     for name in RECIPES:
         assert {recipe(name, Setting(device)).task.name for device in ("cpu", "cuda")} == {name}
-
-
-def test_values_of_a_repeated_flag_are_gathered():
-    words = ["--set", "a=1", "--steps", "3", "--set=b=2", "--set", "c=3"]
-    assert gathered(words, "--set") == ["--steps", "3", "--set", "a=1", "b=2", "c=3"]
-    assert gathered(["--steps", "3"], "--set") == ["--steps", "3"]
 
 
 @pytest.mark.parametrize(("steps", "given", "every"), [(50, (), 5), (3, (), 1), (50, (7,), 7)])

@@ -6,7 +6,7 @@ import torch
 
 from cosformer import tasks
 from cosformer.data import known
-from cosformer.tasks import IGNORED, SPLITS, files, resident
+from cosformer.tasks import IGNORED, SPLITS, resident
 from cosformer.tasks.base import BatchId
 from cosformer.tasks.order import Order
 from cosformer.tasks.pretraining import from_inputs
@@ -25,14 +25,10 @@ def test_a_batch_is_a_pure_function_of_its_arguments(task):
     assert same(first, task.batch("train", **at))  # what was asked before does not matter
 
 
-def test_data_are_known_by_a_checksum(task, folder):
-    """Of the task and of what is made of its inputs alike."""
+def test_shapes_and_labels_are_what_the_facts_say_and_data_have_a_checksum(task):
+    facts = task.facts
     assert len(task.digest()) == 64
     assert from_inputs(task, "causal", rate=0.1).digest() == task.digest()
-
-
-def test_shapes_and_labels_are_what_the_facts_say(task):
-    facts = task.facts
     for split in SPLITS:
         batch = task.batch(split, seed=0, rank=0, step=0, batch_size=5)
         second = {"tokens2", "mask2"} if facts.towers == 2 else set()
@@ -63,11 +59,10 @@ def test_evaluation_sees_every_sample_once_whatever_the_number_of_ranks(task, sp
         at = {"seed": 0, "batch_size": 3, "ranks": ranks}
         below = task.task if isinstance(task, tasks.MaskedTask) else task  # not what masks hide
         batches = [below.batch(split, step=s, rank=r, **at) for s in steps for r in range(ranks)]
-        towers = [name for name in batches[0] if name.startswith("tokens")]
+        towers = ("", "2")[: task.facts.towers]
+        seen = [(b, n) for b in batches for n in range(len(b["labels"]))]
         return sorted(
-            str([b[name][n][b[name.replace("tokens", "mask")][n]].tolist() for name in towers])
-            for b in batches
-            for n in range(len(b["labels"]))
+            str([b[f"tokens{t}"][n][b[f"mask{t}"][n]].tolist() for t in towers]) for b, n in seen
         )
 
     alone = found(1)
@@ -98,13 +93,10 @@ def test_samples_of_similar_length_come_together_on_all_ranks():
         assert np.ptp(means) < 250
 
 
-def test_a_small_set_has_other_batches_in_every_epoch():
+def test_a_small_set_has_other_batches_in_every_epoch_and_is_repeated_in_a_larger_batch():
     lengths = np.repeat(np.arange(1, 17), 4) * 10
     found = [tuple(sorted(_order(lengths, n))) for n in range(16)]
     assert len({*found[:8]} & {*found[8:]}) <= 4
-
-
-def test_a_set_smaller_than_a_batch_is_repeated():
     counts = np.bincount(_order(np.ones(3), 5), minlength=3)
     assert (counts.sum(), counts.min() >= 2) == (8, True)
 
@@ -124,7 +116,3 @@ def test_a_missing_file_is_named_with_the_remedy(name, tmp_path):
     rule = f"data must hold the file {known.SETS[name][0][0]}, got {tmp_path}; .*{remedy}"
     with pytest.raises(ValueError, match=rule):
         tasks.create(name, data=tmp_path)
-
-
-def test_what_can_be_fetched_has_a_source():
-    assert set(files.FETCHED) == known.SOURCES.keys()
