@@ -79,8 +79,7 @@ def test_flops_of_matrices_are_those_that_torch_counts():
 
 def test_utilisation_is_flops_over_the_peak_of_a_device_that_states_one(tmp_path):
     model = LanguageModel(options(tmp_path).model("cosformer", 32))
-    this = records.Run.begin()
-    fast = records.Run(**{**vars(this), "hardware": {"device": "cuda", "name": "NVIDIA H200"}})
+    fast = records.Run({"device": "cuda", "name": "NVIDIA H200"}, {}, None, 0, "2026-01-02")
     at = {"batch": 2, "length": 32, "dtype": "bfloat16"}
     rows = training._speeds(fast, at, {"cosformer": 4.0, "data": 1.0}, {"cosformer": model})
     values = {row.what: row.value for row in rows}

@@ -198,7 +198,7 @@ def test_a_malformed_member_is_named(tmp_path, name):
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "LIMIT", 10**6)
     members = {f"aclImdb/train/unsup/{n}_0.txt": b"x" * 600_000 for n in range(2)}
-    with pytest.raises(ValueError, match="x.tar.gz must unpack to .* 1,000,000 .* got 1,200,000"):
+    with pytest.raises(ValueError, match=r"x.tar.gz must unpack to .* 1,000,000 .* got 1,200,000"):
         convert.reviews(_tar(tmp_path / "x.tar.gz", members), "imdb_train.tsv.xz")
 
 
@@ -210,7 +210,7 @@ def test_a_member_up_to_a_size_is_taken_out_of_a_zip(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="must be a zip with other"):
         convert.member_of_zip(path, "other.xz")
     monkeypatch.setattr(convert, "LIMIT", 10**6)
-    with pytest.raises(ValueError, match="x.zip must unpack to .* 1,000,000 .* got 1,000,001"):
+    with pytest.raises(ValueError, match=r"x.zip must unpack to .* 1,000,000 .* got 1,000,001"):
         convert.member_of_zip(path, "enwik8.xz")
 
 

@@ -140,13 +140,11 @@ def test_a_file_of_something_else_is_refused_before_the_work(options, monkeypatc
         command.run(options)
 
 
-def test_runs_take_turns_and_only_their_own_time_counts(tmp_path, monkeypatch):
+def test_runs_take_turns_and_only_their_own_time_counts(tmp_path):
     this = records.Run.begin(seed=0)
-    tmp_path.joinpath("out").mkdir()
-    pair = learning.plan(this, "lm", language(tmp_path / "out", 0), 60, judged=2)
+    pair = learning.plan(this, "lm", language(tmp_path, 0), 60, judged=2)
     rows = list(learning.learn(this, pair, deadline=time.monotonic() + 60))
     losses = [row for row in rows if row.what == "train_loss"]
     assert [row.config["candidate"] for row in losses] == ["cosformer", "softmax"] * 4
-    speeds = [row for row in rows if row.what == "train_speed"]
-    for row in speeds:
+    for row in (row for row in rows if row.what == "train_speed"):
         assert row.value == pytest.approx(4 * 160 / row.config["seconds"])

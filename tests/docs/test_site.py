@@ -5,6 +5,7 @@ import doctest
 import importlib
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -25,24 +26,19 @@ def test_every_room_has_a_page_of_the_reference(room):
     assert importlib.import_module(room).__all__
 
 
-def built(test):
-    """A test of the built site: building it takes seconds, and others' packages warn."""
-    return pytest.mark.slow(pytest.mark.filterwarnings("default")(test))
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("mkdocstrings")
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
     folder = tmp_path_factory.mktemp("site")
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
-    build(config)
+    with warnings.catch_warnings(action="default"):  # others' packages warn
+        pytest.importorskip("mkdocstrings")
+        from mkdocs.commands.build import build
+        from mkdocs.config import load_config
+
+        build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
     return folder
 
 
-@built
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site):
     for room in ROOMS:
         page = (site / "api" / f"{room.rpartition('.')[2]}.html").read_text()
@@ -50,7 +46,7 @@ def test_every_public_name_is_in_the_reference(site):
             assert f'id="{room}.{name}"' in page, f"{room}.{name}"
 
 
-@built
+@pytest.mark.slow
 def test_every_verb_and_flag_is_in_the_reference(site):
     page = (site / "api" / "commands.html").read_text()
     for verb, (module, _) in cli.VERBS.items():
@@ -60,7 +56,7 @@ def test_every_verb_and_flag_is_in_the_reference(site):
             assert f"<code>--{field.name.replace('_', '-')}</code>" in section, field.name
 
 
-@built
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site):
     """By a browser itself; links wait for the reader."""
     address = r"=[\"']?((?:https?:)?//[^\"' >]*)"

@@ -1,4 +1,4 @@
-"""What holds for every task: batches are a pure function, whole epochs, nothing padded unseen."""
+"""What holds for every task: batches are a pure function, nothing is padded unseen, it is learnt."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,12 @@ from cosformer.tasks.base import BatchId
 from cosformer.tasks.order import Order
 from cosformer.tasks.pretraining import from_inputs
 from cosformer.tasks.probes import Probe
+from cosformer.training import Budget, Optimiser, RunConfig, Schedule, TaskConfig
+from cosformer.training.config import kind_of
+from cosformer.training.evaluation import summed_loss
+from cosformer.training.feed import described
+from cosformer.training.learner import Learner
+from cosformer.training.phases import Phase
 
 
 def same(one, other):
@@ -61,9 +67,8 @@ def test_evaluation_sees_every_sample_once_whatever_the_number_of_ranks(task, sp
         batches = [below.batch(split, step=s, rank=r, **at) for s in steps for r in range(ranks)]
         towers = ("", "2")[: task.facts.towers]
         seen = [(b, n) for b in batches for n in range(len(b["labels"]))]
-        return sorted(
-            str([b[f"tokens{t}"][n][b[f"mask{t}"][n]].tolist() for t in towers]) for b, n in seen
-        )
+        rows = ([b[f"tokens{t}"][n][b[f"mask{t}"][n]].tolist() for t in towers] for b, n in seen)
+        return sorted(map(str, rows))
 
     alone = found(1)
     assert len(alone) == task.sizes[split]
@@ -116,3 +121,61 @@ def test_a_missing_file_is_named_with_the_remedy(name, tmp_path):
     rule = f"data must hold the file {known.SETS[name][0][0]}, got {tmp_path}; .*{remedy}"
     with pytest.raises(ValueError, match=rule):
         tasks.create(name, data=tmp_path)
+
+
+HERE = {"seed": 1, "rank": 0, "step": 2, "batch_size": 4}
+
+
+def test_the_next_token_is_asked_for(task):
+    inputs = from_inputs(task, "causal", rate=0.15)
+    assert (inputs.facts.causal, inputs.facts.asks) == (True, "tokens")
+    batch = inputs.batch("train", **HERE)
+    tokens, labels = batch["tokens"], batch["labels"]
+    asked = labels != IGNORED
+    assert asked.any()
+    assert not asked[:, -1].any()
+    assert torch.equal(labels[:, :-1][asked[:, :-1]], tokens[:, 1:][asked[:, :-1]])
+    assert int(labels.max()) < inputs.facts.data_tokens
+    real = batch["mask"][:, 1:] & (tokens[:, 1:] < inputs.facts.data_tokens)
+    assert torch.equal(asked[:, :-1], real)
+
+
+def test_both_towers_are_read_for_either_objective(folder):
+    task = tasks.create("retrieval", data=folder, length=200)
+    pairs = task.batch("train", **HERE)
+    inputs = from_inputs(task, "causal", rate=0.15)
+    assert inputs.facts.towers == 1
+    stacked = inputs.batch("train", **HERE)
+    for n, tower in enumerate(("", "2")):
+        width = pairs[f"tokens{tower}"].shape[1]
+        rows = slice(4 * n, 4 * n + 4)
+        assert torch.equal(stacked["tokens"][rows, :width], pairs[f"tokens{tower}"])
+        assert torch.equal(stacked["mask"][rows, :width], pairs[f"mask{tower}"])
+        assert not stacked["mask"][rows, width:].any()
+    masked = from_inputs(task, "masked", rate=0.5).batch("train", **HERE)
+    assert masked["tokens"].shape == stacked["tokens"].shape
+    with pytest.raises(ValueError, match="objective must be one of masked, causal, got 'guess'"):
+        from_inputs(task, "guess", rate=0.1)
+
+
+STEPS = 200
+
+
+@pytest.mark.slow
+def test_two_batches_of_every_task_are_learnt_by_heart(task, tmp_path):
+    shape = {"model": {"layers": 1, "width": 32, "heads": 2}, "log_every": STEPS}
+    schedule = Schedule("constant", warmup=0.1)  # the task below is what the fixture has instead
+    config = RunConfig(TaskConfig("lm"), tmp_path, schedule=schedule, **shape)
+    how = Optimiser(lr=1e-2, weight_decay=0.0), Budget(steps=STEPS, batch=2)
+    phase = Phase("training", task, config.model_config(task.facts), *how, is_last=True)
+    assert phase.model.kind == kind_of(task.facts)
+    learner = Learner(config, phase, 0)
+    place = {"seed": 0, "rank": 0, "batch_size": 2}
+    batches = [described(task.batch("train", step=n, **place)) for n in range(2)]
+    for n in range(STEPS):
+        learner.learn(batches[n % 2])
+        if n % 10 == 9:
+            losses = [summed_loss(learner.model, fed.batch).item() / fed.labels for fed in batches]
+            if max(losses) < 0.1:
+                return
+    pytest.fail(f"the loss is still {max(losses):.2f} after {STEPS} steps")

@@ -95,16 +95,14 @@ def test_python_itself_is_a_text_of_megabytes():
     assert b"The Python" in found["train"]
 
 
-def test_a_folder_has_its_own_splits_or_is_split_by_file(tmp_path):
+def test_a_folder_has_its_own_splits_or_is_split_by_file_and_one_file_is_cut(tmp_path):
     for split in tasks.SPLITS:
         (tmp_path / f"{split}.txt").write_text(f"this is {split}")
     assert text.load(str(tmp_path))["valid"] == b"this is valid"
     (tmp_path / "train.txt").rename(tmp_path / "other.md")
     found = text.load(str(tmp_path))
     assert sum(map(len, found.values())) == len("this is trainthis is validthis is test") + 2
-
-
-def test_one_file_is_cut_at_nine_tenths_and_a_half_of_the_rest(tmp_path):
+    # one file is cut at nine tenths and a half of the rest
     (tmp_path / "x.txt").write_bytes(bytes(range(200)))
     found = text.load(str(tmp_path / "x.txt"))
     assert [len(found[split]) for split in tasks.SPLITS] == [180, 10, 10]
