@@ -127,8 +127,8 @@ def test_without_a_network_the_way_out_is_told(tmp_path, server, shell):
     message = shell.refuses(*GET, tmp_path, "--mirror", "http://127.0.0.1:1")
     for part in ("cannot be reached", "--mirror", "copy tinyshakespeare.txt.xz", str(tmp_path)):
         assert part in message
-    message = shell.refuses(*GET, tmp_path, "--mirror", f"{server.url}/missing")
-    assert "was refused: 404" in message
+    elsewhere = (tmp_path, "--mirror", f"{server.url}/missing")
+    assert "was refused: 404" in shell.refuses(*GET, *elsewhere)
     assert there(tmp_path) == []
     shell.shows(*GET, tmp_path, "--mirror", f"{server.url}/elsewhere/")
 
