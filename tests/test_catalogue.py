@@ -25,8 +25,8 @@ def test_a_name_prints_formula_and_defaults(shell):
 
 def test_a_mistake_is_named(shell):
     assert "must be one of cosformer, softmax" in shell.refuses("mechanisms", "sofmax")
-    message = shell.refuses("mechanisms", "rfa", "--write", "x.md")
-    assert "names must not be given beside write" in message
+    refused = shell.refuses("mechanisms", "rfa", "--write", "x.md")
+    assert "names must not be given beside write" in refused
 
 
 def test_the_page_in_docs_is_up_to_date_and_has_every_option(tmp_path, shell):

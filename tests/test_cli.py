@@ -170,8 +170,7 @@ def test_an_interrupt_while_modules_are_imported_prints_nothing(tmp_path):
 @pytest.mark.usefixtures("toy")
 def test_without_tyro_the_extra_is_named(monkeypatch, shell):
     monkeypatch.setitem(sys.modules, "tyro", None)
-    message = shell.refuses("toy", "run")
-    assert "needs the package tyro: pip install 'cosformer[cli]'" in message
+    assert "the package tyro: pip install 'cosformer[cli]'" in shell.refuses("toy", "run")
 
 
 def test_the_module_runs_from_a_shell_without_optional_packages():

@@ -11,18 +11,12 @@ import pytest
 from cosformer import cli
 from cosformer.completion import SCRIPTS, Verb, verb
 
-
-@pytest.fixture(scope="module")
-def script():
-    known = {
-        "run": Verb({"--help": None, "--out": ()}, ()),
-        "bench ops": Verb({"--device": ("cpu", "cuda"), "--fast": None}, ()),
-        "bench ops all": Verb({"--deep": None}, ()),
-        "names": Verb({"--names": ("alpha", "beta")}, ("alpha", "beta")),
-    }
-    return SCRIPTS["bash"](known)
-
-
+KNOWN = {
+    "run": Verb({"--help": None, "--out": ()}, ()),
+    "bench ops": Verb({"--device": ("cpu", "cuda"), "--fast": None}, ()),
+    "bench ops all": Verb({"--deep": None}, ()),
+    "names": Verb({"--names": ("alpha", "beta")}, ("alpha", "beta")),
+}
 CASES = {
     "": "run bench names",
     "b": "bench",
@@ -40,11 +34,11 @@ CASES = {
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize("line", CASES)
-def test_bash_offers_what_may_come_next(script, line):
+def test_bash_offers_what_may_come_next(line):
     words = line.split(" ")
     typed = " ".join(f"'{word}'" for word in ["cosformer", *words])
     ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _cosformer; echo ${{COMPREPLY[*]}}"
-    printed = subprocess.check_output(["bash", "-c", f"{script}\n{ask}"], text=True)
+    printed = subprocess.check_output(["bash", "-c", f"{SCRIPTS['bash'](KNOWN)}\n{ask}"], text=True)
     assert printed.split() == CASES[line].split()
 
 

@@ -127,9 +127,7 @@ def test_commit_is_marked_dirty_only_when_the_code_differs(tmp_path):
     assert read_anew(package) == f"{clean}-dirty"
 
 
-def test_commit_is_none_outside_a_checkout_of_an_untracked_package_and_without_git(
-    tmp_path, monkeypatch
-):
+def test_commit_is_none_where_git_does_not_know_the_package_or_is_missing(tmp_path, monkeypatch):
     read_anew = records.commit.__wrapped__
     assert read_anew(tmp_path) is None
     _git(tmp_path, "init", "--quiet")

@@ -17,18 +17,13 @@ def times(calls, *, repeats, device):
 
 def install(monkeypatch):
     """Let `device="cuda"` be measured here; nothing looks at a clock."""
-    draw = cells.draw
 
-    def draw_here(shape, count, *, dtype, device, seed):
-        return draw(shape, count, dtype=dtype, seed=seed)
+    def here(function):
+        return staticmethod(lambda *given, device, **options: function(*given, **options))
 
-    def empty_here(*sizes, horizon, device):
-        return checks.State.empty(*sizes, horizon=horizon)
-
-    def stream_here(*, device, seed):
-        return checks.stream_against_full_pass(seed=seed)
-
-    monkeypatch.setattr(ops, "stream_against_full_pass", stream_here)
+    stream, draw = here(checks.stream_against_full_pass), here(cells.draw)
+    state = type("Here", (), {"empty": here(checks.State.empty)})
+    monkeypatch.setattr(ops, "stream_against_full_pass", stream)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(records, "describe_hardware", lambda device: {"device": device})
     monkeypatch.setattr(timing, "synchronise", lambda device: None)
@@ -37,12 +32,12 @@ def install(monkeypatch):
     monkeypatch.setattr(gpu, "recorded", lambda call: call)
     monkeypatch.setattr(gpu, "host_time", lambda call, *, device: TIME / 10)
     for module in (cells, checks):
-        monkeypatch.setattr(module, "draw", draw_here)
+        monkeypatch.setattr(module, "draw", draw)
     for module in (gpu, ops, steps):
         monkeypatch.setattr(module, "median_times", times)
     for module in (ops, steps):
         monkeypatch.setattr(module, "peak_extra_bytes", lambda call, device: 96)
     for module in (gpu, steps):
-        monkeypatch.setattr(module, "State", type("Here", (), {"empty": staticmethod(empty_here)}))
+        monkeypatch.setattr(module, "State", state)
     for module in (gpu, ops):
         monkeypatch.setattr(module, "LENGTHS", {"cuda": (30,)})

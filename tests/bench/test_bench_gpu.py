@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from unittest.mock import Mock
 
 import fake_gpu
 import pytest
@@ -15,10 +16,6 @@ from cosformer.bench.cells import Case, Cell, Setup
 SETUP = Setup("cpu", torch.float32, repeats=1, seed=0)
 SHAPES = ((2, 2, 8, 4), (1, 2, 16, 4))
 RUN = records.Run({"device": "cuda"}, {}, None, 0, "2026-01-02T03:04:05+00:00")
-
-
-def _refuse(q, k, v, *, causal):
-    raise torch.cuda.OutOfMemoryError("no room\nsecond line")
 
 
 def _options(folder, monkeypatch):
@@ -80,7 +77,8 @@ def test_ratios_to_the_floor_are_those_of_the_rows(rows):
 
 
 def test_who_runs_out_of_memory_is_a_row_and_the_others_are_measured(options, monkeypatch):
-    monkeypatch.setitem(CANDIDATES, "sdpa", dataclasses.replace(CANDIDATES["sdpa"], attend=_refuse))
+    refuse = Mock(side_effect=torch.cuda.OutOfMemoryError("no room\nsecond line"))
+    monkeypatch.setitem(CANDIDATES, "sdpa", dataclasses.replace(CANDIDATES["sdpa"], attend=refuse))
     rows = list(ops.measure(options))
     failed = [row.config for row in rows if row.what == "failed"]
     found = [(config["candidate"], config["length"], config["reason"]) for config in failed]
@@ -112,10 +110,8 @@ def test_a_missing_peer_is_one_row_and_the_error_of_a_wrong_one_is_in_rows(optio
 
 
 def test_a_call_that_cannot_be_recorded_gives_no_row(options, monkeypatch, capsys):
-    def refuse(call):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(gpu, "recorded", refuse)
+    capturing = RuntimeError("operation not permitted when stream is capturing")
+    monkeypatch.setattr(gpu, "recorded", Mock(side_effect=capturing))
     whats = {row.what for row in ops.measure(options)}
     assert {"time", "floor", "step_floor"} <= whats
     assert not {"time_graph", "floor_ratio", "step_time_graph", "failed"} & whats
@@ -148,17 +144,13 @@ def test_who_takes_part_depends_on_length_and_causality(monkeypatch):
 
 
 def test_candidates_at_home_in_another_layout_get_it(monkeypatch):
-    seen = []
-
-    def look(q, k, v, *, causal):
-        seen.append(q)
-        return q
-
+    look = Mock()
     monkeypatch.setitem(CANDIDATES, "fla_linear", Candidate(look, False, False, token_major=True))
     inputs = draw((2, 3, 5, 4), 4, dtype=torch.float32)
     Case(SETUP, inputs, True, ["fla_linear"]).calls("forward")["fla_linear"]()
-    assert seen[0].transpose(1, 2).is_contiguous()
-    assert torch.equal(seen[0], inputs[0])
+    q = look.call_args.args[0]
+    assert q.transpose(1, 2).is_contiguous()
+    assert torch.equal(q, inputs[0])
 
 
 def test_floors_and_bandwidth_count_bytes_read_and_written(monkeypatch):

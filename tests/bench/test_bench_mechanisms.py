@@ -1,6 +1,7 @@
 """`cosformer bench mechanisms`: a row for every outcome, refusals and limits among them."""
 
 import dataclasses
+from unittest.mock import Mock
 
 import fake_gpu
 import pytest
@@ -86,9 +87,7 @@ def test_a_length_beyond_a_limit_is_a_row_that_says_so(tmp_path, name, lengths, 
 
 
 def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
-    def explode(*arguments):
-        raise torch.OutOfMemoryError("tried to allocate")
-
+    explode = Mock(side_effect=torch.OutOfMemoryError("tried to allocate"))
     monkeypatch.setattr(MECHANISMS["linear"], "attend", explode)
     rows = list(mechanisms.measure(options(tmp_path, names=("linear", "relu"), lengths=(16, 32))))
     failed = [row.config for row in rows if row.what == "failed"]
@@ -99,14 +98,8 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypa
 
 def test_no_guess_goes_far(tmp_path, monkeypatch):
     """A call of which most does not grow with the length, guessed from a much shorter one."""
-    spent = {16: 1.0, 64: 1.1, 256: 1.4, 1000: 2.6}
-    tried = []
-
-    def call_at(*given):
-        tried.append(given[2].length)
-        return lambda: None
-
-    monkeypatch.setattr(mechanisms, "_call", call_at)
+    spent, tried = {16: 1.0, 64: 1.1, 256: 1.4, 1000: 2.6}, []
+    monkeypatch.setattr(mechanisms, "_call", lambda *given: tried.append(given[2].length) or Mock())
     monkeypatch.setattr(mechanisms, "_seconds", lambda *_: spent[tried[-1]])
     monkeypatch.setattr(mechanisms, "peak_extra_bytes", lambda *_: 96)
     monkeypatch.setattr(mechanisms, "median_times", lambda calls, **_: dict.fromkeys(calls, 1.0))

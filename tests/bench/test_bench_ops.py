@@ -46,7 +46,7 @@ def test_every_number_is_a_row(options, monkeypatch):
 
 def test_growth_is_reported_between_the_long_lengths(options, monkeypatch):
     def length_squared(calls, *, repeats, device):
-        outs = {name: call() for name, call in calls.items()}
+        outs = {name: call() for name, call in calls.items()}  # or gradients, of q first
         tensors = {name: out[0] if isinstance(out, tuple) else out for name, out in outs.items()}
         return {name: float(tensor.shape[2] ** 2) for name, tensor in tensors.items()}
 

@@ -1,7 +1,7 @@
 """Peers get what they would compute by themselves: layouts, features, backends."""
 
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,25 +24,19 @@ def _chunk(q, k, v, *, scale, normalize):
 
 @pytest.fixture
 def fla(monkeypatch):
-    module = ModuleType("fla.ops.linear_attn")
-    module.chunk_linear_attn = module.fused_chunk_linear_attn = _chunk
-    for name in ("fla", "fla.ops"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    module = SimpleNamespace(chunk_linear_attn=_chunk, fused_chunk_linear_attn=_chunk)
     monkeypatch.setitem(sys.modules, "fla.ops.linear_attn", module)
     monkeypatch.setattr(peers, "_compiled_features", lambda: peers.features)
-    return module
 
 
-@pytest.mark.usefixtures("fla")
-def test_cosformer_on_fla_is_cosformer():
+def test_cosformer_on_fla_is_cosformer(fla):
     q, k, v = token_major(draw((2, 3, 37, 8), 3, dtype=torch.float32))
     found = CANDIDATES["fla_cos"].attend(q, k, v, causal=True)
     torch.testing.assert_close(found, attention(q, k, v, causal=True, impl="reference"))
 
 
-@pytest.mark.usefixtures("fla")
 @pytest.mark.parametrize("name", ["fla_linear", "fla_fused"])
-def test_linear_attention_of_fla_has_neither_cosine_nor_denominator(name):
+def test_linear_attention_of_fla_has_neither_cosine_nor_denominator(name, fla):
     q, k, v = token_major(draw((2, 3, 37, 8), 3, dtype=torch.float64))
     expected = (q @ k.mT).tril() @ v
     torch.testing.assert_close(CANDIDATES[name].attend(q, k, v, causal=True), expected)
@@ -91,8 +85,7 @@ def _recurrent(q, k, v, *, g=None, beta=None, use_qk_l2norm_in_kernel=False):
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_of_mechanisms_get_the_same_numbers(name, monkeypatch):
     place, _, function = PEERS[name].function.rpartition(".")
-    module = ModuleType(f"fla.ops.{place}")
-    setattr(module, function, _recurrent)
+    module = SimpleNamespace(**{function: _recurrent})
     monkeypatch.setitem(sys.modules, f"fla.ops.{place}", module)
     theirs, ours = PEERS[name](3, 8), create(name.removeprefix("fla-"), 3, 8)
     q, k, v, other = draw((2, 3, 37, 8), 4, dtype=torch.float64)

@@ -1,5 +1,7 @@
 """`cosformer bench training`, `generation` and `data` at toy size: their rows and tables."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -55,9 +57,7 @@ def test_a_step_trains_the_preset_as_a_run_would(tmp_path):
 
 
 def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
-    def explode(*arguments):
-        raise torch.OutOfMemoryError("tried to allocate")
-
+    explode = Mock(side_effect=torch.OutOfMemoryError("tried to allocate"))
     monkeypatch.setattr("cosformer.mechanisms.dense.softmax.Softmax.attend", explode)
     rows = list(training.measure(options(tmp_path, lengths=(8,))))
     (failed,) = [row for row in rows if row.what == "failed"]
@@ -79,8 +79,7 @@ def test_flops_of_matrices_are_those_that_torch_counts():
 
 def test_utilisation_is_flops_over_the_peak_of_a_device_that_states_one(tmp_path):
     model = LanguageModel(options(tmp_path).model("cosformer", 32))
-    this = records.Run.begin()
-    fast = records.Run(**{**vars(this), "hardware": {"device": "cuda", "name": "NVIDIA H200"}})
+    fast = records.Run({"device": "cuda", "name": "NVIDIA H200"}, {}, None, 0, "2026-01-02")
     at = {"batch": 2, "length": 32, "dtype": "bfloat16"}
     rows = training._speeds(fast, at, {"cosformer": 4.0, "data": 1.0}, {"cosformer": model})
     values = {row.what: row.value for row in rows}

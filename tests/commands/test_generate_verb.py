@@ -9,7 +9,7 @@ import torch
 from cosformer.models import PRESETS, LanguageModel, Sampling
 from cosformer.models.sampling import choose
 from cosformer.tasks import vocabulary as vocabularies
-from cosformer.training.writer import Writer, encode, until
+from cosformer.training.writer import Writer, encode
 
 SHORT = ("--tokens", "12", "--device", "cpu")
 
@@ -37,7 +37,7 @@ def test_several_prompts_from_a_file_get_what_each_gets_alone(trained, tmp_path,
         assert f"--- {n} of 2\n{alone}" in together
 
 
-def test_prompts_come_from_standard_input(trained, monkeypatch, shell):
+def test_a_prompt_comes_from_standard_input(trained, monkeypatch, shell):
     monkeypatch.setattr("sys.stdin", io.StringIO("To be"))
     code, out, err = shell("generate", trained, "--file", "-", *SHORT)
     assert (code, out[:5], err) == (0, "To be", "")
@@ -58,7 +58,7 @@ STREAMS = [
     (b"a\xff", (), ["a", "\ufffd"]),  # what is no text ends, too
     (b"one\n\ntwo", ("\n\n",), ["o", "n", "e"]),
     (b"a-b--c", ("--",), ["a", "-b"]),  # what may begin a stop waits
-    (b"ab", ("xyz", "b"), ["a"]),
+    (b"abcdef", ("e", "xyz", "cd"), ["a", "b"]),  # the first stop counts
 ]
 
 
@@ -68,24 +68,15 @@ def test_a_stream_shows_what_can_no_longer_change(text, stop, pieces):
     assert scripted(text).together(["p"], stop) == ["".join(pieces)]
 
 
-def test_words_of_a_prompt_do_not_end_its_line():
+def test_words_of_a_prompt_do_not_end_its_line_and_a_blank_stands_before_what_follows():
     words = vocabularies.Words.learn(b"to be or\nnot to be\n")
     assert [words.names[n] for n in encode(words, "to be")] == ["to", "be"]
     assert [words.names[n] for n in encode(words, "to be\n")] == ["to", "be", "<eos>"]
-
-
-def test_a_blank_stands_between_the_words_of_a_prompt_and_what_follows():
-    words = vocabularies.Words.learn(b"to be or not to be")
     model = LanguageModel(replace(PRESETS["tiny"], vocabulary=words.size)).eval()
     writer = Writer(model, words, Sampling(max_new_tokens=1, temperature=0))
     (text,) = writer.together(["to be"])
     assert text.startswith(" ")
     assert "".join(writer.stream("to be")) == text
-
-
-def test_a_text_ends_before_the_first_stop():
-    assert until("abcdef", ("e", "cd")) == "ab"
-    assert until("abcdef", ("x",)) == until("abcdef", ()) == "abcdef"
 
 
 def test_tokens_that_are_no_data_are_never_chosen():

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosformer.cli import gathered
 from cosformer.commands import train
 from cosformer.commands.train import Options, resolve
 from cosformer.mechanisms import MECHANISMS
@@ -165,7 +164,6 @@ WRONG = [
     ("lm --steps five", "--steps must be a whole number, got 'five'; see --help"),
     ("lm --step 5", "did you mean --steps?"),
     ("lm --threads 0", "threads must be a whole number from 1 on, got 0"),
-    ("lm --set budget.step=3", "setting of budget must be one of steps, batch, accumulate, got"),
     ("lm --set optimizer.lr=1", "got 'optimizer'; did you mean 'optimiser'?"),
     ("lm --set optimizer.lr", "set must be a.b=value, as optimiser.lr=1e-3, got 'optimizer.lr'"),
     ("lm --set model.vocabulary=3", "model.vocabulary must be left to the task"),
@@ -186,7 +184,6 @@ WRONG = [
     ("lm --data my.txt --set model.options.horizon=3", "must allow the 128 tokens of training"),
     ("lm --data my.txt --set tensorboard=true", "pip install 'cosformer[tensorboard]'"),
     ("lm --set evaluation.every=0", "evaluation.every must be a whole number from 1 on, got 0"),
-    ("lm --data my.txt --length 0", "length must be a whole number from 1 on, got 0"),
     (
         f"copying --mechanism reformer --set model.options.seed={2**70}",
         f"seed must be below {2**63}",
@@ -291,12 +288,6 @@ def test_every_task_has_a_recipe_for_either_device():
     assert RECIPES.keys() == TASKS.keys() | KNOWN.keys()
     for name in RECIPES:
         assert {recipe(name, Setting(device)).task.name for device in ("cpu", "cuda")} == {name}
-
-
-def test_values_of_a_repeated_flag_are_gathered():
-    words = ["--set", "a=1", "--steps", "3", "--set=b=2", "--set", "c=3"]
-    assert gathered(words, "--set") == ["--steps", "3", "--set", "a=1", "b=2", "c=3"]
-    assert gathered(["--steps", "3"], "--set") == ["--steps", "3"]
 
 
 @pytest.mark.parametrize(("steps", "given", "every"), [(50, (), 5), (3, (), 1), (50, (7,), 7)])

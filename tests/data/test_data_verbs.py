@@ -61,6 +61,7 @@ BAD = [
     (["make", "path-x"], "name must be one of listops, pathfinder, snakes, got 'path-x'"),
     (["make", "listops", "--count", "0"], "count must be at least 1, got 0"),
     (["make", "listops", "--workers", "0"], "workers must be at least 1, got 0"),
+    (["make", "listops", "--seed", "-1"], "seed must be at least 0, got -1"),
     (["check", "--data", "nowhere"], "data must be a folder, got nowhere"),
     (["get"], "names must be one or more of"),
     (["get", "x"], "names must be among"),

@@ -4,12 +4,12 @@ import time
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from unittest.mock import Mock
 
 import pytest
 
 from cosformer import records
 from cosformer.bench.candidates import CANDIDATES, Candidate
-from cosformer.bench.timing import threads
 from cosformer.config import plain
 from cosformer.demo import command, learning, op
 from cosformer.demo.jobs import JOBS, Job
@@ -49,11 +49,6 @@ def options(tmp_path):
     return command.Options(seconds=60, lengths=(8, 16), out=tmp_path / "out")
 
 
-def run(options):
-    with threads(1):
-        return command.run(options)
-
-
 class Page(HTMLParser):
     """Counts the elements of a page; every one that needs an end must have it."""
 
@@ -72,7 +67,7 @@ class Page(HTMLParser):
 
 
 def test_the_demo_checks_trains_writes_and_leaves_a_page(options, capsys):
-    assert run(options) == 0
+    assert command.run(options) == 0
     printed = capsys.readouterr().out
     said = ["CPU, 1 thread\n", "Exact: outputs, gradients and a stream", "softmax / ours"]
     said += ["4 steps of 1 × up to 160 tokens each, in turns", "memory of a step", "bits per byte"]
@@ -93,16 +88,13 @@ def test_the_demo_checks_trains_writes_and_leaves_a_page(options, capsys):
 
 @pytest.mark.slow
 def test_after_an_interrupt_and_after_its_end_a_demo_begins_anew(options, monkeypatch, shell):
-    def interrupt(screen, row):
-        raise KeyboardInterrupt
-
     monkeypatch.delitem(JOBS, "listops")
-    with monkeypatch.context() as patch, threads(1):
-        patch.setattr(Screen, "show", interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(Screen, "show", Mock(side_effect=KeyboardInterrupt))
         code, *_ = shell("demo", "--seconds", 60, "--lengths", 8, "--out", options.out)
     assert code == 130
     assert not (options.out / "demo.html").exists()
-    assert run(options) == run(replace(options, seed=1)) == 0
+    assert command.run(options) == command.run(replace(options, seed=1)) == 0
     assert len({row.date for row in records.read(options.out / "demo.jsonl")}) == 2
     assert state_of(options.out / "lm-softmax")["step"] == 4
 
@@ -123,7 +115,7 @@ def test_only_a_run_of_a_demo_that_nobody_works_in_is_removed(tmp_path):
 
 def test_without_time_nothing_is_learnt_and_nothing_written(options, capsys, monkeypatch):
     monkeypatch.setattr(command, "GRACE", 0.0)
-    assert run(options) == 0
+    assert command.run(options) == 0
     printed = capsys.readouterr().out
     assert printed.count("The time is up after 0 steps.") == 2
     assert "too short for a checkpoint" in printed
@@ -135,7 +127,7 @@ def test_the_demo_fails_when_the_op_is_wrong(options, capsys, monkeypatch):
     broken = Candidate(lambda q, k, v, *, causal: 1.01 * right(q, k, v, causal=causal), True, False)
     monkeypatch.setitem(CANDIDATES, "chunked", broken)
     monkeypatch.setattr(op, "race", lambda *given: pytest.fail("timed"))
-    assert run(options) == 1
+    assert command.run(options) == 1
     assert "check failed: output" in capsys.readouterr().err
     assert not options.out.exists()
 
@@ -145,17 +137,14 @@ def test_a_file_of_something_else_is_refused_before_the_work(options, monkeypatc
     options.out.mkdir(parents=True)
     (options.out / "demo.jsonl").write_text("my notes")
     with pytest.raises(ValueError, match="out must be a new file or one of rows"):
-        run(options)
+        command.run(options)
 
 
-def test_runs_take_turns_and_only_their_own_time_counts(tmp_path, monkeypatch):
+def test_runs_take_turns_and_only_their_own_time_counts(tmp_path):
     this = records.Run.begin(seed=0)
-    tmp_path.joinpath("out").mkdir()
-    with threads(1):
-        pair = learning.plan(this, "lm", language(tmp_path / "out", 0), 60, judged=2)
-        rows = list(learning.learn(this, pair, deadline=time.monotonic() + 60))
+    pair = learning.plan(this, "lm", language(tmp_path, 0), 60, judged=2)
+    rows = list(learning.learn(this, pair, deadline=time.monotonic() + 60))
     losses = [row for row in rows if row.what == "train_loss"]
     assert [row.config["candidate"] for row in losses] == ["cosformer", "softmax"] * 4
-    speeds = [row for row in rows if row.what == "train_speed"]
-    for row in speeds:
+    for row in (row for row in rows if row.what == "train_speed"):
         assert row.value == pytest.approx(4 * 160 / row.config["seconds"])

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,47 +14,39 @@ import torch
 from cosformer import cli
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ["", "ops", "nn", "mechanisms", "models", "tasks", "training"]
-"""The packages whose `__all__` the reference shows, "" for `cosformer` itself."""
-
-
-def _module(room):
-    return f"cosformer.{room}".rstrip(".")
+PARTS = ["ops", "nn", "mechanisms", "models", "tasks", "training"]
+ROOMS = ["cosformer", *(f"cosformer.{part}" for part in PARTS)]
+"""The packages whose `__all__` the reference shows, each on the page of its last name."""
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_room_has_a_page_of_the_reference(room):
-    page = ROOT / "docs" / "api" / f"{room or 'cosformer'}.md"
-    assert f"::: {_module(room)}" in page.read_text().splitlines()
-    assert importlib.import_module(_module(room)).__all__
-
-
-def built(test):
-    """A test of the built site: building it takes seconds, and others' packages warn."""
-    return pytest.mark.slow(pytest.mark.filterwarnings("default")(test))
+    page = ROOT / "docs" / "api" / f"{room.rpartition('.')[2]}.md"
+    assert f"::: {room}" in page.read_text().splitlines()
+    assert importlib.import_module(room).__all__
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("mkdocstrings")
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
     folder = tmp_path_factory.mktemp("site")
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
-    build(config)
+    with warnings.catch_warnings(action="default"):  # others' packages warn
+        pytest.importorskip("mkdocstrings")
+        from mkdocs.commands.build import build
+        from mkdocs.config import load_config
+
+        build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
     return folder
 
 
-@built
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site):
     for room in ROOMS:
-        page = (site / "api" / f"{room or 'cosformer'}.html").read_text()
-        for name in importlib.import_module(_module(room)).__all__:
-            assert f'id="{_module(room)}.{name}"' in page, f"{_module(room)}.{name}"
+        page = (site / "api" / f"{room.rpartition('.')[2]}.html").read_text()
+        for name in importlib.import_module(room).__all__:
+            assert f'id="{room}.{name}"' in page, f"{room}.{name}"
 
 
-@built
+@pytest.mark.slow
 def test_every_verb_and_flag_is_in_the_reference(site):
     page = (site / "api" / "commands.html").read_text()
     for verb, (module, _) in cli.VERBS.items():
@@ -63,7 +56,7 @@ def test_every_verb_and_flag_is_in_the_reference(site):
             assert f"<code>--{field.name.replace('_', '-')}</code>" in section, field.name
 
 
-@built
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site):
     """By a browser itself; links wait for the reader."""
     address = r"=[\"']?((?:https?:)?//[^\"' >]*)"
@@ -73,9 +66,9 @@ def test_nothing_is_loaded_from_elsewhere(site):
         assert re.findall(pattern, text) == []
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if room != "training"])
+@pytest.mark.parametrize("room", ROOMS[:-1])
 def test_the_examples_in_docstrings_run(room):
-    module = importlib.import_module(_module(room))
+    module = importlib.import_module(room)
     public = {name: getattr(module, name) for name in module.__all__}
     torch.manual_seed(0)
     runner = doctest.DocTestRunner()

@@ -1,5 +1,7 @@
 """`cosformer report` renews the marked blocks, and nothing at all when something is wrong."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from cosformer import records
@@ -65,10 +67,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
     path.write_text("old")
 
-    def no_space(source, target):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(writing.os, "replace", no_space)
+    monkeypatch.setattr(writing.os, "replace", Mock(side_effect=OSError("no space left")))
     with pytest.raises(OSError, match="no space"):
         writing.write_whole(path, b"new")
     assert path.read_text() == "old"

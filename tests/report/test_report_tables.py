@@ -46,10 +46,8 @@ def test_the_summary_names_each_candidate_at_the_longest_length(rows):
 
 
 def test_neither_an_older_run_nor_a_newer_part_displaces_a_whole_run(rows):
-    older, newer = (
-        [dataclasses.replace(row, value=9e9, date=f"{year}-01-01T00:00:00+00:00") for row in rows]
-        for year in (2025, 2999)
-    )
+    dates = ("2025", "2999")
+    older, newer = ([changed(row, value=9e9, date=date) for row in rows] for date in dates)
     part = [row for row in newer if row.config.get("length") == 1024]
     assert tables.time_table([*older, *rows, *part]) == tables.time_table(rows)
 

@@ -1,4 +1,4 @@
-"""What holds for every task: batches are a pure function, whole epochs, nothing padded unseen."""
+"""What holds for every task: batches are a pure function, nothing padded unseen, all is learnt."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,17 @@ import torch
 
 from cosformer import tasks
 from cosformer.data import known
-from cosformer.tasks import IGNORED, SPLITS, files, resident
+from cosformer.tasks import IGNORED, SPLITS, resident
 from cosformer.tasks.base import BatchId
 from cosformer.tasks.order import Order
 from cosformer.tasks.pretraining import from_inputs
 from cosformer.tasks.probes import Probe
+from cosformer.training import Budget, Optimiser, RunConfig, Schedule, TaskConfig
+from cosformer.training.config import kind_of
+from cosformer.training.evaluation import summed_loss
+from cosformer.training.feed import described
+from cosformer.training.learner import Learner
+from cosformer.training.phases import Phase
 
 
 def same(one, other):
@@ -25,14 +31,10 @@ def test_a_batch_is_a_pure_function_of_its_arguments(task):
     assert same(first, task.batch("train", **at))  # what was asked before does not matter
 
 
-def test_data_are_known_by_a_checksum(task, folder):
-    """Of the task and of what is made of its inputs alike."""
+def test_shapes_and_labels_are_what_the_facts_say_and_data_have_a_checksum(task):
+    facts = task.facts
     assert len(task.digest()) == 64
     assert from_inputs(task, "causal", rate=0.1).digest() == task.digest()
-
-
-def test_shapes_and_labels_are_what_the_facts_say(task):
-    facts = task.facts
     for split in SPLITS:
         batch = task.batch(split, seed=0, rank=0, step=0, batch_size=5)
         second = {"tokens2", "mask2"} if facts.towers == 2 else set()
@@ -49,8 +51,7 @@ def test_shapes_and_labels_are_what_the_facts_say(task):
         assert int(labels.max()) < facts.classes
         assert ((labels >= 0) | (labels == IGNORED)).all()
         assert (labels >= 0).any()
-    assert facts.floor > 0
-    assert facts.floor_is
+    assert facts.floor > 0 < len(facts.floor_is)
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
@@ -63,12 +64,10 @@ def test_evaluation_sees_every_sample_once_whatever_the_number_of_ranks(task, sp
         at = {"seed": 0, "batch_size": 3, "ranks": ranks}
         below = task.task if isinstance(task, tasks.MaskedTask) else task  # not what masks hide
         batches = [below.batch(split, step=s, rank=r, **at) for s in steps for r in range(ranks)]
-        towers = [name for name in batches[0] if name.startswith("tokens")]
-        return sorted(
-            str([b[name][n][b[name.replace("tokens", "mask")][n]].tolist() for name in towers])
-            for b in batches
-            for n in range(len(b["labels"]))
-        )
+        towers = ("", "2")[: task.facts.towers]
+        seen = [(b, n) for b in batches for n in range(len(b["labels"]))]
+        rows = ([b[f"tokens{t}"][n][b[f"mask{t}"][n]].tolist() for t in towers] for b, n in seen)
+        return sorted(map(str, rows))
 
     alone = found(1)
     assert len(alone) == task.sizes[split]
@@ -98,13 +97,10 @@ def test_samples_of_similar_length_come_together_on_all_ranks():
         assert np.ptp(means) < 250
 
 
-def test_a_small_set_has_other_batches_in_every_epoch():
+def test_a_small_set_has_other_batches_in_every_epoch_and_is_repeated_in_a_larger_batch():
     lengths = np.repeat(np.arange(1, 17), 4) * 10
     found = [tuple(sorted(_order(lengths, n))) for n in range(16)]
     assert len({*found[:8]} & {*found[8:]}) <= 4
-
-
-def test_a_set_smaller_than_a_batch_is_repeated():
     counts = np.bincount(_order(np.ones(3), 5), minlength=3)
     assert (counts.sum(), counts.min() >= 2) == (8, True)
 
@@ -126,5 +122,59 @@ def test_a_missing_file_is_named_with_the_remedy(name, tmp_path):
         tasks.create(name, data=tmp_path)
 
 
-def test_what_can_be_fetched_has_a_source():
-    assert set(files.FETCHED) == known.SOURCES.keys()
+HERE = {"seed": 1, "rank": 0, "step": 2, "batch_size": 4}
+
+
+def test_the_next_token_is_asked_for(task):
+    inputs = from_inputs(task, "causal", rate=0.15)
+    assert (inputs.facts.causal, inputs.facts.asks) == (True, "tokens")
+    batch = inputs.batch("train", **HERE)
+    tokens, labels = batch["tokens"], batch["labels"]
+    asked = labels != IGNORED
+    assert asked.any()
+    assert not asked[:, -1].any()
+    assert torch.equal(labels[:, :-1][asked[:, :-1]], tokens[:, 1:][asked[:, :-1]])
+    assert int(labels.max()) < inputs.facts.data_tokens
+    real = batch["mask"][:, 1:] & (tokens[:, 1:] < inputs.facts.data_tokens)
+    assert torch.equal(asked[:, :-1], real)
+
+
+def test_both_towers_are_read_for_either_objective(folder):
+    task = tasks.create("retrieval", data=folder, length=200)
+    pairs = task.batch("train", **HERE)
+    inputs = from_inputs(task, "causal", rate=0.15)
+    assert inputs.facts.towers == 1
+    stacked = inputs.batch("train", **HERE)
+    for n, tower in enumerate(("", "2")):
+        width = pairs[f"tokens{tower}"].shape[1]
+        rows = slice(4 * n, 4 * n + 4)
+        assert torch.equal(stacked["tokens"][rows, :width], pairs[f"tokens{tower}"])
+        assert torch.equal(stacked["mask"][rows, :width], pairs[f"mask{tower}"])
+        assert not stacked["mask"][rows, width:].any()
+    masked = from_inputs(task, "masked", rate=0.5).batch("train", **HERE)
+    assert masked["tokens"].shape == stacked["tokens"].shape
+    with pytest.raises(ValueError, match="objective must be one of masked, causal, got 'guess'"):
+        from_inputs(task, "guess", rate=0.1)
+
+
+STEPS = 200
+
+
+@pytest.mark.slow
+def test_two_batches_of_every_task_are_learnt_by_heart(task, tmp_path):
+    shape = {"model": {"layers": 1, "width": 32, "heads": 2}, "log_every": STEPS}
+    schedule = Schedule("constant", warmup=0.1)  # the task below is what the fixture has instead
+    config = RunConfig(TaskConfig("lm"), tmp_path, schedule=schedule, **shape)
+    how = Optimiser(lr=1e-2, weight_decay=0.0), Budget(steps=STEPS, batch=2)
+    phase = Phase("training", task, config.model_config(task.facts), *how, is_last=True)
+    assert phase.model.kind == kind_of(task.facts)
+    learner = Learner(config, phase, 0)
+    place = {"seed": 0, "rank": 0, "batch_size": 2}
+    batches = [described(task.batch("train", step=n, **place)) for n in range(2)]
+    for n in range(STEPS):
+        learner.learn(batches[n % 2])
+        if n % 10 == 9:
+            losses = [summed_loss(learner.model, fed.batch).item() / fed.labels for fed in batches]
+            if max(losses) < 0.1:
+                return
+    pytest.fail(f"the loss is still {max(losses):.2f} after {STEPS} steps")

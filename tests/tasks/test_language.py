@@ -19,14 +19,17 @@ def windows_of(content, length):
     return tasks.LanguageTask(splits, vocabulary.Bytes(), length=length)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_text_comes_back_from_its_tokens(kind):
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "words"])
+def test_text_comes_back_from_its_tokens_and_a_vocabulary_from_json(kind):
     found = vocabulary.create(kind, STORY, 300 if kind == "bpe" else None)
+    kept = vocabulary.restore(json.loads(json.dumps(found.plain())))
     other = "Never seen: 好 \x00 __init__\r\n".encode()
     for each in (STORY, other):
         tokens = found.encode(each)
-        assert tokens.max() < found.size
-        assert found.decode(tokens) == each.decode()
+        assert tokens.max() < found.size == kept.size
+        assert np.array_equal(kept.encode(each), tokens)
+        assert kind == "words" or found.decode(tokens) == each.decode()
+        assert kept.decode(tokens) == found.decode(tokens)
 
 
 def test_merging_takes_the_most_frequent_pair_first_and_shortens_the_text():
@@ -92,29 +95,18 @@ def test_python_itself_is_a_text_of_megabytes():
     assert b"The Python" in found["train"]
 
 
-def test_a_folder_has_its_own_splits_or_is_split_by_file(tmp_path):
+def test_a_folder_has_its_own_splits_or_is_split_by_file_and_one_file_is_cut(tmp_path):
     for split in tasks.SPLITS:
         (tmp_path / f"{split}.txt").write_text(f"this is {split}")
     assert text.load(str(tmp_path))["valid"] == b"this is valid"
     (tmp_path / "train.txt").rename(tmp_path / "other.md")
     found = text.load(str(tmp_path))
     assert sum(map(len, found.values())) == len("this is trainthis is validthis is test") + 2
-
-
-def test_one_file_is_cut_at_nine_tenths_and_a_half_of_the_rest(tmp_path):
+    # one file is cut at nine tenths and a half of the rest
     (tmp_path / "x.txt").write_bytes(bytes(range(200)))
     found = text.load(str(tmp_path / "x.txt"))
     assert [len(found[split]) for split in tasks.SPLITS] == [180, 10, 10]
     assert b"".join(found.values()) == bytes(range(200))
-
-
-@pytest.mark.parametrize("kind", ["bytes", "bpe", "words"])
-def test_a_vocabulary_is_kept_as_json(kind):
-    first = vocabulary.create(kind, STORY)
-    second = vocabulary.restore(json.loads(json.dumps(first.plain())))
-    assert second.size == first.size
-    assert np.array_equal(second.encode(STORY), first.encode(STORY))
-    assert second.decode(first.encode(STORY)) == first.decode(first.encode(STORY))
 
 
 BROKEN = [{"kind": "cake"}, {}, *({"kind": "bpe", "pairs": [x]} for x in ([1], [1, 900]))]

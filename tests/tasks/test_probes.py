@@ -19,8 +19,7 @@ def test_recall_asks_for_the_value_of_each_key_once(length, pairs):
         assert places.min() >= 2 * pairs
         assert not (places % 2).any()
         assert {int(row[p]): int(asked[p]) for p in places} == known
-        assert min(known) >= 1
-        assert max(known) < 4096 <= min(known.values())
+        assert 1 <= min(known) <= max(known) < 4096 <= min(known.values())
 
 
 def test_queries_come_soon_after_the_pairs():

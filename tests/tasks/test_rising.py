@@ -44,9 +44,7 @@ def test_levels_rise_and_half_of_a_batch_is_of_those_before(rising):
     assert {tuple(found[3:]) for found in third} == {(0,) * 3, (1,) * 3}  # each in its turn
     assert kinds(rising, 3 * STEPS) == [LEVELS] * 6
     assert kinds(rising, 1000) == [LEVELS] * 6
-
-
-def test_of_an_odd_batch_the_larger_half_is_of_the_level_that_is_due(rising):
+    # of an odd batch, the larger half is of the level that is due
     assert kinds(rising, STEPS, batch_size=3) == [1, 1, 0]
     assert kinds(rising, STEPS, batch_size=1) == [1]
 

@@ -3,7 +3,6 @@
 import contextlib
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from cosformer.training import graph
@@ -66,13 +65,9 @@ def batch(length, value):
     return {"tokens": torch.full((2, length), value)}
 
 
-@pytest.fixture
-def sums(monkeypatch):
-    return Sums(monkeypatch)
-
-
-def test_a_shape_is_recorded_once_and_replayed_on_each_batch(sums):
+def test_a_shape_is_recorded_once_and_replayed_on_each_batch(monkeypatch):
     """Steps before run where graphs are recorded: autograd remembers where gradients were made."""
+    sums = Sums(monkeypatch)
     replayed = Replayed(sums.update, DEVICE)
     for n in range(1, 8):
         replayed(batch(3, n))
@@ -82,8 +77,9 @@ def test_a_shape_is_recorded_once_and_replayed_on_each_batch(sums):
     assert sums.outside not in sums.inside
 
 
-def test_each_shape_has_its_own_graph_up_to_a_number(sums, monkeypatch):
+def test_each_shape_has_its_own_graph_up_to_a_number(monkeypatch):
     monkeypatch.setattr(graph, "MOST", 2)
+    sums = Sums(monkeypatch)
     replayed = Replayed(sums.update, DEVICE)
     for _ in range(graph.WARM + 2):
         for length in (1, 2, 3):
@@ -92,7 +88,8 @@ def test_each_shape_has_its_own_graph_up_to_a_number(sums, monkeypatch):
     assert sums.total == (graph.WARM + 2) * 2 * (1 + 2 + 3)
 
 
-def test_batches_with_a_mask_are_not_recorded(sums):
+def test_batches_with_a_mask_are_not_recorded(monkeypatch):
+    sums = Sums(monkeypatch)
     replayed = Replayed(sums.update, DEVICE)
     for _ in range(graph.WARM + 2):
         replayed({**batch(3, 1.0), "mask": torch.ones(2, 3, dtype=torch.bool)})

@@ -111,11 +111,9 @@ def test_a_cls_token_is_left_to_those_who_have_it(runs, tmp_path, begun):
 
 
 def test_pretraining_begins_with_it(runs, tmp_path, begun):
-    start = runs / "bytes"
-    begin(runs, start=start, pretrain="masked", out=tmp_path / "run")
+    begin(runs, start=runs / "bytes", pretrain="masked", out=tmp_path / "run")
     first, second = begun
-    assert taken(first, start) == set(first)
-    assert not taken(second, start)
+    assert (taken(first, runs / "bytes"), taken(second, runs / "bytes")) == (set(first), set())
 
 
 def test_what_is_not_said_is_as_in_the_other_run(runs):
