@@ -134,10 +134,7 @@ def forward(given: Given) -> Results:
     causal, wanted = options.causal, options.keep_state
     query_basis, key_basis = (given.constants.query_basis.contiguous(), given.constants.key_basis)
     key_basis, state, decay = key_basis.contiguous(), _dense(given.state), given.decay
-    plan = plan_of(
-        q, k, v, query_basis, given.constants.key_mask, decay, options.feature_map, options.rule,
-        options.eps, options.scale, causal, state is None, wanted,
-    )  # fmt: skip
+    plan = plan_of(given)
     if decay is not None:
         decay = decay.contiguous()
         key_basis = plan.since(decay)
@@ -192,11 +189,8 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Swep
     key_basis = given.constants.key_basis.contiguous()
     # Sums of q and dout are scaled where they are read, and what joins them from the end as well.
     state, grad_last = _dense(given.state), _times(_dense(grads.last), 1 / options.scale)
-    plan = plan_of(
-        q, k, v, query_basis, given.constants.key_mask, decay, options.feature_map, options.rule,
-        options.eps, options.scale, options.causal, state is None, grad_last is None, asked.state,
-        grad.stride(), out.stride(), dots=asked.decay,
-    )  # fmt: skip
+    about = (grad_last is None, asked.state, grad.stride(), out.stride())
+    plan = plan_of(given, *about, dots=asked.decay)
     if decay is not None:
         decay = decay.contiguous()
         key_basis = plan.since(decay)

@@ -16,7 +16,7 @@ from torch import Tensor
 from cosformer.ops.hopper.nvrtc import Kernel, Launch, cubin
 from cosformer.ops.hopper.roles import MAPS, RULES, Sweep, roles_of
 from cosformer.ops.hopper.source import source
-from cosformer.ops.problem import per_head
+from cosformer.ops.problem import Given, per_head
 
 CHUNK = 64
 THREADS = 640
@@ -50,16 +50,16 @@ def choose_segments(
 class Plan:
     """All launches for tensors of one set of shapes and strides, each prepared on its first use."""
 
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, states: int, masked: bool, feature_map: str,
-        rule: str, eps: float, scale: float, decays: bool, dots: bool,
-    ) -> None:  # fmt: skip
-        self.device, self.rule = q.device.index, RULES[rule]
-        self.eps, self.scale = eps, scale
-        self.sums = rule != "none"
+    def __init__(self, given: Given, dots: bool) -> None:
+        q, k, v, options = given.q, given.k, given.v, given.options
+        self.device, self.rule = q.device.index, RULES[options.rule]
+        self.eps, self.scale = options.eps, options.scale
+        self.sums = options.rule != "none"
+        states = given.constants.query_basis.shape[3]
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Launch] = {}
-        about = (states, MAPS[feature_map], self.rule, masked, decays, dots)
+        masked, decays = given.constants.key_mask is not None, given.decay is not None
+        about = (states, MAPS[options.feature_map], self.rule, masked, decays, dots)
         self.roles = roles_of(q.shape[3], v.shape[3], *about)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
@@ -176,23 +176,20 @@ _plans: dict[Any, Plan] = {}
 _lock = threading.Lock()
 
 
-def plan_of(
-    q: Tensor, k: Tensor, v: Tensor, basis: Tensor | None, key_mask: Tensor | None,
-    decay: Tensor | None, feature_map: str, rule: str, eps: float, scale: float, *others: Any,
-    dots: bool = False,
-) -> Plan:  # fmt: skip
-    """The plan for these shapes and strides; `others` is all else that a launch depends on."""
-    decays = None if decay is None else decay.shape
-    shape = None if basis is None else basis.shape
+def plan_of(given: Given, *others: Any, dots: bool = False) -> Plan:
+    """The plan for these shapes and strides; `others` is all else that a launch depends on.
+
+    With `dots` it also makes what the decay's gradient is made up of.
+    """
+    q, k, v, about = given.q, given.k, given.v, given.constants
+    decays = None if given.decay is None else given.decay.shape
     key = (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), shape, q.device,
-        key_mask is None, decays, dots, feature_map, rule, eps, scale, others,
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), about.query_basis.shape,
+        q.device, about.key_mask is None, given.state is None, decays, dots, given.options, others,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        states = 1 if shape is None else shape[3]
-        about = (states, key_mask is not None, feature_map, rule, eps, scale, decays is not None)
-        plan = Plan(q, k, v, *about, dots)
+        plan = Plan(given, dots)
         with _lock:
             while len(_plans) >= PLANS:
                 _plans.pop(next(iter(_plans)))
