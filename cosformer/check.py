@@ -123,13 +123,13 @@ def require_all(right: Tensor, rule: str, values: Tensor) -> None:
 
 def check_choice(name: str, value: str, known: Collection[str]) -> str:
     if not isinstance(value, str) or value not in known:
-        meant = _meant(value, known) if isinstance(value, str) else ""
+        meant = did_you_mean(value, known) if isinstance(value, str) else ""
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{meant}")
     return value
 
 
-def _meant(value: str, known: Collection[str]) -> str:
-    """The nearest by letters, in whatever order the words are."""
+def did_you_mean(value: str, known: Collection[str]) -> str:
+    """ "; did you mean …?", of the nearest by letters, or nothing; words may be in any order."""
     words = {" ".join(sorted(x.split("-"))): x for x in known}
     plain = value.lower().replace("_", "-")
     found = difflib.get_close_matches(" ".join(sorted(plain.split("-"))), words, 1, 0.7)

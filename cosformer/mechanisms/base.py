@@ -67,6 +67,7 @@ class Mechanism(nn.Module):
         self.heads, self.width = heads, width
         self.value_width = width  # for `state_size`: a layer may have values of another width
         self.key_heads = heads if key_heads is None else key_heads
+        self._recurrences: dict[torch.device, Any] = {}  # what a step computes, made when needed
         for name, size in (("heads", heads), ("width", width), ("key_heads", self.key_heads)):
             check_whole(name, size, 1)
         if heads % self.key_heads:
@@ -122,6 +123,7 @@ class Mechanism(nn.Module):
             )
         request = self._request(q, k, True, key_mask, None, controls)
         self.check_state(state, k, v)
+        self.check_position(state, k.shape[2])
         if q.shape[2] == 1 and key_mask is None and not torch.is_grad_enabled():
             return self.step(q, k, v, _copied(state), controls=request.controls)
         k, v = hide(k, key_mask), hide(v, key_mask)
@@ -207,6 +209,9 @@ class Mechanism(nn.Module):
                     f"state must hold {kept} of {state.position} tokens for {name_of(self)}, "
                     f"got {held}"
                 )
+
+    def check_position(self, state: Any, tokens: int) -> None:
+        """Refuse so many tokens more than a stream may have, where only its state knows them."""
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request

@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from cosformer.check import check_choice
+from cosformer.check import check_choice, did_you_mean
 from cosformer.mechanisms import dense, linear, patterns
 from cosformer.mechanisms.base import MECHANISMS, Mechanism
 
@@ -82,7 +82,10 @@ def create(name: str, heads: int, width: int, **options: Any) -> Mechanism:
     """
     known = list(inspect.signature(mechanism_class(name)).parameters)[2:]
     unknown = [option for option in options if option not in known]
-    if unknown:
-        free = ", ".join(option for option in known if option not in options) or "none"
-        raise ValueError(f"options of {name} are {free}, got {', '.join(unknown)}")
+    if unknown:  # a layer gives key_heads itself
+        names = [option for option in known if option != "key_heads" or option not in options]
+        meant = did_you_mean(unknown[0], names)
+        raise ValueError(
+            f"options of {name} are {', '.join(names) or 'none'}, got {', '.join(unknown)}{meant}"
+        )
     return MECHANISMS[name](heads, width, **options)

@@ -116,7 +116,7 @@ class Backbone(nn.Module):
         self.check_tokens("tokens", tokens, key_mask)
         if state is None:
             state = self.empty_state(len(tokens))
-        check_model_state(state, tokens)
+        check_model_state(state, tokens, len(self.blocks))
         if key_mask is not None:
             self._check_padding(key_mask, state.position)
         real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
@@ -152,11 +152,15 @@ class Backbone(nn.Module):
     def check_step(self, tokens: Tensor, state: ModelState) -> None:
         """Check the arguments of `step`."""
         self.check_tokens("tokens", tokens, None)
-        check_model_state(state, tokens)
+        check_model_state(state, tokens, len(self.blocks))
         if tokens.shape[1] != 1:
             raise ValueError(
                 f"tokens must be [batch, 1] in step, got {list(tokens.shape)}: use stream for more"
             )
+        for block, layer in zip(self._stack, state.layers, strict=True):
+            block.attention.check_state(layer, len(tokens))
+        if torch.is_grad_enabled() and self.embedding.weight.requires_grad:
+            raise ValueError("step records no gradients: use stream, or torch.no_grad() around it")
 
     def check_tokens(self, name: str, tokens: Tensor, key_mask: Tensor | None) -> None:
         """Check tokens, which the message calls `name`, and their mask."""
@@ -273,10 +277,12 @@ class TokenHead(nn.Module):
         return F.linear(x, self.weight)
 
 
-def check_model_state(state: ModelState, tokens: Tensor) -> None:
-    """Check that a state is one of as many streams as tokens `[B, T]` come for."""
+def check_model_state(state: ModelState, tokens: Tensor, layers: int) -> None:
+    """Check that a state is one of so many layers, for as many streams as tokens `[B, T]` have."""
     if not isinstance(state, ModelState):
         raise TypeError(f"state must be a ModelState, got {type(state).__name__}")
+    if len(state.layers) != layers:
+        raise ValueError(f"state must be of {layers} layers, got {len(state.layers)}")
     if len(state.position) != len(tokens):
         raise ValueError(
             f"state must be of {len(tokens)} streams, the batch of tokens, "

@@ -60,7 +60,7 @@ class EncoderDecoder(nn.Module):
         The given state, at first from `empty_state`, is not changed. Every token looks at the whole
         source, so that its time grows with the source alone.
         """
-        check_model_state(state, tokens)
+        check_model_state(state, tokens, len(self.backbone.blocks))
         x, state = self.backbone.stream(tokens, state)
         return self.head(x), state
 

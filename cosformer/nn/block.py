@@ -101,7 +101,7 @@ class Block(nn.Module):
 
         The given state is used up: go on with the returned one.
         """
-        out, after = self.attention.step(self.attention_norm(x), state)
+        out, after = self.attention.take_step(self.attention_norm(x), state)
         x = x + self.dropout(out)
         return self._after_attention(x, context, context_mask, after.position - 1), after
 

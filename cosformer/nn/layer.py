@@ -201,13 +201,27 @@ class AttentionLayer(HeadProjections):
         For inference, under ``torch.no_grad()``: gradients go through :meth:`stream`. The given
         state is used up, because its tensors may change in place: go on with the returned one.
         """
-        if not isinstance(state, LayerState):
-            raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
-        if x.shape[1:] != (1, self.embed_dim):
+        self._check_inputs(x, None)
+        if x.shape[1] != 1:
             raise ValueError(
                 f"x must be one token [batch, 1, {self.embed_dim}] in step, got {list(x.shape)}: "
                 "use stream for more"
             )
+        self.check_state(state, len(x))
+        if torch.is_grad_enabled() and any(y.requires_grad for y in (x, self.out_proj.weight)):
+            raise ValueError("step records no gradients: use stream, or torch.no_grad() around it")
+        return self.take_step(x, state)
+
+    def check_state(self, state: LayerState, batch: int) -> None:
+        """Refuse a state that is not of so many streams through such a layer."""
+        if not isinstance(state, LayerState):
+            raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
+        like, shape = self.out_proj.weight.new_empty(()), (batch, self.num_kv_heads, 1)
+        k, v = like.expand(*shape, self.mechanism.width), like.expand(*shape, self.head_dim)
+        self.mechanism.check_state(state.mechanism, k, v)
+
+    def take_step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
+        """`step` for callers that have checked x and the state, as models have."""
         if state.position >= (self.mechanism.traits.max_length or math.inf):
             self.mechanism.check_length(state.position + 1)
         q, k, v, controls = self._project(x, None, state.position)

@@ -12,7 +12,14 @@ from cosformer.ops.problem import (
     whole_limit,
 )
 from cosformer.ops.state import State, check_continues, check_state
-from cosformer.ops.step import Recurrence, StepGraph, linear_attention_step, step, take_step
+from cosformer.ops.step import (
+    Recurrence,
+    StepGraph,
+    linear_attention_step,
+    recurrence,
+    step,
+    take_step,
+)
 
 __all__ = [  # what users call; the other names are for other rooms
     "State",

@@ -76,6 +76,11 @@ class State(NamedTuple):
         )
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a step changes in place."""
+        return self.key_value, self.key_sum, self.position
+
+    @property
     def weight(self) -> str:
         """The name of the weights this state was made for."""
         return KINDS[self.key_value.shape[2]]
@@ -89,11 +94,15 @@ class State(NamedTuple):
                 "states add where weights do not decay and features are relu's, as in attention: "
                 "go on with the stream instead"
             )
-        if self.key_value.shape != other.key_value.shape:
-            raise ValueError(
-                "states must have one shape to add, got "
-                f"{list(self.key_value.shape)} and {list(other.key_value.shape)}"
-            )
+        for mine, theirs in (
+            (self.key_value, other.key_value),
+            (self.key_sum, other.key_sum),
+        ):
+            if mine.shape != theirs.shape:
+                raise ValueError(
+                    "states must have one shape to add, got "
+                    f"{list(mine.shape)} and {list(theirs.shape)}"
+                )
         if not same_horizon(self.horizon, other.horizon):
             raise ValueError(
                 f"states must have one horizon to add, got {self.horizon} and {other.horizon}"

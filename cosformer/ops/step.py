@@ -40,6 +40,11 @@ class Recurrence(NamedTuple):
     scale: float = 1.0
     decay: Tensor | None = None  # what is left of the state: [B or 1, H_kv, 1]
 
+    def decayed(self, log_decay: Tensor) -> "Recurrence":
+        """With one more decay of the present token, by its logarithm `[B, H_kv, 1]`."""
+        left = log_decay.double().exp()
+        return self._replace(decay=left if self.decay is None else self.decay * left)
+
     @property
     def is_cosformer(self) -> bool:
         """Whether it is the paper's attention, which has a kernel."""
@@ -102,11 +107,11 @@ def step(
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
         with on_device_of(q):
             return fused_step(q, k, v, state, turn, slots, eps, limit=limit)
-    recurrence = Recurrence(angle_of(horizon, k), state.weight, eps=eps)
+    by = Recurrence(angle_of(horizon, k), state.weight, eps=eps)
     with full_precision(q):
         if slots is None:
-            return take_step(q, k, v, state, recurrence)
-        return _in_slots(q, k, v, state, recurrence, slots)
+            return take_step(q, k, v, state, by)
+        return _in_slots(q, k, v, state, by, slots)
 
 
 def linear_attention_step(
@@ -147,32 +152,53 @@ def linear_attention_step(
     given = Arguments(
         feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, None
     )
-    turn = angles(theta, k, k)
+    angles(theta, k, k)  # says what is wrong with theta before the state does
     check_goes_on(state, k, v, given)
     check_choice("feature_map", feature_map, FEATURE_MAPS)
     check_eps(eps)
     _refuse_gradients(q, k, v, state)
-    decay = log_rates(gamma, k, k) if is_decaying(gamma, None) else None
-    if log_decay is not None:
-        check_tensor("log_decay", log_decay)
-        if log_decay.shape != k.shape[:3]:
-            raise ValueError(
-                f"log_decay must be [batch, key heads, 1] = {list(k.shape[:3])}, "
-                f"got {list(log_decay.shape)}"
-            )
-        require_all(log_decay <= 0, GATE_RULE, log_decay)
-        decay = log_decay.double() if decay is None else decay + log_decay
-    recurrence = Recurrence(
-        turn,
+    by = recurrence(
+        k, feature_map=feature_map, theta=theta, gamma=gamma, raised=raised,
+        normaliser=normaliser, rule=rule, eps=eps, scale=scale, log_decay=log_decay,
+    )  # fmt: skip
+    with full_precision(q):
+        return take_step(q, k, v, state, by)
+
+
+def recurrence(
+    k: Tensor,
+    *,
+    feature_map: str,
+    theta: float | Tensor = 0.0,
+    gamma: Rates = 1.0,
+    raised: bool = False,
+    normaliser: str = "sum",
+    rule: str = "clamp",
+    eps: float = 1e-6,
+    scale: float = 1.0,
+    log_decay: Tensor | None = None,
+) -> Recurrence:
+    """What a step of `linear_attention_step` computes for keys such as k `[B, H_kv, 1, D]`."""
+    decay = log_rates(as_numbers(gamma), k, k).exp() if is_decaying(gamma, None) else None
+    found = Recurrence(
+        angles(theta, k, k),
         kind_of(theta, raised=raised),
         feature_map,
         rule if normaliser == "sum" else "none",
         eps,
         scale,
-        None if decay is None else decay.exp(),
+        decay,
     )
-    with full_precision(q):
-        return take_step(q, k, v, state, recurrence)
+    if log_decay is None:
+        return found
+    check_tensor("log_decay", log_decay)
+    if log_decay.shape != k.shape[:3] or not log_decay.dtype.is_floating_point:
+        raise ValueError(
+            f"log_decay must be real [batch, key heads, 1] = {list(k.shape[:3])}, "
+            f"got {log_decay.dtype} {list(log_decay.shape)}"
+        )
+    require_all(log_decay <= 0, GATE_RULE, log_decay)
+    return found.decayed(log_decay)
 
 
 def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> Tensor:
@@ -214,11 +240,11 @@ def _in_slots(
     """The streams taken out, moved on by one token, and put back."""
     real = slots >= 0
     chosen = slots[real]
-    key_value, key_sum, position = (x[chosen] for x in state[:3])
+    key_value, key_sum, position = (x[chosen] for x in state.tensors)
     taken = State(key_value, key_sum, position, state.horizon)
     out = q.new_zeros(*q.shape[:3], v.shape[3])
     out[real] = take_step(q[real], k[real], v[real], taken, by)
-    for mine, moved in zip(state[:3], taken[:3], strict=True):
+    for mine, moved in zip(state.tensors, taken.tensors, strict=True):
         mine[chosen] = moved
     return out
 
@@ -299,14 +325,14 @@ class StepGraph:
         self.state = state  # a replay writes to its memory
         q, k, v = self.inputs = (q.detach().clone(), k.detach().clone(), v.detach().clone())
         self.slots = None if slots is None else slots.clone()
-        saved = [x.clone() for x in state[:3]]
+        saved = [x.clone() for x in state.tensors]
         with torch.no_grad(), torch.cuda.device(q.device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # compiles the kernels, which a capture may not
                 step(q, k, v, state, slots=self.slots, eps=eps)
             torch.cuda.current_stream().wait_stream(side)
-            for now, before in zip(state[:3], saved, strict=True):
+            for now, before in zip(state.tensors, saved, strict=True):
                 now.copy_(before)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 import cosformer.models
-from cosformer.models import Sampling, generate, generate_tokens
+from cosformer.models import ModelConfig, Sampling, create_model, generate, generate_tokens
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0)
 SHORT = Sampling(max_new_tokens=7, temperature=0)
@@ -301,3 +301,16 @@ def test_the_examples_in_docstrings_hold(name):
     done = doctest.testmod(module, extraglobs=names)
     assert done.attempted
     assert not done.failed
+
+
+@torch.no_grad()
+def test_a_step_refuses_the_state_of_another_model():
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    model = create_model(ModelConfig(layers=2)).eval()
+    for other, message in (
+        (ModelConfig(layers=1), "state must be of 2 layers, got 1"),
+        (ModelConfig(layers=2, mechanism="softmax"), "state must be a State"),
+        (ModelConfig(layers=2, max_length=77), "horizon must be"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            model.step(token, create_model(other).eval().stream(token)[1])

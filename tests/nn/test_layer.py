@@ -287,3 +287,31 @@ def test_a_step_past_the_horizon_is_refused_before_anything_changes():
         with pytest.raises(ValueError, match="cannot attend over 4 tokens"):
             layer.step(torch.randn(1, 1, 8), state)
     assert torch.equal(state.mechanism.key_value, before)
+
+
+def test_a_step_refuses_the_state_of_another_layer_and_a_forgotten_no_grad():
+    x = torch.randn(2, 5, 8)
+    layer = AttentionLayer(8, 2, options={"horizon": 10})
+    others = {
+        "horizon": AttentionLayer(8, 2),
+        "LayerState|State": AttentionLayer(8, 2, mechanism="softmax"),
+        "one of": AttentionLayer(8, 2, mechanism="linear"),
+    }
+    with torch.no_grad():
+        _, own = layer.stream(x)
+        relu = AttentionLayer(8, 2, mechanism="relu")
+        for message, other in others.items():
+            taker = relu if message == "one of" else layer
+            with pytest.raises((ValueError, TypeError), match=message):
+                taker.step(x[:, :1], other.stream(x)[1])
+        with pytest.raises(ValueError, match="state must hold"):
+            layer.step(x[:1, :1], own)
+        with pytest.raises(ValueError, match="x must have the dtype"):
+            layer.step(x[:, :1].double(), own)
+    with pytest.raises(ValueError, match="step records no gradients"):
+        layer.step(x[:, :1], own)
+
+
+def test_a_misspelt_option_is_answered_with_the_right_one():
+    with pytest.raises(ValueError, match="did you mean 'horizon'"):
+        AttentionLayer(8, 2, options={"horizn": 3})

@@ -104,7 +104,11 @@ REFUSED = [
     (COSINE, COSINE | {"theta": torch.ones(4)}, r"theta must be .*one per head \[2\], got \[4\]"),
     (COSINE, COSINE | {"theta": math.inf}, "theta must be finite, got inf"),
     ({"gamma": 0.9}, {"log_decay": -0.1}, "log_decay must be a tensor, got float"),
-    ({"gamma": 0.9}, {"log_decay": GATES}, r"log_decay must be .*\[2, 2, 1\], got \[2, 2, 9\]"),
+    (
+        {"gamma": 0.9},
+        {"log_decay": GATES},
+        r"log_decay must be .*\[2, 2, 1\], got torch.float64 \[2, 2, 9\]",
+    ),
     ({"gamma": 0.9}, {"log_decay": -GATES[:, :, :1]}, "log_decay must be at most 0, got"),
 ]
 

@@ -40,7 +40,6 @@ class Cosformer(Mechanism):
         super().__init__(heads, width, key_heads=key_heads)
         self.horizon = ops.read_horizon(horizon, heads, self.key_heads)
         self.weight, self.eps = ops.check_weight(weight), check_eps(eps)
-        self._recurrences: dict[torch.device, ops.Recurrence] = {}
         if self.horizon is not None and weight == "cosine":
             self.traits = replace(self.traits, max_length=ops.whole_limit(self.horizon))
 
@@ -53,18 +52,20 @@ class Cosformer(Mechanism):
 
     def empty_state(self, k: Tensor, v: Tensor) -> ops.State:
         if self.horizon is None:
-            raise ValueError(
-                "horizon must be a number for a stream, got None: make it with one, as horizon=4096"
-            )
+            raise _no_horizon()
         sizes, like = (*k.shape[:2], k.shape[3], v.shape[3]), compute_dtype(k.dtype)
         given: dict[str, Any] = {"horizon": self.horizon, "weight": self.weight}
         return ops.State.empty(*sizes, **given, dtype=like, device=k.device)
 
     def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
         super().check_state(state, k, v)
-        horizon = ops.check_continues(state, k, v, self.horizon, self.weight)
+        if self.horizon is None:
+            raise _no_horizon()
+        ops.check_continues(state, k, v, self.horizon, self.weight)
+
+    def check_position(self, state: Any, tokens: int) -> None:
         if self.weight == "cosine":
-            ops.check_length(k.shape[2], horizon, state.position)
+            ops.check_length(tokens, state.horizon, state.position)
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
@@ -87,13 +88,20 @@ class Cosformer(Mechanism):
 
     def _recurrence(self, device: torch.device) -> ops.Recurrence:
         """What a step computes, made once for each device."""
-        if device not in self._recurrences:
+        found: ops.Recurrence | None = self._recurrences.get(device)
+        if found is None:
             assert self.horizon is not None
             like = torch.empty(1, self.key_heads, 1, 1, device=device)
             angle = ops.angle_of(self.horizon, like)
-            self._recurrences[device] = ops.Recurrence(angle, self.weight, eps=self.eps)
-        return self._recurrences[device]
+            found = self._recurrences[device] = ops.Recurrence(angle, self.weight, eps=self.eps)
+        return found
 
     def _options(self, request: Request) -> dict[str, Any]:
         given = {"horizon": self.horizon, "weight": self.weight, "eps": self.eps}
         return request.options | given
+
+
+def _no_horizon() -> ValueError:
+    return ValueError(
+        "horizon must be a number for a stream, got None: make it with one, as horizon=4096"
+    )

@@ -122,8 +122,17 @@ class LinearMechanism(Mechanism):
         position = state.sums.position
         with full_precision(q):
             given = self._features(q, k, v, request, position, position)
-            out = ops.linear_attention_step(*given, state.sums, **self._engine(k, request))
+            out = ops.take_step(*given, state.sums, self._recurrence(k, request))
         return out.to(q.dtype), state
+
+    def _recurrence(self, k: Tensor, request: Request) -> ops.Recurrence:
+        """What a step computes: made once for each device, but for the decay of this token."""
+        found: ops.Recurrence | None = self._recurrences.get(k.device)
+        if found is None:
+            found = ops.recurrence(k, **self._engine(k, request) | {"log_decay": None})
+            self._recurrences[k.device] = found
+        log_decay = self.weight(k, request).get("log_decay") if self.traits.controls else None
+        return found if log_decay is None else found.decayed(log_decay)
 
     def state_size(self, length: int) -> int:
         columns = self.value_width + (self.normaliser == "sum")
