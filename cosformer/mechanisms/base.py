@@ -254,7 +254,7 @@ class Mechanism(nn.Module):
         check_bool("causal", causal)
         check_key_mask(key_mask, k)
         if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
-            raise ValueError(f"start must be a whole number, got {start!r}")
+            raise TypeError(f"start must be an int, got {type(start).__name__}")
         check_index("start", start)
         for name, x, heads in (("q", q, self.heads), ("k", k, self.key_heads)):
             if x.shape[1] != heads or x.shape[3] != self.width:

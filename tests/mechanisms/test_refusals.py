@@ -141,7 +141,7 @@ def test_arguments_that_exclude_each_other():
     for given, options, message in (
         ((q, k, v), {"state": state}, "causal must be True with a state"),
         ((q, k, v), {**on, "start": 3}, "start must be None with a state"),
-        ((q, k, v), {"causal": True, "start": 2.5}, r"start must be a whole number, got 2\.5"),
+        ((q, k, v), {"causal": True, "start": 2.5}, r"start must be an int, got float"),
         ((q, k, v), {"causal": True, "start": -(2**70)}, "start must have at most 53 bits .* 71"),
         ((q[:, :, 1:], k, v), on, "as many queries as keys, got 36 and 37"),
         ((q[..., :4], k[..., :4], v), {}, "q must have 2 heads of width 6"),
@@ -150,7 +150,7 @@ def test_arguments_that_exclude_each_other():
         ((q, k, v), {"controls": None}, "controls must be a mapping, got NoneType"),
         ((q, k, v), {"causal": True, "state": 3}, "state must be a Cache, got int"),
     ):
-        wrong_type = "mapping" in message or "Cache" in message
+        wrong_type = any(word in message for word in ("mapping", "Cache", "an int"))
         with pytest.raises(TypeError if wrong_type else ValueError, match=message):
             mechanism(*given, **options)
 

@@ -102,8 +102,8 @@ class Performer(LinearMechanism):
             fading = torch.where(before.isinf(), 0, before - level)[..., None]
             keys = projected(k, self.projection, "exp", level[..., None])
             sums = state.sums._replace(horizon=None)
-            given = self.queries(q, 0), keys, v.to(keys.dtype), sums
-            out = ops.linear_attention_step(*given, log_decay=fading, eps=self.eps)
+            by = self._recurrence(k, Request(True, None, 0, controls)).decayed(fading)
+            out = ops.take_step(self.queries(q, 0), keys, v.to(keys.dtype), sums, by)
         return out.to(q.dtype), state._replace(sums=sums, level=level)
 
     def state_size(self, length: int) -> int:

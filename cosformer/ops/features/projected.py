@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cosformer.check import check_choice
 from cosformer.runtime import compute_dtype
 
 PARTS = {"exp": 1, "waves": 2, "relu": 1, "softmaxes": 2}
@@ -30,7 +29,6 @@ def projected(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None)
         level: `[B, H, T]`, without a gradient, for `exp` only; None is the largest exponent of
             each token.
     """
-    check_choice("kind", kind, PARTS)
     wide = x.to(compute_dtype(x.dtype))
     weight = weight.to(wide.dtype)
     if kind == "exp":
