@@ -46,4 +46,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, *ROOMS])
+    """The public names, whether they have been imported yet or not."""
+    return sorted(["__version__", *__all__, *ROOMS])

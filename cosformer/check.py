@@ -72,7 +72,7 @@ def check_index(name: str, index: Any) -> None:
 
 
 def check_bits(name: str, value: Any, most: int) -> None:
-    """No whole number longer than that; a symbol has no length."""
+    """A whole number may have at most `most` bits; symbolic numbers are not checked."""
     if torch.compiler.is_compiling() or not isinstance(value, int):
         return
     if value.bit_length() > most:

@@ -175,33 +175,38 @@ def _run(arguments: list[str], *, is_program: bool) -> int:
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
     """SIGTERM ends a verb as Ctrl-C does, where nobody else handles it."""
-
-    def terminate(number: int, frame: Any) -> None:
-        raise Terminated
-
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
 @contextlib.contextmanager
 def _quiet_interrupts() -> Iterator[None]:
-    """Ctrl-C ends the process at once, without a traceback: nothing is at stake during imports."""
+    """Ctrl-C and SIGTERM end the process at once, without a traceback.
+
+    Nothing is at stake during imports, and an exception within one of torch's aborts or is lost.
+    """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    ours = (signal.default_int_handler, _terminate)  # handlers of others stay
+    before = {n: handler for n in numbers if (handler := signal.getsignal(n)) in ours}
+    for number in before:
+        signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _help_or_error(arguments: Sequence[str]) -> int:

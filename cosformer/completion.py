@@ -22,7 +22,7 @@ class Options:
     """
 
     shell: Literal["bash", "zsh", "fish"]
-    """Whose language the script is in."""
+    """The shell that the script is for."""
 
 
 @dataclass(frozen=True)

@@ -158,13 +158,14 @@ def python(*arguments, **how):
     return subprocess.run([sys.executable, *arguments], **taken)
 
 
-def test_an_interrupt_while_modules_are_imported_prints_nothing(tmp_path):
-    """Of the package itself, which loads nothing, and of a verb, whose imports take seconds."""
-    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_modules_are_imported_ends_the_process_and_prints_nothing(tmp_path, number):
+    """Torch takes seconds to import, and swallows exceptions meanwhile."""
+    (tmp_path / "torch.py").write_text(f"import os\nos.kill(os.getpid(), {number:d})\n")
     code = "import signal; signal.signal(2, signal.default_int_handler); import sys\n"
     code += "sys.argv = ['cosformer', 'runs']; from cosformer.cli import main; sys.exit(main())"
     done = python("-c", code, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
 
 
 @pytest.mark.usefixtures("toy")

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import cosformer
+
 ROOT = Path(__file__).parents[1]
 BASE = {"check", "runtime", "memo"}
 OPS = BASE | {"ops", "ops/problem"}
@@ -252,3 +254,8 @@ def test_importing_the_package_loads_torch_and_little_else() -> None:
     assert len(others) <= 40, others
     parts = {name.split(".")[1] for name in ours if "." in name}
     assert parts <= {room.split("/")[0] for room in NN}
+
+
+def test_dir_lists_public_names_once_whatever_was_imported() -> None:
+    assert cosformer.attention  # a name that is imported on its first use
+    assert dir(cosformer) == sorted({"__version__", *cosformer.__all__, *cosformer.ROOMS})

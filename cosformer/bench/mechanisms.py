@@ -112,7 +112,8 @@ class Options:
 
 def run(options: Options) -> int:
     keys = ("candidate", "pass", "length", "reason")
-    return keep(measure(options), options.path, keys=keys, count=options.threads)
+    count, device = options.threads, options.device
+    return keep(measure(options), options.path, keys=keys, count=count, device=device)
 
 
 def measure(options: Options) -> Iterator[records.Row]:

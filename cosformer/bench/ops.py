@@ -161,7 +161,8 @@ def run(options: Options) -> int:
     keys += (
         ["batch", "causal", "quantity", "backward", "reason"] if options.device == "cuda" else []
     )
-    return keep(measure(options), options.path, keys=keys, count=options.threads)
+    count, device = options.threads, options.device
+    return keep(measure(options), options.path, keys=keys, count=count, device=device)
 
 
 def check(options: Options) -> list[Check]:

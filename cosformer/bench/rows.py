@@ -9,13 +9,15 @@ from cosformer.bench.timing import busy, threads
 from cosformer.host_memory import keep_freed_memory
 
 
-def keep(rows: Iterable[records.Row], path: Path, *, keys: Sequence[str], count: int) -> int:
+def keep(
+    rows: Iterable[records.Row], path: Path, *, keys: Sequence[str], count: int, device: str = "cpu"
+) -> int:
     """Measure with so many threads: rows to the file as they come; the exit code of a verb.
 
     `keys` are what a line shows of a row's config. The path is what the verb's `out` gives.
     """
     records.require_rows(path, "out")
-    if warning := busy():
+    if warning := busy(count if device == "cpu" else 1):
         print(warning, file=sys.stderr)
     keep_freed_memory()  # fresh pages of long tensors would bend their growth
     with threads(count):

@@ -109,12 +109,16 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def busy() -> str | None:
-    """A warning if other processes keep the cores of this machine busy; None if not."""
+def busy(count: int = 1) -> str | None:
+    """A warning if other processes keep the cores of this machine busy; None if not.
+
+    `count` is the number of CPU threads that `--threads` has set, where a verb has that option.
+    """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load < 0.5:
         return None
-    return f"the machine is busy (load {load:.1f} before the start): times will be too long"
+    fewer = " (--threads 1 is faster on a busy machine)" if count > 1 else ""
+    return f"the machine is busy (load {load:.1f} before the start): times will be too long{fewer}"
 
 
 @contextlib.contextmanager

@@ -234,9 +234,8 @@ def _generate(config: RunConfig) -> None:
 
 def _load(device: str) -> list[str]:
     """A warning where other processes keep the cores busy that a run on a CPU needs."""
-    warning = busy() if device == "cpu" else None
-    fewer = " (--threads 1 is faster on a busy machine)" if torch.get_num_threads() > 1 else ""
-    return [] if warning is None else [warning + fewer]
+    warning = busy(torch.get_num_threads()) if device == "cpu" else None
+    return [] if warning is None else [warning]
 
 
 def _show(event: Event) -> None:

@@ -114,7 +114,7 @@ class _Watched:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What rows say of now."""
+        """How far learning has come, as the config of a row holds it."""
         now = {"step": self.step, "steps": self.steps, "seconds": self.seconds}
         return now | {self.unit: self.seen}
 

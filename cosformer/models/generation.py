@@ -1,5 +1,6 @@
 """Text from a model: prompts are read in one pass, then every token costs the same."""
 
+import numbers
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -117,29 +118,21 @@ def _check(
         raise TypeError(
             f"model must be a LanguageModel or an EncoderDecoder, got {type(model).__name__}"
         )
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling must be a Sampling, got {type(sampling).__name__}")
     if model.training:
         raise ValueError("model must be in evaluation mode: call model.eval() first")
     if (sources is not None) != isinstance(model, EncoderDecoder):
         rule = "must be given to" if sources is None else "must be None without"
         raise ValueError(f"sources {rule} an encoder-decoder")
-    if sources is not None and len(sources) != len(prompts):
-        raise ValueError(f"sources must be one per prompt, {len(prompts)}, got {len(sources)}")
     vocabulary, limit = model.config.vocabulary, model.backbone.limit
     if any(not 0 <= token < vocabulary for token in sampling.stop):
         raise ValueError(f"stop must hold tokens from 0 to {vocabulary - 1}, got {sampling.stop}")
-    for name, sequences in (("prompts", prompts), ("sources", sources or ())):
-        for n, sequence in enumerate(sequences):
-            if not isinstance(sequence, Sequence) or isinstance(sequence, str):
-                raise TypeError(
-                    f"{name} must be sequences of ints each, got {type(sequence).__name__} in {n}"
-                )
-            if len(sequence) == 0:
-                raise ValueError(f"{name} must have at least one token each, got none in {n}")
-            outside = [token for token in sequence if not 0 <= token < vocabulary]
-            if outside:
-                raise ValueError(
-                    f"{name} must hold tokens from 0 to {vocabulary - 1}, got {outside[0]} in {n}"
-                )
+    _check_tokens("prompts", prompts, vocabulary)
+    if sources is not None:
+        _check_tokens("sources", sources, vocabulary)
+        if len(sources) != len(prompts):
+            raise ValueError(f"sources must be one per prompt, {len(prompts)}, got {len(sources)}")
     longest = max(map(len, prompts), default=0)
     # The last token is chosen, and not read again.
     if limit is not None and longest + sampling.max_new_tokens - 1 > limit:
@@ -147,3 +140,23 @@ def _check(
             f"max_new_tokens must be at most {limit + 1 - longest} after a prompt of {longest} "
             f"tokens, for the model's limit of {limit}, got {sampling.max_new_tokens}"
         )
+
+
+def _check_tokens(name: str, sequences: Sequence[Tokens], vocabulary: int) -> None:
+    """Sequences of one token or more, each a whole number below `vocabulary`."""
+    if not isinstance(sequences, Sequence):
+        raise TypeError(f"{name} must be a sequence of sequences, got {type(sequences).__name__}")
+    for n, sequence in enumerate(sequences):
+        if not isinstance(sequence, Sequence) or isinstance(sequence, str):
+            raise TypeError(
+                f"{name} must be sequences of ints each, got {type(sequence).__name__} in {n}"
+            )
+        if len(sequence) == 0:
+            raise ValueError(f"{name} must have at least one token each, got none in {n}")
+        for token in sequence:
+            if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+                raise TypeError(f"{name} must be sequences of ints each, got {token!r} in {n}")
+            if not 0 <= token < vocabulary:
+                raise ValueError(
+                    f"{name} must hold tokens from 0 to {vocabulary - 1}, got {token} in {n}"
+                )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cosformer.check import check_whole
 from cosformer.tasks.vocabulary import Vocabulary
 
 SPLITS = ("train", "valid", "test")
@@ -105,8 +106,7 @@ class Task(abc.ABC):
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
         for name, value in numbers.items():
             least = 1 if name in ("batch_size", "ranks") else 0
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+            check_whole(name, value, least)
         if numbers["rank"] >= numbers["ranks"]:
             raise ValueError(
                 f"rank must be below ranks = {numbers['ranks']}, got {numbers['rank']}"
@@ -139,5 +139,4 @@ def sha256_of(tensors: Iterable[Tensor]) -> str:
 def require_options(**numbers: Any) -> None:
     """An error unless all of these are whole numbers from 1 on."""
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        check_whole(name, value, 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cosformer.check import check_choice, check_positive, check_seed
+from cosformer.check import check_choice, check_positive, check_seed, check_whole
 from cosformer.config import TYPED_BY
 from cosformer.models import PRESETS, Kind, ModelConfig
 from cosformer.tasks import Facts, Task, Vocabulary, create
@@ -53,7 +53,7 @@ class Optimiser:
     weight_decay: float = 0.01
     """Weight decay of matrices; other parameters have none."""
     clip: float | None = 1.0
-    """The largest norm of a gradient; none: as it comes."""
+    """Gradients of a larger norm are scaled down to it; none: gradients are not clipped."""
 
     def __post_init__(self) -> None:
         _positive(lr=self.lr, eps=self.eps, clip=self.clip)
@@ -93,7 +93,8 @@ class Budget:
     """Parts in which a step goes through the model, for less memory."""
 
     def __post_init__(self) -> None:
-        _whole(1, steps=self.steps, batch=self.batch, accumulate=self.accumulate)
+        for name in ("steps", "batch", "accumulate"):
+            check_whole(name, getattr(self, name), 1)
         if self.accumulate > self.batch:
             raise ValueError(
                 f"accumulate must be at most batch={self.batch}, got {self.accumulate}"
@@ -110,7 +111,9 @@ class Evaluation:
     """Number of batches, spread evenly over the split; none: the whole split."""
 
     def __post_init__(self) -> None:
-        _whole(1, every=self.every, batches=self.batches)
+        check_whole("every", self.every, 1)
+        if self.batches is not None:
+            check_whole("batches", self.batches, 1)
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class RunConfig:
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         check_seed(self.seed, MOST_SEEDS)
-        _whole(1, log_every=self.log_every)
+        check_whole("log_every", self.log_every, 1)
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must lie between 0 and 1, got {self.average}")
         if not self.save_seconds >= 0:  # nan is refused as well
@@ -233,10 +236,3 @@ def _positive(**numbers: float | None) -> None:
     for name, value in numbers.items():
         if value is not None:
             check_positive(name, value)
-
-
-def _whole(least: int, **numbers: int | None) -> None:
-    for name, value in numbers.items():
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (is_whole and value >= least):
-            raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")

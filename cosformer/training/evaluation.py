@@ -58,7 +58,7 @@ def evaluate(
 
 
 def _metrics(task: Task, split: str, loss: float, accuracy: float) -> dict[str, float]:
-    """By name, the task's own metric among them."""
+    """Metric name -> value; the metric that the task is judged by is always one of them."""
     found = {"loss": loss, "accuracy": accuracy}
     if task.facts.metric == "nats":
         found["perplexity"] = math.exp(min(loss, 700.0))  # beyond, a float is inf

@@ -55,7 +55,9 @@ def is_same_run(config: RunConfig) -> bool:
     found, wanted = (comparable(plain(each)) for each in (load_config(config.out), config))
     if wrong := differences(found, wanted):
         there, here = (_setting(each, wrong[0]) for each in (found, wanted))
-        more = f" and {len(wrong) - 1} more settings differ" if wrong[1:] else ""
+        others = len(wrong) - 1
+        differ = "setting differs" if others == 1 else "settings differ"
+        more = f" and {others} more {differ}" if others else ""
         raise ValueError(
             f"out must be a new folder or that of the same run, got {config.out} with "
             f"{wrong[0]} = {there!r}, here it is {here!r}{more}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from cosformer.training.checkpoint import Checkpoint, load_weights, read, requir
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.fingerprint import require_same
-from cosformer.training.folder import LAST, VOCABULARY, load_config, read_json
+from cosformer.training.folder import CONFIG, LAST, VOCABULARY, load_config, read_json
 from cosformer.training.learner import create
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
@@ -81,7 +82,8 @@ def load(
 ) -> Loaded:
     """The model that a run's checkpoint holds: `best` on validation, or the `last`.
 
-    A file that registers the run's mechanism is run first: `plugin`, else that of its config.
+    A file that registers the run's mechanism is run first: `plugin`, else the one that the run's
+    config names, whose path is then printed on stderr before.
     """
     folder = Path(run)
     if checkpoint not in CHECKPOINTS:
@@ -111,6 +113,8 @@ def _load_plugin(folder: Path, given: Path | None, kept: Path | None) -> None:
                 f"plugin of {folder} must be an absolute path of a file, got {kept}: "
                 "--plugin says where it is"
             )
+        # the file is code, and nobody named it in this call
+        print(f"cosformer: running the plugin {kept}, as {folder / CONFIG} says", file=sys.stderr)
         load_plugin(kept)
 
 

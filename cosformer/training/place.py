@@ -1,4 +1,4 @@
-"""Where a run stands."""
+"""How far a run has come, as its checkpoint records it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,21 +11,22 @@ from cosformer.training.optimiser import COUNT
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run stands: what its checkpoint knows besides tensors."""
+    """How far a run has come: what its checkpoint holds besides tensors."""
 
     phase: int = 0
+    """Index of the current phase; a run with pretraining has two, others one."""
     step: int = 0
-    """Steps of the phase that are done."""
+    """Number of steps of the current phase that are done."""
     pending: bool = False
-    """Whether the model is still to be judged after the last of them."""
+    """Whether the model has yet to be evaluated after the last step that is done."""
     seconds: float = 0.0
-    """Time that the run has taken so far."""
+    """Seconds that the run has taken so far."""
     metric: str | None = None
-    """What the phase's task is judged by."""
+    """Name of the metric that decides which checkpoint of the phase is best."""
     best: float | None = None
     """The best value of that metric so far."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """All metrics of the last evaluation."""
+    """All metrics of the last evaluation, by name."""
 
     def __post_init__(self) -> None:
         for name in ("phase", "step", "seconds"):
@@ -37,9 +38,9 @@ class Place:
 
 
 def place_of(checkpoint: Checkpoint, path: Path, config: RunConfig) -> Place:
-    """Where the run stood when the checkpoint was written; an error if it cannot have stood there.
+    """The place that a checkpoint holds; an error if a run with this config cannot be there.
 
-    The optimiser counts its own steps, so that a wrong `step` is seen.
+    The optimiser counts its own steps, by which a wrong `step` is found.
     """
     given = checkpoint.facts.get("place")
     if not isinstance(given, dict):
@@ -51,7 +52,7 @@ def place_of(checkpoint: Checkpoint, path: Path, config: RunConfig) -> Place:
     before = [] if config.pretraining is None else [config.pretraining.budget]
     budgets = [*before, config.budget]
     if place.phase >= len(budgets):
-        rule = f"phase must be below {len(budgets)}, as the run has phases, got {place.phase}"
+        rule = f"phase must be below the number of phases, {len(budgets)}, got {place.phase}"
         raise ValueError(f"checkpoint {path} must say where its run stood: {rule}")
     if place.step > (steps := budgets[place.phase].steps):
         rule = f"step must be at most {steps}, got {place.step}"

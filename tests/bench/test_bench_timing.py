@@ -2,11 +2,12 @@
 
 import contextlib
 import itertools
+import os
 
 import pytest
 import torch
 
-from cosformer.bench import timing
+from cosformer.bench import rows, timing
 
 
 def test_candidates_take_turns_and_each_comes_first_at_times(monkeypatch):
@@ -23,6 +24,19 @@ def test_the_median_is_taken_per_call(monkeypatch):
     monkeypatch.setattr(timing, "_sample", lambda call, count, device: next(seconds))
     found = timing.median_times({"a": lambda: None}, repeats=3)
     assert found == {"a": pytest.approx(1e3 * 0.1 / 2)}
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "helps"), [(2, "cpu", True), (1, "cpu", False), (2, "cuda", False)]
+)
+def test_a_busy_machine_is_warned_of_and_one_thread_named_where_it_helps(
+    monkeypatch, capsys, tmp_path, count, device, helps
+):
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 3.0, 3.0))
+    rows.keep([], tmp_path / "rows.jsonl", keys=(), count=count, device=device)
+    warning = capsys.readouterr().err
+    assert warning.startswith("the machine is busy (load 3.0 before the start)")
+    assert ("--threads 1" in warning) == helps
 
 
 def test_peak_memory_counts_what_was_held_at_once():

@@ -1,6 +1,7 @@
 """`cosformer evaluate`: metrics on the screen, in a file of the run, and as rows."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ def test_an_evaluation_is_shown_and_kept(run, shell):
     for name, value in kept["metrics"].items():
         assert f"{name:<14} {value:.4f}" in shown
     assert "to beat: loss" in shown
+
+
+def test_a_perplexity_of_hundreds_of_digits_is_shown_by_its_size(run, monkeypatch, shell):
+    huge = {"loss": 1e4, "perplexity": math.exp(700)}
+    monkeypatch.setattr(evaluate, "evaluate", lambda *given, **how: huge)
+    shown = shell.shows("evaluate", run)
+    assert "test loss           10000.0000\n" in shown
+    assert "test perplexity     1.01e+304\n" in shown
 
 
 def test_rows_say_what_was_judged_and_how_much_of_it(run, shell):

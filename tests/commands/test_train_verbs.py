@@ -1,6 +1,7 @@
 """`cosformer train` and `runs`, as they are typed."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -47,12 +48,13 @@ def test_what_becomes_of_odd_texts_is_said(here, shell):
 
 def test_threads_are_taken_and_a_busy_machine_is_warned_of(here, monkeypatch, shell):
     taken = []
-    monkeypatch.setattr(train, "busy", lambda: "the machine is busy")
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 3.0, 3.0))
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     code, out, err = shell(*LM, "--threads", 2)
     assert (code, taken, "on cpu (2 threads)" in out) == (0, [2], True)
-    assert err.endswith("train: the machine is busy (--threads 1 is faster on a busy machine)\n")
+    assert "train: the machine is busy (load 3.0 before the start)" in err
+    assert err.endswith(" (--threads 1 is faster on a busy machine)\n")
 
 
 MINE = """from cosformer.mechanisms import MECHANISMS, register
@@ -68,7 +70,9 @@ def test_a_mechanism_of_the_users_own_file_is_trained_judged_and_used(here, monk
     assert "mine decoder" in shell.shows(*command, "--plugin", "mine.py")
     for verb in using:
         forget()
-        shell.shows(*verb)
+        code, _, err = shell(*verb)
+        ran = f"cosformer: running the plugin {here / 'mine.py'}, as r/config.json says\n"
+        assert (code, err) == (0, ran)
     (here / "mine.py").rename(here / "moved.py")
     for verb in using:
         forget()

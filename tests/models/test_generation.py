@@ -267,6 +267,11 @@ BAD = [
     ({"prompts": [[1], []]}, "prompts must have at least one token each, got none in 1"),
     ({"prompts": [[1, 99]]}, "prompts must hold tokens from 0 to 22, got 99 in 0"),
     ({"prompts": [[1], "text"]}, "prompts must be sequences of ints each, got str in 1"),
+    ({"prompts": [[1], [2, 1.5]]}, r"prompts must be sequences of ints each, got 1\.5 in 1"),
+    ({"prompts": [[b"abc"]]}, "prompts must be sequences of ints each, got b'abc' in 0"),
+    ({"prompts": [[True]]}, "prompts must be sequences of ints each, got True in 0"),
+    ({"prompts": 5}, "prompts must be a sequence of sequences, got int"),
+    ({"sampling": None}, "sampling must be a Sampling, got NoneType"),
     ({"sources": [[1]] * 4}, "sources must be None without an encoder-decoder"),
     ({"sampling": Sampling(stop=(23,))}, r"stop must hold tokens from 0 to 22, got \(23,\)"),
     (
@@ -280,6 +285,11 @@ BAD = [
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         generate(make(), **{"prompts": PROMPTS, **arguments})
+
+
+def test_a_bad_prompt_of_generate_tokens_is_named():
+    with pytest.raises(TypeError, match="prompts must be sequences of ints each, got b'abc' in 0"):
+        generate_tokens(make(), [b"abc"])
 
 
 def test_bad_models_are_named():

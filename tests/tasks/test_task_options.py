@@ -3,6 +3,7 @@
 import pytest
 
 from cosformer import tasks
+from cosformer.tasks import probes
 
 BAD = [
     ("glue", {}, r"task must be one of lm, mlm, .*sst2.*, got 'glue'"),
@@ -45,7 +46,6 @@ BAD_BATCHES = [
     ({"batch_size": 0}, "batch_size must be a whole number from 1 on, got 0"),
     ({"step": -1}, "step must be a whole number from 0 on, got -1"),
     ({"rank": 2}, "rank must be below ranks = 2, got 2"),
-    ({"seed": 1.5}, "seed must be a whole number"),
 ]
 
 
@@ -54,3 +54,16 @@ def test_a_bad_argument_of_a_batch_is_named(given, message):
     at = {"split": "train", "seed": 0, "rank": 0, "step": 0, "batch_size": 2, "ranks": 2}
     with pytest.raises(ValueError, match=message):
         tasks.create("copying").batch(**(at | given))
+
+
+@pytest.mark.parametrize("given", [{"seed": 1.5}, {"step": True}, {"batch_size": "2"}])
+def test_a_number_of_a_batch_of_another_type_is_a_type_error(given):
+    at = {"split": "train", "seed": 0, "rank": 0, "step": 0, "batch_size": 2, "ranks": 2}
+    ((name, value),) = given.items()
+    with pytest.raises(TypeError, match=f"{name} must be a whole number from . on, got {value!r}"):
+        tasks.create("copying").batch(**(at | given))
+
+
+def test_a_number_of_another_type_that_a_task_class_is_given_is_a_type_error():
+    with pytest.raises(TypeError, match=r"length must be a whole number from 1 on, got 20\.5"):
+        probes.Copying(length=20.5)

@@ -2,6 +2,7 @@
 
 import collections
 import errno
+import functools
 import json
 import sys
 import types
@@ -103,7 +104,9 @@ def test_the_status_tells_of_what_is_kept_alone(config, monkeypatch):
 
 def test_the_folder_of_another_run_is_left_alone(finished):
     before = (finished.out / "last.safetensors").read_bytes()
-    with pytest.raises(ValueError, match=r"budget.steps = 24, here it is 25 and 1 more setting"):
+    with pytest.raises(
+        ValueError, match=r"budget.steps = 24, here it is 25 and 1 more setting differs$"
+    ):
         train(replace(finished, budget=training.Budget(steps=25, batch=8), seed=1))
     assert (finished.out / "last.safetensors").read_bytes() == before
 
@@ -167,6 +170,19 @@ def test_a_wrong_setting_is_named_before_a_folder_is_made(config, given, message
     with pytest.raises(ValueError, match=message):
         train(replace(config, **given))
     assert not config.out.exists()
+
+
+@pytest.mark.parametrize("value", [1.5, True, "2"])
+def test_an_amount_of_another_type_is_a_type_error(config, value):
+    for make, name in (
+        (training.Budget, "steps"),
+        (training.Evaluation, "batches"),
+        (functools.partial(replace, config), "log_every"),
+    ):
+        with pytest.raises(
+            TypeError, match=f"{name} must be a whole number from 1 on, got {value!r}"
+        ):
+            make(**{name: value})
 
 
 def test_what_is_no_amount_is_refused():

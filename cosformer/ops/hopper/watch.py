@@ -1,4 +1,4 @@
-"""Somebody may watch the passes and launches of this thread, in order to repeat them."""
+"""Lets a watcher record the passes and kernel launches of a thread, in order to repeat them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ _here = threading.local()
 
 
 class Watcher(Protocol):
-    """Who watches."""
+    """An object that is told of every pass and every kernel launch of a thread."""
 
     def run(
         self, work: Callable[[], Any], given: Given, inputs: list[Tensor], constants: list[Tensor]
@@ -25,13 +25,13 @@ class Watcher(Protocol):
 
 
 def watcher() -> Watcher | None:
-    """Who watches this thread, if anybody."""
+    """The watcher of this thread; None if there is none."""
     return getattr(_here, "watcher", None)
 
 
 @contextmanager
 def watching(by: Watcher) -> Iterator[None]:
-    """Let somebody watch what this thread launches."""
+    """Within the block, `by` is told of the passes and launches of this thread."""
     before, _here.watcher = watcher(), by
     try:
         yield

@@ -21,7 +21,7 @@ class Placement(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """The same as numbers."""
+    """The position of every query and key, as a `Placement` defines them."""
 
     query_position: Tensor  # [b, T] float64
     key_position: Tensor  # [b, S] float64
