@@ -126,7 +126,8 @@ class _Delta(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, segments = ctx.saved_tensors[:6], Segments(ctx.steps, *ctx.saved_tensors[6:])
+        *inputs, moves, ends = ctx.saved_tensors
+        segments = Segments(ctx.steps, moves, ends)
         if recorded():
             return tuple(_formula_gradients(inputs, ctx.needs_input_grad, grads))
         *rows, memory = _plain(inputs)
@@ -149,9 +150,10 @@ def _formula_gradients(
     return [next(slopes) if needed else None for needed in needs]
 
 
-def _plain(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _plain(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """All but the rows contiguous and in float32."""
-    return *inputs[:3], *(x.to(torch.float32).contiguous() for x in inputs[3:])
+    q, k, v, *others = inputs
+    return q, k, v, *(x.to(torch.float32).contiguous() for x in others)
 
 
 def _forward(rows: Given, memory: Tensor) -> tuple[Tensor, Tensor, Segments]:

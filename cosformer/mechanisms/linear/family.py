@@ -170,7 +170,8 @@ class LinearMechanism(Mechanism):
         if request.start != (k.shape[2] - q.shape[2] if request.causal else 0):
             options["query_start"] = request.start
         given = self._features(q, k, v, request, request.start, 0)
-        if impl == "auto" and goes_in_groups(given[0]):
+        queries, *_ = given
+        if impl == "auto" and goes_in_groups(queries):
             return in_groups(*given, options).to(q.dtype)
         return ops.linear_attention(*given, **options).to(q.dtype)
 
