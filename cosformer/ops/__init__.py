@@ -2,7 +2,7 @@
 
 from cosformer.ops.attention import attention, attention_weights, attention_with_state
 from cosformer.ops.dispatch import IMPLS
-from cosformer.ops.linear import linear_attention, linear_attention_with_state
+from cosformer.ops.linear import Arguments, linear_attention, linear_attention_with_state
 from cosformer.ops.problem import (
     WEIGHTS,
     angle_of,

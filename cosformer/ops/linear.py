@@ -48,17 +48,17 @@ Map = str | Callable[[Tensor], Tensor]
 class Arguments(NamedTuple):
     """What `linear_attention` is given beside q, k and v; it explains each."""
 
-    feature_map: Map
-    causal: bool
-    theta: float | Tensor
-    gamma: Rates
-    log_decay: Tensor | None
-    raised: bool
-    normaliser: str
-    rule: str
-    eps: float
-    scale: float
-    key_mask: Tensor | None
+    feature_map: Map = "identity"
+    causal: bool = False
+    theta: float | Tensor = 0.0
+    gamma: Rates = 1.0
+    log_decay: Tensor | None = None
+    raised: bool = False
+    normaliser: str = "sum"
+    rule: str = "clamp"
+    eps: float = 1e-6
+    scale: float = 1.0
+    key_mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
     query_start: int | None = None
     impl: str = "auto"

@@ -148,46 +148,30 @@ def linear_attention_step(
     torch.Size([1, 8, 1, 64])
     """
     q, k, v = _one_token(q, k, v)
-    gamma = as_numbers(gamma)
     given = Arguments(
-        feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, None
+        feature_map, True, theta, as_numbers(gamma), log_decay, raised, normaliser, rule, eps, scale
     )
-    angles(theta, k, k)  # says what is wrong with theta before the state does
-    check_goes_on(state, k, v, given)
     check_choice("feature_map", feature_map, FEATURE_MAPS)
+    by = recurrence(k, given)
+    check_goes_on(state, k, v, given)
     check_eps(eps)
     _refuse_gradients(q, k, v, state)
-    by = recurrence(
-        k, feature_map=feature_map, theta=theta, gamma=gamma, raised=raised,
-        normaliser=normaliser, rule=rule, eps=eps, scale=scale, log_decay=log_decay,
-    )  # fmt: skip
     with full_precision(q):
         return take_step(q, k, v, state, by)
 
 
-def recurrence(
-    k: Tensor,
-    *,
-    feature_map: str,
-    theta: float | Tensor = 0.0,
-    gamma: Rates = 1.0,
-    raised: bool = False,
-    normaliser: str = "sum",
-    rule: str = "clamp",
-    eps: float = 1e-6,
-    scale: float = 1.0,
-    log_decay: Tensor | None = None,
-) -> Recurrence:
+def recurrence(k: Tensor, given: Arguments) -> Recurrence:
     """What a step of `linear_attention_step` computes for keys such as k `[B, H_kv, 1, D]`."""
-    decay = log_rates(as_numbers(gamma), k, k).exp() if is_decaying(gamma, None) else None
+    gamma, log_decay = as_numbers(given.gamma), given.log_decay
+    assert isinstance(given.feature_map, str)
     found = Recurrence(
-        angles(theta, k, k),
-        kind_of(theta, raised=raised),
-        feature_map,
-        rule if normaliser == "sum" else "none",
-        eps,
-        scale,
-        decay,
+        angles(given.theta, k, k),
+        kind_of(given.theta, raised=given.raised),
+        given.feature_map,
+        given.rule if given.normaliser == "sum" else "none",
+        given.eps,
+        given.scale,
+        log_rates(gamma, k, k).exp() if is_decaying(gamma, None) else None,
     )
     if log_decay is None:
         return found

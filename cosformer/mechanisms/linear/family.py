@@ -129,7 +129,8 @@ class LinearMechanism(Mechanism):
         """What a step computes: made once for each device, but for the decay of this token."""
         found: ops.Recurrence | None = self._recurrences.get(k.device)
         if found is None:
-            found = ops.recurrence(k, **self._engine(k, request) | {"log_decay": None})
+            fixed = ops.Arguments(**self._engine(k, request))._replace(log_decay=None)
+            found = ops.recurrence(k, fixed)
             self._recurrences[k.device] = found
         log_decay = self.weight(k, request).get("log_decay") if self.traits.controls else None
         return found if log_decay is None else found.decayed(log_decay)
