@@ -65,6 +65,7 @@ def test_packed_sequences_and_decays_agree_with_the_formula():
     torch.testing.assert_close(linear_attention(q, k, v, **call), right)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_host_does_not_wait_to_look_at_gates():
     q, k, v = (x.float().cuda() for x in draw(1, 2, 30, 16))
     options = {"causal": True, "log_decay": -torch.rand(1, 2, 30, device="cuda")}

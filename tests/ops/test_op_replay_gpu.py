@@ -42,7 +42,7 @@ def python(monkeypatch):
     return counts
 
 
-def leaves(length=500, width=64, heads=4, seed=0):
+def leaves(length=500, width=64, heads=2, seed=0):
     generator = torch.Generator("cuda").manual_seed(seed)
     made = torch.randn(
         3, 2, heads, length, width, device="cuda", dtype=torch.bfloat16, generator=generator

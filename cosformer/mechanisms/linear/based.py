@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_whole
+from cosformer.mechanisms.compiled import run_compiled
 from cosformer.mechanisms.linear.family import LinearMechanism, Start
 from cosformer.runtime import compute_dtype
 
@@ -35,10 +36,10 @@ class Based(LinearMechanism):
         return (self.narrow + 1) * (self.narrow + 2) // 2
 
     def queries(self, q: Tensor, start: Start) -> Tensor:
-        return series(q, self.query_projection)
+        return run_compiled(series, q, self.query_projection, on=q)
 
     def keys(self, k: Tensor, start: Start) -> Tensor:
-        return series(k, self.key_projection)
+        return run_compiled(series, k, self.key_projection, on=k)
 
     def feature_operations(self) -> int:
         return 2 * self.width * self.narrow + self.feature_width

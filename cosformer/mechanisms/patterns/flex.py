@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cosformer.mechanisms.compiled import run_compiled
 from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.patterns.blocked import LOWEST
 from cosformer.mechanisms.patterns.parts import Part, Sizes, as_before, in_order
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 BLOCK = 128  # what the kernel skips by
 TILE = 64  # what it multiplies at a time, for as many columns of 16 bits
-KERNELS = 256  # one for each part, with and without causality, mask, gradient, changing lengths
 
 OTHERS = "'blocked' or 'reference'"  # implementations that do what this one cannot
 NARROWEST = 16  # columns of q or v for which PyTorch has a kernel
@@ -244,16 +243,3 @@ def with_mask(blocks: "BlockMask", mask_mod: Any) -> "BlockMask":
         mask_mod=mask_mod,
         seq_lengths=blocks.seq_lengths,
     )
-
-
-def run_compiled(function: Any, *given: Any, on: Tensor) -> Any:
-    """`function(*given)`, compiled if `on` is a CUDA tensor and no outer graph compiles it."""
-    if not on.is_cuda or torch.compiler.is_compiling():
-        return function(*given)
-    with torch._dynamo.config.patch(recompile_limit=KERNELS):
-        return _compiled(function)(*given)
-
-
-@cache
-def _compiled(function: Any) -> Any:
-    return torch.compile(function, fullgraph=True)  # never every score: it would say so

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.check import check_whole
+from cosformer.mechanisms.compiled import run_compiled
 from cosformer.mechanisms.padding import to_multiple
-from cosformer.mechanisms.patterns.flex import run_compiled
 from cosformer.mechanisms.recompute import recomputed
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost

@@ -34,7 +34,10 @@ def projected(x: Tensor, weight: Tensor, kind: str, level: Tensor | None = None)
     if kind == "exp":
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
         if level is None:
-            level = _exponents(wide.detach(), weight).amax(-1)
+            exponents = _exponents(wide, weight)
+            level = exponents.detach().amax(-1)
+            shift = level + math.log(weight.shape[-2]) / 2
+            return (exponents - shift[..., None]).exp().to(dtype)
         # 1/√F and the level go into the product's own addition: each pass over F·T numbers counts
         shift = level + math.log(weight.shape[-2]) / 2
         return _exponents(wide, weight, shift).exp().to(dtype)
