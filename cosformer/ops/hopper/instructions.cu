@@ -41,6 +41,7 @@ struct Operand {
 template <int N> struct Mma;  // sums [64, N] += a [64, 16] b [16, N]
 //@MMA
 
+INLINE u32 bits(float a) { return __float_as_uint(a); }
 INLINE float low(u32 pair) { return __uint_as_float(pair << 16); }
 INLINE float high(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 INLINE u32 pack(float a, float b) {
@@ -78,6 +79,8 @@ INLINE u32 times(u32 pair, float f) { return pack(low(pair) * f, high(pair) * f)
 INLINE uint4 times(uint4 v, float f) {
   return make_uint4(times(v.x, f), times(v.y, f), times(v.z, f), times(v.w, f));
 }
+INLINE u32 plus(u32 a, u32 b) { return pack(low(a) + low(b), high(a) + high(b)); }
+INLINE uint4 plus(uint4 a, uint4 b) { return make_uint4(plus(a.x, b.x), plus(a.y, b.y), plus(a.z, b.z), plus(a.w, b.w)); }
 INLINE u32 positive(u32 pair) {  // all bits set where a number is above 0
   return ((int)(pair << 16) > 0 ? 0xFFFFu : 0u) | ((int)(pair & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
 }

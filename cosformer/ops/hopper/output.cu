@@ -1,6 +1,18 @@
 // The output of every row: the sum over pairs within its chunk, plus what the state before the chunk gives.
 //
-// Under a decay the two are summed apart, since only what the state gives is multiplied by it.
+// Under a decay, what the state gives is multiplied by the reader's factors first, and pairs are added to that.
+
+// Adds the pairs' weights times z to `sums` and `totals`; `add` says whether these hold something yet.
+template <int N> INLINE void add_pairs(float (&sums)[N], float (&totals)[4], const u32* weights, const Operand& z, int add) {
+  mma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    Mma<2 * N>::template from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), add || k > 0);
+  if (ONES)
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OWN_ONES_AT * PITCH + k * 256, PITCH), add || k > 0);
+}
 
 INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
                      u32 state_full, u32 state_empty) {
@@ -8,7 +20,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   const int row = thread / 32 * 16 + thread % 32 / 4;  // and row + 8
   const int block = PAIRED ? mine : at.block;
   bf16* out = p.out + at.b * p.outs[0] + at.h * p.outs[1] + block * 64;
-  const bf16* gate = p.gate + at.b * p.gs[0] + at.h * p.gs[1] + block * 64;
+  const bf16* gate = p.gate + at.b * p.gs[0] + at.h / p.reader_share * p.gs[1] + block * 64;
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
   float* total = p.total + at.head * p.length * (DOTS ? p.blocks : 1);
   const float* inverse = p.inverse + at.head * p.length;
@@ -18,7 +30,8 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   // A warp stores the 16 rows that it computed, 16 bytes per lane.
   const int line = thread % 32, piece = line % 8 * 8, top = thread / 32 * 16 + line / 8;
   // Where 16 rows of a warp meet the same 16 rows as columns: a bit mask of the pairs that causality allows.
-  const int down = thread % 32 / 4 - lane * 2, warp = __shfl_sync(~0u, thread / 32, 0);
+  const int down = thread % 32 / 4 - lane * 2 - (STRICT ? REVERSE ? -1 : 1 : 0);
+  const int warp = __shfl_sync(~0u, thread / 32, 0);
   const u32 diagonal = REVERSE ? (down <= 0 ? 0xFFFFu : 0u) | (down <= 1 ? 0xFFFF0000u : 0u)
                                : (down >= 0 ? 0xFFFFu : 0u) | (down >= 1 ? 0xFFFF0000u : 0u);
   if (PAIRED) fetch_state(p, at, mine, shared, state_full);
@@ -36,14 +49,27 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = begin + row + half * 8;
-      if (!DECAY) load_psi(f[half], basis + (long long)i * R, i < at.stop);
+      if (!DECAY) load_psi(f[half], basis + (long long)i * R, i < at.stop);  // under a decay it is in shared memory
       if (DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
     }
 
-    float sums[OUT_F], totals[4], more[32], more_totals[4];  // under a decay, `more` is what the state gives
-    u32 weights[16];  // scores of pairs within the chunk
-    wait(full + stage * 8, c / STAGES & 1);
-    if (CAUSAL) {
+    float sums[OUT_F], totals[4], joined[32];  // under a decay, `joined` is the sum over the state and the pairs
+    u32 weights[16];  // of pairs within the chunk
+    const u32 fades = x_tile + FADE_AT;
+    auto read_state = [&](int add) {
+      if (WRITE || c == begins) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
+      mma_fence();
+#pragma unroll
+      for (int k = 0; k < XB / 2; ++k) {
+        const u64 a = x.at(k * 2 * PITCH, 128);
+        if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add || k > 0);
+        else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add || k > 0);
+        const u64 ones = state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH);
+        if (ONES) Mma<8>::from_shared<0, 1>(totals, a, ones, add || k > 0);
+      }
+      mma_commit();
+    };
+    auto weigh_pairs = [&] {
       float scores[32];
       mma_fence();
 #pragma unroll
@@ -52,12 +78,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       mma_commit();
       mma_wait<0>();
       hold(scores);
-      if (DECAY) {
-        const u32 since = x_tile + SINCE_AT;
-        const float upper = get4(since + row * 4), lower = get4(since + row * 4 + 32), end = whole(since);
-        f[0][0] = to_reader(upper, end), f[1][0] = to_reader(lower, end);
-        weigh(scores, since, upper, lower, lane);
-      }
+      if (DECAY) weigh(scores, fades, row, lane, warp);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {  // 16 columns that lie before the warp's own rows, among them, or after them
         const u32 all = (REVERSE ? k > warp : k < warp) ? ~0u : 0u, own = k == warp ? diagonal : all;
@@ -68,69 +89,71 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         weights[k * 4 + 2] = pack(e[4], e[5]) & (REVERSE ? sure : all);
         weights[k * 4 + 3] = pack(e[6], e[7]) & own;
       }
-      mma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        Mma<OUT_N>::from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), k > 0);
-      if (ONES)
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OWN_ONES_AT * PITCH + k * 256, PITCH), k > 0);
-    }
-    if (WRITE || c == begins) wait(state_full + buffer * 8, WRITE ? c / 2 & 1 : 0);
-    mma_fence();
-#pragma unroll
-    for (int k = 0; k < XB / 2; ++k) {
-      const u64 a = x.at(k * 2 * PITCH, 128);
-      const int add = CAUSAL || k > 0;
-      if (DECAY && TURNED) Mma<64>::from_shared<0, 0>(more, a, state.at(k * 2 * STATE_PITCH, 128), k > 0);
-      else if (DECAY) Mma<64>::from_shared<0, 1>(more, a, state.at(k * 256, STATE_PITCH), k > 0);
-      else if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add);
-      else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add);
-      const u64 ones = state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH);
-      if (ONES && DECAY) Mma<8>::from_shared<0, 1>(more_totals, a, ones, k > 0);
-      else if (ONES) Mma<8>::from_shared<0, 1>(totals, a, ones, add);
-    }
-    mma_commit();
-    uint4 gates[GATED ? 4 : 1];
-    if (GATED)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at_row = begin + top + i * 4;
-        gates[GATED ? i : 0] = load16<false>(gate + at_row * p.gs[2] + piece, at_row < at.stop && piece < columns);
-      }
-    mma_wait<0>();
-    hold(sums);
-    if (ONES) hold(totals);
-    if (DECAY) hold(more);
-    if (DECAY && ONES) hold(more_totals);
-    give_back(empty + stage * 8);
-    if (WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
+    };
 
-    constexpr bool DIVIDED = ONES || DELTA == 1;
-    if (DIVIDED) {
+    wait(full + stage * 8, c / STAGES & 1);
+    if (DECAY) {
+      const Fade upper(fades, row), lower(fades, row + 8);
+      const float end = whole(fades);
+      read_state(0);
+      mma_wait<0>();
+      hold(sums);
+      if (ONES) hold(totals);
+      if (threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (ONES) {
-          const float* e = totals + half * 2;
-          const float* m = more_totals + half * 2;
-          float t = DECAY ? e[0] + (m[0] + m[1]) * f[half][0]
-                  : R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
-          t += __shfl_xor_sync(~0u, t, 1);
-          t += __shfl_xor_sync(~0u, t, 2);
-          const int i = begin + row + half * 8;
-          if (lane == 0 && i < at.stop && block == 0) total[i] = t;
-          scale[half] = reciprocal(divisor(t, p.eps));
-        }
+        const Fade& reader = half ? lower : upper;
+        const float by = to_reader(reader.l, end), f = R == 1 ? by : by * reader.psi[0], g = R == 1 ? 0.f : by * reader.psi[R - 1];
 #pragma unroll
-        for (int r = 0; r < R; ++r) f[half][r] *= scale[half];
+        for (int i = half * 2; i < 32; i += 4)
+#pragma unroll
+          for (int j = i; j < i + 2; ++j)
+            joined[j] = R == 1 ? sums[j] * f : sums[j] * f + sums[j + OUT_F - 32] * g;
+        float* e = totals + half * 2;
+        if (ONES) e[0] = R == 1 ? (e[0] + e[1]) * f : e[0] * f + e[1] * g, e[1] = 0.f;
       }
+      weigh_pairs();
+      add_pairs(joined, totals, weights, z, 1);
+      mma_commit();
+    } else {
+      if (CAUSAL) weigh_pairs(), add_pairs(sums, totals, weights, z, 0);
+      read_state(CAUSAL);
     }
-    if (RULE == 0)
+    uint4 gates[GATED ? 4 : 1], earlier[ADD ? 4 : 1];
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < 4; ++i) {
+      const int at_row = begin + top + i * 4;
+      const bool inside = at_row < at.stop && piece < columns;
+      if (GATED) gates[GATED ? i : 0] = load16<false>(gate + at_row * p.gs[2] + piece, inside);
+      if (ADD) earlier[ADD ? i : 0] = load16<false>(out + at_row * p.outs[2] + piece, inside);
+    }
+    mma_wait<0>();
+    if (DECAY) hold(joined);
+    else hold(sums);
+    if (ONES) hold(totals);
+    give_back(empty + stage * 8);
+    if (!DECAY && WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
+
+    float mine[2][R], before[2] = {1.f, 1.f};  // factors of the sums, and of what was stored earlier
 #pragma unroll
-        for (int r = 0; r < R; ++r) f[half][r] *= p.scale;
+    for (int half = 0; half < 2; ++half) {
+      float factor = RULE == 0 ? p.scale : DELTA == 1 ? scale[half] : 1.f;
+      if (ONES) {
+        const float* e = totals + half * 2;
+        float t = DECAY ? e[0] + e[1]
+                : R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
+        t += __shfl_xor_sync(~0u, t, 1);
+        t += __shfl_xor_sync(~0u, t, 2);
+        const int i = begin + row + half * 8;
+        const float first = ADD ? load4(inverse + i, i < at.stop) : 0.f;
+        t += first;
+        if (lane == 0 && i < at.stop && block == 0) total[i] = t;
+        factor = reciprocal(divisor(t, p.eps));
+        if (ADD) before[half] = divisor(first, p.eps) * factor;
+      }
+#pragma unroll
+      for (int r = 0; r < R; ++r) mine[half][r] = DECAY ? factor : f[half][r] * factor;
+    }
     const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;
     __syncwarp();  // the previous chunk's output has left this memory
     float dots[2] = {0.f, 0.f};
@@ -146,10 +169,9 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (DOTS) get_blocks(rows + (n + line / 16) * PITCH, beside);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float *s = sums + n * 4 + i * 2, *t = more + n * 4 + i * 2, *g = f[i & 1];
-        const float own = RULE == 0 ? p.scale : DIVIDED ? scale[i & 1] : 1.f;  // g contains it already
-        float a = DECAY ? s[0] * own + t[0] * g[0] : s[0] * g[0], b = DECAY ? s[1] * own + t[1] * g[0] : s[1] * g[0];
-        if (R > 1) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
+        const float *s = (DECAY ? joined : sums) + n * 4 + i * 2, *g = mine[i & 1];
+        float a = s[0] * g[0], b = s[1] * g[0];
+        if (R > 1 && !DECAY) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
         if (DOTS) dots[i & 1] += a * low(beside[i]) + b * high(beside[i]);
         pair[i] = pack(a, b);
       }
@@ -171,11 +193,16 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     for (int i = 0; i < 4; ++i) {
       const int at_row = begin + top + i * 4;
       uint4 v = get16(stand + piece / 8 * PITCH + (top + i * 4) * 16);
+      if (ADD && ONES) {  // the lane that has the factor of this row
+        const float factor = __shfl_sync(~0u, before[i / 2], (line / 8 + i % 2 * 4) * 4);
+        earlier[ADD ? i : 0] = times(earlier[ADD ? i : 0], factor);
+      }
       if (at_row >= at.stop || piece >= columns) continue;
       if (GATE) {
         const uint4 g = gates[GATED ? i : 0];
         v = make_uint4(gated<GATE>(v.x, g.x), gated<GATE>(v.y, g.y), gated<GATE>(v.z, g.z), gated<GATE>(v.w, g.w));
       }
+      if (ADD) v = plus(v, earlier[ADD ? i : 0]);
       if (MASKED == 2 && !mask[at_row]) v = make_uint4(0, 0, 0, 0);
       *(uint4*)(out + at_row * p.outs[2] + piece) = v;
     }

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.hopper.nvrtc import libraries
-from cosformer.ops.hopper.plan import PerRow, Plan, plan_of
-from cosformer.ops.hopper.roles import MAPS
+from cosformer.ops.hopper.plan import Common, Plan, plan_of
+from cosformer.ops.hopper.roles import MAPS, Roles
 from cosformer.ops.hopper.watch import watcher
 from cosformer.ops.problem import (
     WEIGHTS,
@@ -35,12 +35,12 @@ Found = TypeVar("Found")
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
     """What these kernels need and do not get; None if they can compute the problem."""
-    if problem.causal and (problem.query_start != 0 or q.shape[2] != k.shape[2]):
-        return f"as many queries as keys under causal=True, got {q.shape[2]} and {k.shape[2]}"
-    states = WEIGHTS[problem.weight]
     decays = problem.query_decay is not None or problem.gates is not None
-    if reason := _why_not_weights(states, decays, problem.causal, problem.bounds is not None):
-        return reason
+    if (problem.causal or decays) and (problem.query_start != 0 or q.shape[2] != k.shape[2]):
+        rule = "as many queries as keys under causal=True or a decay"
+        return f"{rule}, got {q.shape[2]} and {k.shape[2]}"
+    if WEIGHTS[problem.weight] > 2:
+        return "plain or cosine weights"
     if not eager(q, k, v):
         return _why_not_tensors(q.dtype, q.device, *_shapes(q, k, v))
     return _why_not_here(q, k, v)
@@ -48,18 +48,9 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
 
 def why_not_given(given: Given) -> str | None:
     """The same of a problem on its way, whose tensors are here."""
-    states = given.constants.query_basis.shape[3]
-    decays, packed = given.decay is not None, given.constants.bounds is not None
-    reason = _why_not_weights(states, decays, given.options.causal, packed)
-    return reason or _why_not_here(given.q, given.k, given.v)
-
-
-def _why_not_weights(states: int, decays: bool, causal: bool, packed: bool) -> str | None:
-    if packed or states > 2:
-        return "plain or cosine weights, without packing"
-    if decays and not (causal and states == 1):
-        return "plain weights beside a decay"
-    return None
+    if given.constants.query_basis.shape[3] > 2:
+        return "plain or cosine weights"
+    return _why_not_here(given.q, given.k, given.v)
 
 
 def _why_not_here(q: Tensor, k: Tensor, v: Tensor) -> str | None:
@@ -87,8 +78,6 @@ def _why_not_tensors(
         libraries()
     except RuntimeError as error:
         return str(error)
-    if shapes[0][1] != shapes[1][1]:
-        return f"as many heads of k as of q, got {shapes[1][1]} and {shapes[0][1]}"
     for shape, stride in zip(shapes, strides, strict=True):
         if not math.prod(shape):
             return "at least one token"
@@ -113,7 +102,7 @@ def _watched(work: Callable[..., Found]) -> Callable[..., Found]:
         if by is None:
             return work(given, *others)
         about = given.constants
-        flat = [given.q, given.k, given.v, given.state, about.key_mask]
+        flat = [given.q, given.k, given.v, given.state, about.key_mask, about.bounds]
         flat += [x for other in others for x in other]
         constants = (given.decay, about.query_basis, about.key_basis)
         found: Found = by.run(
@@ -131,31 +120,49 @@ def _watched(work: Callable[..., Found]) -> Callable[..., Found]:
 def forward(given: Given) -> Results:
     """Output, row totals, the last state, and the states that backward begins with."""
     q, k, v, options = given.q, given.k, given.v, given.options
-    causal, wanted = options.causal, options.keep_state
-    query_basis, key_basis = (given.constants.query_basis.contiguous(), given.constants.key_basis)
-    key_basis, state, decay = key_basis.contiguous(), _dense(given.state), given.decay
-    plan = plan_of(given)
-    if decay is not None:
-        decay = decay.contiguous()
-        key_basis = plan.since(decay)
+    wanted, plan = options.keep_state, plan_of(given)
+    query_basis = given.constants.query_basis.contiguous()
+    key_basis, state = given.constants.key_basis.contiguous(), _dense(given.state)
+    common, roles, cut = _common(given), plan.roles, plan.causal
     out, total = room_for_outputs(q, v, options.rule)
-    rows, roles, mask = plan.causal_rows, plan.roles, _bytes(given.constants.key_mask)
-    made: dict[str, Any] = {"out": out, "total": total, "mask": mask}
-    if causal and rows >= q.shape[2]:
-        last = plan.states(q) if wanted else None
-        plan.sweep(roles.forward, q, k, v, key_basis, rows, first=state, last=last, **made)
+    made: dict[str, Any] = {"out": out, "total": total}
+    if given.decay is not None and not options.causal:
+        _forward_both_ways(plan, q, k, v, key_basis, common, **made)
+        return Results(out, total, torch.zeros_like(plan.states()) if wanted else None)
+    if options.causal and not plan.is_cut:
+        last = plan.states() if wanted and not plan.packed else None
+        plan.sweep(roles.forward, q, k, v, key_basis, cut, common, first=state, last=last, **made)
+        if wanted and plan.packed:  # a graph wants some state; nobody goes on with it
+            last = torch.zeros_like(plan.states())
         return Results(out, total, last)
-    if causal:
-        first, last = plan.gather(
-            roles.gather, k, v, key_basis, rows, state, mask,
-            causal=True, total=wanted, decay=decay,
-        )  # fmt: skip
-        plan.sweep(roles.forward, q, k, v, key_basis, rows, first=first, **made)
+    if options.causal:
+        first, last = plan.gather(roles.gather, k, v, key_basis, cut, common, state, total=wanted)
+        plan.sweep(roles.forward, q, k, v, key_basis, cut, common, first=first, **made)
         return Results(out, total, last, first)
-    rows = plan.gather_keys
-    _, last = plan.gather(roles.gather, k, v, key_basis, rows, state, mask, causal=False)
-    plan.sweep(roles.read, q, q, v, query_basis, plan.read_queries, first=last, **made)
+    _, last = plan.gather(roles.gather, k, v, key_basis, plan.gather_keys, common, state)
+    plan.sweep(roles.read, q, q, v, query_basis, plan.read_queries, common, first=last, **made)
+    if plan.packed:
+        return Results(out, total, torch.zeros_like(plan.states()) if wanted else None, last)
     return Results(out, total, last) if wanted else Results(out, total, None, last)
+
+
+def _forward_both_ways(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, basis: Tensor, common: Common, *,
+    out: Tensor, total: Tensor,
+) -> None:  # fmt: skip
+    """A decay without causality: a sweep from the start, and one from the end that adds to it."""
+    past = torch.empty_like(total)
+    for roles, made, before in (
+        (plan.roles, past, None),
+        (plan.roles.reversed(), total, past),
+    ):
+        first = None
+        if plan.is_cut:
+            first, _ = plan.gather(roles.gather, k, v, basis, plan.causal, common, total=False)
+        plan.sweep(
+            roles.forward, q, k, v, basis, plan.causal, common,
+            out=out, total=made, before=before, first=first,
+        )  # fmt: skip
 
 
 class _Back(NamedTuple):
@@ -163,123 +170,151 @@ class _Back(NamedTuple):
 
     plan: Plan
     asked: Asked
+    common: Common
     q: Tensor
     k: Tensor
     v: Tensor
     grad: Tensor
     dq: Tensor | None
-    dk: Tensor | None
+    dk: Tensor | None  # of every query head, and so is dv
     dv: Tensor | None
-    by: dict[str, Any]  # what every sweep is given: 1/D and δ of the rows, and the mask
     query_basis: Tensor
     key_basis: Tensor
-    decay: Tensor | None
     state: Tensor | None
     kept: Tensor | None  # the states that forward kept
     grad_last: Tensor | None
 
 
+class _Found(NamedTuple):
+    """What backward sweeps make beside dq, dk and dv."""
+
+    state: Tensor | None
+    by_query: Tensor | None = None  # φ(q)·dφ(q)
+    by_key: Tensor | None = None  # φ(k)·dφ(k)
+
+
 @_watched
 def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Swept:
     """The gradients that are asked for; states and their gradients are those of query heads."""
-    q, k, v, options, decay = given.q, given.k, given.v, given.options, given.decay
+    q, k, v, options = given.q, given.k, given.v, given.options
     assert grads.out is not None
     grad, out, total = aligned(grads.out), aligned(results.out), results.total
-    query_basis = given.constants.query_basis.contiguous()
-    key_basis = given.constants.key_basis.contiguous()
     # Sums of q and dout are scaled where they are read, and what joins them from the end as well.
     state, grad_last = _dense(given.state), _times(_dense(grads.last), 1 / options.scale)
     about = (grad_last is None, asked.state, grad.stride(), out.stride())
     plan = plan_of(given, *about, dots=asked.decay)
-    if decay is not None:
-        decay = decay.contiguous()
-        key_basis = plan.since(decay)
-    by_row: PerRow | None = plan.prepare(grad, out, total) if plan.sums else None
     back = _Back(
-        plan, asked, q, k, v, grad,
+        plan, asked,
+        _common(given)._replace(by_row=plan.prepare(grad, out, total) if plan.sums else None),
+        q, k, v, grad,
         torch.empty_like(q) if asked.sweeps_q else None,  # as the fakes
-        k.new_empty(k.shape) if asked.sweeps_k else None,
-        v.new_empty(v.shape) if asked.v else None,
-        {"by_row": by_row, "mask": _bytes(given.constants.key_mask)},
-        query_basis, key_basis, decay, state, results.kept, grad_last,
+        k.new_empty(*q.shape[:2], *k.shape[2:]) if asked.sweeps_k else None,
+        v.new_empty(*q.shape[:2], *v.shape[2:]) if asked.v else None,
+        given.constants.query_basis.contiguous(), given.constants.key_basis.contiguous(),
+        state, results.kept, grad_last,
     )  # fmt: skip
-    grad_first, by_query, by_key = (_causal_sweeps if options.causal else _sweeps_both_ways)(back)
+    if options.causal:
+        found = _causal_sweeps(back, plan.roles)
+    elif given.decay is not None:
+        past = _causal_sweeps(back, plan.roles)
+        future = _causal_sweeps(back, plan.roles.reversed())
+        # L_i − L_j from the start, L_j − L_i from the end
+        by_query, by_key = _less(past.by_query, future.by_query), _less(past.by_key, future.by_key)
+        found = _Found(torch.zeros_like(plan.states()) if asked.state else None, by_query, by_key)
+    else:
+        found = _sweeps_both_ways(back)
     return Swept(
         back.dq if asked.q else None,
-        back.dk if asked.k else None,
-        back.dv,
-        _times(grad_first, options.scale),
-        _summed(by_query),
-        _summed(by_key),
+        _per_key_head(back.dk, k) if asked.k else None,
+        _per_key_head(back.dv, v),
+        _times(found.state, options.scale),
+        _summed(found.by_query),
+        _summed(found.by_key),
     )
 
 
-def _causal_sweeps(back: _Back) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The state's gradient, φ(q)·dφ(q) and φ(k)·dφ(k), where they are asked for."""
-    plan, asked, by, basis = back.plan, back.asked, back.by, back.key_basis
-    length, roles, grad_last = plan.causal_rows, plan.roles, back.grad_last
-    cut = length < back.q.shape[2]
-    by_query, by_key, grad_first = plan.dots(back.q), plan.dots(back.k), None
+def _causal_sweeps(back: _Back, roles: Roles) -> _Found:
+    """Both passes through all rows, in the direction of these roles."""
+    plan, asked, common, basis, cut = (
+        back.plan, back.asked, back.common, back.key_basis, back.plan.causal
+    )  # fmt: skip
+    q, k, v, grad, grad_last = back.q, back.k, back.v, back.grad, back.grad_last
+    by_query, by_key, grad_first = plan.dots(q), plan.dots(k), None
     if asked.sweeps_q:
-        first = back.kept if cut else back.state
-        if cut and first is None:
+        first = back.kept if plan.is_cut else back.state
+        if plan.is_cut and first is None:
             first, _ = plan.gather(
-                roles.gather, back.k, back.v, basis, length, back.state, by["mask"],
-                causal=True, total=False, decay=back.decay,
+                roles.gather, k, v, basis, cut, common, back.state, total=False
             )  # fmt: skip
-        starts: dict[str, Any] = {"first": first, "total": by_query, **by}
         plan.sweep(
-            roles.dq, back.grad, back.v, back.k, basis, length, out=back.dq, gate=back.q, **starts
-        )
-    if cut and asked.reverse:
-        grad_last, grad_first = plan.gather(
-            roles.dk_gather, back.grad, back.q, basis, length, grad_last, None, by["by_row"],
-            causal=True, total=asked.state, decay=back.decay,
+            roles.dq, grad, v, k, basis, cut, common,
+            out=back.dq, gate=q, first=first, total=by_query,
         )  # fmt: skip
+    if plan.is_cut and asked.reverse:
+        grad_last, grad_first = plan.gather(
+            roles.dk_gather, grad, q, basis, cut, common, grad_last, total=asked.state
+        )
     elif asked.state:
-        grad_first = plan.states(back.q)
+        grad_first = plan.states()
     if asked.sweeps_k:
-        last = None if cut else grad_first
-        stops: dict[str, Any] = {"first": grad_last, "last": last, "total": by_key, **by}
         plan.sweep(
-            roles.dk, back.v, back.grad, back.q, basis, length, out=back.dk, gate=back.k, **stops
-        )
+            roles.dk, v, grad, q, basis, cut, common, out=back.dk, gate=k, first=grad_last,
+            last=None if plan.is_cut else grad_first, total=by_key,
+        )  # fmt: skip
     if asked.v:
-        plan.sweep(
-            roles.dv, back.k, back.q, back.grad, basis, length, out=back.dv, first=grad_last, **by
-        )
-    return grad_first, by_query, by_key
+        plan.sweep(roles.dv, k, q, grad, basis, cut, common, out=back.dv, first=grad_last)
+    return _Found(grad_first, by_query, by_key)
 
 
-def _sweeps_both_ways(back: _Back) -> tuple[Tensor | None, None, None]:
-    """The state's gradient, where it is asked for."""
-    plan, asked, by, roles = back.plan, back.asked, back.by, back.plan.roles
-    first, grad_first = back.kept, None
+def _sweeps_both_ways(back: _Back) -> _Found:
+    """Sums over all rows, which every row then reads."""
+    plan, asked, common, roles = back.plan, back.asked, back.common, back.plan.roles
+    q, k, v, grad, first, grad_first = back.q, back.k, back.v, back.grad, back.kept, None
     if asked.sweeps_q:
         if first is None:
             _, first = plan.gather(
-                roles.gather, back.k, back.v, back.key_basis, plan.gather_keys, back.state,
-                by["mask"], causal=False,
-            )  # fmt: skip
-        reads: dict[str, Any] = {"out": back.dq, "gate": back.q, "first": first, **by}
+                roles.gather, k, v, back.key_basis, plan.gather_keys, common, back.state
+            )
         plan.sweep(
-            roles.dq_read, back.grad, back.grad, back.k, back.query_basis, plan.read_queries,
-            **reads,
+            roles.dq_read, grad, grad, k, back.query_basis, plan.read_queries, common,
+            out=back.dq, gate=q, first=first,
         )  # fmt: skip
     if asked.reverse:
         _, grad_first = plan.gather(
-            roles.dk_gather, back.grad, back.q, back.query_basis, plan.gather_queries,
-            back.grad_last, None, by["by_row"], causal=False,
-        )  # fmt: skip
-    reads = {"first": grad_first, **by}
-    at_keys, rows = back.key_basis, plan.read_keys
+            roles.dk_gather, grad, q, back.query_basis, plan.gather_queries, common, back.grad_last
+        )
     if asked.sweeps_k:
         plan.sweep(
-            roles.dk_read, back.v, back.v, back.q, at_keys, rows, out=back.dk, gate=back.k, **reads
-        )
+            roles.dk_read, v, v, q, back.key_basis, plan.read_keys, common,
+            out=back.dk, gate=k, first=grad_first,
+        )  # fmt: skip
     if asked.v:
-        plan.sweep(roles.dv_read, back.k, back.k, back.grad, at_keys, rows, out=back.dv, **reads)
-    return grad_first if asked.state else None, None, None
+        plan.sweep(
+            roles.dv_read, k, k, grad, back.key_basis, plan.read_keys, common,
+            out=back.dv, first=grad_first,
+        )  # fmt: skip
+    return _Found(grad_first if asked.state else None)
+
+
+def _common(given: Given) -> Common:
+    about, decay = given.constants, given.decay
+    mask, bounds = about.key_mask, about.bounds
+    return Common(
+        None if mask is None else mask.contiguous().view(torch.uint8),
+        None if decay is None else decay.contiguous(),
+        None if bounds is None else bounds.to(torch.int32).contiguous(),
+    )
+
+
+def _per_key_head(grad: Tensor | None, rows: Tensor) -> Tensor | None:
+    """A gradient summed over the heads of q that share a head of k."""
+    if grad is None or grad.shape[1] == rows.shape[1]:
+        return grad
+    return grad.unflatten(1, (rows.shape[1], -1)).sum(2)
+
+
+def _less(past: Tensor | None, future: Tensor | None) -> Tensor | None:
+    return None if past is None or future is None else past - future
 
 
 def _summed(dots: Tensor | None) -> Tensor | None:
@@ -293,10 +328,6 @@ def _dense(x: Tensor | None) -> Tensor | None:
 
 def _times(x: Tensor | None, factor: float) -> Tensor | None:
     return x if x is None or factor == 1 else x * factor
-
-
-def _bytes(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask.contiguous().view(torch.uint8)
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import functools
 import math
 import struct
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +21,27 @@ from cosformer.ops.problem import Given, per_head
 CHUNK = 64
 THREADS = 640
 # `struct Params` of `sweep.cu`: first its pointers, then what `TAIL` packs, field by field.
-POINTERS = 12
-TAIL = struct.Struct("22q8i2f")
+POINTERS = 14
+TAIL = struct.Struct("24q11i2f4x")
 PLANS = 256  # kept at a time; the oldest goes first
 
 PerRow = tuple[Tensor, Tensor]  # 1/D and δ, each `[B, H, T]`
+
+
+class Common(NamedTuple):
+    """What every sweep of one call is given."""
+
+    mask: Tensor | None  # [B, S], bytes
+    decay: Tensor | None  # L [b, h, T]
+    bounds: Tensor | None  # of packed sequences, int32
+    by_row: PerRow | None = None
+
+
+class Cut(NamedTuple):
+    """How a sequence is cut: into segments of `rows` rows; packed sequences are segments."""
+
+    segments: int
+    rows: int
 
 
 @functools.cache
@@ -51,107 +67,114 @@ class Plan:
     """All launches for tensors of one set of shapes and strides, each prepared on its first use."""
 
     def __init__(self, given: Given, dots: bool) -> None:
-        q, k, v, options = given.q, given.k, given.v, given.options
-        self.device, self.rule = q.device.index, RULES[options.rule]
+        q, k, v, options, about = given.q, given.k, given.v, given.options, given.constants
+        self.device, self._where, self.rule = q.device.index, q.device, RULES[options.rule]
         self.eps, self.scale = options.eps, options.scale
         self.sums = options.rule != "none"
-        states = given.constants.query_basis.shape[3]
+        self._batch, self._heads = q.shape[:2]
+        states = about.query_basis.shape[3]
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Launch] = {}
-        masked, decays = given.constants.key_mask is not None, given.decay is not None
-        about = (states, MAPS[options.feature_map], self.rule, masked, decays, dots)
-        self.roles = roles_of(q.shape[3], v.shape[3], *about)
+        self.packed = about.bounds is not None
+        self.shifted = options.causal or given.decay is not None  # segments begin with states
+        self.roles = roles_of(
+            q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule,
+            masked=about.key_mask is not None, decays=given.decay is not None, dots=dots,
+            packed=self.packed,
+        )  # fmt: skip
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
-        def rows(like: Tensor, blocks: int, extra: float = 0.0) -> int:
-            """How many rows make a segment."""
-            programs, length = like.shape[0] * like.shape[1] * blocks, like.shape[2]
+        def cut(like: Tensor, blocks: int, extra: float = 0.0) -> Cut:
+            if about.bounds is not None:
+                return Cut(about.bounds.shape[0] - 1, 0)
+            programs, length = self._batch * self._heads * blocks, like.shape[2]
             segments = choose_segments(programs, length, processors, extra=extra)
-            return -(-length // (segments * CHUNK)) * CHUNK
+            rows = -(-length // (segments * CHUNK)) * CHUNK
+            return Cut(-(-length // rows), rows)
 
-        self.gather_queries, self.gather_keys = rows(q, _blocks(q)), rows(k, _blocks(v))
-        self.read_queries, self.read_keys = rows(q, 1), rows(k, 1)
-        self.causal_rows = rows(q, _blocks(v), extra=0.6)
+        self.gather_queries, self.gather_keys = cut(q, _blocks(q)), cut(k, _blocks(v))
+        self.read_queries, self.read_keys = cut(q, 1), cut(k, 1)
+        self.causal = cut(q, _blocks(v), extra=0.6)
 
-    def states(self, like: Tensor, segments: int = 1) -> Tensor:
+    @property
+    def is_cut(self) -> bool:
+        """Whether a causal sweep begins its segments with states that are summed before it."""
+        return self.causal.segments > 1 and not self.packed
+
+    def states(self, segments: int = 1) -> Tensor:
         """Memory for states `[B, H, segments, R, D, V(+1)]`, without `segments` if that is 1."""
         several = (segments,) if segments > 1 else ()
-        return like.new_empty(*like.shape[:2], *several, *self._state, dtype=torch.float32)
+        shape = (self._batch, self._heads, *several, *self._state)
+        return torch.empty(shape, dtype=torch.float32, device=self._where)
 
     def dots(self, rows: Tensor) -> Tensor | None:
         """Memory for φ(row)·dφ(row) `[B, H, T, blocks]`; None if the decay needs no gradient."""
         if not self.roles.dq.DOTS:
             return None
-        return rows.new_empty(*rows.shape[:3], _blocks(rows), dtype=torch.float32)
-
-    def since(self, decay: Tensor) -> Tensor:
-        """log₂ of the decay since each row's chunk began, `[b, h, T, 1]`, T in whole chunks."""
-        batch, heads, length = decay.shape
-        padded = -(-length // CHUNK) * CHUNK
-        since = decay.new_empty(batch, heads, padded, 1, dtype=torch.float32)
-        launch = self._launches.get("since")
-        if launch is None:
-            it = kernel("since", Sweep(64, 1), self.device)
-            grid, tail = (batch * heads, -(-padded // 256)), struct.pack("2i", length, padded)
-            launch = Launch(it, grid, 256, self.device, 2, tail, (0, 8, 16, 20))
-            self._launches["since"] = launch
-        launch(decay, since)
-        return since
+        shape = (self._batch, self._heads, rows.shape[2], _blocks(rows))
+        return rows.new_empty(shape, dtype=torch.float32)
 
     def sweep(
-        self, options: Sweep, x: Tensor, y: Tensor, z: Tensor, basis: Tensor | None, rows: int, *,
-        out: Tensor | None = None, gate: Tensor | None = None, total: Tensor | None = None,
-        by_row: PerRow | None = None, mask: Tensor | None = None,
-        first: Tensor | None = None, last: Tensor | None = None,
+        self, options: Sweep, x: Tensor, y: Tensor, z: Tensor, basis: Tensor, cut: Cut,
+        common: Common, *, out: Tensor | None = None, gate: Tensor | None = None,
+        total: Tensor | None = None, before: Tensor | None = None, first: Tensor | None = None,
+        last: Tensor | None = None, skipped: int = 0,
     ) -> None:  # fmt: skip
-        """One launch of the sweep, whose segments have `rows` rows.
+        """One launch of the sweep.
 
         Without `out` it only sums states. `first` is read, `last` is written: the states before
-        and after each segment.
+        and after each segment. `before` is the total of a sweep that this one adds to. The first
+        `skipped` segments are left out.
         """
-        launch = self._launches.get(options)
+        launch = self._launches.get((options, cut, skipped))
         if launch is None:
-            batch, heads, length, contracted = x.shape
-            columns, segments = z.shape[3], -(-length // rows)
+            contracted, columns, length = x.shape[3], z.shape[3], x.shape[2]
             blocks = 1 if options.PAIRED else _blocks(z)
             tail = TAIL.pack(
                 *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
-                *per_head(basis), length, *_steps(first), *_steps(last),
-                heads, length, rows, segments, blocks, contracted, columns,
-                (contracted if options.TURNED else columns) + self.sums, self.eps, self.scale,
+                *per_head(basis), *per_head(common.decay), length, *_steps(first), *_steps(last),
+                self._heads, length, cut.rows, cut.segments, blocks, contracted, columns,
+                (contracted if options.TURNED else columns) + self.sums,
+                skipped, self._heads // x.shape[1], self._heads // y.shape[1], self.eps, self.scale,
             )  # fmt: skip
-            grid = (batch * heads * segments * blocks, 1)
+            grid = (self._batch * self._heads * cut.segments * blocks, 1)
             it = kernel("sweep", options, self.device)
             launch = Launch(it, grid, THREADS, self.device, POINTERS, tail)
-            self._launches[options] = launch
-        inverse, delta = by_row or (None, None)
-        launch(x, y, z, gate, out, total, inverse, delta, basis, first, last, mask)
+            self._launches[options, cut, skipped] = launch
+        inverse, delta = common.by_row or (before, None)
+        launch(
+            x, y, z, gate, out, total, inverse, delta, basis, common.decay, first, last,
+            common.mask, common.bounds,
+        )  # fmt: skip
 
     def gather(
-        self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor | None, rows: int,
-        start: Tensor | None, mask: Tensor | None, by_row: PerRow | None = None, *, causal: bool,
-        total: bool = True, decay: Tensor | None = None,
+        self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, cut: Cut, common: Common,
+        start: Tensor | None = None, *, total: bool = True,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """The state that each segment starts with, and the one after all of them if `total`."""
-        segments = -(-y.shape[2] // rows)
-        states = self.states(y, segments)
-        self.sweep(options, y, y, z, basis, rows, last=states, mask=mask, by_row=by_row)
-        if segments == 1 and start is None:
+        """The state that each segment starts with, and the one after all of them if `total`.
+
+        Without causality, and of packed sequences, each segment gets its own sum instead.
+        """
+        states = self.states(cut.segments)
+        # nobody starts with the sum of the segment that comes last
+        fewer = not total and cut.segments > 1 and not self.packed
+        launched = cut._replace(segments=cut.segments - fewer)
+        skipped = int(fewer and options.REVERSE)
+        self.sweep(options, y, y, z, basis, launched, common, last=states, skipped=skipped)
+        if self.packed or (cut.segments == 1 and start is None):
             return states, states
-        last = self.states(y) if total else None
-        key = ("edges", options)
-        launch = self._launches.get(key)
+        last = self.states() if total else None
+        launch = self._launches.get(("edges", options))
         if launch is None:
             size = math.prod(self._state)
-            steps = (0, 0) if decay is None else per_head(decay)
-            whole = (*y.shape[1:3], rows, segments, causal, options.REVERSE)
-            grid = (y.shape[0] * y.shape[1], -(-size // 256))
+            whole = (self._heads, y.shape[2], cut.rows, cut.segments, self.shifted, options.REVERSE)
+            grid = (self._batch * self._heads, -(-size // 256))
             it = kernel("edges", Sweep(64, 1, DECAY=options.DECAY), self.device)
             places = (*range(0, 7 * 8, 8), *range(56, 80, 4))
-            tail = struct.pack("3q6i", size, *steps, *whole)
+            tail = struct.pack("3q6i", size, *per_head(common.decay), *whole)
             launch = Launch(it, grid, 256, self.device, 4, tail, places)
-            self._launches[key] = launch
-        launch(states, start, last, decay)
+            self._launches["edges", options] = launch
+        launch(states, start, last, common.decay)
         return states, last
 
     def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> PerRow:
@@ -185,7 +208,8 @@ def plan_of(given: Given, *others: Any, dots: bool = False) -> Plan:
     decays = None if given.decay is None else given.decay.shape
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), about.query_basis.shape,
-        q.device, about.key_mask is None, given.state is None, decays, dots, given.options, others,
+        q.device, about.key_mask is None, given.state is None, decays,
+        None if about.bounds is None else about.bounds.shape, dots, given.options, others,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:

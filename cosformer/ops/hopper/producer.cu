@@ -53,14 +53,16 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
   Rows<KW, TEAM, X_MAP> xs;
   Rows<KW, TEAM, Y_MAP> ys;
   Rows<64, TEAM, Z_MAP> zs;
-  float psi[zs.N][R], scale[zs.N], d, end;
+  float psi[zs.N][R], scale[zs.N], l[zs.N], l_end, d;
   const long long from = at.begin(team);
-  if (READ) xs.start(p.x + at.b * p.xs[0] + at.h * p.xs[1] + from * p.xs[2], p.xs[2]);
-  if (WRITE) ys.start(p.y + at.b * p.ys[0] + at.h * p.ys[1] + from * p.ys[2], p.ys[2]);
-  if (WRITE) zs.start(p.z + at.b * p.zs[0] + at.h * p.zs[1] + at.block * 64 + from * p.zs[2], p.zs[2]);
+  const long long reader = at.h / p.reader_share, writer = at.h / p.writer_share;
+  if (READ) xs.start(p.x + at.b * p.xs[0] + reader * p.xs[1] + from * p.xs[2], p.xs[2]);
+  if (WRITE) ys.start(p.y + at.b * p.ys[0] + writer * p.ys[1] + from * p.ys[2], p.ys[2]);
+  if (WRITE) zs.start(p.z + at.b * p.zs[0] + writer * p.zs[1] + at.block * 64 + from * p.zs[2], p.zs[2]);
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1] + (from + zs.row(0)) * R;
   const float* inverse = p.inverse + at.head * p.length + from + zs.row(0);
   const float* delta = p.delta + at.head * p.length + from + thread;
+  const double* decay = p.decay + at.b * p.decay_s[0] + at.h * p.decay_s[1];
   const unsigned char* mask = p.mask + at.b * p.mask_s;
 
   auto announced = [&](int c) {
@@ -86,10 +88,18 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
         const bool inside = zs.row(i) < left;
-        load_psi(psi[i], basis + i * zs.STEP * R, DECAY || inside);  // l exists for the rows that pad the last chunk
+        if (!DECAY || R == 2) load_psi(psi[i], basis + i * zs.STEP * R, inside);
         if (SCALED) scale[i] = load4(inverse + i * zs.STEP, inside);
       }
-      if (DECAY) end = load4(basis + CHUNK - 1 - zs.row(0), true);
+      if (DECAY) {  // a packed sequence has no state before it, and L counts from its own start
+        const double before = PACKED && begin == at.start ? decay[begin] : begin ? decay[begin - 1] : 0.;
+        auto since = [&](int row) {  // rows that pad a chunk are as its last one
+          return (float)(decay[begin + min(row, left - 1)] - before) * LOG_E;
+        };
+#pragma unroll
+        for (int i = 0; i < zs.N; ++i) l[i] = since(zs.row(i));
+        l_end = since(CHUNK - 1);
+      }
       basis += MOVE * R, inverse += MOVE;
     }
   };
@@ -113,26 +123,27 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
 #pragma unroll
       for (int i = 0; i < zs.N; ++i) {
         const uint4 w = mapped<Z_MAP>(zs.v[i]);
-        const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16;
-        const float fades = DECAY ? from_writer(psi[i][0], end) : 1.f;
-        if (DECAY) {
-          if (READ) put16(place, SCALED ? times(w, scale[i]) : w);
-          put16(place + (COPIES - 1) * 8 * PITCH, times(w, SCALED ? fades * scale[i] : fades));
-          if (zs.block() == 0) put4(x_tile + SINCE_AT + zs.row(i) * 4, psi[i][0]);
-        } else {
+        const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16, fade = x_tile + FADE_AT + zs.row(i) * FADE_BYTES;
+        const float fades = DECAY ? from_writer(l[i], l_end) : 1.f;
+        if (DECAY && READ) {
+          put16(place, SCALED ? times(w, scale[i]) : w);
+          if (ONES && zs.block() == 0) put16(z_tile + OWN_ONES_AT * PITCH + zs.row(i) * 16, make_uint4(pack(1.f, 0.f), 0, 0, 0));
+        }
+        if (DECAY && zs.block() == 0) {
+          if (R == 1) put4(fade, l[i]);
+          else put16(fade, make_uint4(bits(l[i]), bits(psi[i][0]), bits(psi[i][R - 1]), 0));
+        }
+        float f[R];
 #pragma unroll
-          for (int r = 0; r < R; ++r) {
-            const float f = SCALED ? psi[i][r] * scale[i] : psi[i][r];
-            put16(place + r * 8 * PITCH, times(w, f));
-          }
+        for (int r = 0; r < R; ++r) {
+          f[r] = DECAY && R == 1 ? fades : psi[i][r] * fades;
+          put16(place + (COPIES - R + r) * 8 * PITCH, times(w, SCALED ? f[r] * scale[i] : f[r]));
         }
         if (ONES && zs.block() == 0) {
-          const float a = DECAY ? fades : psi[i][0], b = psi[i][R - 1];
+          const float a = f[0], b = f[R - 1];
           const u32 hi = pack(a, R == 1 ? a - rounded(a) : b);
           const u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
           put16(z_tile + ONES_AT * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
-          const u32 one = pack(1.f, 0.f);
-          if (DECAY && READ) put16(z_tile + OWN_ONES_AT * PITCH + zs.row(i) * 16, make_uint4(one, 0, 0, 0));
         }
       }
     }

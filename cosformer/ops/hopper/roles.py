@@ -27,6 +27,9 @@ class Sweep(NamedTuple):
     PAIRED: bool = False
     DECAY: bool = False
     DOTS: bool = False
+    STRICT: bool = False
+    ADD: bool = False
+    PACKED: bool = False
 
 
 class Roles(NamedTuple):
@@ -47,17 +50,25 @@ class Roles(NamedTuple):
     dv: Sweep
     dv_read: Sweep
 
+    def reversed(self) -> "Roles":
+        """The variants for the other direction of a decay: they add to what these have made."""
+
+        def turned(role: Sweep) -> Sweep:
+            return role._replace(REVERSE=not role.REVERSE, STRICT=role.READ, ADD=role.READ)
+
+        return Roles(*map(turned, self))
+
 
 @functools.cache
 def roles_of(
     width: int, value_width: int, states: int, phi: int, rule: int, masked: bool,
-    decays: bool = False, dots: bool = False,
+    decays: bool = False, dots: bool = False, packed: bool = False,
 ) -> Roles:  # fmt: skip
     """The variants for one problem; `dots` says whether the decay needs a gradient.
 
     The head of `sweep.cu` has the table of which tensor is which operand in each pass.
     """
-    by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule, DECAY=decays)
+    by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule, DECAY=decays, PACKED=packed)
     by_value = by_key._replace(
         KW=64 if value_width <= 64 else 128, TURNED=True, GATE=phi, DOTS=dots
     )

@@ -160,7 +160,7 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
     const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES + (COPIES - R) * 8 * PITCH;
     const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
     wait(full + stage * 8, c / STAGES & 1);
-    if (DECAY) state.multiply(exp2_of(whole(shared + stage * STAGE_BYTES + SINCE_AT)));
+    if (DECAY) state.multiply(exp2_of(whole(shared + stage * STAGE_BYTES + FADE_AT)));
     mma_fence();
 #pragma unroll
     for (int m = 0; m < state.TILES; ++m)

@@ -19,15 +19,16 @@
 // denominator, for the sums of it and for δ: each such number takes two columns, the number rounded to
 // bfloat16 and the rounding error.
 //
-// A decay (DECAY; then R = 1 and ψ = 1) multiplies the weight of a pair by exp(L_i − L_j), j ≤ i, where L is the
-// sum of the logarithms of the decay. Every exponent is at most 0, however strong the decay, because:
-// - pairs within a chunk are weighed one by one;
-// - for the state, z is multiplied by exp(L_end − L_j), where L_end is L at the last row of the chunk; the tile
-//   holds z a second time, as it is, for the pairs;
-// - a reader multiplies what the state gives by exp(L_i − L_before), where L_before is L just before the chunk;
-// - the state is multiplied by exp(L_end − L_before) before a chunk is added to it.
-// In reverse, readers and writers change places. The basis then holds l = (L − L_before) log₂ e in place of ψ
-// (made by the kernel `since`), because the hardware's exponential is to base 2.
+// A decay (DECAY) multiplies the weight of a pair by exp(L_i − L_j), j ≤ i, where L is the sum of the logarithms of
+// the decay. Every exponent is at most 0, however strong the decay, because L counts from just before the chunk,
+// l = (L − L_before) log₂ e (the hardware's exponential is to base 2), and
+// - pairs within a chunk are weighed one by one, by 2^(l_i − l_j) Σ_r ψ_r(i) ψ_r(j), so they need z as it is;
+// - for the state, ψ_r z is multiplied by 2^(l_end − l_j), where l_end belongs to the last row of the chunk; a tile
+//   then holds [z | ψ_0 z 2^(l_end − l) | ψ_1 z 2^(l_end − l)];
+// - a reader multiplies what the state gives by 2^l_i;
+// - the state is multiplied by 2^l_end before a chunk is added to it.
+// In reverse, readers and writers change places. Without causality a decay takes two sweeps, one in each direction;
+// the second (STRICT, ADD) leaves out pairs of a row with itself, and adds to what the first has stored.
 //
 // A thread block has five warpgroups: two load rows (`producer.cu`), one or two keep the state (`state.cu`), and
 // one or two compute the output (`output.cu`). It serves one head, one segment of the sequence and 64 columns of
@@ -44,7 +45,8 @@
 // - RULE: how the denominator D is made of the total: 0 no division, 1 clamp, 2 add, 3 signed.
 // - DELTA: who has δ: 0 nobody, 1 the reader, 2 the writer. SCALED: the writer's rows are divided by D.
 // - MASKED: whose rows `mask` may hide: 0 nobody's, 1 the writer's, 2 the reader's.
-// - PAIRED, DECAY: above. DOTS: also store φ(gate)·out of every row, for the gradient of the decay.
+// - PAIRED, DECAY, STRICT, ADD: above. DOTS: also store φ(gate)·out of every row, for the gradient of the decay.
+// - PACKED: sequences lie end to end, and each is a segment of its own.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -54,14 +56,18 @@ struct Params {  // `POINTERS` and `TAIL` in plan.py list the same fields in the
   const bf16 *x, *y, *z, *gate;
   bf16* out;
   float* total;  // [B, H, T]: the sums that forward divides by; DOTS: [B, H, T, blocks]
-  const float *inverse, *delta;  // 1/D and δ, [B, H, T] each
-  const float* basis;  // ψ [b, h, T, R], or l under a decay
+  const float *inverse, *delta;  // 1/D and δ, [B, H, T] each; forward with ADD: `inverse` is the first sweep's total
+  const float* basis;  // ψ [b, h, T, R]
+  const double* decay;  // L [b, h, T]
   const float* first;  // states [B, H, segments, R, D, V (+1)] before each segment
   float* last;  // and after each
   const unsigned char* mask;  // [B, T]
-  long long xs[3], ys[3], zs[3], gs[3], outs[3], basis_s[2], mask_s;
+  const int* bounds;  // where each packed sequence begins, and where the last one ends
+  long long xs[3], ys[3], zs[3], gs[3], outs[3], basis_s[2], decay_s[2], mask_s;
   long long first_h, first_s, last_h, last_s;
   int heads, length, rows, segments, blocks, contracted, columns, pitch;
+  int skipped;  // segments that come before the first of this launch
+  int reader_share, writer_share;  // how many query heads share a head of x and `gate`, and of y and z
   float eps, scale;  // scale: multiplies the output under RULE 0
 };
 
@@ -70,7 +76,7 @@ constexpr bool CAUSAL = READ && WRITE;
 constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
 constexpr bool AUGMENTED = DELTA != 0, GATED = GATE || DOTS;
 constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
-constexpr int COPIES = DECAY && READ ? 2 : R;  // copies of z in a tile; the last R of them are added to the state
+constexpr int COPIES = DECAY && READ ? 1 + R : R;  // copies of z in a tile; the last R of them are added to the state
 constexpr int ONES_AT = COPIES * 8, OWN_ONES_AT = ONES_AT + (DECAY && READ);  // ones for the state, and for pairs
 constexpr int ZB = ONES ? OWN_ONES_AT + 1 : COPIES * 8;
 constexpr int OUT_N = R * 64, OUT_F = OUT_N / 2;  // columns of the output, and a thread's accumulators
@@ -80,22 +86,21 @@ constexpr int STATE_PITCH = STATE_M * 1024 + 16;
 constexpr int STATE_BYTES = (TURNED ? XB : STATE_N / 8) * STATE_PITCH;
 constexpr int X_BYTES = READ ? XB * PITCH : 0, Y_BYTES = WRITE ? XB * PITCH : 0;
 constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
-constexpr int SINCE_AT = X_BYTES + Y_BYTES + Z_BYTES;  // where l of the chunk's rows stands
-constexpr int STAGE_BYTES = SINCE_AT + DECAY * CHUNK * 4;
+constexpr int FADE_AT = X_BYTES + Y_BYTES + Z_BYTES;  // under a decay: l of the chunk's rows, or l, ψ_0 and ψ_1
+constexpr int FADE_BYTES = R == 1 ? 4 : 16, STAGE_BYTES = FADE_AT + DECAY * CHUNK * FADE_BYTES;
 // Warpgroups that keep the state (two if it is wide) and that compute the output (two otherwise, in turns).
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: as one team, or as two teams in turns
 constexpr int TEAMS = READ ? 1 : LOADERS, TEAM = LOADERS * 128 / TEAMS;
 constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 ? 3 : 2;
 // The rounded state is kept in registers and stored while the next chunk is added.
-constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64;
+constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64 && !(DECAY && R == 2);
 // Registers of a thread in each kind of warpgroup. All five together start with 5 · 96 and may not have more.
-constexpr int LOADER_REGISTERS = !READ ? 96 : KEEPERS == 2 ? 80 : LATE ? 64 : 72;
-constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED), IDLE_KEEPER = !WRITE || (DECAY && !LATE && !ONES);
-constexpr int KEEPER_REGISTERS =
-    !READ ? 112 : BUSY_GIVER || IDLE_KEEPER ? 96 : LATE ? 128 : DECAY ? 112 : 104;
-constexpr int GIVER_REGISTERS = !READ ? 24 : IDLE_KEEPER ? 120 : BUSY_GIVER ? 128 : 112;
-static_assert(!DECAY || (WRITE && R == 1 && KEEPERS == 1), "");
+constexpr int LOADER_REGISTERS = !READ ? 96 : KEEPERS == 2 ? 80 : LATE && !DECAY ? 64 : 72;
+constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED) && !DECAY;
+constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || !WRITE ? 96 : LATE && !DECAY ? 128 : 104;
+constexpr int GIVER_REGISTERS = !READ ? 24 : !WRITE ? 120 : BUSY_GIVER ? 128 : 112;
+static_assert(!DECAY || WRITE, "");
 static_assert(LOADERS * LOADER_REGISTERS + KEEPERS * KEEPER_REGISTERS + GIVERS * GIVER_REGISTERS <= 480, "");
 constexpr int STATE_AT = STAGES * STAGE_BYTES;
 // States in shared memory: of this chunk and the next, or of both halves of PAIRED.
@@ -130,17 +135,38 @@ INLINE float slope(float total, float eps) {
 struct Place {
   long long b, h, head;
   int segment, block, start, stop, chunks;
-  INLINE Place(const Params& p) {
+  INLINE Place(const Params& p, int* note) {
     int number = blockIdx.x;
     block = number % p.blocks;
     segment = number / p.blocks % p.segments;
     head = number / (p.blocks * p.segments);
     b = head / p.heads, h = head % p.heads;
-    start = segment * p.rows;
-    stop = min(start + p.rows, p.length);
+    if (PACKED) {
+      segment = longest(p, segment, note);
+      start = p.bounds[segment], stop = p.bounds[segment + 1];
+    } else {
+      segment += p.skipped;
+      start = segment * p.rows, stop = min(start + p.rows, p.length);
+    }
     chunks = (stop - start + CHUNK - 1) / CHUNK;
   }
   INLINE int begin(int c) const { return start + (REVERSE ? chunks - 1 - c : c) * CHUNK; }
+  // The sequence that `rank` others are longer than: the longest are begun first, so that all end together. With very
+  // many sequences their order would take longer to find than it saves.
+  INLINE static int longest(const Params& p, int rank, int* note) {
+    if (p.segments > 256) return rank;
+    for (int s = threadIdx.x; s < p.segments; s += blockDim.x) {
+      const int mine = p.bounds[s + 1] - p.bounds[s];
+      int longer = 0;
+      for (int t = 0; t < p.segments; ++t) {
+        const int theirs = p.bounds[t + 1] - p.bounds[t];
+        longer += theirs > mine || (theirs == mine && t < s);
+      }
+      if (longer == rank) *note = s;
+    }
+    __syncthreads();
+    return *note;
+  }
 };
 
 // Says that a stage may be filled again. One lane may say so for its warp, since the products of a warp end
@@ -150,19 +176,39 @@ INLINE void give_back(u32 empty) {
   if (DECAY || threadIdx.x % 32 == 0) arrive(empty);
 }
 
-// ---- The decay within a chunk, from l of its rows in shared memory ----
+// ---- The decay within a chunk: l of its rows, and ψ if R = 2, stand in shared memory ----
 
-INLINE float whole(u32 since) { return get4(since + (CHUNK - 1) * 4); }  // l of the chunk's last row
+struct Fade {
+  float l, psi[R];
+  INLINE Fade(u32 rows, int row) {
+    if (R == 1) l = get4(rows + row * FADE_BYTES);
+    else {
+      const uint4 all = get16(rows + row * FADE_BYTES);
+      l = __uint_as_float(all.x), psi[0] = __uint_as_float(all.y), psi[R - 1] = __uint_as_float(all.z);
+    }
+  }
+  // The weight of the pair of a reader with this writer.
+  INLINE float weight(const Fade& reader) const {
+    const float fades = exp2_of(REVERSE ? l - reader.l : reader.l - l);
+    return R == 1 ? fades : fades * (psi[0] * reader.psi[0] + psi[R - 1] * reader.psi[R - 1]);
+  }
+};
+INLINE float whole(u32 rows) { return get4(rows + (CHUNK - 1) * FADE_BYTES); }  // l of the chunk's last row
 INLINE float from_writer(float l, float end) { return exp2_of(REVERSE ? l : end - l); }
 INLINE float to_reader(float l, float end) { return exp2_of(REVERSE ? end - l : l); }
-// Multiplies scores, distributed over threads as wgmma leaves them. Pairs that causality hides may become anything.
-INLINE void weigh(float (&scores)[32], u32 since, float upper, float lower, int lane) {
+// Multiplies the scores of 16 rows of a warp, distributed over threads as wgmma leaves them. Pairs that causality hides
+// may become anything, and whole blocks of them stay as they are.
+INLINE void weigh(float (&scores)[32], u32 rows, int row, int lane, int warp) {
+  const Fade upper(rows, row), lower(rows, row + 8);
 #pragma unroll
-  for (int n = 0; n < 16; ++n) {
-    const float theirs = get4(since + (n / 2 * 8 + lane * 2 + n % 2) * 4);
-    float* e = scores + n / 2 * 4 + n % 2;
-    e[0] *= exp2_of(REVERSE ? theirs - upper : upper - theirs);
-    e[2] *= exp2_of(REVERSE ? theirs - lower : lower - theirs);
+  for (int n = 0; n < 8; ++n) {
+    if (REVERSE ? n < 2 * warp : n > 2 * warp + 1) continue;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Fade writer(rows, n * 8 + lane * 2 + i);
+      scores[n * 4 + i] *= writer.weight(upper);
+      scores[n * 4 + 2 + i] *= writer.weight(lower);
+    }
   }
 }
 
@@ -198,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const Place at(p);
+  const Place at(p, (int*)(memory + BARRIERS_AT + 15 * 8));
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so the compiler knows that a warp agrees
   if (group < LOADERS) {
     registers<LOADER_REGISTERS>();
@@ -231,16 +277,6 @@ extern "C" __global__ void prepare(const bf16* grad, const bf16* out, const floa
     inverse[row] = reciprocal(divisor(total[row], eps));
     delta[row] = -dot * slope(total[row], eps);
   }
-}
-
-// l = (L − L_before) log₂ e of every row, where L_before is L just before the row's chunk. The rows that pad the last
-// chunk get the value of the last row.
-extern "C" __global__ void since(const double* decay, float* l, int length, int padded) {
-  const int t = blockIdx.y * 256 + threadIdx.x, start = t / CHUNK * CHUNK;
-  if (t >= padded) return;
-  decay += blockIdx.x * (long long)length;
-  const double gap = decay[min(t, length - 1)] - (start ? decay[start - 1] : 0.);
-  l[blockIdx.x * (long long)padded + t] = (float)(gap * 1.4426950408889634);
 }
 
 // `states` holds what each segment adds to the state, and gets the state before each segment; `last` gets the state
