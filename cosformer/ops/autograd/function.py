@@ -57,8 +57,9 @@ def attend(
         q, k = _mapped(q, k, problem)
         feature_map = "identity"
     options = Options(
-        problem.causal, feature_map, problem.rule, problem.eps, problem.scale, impl, keep_state
-    )
+        problem.causal, feature_map, problem.rule, problem.eps, problem.scale, impl, keep_state,
+        even=problem.gates is None,
+    )  # fmt: skip
     assert problem.query_basis is not None
     assert problem.key_basis is not None
     constants = Constants(

@@ -2,16 +2,19 @@
 //
 // Under a decay, what the state gives is multiplied by the reader's factors first, and pairs are added to that.
 
-// Adds the pairs' weights times z to `sums` and `totals`; `add` says whether these hold something yet.
-template <int N> INLINE void add_pairs(float (&sums)[N], float (&totals)[4], const u32* weights, const Operand& z, int add) {
+// Adds the pairs' weights times z to `sums`; `add` says whether these hold something yet. The last four sums are of
+// weights, if ONES; they take a product of their own, since the compiler finds no registers for both in one.
+template <int N> INLINE void add_pairs(float (&sums)[N], const u32* weights, const Operand& z, int add) {
+  constexpr int OF_Z = N - 4 * ONES;
   mma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k)
-    Mma<2 * N>::template from_registers<1>(sums, weights + 4 * k, z.at(k * 256, PITCH), add || k > 0);
+    Mma<2 * OF_Z>::template from_registers<1>((float(&)[OF_Z])sums, weights + 4 * k, z.at(k * 256, PITCH), add || k > 0);
   if (ONES)
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      Mma<8>::from_registers<1>(totals, weights + 4 * k, z.at(OWN_ONES_AT * PITCH + k * 256, PITCH), add || k > 0);
+      Mma<8>::from_registers<1>((float(&)[4])sums[OF_Z - !ONES], weights + 4 * k,
+                                z.at(OF_Z / 4 * PITCH + k * 256, PITCH), add || k > 0);
 }
 
 INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32 full, u32 empty,
@@ -20,7 +23,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
   const int row = thread / 32 * 16 + thread % 32 / 4;  // and row + 8
   const int block = PAIRED ? mine : at.block;
   bf16* out = p.out + at.b * p.outs[0] + at.h * p.outs[1] + block * 64;
-  const bf16* gate = p.gate + at.b * p.gs[0] + at.h / p.reader_share * p.gs[1] + block * 64;
+  const bf16* gate = p.gate + at.b * p.gs[0] + (int)at.h / p.reader_share * p.gs[1] + block * 64;
   const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1];
   float* total = p.total + at.head * p.length * (DOTS ? p.blocks : 1);
   const float* inverse = p.inverse + at.head * p.length;
@@ -53,7 +56,8 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
     }
 
-    float sums[OUT_F], totals[4], joined[32];  // under a decay, `joined` is the sum over the state and the pairs
+    // The last four sums are of weights, if ONES. Under a decay, `joined` is the sum over the state and the pairs.
+    float sums[OUT_F], joined[32 + 4 * ONES];
     u32 weights[16];  // of pairs within the chunk
     const u32 fades = x_tile + FADE_AT;
     auto read_state = [&](int add) {
@@ -64,8 +68,6 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         const u64 a = x.at(k * 2 * PITCH, 128);
         if (TURNED) Mma<OUT_N>::from_shared<0, 0>(sums, a, state.at(k * 2 * STATE_PITCH, 128), add || k > 0);
         else Mma<OUT_N>::from_shared<0, 1>(sums, a, state.at(k * 256, STATE_PITCH), add || k > 0);
-        const u64 ones = state.at(OUT_N / 8 * STATE_PITCH + k * 256, STATE_PITCH);
-        if (ONES) Mma<8>::from_shared<0, 1>(totals, a, ones, add || k > 0);
       }
       mma_commit();
     };
@@ -98,7 +100,6 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       read_state(0);
       mma_wait<0>();
       hold(sums);
-      if (ONES) hold(totals);
       if (threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -108,15 +109,18 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         for (int i = half * 2; i < 32; i += 4)
 #pragma unroll
           for (int j = i; j < i + 2; ++j)
-            joined[j] = R == 1 ? sums[j] * f : sums[j] * f + sums[j + OUT_F - 32] * g;
-        float* e = totals + half * 2;
-        if (ONES) e[0] = R == 1 ? (e[0] + e[1]) * f : e[0] * f + e[1] * g, e[1] = 0.f;
+            joined[j] = R == 1 ? sums[j] * f : sums[j] * f + sums[j + R * 32 - 32] * g;
+        if (ONES) {
+          const float* e = sums + OUT_F - 4 + half * 2;
+          joined[32 + half * 2 * ONES] = R == 1 ? (e[0] + e[1]) * f : e[0] * f + e[1] * g;
+          joined[33 * ONES + half * 2 * ONES] = 0.f;
+        }
       }
       weigh_pairs();
-      add_pairs(joined, totals, weights, z, 1);
+      add_pairs(joined, weights, z, 1);
       mma_commit();
     } else {
-      if (CAUSAL) weigh_pairs(), add_pairs(sums, totals, weights, z, 0);
+      if (CAUSAL) weigh_pairs(), add_pairs(sums, weights, z, 0);
       read_state(CAUSAL);
     }
     uint4 gates[GATED ? 4 : 1], earlier[ADD ? 4 : 1];
@@ -130,7 +134,6 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     mma_wait<0>();
     if (DECAY) hold(joined);
     else hold(sums);
-    if (ONES) hold(totals);
     give_back(empty + stage * 8);
     if (!DECAY && WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
 
@@ -139,7 +142,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
     for (int half = 0; half < 2; ++half) {
       float factor = RULE == 0 ? p.scale : DELTA == 1 ? scale[half] : 1.f;
       if (ONES) {
-        const float* e = totals + half * 2;
+        const float* e = (DECAY ? joined + 32 * ONES : sums + OUT_F - 4) + half * 2;
         float t = DECAY ? e[0] + e[1]
                 : R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
         t += __shfl_xor_sync(~0u, t, 1);

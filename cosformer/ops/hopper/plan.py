@@ -22,7 +22,7 @@ CHUNK = 64
 THREADS = 640
 # `struct Params` of `sweep.cu`: first its pointers, then what `TAIL` packs, field by field.
 POINTERS = 14
-TAIL = struct.Struct("24q11i2f4x")
+TAIL = struct.Struct("24q12i2f")
 PLANS = 256  # kept at a time; the oldest goes first
 
 PerRow = tuple[Tensor, Tensor]  # 1/D and δ, each `[B, H, T]`
@@ -76,6 +76,7 @@ class Plan:
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Launch] = {}
         self.packed = about.bounds is not None
+        self._even = options.even
         self.shifted = options.causal or given.decay is not None  # segments begin with states
         self.roles = roles_of(
             q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule,
@@ -135,7 +136,8 @@ class Plan:
                 *per_head(basis), *per_head(common.decay), length, *_steps(first), *_steps(last),
                 self._heads, length, cut.rows, cut.segments, blocks, contracted, columns,
                 (contracted if options.TURNED else columns) + self.sums,
-                skipped, self._heads // x.shape[1], self._heads // y.shape[1], self.eps, self.scale,
+                skipped, self._even, self._heads // x.shape[1], self._heads // y.shape[1],
+                self.eps, self.scale,
             )  # fmt: skip
             grid = (self._batch * self._heads * cut.segments * blocks, 1)
             it = kernel("sweep", options, self.device)

@@ -1,40 +1,23 @@
 // The producer: loads rows of x, y and z, applies φ, multiplies z by the basis functions and stores tiles in shared
-// memory.
+// memory. All else waits for it, so its loop is kept short: chunks that are whole take a path without questions.
 
-// The part of a tile [64, W] that one of THREADS threads loads, in pieces of 16 bytes. Rows and columns that do not
+// The part of a tile [64, W] that one of TEAM threads loads, in pieces of 16 bytes. Rows and columns that do not
 // exist, or that are masked, get the value that φ maps to 0.
-template <int W, int THREADS, int MAP> struct Rows {
+template <int W, int MAP> struct Rows {
   static constexpr u32 NOTHING = MAP == 2 ? 0xFF80FF80u : 0u;  // −∞
-  static constexpr int BLOCKS = W / 8, STEP = THREADS / BLOCKS, N = CHUNK / STEP;
+  static constexpr int BLOCKS = W / 8, STEP = TEAM / BLOCKS, N = CHUNK / STEP;
   uint4 v[N];
   const bf16* next;
-  INLINE static int row(int i) { return (threadIdx.x % THREADS) / BLOCKS + i * STEP; }
+  INLINE static int row(int i) { return (threadIdx.x % TEAM) / BLOCKS + i * STEP; }
   INLINE static int block() { return threadIdx.x % BLOCKS; }
 
   INLINE void start(const bf16* p, long long stride) { next = p + row(0) * stride + block() * 8; }
-  INLINE void move(long long stride) { next += (REVERSE ? -TEAMS : TEAMS) * CHUNK * stride; }
-  // Only `left` rows and `width` columns exist.
-  INLINE void load(long long stride, int left, int width) {
-    if (left >= CHUNK && width >= W) {
+  // With ALL the chunk is whole; otherwise only `left` rows and `width` columns exist.
+  template <bool ALL> INLINE void load(long long stride, int left, int width) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) v[i] = load16<true>(next + i * STEP * stride, true);
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        v[i] = load16<false>(next + i * STEP * stride, row(i) < left && block() * 8 < width, NOTHING);
-    }
-  }
-  // Prefetches rows of a later chunk into the L2 cache.
-  INLINE void announce(long long stride, int width) const {
-    constexpr int LINES = W / 64, THERE = (REVERSE ? 1 - AHEAD : AHEAD - 1) * CHUNK;
-    const int thread = threadIdx.x % THREADS, part = thread % LINES * 64;
-    if (N <= 2) {  // a thread prefetches the rows that it will load itself
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        if (block() * 8 < width) prefetch(next + (THERE + i * STEP) * stride);
-    } else if (thread < CHUNK * LINES && part < width) {  // one thread for each line of 128 bytes
-      prefetch(next + (THERE + thread / LINES - row(0)) * stride + part - block() * 8);
-    }
+    for (int i = 0; i < N; ++i)
+      v[i] = load16<ALL>(next + i * STEP * stride, row(i) < left && block() * 8 < width, NOTHING);
+    next += MOVE * stride;
   }
   INLINE void hide(const unsigned char* mask, int left) {
 #pragma unroll
@@ -47,69 +30,88 @@ template <int W, int THREADS, int MAP> struct Rows {
   }
 };
 
-INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
-  const int thread = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
-  const int width = p.contracted, columns = p.columns - at.block * 64;
-  Rows<KW, TEAM, X_MAP> xs;
-  Rows<KW, TEAM, Y_MAP> ys;
-  Rows<64, TEAM, Z_MAP> zs;
-  float psi[zs.N][R], scale[zs.N], l[zs.N], l_end, d;
-  const long long from = at.begin(team);
-  const long long reader = at.h / p.reader_share, writer = at.h / p.writer_share;
-  if (READ) xs.start(p.x + at.b * p.xs[0] + reader * p.xs[1] + from * p.xs[2], p.xs[2]);
-  if (WRITE) ys.start(p.y + at.b * p.ys[0] + writer * p.ys[1] + from * p.ys[2], p.ys[2]);
-  if (WRITE) zs.start(p.z + at.b * p.zs[0] + writer * p.zs[1] + at.block * 64 + from * p.zs[2], p.zs[2]);
-  const float* basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1] + (from + zs.row(0)) * R;
-  const float* inverse = p.inverse + at.head * p.length + from + zs.row(0);
-  const float* delta = p.delta + at.head * p.length + from + thread;
-  const double* decay = p.decay + at.b * p.decay_s[0] + at.h * p.decay_s[1];
-  const unsigned char* mask = p.mask + at.b * p.mask_s;
+struct Producer {
+  Rows<KW, X_MAP> xs;
+  Rows<KW, Y_MAP> ys;
+  Rows<64, Z_MAP> zs;
+  static constexpr int N = Rows<64, Z_MAP>::N;
+  float psi[N][R], scale[N], d, l[N], l_end, rate;
+  const float *basis, *inverse, *delta;
+  const double* decay;
+  const unsigned char* mask;
+  const bf16* ahead;  // the row of a later chunk that this thread prefetches into the L2 cache
+  long long ahead_stride;
+  int ahead_width, thread;
 
-  auto announced = [&](int c) {
-    return c + AHEAD - 1 < at.chunks && at.begin(c + AHEAD - 1) + CHUNK <= at.stop;
-  };
-  auto load = [&](int c) {  // must be called for the chunks in their order: pointers move on
+  INLINE Producer(const Params& p, const Place& at, int team) : ahead(nullptr), thread(threadIdx.x % TEAM) {
+    const long long from = at.begin(team), reader = (int)at.h / p.reader_share, writer = (int)at.h / p.writer_share;
+    const bf16* x = p.x + at.b * p.xs[0] + reader * p.xs[1] + from * p.xs[2];
+    const bf16* y = p.y + at.b * p.ys[0] + writer * p.ys[1] + from * p.ys[2];
+    const bf16* z = p.z + at.b * p.zs[0] + writer * p.zs[1] + from * p.zs[2] + at.block * 64;
+    if (READ) xs.start(x, p.xs[2]);
+    if (WRITE) ys.start(y, p.ys[2]), zs.start(z, p.zs[2]);
+    // Threads 0 to 63 prefetch rows of x, the next 64 of y, and the next of z.
+    const int which = thread / CHUNK + !READ;
+    if (which < (WRITE ? 3 : 1)) {
+      ahead = which == 0 ? x : which == 1 ? y : z;
+      ahead_stride = which == 0 ? p.xs[2] : which == 1 ? p.ys[2] : p.zs[2];
+      ahead_width = which == 2 ? 64 : p.contracted;
+      ahead += (thread % CHUNK + (AHEAD - 1) * (REVERSE ? -CHUNK : CHUNK)) * ahead_stride;
+    }
+    basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1] + (from + zs.row(0)) * R;
+    inverse = p.inverse + at.head * p.length + from + zs.row(0);
+    delta = p.delta + at.head * p.length + from + thread;
+    decay = p.decay + at.b * p.decay_s[0] + at.h * p.decay_s[1];
+    if (DECAY && p.even) rate = (float)decay[0] * LOG_E;  // L of the first token is the logarithm of the decay
+    mask = p.mask + at.b * p.mask_s;
+  }
+
+  // Must be called for the chunks in their order: pointers move on.
+  template <bool ALL> INLINE void load(const Params& p, const Place& at, int c) {
     const int begin = at.begin(c), left = at.stop - begin;
-    constexpr int MOVE = (REVERSE ? -TEAMS : TEAMS) * CHUNK;
     if (READ) {
-      xs.load(p.xs[2], left, width);
-      if (announced(c)) xs.announce(p.xs[2], width);
+      xs.load<ALL>(p.xs[2], left, p.contracted);
       if (MASKED == 2) xs.hide(mask + begin, left);
-      xs.move(p.xs[2]);
     }
     if (DELTA == 1 ? READ : DELTA == 2 && WRITE) d = load4(delta, thread < min(CHUNK, left)), delta += MOVE;
     if (WRITE) {
-      ys.load(p.ys[2], left, width);
-      zs.load(p.zs[2], left, columns);
-      if (announced(c)) ys.announce(p.ys[2], width);
-      if (announced(c)) zs.announce(p.zs[2], columns);
+      ys.load<ALL>(p.ys[2], left, p.contracted);
+      zs.load<ALL>(p.zs[2], left, p.columns - at.block * 64);
       if (MASKED == 1) ys.hide(mask + begin, left), zs.hide(mask + begin, left);
-      ys.move(p.ys[2]), zs.move(p.zs[2]);
 #pragma unroll
-      for (int i = 0; i < zs.N; ++i) {
-        const bool inside = zs.row(i) < left;
+      for (int i = 0; i < N; ++i) {
+        const bool inside = ALL || zs.row(i) < left;
         if (!DECAY || R == 2) load_psi(psi[i], basis + i * zs.STEP * R, inside);
         if (SCALED) scale[i] = load4(inverse + i * zs.STEP, inside);
       }
-      if (DECAY) {  // a packed sequence has no state before it, and L counts from its own start
-        const double before = PACKED && begin == at.start ? decay[begin] : begin ? decay[begin - 1] : 0.;
-        auto since = [&](int row) {  // rows that pad a chunk are as its last one
-          return (float)(decay[begin + min(row, left - 1)] - before) * LOG_E;
-        };
-#pragma unroll
-        for (int i = 0; i < zs.N; ++i) l[i] = since(zs.row(i));
-        l_end = since(CHUNK - 1);
-      }
       basis += MOVE * R, inverse += MOVE;
     }
-  };
+    if (ahead && c + AHEAD - 1 < at.chunks && at.begin(c + AHEAD - 1) + CHUNK <= at.stop) {
+      prefetch(ahead);
+      if (KW > 64 && ahead_width > 64) prefetch(ahead + 64);
+    }
+    ahead += MOVE * ahead_stride;
+    if (DECAY) count<ALL>(p, at, begin, left);
+  }
 
-  if (team < at.chunks) load(team);
-  for (int c = team; c < at.chunks; c += TEAMS) {
-    const int stage = c % STAGES, use = c / STAGES;
-    const u32 x_tile = shared + stage * STAGE_BYTES, y_tile = x_tile + X_BYTES;
-    const u32 z_tile = y_tile + Y_BYTES;
-    if (use) wait(empty + stage * 8, (use - 1) & 1);
+  // l of this thread's rows and of the chunk's last row; rows that pad a chunk are as its last one.
+  template <bool ALL> INLINE void count(const Params& p, const Place& at, int begin, int left) {
+    const int last = ALL ? CHUNK : min(CHUNK, left);
+    if (p.even) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) l[i] = rate * (ALL ? zs.row(i) + 1 : min(zs.row(i) + 1, last));
+      l_end = rate * last;
+    } else {  // a packed sequence has no state before it, and L counts from its own start
+      const double* here = decay + begin;
+      const double before = PACKED && begin == at.start ? here[0] : begin ? here[-1] : 0.;
+#pragma unroll
+      for (int i = 0; i < N; ++i) l[i] = (float)(here[ALL ? zs.row(i) : min(zs.row(i), last - 1)] - before) * LOG_E;
+      l_end = (float)(here[last - 1] - before) * LOG_E;
+    }
+  }
+
+  INLINE void put(u32 x_tile) const {
+    const u32 y_tile = x_tile + X_BYTES, z_tile = y_tile + Y_BYTES;
     if (READ) xs.put(x_tile);
     if (WRITE) ys.put(y_tile);
     if (AUGMENTED && thread < CHUNK) {
@@ -119,34 +121,48 @@ INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 
       if (READ) put16(x_tile + beside, DELTA == 1 ? deltas : ones);
       if (WRITE) put16(y_tile + beside, DELTA == 2 ? deltas : ones);
     }
-    if (WRITE) {
+    if (!WRITE) return;
 #pragma unroll
-      for (int i = 0; i < zs.N; ++i) {
-        const uint4 w = mapped<Z_MAP>(zs.v[i]);
-        const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16, fade = x_tile + FADE_AT + zs.row(i) * FADE_BYTES;
-        const float fades = DECAY ? from_writer(l[i], l_end) : 1.f;
-        if (DECAY && READ) {
-          put16(place, SCALED ? times(w, scale[i]) : w);
-          if (ONES && zs.block() == 0) put16(z_tile + OWN_ONES_AT * PITCH + zs.row(i) * 16, make_uint4(pack(1.f, 0.f), 0, 0, 0));
-        }
-        if (DECAY && zs.block() == 0) {
-          if (R == 1) put4(fade, l[i]);
-          else put16(fade, make_uint4(bits(l[i]), bits(psi[i][0]), bits(psi[i][R - 1]), 0));
-        }
-        float f[R];
+    for (int i = 0; i < N; ++i) {
+      const uint4 w = mapped<Z_MAP>(zs.v[i]);
+      const u32 place = z_tile + zs.block() * PITCH + zs.row(i) * 16;
+      if (OWN) put16(place, SCALED ? times(w, scale[i]) : w);
+      const float fades = DECAY ? from_writer(l[i], l_end) : 1.f;
+      float f[R];
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-          f[r] = DECAY && R == 1 ? fades : psi[i][r] * fades;
-          put16(place + (COPIES - R + r) * 8 * PITCH, times(w, SCALED ? f[r] * scale[i] : f[r]));
-        }
-        if (ONES && zs.block() == 0) {
-          const float a = f[0], b = f[R - 1];
-          const u32 hi = pack(a, R == 1 ? a - rounded(a) : b);
-          const u32 lo = R == 1 ? 0 : pack(a - rounded(a), b - rounded(b));
-          put16(z_tile + ONES_AT * PITCH + zs.row(i) * 16, make_uint4(hi, lo, 0, 0));
-        }
+      for (int r = 0; r < R; ++r) {
+        f[r] = DECAY && R == 1 ? fades : psi[i][r] * fades;
+        put16(place + (STATE_Z + r * 8) * PITCH, times(w, SCALED ? f[r] * scale[i] : f[r]));
+      }
+      // Two of the threads of a row also store what belongs to the row as a whole.
+      const u32 ones = z_tile + (STATE_Z + R * 8) * PITCH + zs.row(i) * 16;
+      const u32 fade = x_tile + FADE_AT + zs.row(i) * FADE_BYTES;
+      if (ONES && zs.block() == 0) {
+        const float a = f[0], b = f[R - 1];
+        const u32 hi = pack(a, R == 1 ? a - rounded(a) : b);
+        put16(ones, make_uint4(hi, R == 1 ? 0 : pack(a - rounded(a), b - rounded(b)), 0, 0));
+      }
+      if (DECAY && zs.block() == 1) {
+        if (R == 1) put4(fade, l[i]);
+        else put16(fade, make_uint4(bits(l[i]), bits(psi[i][0]), bits(psi[i][R - 1]), 0));
       }
     }
+  }
+};
+
+INLINE void produce(const Params& p, const Place& at, u32 shared, u32 full, u32 empty) {
+  const int team = threadIdx.x / TEAM;
+  const bool wide = p.contracted >= KW && (!WRITE || p.columns - at.block * 64 >= 64);
+  Producer rows(p, at, team);
+  auto load = [&](int c) {
+    if (wide && at.begin(c) + CHUNK <= at.stop) rows.load<true>(p, at, c);
+    else rows.load<false>(p, at, c);
+  };
+  if (team < at.chunks) load(team);
+  for (int c = team; c < at.chunks; c += TEAMS) {
+    const int stage = c % STAGES, use = c / STAGES;
+    if (use) wait(empty + stage * 8, (use - 1) & 1);
+    rows.put(shared + stage * STAGE_BYTES);
     to_tensor_cores();
     arrive(full + stage * 8);
     if (c + TEAMS < at.chunks) load(c + TEAMS);

@@ -157,7 +157,7 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
   if (READ && !LATE) publish(0);
   for (int c = 0; c < at.chunks; ++c) {
     const int stage = c % STAGES;
-    const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES + (COPIES - R) * 8 * PITCH;
+    const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES + STATE_Z * PITCH;
     const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
     wait(full + stage * 8, c / STAGES & 1);
     if (DECAY) state.multiply(exp2_of(whole(shared + stage * STAGE_BYTES + FADE_AT)));

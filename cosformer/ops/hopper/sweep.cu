@@ -67,6 +67,7 @@ struct Params {  // `POINTERS` and `TAIL` in plan.py list the same fields in the
   long long first_h, first_s, last_h, last_s;
   int heads, length, rows, segments, blocks, contracted, columns, pitch;
   int skipped;  // segments that come before the first of this launch
+  int even;  // whether all tokens of a head decay alike
   int reader_share, writer_share;  // how many query heads share a head of x and `gate`, and of y and z
   float eps, scale;  // scale: multiplies the output under RULE 0
 };
@@ -76,10 +77,11 @@ constexpr bool CAUSAL = READ && WRITE;
 constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
 constexpr bool AUGMENTED = DELTA != 0, GATED = GATE || DOTS;
 constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
-constexpr int COPIES = DECAY && READ ? 1 + R : R;  // copies of z in a tile; the last R of them are added to the state
-constexpr int ONES_AT = COPIES * 8, OWN_ONES_AT = ONES_AT + (DECAY && READ);  // ones for the state, and for pairs
-constexpr int ZB = ONES ? OWN_ONES_AT + 1 : COPIES * 8;
-constexpr int OUT_N = R * 64, OUT_F = OUT_N / 2;  // columns of the output, and a thread's accumulators
+// Columns of a tile of z: under a decay z itself and a column of ones, for pairs; then R copies of z for the state,
+// and what sums their weights.
+constexpr bool OWN = DECAY && READ;
+constexpr int STATE_Z = OWN ? 8 + ONES : 0, ZB = STATE_Z + R * 8 + ONES;  // column blocks
+constexpr int OUT_N = R * 64 + ONES * 8, OUT_F = OUT_N / 2;  // columns of the output, and a thread's accumulators
 constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : (R * 8 + ONES) * 8, STATE_F = STATE_N / 2;
 constexpr int STATE_M = TURNED ? R : KW / 64;  // state tiles of 64 rows
 constexpr int STATE_PITCH = STATE_M * 1024 + 16;
@@ -97,7 +99,7 @@ constexpr int STAGES = TEAMS > 1 ? 4 : KW == 64 ? 3 : 2;
 constexpr bool LATE = WRITE && KEEPERS == 1 && !TURNED && KW == 64 && !(DECAY && R == 2);
 // Registers of a thread in each kind of warpgroup. All five together start with 5 · 96 and may not have more.
 constexpr int LOADER_REGISTERS = !READ ? 96 : KEEPERS == 2 ? 80 : LATE && !DECAY ? 64 : 72;
-constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED) && !DECAY;
+constexpr bool BUSY_GIVER = KEEPERS == 2 && (TURNED || SCALED);
 constexpr int KEEPER_REGISTERS = !READ ? 112 : BUSY_GIVER || !WRITE ? 96 : LATE && !DECAY ? 128 : 104;
 constexpr int GIVER_REGISTERS = !READ ? 24 : !WRITE ? 120 : BUSY_GIVER ? 128 : 112;
 static_assert(!DECAY || WRITE, "");
@@ -109,6 +111,7 @@ constexpr int OUT_AT = STATE_AT + STATES * STATE_BYTES;
 constexpr int BARRIERS_AT = OUT_AT + (READ ? 2 * 8 * PITCH : 0);
 extern "C" __constant__ const int shared_bytes = BARRIERS_AT + 16 * 8;
 constexpr int AHEAD = 1 + 2 * TEAMS;  // how many chunks ahead rows are prefetched into the L2 cache
+constexpr int MOVE = (REVERSE ? -TEAMS : TEAMS) * CHUNK;  // rows from one chunk of a team to its next
 
 #include "instructions.cu"
 
@@ -230,6 +233,12 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
     for (int i = threadIdx.x; READ && TURNED && i < STATES * R * 64; i += blockDim.x)  // so is that of the state
       put16(shared + STATE_AT + i / (R * 64) * STATE_BYTES + (XB - 1) * STATE_PITCH + i % (R * 64) * 16,
             make_uint4(0, 0, 0, 0));
+    to_tensor_cores();
+  }
+  if (OWN && ONES) {  // ones that belong to z itself
+    for (int i = threadIdx.x; i < STAGES * CHUNK; i += blockDim.x)
+      put16(shared + i / CHUNK * STAGE_BYTES + X_BYTES + Y_BYTES + 8 * PITCH + i % CHUNK * 16,
+            make_uint4(pack(1.f, 0.f), 0, 0, 0));
     to_tensor_cores();
   }
   if (threadIdx.x == 0) {

@@ -32,6 +32,7 @@ class Options(NamedTuple):
     scale: float
     impl: str
     keep_state: bool  # whether anybody asks for the last state
+    even: bool = False  # whether all tokens of a head decay alike
 
 
 class Given(NamedTuple):
