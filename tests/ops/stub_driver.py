@@ -21,12 +21,11 @@ cosine = importlib.import_module("cosformer.ops.attention")  # the room exports 
 KERNELS = {"impl": "hopper"}
 DIGEST = 16
 READS = {
-    "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 11),
+    "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 10, 12, 13),
     "edges": (0, 1, 3),
     "prepare": (0, 1, 2),
-    "since": (0,),
 }
-WRITES = {"sweep": (4, 5, 10), "edges": (0, 2), "prepare": (3, 4), "since": (1,)}
+WRITES = {"sweep": (4, 5, 11), "edges": (0, 2), "prepare": (3, 4)}
 Launch = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
 )
@@ -53,8 +52,8 @@ class Driver:
             return code
         name, options = self.kernels[function - 1]
         start = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))[0]
-        count = {"sweep": hopper_plan.POINTERS, "edges": 4, "prepare": 5, "since": 2}[name]
-        size = {"sweep": hopper_plan.TAIL.size, "edges": 48, "prepare": 72, "since": 8}[name]
+        count = {"sweep": hopper_plan.POINTERS, "edges": 4, "prepare": 5}[name]
+        size = {"sweep": hopper_plan.TAIL.size, "edges": 48, "prepare": 72}[name]
         pointers = (ctypes.c_uint64 * count).from_address(start)[:]
         tail = ctypes.string_at(start + 8 * count, size)
         given = (name, options, tuple(shape), stream, tail, tuple(map(bool, pointers)))

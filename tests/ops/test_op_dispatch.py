@@ -55,9 +55,9 @@ CHOICES = [  # q, k, v, problem; what hopper and triton need; what auto takes
     (X, X, X, problem(), None, None, "hopper"),
     (X, X, X, problem(causal=False, weight="plain"), None, None, "hopper"),
     (X, X, X, problem(weight="plain", gates=1), None, None, "hopper"),
-    (X, X, X, problem(gates=1), "plain weights beside a decay", None, "triton"),
+    (X, X, X, problem(gates=1), None, None, "hopper"),
     (X, X, X, problem(weight="raised_cosine"), "plain or cosine weights", None, "triton"),
-    (X, X, X, problem(bounds=1), "plain or cosine weights, without packing", None, "triton"),
+    (X, X, X, problem(bounds=1), None, None, "hopper"),
     (X, X, X, problem(query_start=3), "as many queries as keys under causal", None, "triton"),
     (
         *(X, X, X, problem(query_start=3, query_decay=1)),
@@ -65,9 +65,9 @@ CHOICES = [  # q, k, v, problem; what hopper and triton need; what auto takes
     ),
     (
         *(on_gpu(length=7), X, X, problem(weight="plain", query_decay=1)),
-        *("under causal=True, got 7 and 10", "under a decay, got 7 and 10", "chunked"),
+        *("or a decay, got 7 and 10", "under a decay, got 7 and 10", "chunked"),
     ),
-    (on_gpu(heads=4), X, X, problem(), "as many heads of k as of q, got 2 and 4", None, "triton"),
+    (on_gpu(heads=4), X, X, problem(), None, None, "hopper"),
     (*[on_gpu(width=63)] * 3, problem(), "widths up to 128 that 8 divides", None, "triton"),
     (*[on_gpu(width=256)] * 3, problem(), "widths up to 128", None, "triton"),
     (*[on_gpu(width=257)] * 3, problem(), "widths up to 128", "widths up to 256", "chunked"),
