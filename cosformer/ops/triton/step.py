@@ -21,6 +21,8 @@ def why_not_step(q: Tensor, v: Tensor, state: State) -> str | None:
         return "an eager call"
     if torch.float64 in (q.dtype, state.key_value.dtype):
         return "float32 or less, got float64"
+    if state.decay is not None or state.log_decay is not None:
+        return "a state without decay"
     if state.weight != "cosine":
         return f"cosine weights, got {state.weight}"
     if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
@@ -46,7 +48,7 @@ def fused_step(
     """
     from cosformer.ops.triton.kernels.step import step_kernel
 
-    key_value, key_sum, position, _ = state
+    key_value, key_sum, position = state.tensors
     batch, heads, _, width = k.shape
     value_width = v.shape[3]
     out = q.new_empty(batch, q.shape[1], 1, value_width)
