@@ -121,7 +121,8 @@ def attention(
     """
     if of_softmax:
         raise _unknown(of_softmax)
-    decay = check_one_decay(decay, log_decay)
+    if decay is not None:
+        decay = check_one_decay(decay, log_decay)
     given = Arguments(
         causal, horizon, decay, log_decay, key_mask, cu_seqlens, query_start, positions, weight,
         eps, impl,
@@ -176,7 +177,8 @@ def attention_with_state(
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    decay = check_one_decay(decay, log_decay)
+    if decay is not None:
+        decay = check_one_decay(decay, log_decay)
     if state is None:
         if horizon is None:
             raise ValueError("horizon is required to start a stream: it cannot follow the length")
@@ -248,7 +250,8 @@ def attention_weights(
     torch.Size([1, 8, 100, 50])
     """
     q, k, _ = check_inputs(q, k, k)
-    decay = check_one_decay(decay, log_decay)
+    if decay is not None:
+        decay = check_one_decay(decay, log_decay)
     given = Arguments(
         causal, horizon, decay, log_decay, key_mask, cu_seqlens, query_start, positions, weight, eps
     )

@@ -69,7 +69,7 @@ def compute(
     chosen = choose(q, k, v, problem) if impl == "auto" else impl
     if impl != "auto" and (reason := why_not(impl, q, k, v, problem)):
         raise ValueError(f"impl={impl!r} needs {reason}: use impl='auto'")
-    both_ways = problem.decays and not problem.causal and q.shape[2] and k.shape[2]
+    both_ways = not problem.causal and problem.decays and q.shape[2] and k.shape[2]
     with full_precision(q), on_device_of(q):
         if chosen == "reference":
             return reference(q, k, v, problem, state)

@@ -52,6 +52,7 @@ class Pattern(NamedTuple):
     decay: Tensor | None  # L [b, h, T]; without `causal` either T or S must be 0
     sequence: Tensor | None  # [T]
     causal: bool
+    even: bool  # whether L is a line
 
 
 class Window(NamedTuple):
@@ -63,27 +64,69 @@ class Window(NamedTuple):
     carry: Tensor | None  # [b, h, n + 1, n + 1] how much of an earlier state is left; None = all
 
 
+class Fading(NamedTuple):
+    """What a decay makes of one span's weights. `n` is 1 where all chunks fade alike."""
+
+    tile: Tensor  # [b, h, n, C, C] exp(L_i − L_j) of pairs j ≤ i, and 1 above the diagonal
+    read: Tensor  # [b, h, n, C, 1] since the end of the chunk before
+    write: Tensor  # [b, h, n, C, 1] until the end of the chunk
+    carry: Tensor  # [b, h, n + 1, n + 1] between the edges of chunks
+
+
 class Windows:
     """w(i, j) over one axis of positions, cut into the windows of its spans."""
 
     def __init__(self, pattern: Pattern, spans: Spans) -> None:
         self._query, self._key = cut(pattern.query_basis, spans), cut(pattern.key_basis, spans)
-        self._decay, self._sequence = pattern.decay, pattern.sequence
+        self._decay, self._sequence, self._even = pattern.decay, pattern.sequence, pattern.even
+        self._fadings: dict[tuple[int, int], Fading] = {}
         self._spans, self.states = spans, pattern.query_basis.shape[-1]
         self._tiles: dict[tuple[int, bool], Tensor] = {}
+        self._faded_tiles: dict[tuple[int, bool], Tensor] = {}
 
     def window(self, n: int, *, reverse: bool, strict: bool) -> Window:
         """Forward: queries read, keys write. In reverse they change places and the tile turns."""
         span, query, key = self._spans[n], self._query[n], self._key[n]
-        window = Window(self._cosine_tile(query, key, span, strict), query, key, None)
-        if self._decay is not None:
-            window = _decayed(window, *_with_edges(self._decay, span, 0.0))
+        if self._decay is None:
+            window = Window(self._cosine_tile(query, key, span, strict), query, key, None)
+        else:
+            fading = self._fading(self._decay, span, query.dtype)
+            window = Window(
+                self._tile(query, key, fading, span, strict),
+                query * fading.read,
+                key * fading.write,
+                fading.carry,
+            )
         if self._sequence is not None:
             window = _separated(window, *_with_edges(self._sequence[None, None], span, -1))
         if not reverse:
             return window
         carry = None if window.carry is None else window.carry.mT
         return Window(window.tile.mT, window.write, window.read, carry)
+
+    def _tile(
+        self, query: Tensor, key: Tensor, fading: Fading, span: Span, strict: bool
+    ) -> Tensor:
+        """Cosine and decay in one; made once where all chunks have the same."""
+        shared = self._even and self._sequence is None
+        like = (span.chunk_length, strict)
+        if shared and like in self._faded_tiles:
+            return self._faded_tiles[like]
+        cosine = self._cosine_tile(query, key, span, strict)
+        tile = cosine * fading.tile if self._even else fading.tile.mul_(cosine)
+        if shared:
+            self._faded_tiles[like] = tile
+        return tile
+
+    def _fading(self, decay: Tensor, span: Span, dtype: torch.dtype) -> Fading:
+        """That of a span; of an even decay once for all spans of one size."""
+        if not self._even:
+            return _fading(*_with_edges(decay, span, 0.0), dtype)
+        like = (span.chunks, span.chunk_length)
+        if like not in self._fadings:
+            total, before = _with_edges(decay, span, 0.0)
+            self._fadings[like] = _fading(total, before, dtype, even=True)
+        return self._fadings[like]
 
     def _cosine_tile(self, query: Tensor, key: Tensor, span: Span, strict: bool) -> Tensor:
         """ψ(i)·ψ(j) below the diagonal. Only i − j matters, so one chunk's tile serves all."""
@@ -99,19 +142,21 @@ class Windows:
         return tile
 
 
-def _decayed(window: Window, total: Tensor, before: Tensor) -> Window:
-    """Weights times exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` L before each chunk."""
-    dtype = window.tile.dtype
+def _fading(total: Tensor, before: Tensor, dtype: torch.dtype, *, even: bool = False) -> Fading:
+    """exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` is L before each chunk."""
     end = total[..., -1:]
-    lower = _causal(total.shape[-1], total.device)
-    within = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, 0)
     edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
     later = _causal(edges.shape[-1], edges.device)
     between = (edges[..., :, None] - edges[..., None, :]).masked_fill(~later, -torch.inf)
-    return Window(
-        window.tile * within.exp().to(dtype),
-        window.read * (total - before).exp()[..., None].to(dtype),
-        window.write * (end - total).exp()[..., None].to(dtype),
+    if even:
+        total, before, end = (x[:, :, :1] for x in (total, before, end))
+    # L never rises: the clamp only serves pairs that do not meet. In place, for fresh pages of so
+    # large a tensor take ten times as long as the work.
+    within = (total[..., :, None] - total[..., None, :]).to(dtype).clamp_(max=0).exp_()
+    return Fading(
+        within,
+        (total - before).exp()[..., None].to(dtype),
+        (end - total).exp()[..., None].to(dtype),
         between.exp().to(dtype),
     )
 

@@ -109,10 +109,8 @@ def as_numbers(rates: Rates, name: str = "gamma") -> Rates:
     return tuple(rates) if torch.compiler.is_compiling() else Numbers(map(float, rates))
 
 
-def check_one_decay(decay: Rates | None, log_decay: Tensor | None) -> Rates | None:
+def check_one_decay(decay: Rates, log_decay: Tensor | None) -> Rates:
     """The decay of `attention`, as numbers or a tensor; refuses one per head and one per token."""
-    if decay is None:
-        return None
     if log_decay is not None:
         raise ValueError("decay and log_decay must not both be given: name one of them")
     return as_numbers(decay, "decay")
