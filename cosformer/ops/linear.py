@@ -24,8 +24,8 @@ from cosformer.ops.problem import (
     Problem,
     Rates,
     angles,
-    as_numbers,
     as_kept,
+    as_numbers,
     build,
     check_decays_there,
     check_placement,
@@ -36,7 +36,7 @@ from cosformer.ops.problem import (
     kind_of,
     log_rates,
     same_horizon,
-    same_rates,
+    same_numbers,
     sizes_of,
 )
 from cosformer.ops.state import (
@@ -191,7 +191,7 @@ def linear_attention_with_state(
         key_sum = zeros[..., 0].clone() if divided else zeros[..., 0][..., :0].clone()
         start = torch.zeros((), dtype=torch.int64, device=q.device)
         kept = as_kept(gamma, "gamma", k)
-        total = None if log_decay is None else no_tokens_yet(zeros)
+        total = 0.0 if log_decay is None else no_tokens_yet(zeros)
         state = State(zeros, key_sum, start, _state_horizon(given), kept, total)
     check_goes_on(state, k, v, given)
     dtype = q.dtype
@@ -218,9 +218,8 @@ def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
     if not same:
         raise ValueError("state was made with another theta or feature map")
     kept = as_kept(given.gamma, "gamma", k)
-    if not same_rates(state.decay, kept, "gamma"):
-        before = 1.0 if state.decay is None else state.decay
-        raise ValueError(f"gamma must be the state's {before}, got {given.gamma}")
+    if not same_numbers(state.decay, kept, "gamma"):
+        raise ValueError(f"gamma must be the state's {state.decay}, got {given.gamma}")
     check_gates_go_on(state, given.log_decay, k)
 
 

@@ -15,7 +15,7 @@ from cosformer.ops.problem import (
     check_horizon,
     kind_within,
     same_horizon,
-    same_rates,
+    same_numbers,
     total_gate,
 )
 from cosformer.runtime import readable
@@ -35,9 +35,9 @@ class State(NamedTuple):
     key_sum: Tensor  # [B, H, R, D]; width 0 where nothing is divided
     position: Tensor  # [] or [B], int64: how many tokens came before
     horizon: Horizon | None  # a number or [H]; None for what only `linear_attention` goes on with
-    decay: float | Tensor | None = None  # γ, a number or [H]; None for 1
-    log_decay: Tensor | None = None  # [B, H] float64: the sum of log γ of all tokens in the sums,
-    # where each token has its own; None where it has not
+    decay: float | Tensor = 1.0  # γ, a number or [H]
+    log_decay: float | Tensor = 0.0  # the sum of each token's own log γ, [B, H] float64; 0.0 where
+    # tokens have none
 
     @classmethod
     def empty(
@@ -99,23 +99,28 @@ class State(NamedTuple):
             start.clone(),
             horizon.clone() if isinstance(horizon, Tensor) else horizon,
             as_kept(rates, "decay", key_value),
-            no_tokens_yet(key_value) if per_token else None,
+            no_tokens_yet(key_value) if per_token else 0.0,
         )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What a step changes in place."""
         sums = (self.key_value, self.key_sum, self.position)
-        return sums if self.log_decay is None else (*sums, self.log_decay)
+        return (*sums, self.log_decay) if isinstance(self.log_decay, Tensor) else sums
+
+    @property
+    def per_token(self) -> bool:
+        """Whether each token of the stream has a decay of its own."""
+        return isinstance(self.log_decay, Tensor)
 
     @property
     def rate(self) -> Tensor | None:
-        """γ as float64 `[1, H or 1]` where the sums are; None for 1."""
-        if self.decay is None:
-            return None
-        if isinstance(self.decay, Tensor):
-            return self.decay.to(self.key_value.device, torch.float64).reshape(1, -1)
+        """γ as float64 `[1, H or 1]` where the sums are; None for the number 1."""
         device = self.key_value.device
+        if isinstance(self.decay, Tensor):
+            return self.decay.to(device, torch.float64).reshape(1, -1)
+        if self.decay == 1:
+            return None
         return torch.full((1, 1), self.decay, dtype=torch.float64, device=device)
 
     @property
@@ -151,14 +156,11 @@ class State(NamedTuple):
             raise ValueError(
                 f"states must have one horizon to add, got {self.horizon} and {other.horizon}"
             )
-        if not same_rates(self.decay, other.decay, "decay"):
+        if not same_numbers(self.decay, other.decay, "decay"):
             raise ValueError(
                 f"states must have one decay to add, got {self.decay} and {other.decay}"
             )
-        total = None
-        if self.log_decay is not None and other.log_decay is not None:
-            total = self.log_decay + other.log_decay
-        elif self.log_decay is not other.log_decay:
+        if self.per_token != other.per_token:
             raise ValueError("states must both have a decay per token to add, or neither")
         mine, theirs = self._shrunk(other), other._shrunk(self)
         return State(
@@ -167,22 +169,24 @@ class State(NamedTuple):
             torch.maximum(self.position, other.position),
             self.horizon,
             self.decay,
-            total,
+            self.log_decay + other.log_decay,
         )
 
     def _shrunk(self, other: "State") -> "State":
         """The sums as they are where the other stretch ends, if it ends later."""
         rate, gates = self.rate, other.log_decay
-        if rate is None and gates is None:
+        if rate is None and not isinstance(gates, Tensor):
             return self
         behind = (other.position - self.position).clamp(min=0).reshape(-1, 1)  # [b, 1]
         logarithm = torch.zeros_like(behind, dtype=torch.float64)
         if rate is not None:
             logarithm = logarithm + behind * rate.log()
-        if gates is not None:
+        if isinstance(gates, Tensor):
             logarithm = logarithm + gates.where(behind > 0, 0)
         left = logarithm.exp().to(self.key_value.dtype)[..., None, None]  # [b, h, 1, 1]
-        return self._replace(key_value=self.key_value * left[..., None], key_sum=self.key_sum * left)
+        return self._replace(
+            key_value=self.key_value * left[..., None], key_sum=self.key_sum * left
+        )
 
 
 def no_tokens_yet(sums: Tensor) -> Tensor:
@@ -214,7 +218,7 @@ def split(sums: Tensor, state: State, tokens: int, log_decay: Tensor | None) -> 
     else:
         key_value, key_sum = sums, sums.new_empty(*sums.shape[:3], 0)
     total = state.log_decay
-    if total is not None and log_decay is not None:
+    if log_decay is not None:
         total = total + total_gate(log_decay, sums.dtype)
     position = state.position + tokens
     return State(key_value, key_sum, position, state.horizon, state.decay, total)
@@ -241,22 +245,21 @@ def check_continues(
             raise ValueError(f"horizon must be the state's {state.horizon}, got {horizon}")
     if weight is not None and kind_within(state.horizon, weight) != state.weight:
         raise ValueError(f"weight must be the state's {state.weight!r}, got {weight!r}")
-    if decay is not None and state.log_decay is not None:
+    if decay is not None and state.per_token:
         raise ValueError(f"decay must be None: the state decays per token, got {decay}")
-    if decay is not None and not same_rates(state.decay, as_kept(decay, "decay", k), "decay"):
-        kept = 1.0 if state.decay is None else state.decay
-        raise ValueError(f"decay must be the state's {kept}, got {decay}")
+    if decay is not None and not same_numbers(state.decay, as_kept(decay, "decay", k), "decay"):
+        raise ValueError(f"decay must be the state's {state.decay}, got {decay}")
     return state.horizon
 
 
 def check_gates_go_on(state: State, log_decay: Tensor | None, k: Tensor) -> None:
     """A decay per token where the stream began with one, of the key heads, and nowhere else."""
     if log_decay is None:
-        if state.log_decay is not None:
+        if state.per_token:
             raise ValueError("log_decay must be given: the stream began with a decay per token")
         return
     check_tensor("log_decay", log_decay)
-    if state.log_decay is None:
+    if not state.per_token:
         raise ValueError(
             "log_decay must be None: the stream began without a decay per token "
             "(State.empty(…, per_token=True) begins one with it)"

@@ -55,9 +55,9 @@ class Recurrence(NamedTuple):
 
     @property
     def is_cosformer(self) -> bool:
-        """Whether it is the paper's attention, which has a kernel."""
-        about = (self.weight, self.feature_map, self.rule, self.decay, self.log_decay)
-        return about == ("cosine", "relu", "clamp", None, None)
+        """Whether it is attention as `step` computes it, which has a kernel."""
+        decays_twice = self.decay is not None and self.log_decay is not None
+        return (self.feature_map, self.rule) == ("relu", "clamp") and not decays_twice
 
 
 def step(
@@ -115,14 +115,18 @@ def step(
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
+    if log_decay is not None:
+        _check_gate(log_decay, k)
     if kernels:
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
         with on_device_of(q):
-            return fused_step(q, k, v, state, turn, slots, eps, limit=limit)
-    by = Recurrence(angle_of(horizon, k), state.weight, eps=eps, decay=state.rate)
-    if log_decay is not None:
-        by = by.decayed(_checked_gate(log_decay, k))
+            return fused_step(
+                q, k, v, state, turn, slots, eps, limit=limit, decay=state.rate, log_decay=log_decay
+            )
+    by = Recurrence(
+        angle_of(horizon, k), state.weight, eps=eps, decay=state.rate, log_decay=log_decay
+    )
     with full_precision(q):
         if slots is None:
             return take_step(q, k, v, state, by)
@@ -188,10 +192,14 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
         given.scale,
         None if rates is None else rates.exp()[..., 0],
     )
-    return found if log_decay is None else found.decayed(_checked_gate(log_decay, k))
+    if log_decay is None:
+        return found
+    _check_gate(log_decay, k)
+    return found.decayed(log_decay)
 
 
-def _checked_gate(log_decay: Tensor, k: Tensor) -> Tensor:
+def _check_gate(log_decay: Tensor, k: Tensor) -> None:
+    """A decay of one token for the key heads of k."""
     check_tensor("log_decay", log_decay)
     if log_decay.shape != k.shape[:3] or not log_decay.dtype.is_floating_point:
         raise ValueError(
@@ -199,14 +207,17 @@ def _checked_gate(log_decay: Tensor, k: Tensor) -> Tensor:
             f"got {log_decay.dtype} {list(log_decay.shape)}"
         )
     require_all(log_decay <= 0, GATE_RULE, log_decay)
-    return log_decay
 
 
 def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> Tensor:
     """One token `[B, H, 1, ·]` of a stream, for callers that have checked it."""
-    if q.is_cuda and by.is_cosformer and why_not_step(q, v, state) is None:
+    served = by.is_cosformer and state.per_token == (by.log_decay is not None)
+    if q.is_cuda and served and why_not_step(q, v, state) is None:
         with on_device_of(q):
-            return fused_step(q, k, v, state, by.theta, None, by.eps, limit=None)
+            return fused_step(
+                q, k, v, state, by.theta, None, by.eps,
+                limit=None, decay=by.decay, log_decay=by.log_decay,
+            )  # fmt: skip
     dtype = state.key_value.dtype
     batch, heads, *_, value_width = state.key_value.shape
     phi, divides = FEATURE_MAPS[by.feature_map].forward, by.rule != "none"
@@ -219,7 +230,7 @@ def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> 
         left = left[..., None, None].to(dtype)  # [b, h, 1, 1]
         state.key_sum.mul_(left)
         state.key_value.mul_(left[..., None])
-    if state.log_decay is not None and by.log_decay is not None:
+    if isinstance(state.log_decay, Tensor) and by.log_decay is not None:
         state.log_decay.add_(by.log_decay[..., 0].double().clamp(min=least_gate(dtype)))
     state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
     state.position.add_(1)

@@ -76,7 +76,8 @@ def gated_unnormalised(q, k, v, decay):
 
 def gated_stream(q, k, v, decay, key_value):
     key_sum = key_value.new_empty(*key_value.shape[:3], 0)
-    state = State(key_value, key_sum, torch.tensor(3), None)
+    total = torch.zeros(key_value.shape[:2], dtype=torch.float64)
+    state = State(key_value, key_sum, torch.tensor(3), None, log_decay=total)
     out, last = linear_attention_with_state(
         q, k, v, log_decay=decay, normaliser="none", state=state
     )

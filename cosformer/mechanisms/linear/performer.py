@@ -88,10 +88,10 @@ class Performer(LinearMechanism):
             return q.new_zeros(*q.shape[:3], v.shape[3]), state
         levels, level = self._levels(k, request, state.level)
         # A state of the engine says whether it fades: these may, or may not, with every call.
-        total = levels["fading"].new_zeros(k.shape[:2]).double() if "fading" in levels else None
+        total = levels["fading"].new_zeros(k.shape[:2]).double() if "fading" in levels else 0.0
         sums = state.sums._replace(log_decay=total)
         out, after = self.advance_sums(q, k, v, sums, request._replace(controls=levels))
-        return out, state._replace(sums=after._replace(log_decay=None), level=level)
+        return out, state._replace(sums=after._replace(log_decay=0.0), level=level)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS

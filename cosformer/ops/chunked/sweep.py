@@ -104,9 +104,7 @@ class Windows:
         carry = None if window.carry is None else window.carry.mT
         return Window(window.tile.mT, window.write, window.read, carry)
 
-    def _tile(
-        self, query: Tensor, key: Tensor, fading: Fading, span: Span, strict: bool
-    ) -> Tensor:
+    def _tile(self, query: Tensor, key: Tensor, fading: Fading, span: Span, strict: bool) -> Tensor:
         """Cosine and decay in one; made once where all chunks have the same."""
         shared = self._even and self._sequence is None
         like = (span.chunk_length, strict)

@@ -62,6 +62,5 @@ from cosformer.ops.problem.weights import (
     kind_within,
     log_gates,
     log_rates,
-    same_rates,
     sizes_of,
 )

@@ -57,7 +57,9 @@ def check_decays_there(q: Tensor, k: Tensor, given: Placement, names: str) -> No
     """
     if given.causal:
         return
-    rule = f"{names} without causal=True must meet query i at key i, so cross attention has no decay"
+    rule = (
+        f"{names} without causal=True must meet query i at key i, so cross attention has no decay"
+    )
     if given.positions == "stretch":
         raise ValueError(f"{rule}: got positions='stretch'")
     if q.shape[2] != k.shape[2]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from cosformer.check import check_number, check_number_or_tensor, check_tensor, require_all
 from cosformer.memo import Numbers
 from cosformer.ops.problem.decay import GATE_RULE
-from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length, same_numbers
+from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length
 from cosformer.ops.problem.placement import Placement, longer, sequence_of
 from cosformer.ops.problem.problem import WEIGHTS, Problem
 
@@ -123,20 +123,13 @@ def is_one(rates: Rates | None) -> bool:
     return all(rate == 1 for rate in (rates if isinstance(rates, Sequence) else (rates,)))
 
 
-def as_kept(rates: Rates | None, name: str, k: Tensor) -> float | Tensor | None:
-    """γ as a state of the key heads of k remembers it: None for 1, a number, or `[H_kv]`."""
-    if rates is None or log_rates(rates, k, k, name) is None:
-        return None
+def as_kept(rates: Rates | None, name: str, k: Tensor) -> float | Tensor:
+    """γ as a state of the key heads of k remembers it: a number, or `[H_kv]`."""
+    if log_rates(rates, k, k, name) is None or rates is None:
+        return 1.0
     if isinstance(rates, Sequence):
         return torch.tensor(rates, dtype=torch.float64, device=k.device)
     return rates.to(k.device, copy=True) if isinstance(rates, Tensor) else float(rates)
-
-
-def same_rates(one: float | Tensor | None, other: float | Tensor | None, name: str) -> bool:
-    """Whether two γ as states keep them are equal."""
-    if one is None or other is None:
-        return one is other
-    return same_numbers(one, other, name)
 
 
 def sizes_of(values: Rates) -> list[int]:
