@@ -86,7 +86,7 @@ FUNCTIONS = {
     "packed, both ways": packed(False),
     "grouped": lambda q, k, v: attention(q, k[:, :1], v[:, :1], causal=True),
 }
-FIRST = ("causal", "retention", "gates, both ways")
+FIRST = ("causal", "retention")
 EVERY = [pytest.param(name, marks=() if name in FIRST else slow) for name in FUNCTIONS]
 
 

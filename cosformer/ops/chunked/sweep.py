@@ -35,6 +35,7 @@ SWEEP = ("x", "y", "z", "scaled", "sums", "scores", "edges")
 MIRRORED = (*SWEEP, "turned")
 GATHER = ("y", "z", "scaled")
 SCATTER = ("x", "scaled", "sums")
+BLOCK = 16  # rows of a chunk that share their decays since earlier keys
 
 
 class Reader(NamedTuple):
@@ -84,13 +85,21 @@ class Windows:
         self._tiles: dict[tuple[int, bool], Tensor] = {}
         self._faded_tiles: dict[tuple[int, bool], Tensor] = {}
 
-    def window(self, n: int, *, reverse: bool, strict: bool) -> Window:
-        """Forward: queries read, keys write. In reverse they change places and the tile turns."""
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What memory the weights of a span take."""
+        return () if self._decay is None or self._even else ("tile",)
+
+    def window(self, n: int, into: Tensor | None, *, reverse: bool, strict: bool) -> Window:
+        """Forward: queries read, keys write. In reverse they change places and the tile turns.
+
+        `into` is memory for a tile that serves one span alone.
+        """
         span, query, key = self._spans[n], self._query[n], self._key[n]
         if self._decay is None:
             window = Window(self._cosine_tile(query, key, span, strict), query, key, None)
         else:
-            fading = self._fading(self._decay, span, query.dtype)
+            fading = self._fading(self._decay, span, query.dtype, into)
             window = Window(
                 self._tile(query, key, fading, span, strict),
                 query * fading.read,
@@ -116,15 +125,15 @@ class Windows:
             self._faded_tiles[like] = tile
         return tile
 
-    def _fading(self, decay: Tensor, span: Span, dtype: torch.dtype) -> Fading:
+    def _fading(self, decay: Tensor, span: Span, dtype: torch.dtype, into: Tensor | None) -> Fading:
         """That of a span; of an even decay once for all spans of one size."""
-        if not self._even:
-            return _fading(*_with_edges(decay, span, 0.0), dtype)
         like = (span.chunks, span.chunk_length)
-        if like not in self._fadings:
-            total, before = _with_edges(decay, span, 0.0)
-            self._fadings[like] = _fading(total, before, dtype, even=True)
-        return self._fadings[like]
+        if like in self._fadings:
+            return self._fadings[like]
+        fading = _fading(*_with_edges(decay, span, 0.0), dtype, into, even=self._even)
+        if self._even:
+            self._fadings[like] = fading
+        return fading
 
     def _cosine_tile(self, query: Tensor, key: Tensor, span: Span, strict: bool) -> Tensor:
         """ψ(i)·ψ(j) below the diagonal. Only i − j matters, so one chunk's tile serves all."""
@@ -140,7 +149,9 @@ class Windows:
         return tile
 
 
-def _fading(total: Tensor, before: Tensor, dtype: torch.dtype, *, even: bool = False) -> Fading:
+def _fading(
+    total: Tensor, before: Tensor, dtype: torch.dtype, into: Tensor | None, *, even: bool
+) -> Fading:
     """exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` is L before each chunk."""
     end = total[..., -1:]
     edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
@@ -148,15 +159,36 @@ def _fading(total: Tensor, before: Tensor, dtype: torch.dtype, *, even: bool = F
     between = (edges[..., :, None] - edges[..., None, :]).masked_fill(~later, -torch.inf)
     if even:
         total, before, end = (x[:, :, :1] for x in (total, before, end))
-    # L never rises: the clamp only serves pairs that do not meet. In place, for fresh pages of so
-    # large a tensor take ten times as long as the work.
-    within = (total[..., :, None] - total[..., None, :]).to(dtype).clamp_(max=0).exp_()
     return Fading(
-        within,
+        _within(total, dtype, into),
         (total - before).exp()[..., None].to(dtype),
         (end - total).exp()[..., None].to(dtype),
         between.exp().to(dtype),
     )
+
+
+def _within(total: Tensor, dtype: torch.dtype, into: Tensor | None) -> Tensor:
+    """exp(L_i − L_j) for j ≤ i in a chunk, `[b, h, n, C, C]`, at most 1 elsewhere.
+
+    Most exponentials are spared: i in a block of rows that begins at b has exp(L_i − L_b) times
+    exp(L_b − L_j) since an earlier key. Neither is above 1, so nothing overflows.
+    """
+    if into is None or total.shape[-1] % BLOCK or into.shape[:3] != total.shape[:3]:
+        return _differences(total, dtype)
+    blocks = total.unflatten(3, (-1, BLOCK))  # [b, h, n, blocks, BLOCK]
+    start = blocks[..., :1]
+    since_start = (blocks - start).exp().to(dtype)
+    until_start = (start - total[..., None, :]).clamp_(max=0).exp_().to(dtype)
+    tile = into.unflatten(3, (-1, BLOCK))  # [b, h, n, blocks, BLOCK, C]
+    torch.mul(since_start[..., None], until_start[..., None, :], out=tile)
+    own = tile.unflatten(5, (-1, BLOCK)).diagonal(dim1=3, dim2=5)  # [b, h, n, BLOCK, BLOCK, blocks]
+    own.copy_(_differences(blocks, dtype).permute(0, 1, 2, 4, 5, 3))
+    return into
+
+
+def _differences(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(L_i − L_j) of all pairs, 1 where j > i: L never rises."""
+    return (total[..., :, None] - total[..., None, :]).to(dtype).clamp_(max=0).exp_()
 
 
 def _separated(window: Window, number: Tensor, before: Tensor) -> Window:
@@ -261,10 +293,11 @@ def sweep(
     strict: bool = False,
 ) -> Tensor:
     """Hand each span's rows to the readers and return the state `[B, H, R·y, z]` at the end."""
-    first, parts = state, SWEEP if mirror is None else MIRRORED
+    first, parts = state, (SWEEP if mirror is None else MIRRORED) + windows.parts
     with Workspace(state, windows.states, spans, parts) as buffers:
         for n in reversed(range(len(spans))) if reverse else range(len(spans)):
-            window, memory = windows.window(n, reverse=reverse, strict=strict), buffers[n]
+            memory = buffers[n]
+            window = windows.window(n, memory.tile, reverse=reverse, strict=strict)
             columns, values, rows = y(n, memory.y), z(n, memory.z), x.load(n, memory.x.rows)
             written = _scale(columns, window.write, memory.written).mT
             earlier, state = _accumulate(written, values, state, window.carry, memory, reverse)
