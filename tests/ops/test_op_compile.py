@@ -45,6 +45,13 @@ def streamed(q, k, v):
 
 
 def decaying_stream(q, k, v):
+    x = [y[:, :, :30] for y in (q, k, v)]
+    first, state = attention_with_state(*x, horizon=400, decay=[0.5, 0.9])
+    second, state = attention_with_state(q[:, :, 30:], k[:, :, 30:], v[:, :, 30:], state=state)
+    return torch.cat([first, second], 2), state.key_value, state.key_sum
+
+
+def gated_stream(q, k, v):
     gates, state, outs = -v.abs().sum(-1), None, []
     for rows in (slice(0, 25), slice(25, 40)):
         about = {"log_decay": gates[:, :, rows], "state": state}
@@ -81,6 +88,7 @@ FUNCTIONS = {
     "decay": lambda *x: attention(*x, causal=True, decay=[0.5, 0.9]),
     "decay, both ways": lambda *x: attention(*x, decay=torch.tensor([0.5, 0.9]), key_mask=MASK),
     "gates, both ways": lambda q, k, v: attention(q, k, v, log_decay=-v.abs().sum(-1)),
+    "gated stream": gated_stream,
     "decaying stream": decaying_stream,
     "packed": packed(True),
     "packed, both ways": packed(False),

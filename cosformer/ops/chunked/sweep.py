@@ -80,7 +80,7 @@ class Windows:
     def __init__(self, pattern: Pattern, spans: Spans) -> None:
         self._query, self._key = cut(pattern.query_basis, spans), cut(pattern.key_basis, spans)
         self._decay, self._sequence, self._even = pattern.decay, pattern.sequence, pattern.even
-        self._fadings: dict[tuple[int, int], Fading] = {}
+        self._fadings: dict[tuple[int, int] | None, Fading] = {}
         self._spans, self.states = spans, pattern.query_basis.shape[-1]
         self._tiles: dict[tuple[int, bool], Tensor] = {}
         self._faded_tiles: dict[tuple[int, bool], Tensor] = {}
@@ -127,11 +127,12 @@ class Windows:
 
     def _fading(self, decay: Tensor, span: Span, dtype: torch.dtype, into: Tensor | None) -> Fading:
         """That of a span; of an even decay once for all spans of one size."""
-        like = (span.chunks, span.chunk_length)
+        # a padded span is the only one, and may have a symbolic size
+        like = None if span.padded else (span.chunks, span.chunk_length)
         if like in self._fadings:
             return self._fadings[like]
         fading = _fading(*_with_edges(decay, span, 0.0), dtype, into, even=self._even)
-        if self._even:
+        if self._even and like:
             self._fadings[like] = fading
         return fading
 
@@ -157,14 +158,11 @@ def _fading(
     edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
     later = _causal(edges.shape[-1], edges.device)
     between = (edges[..., :, None] - edges[..., None, :]).masked_fill(~later, -torch.inf)
+    until_end = (end - total).to(dtype).exp_()[..., None]  # the last chunk may end early
     if even:
-        total, before, end = (x[:, :, :1] for x in (total, before, end))
-    return Fading(
-        _within(total, dtype, into),
-        (total - before).exp()[..., None].to(dtype),
-        (end - total).exp()[..., None].to(dtype),
-        between.exp().to(dtype),
-    )
+        total, before = total[:, :, :1], before[:, :, :1]
+    since_before = (total - before).to(dtype).exp_()[..., None]
+    return Fading(_within(total, dtype, into), since_before, until_end, between.exp().to(dtype))
 
 
 def _within(total: Tensor, dtype: torch.dtype, into: Tensor | None) -> Tensor:
@@ -177,8 +175,8 @@ def _within(total: Tensor, dtype: torch.dtype, into: Tensor | None) -> Tensor:
         return _differences(total, dtype)
     blocks = total.unflatten(3, (-1, BLOCK))  # [b, h, n, blocks, BLOCK]
     start = blocks[..., :1]
-    since_start = (blocks - start).exp().to(dtype)
-    until_start = (start - total[..., None, :]).clamp_(max=0).exp_().to(dtype)
+    since_start = (blocks - start).to(dtype).exp_()
+    until_start = (start - total[..., None, :]).to(dtype).clamp_(max=0).exp_()
     tile = into.unflatten(3, (-1, BLOCK))  # [b, h, n, blocks, BLOCK, C]
     torch.mul(since_start[..., None], until_start[..., None, :], out=tile)
     own = tile.unflatten(5, (-1, BLOCK)).diagonal(dim1=3, dim2=5)  # [b, h, n, BLOCK, BLOCK, blocks]
@@ -420,12 +418,14 @@ def _accumulate(
         states = edges.unbind(2)[:: -1 if reverse else 1]
         states[0].copy_(state)
         _product(written, values, edges[:, :, :-1] if reverse else edges[:, :, 1:])
-        for i, (before, after) in enumerate(pairwise(states)):
-            if carry is None:
+        if carry is None:
+            for before, after in pairwise(states):
                 after.add_(before)
-            else:
-                kept = carry[:, :, -2 - i, -1 - i] if reverse else carry[:, :, i + 1, i]
-                after.addcmul_(before, kept[..., None, None])
+        else:
+            kept = carry[..., None, None].diagonal(1 if reverse else -1, 2, 3).unbind(-1)
+            order = kept[:: -1 if reverse else 1]
+            for left, (before, after) in zip(order, pairwise(states), strict=True):
+                after.addcmul_(before, left)
     else:
         update = _product(written, values, None)
         first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
