@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cosformer.ops.problem import DENOMINATORS, FEATURE_MAPS, Problem, for_each_query_head
 from cosformer.runtime import compute_dtype
@@ -48,8 +47,9 @@ def _turned(problem: Problem) -> Problem:
     found: dict[str, Any] = {}
     if problem.key_mask is not None:
         found["key_mask"] = problem.key_mask.flip(1)
-    if problem.gates is not None:  # between tokens i and i + 1 lies the gate of i + 1
-        found["gates"] = F.pad(problem.gates.flip(2)[..., :-1], (1, 0))
+    if problem.gates is not None:
+        # Between tokens i and i + 1 lies the gate of i + 1. The first one lies between no two.
+        found["gates"] = problem.gates.flip(2).roll(1, 2)
     if problem.sequence is not None and problem.bounds is not None:
         found["bounds"] = problem.bounds[-1] - problem.bounds.flip(0)
         found["sequence"] = problem.sequence[-1:] - problem.sequence.flip(0)

@@ -200,6 +200,8 @@ EXPORTED = {
     "masked": lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0),
     "raised": FUNCTIONS["raised"],
     "retention": FUNCTIONS["retention"],
+    "decay": FUNCTIONS["decay"],
+    "gates, both ways": FUNCTIONS["gates, both ways"],
 }
 EVERY_EXPORT = [pytest.param(name, marks=() if name == "causal" else slow) for name in EXPORTED]
 
