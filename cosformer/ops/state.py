@@ -162,10 +162,10 @@ class State(NamedTuple):
             )
         if self.per_token != other.per_token:
             raise ValueError("states must both have a decay per token to add, or neither")
-        mine, theirs = self._shrunk(other), other._shrunk(self)
+        one, another = self._shrunk(other), other._shrunk(self)
         return State(
-            mine.key_value + theirs.key_value,
-            mine.key_sum + theirs.key_sum,
+            one.key_value + another.key_value,
+            one.key_sum + another.key_sum,
             torch.maximum(self.position, other.position),
             self.horizon,
             self.decay,

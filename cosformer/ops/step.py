@@ -1,7 +1,7 @@
 """One token of a stream: constant time, constant memory, the state changed where it stands."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -274,7 +274,9 @@ def _one_token(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, state: State) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, state.key_value)):
+    given = (q, k, v, state.key_value, state.decay, state.log_decay)
+    tensors = (x for x in given if isinstance(x, Tensor))
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise ValueError(
             "step records no gradients: use attention_with_state, or torch.no_grad() around it"
         )
@@ -344,7 +346,7 @@ class StepGraph:
         q, k, v = self.inputs = (q.detach().clone(), k.detach().clone(), v.detach().clone())
         self.slots = None if slots is None else slots.clone()
         self.log_decay = None if log_decay is None else log_decay.detach().clone()
-        also = {"log_decay": self.log_decay, "slots": self.slots, "eps": eps}
+        also: dict[str, Any] = {"log_decay": self.log_decay, "slots": self.slots, "eps": eps}
         saved = [x.clone() for x in state.tensors]
         with torch.no_grad(), torch.cuda.device(q.device):
             side = torch.cuda.Stream()

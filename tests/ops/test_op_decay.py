@@ -212,6 +212,10 @@ def test_a_learned_decay_is_learned_through_a_stream():
 
     whole = grad(lambda rates: attention(*x, causal=True, horizon=20, decay=rates))
     torch.testing.assert_close(grad(stream), whole)
+    learned = torch.tensor(RATES, requires_grad=True)
+    state = State.empty(1, 2, 4, 4, horizon=20, decay=learned, dtype=torch.float64)
+    with pytest.raises(ValueError, match="step records no gradients"):
+        step(*(y[:, :, :1] for y in x), state)
 
 
 def test_streams_by_slot_decay_by_their_own_tokens():

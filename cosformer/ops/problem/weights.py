@@ -146,14 +146,16 @@ def log_rates(rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma") ->
         check_number_or_tensor(name, rates)
         require_all((rates > 0) & (rates <= 1), rule, rates)
         return _for_heads(name, rates, q, k).log()[None]
-    several = isinstance(rates, Sequence)
-    if rates is not None and not all(0 < rate <= 1 for rate in (rates if several else (rates,))):
-        raise ValueError(f"{rule}, got {list(rates) if several else rates}")
+    if rates is None:
+        return None
+    numbers = rates if isinstance(rates, Sequence) else [rates]
+    if not all(0 < rate <= 1 for rate in numbers):
+        raise ValueError(f"{rule}, got {list(numbers) if numbers is rates else rates}")
+    values: float | Tensor = numbers[0]
     if isinstance(rates, Sequence):
-        values = _for_heads(name, torch.tensor(rates, dtype=torch.float64), q, k)
-    elif rates is not None:
-        values = _for_heads(name, rates, q, k)
-    return None if is_one(rates) else values.log()[None]
+        values = torch.tensor(rates, dtype=torch.float64)
+    per_head = _for_heads(name, values, q, k)  # which also checks how many there are
+    return None if is_one(rates) else per_head.log()[None]
 
 
 def decaying_evenly(problem: Problem, log_decay: Tensor) -> Problem:

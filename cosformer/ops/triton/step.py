@@ -64,9 +64,11 @@ def fused_step(
         if slots is None:
             position.add_(1)
         return out
-    fade, how = (decay, "head") if log_decay is None else (log_decay[..., 0], "token")
-    if fade is None:
-        fade, how = turn if turns else position, ""
+    fade, how = position, ""  # a pointer that is never followed
+    if log_decay is not None:
+        fade, how = log_decay[..., 0], "token"
+    elif decay is not None:
+        fade, how = decay, "head"
     faded = total[0] if how == "token" else position
     step_kernel[(batch * heads,)](
         q, k, v, out, key_value, key_sum, position, turn, position if slots is None else slots,
