@@ -69,14 +69,9 @@ def compute(
     chosen = choose(q, k, v, problem) if impl == "auto" else impl
     if impl != "auto" and (reason := why_not(impl, q, k, v, problem)):
         raise ValueError(f"impl={impl!r} needs {reason}: use impl='auto'")
-    both_ways = not problem.causal and problem.decays and q.shape[2] and k.shape[2]
     with full_precision(q), on_device_of(q):
         if chosen == "reference":
             return reference(q, k, v, problem, state)
-        if both_ways and chosen != "hopper":  # which has kernels for it
-            from cosformer.ops.both_ways import both_ways as by_two_sweeps
-
-            return by_two_sweeps(compute, q, k, v, problem, impl), None
         if problem.causal and (problem.query_start != 0 or q.shape[2] != k.shape[2]):
             from cosformer.ops.unequal import in_pieces
 

@@ -9,9 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosformer import State, attention, attention_with_state, linear_attention, step
+from cosformer.ops import chunked, dispatch
+from cosformer.ops.autograd import function
+from cosformer.ops.autograd.both_ways import both_ways
+from cosformer.ops.problem import Given, Results
 
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
+every_way = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
 RATES = [0.5, 0.99]
 OPTIONS = {
     "one for all": {"decay": 0.9},
@@ -26,7 +30,7 @@ OPTIONS = {
 
 
 @every_impl
-@both_ways
+@every_way
 @pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("length", [1, 70, 131])
@@ -53,7 +57,7 @@ def test_a_decay_is_its_formula_with_gradients(options, length, per_token, causa
     agree(ours, formula, *x, leaf, argument=length)
 
 
-@both_ways
+@every_way
 @pytest.mark.parametrize("more", [{}, {"query_start": 30}, {"query_start": -3}], ids=str)
 def test_fewer_queries_than_keys_decay_where_they_stand(more, causal):
     """Without causality there is one position for a query and its key."""
@@ -65,7 +69,7 @@ def test_fewer_queries_than_keys_decay_where_they_stand(more, causal):
 
 
 @every_impl
-@both_ways
+@every_way
 @pytest.mark.parametrize("rule", ["add", "signed", "none"])
 def test_the_family_decays_both_ways(rule, causal, impl):
     about = {"feature_map": "1+elu", "causal": causal, "theta": 0.01, "impl": impl}
@@ -77,7 +81,7 @@ def test_the_family_decays_both_ways(rule, causal, impl):
 
 
 @every_impl
-@both_ways
+@every_way
 @pytest.mark.parametrize("one", [1, 1.0, [1, 1]], ids=str)
 def test_a_decay_of_one_changes_no_bit(one, causal, impl):
     x = [y.float() for y in tokens(1, 2, 150)]
@@ -89,7 +93,7 @@ def test_a_decay_of_one_changes_no_bit(one, causal, impl):
 
 
 @every_impl
-@both_ways
+@every_way
 @pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
 def test_nan_at_masked_keys_reaches_nobody(per_token, causal, impl):
     q, k, v = tokens(1, 2, 70)
@@ -108,7 +112,7 @@ def test_nan_at_masked_keys_reaches_nobody(per_token, causal, impl):
 
 
 @every_impl
-@both_ways
+@every_way
 @pytest.mark.parametrize("gate", [-torch.inf, -1e9])
 def test_nothing_passes_a_closed_gate(gate, causal, impl):
     x, cut = [y.float() for y in tokens(1, 2, 140)], 70
@@ -143,7 +147,7 @@ def test_any_decay_gives_finite_means_of_values(exponent, length, causal):
 
 
 @pytest.mark.slow
-@both_ways
+@every_way
 @pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
 def test_a_million_tokens_in_float32_agree_with_float64(per_token, causal):
     length = 1_000_000
@@ -154,6 +158,41 @@ def test_a_million_tokens_in_float32_agree_with_float64(per_token, causal):
     found = attention(*(y.float() for y in x), causal=causal, **about)
     right = attention(*(y.float().double() for y in x), causal=causal, **about)
     torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
+def test_second_derivatives_of_kernels_that_go_both_ways_are_those_of_torch(per_token, monkeypatch):
+    """The kernels are played by the formula."""
+
+    class Kernels:
+        @staticmethod
+        def forward(given):
+            made = both_ways(lambda x: Results(*chunked.forward(x)).out, given)
+            return Results(made, given.q.new_empty(*given.q.shape[:2], 0), None)
+
+        @staticmethod
+        def backward(given, results, grads, asked):
+            leaves = [x.detach().requires_grad_() for x in given[:4]]
+            found = function._gradients_both_ways(Given(*leaves, *given[4:]), grads, asked)
+            return found._replace(**{x: y.detach() for x, y in zip("qkv", found, strict=False)})
+
+    monkeypatch.setattr(
+        function, "implementation", lambda impl: Kernels if impl == "hopper" else chunked
+    )
+    monkeypatch.setattr(function, "_maps", lambda impl: ("relu",))
+    monkeypatch.setattr(dispatch, "why_not", lambda *_: None)
+    leaf, name = torch.tensor(RATES, dtype=torch.float64), "decay"
+    if per_token:
+        leaf, name = -uniform(1, 2, 9), "log_decay"
+
+    def curvature(impl):
+        leaves = [x.requires_grad_() for x in (*tokens(1, 2, 9, kv_heads=1), leaf.clone())]
+        out = attention(*leaves[:3], **{name: leaves[3]}, impl=impl)
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), leaves)]
+
+    for found, right in zip(curvature("hopper"), curvature("reference"), strict=True):
+        torch.testing.assert_close(found, right)
 
 
 @pytest.mark.parametrize("impl", ["chunked", "reference"])
