@@ -45,6 +45,24 @@ def _ours(impl: str) -> Attend:
     return functools.partial(attention, impl=impl)
 
 
+def _with_decay(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """cosFormer with a decay per head, from ½ to nearly 1."""
+    heads = q.shape[1]
+    rates = [1 - 2 ** (-1 - 7.5 * head / max(1, heads - 1)) for head in range(heads)]
+    return attention(q, k, v, causal=causal, decay=rates)
+
+
+def _with_gates(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """cosFormer with a decay per token, in float32; all are the same, which costs as much."""
+    gates = _gates(q.shape[0], k.shape[1], k.shape[2], q.device)
+    return attention(q, k, v, causal=causal, log_decay=gates)
+
+
+@functools.lru_cache(1)
+def _gates(batch: int, heads: int, length: int, device: torch.device) -> Tensor:
+    return torch.full((batch, heads, length), -0.05, device=device)
+
+
 def _softmax_on_cuda(backend: SDPBackend) -> Candidate:
     return Candidate(functools.partial(softmax_by, backend=backend), False, True, ("cuda",))
 
@@ -60,6 +78,8 @@ CANDIDATES: dict[str, Candidate] = {
     "chunked": Candidate(_ours("chunked"), True, False),
     "reference": Candidate(_ours("reference"), True, True),
     "sdpa": Candidate(softmax, False, True),
+    "decay": Candidate(_with_decay, False, False),
+    "gates": Candidate(_with_gates, False, False),
     "sdpa_flash": _softmax_on_cuda(SDPBackend.FLASH_ATTENTION),
     "sdpa_cudnn": _softmax_on_cuda(SDPBackend.CUDNN_ATTENTION),
     "fla_cos": _of_fla(fla_cosine, is_cosformer=True),

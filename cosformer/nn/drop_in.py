@@ -21,7 +21,7 @@ from cosformer.ops import (
     read_horizon,
     step,
 )
-from cosformer.ops.problem import CONVENTIONS, Horizon, same_horizon
+from cosformer.ops.problem import CONVENTIONS, Horizon, kind_within, same_horizon
 from cosformer.runtime import compute_dtype
 
 
@@ -225,7 +225,7 @@ class CosformerAttention(HeadProjections):
         check_state(state)
         if state.horizon is None or not same_horizon(horizon, state.horizon):
             raise ValueError(f"state must have the horizon {horizon}, got {state.horizon}")
-        if state.weight != self.weight:
+        if state.weight != kind_within(horizon, self.weight):
             raise ValueError(f"state must have the weight {self.weight!r}, got {state.weight!r}")
         q, k, v = self.project(x, x, x, batched=True)
         if q.shape[2] != 1:

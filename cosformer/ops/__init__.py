@@ -8,6 +8,7 @@ from cosformer.ops.problem import (
     angle_of,
     check_length,
     check_weight,
+    kind_within,
     read_horizon,
     whole_limit,
 )

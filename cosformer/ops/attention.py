@@ -2,6 +2,8 @@
 
 s(i, j) = relu(q_i) · relu(k_j) · cos(π/2 · (i − j) / horizon)
 out_i   = Σ_j s(i, j) v_j / max(Σ_j s(i, j), eps)
+
+A decay γ multiplies s(i, j) by γ^|i − j|, which the paper does not have.
 """
 
 import difflib
@@ -18,16 +20,22 @@ from cosformer.ops.problem import (
     Horizon,
     Placement,
     Problem,
+    Rates,
     angle_of,
     build,
+    check_decays_there,
     check_length,
+    check_one_decay,
     check_placement,
-    check_weight,
     cosine_angle,
+    decaying_by_token,
+    decaying_evenly,
+    kind_within,
+    log_rates,
 )
 from cosformer.ops.raised import row_divisor
-from cosformer.ops.reference import scores
-from cosformer.ops.state import State, at_least, check_continues, join, split
+from cosformer.ops.reference import scores, with_summed_gates
+from cosformer.ops.state import State, at_least, check_continues, check_gates_go_on, join, split
 from cosformer.runtime import compute_dtype, full_precision
 
 OF_SOFTMAX = {
@@ -45,6 +53,8 @@ class Arguments(NamedTuple):
 
     causal: bool
     horizon: Horizon | None
+    decay: Rates | None
+    log_decay: Tensor | None
     key_mask: Tensor | None
     cu_seqlens: Tensor | None
     query_start: int | None
@@ -61,6 +71,8 @@ def attention(
     *,
     causal: bool = False,
     horizon: Horizon | None = None,
+    decay: Rates | None = None,
+    log_decay: Tensor | None = None,
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     query_start: int | None = None,
@@ -80,6 +92,14 @@ def attention(
             at the last key, unless `query_start` says otherwise.
         horizon: the distance at which weights reach zero, a number or one per head `[H]`; at least
             the sequence length. None: max(T, S), as in the paper, or each packed sequence's length.
+            `math.inf`: no cosine.
+        decay: γ in (0, 1], by which weights shrink with every token between query and key: one
+            number, or one per head as a sequence or a tensor `[H]` (or `[H_kv]`), which may be
+            learned. Without `causal` weights shrink with |i − j|, and query i must stand at key i:
+            cross attention has no decay. Numbers that are all 1 mean no decay.
+        log_decay: log γ of each token, `[B, H, T]` (or `[B, H_kv, T]`), at most 0, instead of
+            `decay`. A weight shrinks by the tokens after the earlier of query and key, up to and
+            with the later one. Needs T = S. On a GPU the device asserts that none is above 0.
         key_mask: `[B, S]` bool, True = real token. Masked keys and values have no effect.
         cu_seqlens: boundaries `[0, …, T]` of sequences laid end to end in a batch of one;
             positions start again at each.
@@ -101,9 +121,12 @@ def attention(
     """
     if of_softmax:
         raise _unknown(of_softmax)
+    if decay is not None:
+        decay = check_one_decay(decay, log_decay)
     given = Arguments(
-        causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps, impl
-    )
+        causal, horizon, decay, log_decay, key_mask, cu_seqlens, query_start, positions, weight,
+        eps, impl,
+    )  # fmt: skip
     if isinstance(q, Tensor) and q.is_cuda:
         from cosformer.ops.replay import replayed
 
@@ -117,6 +140,8 @@ def attention_with_state(
     v: Tensor,
     *,
     horizon: Horizon | None = None,
+    decay: Rates | None = None,
+    log_decay: Tensor | None = None,
     state: State | None = None,
     key_mask: Tensor | None = None,
     weight: str | None = None,
@@ -127,7 +152,12 @@ def attention_with_state(
 
     Args:
         q, k, v: the next tokens, `[B, H, T, D]`, `[B, H_kv, T, D]`, `[B, H_kv, T, V]`.
-        horizon: to start a stream: a number, or one per key head `[H_kv]`.
+        horizon: to start a stream: a number, or one per key head `[H_kv]`. With `math.inf` there
+            is no cosine, and the stream may be endless.
+        decay: to start a stream: γ in (0, 1], a number or one per key head. The state remembers
+            it, as it does the horizon: None goes on with it, and any other is an error.
+        log_decay: log γ of each of these tokens, `[B, H_kv, T]`, at most 0. A stream that starts
+            with one needs one in every call.
         state: to go on with one. It is not changed.
         key_mask: `[B, T]` bool, True = real token.
         weight, eps, impl: as in `attention`.
@@ -147,6 +177,8 @@ def attention_with_state(
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
+    if decay is not None:
+        decay = check_one_decay(decay, log_decay)
     if state is None:
         if horizon is None:
             raise ValueError("horizon is required to start a stream: it cannot follow the length")
@@ -156,12 +188,15 @@ def attention_with_state(
             k.shape[3],
             v.shape[3],
             horizon=horizon,
-            weight=check_weight(weight or "cosine"),
+            decay=decay,
+            per_token=log_decay is not None,
+            weight=weight or "cosine",
             dtype=compute_dtype(q.dtype),
             device=q.device,
         )
-        horizon = state.horizon
-    limit = check_continues(state, k, v, horizon, weight)
+        horizon = decay = None
+    limit = check_continues(state, k, v, horizon, weight, decay)
+    check_gates_go_on(state, log_decay, k)
     if state.weight == "cosine":
         check_length(q.shape[2], limit, state.position)
     dtype = q.dtype
@@ -176,9 +211,10 @@ def attention_with_state(
         rule="clamp",
         eps=eps,
     )._replace(key_mask=key_mask)
+    problem = _fading(problem, state.decay, log_decay, q, k)
     out, sums = compute(q, k, v, problem, join(state), impl=impl)
     assert sums is not None
-    return out.to(dtype), split(sums, state.position + q.shape[2], limit, divided=True)
+    return out.to(dtype), split(sums, state, q.shape[2], log_decay)
 
 
 def attention_weights(
@@ -187,6 +223,8 @@ def attention_weights(
     *,
     causal: bool = False,
     horizon: Horizon | None = None,
+    decay: Rates | None = None,
+    log_decay: Tensor | None = None,
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     query_start: int | None = None,
@@ -212,7 +250,11 @@ def attention_weights(
     torch.Size([1, 8, 100, 50])
     """
     q, k, _ = check_inputs(q, k, k)
-    given = Arguments(causal, horizon, key_mask, cu_seqlens, query_start, positions, weight, eps)
+    if decay is not None:
+        decay = check_one_decay(decay, log_decay)
+    given = Arguments(
+        causal, horizon, decay, log_decay, key_mask, cu_seqlens, query_start, positions, weight, eps
+    )
     problem = _problem(q, k, given)
     rows = _window("rows", rows, q.shape[2])
     columns = _window("columns", columns, k.shape[2])
@@ -225,7 +267,7 @@ def attention_weights(
         mass = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), plain)[0]
         divisor = row_divisor(total, mass, problem)
     with full_precision(q):
-        window = scores(q, k, problem, rows, columns)
+        window = scores(q, k, with_summed_gates(problem, wide.dtype), rows, columns)
     return (window / divisor[:, :, rows]).to(q.dtype)
 
 
@@ -235,8 +277,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:
 
 
 def _problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
-    values = (q.shape[2], k.shape[2], *given._replace(key_mask=None, impl=""))
+    fixed = given._replace(key_mask=None, log_decay=None, impl="")
+    values = (*q.shape[1:3], *k.shape[1:3], given.log_decay is None, *fixed)
     problem = PROBLEMS.recall_for(q, values, lambda: _fresh_problem(q, k, given))
+    problem = _fading(problem, None, given.log_decay, q, k)
     if given.key_mask is None:
         return problem
     check_key_mask(given.key_mask, k)
@@ -244,19 +288,32 @@ def _problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
 
 
 def _fresh_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
-    check_weight(given.weight)
+    kind = kind_within(given.horizon, given.weight)
     placement = Placement(given.causal, given.query_start, given.cu_seqlens, given.positions)
     check_placement(q, k, placement)
-    return build(
+    problem = build(
         q,
         k,
         placement,
         theta=cosine_angle(q, k, given.horizon, given.weight, placement),
-        weight=given.weight,
+        weight=kind,
         feature_map="relu",
         rule="clamp",
         eps=given.eps,
     )
+    if given.decay is not None or given.log_decay is not None:
+        check_decays_there(q, k, placement, "decay" if given.log_decay is None else "log_decay")
+    return _fading(problem, given.decay, None, q, k)
+
+
+def _fading(
+    problem: Problem, decay: Rates | None, log_decay: Tensor | None, q: Tensor, k: Tensor
+) -> Problem:
+    """The problem with these decays."""
+    if log_decay is not None:
+        return decaying_by_token(problem, log_decay, q, k)
+    rates = None if decay is None else log_rates(decay, q, k, "decay")
+    return problem if rates is None else decaying_evenly(problem, rates)
 
 
 def _unknown(given: dict[str, Any]) -> TypeError:

@@ -1,4 +1,4 @@
-"""The family that cosFormer belongs to: w(i, j) = γ^(i−j) · c(θ(i − j)) on any feature map."""
+"""The family that cosFormer belongs to: w(i, j) = γ^|i−j| · c(θ(i − j)) on any feature map."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from cosformer.check import (
     check_key_mask,
     check_number_or_tensor,
     check_scale,
-    check_tensor,
 )
 from cosformer.ops.dispatch import compute
 from cosformer.ops.problem import (
@@ -25,19 +24,30 @@ from cosformer.ops.problem import (
     Problem,
     Rates,
     angles,
+    as_kept,
     as_numbers,
     build,
+    check_decays_there,
     check_placement,
+    decaying_by_token,
     decaying_evenly,
     horizon_of,
-    is_decaying,
+    is_one,
     kind_of,
-    log_gates,
     log_rates,
     same_horizon,
+    same_numbers,
     sizes_of,
 )
-from cosformer.ops.state import State, at_least, check_state_shape, join, split
+from cosformer.ops.state import (
+    State,
+    at_least,
+    check_gates_go_on,
+    check_state_shape,
+    join,
+    no_tokens_yet,
+    split,
+)
 from cosformer.runtime import compute_dtype
 
 NORMALISERS = ("sum", "none")
@@ -86,7 +96,7 @@ def linear_attention(
 ) -> Tensor:
     """Linear attention with any feature map, cosine, decay and normaliser.
 
-        s(i, j) = φ(q_i) · φ(k_j) · γ^(i−j) · c(θ(i − j))        out_i = Σ_j s(i, j) v_j / D_i
+        s(i, j) = φ(q_i) · φ(k_j) · γ^|i−j| · c(θ(i − j))        out_i = Σ_j s(i, j) v_j / D_i
 
     | mechanism          | call                                                         |
     |--------------------|--------------------------------------------------------------|
@@ -102,10 +112,10 @@ def linear_attention(
         feature_map: a name (identity, relu, leaky_relu, 1+elu, elu, silu), which costs no memory,
             or a function of q and of k, which may change their width.
         theta: radians per position, a number or one per head `[H]`. No horizon is enforced here.
-        gamma: what is left of a weight one position on, in (0, 1], a number or one per head `[H]`;
-            causal only. Numbers are looked at once; a tensor costs more with every call.
-        log_decay: g_t ≤ 0 per token, `[B, H, T]`, in S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ.
-            A GPU is not waited for: there a larger one is an assertion on the device.
+        gamma: `decay` of `attention`: what is left of a weight one position on, in (0, 1], a number
+            or one per head `[H]`. Numbers are looked at once; a tensor costs more with every call.
+        log_decay: that of `attention`, g_t ≤ 0 per token, `[B, H, T]`: if causal, it is that of
+            S_t = exp(g_t) S_{t−1} + φ(k_t) v_tᵀ. With `gamma` beside it the two multiply.
         raised: c(x) = (1 + cos 2x)/2 instead of cos x, with the rule `clamp` or no division.
         normaliser: `sum` divides by D_i = Σ_j s(i, j); `none` does not divide.
         eps, key_mask, cu_seqlens, query_start, impl: as in `attention`.
@@ -169,7 +179,7 @@ def linear_attention_with_state(
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    _check_per_key_head(q, k, theta, gamma, log_decay)
+    _check_per_key_head(q, k, theta, gamma)
     given = Arguments(
         feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
     )
@@ -180,15 +190,16 @@ def linear_attention_with_state(
         zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
         key_sum = zeros[..., 0].clone() if divided else zeros[..., 0][..., :0].clone()
         start = torch.zeros((), dtype=torch.int64, device=q.device)
-        state = State(zeros, key_sum, start, _state_horizon(given))
+        kept = as_kept(gamma, "gamma", k)
+        total = 0.0 if log_decay is None else no_tokens_yet(zeros)
+        state = State(zeros, key_sum, start, _state_horizon(given), kept, total)
     check_goes_on(state, k, v, given)
     dtype = q.dtype
     q, k, v = at_least(state, q, k, v)
     problem = _problem(q, k, given, state.position)
     out, sums = compute(q, k, v, problem, join(state), impl=impl)
     assert sums is not None
-    position = state.position + q.shape[2]
-    return out.to(dtype), split(sums, position, state.horizon, divided=divided)
+    return out.to(dtype), split(sums, state, q.shape[2], log_decay)
 
 
 def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
@@ -205,16 +216,16 @@ def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
     else:
         same = same_horizon(state.horizon, horizon)
     if not same:
-        raise ValueError(
-            "state was made with another theta or feature map, or with a decay where there is none"
-        )
+        raise ValueError("state was made with another theta or feature map")
+    kept = as_kept(given.gamma, "gamma", k)
+    if not same_numbers(state.decay, kept, "gamma"):
+        raise ValueError(f"gamma must be the state's {state.decay}, got {given.gamma}")
+    check_gates_go_on(state, given.log_decay, k)
 
 
 def _state_horizon(given: Arguments) -> Horizon | None:
-    """The horizon of a state that `attention` could go on with, or inf; None for any other."""
-    unlike = kind_of(given.theta, raised=given.raised) != "plain" and given.feature_map != "relu"
-    decays = is_decaying(given.gamma, given.log_decay)
-    return None if unlike or decays else horizon_of(given.theta)
+    """The horizon of a state that `attention` could go on with: features are relu's, else None."""
+    return horizon_of(given.theta) if given.feature_map == "relu" else None
 
 
 def check_arguments(given: Arguments) -> None:
@@ -227,12 +238,8 @@ def check_arguments(given: Arguments) -> None:
         raise ValueError(f"raised=True needs rule='clamp' or normaliser='none', got {given.rule!r}")
 
 
-def _check_per_key_head(
-    q: Tensor, k: Tensor, theta: float | Tensor, gamma: Rates, log_decay: Tensor | None
-) -> None:
+def _check_per_key_head(q: Tensor, k: Tensor, theta: float | Tensor, gamma: Rates) -> None:
     """Query heads that share a state must share its weights."""
-    if log_decay is not None:
-        check_tensor("log_decay", log_decay)
     if q.shape[1] == k.shape[1]:
         return
     for name, values in (("theta", theta), ("gamma", gamma)):
@@ -241,11 +248,6 @@ def _check_per_key_head(
             raise ValueError(
                 f"{name} must be one per key head [{k.shape[1]}] in a stream, got {sizes}"
             )
-    if log_decay is not None and log_decay.shape[1] != k.shape[1]:
-        raise ValueError(
-            f"log_decay must be one per key head [B, {k.shape[1]}, T] in a stream, "
-            f"got {list(log_decay.shape)}"
-        )
 
 
 def _mapped(
@@ -273,13 +275,7 @@ def _problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None = N
     values = (*q.shape[1:3], *k.shape[1:3], position, given.log_decay is None, *fixed)
     problem = PROBLEMS.recall_for(q, values, lambda: _fresh_problem(q, k, given, position))
     if given.log_decay is not None:
-        gates = log_gates(given.log_decay, q, k)
-        if problem.query_start != 0:
-            raise ValueError(
-                "log_decay needs query i where key i stands, query_start=0, "
-                f"got {given.query_start}"
-            )
-        problem = problem._replace(gates=gates)
+        problem = decaying_by_token(problem, given.log_decay, q, k)
     return problem if given.key_mask is None else problem._replace(key_mask=given.key_mask)
 
 
@@ -289,8 +285,8 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | No
         given.causal, given.query_start, given.cu_seqlens, stream_position=position
     )
     check_placement(q, k, placement)
-    if is_decaying(given.gamma, given.log_decay) and not given.causal:
-        raise ValueError("gamma and log_decay need causal=True: a decay runs forward in time")
+    if given.log_decay is not None or not is_one(given.gamma):
+        check_decays_there(q, k, placement, "gamma and log_decay")
     problem = build(
         q,
         k,
@@ -302,6 +298,5 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | No
         eps=given.eps,
         scale=given.scale,
     )
-    if not is_decaying(given.gamma, None):
-        return problem
-    return decaying_evenly(problem, log_rates(given.gamma, q, k))
+    rates = log_rates(given.gamma, q, k)
+    return problem if rates is None else decaying_evenly(problem, rates)

@@ -23,7 +23,7 @@ def reference(
 ) -> tuple[Tensor, Tensor | None]:
     """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
     dtype = compute_dtype(q.dtype)
-    problem = _with_summed_gates(problem, dtype)
+    problem = with_summed_gates(problem, dtype)
     v = _repeat_heads(v, q).to(dtype)
     if problem.rule != "none":
         v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
@@ -71,11 +71,12 @@ def weights(problem: Problem, rows: slice = ALL, columns: slice = ALL) -> Tensor
         allowed = allowed & (problem.sequence[rows, None] == problem.sequence[columns])
     if problem.query_decay is not None and problem.key_decay is not None:
         difference = problem.query_decay[..., rows, None] - problem.key_decay[..., None, columns]
+        difference = torch.where(seen, difference, -difference)  # the later token minus the earlier
         weight = weight * difference.masked_fill(~allowed, 0).exp()
     return weight.masked_fill(~allowed, 0)
 
 
-def _with_summed_gates(problem: Problem, dtype: torch.dtype) -> Problem:
+def with_summed_gates(problem: Problem, dtype: torch.dtype) -> Problem:
     """The problem with the running sum of its gates as a part of L."""
     if problem.gates is None:
         return problem

@@ -1,7 +1,7 @@
 """One token of a stream: constant time, constant memory, the state changed where it stands."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ from cosformer.ops.problem import (
     as_numbers,
     basis,
     check_length,
-    is_decaying,
     kind_of,
+    least_gate,
     log_rates,
     whole_limit,
 )
 from cosformer.ops.raised import FAINT
-from cosformer.ops.state import State, check_continues
+from cosformer.ops.state import State, check_continues, check_gates_go_on
 from cosformer.ops.triton import fused_step, why_not_step
 from cosformer.runtime import full_precision, on_device_of, readable
 
@@ -38,18 +38,26 @@ class Recurrence(NamedTuple):
     rule: str = "clamp"  # a name of DENOMINATORS, or "none"
     eps: float = 1e-6
     scale: float = 1.0
-    decay: Tensor | None = None  # what is left of the state: [B or 1, H_kv, 1]
+    decay: Tensor | None = None  # γ, what is left of the state: [1, H_kv or 1]
+    log_decay: Tensor | None = None  # log γ of the present token, beside `decay`: [B, H_kv, 1]
 
     def decayed(self, log_decay: Tensor) -> "Recurrence":
-        """With one more decay of the present token, by its logarithm `[B, H_kv, 1]`."""
-        left = log_decay.double().exp()
-        return self._replace(decay=left if self.decay is None else self.decay * left)
+        """With a decay of the present token, by its logarithm `[B, H_kv, 1]`."""
+        return self._replace(log_decay=log_decay)
+
+    @property
+    def left(self) -> Tensor | None:
+        """What both decays leave of the state, `[B or 1, H_kv or 1]` in float64; None for all."""
+        if self.log_decay is None:
+            return self.decay
+        left = self.log_decay[..., 0].double().exp()
+        return left if self.decay is None else self.decay * left
 
     @property
     def is_cosformer(self) -> bool:
-        """Whether it is the paper's attention, which has a kernel."""
-        about = (self.weight, self.feature_map, self.rule, self.decay)
-        return about == ("cosine", "relu", "clamp", None)
+        """Whether it is attention as `step` computes it, which has a kernel."""
+        decays_twice = self.decay is not None and self.log_decay is not None
+        return (self.feature_map, self.rule) == ("relu", "clamp") and not decays_twice
 
 
 def step(
@@ -58,6 +66,7 @@ def step(
     v: Tensor,
     state: State,
     *,
+    log_decay: Tensor | None = None,
     slots: Tensor | None = None,
     eps: float = 1e-6,
     impl: str = "auto",
@@ -67,6 +76,8 @@ def step(
     Args:
         q: `[B, H, 1, D]` (or `[B, H, D]`); k and v likewise, with the heads of the state.
         state: from `State.empty` or `attention_with_state`. Its tensors are changed.
+        log_decay: log γ of the token, `[B, H_kv, 1]` (or `[B, H_kv]`), for a stream with a decay
+            per token. A decay per head is the state's own.
         slots: `[B]` int64, for a state of more streams than B: which one each row belongs to, no
             two the same; a negative one is padding, whose output is zero. Needs one position per
             stream: `State.empty(..., position=torch.zeros(streams, dtype=torch.int64))`. On a GPU
@@ -85,12 +96,14 @@ def step(
     """
     if all(isinstance(x, Tensor) and x.dim() == 3 for x in (q, k, v)):
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
-        return step(q, k, v, state, slots=slots, eps=eps, impl=impl)[:, :, 0]
+        gates = log_decay[..., None] if isinstance(log_decay, Tensor) else log_decay
+        return step(q, k, v, state, log_decay=gates, slots=slots, eps=eps, impl=impl)[:, :, 0]
     q, k, v = _one_token(q, k, v)
     streams = state.key_value.shape[0] if isinstance(state, State) else 0
     _check_slots(slots, k, state)
     shown = k if slots is None else k.new_empty(()).expand(streams, *k.shape[1:])
     horizon = check_continues(state, shown, v, None, None)
+    check_gates_go_on(state, log_decay, k)
     check_eps(eps)
     check_choice("impl", impl, ("auto", "chunked", "triton"))
     _refuse_gradients(q, k, v, state)
@@ -102,12 +115,18 @@ def step(
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
+    if log_decay is not None:
+        _check_gate(log_decay, k)
     if kernels:
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
         with on_device_of(q):
-            return fused_step(q, k, v, state, turn, slots, eps, limit=limit)
-    by = Recurrence(angle_of(horizon, k), state.weight, eps=eps)
+            return fused_step(
+                q, k, v, state, turn, slots, eps, limit=limit, decay=state.rate, log_decay=log_decay
+            )
+    by = Recurrence(
+        angle_of(horizon, k), state.weight, eps=eps, decay=state.rate, log_decay=log_decay
+    )
     with full_precision(q):
         if slots is None:
             return take_step(q, k, v, state, by)
@@ -162,7 +181,7 @@ def linear_attention_step(
 
 def recurrence(k: Tensor, given: Arguments) -> Recurrence:
     """What a step of `linear_attention_step` computes for keys such as k `[B, H_kv, 1, D]`."""
-    gamma, log_decay = as_numbers(given.gamma), given.log_decay
+    rates, log_decay = log_rates(as_numbers(given.gamma), k, k), given.log_decay
     assert isinstance(given.feature_map, str)
     found = Recurrence(
         angles(given.theta, k, k),
@@ -171,10 +190,16 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
         given.rule if given.normaliser == "sum" else "none",
         given.eps,
         given.scale,
-        log_rates(gamma, k, k).exp() if is_decaying(gamma, None) else None,
+        None if rates is None else rates.exp()[..., 0],
     )
     if log_decay is None:
         return found
+    _check_gate(log_decay, k)
+    return found.decayed(log_decay)
+
+
+def _check_gate(log_decay: Tensor, k: Tensor) -> None:
+    """A decay of one token for the key heads of k."""
     check_tensor("log_decay", log_decay)
     if log_decay.shape != k.shape[:3] or not log_decay.dtype.is_floating_point:
         raise ValueError(
@@ -182,14 +207,17 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
             f"got {log_decay.dtype} {list(log_decay.shape)}"
         )
     require_all(log_decay <= 0, GATE_RULE, log_decay)
-    return found.decayed(log_decay)
 
 
 def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> Tensor:
     """One token `[B, H, 1, ·]` of a stream, for callers that have checked it."""
-    if q.is_cuda and by.is_cosformer and why_not_step(q, v, state) is None:
+    served = by.is_cosformer and state.per_token == (by.log_decay is not None)
+    if q.is_cuda and served and why_not_step(q, v, state) is None:
         with on_device_of(q):
-            return fused_step(q, k, v, state, by.theta, None, by.eps, limit=None)
+            return fused_step(
+                q, k, v, state, by.theta, None, by.eps,
+                limit=None, decay=by.decay, log_decay=by.log_decay,
+            )  # fmt: skip
     dtype = state.key_value.dtype
     batch, heads, *_, value_width = state.key_value.shape
     phi, divides = FEATURE_MAPS[by.feature_map].forward, by.rule != "none"
@@ -197,10 +225,13 @@ def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> 
     psi = basis(position, by.theta, by.weight, dtype)  # [b, h, 1, R]
     keys = psi.mT * phi(k.to(dtype))  # [B, H, R, D]
     queries = phi(q.to(dtype)).unflatten(1, (heads, -1))[:, :, :, 0]  # [B, H, groups, D]
-    if by.decay is not None:
-        left = by.decay[..., None].to(dtype)  # [b, h, 1, 1]
+    left = by.left
+    if left is not None:
+        left = left[..., None, None].to(dtype)  # [b, h, 1, 1]
         state.key_sum.mul_(left)
         state.key_value.mul_(left[..., None])
+    if isinstance(state.log_decay, Tensor) and by.log_decay is not None:
+        state.log_decay.add_(by.log_decay[..., 0].double().clamp(min=least_gate(dtype)))
     state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
     state.position.add_(1)
     read = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)  # [B, H, groups, R·D]
@@ -224,8 +255,10 @@ def _in_slots(
     """The streams taken out, moved on by one token, and put back."""
     real = slots >= 0
     chosen = slots[real]
-    key_value, key_sum, position = (x[chosen] for x in state.tensors)
-    taken = State(key_value, key_sum, position, state.horizon)
+    key_value, key_sum, position, *total = (x[chosen] for x in state.tensors)
+    taken = State(key_value, key_sum, position, state.horizon, state.decay, *total)
+    if by.log_decay is not None:
+        by = by.decayed(by.log_decay[real])
     out = q.new_zeros(*q.shape[:3], v.shape[3])
     out[real] = take_step(q[real], k[real], v[real], taken, by)
     for mine, moved in zip(state.tensors, taken.tensors, strict=True):
@@ -241,7 +274,9 @@ def _one_token(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, state: State) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, state.key_value)):
+    given = (q, k, v, state.key_value, state.decay, state.log_decay)
+    tensors = (x for x in given if isinstance(x, Tensor))
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise ValueError(
             "step records no gradients: use attention_with_state, or torch.no_grad() around it"
         )
@@ -301,6 +336,7 @@ class StepGraph:
         v: Tensor,
         state: State,
         *,
+        log_decay: Tensor | None = None,
         slots: Tensor | None = None,
         eps: float = 1e-6,
     ) -> None:
@@ -309,24 +345,42 @@ class StepGraph:
         self.state = state  # a replay writes to its memory
         q, k, v = self.inputs = (q.detach().clone(), k.detach().clone(), v.detach().clone())
         self.slots = None if slots is None else slots.clone()
+        self.log_decay = None if log_decay is None else log_decay.detach().clone()
+        also: dict[str, Any] = {"log_decay": self.log_decay, "slots": self.slots, "eps": eps}
         saved = [x.clone() for x in state.tensors]
         with torch.no_grad(), torch.cuda.device(q.device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # compiles the kernels, which a capture may not
-                step(q, k, v, state, slots=self.slots, eps=eps)
+                step(q, k, v, state, **also)
             torch.cuda.current_stream().wait_stream(side)
             for now, before in zip(state.tensors, saved, strict=True):
                 now.copy_(before)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
-                self.out = step(q, k, v, state, slots=self.slots, eps=eps)
+                self.out = step(q, k, v, state, **also)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, slots: Tensor | None = None) -> Tensor:
-        """The next token; `slots` only if the graph was captured with some."""
-        if (slots is None) != (self.slots is None):
-            raise ValueError("slots must be given with every call, or not at all, as when captured")
-        for mine, given in zip(self.inputs, (q, k, v), strict=True):
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        slots: Tensor | None = None,
+        log_decay: Tensor | None = None,
+    ) -> Tensor:
+        """The next token; `slots` and `log_decay` only if the graph was captured with some."""
+        for name, given, mine in (
+            ("slots", slots, self.slots),
+            ("log_decay", log_decay, self.log_decay),
+        ):
+            if (given is None) != (mine is None):
+                raise ValueError(
+                    f"{name} must be given with every call, or not at all, as when captured"
+                )
+        pairs = list(zip(self.inputs, (q, k, v), strict=True))
+        if log_decay is not None and self.log_decay is not None:
+            pairs.append((self.log_decay, log_decay))
+        for mine, given in pairs:
             for what in ("shape", "dtype", "device"):
                 wanted, found = getattr(mine, what), getattr(given, what)
                 if wanted != found:

@@ -13,6 +13,8 @@ LABELS = {
     "reference": "cosFormer, quadratic",
     "sdpa": "softmax (SDPA)",
     "auto": "cosFormer",
+    "decay": "cosFormer, a decay per head",
+    "gates": "cosFormer, a decay per token",
     "sdpa_flash": "softmax (flash)",
     "sdpa_cudnn": "softmax (cuDNN)",
     "fla_cos": "cosFormer on fla",

@@ -51,8 +51,10 @@ def cosine_weight(
     raised=False,
     stretch=False,
     cu_seqlens=None,
+    decay=None,
+    log_decay=None,
 ) -> Tensor:
-    """w(i, j) in float64, `[T, S]` or `[H, T, S]`."""
+    """w(i, j) in float64, `[T, S]`, `[H, T, S]` or `[B, H, T, S]`."""
     queries, keys = q.shape[2], k.shape[2]
     longest = max(queries, keys, 1)
     if query_start is None:
@@ -70,7 +72,15 @@ def cosine_weight(
     elif isinstance(horizon, Tensor):
         horizon = horizon.double().repeat_interleave(q.shape[1] // len(horizon))[:, None, None]
     angle = math.pi / 2 * (i[:, None] - j) / horizon
-    return ((1 + torch.cos(2 * angle)) / 2 if raised else torch.cos(angle)) * seen
+    weight = ((1 + torch.cos(2 * angle)) / 2 if raised else torch.cos(angle)) * seen
+    if decay is not None:
+        rate = torch.as_tensor(decay, dtype=F64).reshape(-1, 1, 1)
+        rate = rate.repeat_interleave(q.shape[1] // len(rate), 0)
+        weight = weight * rate ** torch.arange(queries).sub(j[:, None]).add(query_start).abs().mT
+    if log_decay is not None:
+        total = log_decay.double().cumsum(-1).repeat_interleave(q.shape[1] // log_decay.shape[1], 1)
+        weight = weight * (total[..., :, None] - total[..., None, :]).abs().neg().exp()
+    return weight
 
 
 def cosformer_map(q, k, *, key_mask=None, eps=1e-6, **placement) -> Tensor:

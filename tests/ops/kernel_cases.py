@@ -49,6 +49,7 @@ CAUSAL = {"causal": True}
 LINEAR = {"causal": True, "feature_map": "relu"}
 NONE = {"causal": True, "feature_map": "identity", "normaliser": "none"}
 GAMMA = {"gamma": torch.tensor([0.9, 0.99])}
+DECAY = {"decay": torch.tensor([0.5, 0.99])}
 CASES = {
     "causal": Case(options=CAUSAL),
     "bidirectional": Case(),
@@ -81,6 +82,10 @@ CASES = {
     "gated quotient": Case(
         linear_attention, {**CAUSAL, "feature_map": "1+elu"}, gated=True, closed=True
     ),
+    "decaying": Case(options={**CAUSAL, **DECAY}),
+    "decaying, both ways": Case(options=DECAY, masked=True, value_width=16),
+    "gated, both ways": Case(gated=True, closed=True),
+    "packed, gated, both ways": Case(gated=True, packed=True),
     "gated, divided": Case(linear_attention, {**LINEAR, "theta": 1e-4}, gated=True),
 }
 
@@ -131,7 +136,8 @@ def plain(case: Case, options: dict) -> Callable[..., Tensor]:
         weight = weights(options, q, k).to(q.dtype)
         if gates is not None:
             total = gates.double().cumsum(-1)
-            seen = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+            gap = total[..., :, None] - total[..., None, :]
+            seen = (gap.tril() - gap.triu()).exp()  # weights are zero where nothing is seen
             weight = weight * seen.to(q.dtype)
         score = phi(q) @ phi(k).mT * weight
         if "key_mask" in options:
@@ -176,8 +182,9 @@ def weights(options: dict, q: Tensor, k: Tensor) -> Tensor:
     weight = torch.cos(angle)
     if options.get("weight") == "raised_cosine":
         weight = (1 + torch.cos(2 * angle)) / 2
-    if "gamma" in options:
-        weight = weight * options["gamma"].double()[:, None, None] ** gap.clamp(min=0)
+    if "gamma" in options or "decay" in options:
+        rate = options.get("gamma", options.get("decay"))
+        weight = weight * rate.double()[:, None, None] ** gap.abs()
     return weight * seen
 
 

@@ -1,5 +1,7 @@
 """The backward: what it keeps, and that it is right to second order."""
 
+import math
+
 import pytest
 import torch
 from formula import tokens, uniform
@@ -76,7 +78,8 @@ def gated_unnormalised(q, k, v, decay):
 
 def gated_stream(q, k, v, decay, key_value):
     key_sum = key_value.new_empty(*key_value.shape[:3], 0)
-    state = State(key_value, key_sum, torch.tensor(3), None)
+    total = torch.zeros(key_value.shape[:2], dtype=torch.float64)
+    state = State(key_value, key_sum, torch.tensor(3), None, log_decay=total)
     out, last = linear_attention_with_state(
         q, k, v, log_decay=decay, normaliser="none", state=state
     )
@@ -89,8 +92,29 @@ def retained(q, k, v, gamma):
     )
 
 
+def fading(**options):
+    return lambda q, k, v, decay: attention(q, k, v, decay=decay, **options)
+
+
+def gating(**options):
+    return lambda q, k, v, log_decay: attention(q, k, v, log_decay=log_decay, **options)
+
+
+def merged(q, k, v, log_decay):
+    states = []
+    for start, stop in ((0, 2), (2, 5)):
+        x = (y[:, :, start:stop] for y in (q, k, v, log_decay))
+        empty = {"horizon": 9.0, "position": start, "per_token": True, "dtype": torch.float64}
+        x, gates = (next(x), next(x), next(x)), next(x)
+        state = State.empty(1, 2, 2, 2, **empty)
+        states.append(attention_with_state(*x, state=state, log_decay=gates)[1])
+    whole = states[0] + states[1]
+    return whole.key_value, whole.key_sum, whole.log_decay
+
+
 STATE = (uniform(1, 2, 2, 2, 2), uniform(1, 2, 2, 2, low=1, high=2))
 DECAY = -uniform(1, 2, 5)
+RATES = torch.tensor([0.7, 0.95], dtype=torch.float64)
 CASES = {
     "causal": (lambda *x: attention(*x, causal=True), 2, ()),
     "bidirectional": (lambda *x: attention(*x), 2, ()),
@@ -114,6 +138,13 @@ CASES = {
     "log_decay, no division": (gated_unnormalised, 2, (DECAY,)),
     "log_decay, state": (gated_stream, 2, (DECAY, uniform(1, 2, 1, 2, 2))),
     "gamma, fewer queries": (retained, 2, (torch.tensor([0.7, 0.9], dtype=torch.float64),)),
+    "decay, learned": (fading(causal=True), 1, (RATES,)),
+    "decay, one for all": (fading(causal=True, horizon=math.inf), 2, (RATES[0],)),
+    "decay, both ways": (fading(), 2, (RATES,)),
+    "gates": (gating(causal=True), 2, (DECAY,)),
+    "gates, both ways": (gating(), 1, (DECAY[:, :1],)),
+    "gates, raised, both ways": (gating(horizon=3, weight="raised_cosine"), 2, (DECAY,)),
+    "merged": (merged, 2, (DECAY,)),
     "signed": (lambda q, k, v: linear_attention(q.abs(), -k.abs(), v, rule="signed"), 2, ()),
     "map": (lambda q, k, v: linear_attention(q, k, v, feature_map=torch.exp, causal=True), 2, ()),
     "scaled": (lambda *x: linear_attention(*x, normaliser="none", scale=0.3, theta=0.1), 1, ()),

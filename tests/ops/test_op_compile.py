@@ -44,6 +44,23 @@ def streamed(q, k, v):
     return torch.cat([first, second], 2), state.key_value, state.key_sum
 
 
+def decaying_stream(q, k, v):
+    x = [y[:, :, :30] for y in (q, k, v)]
+    first, state = attention_with_state(*x, horizon=400, decay=[0.5, 0.9])
+    second, state = attention_with_state(q[:, :, 30:], k[:, :, 30:], v[:, :, 30:], state=state)
+    return torch.cat([first, second], 2), state.key_value, state.key_sum
+
+
+def gated_stream(q, k, v):
+    gates, state, outs = -v.abs().sum(-1), None, []
+    for rows in (slice(0, 25), slice(25, 40)):
+        about = {"log_decay": gates[:, :, rows], "state": state}
+        about["horizon"] = torch.inf if state is None else None
+        out, state = attention_with_state(*(x[:, :, rows] for x in (q, k, v)), **about)
+        outs.append(out)
+    return torch.cat(outs, 2), state.key_value, state.log_decay
+
+
 def gated(q, k, v):
     return linear_attention(q, k, v, feature_map="1+elu", log_decay=-v.abs().sum(-1), causal=True)
 
@@ -68,6 +85,11 @@ FUNCTIONS = {
     ),
     "weights": lambda q, k, v: attention_weights(q, k, causal=True, rows=slice(2, 5)),
     "reference": lambda *x: attention(*x, causal=True, impl="reference"),
+    "decay": lambda *x: attention(*x, causal=True, decay=[0.5, 0.9]),
+    "decay, both ways": lambda *x: attention(*x, decay=torch.tensor([0.5, 0.9]), key_mask=MASK),
+    "gates, both ways": lambda q, k, v: attention(q, k, v, log_decay=-v.abs().sum(-1)),
+    "gated stream": gated_stream,
+    "decaying stream": decaying_stream,
     "packed": packed(True),
     "packed, both ways": packed(False),
     "grouped": lambda q, k, v: attention(q, k[:, :1], v[:, :1], causal=True),
@@ -129,10 +151,17 @@ def test_inductor_compiles_forward_and_backward():
         torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("horizon", [20.0, torch.tensor([20.0, 30.0])])
-def test_a_step_compiles_and_changes_the_state_in_place(horizon):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"horizon": 20.0},
+        {"horizon": torch.tensor([20.0, 30.0])},
+        pytest.param({"horizon": torch.inf, "decay": [0.5, 0.9]}, marks=slow),
+    ],
+)
+def test_a_step_compiles_and_changes_the_state_in_place(options):
     x = tokens(1, 2, 6)
-    states = [State.empty(1, 2, 4, 4, horizon=horizon, dtype=torch.float64) for _ in range(2)]
+    states = [State.empty(1, 2, 4, 4, **options, dtype=torch.float64) for _ in range(2)]
     address = states[0].key_value.data_ptr()
     fast = compiled(step)
     for t in range(6):
@@ -171,6 +200,8 @@ EXPORTED = {
     "masked": lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0),
     "raised": FUNCTIONS["raised"],
     "retention": FUNCTIONS["retention"],
+    "decay": FUNCTIONS["decay"],
+    "gates, both ways": FUNCTIONS["gates, both ways"],
 }
 EVERY_EXPORT = [pytest.param(name, marks=() if name == "causal" else slow) for name in EXPORTED]
 

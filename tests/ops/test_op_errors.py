@@ -1,5 +1,7 @@
 """Every refused call names the argument, the rule and the value that broke it."""
 
+import math
+
 import pytest
 import torch
 from formula import tokens
@@ -99,14 +101,17 @@ ENGINE = [
     ({"gamma": True}, "gamma must be a number, a sequence of them or a tensor, got bool"),
     ({"gamma": [0.5, None]}, r"gamma\[1\] must be a number, got NoneType"),
     ({"gamma": [0.5, 0.5, 0.5]}, r"gamma must be .*one per.* head \[\d\].*got \[3\]"),
-    ({"log_decay": GATE[:, :, :5]}, r"log_decay must be .*\[2, 4, 6\], got \[2, 2, 5\]"),
+    ({"log_decay": GATE[:, :, :5]}, r"log_decay must be .*\[2, \d, 6\].*got \[2, 2, 5\]"),
     ({"log_decay": -GATE}, "log_decay must .*0, got .*1"),
     ({"log_decay": -0.5}, "log_decay must be a tensor, got float"),
 ]
 ENGINE_WHOLE = [
-    ({"causal": False, "gamma": 0.9}, "gamma .*need causal=True"),
+    ({"causal": False, "gamma": 0.9, "q": Q[:, :, :5]}, "gamma .*got 5 queries and 6 keys"),
     ({"log_decay": GATE, "query_start": 2}, "log_decay needs .*query_start=0, got 2"),
-    ({"causal": False, "log_decay": GATE}, "log_decay need causal=True"),
+    (
+        {"causal": False, "log_decay": GATE, "query_start": 1},
+        "gamma and log_decay without causal=True must .*cross attention has no.*query_start=1",
+    ),
     (
         {"q": Q[:, :, :5], "log_decay": GATE[:, :, :5]},
         "log_decay needs as many queries as keys, got 5 and 6",
@@ -117,10 +122,34 @@ ENGINE_STREAMS = [
     ({"theta": torch.ones(4)}, r"theta must be one per key head \[2\] in a stream, got \[4\]"),
     ({"log_decay": -torch.ones(2, 4, 6)}, r"log_decay must be one per key head .*got \[2, 4, 6\]"),
 ]
+RATES = [
+    ({"decay": 0.0}, r"decay must lie in \(0, 1\], got 0.0"),
+    ({"decay": NAN}, r"decay must lie in \(0, 1\], got nan"),
+    ({"decay": [0.5, 1.5]}, r"decay must lie in \(0, 1\], got \[0.5, 1.5\]"),
+    ({"decay": torch.tensor([0.5, -1.0])}, r"decay must lie in \(0, 1\], got -1"),
+    ({"decay": [1, 1, 1]}, r"decay must be a number or one per head \[\d\], got \[3\]"),
+    ({"decay": "slow"}, "decay must be a number, a sequence of them or a tensor, got str"),
+    ({"decay": [0.5, None]}, r"decay\[1\] must be a number, got NoneType"),
+    ({"decay": 0.5, "log_decay": GATE}, "decay and log_decay must not both be given"),
+    ({"log_decay": -GATE}, "log_decay must be at most 0, got 1"),
+    ({"log_decay": -0.5}, "log_decay must be a tensor, got float"),
+    ({"log_decay": GATE[:, :, :5]}, r"log_decay must be .*\[2, \d, 6\].*got \[2, 2, 5\]"),
+    ({"horizon": math.inf, "weight": "raised_cosine"}, "horizon must be finite with weight='rai"),
+]
+CROSS = "without causal=True must meet query i at key i, so cross attention has no decay"
+CROSSES = [
+    ({"decay": 0.5, "q": Q[:, :, :5]}, f"decay {CROSS}: got 5 queries and 6 keys"),
+    ({"decay": 0.5, "positions": "stretch"}, f"decay {CROSS}: got positions='stretch'"),
+    ({"log_decay": GATE, "query_start": 1, "horizon": 9}, f"log_decay {CROSS}: got query_start=1"),
+    (
+        {"log_decay": GATE, "causal": True, "query_start": 1, "horizon": 9},
+        "log_decay needs query i where key i stands, query_start=0, got 1",
+    ),
+]
 TABLES = {  # function -> what else a good call needs, the bad ones
-    attention: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS),
-    attention_weights: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS + WINDOWS),
-    attention_with_state: ({"horizon": 20}, HORIZONS + MASKS + STREAMS),
+    attention: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS + RATES + CROSSES),
+    attention_weights: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS + WINDOWS + RATES + CROSSES),
+    attention_with_state: ({"horizon": 20}, HORIZONS + MASKS + STREAMS + RATES),
     linear_attention: ({"causal": True}, MASKS + PACKINGS + ENGINE + ENGINE_WHOLE),
     linear_attention_with_state: ({}, MASKS + ENGINE + ENGINE_STREAMS),
 }

@@ -154,7 +154,7 @@ def test_a_state_is_not_scaled_but_its_gradient_is(launches, monkeypatch):
     monkeypatch.setattr(hopper_plan.Plan, "sweep", sweep)
     q, k, v = stub_driver.qkv()
     first = torch.zeros(1, 2, 1, 64, 64, requires_grad=True)
-    state = State(first, torch.zeros(1, 2, 1, 0), torch.tensor(0), None)
+    state = State(first, torch.zeros(1, 2, 1, 0), torch.tensor(0), None, GAMMA)
     _, after = linear_attention_with_state(
         q, k, v, state=state, gamma=GAMMA, scale=0.125, **UNDIVIDED
     )

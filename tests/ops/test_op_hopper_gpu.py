@@ -130,7 +130,9 @@ def test_a_gated_stream_in_two_pieces(split, segments):
     leaves = [*draw(2, 3, 1000, 64), -0.02 * torch.rand(2, 3, 1000, device="cuda"), first]
 
     def stream(q, k, v, gates, first, cuts, impl):
-        state, outs = State(first, first[..., 0][..., :0], torch.tensor(0).cuda(), None), []
+        total = torch.zeros(2, 3, dtype=torch.float64, device="cuda")
+        sums = (first, first[..., 0][..., :0], torch.tensor(0).cuda())
+        state, outs = State(*sums, None, log_decay=total), []
         for rows in cuts:
             part = (x[:, :, rows] for x in (q, k, v))
             about = {"log_decay": gates[:, :, rows], "scale": 0.3, "state": state, "impl": impl}

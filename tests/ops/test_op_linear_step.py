@@ -94,8 +94,10 @@ REFUSED = [
     (COSINE, COSINE | {"raised": True}, "state was made for cosine weights"),
     ({}, UNDIVIDED, "state was made for another normaliser than 'none'"),
     (UNDIVIDED, {}, "state was made for another normaliser than 'sum'"),
-    ({}, {"gamma": 0.9}, "or with a decay where there is none"),
-    ({"gamma": 0.9}, {}, "or with a decay where there is none"),
+    ({}, {"gamma": 0.9}, "gamma must be the state's 1.0, got 0.9"),
+    ({"gamma": 0.9}, {}, "gamma must be the state's 0.9, got 1.0"),
+    ({}, {"log_decay": GATES[:, :, :1]}, "log_decay must be None: the stream began without"),
+    ({"log_decay": GATES[:, :, :4]}, {}, "log_decay must be given: the stream began with"),
     ({}, {"feature_map": "gelu"}, "feature_map must be one of identity, relu, .*got 'gelu'"),
     ({}, {"rule": "abs"}, "rule must be one of clamp, add, signed, got 'abs'"),
     ({}, {"eps": 0}, "eps must be above 0, got 0"),
@@ -129,7 +131,7 @@ def test_what_does_not_belong_to_the_stream_is_refused_and_changes_nothing(
     [
         (COSINE, {"theta": 0.2, "feature_map": "relu"}, "another theta"),
         (COSINE, {"theta": 0.1, "feature_map": "1+elu"}, "another theta or feature map"),
-        (COSINE, COSINE | {"gamma": 0.9}, "decay"),
+        (COSINE, COSINE | {"gamma": 0.9}, "gamma must be the state's 1.0, got 0.9"),
         ({}, {"scale": 0.5}, "scale must be 1 with normaliser='sum'"),
         (UNDIVIDED, UNDIVIDED | {"scale": -1.0}, "scale must be above 0"),
         (

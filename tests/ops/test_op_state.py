@@ -102,7 +102,8 @@ def test_states_that_do_not_belong_together_do_not_add():
         (stream(torch.tensor([20.0, 30.0])), "one horizon"),
         (State.empty(2, 2, 4, 5, horizon=20), "one shape"),
         (stream(20, weight="raised_cosine"), "one shape"),
-        (linear_attention_with_state(*tokens(2, 2, 4), gamma=0.9)[1], "weights do not decay"),
+        (stream(20, decay=0.9), "one decay to add, got 1.0 and 0.9"),
+        (stream(20, log_decay=-torch.ones(2, 2, 8)), "both have a decay per token to add"),
     ):
         with pytest.raises(ValueError, match=message):
             state + other
@@ -118,7 +119,7 @@ def test_streams_of_the_family_refuse_the_state_of_another_member():
         ({}, "state was made for cosine weights"),
         ({"theta": 0.1, "raised": True}, "state was made for cosine weights"),
         ({"theta": 0.2}, "another theta"),
-        ({"theta": 0.1, "gamma": 0.9}, "decay"),
+        ({"theta": 0.1, "gamma": 0.9}, "gamma must be the state's 1.0, got 0.9"),
         ({"theta": 0.1, "normaliser": "none"}, "another normaliser than 'none'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -128,10 +129,10 @@ def test_streams_of_the_family_refuse_the_state_of_another_member():
 @pytest.mark.parametrize(
     "options",
     [
-        {"feature_map": "relu"},  # no cosine
+        {"feature_map": "identity"},
         {"feature_map": "1+elu", "theta": 0.001},
         {"feature_map": "relu", "theta": 0.001, "normaliser": "none"},
-        {"feature_map": "relu", "theta": 0.001, "gamma": 0.9},
+        {"feature_map": "1+elu", "gamma": 0.9},
     ],
 )
 def test_the_op_refuses_streams_it_could_not_go_on_with(options):

@@ -15,6 +15,12 @@ from cosformer.ops.triton import INTERPRETED, fused_step
 needs_kernels = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 both = pytest.mark.parametrize("impl", ["chunked", pytest.param("triton", marks=needs_kernels)])
 PER_HEAD = torch.tensor([50.0, 70.0])
+FADING = {
+    "no decay": {},
+    "one decay": {"decay": 0.5},
+    "decay per head": {"decay": [0.5, 0.9], "horizon": math.inf},
+    "decay per token": {"per_token": True},
+}
 
 
 def rows(length=20, heads=4, width=6, value_width=5, dtype=torch.float32):
@@ -94,17 +100,22 @@ def test_a_step_refuses_gradients_and_says_where_they_go():
     ("width", "value_width", "dtype"), [(6, 100, torch.bfloat16), (100, 70, torch.float32)]
 )
 @pytest.mark.parametrize("slots", [None, torch.tensor([2, -1, 0])], ids=["every row", "slots"])
-def test_the_kernel_leaves_the_state_of_torch(width, value_width, dtype, slots):
+@pytest.mark.parametrize("fading", FADING.values(), ids=FADING)
+def test_the_kernel_leaves_the_state_of_torch(width, value_width, dtype, slots, fading):
     x, start = rows(3, 4, width, value_width, dtype), torch.tensor([5, 0, 7])
-    mine, torchs = (
-        State.empty(3, 2, width, value_width, horizon=50.0, position=start) for _ in range(2)
-    )
+    options = {"horizon": 50.0, "position": start} | fading
+    mine, torchs = (State.empty(3, 2, width, value_width, **options) for _ in range(2))
     near = 1e-5 if dtype == torch.float32 else 1e-2
+    gates = -torch.rand(3, 2, 3)
+    gates[0, 0, 1] = -torch.inf
     for t in range(3):
-        out = step(*at(x, t), mine, slots=slots, impl="triton")
-        expected = step(*at(x, t), torchs, slots=slots, impl="chunked")
+        about = {"slots": slots}
+        if mine.per_token:
+            about["log_decay"] = gates[..., t : t + 1]
+        out = step(*at(x, t), mine, **about, impl="triton")
+        expected = step(*at(x, t), torchs, **about, impl="chunked")
         torch.testing.assert_close(out, expected, rtol=near, atol=1e-6)
-    for one, other in zip(mine[:3], torchs[:3], strict=True):
+    for one, other in zip(mine.tensors, torchs.tensors, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -118,7 +129,9 @@ def test_the_kernel_takes_an_angle_as_a_number_and_no_raised_cosine():
     assert torch.equal(*outs)
     assert all(map(torch.equal, states[0][:3], states[1][:3]))
     raised = State.empty(3, 2, 6, 5, horizon=50.0, weight="raised_cosine")
-    with pytest.raises(ValueError, match="impl='triton' needs cosine weights, got raised_cosine"):
+    with pytest.raises(
+        ValueError, match="impl='triton' needs cosine or plain weights, got raised_cosine"
+    ):
         step(*x, raised, impl="triton")
 
 

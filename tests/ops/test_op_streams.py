@@ -1,5 +1,6 @@
 """A stream in pieces, by steps, merged and on its own position is the full pass."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -21,6 +22,10 @@ KINDS = {
     "cosine": {"horizon": 200.0},
     "horizon per key head": {"horizon": torch.tensor([150.0, 900.0])},
     "raised": {"horizon": 7.0, "weight": "raised_cosine"},
+    "decay": {"horizon": 200.0, "decay": [0.9, 0.999]},
+    "endless": {"horizon": math.inf, "decay": 0.97},
+    "raised decay": {"horizon": 7.0, "weight": "raised_cosine", "decay": torch.tensor([0.5, 1.0])},
+    "gates": {"horizon": 200.0, "log_decay": -0.2 * uniform(2, 2, LENGTH)},
 }
 every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -38,12 +43,20 @@ def formula(q, k, v, weight="cosine", **options):
     return cosformer(q, k, v, causal=True, raised=weight == "raised_cosine", **options)
 
 
-def empty(**options):
-    return State.empty(2, 2, 3, 2, dtype=torch.float64, **options)
+def gates(options, start, stop):
+    """The decays of these tokens, as an option, where each has its own."""
+    if "log_decay" not in options:
+        return {}
+    return {"log_decay": options["log_decay"][..., start:stop]}
+
+
+def empty(log_decay=None, **options):
+    per_token = log_decay is not None
+    return State.empty(2, 2, 3, 2, dtype=torch.float64, per_token=per_token, **options)
 
 
 def same(one, other):
-    for a, b in zip(one[:3], other[:3], strict=True):
+    for a, b in zip(one.tensors, other.tensors, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -54,20 +67,26 @@ def test_one_stretch_is_the_formula_and_leaves_the_sums(options, impl):
     out, state = attention_with_state(q, k, v, **options, impl=impl)
     torch.testing.assert_close(out, formula(q, k, v, **options))
     assert int(state.position) == LENGTH
+    later = torch.arange(LENGTH - 1, -1, -1)
+    rate = torch.as_tensor(options.get("decay", 1.0), dtype=torch.float64)
+    fade = rate.reshape(-1, 1) ** later
+    if "log_decay" in options:
+        after = options["log_decay"].flip(-1).cumsum(-1).flip(-1) - options["log_decay"]
+        fade = after.exp()
     theta = torch.pi / 2 / torch.as_tensor(options["horizon"]).double().reshape(-1, 1)
     angle = theta * torch.arange(LENGTH)
-    parts = [angle.cos(), angle.sin()]
+    parts = [angle.cos(), angle.sin()] if theta.any() else [torch.ones_like(angle)]
     if options.get("weight") == "raised_cosine":
         parts = [torch.ones_like(angle), (2 * angle).cos(), (2 * angle).sin()]
     for r, part in enumerate(parts):
-        keys = k.relu() * part[..., None]
+        keys = k.relu() * (part * fade)[..., None]
         torch.testing.assert_close(state.key_value[:, :, r], keys.mT @ v)
         torch.testing.assert_close(state.key_sum[:, :, r], keys.sum(2))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @FEW
 @given(
-    kind=st.sampled_from(sorted(KINDS)),
     pieces=st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=6),
     impl=st.sampled_from(IMPLEMENTATIONS),
 )
@@ -77,19 +96,22 @@ def test_any_mix_of_steps_and_stretches_is_the_full_pass(kind, pieces, impl):
     for size, by_step in pieces:
         stop = min(at + size, LENGTH)
         if by_step:
-            outs += [step(*stretch(x, t, t + 1), state) for t in range(at, stop)]
+            for t in range(at, stop):
+                outs.append(step(*stretch(x, t, t + 1), state, **gates(options, t, t + 1)))
         else:
-            out, state = attention_with_state(*stretch(x, at, stop), state=state, impl=impl)
+            about = {"state": state, "impl": impl, **gates(options, at, stop)}
+            out, state = attention_with_state(*stretch(x, at, stop), **about)
             outs.append(out)
         at = stop
     if outs:
         torch.testing.assert_close(torch.cat(outs, 2), formula(*x, **options)[:, :, :at])
-    same(state, attention_with_state(*stretch(x, 0, at), **options)[1])
+    whole = options | gates(options, 0, at)
+    same(state, attention_with_state(*stretch(x, 0, at), **whole)[1])
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @FEW
 @given(
-    kind=st.sampled_from(sorted(KINDS)),
     cuts=st.lists(st.integers(0, LENGTH), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
 )
@@ -98,11 +120,16 @@ def test_states_of_stretches_add_in_any_order(kind, cuts, order):
     states = []
     for start, stop in pairwise([0, *sorted(cuts), LENGTH]):
         begin = empty(position=start, **options)
-        states.append(attention_with_state(*stretch(x, start, stop), state=begin)[1])
-    order.shuffle(states)
-    merged = states[0]
-    for state in states[1:]:
-        merged = merged + state
+        here = {"state": begin, **gates(options, start, stop)}
+        states.append(attention_with_state(*stretch(x, start, stop), **here)[1])
+    if "log_decay" not in options:  # neighbours alone know what lies between them
+        order.shuffle(states)
+    while len(states) > 1:
+        at = order.randrange(len(states) - 1)
+        pair = states[at : at + 2]
+        order.shuffle(pair)
+        states[at : at + 2] = [pair[0] + pair[1]]
+    (merged,) = states
     same(merged, attention_with_state(*x, **options)[1])
 
 

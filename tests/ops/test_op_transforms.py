@@ -117,6 +117,8 @@ def test_vmap_maps_masks_packings_decays_and_streams():
         (lambda q, k, v, _: attention(q, k, v, cu_seqlens=edges, causal=True), masks),
         (lambda q, k, v, _: in_two(q, k, v), masks),
         (gated, decays),
+        (lambda q, k, v, g: attention(q, k, v, log_decay=g), decays),
+        (lambda q, k, v, r: attention(q, k, v, decay=r, causal=True), decays[:, 0, :, 0].exp()),
     ):
         right = [function(*call, each) for call, each in zip(calls, more, strict=True)]
         torch.testing.assert_close(vmap(function)(*inputs, more), torch.stack(right))

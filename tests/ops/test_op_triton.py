@@ -4,6 +4,8 @@ The interpreter multiplies bfloat16 wrongly, so these are float32 and float16; a
 It takes a second per hundred tokens and head.
 """
 
+import math
+
 import pytest
 import torch
 from kernel_cases import CASES, Case, check, draw, ours, results
@@ -115,7 +117,8 @@ def test_a_stream_in_pieces_is_the_whole_and_passes_gradients():
 
 def test_a_gated_stream_passes_gradients_to_its_gates():
     def stream(q, k, v, gates, impl):
-        state = State(torch.ones(1, 1, 1, 8, 8), torch.ones(1, 1, 1, 8), torch.tensor(0), None)
+        sums = (torch.ones(1, 1, 1, 8, 8), torch.ones(1, 1, 1, 8))
+        state = State(*sums, torch.tensor(0), math.inf, log_decay=torch.zeros(1, 1).double())
         out, state = linear_attention_with_state(
             q, k, v, state=state, log_decay=gates, feature_map="relu", impl=impl
         )

@@ -1,8 +1,10 @@
 """attention_weights is the dense map, whole or by windows that cost only themselves."""
 
+import math
+
 import pytest
 import torch
-from formula import cosformer_map, tokens
+from formula import cosformer_map, tokens, uniform
 
 from cosformer import attention_weights
 
@@ -15,8 +17,15 @@ OPTIONS = {
     "all masked": {"key_mask": torch.zeros(2, 140, dtype=torch.bool)},
     "started": {"causal": True, "query_start": 30, "horizon": 200},
     "large eps": {"eps": 50.0},
+    "decay": {"causal": True, "decay": [0.5, 0.99]},
+}
+SQUARE = OPTIONS | {
+    "decay, both ways": {"decay": 0.9},
+    "gates": {"causal": True, "log_decay": -uniform(2, 2, 140)},
+    "gates, both ways": {"log_decay": -uniform(2, 2, 140), "horizon": math.inf},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+every_square = pytest.mark.parametrize("options", SQUARE.values(), ids=SQUARE)
 
 
 def named(raised=False, **options):
@@ -51,7 +60,15 @@ WINDOWS = [
 ]
 
 
-@every_option
+@every_square
+def test_the_map_of_as_many_queries_as_keys_is_the_formula(options):
+    q, k, _ = tokens(2, 2, 140)
+    torch.testing.assert_close(
+        attention_weights(q, k, **named(**options)), cosformer_map(q, k, **options)
+    )
+
+
+@every_square
 @pytest.mark.parametrize(("rows", "columns"), WINDOWS)
 def test_a_window_is_a_slice_of_the_map(options, rows, columns):
     q, k, _ = tokens(2, 2, 140)

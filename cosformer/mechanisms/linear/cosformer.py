@@ -40,6 +40,7 @@ class Cosformer(Mechanism):
         super().__init__(heads, width, key_heads=key_heads)
         self.horizon = ops.read_horizon(horizon, heads, self.key_heads)
         self.weight, self.eps = ops.check_weight(weight), check_eps(eps)
+        self.kind = ops.kind_within(self.horizon, weight)
         if self.horizon is not None and weight == "cosine":
             self.traits = replace(self.traits, max_length=ops.whole_limit(self.horizon))
 
@@ -79,10 +80,10 @@ class Cosformer(Mechanism):
         return ops.take_step(q, k, v, state, self._recurrence(k.device)), state
 
     def state_size(self, length: int) -> int:
-        return self.key_heads * ops.WEIGHTS[self.weight] * self.width * (self.value_width + 1)
+        return self.key_heads * ops.WEIGHTS[self.kind] * self.width * (self.value_width + 1)
 
     def cost(self, length: int) -> Cost:
-        states = ops.WEIGHTS[self.weight]
+        states = ops.WEIGHTS[self.kind]
         operations = 4 * states * self.heads * length * self.width * (self.width + 1)
         return Cost(operations, 4 * self.numbers(length))
 
@@ -93,7 +94,7 @@ class Cosformer(Mechanism):
             assert self.horizon is not None
             like = torch.empty(1, self.key_heads, 1, 1, device=device)
             angle = ops.angle_of(self.horizon, like)
-            found = self._recurrences[device] = ops.Recurrence(angle, self.weight, eps=self.eps)
+            found = self._recurrences[device] = ops.Recurrence(angle, self.kind, eps=self.eps)
         return found
 
     def _options(self, request: Request) -> dict[str, Any]:

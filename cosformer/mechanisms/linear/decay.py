@@ -29,6 +29,7 @@ class Retention(LinearMechanism):
     source = "Sun et al., 2023; lightning attention: Qin et al., 2024"
     formula = "S_t = γ_h S_{t−1} + k_t v_tᵀ, out_t = S_tᵀ q_t/√d, γ_h = 1 − 2^(−5−h)"
     normaliser = "none"
+    forgets = True
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
         rates = [1 - 2.0 ** (-5 - head) for head in range(self.key_heads)]
@@ -42,6 +43,7 @@ class GatedLinear(LinearMechanism):
     source = "Yang et al., 2023; scalar gate: Dao and Gu, 2024 (Mamba-2)"
     formula = "S_t = g_t S_{t−1} + k_t v_tᵀ, out_t = S_tᵀ q_t/√d, g = sigmoid(gate)^(1/τ)"
     normaliser = "none"
+    forgets = True
 
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, temperature: float = 16.0

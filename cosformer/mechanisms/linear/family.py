@@ -43,6 +43,7 @@ class LinearMechanism(Mechanism):
     normaliser: str = "sum"
     rule: str = "clamp"
     eps: float = 1e-6
+    forgets: bool = False  # whether a stream also remembers its decay: a number for each key head
 
     def queries(self, q: Tensor, start: Start) -> Tensor:
         """Features of queries, `[B, H, T, F]`, before `feature_map`; they begin at `start`."""
@@ -137,7 +138,7 @@ class LinearMechanism(Mechanism):
 
     def state_size(self, length: int) -> int:
         columns = self.value_width + (self.normaliser == "sum")
-        return self.key_heads * self.feature_width * columns
+        return self.key_heads * (self.feature_width * columns + self.forgets)
 
     def cost(self, length: int) -> Cost:
         tokens = (self.heads + self.key_heads) * length

@@ -88,9 +88,10 @@ class Performer(LinearMechanism):
             return q.new_zeros(*q.shape[:3], v.shape[3]), state
         levels, level = self._levels(k, request, state.level)
         # A state of the engine says whether it fades: these may, or may not, with every call.
-        sums = state.sums._replace(horizon=None if "fading" in levels else math.inf)
+        total = levels["fading"].new_zeros(k.shape[:2]).double() if "fading" in levels else 0.0
+        sums = state.sums._replace(log_decay=total)
         out, after = self.advance_sums(q, k, v, sums, request._replace(controls=levels))
-        return out, state._replace(sums=after, level=level)
+        return out, state._replace(sums=after._replace(log_decay=0.0), level=level)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
@@ -101,10 +102,9 @@ class Performer(LinearMechanism):
             level = torch.maximum(before, top_exponents(k, self.projection)[..., 0])
             fading = torch.where(before.isinf(), 0, before - level)[..., None]
             keys = projected(k, self.projection, "exp", level[..., None])
-            sums = state.sums._replace(horizon=None)
             by = self._recurrence(k, Request(True, None, 0, controls)).decayed(fading)
-            out = ops.take_step(self.queries(q, 0), keys, v.to(keys.dtype), sums, by)
-        return out.to(q.dtype), state._replace(sums=sums, level=level)
+            out = ops.take_step(self.queries(q, 0), keys, v.to(keys.dtype), state.sums, by)
+        return out.to(q.dtype), state._replace(level=level)
 
     def state_size(self, length: int) -> int:
         return super().state_size(length) + self.key_heads

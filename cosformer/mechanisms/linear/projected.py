@@ -73,6 +73,7 @@ class RfaGated(Rfa):
 
     traits = replace(Rfa.traits, full=False, cross=False, controls=("gate",), positions="relative")
     formula = "S_t = g_t S_{t−1} + (1 − g_t) φ(k_t) v_tᵀ, the same for Σ φ(k); g = sigmoid(gate)"
+    forgets = True
 
     def share(self, request: Request) -> Tensor:
         return torch.sigmoid(-request.controls["gate"])  # 1 − g, without cancellation

@@ -14,6 +14,7 @@ from cosformer.ops.problem import (
     Asked,
     Constants,
     Given,
+    Gradients,
     Grads,
     Options,
     Problem,
@@ -69,10 +70,25 @@ def attend(
         problem.sequence,
         problem.bounds,
     )
-    # In plain eager mode past the binding of arguments and functorch: 40 µs.
-    apply = super(Function, _Attention).apply if eager(q, k, v) else _Attention.apply
-    results = Results(*apply(q, k, v, decay, state, constants, options))
+    given = Given(q, k, v, decay, state, constants, options)
+    if decay is not None and not problem.causal and impl != "hopper":  # which has kernels for it
+        from cosformer.ops.autograd.both_ways import both_ways, goes_both_ways
+
+        if goes_both_ways(given):
+            return both_ways(_causal_sums, given), None
+    results = _results(given)
     return results.out, results.last
+
+
+def _results(given: Given) -> Results:
+    # In plain eager mode past the binding of arguments and functorch: 40 µs.
+    plain = eager(given.q, given.k, given.v)
+    apply = super(Function, _Attention).apply if plain else _Attention.apply
+    return Results(*apply(*given))
+
+
+def _causal_sums(given: Given) -> Tensor:
+    return _results(given).out
 
 
 def implementation(impl: str) -> ModuleType:
@@ -201,5 +217,24 @@ def gradients(saved: Saved, options: Options, grads: Grads, asked: Asked) -> tup
     results = Results(saved.out, saved.total, saved.last, saved.kept)
     # a graph has zeros for the gradient of totals, which nobody uses there
     by_torch = recorded() or (grads.total is not None and not torch.compiler.is_compiling())
+    if by_torch and given.decay is not None and not options.causal:
+        from cosformer.ops.autograd.both_ways import goes_both_ways
+
+        if goes_both_ways(given):
+            return _gradients_both_ways(given, grads, asked)
     chosen = chunked if by_torch else implementation(options.impl)
     return tuple(chosen.backward(given, results, grads, asked))
+
+
+def _gradients_both_ways(given: Given, grads: Grads, asked: Asked) -> Gradients:
+    """Those of kernels that sweep both ways at once, differentiable, by two sweeps of torch."""
+    from cosformer.ops.autograd.both_ways import both_ways
+
+    by_torch = given._replace(options=given.options._replace(impl="chunked"))
+    names = [name for name in ("q", "k", "v", "decay") if getattr(asked, name)]
+    leaves = [getattr(given, name) for name in names]
+    with torch.enable_grad():
+        out = both_ways(_causal_sums, by_torch)
+        of_out = torch.zeros_like(out) if grads.out is None else grads.out
+        found = torch.autograd.grad(out, leaves, of_out, create_graph=True)
+    return Gradients(**dict(zip(names, found, strict=True)))

@@ -153,6 +153,7 @@ class Buffers(NamedTuple):
     z: Tensor | None = None  # [B, H, n, C, z]
     written: Tensor | None = None  # [B, H, n, C, R·y], shared with what is read scaled
     scores: Tensor | None = None  # [B, H, n, C, C]
+    tile: Tensor | None = None  # [B, H, n, C, C], weights of which no two chunks have the same
     edges: Tensor | None = None  # [B, H, n + 1, R·y, z], the states between chunks
     turned: Tensor | None = None  # [B, H, n, R·z, y], the same with y and z in each other's place
     x: Reading = Reading()
@@ -202,6 +203,7 @@ class Workspace:
                     view("z", chunks, length, z),
                     view("scaled", chunks, length, states * y),
                     view("scores", chunks, length, length),
+                    view("tile", chunks, length, length),
                     view("edges", chunks + 1, states * y, z),
                     view("turned", chunks, states * z, y),
                     reading(y, z),
@@ -230,6 +232,7 @@ def _sizes(states: int, y: int, z: int, spans: Spans) -> dict[str, int]:
     wide = max(y, z)  # a reader has rows of y and sums of z, a mirror the reverse
     sizes = {"x": rows * wide, "y": rows * y, "z": rows * z, "sums": rows * wide}
     sizes |= {"scaled": rows * states * wide, "scores": rows * length, "turned": chunks * state}
+    sizes["tile"] = rows * length
     if chunks <= FEW_CHUNKS:
         sizes["edges"] = (chunks + 1) * state
     return sizes

@@ -127,7 +127,12 @@ def _plan(given: Given) -> Plan:
 def _pattern(given: Given) -> Pattern:
     about = given.constants
     return Pattern(
-        about.query_basis, about.key_basis, given.decay, about.sequence, given.options.causal
+        about.query_basis,
+        about.key_basis,
+        given.decay,
+        about.sequence,
+        given.options.causal,
+        given.options.even,
     )
 
 

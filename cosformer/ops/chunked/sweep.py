@@ -35,6 +35,7 @@ SWEEP = ("x", "y", "z", "scaled", "sums", "scores", "edges")
 MIRRORED = (*SWEEP, "turned")
 GATHER = ("y", "z", "scaled")
 SCATTER = ("x", "scaled", "sums")
+BLOCK = 16  # rows of a chunk that share their decays since earlier keys
 
 
 class Reader(NamedTuple):
@@ -52,6 +53,7 @@ class Pattern(NamedTuple):
     decay: Tensor | None  # L [b, h, T]; without `causal` either T or S must be 0
     sequence: Tensor | None  # [T]
     causal: bool
+    even: bool  # whether L is a line
 
 
 class Window(NamedTuple):
@@ -63,27 +65,76 @@ class Window(NamedTuple):
     carry: Tensor | None  # [b, h, n + 1, n + 1] how much of an earlier state is left; None = all
 
 
+class Fading(NamedTuple):
+    """What a decay makes of one span's weights. `n` is 1 where all chunks fade alike."""
+
+    tile: Tensor  # [b, h, n, C, C] exp(L_i − L_j) of pairs j ≤ i, and 1 above the diagonal
+    read: Tensor  # [b, h, n, C, 1] since the end of the chunk before
+    write: Tensor  # [b, h, n, C, 1] until the end of the chunk
+    carry: Tensor  # [b, h, n + 1, n + 1] between the edges of chunks
+
+
 class Windows:
     """w(i, j) over one axis of positions, cut into the windows of its spans."""
 
     def __init__(self, pattern: Pattern, spans: Spans) -> None:
         self._query, self._key = cut(pattern.query_basis, spans), cut(pattern.key_basis, spans)
-        self._decay, self._sequence = pattern.decay, pattern.sequence
+        self._decay, self._sequence, self._even = pattern.decay, pattern.sequence, pattern.even
+        self._fadings: dict[tuple[int, int] | None, Fading] = {}
         self._spans, self.states = spans, pattern.query_basis.shape[-1]
         self._tiles: dict[tuple[int, bool], Tensor] = {}
+        self._faded_tiles: dict[tuple[int, bool], Tensor] = {}
 
-    def window(self, n: int, *, reverse: bool, strict: bool) -> Window:
-        """Forward: queries read, keys write. In reverse they change places and the tile turns."""
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What memory the weights of a span take."""
+        return () if self._decay is None or self._even else ("tile",)
+
+    def window(self, n: int, into: Tensor | None, *, reverse: bool, strict: bool) -> Window:
+        """Forward: queries read, keys write. In reverse they change places and the tile turns.
+
+        `into` is memory for a tile that serves one span alone.
+        """
         span, query, key = self._spans[n], self._query[n], self._key[n]
-        window = Window(self._cosine_tile(query, key, span, strict), query, key, None)
-        if self._decay is not None:
-            window = _decayed(window, *_with_edges(self._decay, span, 0.0))
+        if self._decay is None:
+            window = Window(self._cosine_tile(query, key, span, strict), query, key, None)
+        else:
+            fading = self._fading(self._decay, span, query.dtype, into)
+            window = Window(
+                self._tile(query, key, fading, span, strict),
+                query * fading.read,
+                key * fading.write,
+                fading.carry,
+            )
         if self._sequence is not None:
             window = _separated(window, *_with_edges(self._sequence[None, None], span, -1))
         if not reverse:
             return window
         carry = None if window.carry is None else window.carry.mT
         return Window(window.tile.mT, window.write, window.read, carry)
+
+    def _tile(self, query: Tensor, key: Tensor, fading: Fading, span: Span, strict: bool) -> Tensor:
+        """Cosine and decay in one; made once where all chunks have the same."""
+        shared = self._even and self._sequence is None
+        like = (span.chunk_length, strict)
+        if shared and like in self._faded_tiles:
+            return self._faded_tiles[like]
+        cosine = self._cosine_tile(query, key, span, strict)
+        tile = cosine * fading.tile if self._even else fading.tile.mul_(cosine)
+        if shared:
+            self._faded_tiles[like] = tile
+        return tile
+
+    def _fading(self, decay: Tensor, span: Span, dtype: torch.dtype, into: Tensor | None) -> Fading:
+        """That of a span; of an even decay once for all spans of one size."""
+        # a padded span is the only one, and may have a symbolic size
+        like = None if span.padded else (span.chunks, span.chunk_length)
+        if like in self._fadings:
+            return self._fadings[like]
+        fading = _fading(*_with_edges(decay, span, 0.0), dtype, into, even=self._even)
+        if self._even and like:
+            self._fadings[like] = fading
+        return fading
 
     def _cosine_tile(self, query: Tensor, key: Tensor, span: Span, strict: bool) -> Tensor:
         """ψ(i)·ψ(j) below the diagonal. Only i − j matters, so one chunk's tile serves all."""
@@ -99,21 +150,43 @@ class Windows:
         return tile
 
 
-def _decayed(window: Window, total: Tensor, before: Tensor) -> Window:
-    """Weights times exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` L before each chunk."""
-    dtype = window.tile.dtype
+def _fading(
+    total: Tensor, before: Tensor, dtype: torch.dtype, into: Tensor | None, *, even: bool
+) -> Fading:
+    """exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` is L before each chunk."""
     end = total[..., -1:]
-    lower = _causal(total.shape[-1], total.device)
-    within = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, 0)
     edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
     later = _causal(edges.shape[-1], edges.device)
     between = (edges[..., :, None] - edges[..., None, :]).masked_fill(~later, -torch.inf)
-    return Window(
-        window.tile * within.exp().to(dtype),
-        window.read * (total - before).exp()[..., None].to(dtype),
-        window.write * (end - total).exp()[..., None].to(dtype),
-        between.exp().to(dtype),
-    )
+    until_end = (end - total).to(dtype).exp_()[..., None]  # the last chunk may end early
+    if even:
+        total, before = total[:, :, :1], before[:, :, :1]
+    since_before = (total - before).to(dtype).exp_()[..., None]
+    return Fading(_within(total, dtype, into), since_before, until_end, between.exp().to(dtype))
+
+
+def _within(total: Tensor, dtype: torch.dtype, into: Tensor | None) -> Tensor:
+    """exp(L_i − L_j) for j ≤ i in a chunk, `[b, h, n, C, C]`, at most 1 elsewhere.
+
+    Most exponentials are spared: i in a block of rows that begins at b has exp(L_i − L_b) times
+    exp(L_b − L_j) since an earlier key. Neither is above 1, so nothing overflows.
+    """
+    if into is None or total.shape[-1] % BLOCK or into.shape[:3] != total.shape[:3]:
+        return _differences(total, dtype)
+    blocks = total.unflatten(3, (-1, BLOCK))  # [b, h, n, blocks, BLOCK]
+    start = blocks[..., :1]
+    since_start = (blocks - start).to(dtype).exp_()
+    until_start = (start - total[..., None, :]).to(dtype).clamp_(max=0).exp_()
+    tile = into.unflatten(3, (-1, BLOCK))  # [b, h, n, blocks, BLOCK, C]
+    torch.mul(since_start[..., None], until_start[..., None, :], out=tile)
+    own = tile.unflatten(5, (-1, BLOCK)).diagonal(dim1=3, dim2=5)  # [b, h, n, BLOCK, BLOCK, blocks]
+    own.copy_(_differences(blocks, dtype).permute(0, 1, 2, 4, 5, 3))
+    return into
+
+
+def _differences(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(L_i − L_j) of all pairs, 1 where j > i: L never rises."""
+    return (total[..., :, None] - total[..., None, :]).to(dtype).clamp_(max=0).exp_()
 
 
 def _separated(window: Window, number: Tensor, before: Tensor) -> Window:
@@ -218,10 +291,11 @@ def sweep(
     strict: bool = False,
 ) -> Tensor:
     """Hand each span's rows to the readers and return the state `[B, H, R·y, z]` at the end."""
-    first, parts = state, SWEEP if mirror is None else MIRRORED
+    first, parts = state, (SWEEP if mirror is None else MIRRORED) + windows.parts
     with Workspace(state, windows.states, spans, parts) as buffers:
         for n in reversed(range(len(spans))) if reverse else range(len(spans)):
-            window, memory = windows.window(n, reverse=reverse, strict=strict), buffers[n]
+            memory = buffers[n]
+            window = windows.window(n, memory.tile, reverse=reverse, strict=strict)
             columns, values, rows = y(n, memory.y), z(n, memory.z), x.load(n, memory.x.rows)
             written = _scale(columns, window.write, memory.written).mT
             earlier, state = _accumulate(written, values, state, window.carry, memory, reverse)
@@ -344,12 +418,14 @@ def _accumulate(
         states = edges.unbind(2)[:: -1 if reverse else 1]
         states[0].copy_(state)
         _product(written, values, edges[:, :, :-1] if reverse else edges[:, :, 1:])
-        for i, (before, after) in enumerate(pairwise(states)):
-            if carry is None:
+        if carry is None:
+            for before, after in pairwise(states):
                 after.add_(before)
-            else:
-                kept = carry[:, :, -2 - i, -1 - i] if reverse else carry[:, :, i + 1, i]
-                after.addcmul_(before, kept[..., None, None])
+        else:
+            kept = carry[..., None, None].diagonal(1 if reverse else -1, 2, 3).unbind(-1)
+            order = kept[:: -1 if reverse else 1]
+            for left, (before, after) in zip(order, pairwise(states), strict=True):
+                after.addcmul_(before, left)
     else:
         update = _product(written, values, None)
         first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)

@@ -95,14 +95,14 @@ class _Trilinear(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, y, z, state, decay, pattern, ctx.reverse = inputs
         _, last = output
-        ctx.causal = pattern.causal
+        ctx.causal, ctx.even = pattern.causal, pattern.even
         constants = (pattern.query_basis, pattern.key_basis, pattern.sequence)
         ctx.save_for_backward(x, y, z, state, decay, last, *constants)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         x, y, z, state, decay, last, query_basis, key_basis, sequence = ctx.saved_tensors
-        pattern = Pattern(query_basis, key_basis, None, sequence, ctx.causal)
+        pattern = Pattern(query_basis, key_basis, None, sequence, ctx.causal, ctx.even)
         there, back = ctx.reverse, not ctx.reverse
         dx, _ = _Trilinear.apply(grad_out, z, y, state.mT, decay, pattern, there)
         dy, _ = _Trilinear.apply(z, grad_out, x, grad_last.mT, decay, pattern, back)

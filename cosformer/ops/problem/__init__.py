@@ -1,7 +1,13 @@
 """Arguments become one checked value: positions, weights, decays, feature map and rule."""
 
 from cosformer.ops.problem.build import LONGEST, PROBLEMS, build
-from cosformer.ops.problem.decay import GATE_RULE, decay_gradient, least_gate, running_sum
+from cosformer.ops.problem.decay import (
+    GATE_RULE,
+    decay_gradient,
+    least_gate,
+    running_sum,
+    total_gate,
+)
 from cosformer.ops.problem.features import FEATURE_MAPS, LEAKY_SLOPE
 from cosformer.ops.problem.given import (
     Asked,
@@ -28,22 +34,32 @@ from cosformer.ops.problem.horizon import (
     check_length,
     read_horizon,
     same_horizon,
+    same_numbers,
     whole_limit,
 )
 from cosformer.ops.problem.normaliser import DENOMINATORS, FOLLOWS
-from cosformer.ops.problem.placement import CONVENTIONS, Placement, check_placement
+from cosformer.ops.problem.placement import (
+    CONVENTIONS,
+    Placement,
+    check_decays_there,
+    check_placement,
+)
 from cosformer.ops.problem.problem import WEIGHTS, Problem, basis, with_basis
 from cosformer.ops.problem.weights import (
     Rates,
     angle_of,
     angles,
+    as_kept,
     as_numbers,
+    check_one_decay,
     check_weight,
     cosine_angle,
+    decaying_by_token,
     decaying_evenly,
     horizon_of,
-    is_decaying,
+    is_one,
     kind_of,
+    kind_within,
     log_gates,
     log_rates,
     sizes_of,

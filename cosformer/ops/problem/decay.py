@@ -16,6 +16,11 @@ def running_sum(gates: Tensor, least: float) -> Tensor:
     return gates.double().clamp(min=least).cumsum(-1)
 
 
+def total_gate(gates: Tensor, dtype: torch.dtype) -> Tensor:
+    """The last of the running sums over `[B, H, T]`: `[B, H]`, 0 where there is no token."""
+    return gates.double().clamp(min=least_gate(dtype)).sum(-1)
+
+
 def decay_gradient(
     by_query: Tensor,
     by_key: Tensor,

@@ -67,7 +67,9 @@ class PastHorizonError(ValueError):
 
 def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:
     """Refuse to go past the horizon, where cosine weights turn negative."""
-    remedy = "raise horizon, or use weight='raised_cosine' for an endless stream"
+    remedy = (
+        "raise horizon, or use weight='raised_cosine' or horizon=math.inf for an endless stream"
+    )
     if torch.compiler.is_compiling() and any(
         isinstance(x, Tensor) for x in (length, horizon, position)
     ):
@@ -97,11 +99,16 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
 
 def same_horizon(one: Horizon, other: Horizon) -> bool:
     """Whether they are equal; where the host may not look, the device asserts it."""
+    return same_numbers(one, other, "horizon")
+
+
+def same_numbers(one: float | Tensor, other: float | Tensor, name: str) -> bool:
+    """Whether two numbers, or two tensors of them, are equal; `name` is for the device's error."""
     if one is other:
         return True
     if not isinstance(one, Tensor):
         if isinstance(other, Tensor):
-            return same_horizon(other, one)
+            return same_numbers(other, one, name)
         return math.isclose(one, other, rel_tol=1e-12)
     other = torch.as_tensor(other, dtype=torch.float64, device=one.device)
     if one.shape != other.shape:
@@ -109,5 +116,5 @@ def same_horizon(one: Horizon, other: Horizon) -> bool:
     same = (one == other).all()
     if readable(same):
         return bool(same)
-    torch._assert_async(same, "horizon must be the state's")
+    torch._assert_async(same, f"{name} must be the state's")
     return True

@@ -50,6 +50,24 @@ def check_placement(q: Tensor, k: Tensor, given: Placement) -> None:
         check_packing(given.cu_seqlens, q, k)
 
 
+def check_decays_there(q: Tensor, k: Tensor, given: Placement, names: str) -> None:
+    """A decay needs one axis of positions: a causal call, or query i at key i and as many of both.
+
+    `names` are the arguments that ask for the decay.
+    """
+    if given.causal:
+        return
+    rule = (
+        f"{names} without causal=True must meet query i at key i, so cross attention has no decay"
+    )
+    if given.positions == "stretch":
+        raise ValueError(f"{rule}: got positions='stretch'")
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(f"{rule}: got {q.shape[2]} queries and {k.shape[2]} keys")
+    if given.query_start:
+        raise ValueError(f"{rule}: got query_start={given.query_start}")
+
+
 def positions_of(q: Tensor, k: Tensor, given: Placement) -> Positions:
     """The positions of checked arguments."""
     queries, keys = q.shape[2], k.shape[2]

@@ -10,10 +10,11 @@ WEIGHTS = {"plain": 1, "cosine": 2, "raised_cosine": 3}
 
 
 class Problem(NamedTuple):
-    """Weights w(i, j) = exp(L_i − L_j) · c(θ(i − j)) on features φ, and the rule that divides.
+    """Weights w(i, j) = exp(−|L_i − L_j|) · c(θ(i − j)) on features φ, and the rule that divides.
 
     c is 1, cos or (1 + cos 2·)/2. L is the logarithm of the decay, summed up to and with a token:
-    that of a decay per head (`query_decay`, `key_decay`) plus the running sum of `gates`.
+    that of a decay per head (`query_decay`, `key_decay`) plus the running sum of `gates`. It never
+    rises, so a causal weight is exp(L_i − L_j).
     """
 
     query_position: Tensor  # [b, T] float64; b is 1 or the batch
@@ -26,7 +27,7 @@ class Problem(NamedTuple):
     rule: str
     eps: float
     scale: float = 1.0  # of the output, where nothing is divided
-    query_decay: Tensor | None = None  # L at the queries [1, h, T], causal only; float64
+    query_decay: Tensor | None = None  # L at the queries [1, h, T]; float64
     key_decay: Tensor | None = None  # L at the keys [1, h, S]
     gates: Tensor | None = None  # logarithms of a decay per token [B, h, T]; query i is at key i
     key_mask: Tensor | None = None  # [B, S], True = real
@@ -34,6 +35,11 @@ class Problem(NamedTuple):
     bounds: Tensor | None = None  # [sequences + 1], where each begins
     query_basis: Tensor | None = None  # ψ at the queries, where it is known already
     key_basis: Tensor | None = None
+
+    @property
+    def decays(self) -> bool:
+        """Whether weights fade with the distance."""
+        return self.query_decay is not None or self.gates is not None
 
     @property
     def is_aligned(self) -> bool:

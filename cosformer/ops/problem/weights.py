@@ -25,6 +25,15 @@ def check_weight(weight: str) -> str:
     return weight
 
 
+def kind_within(horizon: Horizon | None, weight: str) -> str:
+    """The kind of weights, a name of `WEIGHTS`, that `attention` is asked for."""
+    if isinstance(horizon, Tensor) or horizon != math.inf:
+        return check_weight(weight)
+    if check_weight(weight) == "raised_cosine":
+        raise ValueError("horizon must be finite with weight='raised_cosine', got inf")
+    return "plain"
+
+
 def kind_of(theta: float | Tensor, *, raised: bool) -> str:
     """The kind of weights, a name of `WEIGHTS`, that `linear_attention` is asked for."""
     if raised:
@@ -87,22 +96,40 @@ def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
     return _for_heads("theta", theta, q, k)
 
 
-def as_numbers(gamma: Rates) -> Rates:
+def as_numbers(rates: Rates, name: str = "gamma") -> Rates:
     """A sequence as numbers that can be compared with those of another call."""
-    if isinstance(gamma, Tensor):
-        return gamma
-    if not isinstance(gamma, Sequence) or isinstance(gamma, str | bytes):
-        check_number("gamma", gamma, "a number, a sequence of them or a tensor")
-        return gamma if torch.compiler.is_compiling() else float(gamma)
-    for n, rate in enumerate(gamma):
-        check_number(f"gamma[{n}]", rate)
+    if isinstance(rates, Tensor):
+        return rates
+    if not isinstance(rates, Sequence) or isinstance(rates, str | bytes):
+        check_number(name, rates, "a number, a sequence of them or a tensor")
+        return rates if torch.compiler.is_compiling() else float(rates)
+    for n, rate in enumerate(rates):
+        check_number(f"{name}[{n}]", rate)
     # tracers know no tuples of our own, and keep nothing
-    return tuple(gamma) if torch.compiler.is_compiling() else Numbers(map(float, gamma))
+    return tuple(rates) if torch.compiler.is_compiling() else Numbers(map(float, rates))
 
 
-def is_decaying(gamma: Rates, log_decay: Tensor | None) -> bool:
-    """Whether weights fade at all."""
-    return log_decay is not None or isinstance(gamma, Tensor) or gamma != 1
+def check_one_decay(decay: Rates, log_decay: Tensor | None) -> Rates:
+    """The decay of `attention`, as numbers or a tensor; refuses one per head and one per token."""
+    if log_decay is not None:
+        raise ValueError("decay and log_decay must not both be given: name one of them")
+    return as_numbers(decay, "decay")
+
+
+def is_one(rates: Rates | None) -> bool:
+    """Whether nothing fades: None, or numbers that are all 1. A tensor is not looked at."""
+    if rates is None or isinstance(rates, Tensor):
+        return rates is None
+    return all(rate == 1 for rate in (rates if isinstance(rates, Sequence) else (rates,)))
+
+
+def as_kept(rates: Rates | None, name: str, k: Tensor) -> float | Tensor:
+    """γ as a state of the key heads of k remembers it: a number, or `[H_kv]`."""
+    if log_rates(rates, k, k, name) is None or rates is None:
+        return 1.0
+    if isinstance(rates, Sequence):
+        return torch.tensor(rates, dtype=torch.float64, device=k.device)
+    return rates.to(k.device, copy=True) if isinstance(rates, Tensor) else float(rates)
 
 
 def sizes_of(values: Rates) -> list[int]:
@@ -112,17 +139,23 @@ def sizes_of(values: Rates) -> list[int]:
     return list(values.shape) if isinstance(values, Tensor) else []
 
 
-def log_rates(gamma: Rates, q: Tensor, k: Tensor) -> Tensor:
-    """log γ, `[1, h, 1]`."""
-    rule = "gamma must lie in (0, 1]"
-    if isinstance(gamma, Tensor):
-        check_number_or_tensor("gamma", gamma)
-        require_all((gamma > 0) & (gamma <= 1), rule, gamma)
-    elif not all(0 < rate <= 1 for rate in (gamma if isinstance(gamma, Sequence) else [gamma])):
-        raise ValueError(f"{rule}, got {list(gamma) if isinstance(gamma, Sequence) else gamma}")
-    if isinstance(gamma, Sequence):
-        gamma = torch.tensor(gamma, dtype=torch.float64)
-    return _for_heads("gamma", gamma, q, k).log()[None]
+def log_rates(rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma") -> Tensor | None:
+    """log γ, `[1, h, 1]`; None where γ is 1, by numbers."""
+    rule = f"{name} must lie in (0, 1]"
+    if isinstance(rates, Tensor):
+        check_number_or_tensor(name, rates)
+        require_all((rates > 0) & (rates <= 1), rule, rates)
+        return _for_heads(name, rates, q, k).log()[None]
+    if rates is None:
+        return None
+    numbers = rates if isinstance(rates, Sequence) else [rates]
+    if not all(0 < rate <= 1 for rate in numbers):
+        raise ValueError(f"{rule}, got {list(numbers) if numbers is rates else rates}")
+    values: float | Tensor = numbers[0]
+    if isinstance(rates, Sequence):
+        values = torch.tensor(rates, dtype=torch.float64)
+    per_head = _for_heads(name, values, q, k)  # which also checks how many there are
+    return None if is_one(rates) else per_head.log()[None]
 
 
 def decaying_evenly(problem: Problem, log_decay: Tensor) -> Problem:
@@ -134,6 +167,16 @@ def decaying_evenly(problem: Problem, log_decay: Tensor) -> Problem:
     queries, keys = problem.query_position, problem.key_position
     at_queries, at_keys = (log_decay * (position[:, None] + 1) for position in (queries, keys))
     return problem._replace(query_decay=at_queries, key_decay=at_keys)
+
+
+def decaying_by_token(problem: Problem, log_decay: Tensor, q: Tensor, k: Tensor) -> Problem:
+    """The problem with a decay per token, `[B, h, T]`."""
+    gates = log_gates(log_decay, q, k)
+    if problem.query_start != 0:
+        raise ValueError(
+            f"log_decay needs query i where key i stands, query_start=0, got {problem.query_start}"
+        )
+    return problem._replace(gates=gates)
 
 
 def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:

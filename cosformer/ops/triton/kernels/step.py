@@ -37,12 +37,15 @@ def step_kernel(
     position,  # [streams] int64, or [1] for all
     theta,  # [1] or [H] float64, or the bits of a number
     slots,  # [B] int64: the stream of each row; below 0 for a row without one
-    limit, heads, groups, eps, position_s, theta_h,
+    fade,  # γ [H] or [1], or log γ of the tokens [B, H]
+    faded,  # [streams, H] float64: the sum of log γ of all tokens of a stream
+    limit, heads, groups, eps, position_s, theta_h, fade_b, fade_h, faded_s, faded_h,
     q_b, q_h, q_d, k_b, k_h, k_d, v_b, v_h, v_d, o_b, o_h, o_d,
     kv_s, kv_h, kv_r, kv_k, kv_v, ks_s, ks_h, ks_r, ks_k,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     R: tl.constexpr, SLOTS: tl.constexpr, SHARED: tl.constexpr,
     CHECKED: tl.constexpr, NUMBER: tl.constexpr,
+    FADE: tl.constexpr,  # "" for no decay, "head" for γ, "token" for log γ
 ):  # fmt: skip
     """One token of one key head: updates sums and states, serves the query heads that share it."""
     program = tl.program_id(0)
@@ -67,6 +70,17 @@ def step_kernel(
             turn = theta.to(tl.int64).to(tl.float64, bitcast=True)
         else:
             turn = tl.load(theta + head * theta_h)
+        left = 1.0
+        if FADE == "head":
+            left = tl.load(fade + head * fade_h).to(tl.float32)
+        if FADE == "token":
+            gate = tl.load(fade + row * fade_b + head * fade_h).to(tl.float64)
+            left = tl.exp(gate).to(tl.float32)
+            total = faded + stream * faded_s + head * faded_h
+            before = tl.load(total)
+            tl.debug_barrier()  # threads share the cell
+            # below it e^gate is 0, and the sum would be −inf
+            tl.store(total, before + tl.maximum(gate, -110.0))
         keys = tl.load(k + row * k_b + head * k_h + lane * k_d, mask=in_k, other=0.0)
         keys = keys.to(tl.float32)
         keys = tl.where(keys <= 0, 0.0, keys)
@@ -98,14 +112,14 @@ def step_kernel(
                 tl.debug_barrier()  # threads may share a cell: all read it before any writes
                 for r in tl.static_range(R):
                     psi = _psi(angle, r)
-                    summed = sums[r] + psi * keys
+                    summed = sums[r] * left + psi * keys
                     tl.store(key_sums + r * ks_r, summed, mask=in_k)
                     read_sum += psi * summed
             # Σ_r ψ_r states_r at the token's position: what every query head reads.
             read = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
             for r in tl.static_range(R):
                 psi = _psi(angle, r)
-                state = states[r] + psi * pairs
+                state = states[r] * left + psi * pairs
                 tl.store(key_value + r * kv_r + cells, state, mask=inside)
                 read += psi * state
             for g in range(groups):

@@ -1,0 +1,272 @@
+"""A decay per head or per token multiplies the cosine, in both directions, at any length."""
+
+import math
+
+import pytest
+import torch
+from formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, tokens, uniform
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cosformer import State, attention, attention_with_state, linear_attention, step
+from cosformer.ops import chunked, dispatch
+from cosformer.ops.autograd import function
+from cosformer.ops.autograd.both_ways import both_ways
+from cosformer.ops.problem import Given, Results
+
+every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+every_way = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
+RATES = [0.5, 0.99]
+OPTIONS = {
+    "one for all": {"decay": 0.9},
+    "per head": {"decay": [*RATES, 1.0, 1e-3]},
+    "per key head, grouped": {"decay": RATES, "kv_heads": 2},
+    "no cosine": {"decay": RATES, "kv_heads": 2, "horizon": math.inf},
+    "raised": {"decay": 0.9, "horizon": 9.0, "raised": True},
+    "masked": {"decay": 0.9, "masked": True},
+    "packed": {"decay": 0.9, "packed": True},
+    "packed, one horizon": {"decay": RATES, "kv_heads": 2, "packed": True, "horizon": 200.0},
+}
+
+
+@every_impl
+@every_way
+@pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("length", [1, 70, 131])
+def test_a_decay_is_its_formula_with_gradients(options, length, per_token, causal, impl):
+    about = {"causal": causal, **options}
+    kv_heads, raised = about.pop("kv_heads", 4), about.pop("raised", False)
+    batch = 1 if about.pop("packed", False) else 2
+    if batch == 1:
+        about["cu_seqlens"] = torch.tensor([0, length // 3, length // 3, length])
+    if about.pop("masked", False):
+        about["key_mask"] = torch.rand(2, length, generator=torch.Generator().manual_seed(3)) < 0.6
+    leaf, name = torch.as_tensor(about.pop("decay"), dtype=torch.float64), "decay"
+    if per_token:
+        name, leaf = "log_decay", -0.3 * uniform(batch, kv_heads, length)
+    weight = "raised_cosine" if raised else "cosine"
+
+    def ours(q, k, v, decay):
+        return attention(q, k, v, **about, **{name: decay}, weight=weight, impl=impl)
+
+    def formula(q, k, v, decay):
+        return cosformer(q, k, v, **about, **{name: decay}, raised=raised)
+
+    x = tokens(batch, 4, length, kv_heads=kv_heads, value_width=3)
+    agree(ours, formula, *x, leaf, argument=length)
+
+
+@every_way
+@pytest.mark.parametrize("more", [{}, {"query_start": 30}, {"query_start": -3}], ids=str)
+def test_fewer_queries_than_keys_decay_where_they_stand(more, causal):
+    """Without causality there is one position for a query and its key."""
+    q, k, v = tokens(1, 2, 40, keys=90)
+    if not causal:
+        k, v, more = k[:, :, :40], v[:, :, :40], {}
+    about = {"causal": causal, "decay": RATES, "horizon": 200.0, **more}
+    torch.testing.assert_close(attention(q, k, v, **about), cosformer(q, k, v, **about))
+
+
+@every_impl
+@every_way
+@pytest.mark.parametrize("rule", ["add", "signed", "none"])
+def test_the_family_decays_both_ways(rule, causal, impl):
+    about = {"feature_map": "1+elu", "causal": causal, "theta": 0.01, "impl": impl}
+    about |= {"normaliser": "none", "scale": 0.3} if rule == "none" else {"rule": rule}
+    x, gates = tokens(2, 2, 70), -0.1 * uniform(2, 2, 70)
+    found = linear_attention(*x, gamma=0.9, log_decay=gates, **about)
+    both = linear_attention(*x, log_decay=gates + math.log(0.9), **about | {"impl": "reference"})
+    torch.testing.assert_close(found, both)
+
+
+@every_impl
+@every_way
+@pytest.mark.parametrize("one", [1, 1.0, [1, 1]], ids=str)
+def test_a_decay_of_one_changes_no_bit(one, causal, impl):
+    x = [y.float() for y in tokens(1, 2, 150)]
+    options = {"causal": causal, "impl": impl}
+    assert torch.equal(attention(*x, decay=one, **options), attention(*x, **options))
+    if causal:
+        outs = [attention_with_state(*x, horizon=200, decay=each)[0] for each in (one, None)]
+        assert torch.equal(*outs)
+
+
+@every_impl
+@every_way
+@pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
+def test_nan_at_masked_keys_reaches_nobody(per_token, causal, impl):
+    q, k, v = tokens(1, 2, 70)
+    mask = torch.arange(70)[None] % 7 != 3
+    about = {"log_decay": -uniform(1, 2, 70)} if per_token else {"decay": RATES}
+    about |= {"causal": causal, "key_mask": mask, "impl": impl}
+
+    def call(fill):
+        leaves = [q, *(x.masked_fill(~mask[:, None, :, None], fill) for x in (k, v))]
+        leaves = [x.requires_grad_() for x in leaves]
+        out = attention(*leaves, **about)
+        return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
+
+    for poisoned, right in zip(call(torch.nan), call(0.0), strict=True):
+        torch.testing.assert_close(poisoned, right)
+
+
+@every_impl
+@every_way
+@pytest.mark.parametrize("gate", [-torch.inf, -1e9])
+def test_nothing_passes_a_closed_gate(gate, causal, impl):
+    x, cut = [y.float() for y in tokens(1, 2, 140)], 70
+    gates = -0.1 * uniform(1, 2, 140).float()
+    gates[..., cut] = gate
+    gates.requires_grad_()
+    out = attention(*x, log_decay=gates, causal=causal, horizon=200, impl=impl)
+    for rows in (slice(0, cut), slice(cut, None)):
+        alone = [y[:, :, rows].double() for y in x]
+        about = {"log_decay": gates[..., rows].detach(), "causal": causal, "horizon": 200}
+        if rows.start:
+            about["log_decay"] = about["log_decay"].masked_fill(torch.arange(70) == 0, 0)
+        right = attention(*alone, **about, impl="reference")
+        torch.testing.assert_close(out[:, :, rows].double(), right, rtol=1e-4, atol=1e-5)
+    (grad,) = torch.autograd.grad(out.sum(), gates)
+    assert grad.isfinite().all()
+    assert not grad[..., cut].any()
+
+
+@PROPERTY
+@given(
+    exponent=st.floats(-30, 0),
+    length=st.integers(1, 400),
+    causal=st.booleans(),
+)
+def test_any_decay_gives_finite_means_of_values(exponent, length, causal):
+    x = [y.float().requires_grad_() for y in tokens(1, 1, length, width=3)]
+    out = attention(*x, decay=10.0**exponent, causal=causal)
+    right = attention(*(y.detach().double() for y in x), decay=10.0**exponent, causal=causal)
+    torch.testing.assert_close(out.double(), right, rtol=1e-3, atol=1e-4)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), x))
+
+
+@pytest.mark.slow
+@every_way
+@pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
+def test_a_million_tokens_in_float32_agree_with_float64(per_token, causal):
+    length = 1_000_000
+    x = tokens(1, 2, length, width=4)
+    about = {"decay": [0.99, 0.999999]}
+    if per_token:
+        about = {"log_decay": torch.tensor([0.01, 1e-6])[None, :, None] * -uniform(1, 1, length)}
+    found = attention(*(y.float() for y in x), causal=causal, **about)
+    right = attention(*(y.float().double() for y in x), causal=causal, **about)
+    torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
+def test_second_derivatives_of_kernels_that_go_both_ways_are_those_of_torch(per_token, monkeypatch):
+    """The kernels are played by the formula."""
+
+    class Kernels:
+        @staticmethod
+        def forward(given):
+            made = both_ways(lambda x: Results(*chunked.forward(x)).out, given)
+            return Results(made, given.q.new_empty(*given.q.shape[:2], 0), None)
+
+        @staticmethod
+        def backward(given, results, grads, asked):
+            leaves = [x.detach().requires_grad_() for x in given[:4]]
+            found = function._gradients_both_ways(Given(*leaves, *given[4:]), grads, asked)
+            return found._replace(**{x: y.detach() for x, y in zip("qkv", found, strict=False)})
+
+    monkeypatch.setattr(
+        function, "implementation", lambda impl: Kernels if impl == "hopper" else chunked
+    )
+    monkeypatch.setattr(function, "_maps", lambda impl: ("relu",))
+    monkeypatch.setattr(dispatch, "why_not", lambda *_: None)
+    leaf, name = torch.tensor(RATES, dtype=torch.float64), "decay"
+    if per_token:
+        leaf, name = -uniform(1, 2, 9), "log_decay"
+
+    def curvature(impl):
+        leaves = [x.requires_grad_() for x in (*tokens(1, 2, 9, kv_heads=1), leaf.clone())]
+        out = attention(*leaves[:3], **{name: leaves[3]}, impl=impl)
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), leaves)]
+
+    for found, right in zip(curvature("hopper"), curvature("reference"), strict=True):
+        torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("impl", ["chunked", "reference"])
+def test_a_stream_without_cosine_never_ends(impl):
+    x, far = tokens(1, 2, 9), 10**9
+    state = State.empty(1, 2, 4, 4, horizon=math.inf, decay=0.9, position=far, dtype=x[0].dtype)
+    assert state.key_value.shape == (1, 2, 1, 4, 4)
+    out, state = attention_with_state(*(y[:, :, :5] for y in x), state=state, impl=impl)
+    outs = [out] + [step(*(y[:, :, t : t + 1] for y in x), state) for t in range(5, 9)]
+    right = attention(*x, causal=True, decay=0.9, horizon=math.inf)
+    torch.testing.assert_close(torch.cat(outs, 2), right)
+    assert int(state.position) == far + 9
+    assert torch.equal(attention(*x, causal=True, horizon=math.inf),
+                       linear_attention(*x, causal=True, feature_map="relu"))  # fmt: skip
+
+
+def test_a_state_goes_on_with_its_own_decay_and_with_no_other():
+    x, gates = tokens(2, 2, 4), -uniform(2, 2, 4)
+    token, gate = [y[:, :, :1] for y in x], gates[..., :1]
+    _, fading = attention_with_state(*x, horizon=20, decay=RATES)
+    for same in (None, RATES, torch.tensor(RATES, dtype=torch.float64)):
+        attention_with_state(*token, state=fading, decay=same)
+    _, gated = attention_with_state(*x, horizon=20, log_decay=gates)
+    _, plain = attention_with_state(*x, horizon=20)
+    began = "log_decay must be {}: the stream began with"
+    for state, options, message in (
+        (fading, {"decay": 0.9}, r"decay must be the state's .*0.5.*0.99.*got 0.9"),
+        (fading, {"decay": 1}, "decay must be the state's .*got 1.0"),
+        (plain, {"decay": 0.9}, "decay must be the state's 1.0, got 0.9"),
+        (plain, {"log_decay": gate}, began.format("None")),
+        (fading, {"log_decay": gate}, began.format("None")),
+        (gated, {}, began.format("given")),
+        (gated, {"decay": 0.9}, "decay must be None: the state decays per token, got 0.9"),
+    ):
+        before = [y.clone() for y in state.tensors]
+        with pytest.raises(ValueError, match=message):
+            attention_with_state(*token, state=state, **options)
+        if "decay" not in options:
+            with pytest.raises(ValueError, match=message):
+                step(*token, state, **options)
+        assert all(map(torch.equal, state.tensors, before))
+    with pytest.raises(ValueError, match="decay and per_token=True must not both be given"):
+        State.empty(1, 2, 4, 4, horizon=9, decay=0.5, per_token=True)
+
+
+def test_a_learned_decay_is_learned_through_a_stream():
+    x = tokens(1, 2, 12)
+
+    def grad(call):
+        rates = torch.tensor(RATES, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(call(rates).sin().sum(), rates)
+
+    def stream(rates):
+        out, state = attention_with_state(*(y[:, :, :7] for y in x), horizon=20, decay=rates)
+        return torch.cat([out, attention_with_state(*(y[:, :, 7:] for y in x), state=state)[0]], 2)
+
+    whole = grad(lambda rates: attention(*x, causal=True, horizon=20, decay=rates))
+    torch.testing.assert_close(grad(stream), whole)
+    learned = torch.tensor(RATES, requires_grad=True)
+    state = State.empty(1, 2, 4, 4, horizon=20, decay=learned, dtype=torch.float64)
+    with pytest.raises(ValueError, match="step records no gradients"):
+        step(*(y[:, :, :1] for y in x), state)
+
+
+def test_streams_by_slot_decay_by_their_own_tokens():
+    x, gates = tokens(3, 2, 6), -uniform(3, 2, 6)
+    start = torch.zeros(4, dtype=torch.int64)
+    options = {"horizon": 20.0, "position": start, "per_token": True, "dtype": torch.float64}
+    state, slots = State.empty(4, 2, 4, 4, **options), torch.tensor([3, 0, -1])
+    right, last = attention_with_state(*x, horizon=20.0, log_decay=gates)
+    for t in range(6):
+        token = [y[:, :, t] for y in x]
+        out = step(*token, state, log_decay=gates[..., t], slots=slots)
+        torch.testing.assert_close(out[:2], right[:2, :, t])
+        assert not out[2].any()
+    torch.testing.assert_close(state.log_decay[[3, 0]], last.log_decay[:2])
+    assert not state.log_decay[[1, 2]].any()
