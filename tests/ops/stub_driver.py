@@ -77,6 +77,7 @@ def install(monkeypatch):
     processors = types.SimpleNamespace(multi_processor_count=132)
     for where, name, value in (
         (hopper_plan, "kernel", driver.kernel),
+        (hopper_plan, "_compiling", lambda options: None),
         (hopper_plan, "_plans", {}),
         (nvrtc, "driver_launch", lambda: driver.launch),
         (hopper, "why_not", lambda *given: None),

@@ -91,6 +91,25 @@ def test_every_sweep_of_a_decay_knows_of_it(launches):
     assert all(options.DECAY for options in sweeps(launches))
 
 
+@pytest.mark.parametrize("length", [100, 6000])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("normaliser", ["sum", "none"])
+@pytest.mark.parametrize("decay", ["none", "of a head", "of a token", "learned"])
+def test_what_a_call_will_launch_is_compiled_ahead(
+    launches, monkeypatch, length, causal, normaliser, decay
+):
+    ahead = set()
+    monkeypatch.setattr(hopper_plan, "_compiling", ahead.add)
+    gates = torch.full((1, 2, length), -0.1, requires_grad=decay == "learned")
+    options = {"none": {}, "of a head": {"gamma": GAMMA}}.get(decay, {"log_decay": gates})
+    options |= {"causal": causal, "normaliser": normaliser, "impl": "hopper"}
+    out = linear_attention(*stub_driver.leaves(length, 64), **options)
+    assert {given for _, given, *_ in launches} <= ahead
+    announced = set(ahead)
+    out.sum().backward()
+    assert {given for _, given, *_ in launches} == ahead == announced
+
+
 @pytest.mark.parametrize("graded", [True, False])
 @pytest.mark.parametrize("width", [64, 128])
 def test_dots_are_computed_for_gates_that_need_a_gradient(launches, graded, width):

@@ -8,13 +8,14 @@ import functools
 import math
 import struct
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.hopper.nvrtc import Kernel, Launch, cubin
-from cosformer.ops.hopper.roles import MAPS, RULES, Sweep, roles_of
+from cosformer.ops.hopper.nvrtc import Code, Kernel, Launch, cubin
+from cosformer.ops.hopper.roles import MAPS, RULES, Around, Roles, Sweep, roles_of
 from cosformer.ops.hopper.source import source
 from cosformer.ops.problem import Given, per_head
 
@@ -78,11 +79,12 @@ class Plan:
         self.packed = about.bounds is not None
         self._even = options.even
         self.shifted = options.causal or given.decay is not None  # segments begin with states
-        self.roles = roles_of(
-            q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule,
-            masked=about.key_mask is not None, decays=given.decay is not None, dots=dots,
+        sizes = (q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule)
+        kind = functools.partial(
+            roles_of, *sizes, about.key_mask is not None, given.decay is not None,
             packed=self.packed,
         )  # fmt: skip
+        self.roles = kind(dots=dots)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
         def cut(like: Tensor, blocks: int, extra: float = 0.0) -> Cut:
@@ -96,6 +98,26 @@ class Plan:
         self.gather_queries, self.gather_keys = cut(q, _blocks(q)), cut(k, _blocks(v))
         self.read_queries, self.read_keys = cut(q, 1), cut(k, 1)
         self.causal = cut(q, _blocks(v), extra=0.6)
+        for each in self._needed(given, kind(dots=_learns(given.decay))):
+            _compiling(each)  # side by side, and before they are asked for
+
+    def _needed(self, given: Given, back: Roles) -> list[Sweep | Around]:
+        """The variants that a call will launch; those in `back` if anything learns."""
+        causal, decays = given.options.causal, given.decay is not None
+        ways = [back] if causal or not decays else [back, back.reversed()]
+        found: list[Sweep | Around] = [Around(DECAY=decays)] if self.is_cut else []
+        learns = any(map(_learns, (given.q, given.k, given.v, given.decay)))
+        if learns and self.sums:
+            found.append(Around(_wide(given.v), self.rule))
+        for roles in ways:
+            if causal or decays:
+                found += [roles.forward, *([roles.gather] if self.is_cut else [])]
+                found += [roles.dq, roles.dk, roles.dv] if learns else []
+                found += [roles.dk_gather] if learns and self.is_cut else []
+            else:
+                found += [roles.gather, roles.read]
+                found += [roles.dq_read, roles.dk_gather, roles.dk_read, roles.dv_read] * learns
+        return found
 
     @property
     def is_cut(self) -> bool:
@@ -171,7 +193,7 @@ class Plan:
             size = math.prod(self._state)
             whole = (self._heads, y.shape[2], cut.rows, cut.segments, self.shifted, options.REVERSE)
             grid = (self._batch * self._heads, -(-size // 256))
-            it = kernel("edges", Sweep(64, 1, DECAY=options.DECAY), self.device)
+            it = kernel("edges", Around(DECAY=options.DECAY), self.device)
             places = (*range(0, 7 * 8, 8), *range(56, 80, 4))
             tail = struct.pack("3q6i", size, *per_head(common.decay), *whole)
             launch = Launch(it, grid, 256, self.device, 4, tail, places)
@@ -185,10 +207,10 @@ class Plan:
         launch = self._launches.get("prepare")
         if launch is None:
             width, rows = out.shape[3], total.numel()
-            wide = 64 if width <= 64 else 128
+            wide = _wide(out)
             steps = (*grad.stride()[:3], *out.stride()[:3], rows)
             tail = struct.pack("7q3if", *steps, *total.shape[1:], width, self.eps)
-            it = kernel("prepare", Sweep(wide, 1, RULE=self.rule), self.device)
+            it = kernel("prepare", Around(wide, self.rule), self.device)
             places = (*range(0, 12 * 8, 8), 96, 100, 104, 108)
             grid = (-(-rows * wide // 2048), 1)
             launch = Launch(it, grid, 256, self.device, 5, tail, places)
@@ -224,12 +246,32 @@ def plan_of(given: Given, *others: Any, dots: bool = False) -> Plan:
 
 
 @functools.cache
-def kernel(name: str, options: Sweep, device: int) -> Kernel:
-    """The kernel of that name in `sweep.cu`, compiled with these options."""
-    flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
+def kernel(name: str, options: Sweep | Around, device: int) -> Kernel:
+    """The kernel of that name, compiled with these options."""
     shared = "shared_bytes" if name == "sweep" else ""
     with torch.cuda.device(device):
-        return Kernel(cubin(source(), flags), name, device, shared=shared)
+        return Kernel(_compiling(options).result(), name, device, shared=shared)
+
+
+@functools.cache
+def _compiling(options: Sweep | Around) -> Future[Code]:
+    """Machine code on its way: what a call will need is compiled side by side."""
+    flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
+    file = "sweep.cu" if isinstance(options, Sweep) else "around.cu"
+    return _compilers().submit(cubin, source(file), flags)
+
+
+@functools.cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(8, "cosformer-nvrtc")
+
+
+def _learns(x: Tensor | None) -> bool:
+    return x is not None and x.requires_grad
+
+
+def _wide(rows: Tensor) -> int:
+    return 64 if rows.shape[3] <= 64 else 128
 
 
 def _blocks(z: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""The variants of the kernel in `sweep.cu`: one per pass, as compile-time options."""
+"""The variants of the kernels: one per pass, as compile-time options."""
 
 import functools
 from typing import Any, NamedTuple
@@ -30,6 +30,14 @@ class Sweep(NamedTuple):
     STRICT: bool = False
     ADD: bool = False
     PACKED: bool = False
+
+
+class Around(NamedTuple):
+    """The compile-time options of the small kernels in `around.cu`."""
+
+    KW: int = 64
+    RULE: int = 0
+    DECAY: bool = False
 
 
 class Roles(NamedTuple):

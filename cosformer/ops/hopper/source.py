@@ -1,4 +1,4 @@
-"""The text that NVRTC compiles: `sweep.cu`, the files it includes, and generated wrappers."""
+"""The texts that NVRTC compiles: a file, the files it includes, and generated wrappers."""
 
 import functools
 import re
@@ -10,10 +10,10 @@ HERE = Path(__file__).parent
 
 
 @functools.cache
-def source() -> str:
-    """`sweep.cu` as one text, with the wrappers of `wgmma` in place of `//@MMA`."""
+def source(name: str = "sweep.cu") -> str:
+    """A file as one text, with the wrappers of `wgmma` in place of `//@MMA`."""
     products = "".join(_mma(n) for n in (8, 64, 72, 128, 136))
-    text = _text("sweep.cu").replace("//@MMA", products)
+    text = _text(name).replace("//@MMA", products)
     return f"#define LEAKY_SLOPE {LEAKY_SLOPE}f\n{text}"
 
 

@@ -115,23 +115,7 @@ constexpr int MOVE = (REVERSE ? -TEAMS : TEAMS) * CHUNK;  // rows from one chunk
 
 #include "instructions.cu"
 
-// ---- The denominator ----
-
-INLINE float reciprocal(float a) {
-  float b;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
-  return b;
-}
-INLINE float divisor(float total, float eps) {
-  if (RULE == 1) return fmaxf(total, eps);
-  if (RULE == 2) return total + eps;
-  return total < 0 ? fminf(total, -eps) : fmaxf(total, eps);
-}
-INLINE float slope(float total, float eps) {
-  if (RULE == 1) return total > eps ? 1.f : 0.f;
-  if (RULE == 2) return 1.f;
-  return fabsf(total) > eps ? 1.f : 0.f;
-}
+#include "denominator.cu"
 
 // ---- Which part of the problem a thread block serves ----
 
@@ -265,54 +249,4 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
     registers<GIVER_REGISTERS>();
     if (READ) give_out(p, at, group - LOADERS - KEEPERS, shared, full, empty, state_full, state_empty);
   }
-}
-
-// 1/D and δ = −dout·out·dD/dtotal of every row, by KW / 8 threads for each.
-extern "C" __global__ void prepare(const bf16* grad, const bf16* out, const float* total, float* inverse,
-                                   float* delta, long long g_b, long long g_h, long long g_t,
-                                   long long o_b, long long o_h, long long o_t, long long rows,
-                                   int heads, int length, int width, float eps) {
-  const long long row = (blockIdx.x * 256ll + threadIdx.x) / (KW / 8);
-  const int column = threadIdx.x % (KW / 8) * 8;
-  const bool inside = row < rows && column < width;
-  const long long head = row / length, t = row % length, b = head / heads, h = head % heads;
-  const uint4 g = load16<false>(grad + b * g_b + h * g_h + t * g_t + column, inside);
-  const uint4 o = load16<false>(out + b * o_b + h * o_h + t * o_t + column, inside);
-  float dot = low(g.x) * low(o.x) + high(g.x) * high(o.x) + low(g.y) * low(o.y) + high(g.y) * high(o.y)
-            + low(g.z) * low(o.z) + high(g.z) * high(o.z) + low(g.w) * low(o.w) + high(g.w) * high(o.w);
-#pragma unroll
-  for (int n = 1; n < KW / 8; n *= 2) dot += __shfl_xor_sync(~0u, dot, n);
-  if (inside && column == 0) {
-    inverse[row] = reciprocal(divisor(total[row], eps));
-    delta[row] = -dot * slope(total[row], eps);
-  }
-}
-
-// `states` holds what each segment adds to the state, and gets the state before each segment; `last` gets the state
-// after all of them. `start`, if given, is the state before the first segment.
-extern "C" __global__ void edges(float* states, const float* start, float* last, const double* decay,
-                                 long long size, long long decay_b, long long decay_h, int heads, int length,
-                                 int rows, int segments, int causal, int reverse) {
-  const long long element = blockIdx.y * 256ll + threadIdx.x, head = blockIdx.x;
-  if (element >= size) return;
-  float sum = start ? start[head * size + element] : 0.f;
-  float* place = states + head * segments * size + element;
-  decay += head / heads * decay_b + head % heads * decay_h;
-  for (int from = 0; from < segments; from += 8) {
-    float added[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int s = reverse ? segments - 1 - from - i : from + i;
-      added[i] = from + i < segments ? place[s * size] : 0.f;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int s = reverse ? segments - 1 - from - i : from + i;
-      if (causal && from + i < segments) place[s * size] = sum;
-      if (DECAY && from + i < segments)
-        sum *= exp_of((float)(decay[min((s + 1) * rows, length) - 1] - (s ? decay[s * rows - 1] : 0.)));
-      sum += added[i];
-    }
-  }
-  if (last) last[head * size + element] = sum;
 }
