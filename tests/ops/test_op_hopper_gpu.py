@@ -4,7 +4,7 @@ import pytest
 import torch
 from asked import check_choices
 from gpu_marks import ON_HOPPER
-from kernel_cases import CASES, Case, check, ours, results
+from kernel_cases import CASES, DECAY, Case, check, ours, results
 from kernel_cases import draw as draw_case
 
 from cosformer import (
@@ -24,6 +24,8 @@ SERVED = [
     "causal", "bidirectional", "cross", "masked", "masked, both ways", "a horizon for each head",
     "plain relu", "linear transformer", "signed", "added", "retention", "gated",
     "gated, scaled", "scaled, both ways", "closed gates", "fading quotient", "gated quotient",
+    "packed", "packed, both ways", "packed, decaying", "decaying", "decaying, both ways",
+    "gated, both ways", "packed, gated, both ways", "gated, divided",
 ]  # fmt: skip
 both_ways = pytest.mark.parametrize("causal", [True, False])
 
@@ -43,6 +45,38 @@ def test_every_role_agrees_with_its_formula(name):
 def test_every_width(width, value_width, causal):
     case = Case(options={"causal": causal}, width=width, value_width=value_width)
     by_hopper(case, 300, batch=2)
+
+
+@both_ways
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_decay_beside_the_cosine_and_every_way_to_cut(width, gated, causal, segments):
+    options = {"causal": causal, **({} if gated else DECAY)}
+    wide = {"width": width, "value_width": width}
+    by_hopper(Case(options=options, gated=gated, masked=True, **wide), 700)
+
+
+@both_ways
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_heads_that_share_keys(kv_heads, gated, causal, segments):
+    wide = {"heads": 4, "kv_heads": kv_heads, "width": 64, "value_width": 128}
+    by_hopper(Case(options={"causal": causal}, gated=gated, **wide), 700, batch=2)
+
+
+@both_ways
+def test_many_packed_sequences_of_all_lengths(causal):
+    lengths = torch.randint(0, 200, (300,), generator=torch.Generator().manual_seed(0))
+    ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).cuda()
+    inputs = list(draw(1, 2, int(ends[-1]), 64))
+    gates = -torch.rand(1, 2, int(ends[-1]), device="cuda")
+
+    def call(*x, impl):
+        given = {"cu_seqlens": ends, "causal": causal, "log_decay": gates.to(x[0].dtype)}
+        return attention(*x, **given, impl=impl)
+
+    exact = results(lambda *x: call(*x, impl="chunked"), [x.double() for x in inputs])
+    close(results(lambda *x: call(*x, impl="hopper"), inputs), exact)
 
 
 @both_ways
