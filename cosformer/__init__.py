@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         linear_attention,
         linear_attention_step,
         linear_attention_with_state,
+        multiscale_decays,
         step,
     )
 
@@ -26,6 +27,7 @@ __all__ = [
     "linear_attention",
     "linear_attention_step",
     "linear_attention_with_state",
+    "multiscale_decays",
     "step",
 ]
 

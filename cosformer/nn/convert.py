@@ -1,17 +1,20 @@
 """Put cosFormer attention into an existing model, in place of every nn.MultiheadAttention."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor, nn
 
 from cosformer.nn.drop_in import CosformerAttention
+from cosformer.ops import Rates
 
 
 def convert(
     model: nn.Module,
     *,
     horizon: float | Sequence[float] | Tensor | None = None,
+    decay: Rates | str | None = None,
     weight: str = "cosine",
     positions: str = "index",
     eps: float = 1e-6,
@@ -25,7 +28,9 @@ def convert(
     every reference to them stay, so optimisers, tied weights and checkpoints keep working. The
     eval-time fast path of ``nn.TransformerEncoder`` is switched off where it would bypass them.
 
-    * horizon, weight, positions, eps, impl: as in :class:`CosformerAttention`.
+    * horizon, decay, weight, positions, eps, impl: as in :class:`CosformerAttention`. The cross
+      attention of an ``nn.TransformerDecoderLayer`` gets no decay, because cross attention has
+      none.
     * skip: glob patterns of qualified names to leave alone, e.g. ``["*.multihead_attn"]`` keeps
       softmax in the cross attention of ``nn.Transformer``.
 
@@ -41,13 +46,17 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     named = _find_attention(model, _patterns(skip))
+    options = {"horizon": horizon, "decay": decay, "weight": weight}
+    options |= {"positions": positions, "eps": eps, "impl": impl}
+    modules = list(model.modules())
+    cross = {x.multihead_attn for x in modules if isinstance(x, nn.TransformerDecoderLayer)}
     twins = {
-        layer: _twin(layer, names[0], horizon, weight, positions, eps, impl)
+        layer: _twin(layer, names[0], options | ({"decay": None} if layer in cross else {}))
         for layer, names in named.items()
     }
     for layer, twin in twins.items():
-        _become(layer, twin)
-    for module in model.modules():
+        _become(layer, twin, options)
+    for module in modules:
         if isinstance(module, nn.TransformerEncoder) and not twins.keys().isdisjoint(
             module.modules()
         ):
@@ -98,13 +107,7 @@ def _find_attention(
 
 
 def _twin(
-    layer: nn.MultiheadAttention,
-    name: str,
-    horizon: float | Sequence[float] | Tensor | None,
-    weight: str,
-    positions: str,
-    eps: float,
-    impl: str,
+    layer: nn.MultiheadAttention, name: str, options: Mapping[str, Any]
 ) -> CosformerAttention:
     """A CosformerAttention like this layer, without storage: proof that all options hold."""
     try:
@@ -118,20 +121,16 @@ def _twin(
             vdim=layer.vdim,
             batch_first=layer.batch_first,
             device="meta",
-            horizon=horizon,
-            weight=weight,
-            positions=positions,
-            eps=eps,
-            impl=impl,
+            **options,
         )
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name or 'model'} cannot be converted: {error}") from error
 
 
-def _become(layer: nn.Module, twin: CosformerAttention) -> None:
+def _become(layer: nn.Module, twin: CosformerAttention, options: Iterable[str]) -> None:
     """Change the class in place: parents, optimisers and hooks hold on to this very object."""
     for only_softmax in ("bias_k", "bias_v", "add_zero_attn", "_qkv_same_embed_dim"):
         layer.__dict__.pop(only_softmax, None)
     layer.__class__ = CosformerAttention
-    for option in ("num_kv_heads", "horizon", "weight", "positions", "eps", "impl"):
+    for option in ("num_kv_heads", *options):
         setattr(layer, option, getattr(twin, option))

@@ -12,16 +12,18 @@ from cosformer.nn.masks import read_attn_mask, read_key_padding_mask
 from cosformer.nn.projections import HeadProjections
 from cosformer.ops import (
     IMPLS,
+    Rates,
     State,
     attention,
     attention_weights,
     attention_with_state,
-    check_state,
+    check_continues,
     check_weight,
+    read_decay,
     read_horizon,
     step,
 )
-from cosformer.ops.problem import CONVENTIONS, Horizon, kind_within, same_horizon
+from cosformer.ops.problem import CONVENTIONS
 from cosformer.runtime import compute_dtype
 
 
@@ -40,6 +42,11 @@ class CosformerAttention(HeadProjections):
 
     * ``horizon``: the distance at which the cosine weight reaches zero, one number or one per key
       head; None means the length of each call, as in the paper. A stream needs a number.
+      ``math.inf`` leaves the cosine out.
+    * ``decay``: γ in (0, 1], by which a weight shrinks for every token between query and key. One
+      number, one per key head as a sequence or tensor, or the name ``"multiscale"`` for those of
+      :func:`cosformer.multiscale_decays`; None or 1 means no decay. The layer keeps numbers, which
+      are not learned. As in :func:`cosformer.attention`, cross attention has no decay.
     * ``num_kv_heads``: grouped heads, ``num_heads / num_kv_heads`` query heads to a key head.
       ``in_proj_weight`` then has ``embed_dim + 2 * num_kv_heads * head_dim`` rows instead of
       ``3 * embed_dim``, so such checkpoints do not fit ``nn.MultiheadAttention``.
@@ -73,6 +80,7 @@ class CosformerAttention(HeadProjections):
         dtype: torch.dtype | None = None,
         *,
         horizon: float | Sequence[float] | Tensor | None = None,
+        decay: Rates | str | None = None,
         num_kv_heads: int | None = None,
         weight: str = "cosine",
         positions: str = "index",
@@ -103,6 +111,7 @@ class CosformerAttention(HeadProjections):
         )
         self.dropout = check_dropout(dropout)
         self.horizon = read_horizon(horizon, num_heads, self.num_kv_heads)
+        self.decay = read_decay(decay, self.num_kv_heads)
         self.weight = check_weight(weight)
         self.positions = check_choice("positions", positions, CONVENTIONS)
         self.eps = check_eps(eps)
@@ -153,6 +162,7 @@ class CosformerAttention(HeadProjections):
         options: dict[str, Any] = {
             "causal": causal,
             "horizon": self.horizon,
+            "decay": self.decay,
             "key_mask": key_mask,
             "positions": self.positions,
             "weight": self.weight,
@@ -171,15 +181,14 @@ class CosformerAttention(HeadProjections):
 
     def empty_state(self, batch: int) -> State:
         """The state before the first token of so many streams; its size does not grow."""
-        horizon = self._stream_horizon()
+        options = self._stream_options()
         weight = self.out_proj.weight
         return State.empty(
             batch,
             self.num_kv_heads,
             self.head_dim,
             self.head_dim,
-            horizon=horizon,
-            weight=self.weight,
+            **options,
             dtype=compute_dtype(weight.dtype),
             device=weight.device,
         )
@@ -193,7 +202,7 @@ class CosformerAttention(HeadProjections):
         [B, T, E] with ``batch_first``. key_padding_mask [B, T] is that of ``forward``; to go on
         from a padded batch, pad on the left.
         """
-        horizon = self._stream_horizon()
+        options = self._stream_options()
         self._check_stream(x)
         q, k, v = self.project(x, x, x, batched=True)
         key_mask = None
@@ -204,10 +213,9 @@ class CosformerAttention(HeadProjections):
             q,
             k,
             v if kept is None else v * kept,
-            horizon=horizon,
+            **options,
             state=state,
             key_mask=key_mask,
-            weight=self.weight,
             eps=self.eps,
             impl=self.impl,
         )
@@ -220,18 +228,14 @@ class CosformerAttention(HeadProjections):
 
         For inference, under ``torch.no_grad()``: gradients go through :meth:`stream`.
         """
-        horizon = self._stream_horizon()
+        options = self._stream_options()
         self._check_stream(x)
-        check_state(state)
-        if state.horizon is None or not same_horizon(horizon, state.horizon):
-            raise ValueError(f"state must have the horizon {horizon}, got {state.horizon}")
-        if state.weight != kind_within(horizon, self.weight):
-            raise ValueError(f"state must have the weight {self.weight!r}, got {state.weight!r}")
         q, k, v = self.project(x, x, x, batched=True)
         if q.shape[2] != 1:
             raise ValueError(
                 f"x must hold one token in step, got {q.shape[2]}: use stream for more"
             )
+        check_continues(state, k, v, **options)
         kept = self._draw_kept_keys(v)
         impl = "chunked" if self.impl == "reference" else self.impl  # one token is the formula
         out = step(q, k, v if kept is None else v * kept, state, eps=self.eps, impl=impl)
@@ -240,8 +244,9 @@ class CosformerAttention(HeadProjections):
     def extra_repr(self) -> str:
         return (
             f"{self.embed_dim}, {self.num_heads}, num_kv_heads={self.num_kv_heads}, "
-            f"horizon={self.horizon}, weight={self.weight!r}, positions={self.positions!r}, "
-            f"dropout={self.dropout}, batch_first={self.batch_first}, impl={self.impl!r}"
+            f"horizon={self.horizon}, decay={self.decay}, weight={self.weight!r}, "
+            f"positions={self.positions!r}, dropout={self.dropout}, "
+            f"batch_first={self.batch_first}, impl={self.impl!r}"
         )
 
     def _draw_kept_keys(self, v: Tensor) -> Tensor | None:
@@ -259,8 +264,11 @@ class CosformerAttention(HeadProjections):
                 f"got shape {tuple(x.shape)}"
             )
 
-    def _stream_horizon(self) -> Horizon:
-        """The horizon; an error where the layer cannot stream."""
+    def _stream_options(self) -> dict[str, Any]:
+        """What a stream begins with and its state remembers; an error if the layer has no streams.
+
+        Beside a state, a decay of None would mean the decay of the state, whatever it is.
+        """
         if self.horizon is None:
             raise ValueError(
                 "horizon must be a number for a stream, got None: None follows the length of each "
@@ -273,4 +281,5 @@ class CosformerAttention(HeadProjections):
             )
         if self.positions != "index":
             raise ValueError(f"positions must be 'index' for a stream, got {self.positions!r}")
-        return self.horizon
+        decay = 1.0 if self.decay is None else self.decay
+        return {"horizon": self.horizon, "weight": self.weight, "decay": decay}

@@ -1,10 +1,12 @@
 """The functions: attention, its family, the state of a stream, and one token of it."""
 
 from cosformer.ops.attention import attention, attention_weights, attention_with_state
+from cosformer.ops.decays import multiscale_decays, read_decay
 from cosformer.ops.dispatch import IMPLS
 from cosformer.ops.linear import Arguments, linear_attention, linear_attention_with_state
 from cosformer.ops.problem import (
     WEIGHTS,
+    Rates,
     angle_of,
     check_length,
     check_weight,
@@ -31,5 +33,6 @@ __all__ = [  # what users call; the other names are for other rooms
     "linear_attention",
     "linear_attention_step",
     "linear_attention_with_state",
+    "multiscale_decays",
     "step",
 ]

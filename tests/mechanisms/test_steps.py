@@ -1,5 +1,7 @@
 """One token at a time: every mechanism that streams, by `step` and by `forward`."""
 
+import math
+
 import pytest
 import torch
 from mechanism_cases import LENGTH, by_steps, cut, make, names_where, stream, tokens
@@ -11,6 +13,9 @@ CONSTANT = names_where(state=("constant",))
 OPTIONS = [(name, {}) for name in STREAMS] + [
     ("cosformer", {"weight": "raised_cosine"}),
     ("cosformer", {"eps": 1e4}),
+    ("cosformer", {"decay": 0.9}),
+    ("cosformer", {"decay": "multiscale"}),
+    ("cosformer", {"decay": "multiscale", "horizon": math.inf}),
 ]
 
 

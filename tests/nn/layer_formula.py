@@ -1,6 +1,7 @@
 """The layer written down a second time: quadratic, in float64, sharing only the weights."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,13 @@ def quadratic(
     *,
     causal: bool = False,
     horizon: float | Tensor | None = None,
+    decay: Sequence[float] | None = None,
     key_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, T, E] and weights [B, H, T, S] of batch-first inputs; key_scale [B, S]."""
+    """Output [B, T, E] and weights [B, H, T, S] of batch-first inputs.
+
+    decay: one per key head; key_scale [B, S].
+    """
     p = {name: tensor.double() for name, tensor in layer.state_dict().items()}
     heads, kv_heads, width = layer.num_heads, layer.num_kv_heads, layer.head_dim
     sizes = [heads * width, kv_heads * width, kv_heads * width]
@@ -36,6 +41,9 @@ def quadratic(
     if isinstance(horizon, Tensor):
         horizon = horizon.double().repeat_interleave(heads // len(horizon))[:, None, None]
     score = (q.relu() @ k.relu().mT) * torch.cos(math.pi / 2 * (i - j) / horizon)
+    if decay is not None:
+        rates = torch.tensor(decay).double().repeat_interleave(heads // kv_heads)
+        score = score * rates[:, None, None] ** (i - j).abs()
     if key_scale is not None:
         score = score * key_scale.double()[:, None, None]
     if causal:

@@ -12,7 +12,7 @@ from layer_formula import quadratic
 from torch import nn
 from torch.testing import assert_close
 
-from cosformer import convert
+from cosformer import convert, multiscale_decays
 from cosformer.nn import CosformerAttention
 
 PADDING = torch.arange(7) >= torch.tensor([[7], [4]])
@@ -129,6 +129,19 @@ def test_skipped_layers_keep_softmax_and_may_be_converted_otherwise_later():
     model(torch.randn(2, 9, 16), torch.randn(2, 6, 16), tgt_mask=CAUSAL(6))
 
 
+def test_a_decay_reaches_all_but_the_cross_attention_of_decoders():
+    model = transformer(dropout=0.0)
+    convert(model, horizon=32, decay="multiscale")
+    for name, layer in model.named_modules():
+        if isinstance(layer, CosformerAttention):
+            cross = name.endswith("multihead_attn")
+            assert layer.decay == (None if cross else multiscale_decays(4))
+    model(torch.randn(2, 9, 16), torch.randn(2, 6, 16), tgt_mask=CAUSAL(6))
+    layer, x = model.encoder.layers[0].self_attn, torch.randn(2, 9, 16)
+    expected, _ = quadratic(layer, x, x, x, horizon=32, decay=multiscale_decays(4))
+    assert_close(layer(x, x, x)[0], expected.float())
+
+
 class Noisy(nn.MultiheadAttention):
     def forward(self, *args, **kwargs):
         return super().forward(*args, **kwargs)
@@ -157,6 +170,8 @@ REFUSED = {
     "bias_kv": (softmax(16, 4, add_bias_kv=True), {}, "1 cannot .*: add_bias_kv must be False"),
     "zero_attn": (softmax(16, 4, add_zero_attn=True), {}, "1 cannot .*: add_zero_attn must be"),
     "other heads": (softmax(16, 2), {"horizon": [1.0, 2, 3, 4]}, "1 cannot .*: horizon must"),
+    "unknown decay": (nn.Identity, {"decay": "fast"}, "0 cannot .*decay must be .*multiscale"),
+    "other decays": (softmax(16, 2), {"decay": [0.5] * 4}, "1 cannot .*: decay must be .*per key"),
     "unknown weight": (nn.Identity, {"weight": "sine"}, "0 cannot .*weight must be"),
     "unknown name": (nn.Identity, {"skip": ["2.*"]}, r"skip must match .*'2\.\*'.*'0'"),
     "no name": (nn.Identity, {"skip": [5]}, "skip must be a glob pattern or several, got 5 among"),

@@ -1,5 +1,7 @@
 """CosformerAttention computes the formula, and trains, drops and rounds as it should."""
 
+import math
+
 import pytest
 import torch
 from layer_formula import quadratic
@@ -116,6 +118,33 @@ def test_dropout_drops_whole_keys_and_reports_the_weights_it_used(num_kv_heads):
     v = v.repeat_interleave(4 // num_kv_heads, 1)
     assert_close(out, layer.merge_heads(weights @ v, batched=True))
     assert_close(layer.eval()(x, x, x)[0], quadratic(layer, x, x, x)[0])  # in training only
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("horizon", [40.0, math.inf])
+@pytest.mark.parametrize(
+    ("given", "decay"),
+    [
+        (0.7, [0.7, 0.7]),
+        ([0.7, 1.0], [0.7, 1.0]),
+        (torch.tensor([0.5, 0.25]), [0.5, 0.25]),
+        ("multiscale", [0.5, 1 - 2**-8.5]),
+    ],
+)
+def test_self_attention_with_a_decay_is_the_formula(given, decay, horizon, causal):
+    layer = make(16, 4, batch_first=True, num_kv_heads=2, horizon=horizon, decay=given)
+    x = torch.randn(2, 33, 16, dtype=torch.float64)
+    padding = torch.arange(33) >= torch.tensor([[33], [20]])
+    masks = {"key_padding_mask": padding, "is_causal": causal}
+    out, weights = layer(x, x, x, average_attn_weights=False, **masks)
+    about = {"causal": causal, "horizon": horizon, "decay": decay, "key_scale": ~padding}
+    assert_close((out, weights), quadratic(layer, x, x, x, **about))
+
+
+def test_cross_attention_refuses_a_decay():
+    layer = make(16, 4, batch_first=True, decay="multiscale")
+    with pytest.raises(ValueError, match="cross attention has no decay: got 7 queries and 9 keys"):
+        layer(*inputs(layer))
 
 
 def test_other_weights_and_positions_reach_the_op():

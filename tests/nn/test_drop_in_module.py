@@ -1,8 +1,11 @@
 """CosformerAttention as a module: signature, checkpoints, tracing, errors."""
 
+import copy
 import doctest
 import importlib
 import inspect
+import math
+import pickle
 
 import pytest
 import torch
@@ -39,10 +42,32 @@ def test_casting_the_layer_keeps_its_horizons():
     assert list(layer.state_dict()) == list(nn.MultiheadAttention(16, 2).state_dict())
 
 
+def test_decays_are_in_no_checkpoint_and_no_cast_rounds_them():
+    rates = torch.tensor([0.5, 0.9972378], dtype=torch.float64)
+    layer = CosformerAttention(16, 2, batch_first=True, horizon=64, decay=rates)
+    layer.bfloat16().float()
+    rates.fill_(0.1)
+    assert layer.decay == (0.5, 0.9972378)
+    assert list(layer.state_dict()) == list(nn.MultiheadAttention(16, 2).state_dict())
+    other = CosformerAttention(16, 2, batch_first=True, horizon=64, decay=[0.5, 0.9972378])
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 12, 16)
+    for one in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(one(x, x, x)[0], layer(x, x, x)[0])
+
+
+@pytest.mark.parametrize("ones", [1, 1.0, [1.0] * 4, torch.ones(4)])
+def test_a_decay_of_1_is_no_decay(ones):
+    layer = CosformerAttention(16, 4, batch_first=True, decay=ones)
+    assert layer.decay is None
+    layer(torch.randn(2, 5, 16), *2 * [torch.randn(2, 9, 16)])  # cross attention
+
+
 PADDING = torch.arange(12) >= torch.tensor([[12], [8]])
 TRACED = {
     "plain, with weights": {"need_weights": True},
     "causal": {"is_causal": True},
+    "decay": {"decay": "multiscale"},
     "causal by mask, padded": {
         "is_causal": True,
         "attn_mask": nn.Transformer.generate_square_subsequent_mask(12),
@@ -55,7 +80,9 @@ TRACED = {
 @pytest.mark.parametrize("options", TRACED.values(), ids=TRACED.keys())
 def test_compiles_without_a_graph_break_forward_and_backward(options):
     torch._dynamo.reset()
-    layer = CosformerAttention(16, 4, 0.5, batch_first=True, horizon=64, num_kv_heads=2).eval()
+    sizes = {"batch_first": True, "horizon": 64, "num_kv_heads": 2}
+    options = dict(options)
+    layer = CosformerAttention(16, 4, 0.5, **sizes, decay=options.pop("decay", None)).eval()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 12, 16)
     results = []
@@ -105,6 +132,22 @@ BAD_OPTIONS = [
     ({"horizon": torch.ones(4) > 0}, ValueError, "horizon must be real, got torch.bool"),
     ({"horizon": "9"}, TypeError, "horizon must be a number or a tensor, got str"),
     ({"horizon": [1, "a", 3, 4]}, TypeError, r"horizon\[1\] must be a number, got str"),
+    ({"decay": "fast"}, ValueError, "decay must be a number.* or one of .*multiscale, got 'fast'"),
+    ({"decay": "multi-scale"}, ValueError, "did you mean 'multiscale'"),
+    ({"decay": 1.5}, ValueError, r"decay must lie in \(0, 1\], got 1\.5"),
+    ({"decay": [0.5, 0.0, 1, 1]}, ValueError, r"decay must lie in \(0, 1\], got 0"),
+    ({"decay": math.nan}, ValueError, r"decay must lie in \(0, 1\], got nan"),
+    ({"decay": [0.5] * 3}, ValueError, r"decay must be one .* per key head \[4\], got \[3\]"),
+    (
+        {"decay": [0.5] * 4, "num_kv_heads": 2},
+        ValueError,
+        r"decay must be one .* per key head \[2\], got \[4\]",
+    ),
+    ({"decay": torch.ones(4, 1)}, ValueError, r"decay must be one .*, got \[4, 1\]"),
+    ({"decay": torch.ones(4) > 0}, ValueError, "decay must be real, got torch.bool"),
+    ({"decay": torch.ones(4).requires_grad_()}, ValueError, "decay must not require a gradient"),
+    ({"decay": True}, TypeError, "decay must be a number.*, got bool"),
+    ({"decay": [0.5, "a", 1, 1]}, TypeError, r"decay\[1\] must be a number, got str"),
     ({"weight": "sine"}, ValueError, "weight must be one of .*sine"),
     ({"positions": "middle"}, ValueError, "positions must be one of .*middle"),
     ({"eps": 0.0}, ValueError, "eps must be above 0, got 0"),

@@ -1,5 +1,6 @@
 """A stream in any pieces gives what one causal pass gives, from a state of constant size."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -17,6 +18,9 @@ OPTIONS = {
     "grouped heads": {"horizon": 64, "num_kv_heads": 2},
     "horizon per key head": {"horizon": [40.0, 90.0], "num_kv_heads": 2},
     "raised cosine": {"horizon": 10, "weight": "raised_cosine"},
+    "decay": {"horizon": 64, "decay": 0.9, "batch_first": False},
+    "decay per key head": {"horizon": 64, "decay": "multiscale", "num_kv_heads": 2},
+    "decay without a cosine": {"horizon": math.inf, "decay": "multiscale"},
 }
 
 
@@ -152,14 +156,20 @@ def test_a_stream_names_what_is_wrong_with_its_arguments():
 
 
 @torch.no_grad()
-def test_a_stream_refuses_what_does_not_fit_its_horizon_or_weight():
+def test_a_stream_refuses_what_does_not_fit_its_horizon_weight_or_decay():
     layer, x = make(horizon=8), draw()
+    fading, slower = make(horizon=8, decay=[0.5] * 4), make(horizon=8, decay=0.9)
     far, raised = make(horizon=64), make(horizon=8, weight="raised_cosine")
     for call, count, state, message in (
         (layer.stream, 30, None, "horizon"),
-        (layer.step, 1, far.empty_state(2), r"state must have the horizon 8.*got 64"),
+        (layer.step, 1, far.empty_state(2), r"horizon must be the state's 64.*got 8"),
         (layer.stream, 2, far.empty_state(2), r"horizon must be the state's 64.*got 8"),
-        (layer.step, 1, raised.empty_state(2), "state must have the weight 'cosine'"),
+        (layer.step, 1, raised.empty_state(2), "weight must be the state's 'raised_cosine'"),
+        (layer.step, 1, slower.empty_state(2), r"decay must be the state's 0\.9, got 1"),
+        (layer.stream, 1, slower.empty_state(2), r"decay must be the state's 0\.9, got 1"),
+        (slower.step, 1, layer.empty_state(2), r"decay must be the state's 1\.0, got 0\.9"),
+        (slower.stream, 1, fading.empty_state(2), "decay must be the state's .*, got 0.9"),
+        (fading.step, 1, slower.empty_state(2), r"decay must be the state's 0\.9, got \(0\.5, "),
     ):
         with pytest.raises(ValueError, match=message):
             call(x[:, :count], state)

@@ -16,7 +16,10 @@ from cosformer.runtime import compute_dtype
 
 
 class Cosformer(Mechanism):
-    """cosFormer: relu features, re-weighted by the cosine of the distance."""
+    """cosFormer: relu features, re-weighted by the cosine of the distance; with a decay if wanted.
+
+    With a decay the queries and keys must be of one sequence: cross attention has no decay.
+    """
 
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
@@ -32,16 +35,22 @@ class Cosformer(Mechanism):
         *,
         key_heads: int | None = None,
         horizon: float | Sequence[float] | Tensor | None = None,
+        decay: ops.Rates | str | None = None,
         weight: str = "cosine",
         eps: float = 1e-6,
     ) -> None:
         """`horizon`: one number or one per head; None is the length of each call, where a stream
-        needs a number. It is an option and in no checkpoint."""
+        needs a number, and `math.inf` no cosine. `decay`: γ in (0, 1], by which weights shrink with
+        every token between query and key, one number or one per key head, or `multiscale` for
+        those of `cosformer.multiscale_decays`. Both are options and in no checkpoint."""
         super().__init__(heads, width, key_heads=key_heads)
         self.horizon = ops.read_horizon(horizon, heads, self.key_heads)
         self.weight, self.eps = ops.check_weight(weight), check_eps(eps)
         self.kind = ops.kind_within(self.horizon, weight)
-        if self.horizon is not None and weight == "cosine":
+        self.decay = ops.read_decay(decay, self.key_heads)
+        if self.decay is not None:
+            self.traits = replace(self.traits, cross=False)
+        if self.horizon is not None and self.kind == "cosine":
             self.traits = replace(self.traits, max_length=ops.whole_limit(self.horizon))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
@@ -56,16 +65,18 @@ class Cosformer(Mechanism):
             raise _no_horizon()
         sizes, like = (*k.shape[:2], k.shape[3], v.shape[3]), compute_dtype(k.dtype)
         given: dict[str, Any] = {"horizon": self.horizon, "weight": self.weight}
-        return ops.State.empty(*sizes, **given, dtype=like, device=k.device)
+        given |= {"decay": self.decay, "dtype": like, "device": k.device}
+        return ops.State.empty(*sizes, **given)
 
     def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
         super().check_state(state, k, v)
         if self.horizon is None:
             raise _no_horizon()
-        ops.check_continues(state, k, v, self.horizon, self.weight)
+        rates = 1.0 if self.decay is None else self.decay  # None would mean the state's own
+        ops.check_continues(state, k, v, self.horizon, self.weight, rates)
 
     def check_position(self, state: Any, tokens: int) -> None:
-        if self.weight == "cosine":
+        if self.kind == "cosine":
             ops.check_length(tokens, state.horizon, state.position)
 
     def advance(
@@ -80,7 +91,8 @@ class Cosformer(Mechanism):
         return ops.take_step(q, k, v, state, self._recurrence(k.device)), state
 
     def state_size(self, length: int) -> int:
-        return self.key_heads * ops.WEIGHTS[self.kind] * self.width * (self.value_width + 1)
+        sums = ops.WEIGHTS[self.kind] * self.width * (self.value_width + 1)
+        return self.key_heads * (sums + isinstance(self.decay, Sequence))
 
     def cost(self, length: int) -> Cost:
         states = ops.WEIGHTS[self.kind]
@@ -94,12 +106,16 @@ class Cosformer(Mechanism):
             assert self.horizon is not None
             like = torch.empty(1, self.key_heads, 1, 1, device=device)
             angle = ops.angle_of(self.horizon, like)
-            found = self._recurrences[device] = ops.Recurrence(angle, self.kind, eps=self.eps)
+            rates = None
+            if self.decay is not None:
+                rates = torch.tensor(self.decay, dtype=torch.float64, device=device).reshape(1, -1)
+            found = ops.Recurrence(angle, self.kind, eps=self.eps, decay=rates)
+            self._recurrences[device] = found
         return found
 
     def _options(self, request: Request) -> dict[str, Any]:
-        given = {"horizon": self.horizon, "weight": self.weight, "eps": self.eps}
-        return request.options | given
+        given = {"horizon": self.horizon, "decay": self.decay, "weight": self.weight}
+        return request.options | given | {"eps": self.eps}
 
 
 def _no_horizon() -> ValueError:

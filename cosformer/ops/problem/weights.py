@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_number, check_number_or_tensor, check_tensor, require_all
-from cosformer.memo import Numbers
+from cosformer.memo import Memo, Numbers
 from cosformer.ops.problem.decay import GATE_RULE
 from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length
 from cosformer.ops.problem.placement import Placement, longer, sequence_of
@@ -100,6 +100,8 @@ def as_numbers(rates: Rates, name: str = "gamma") -> Rates:
     """A sequence as numbers that can be compared with those of another call."""
     if isinstance(rates, Tensor):
         return rates
+    if type(rates) is Numbers and not torch.compiler.is_compiling():
+        return rates  # they were checked when they were made
     if not isinstance(rates, Sequence) or isinstance(rates, str | bytes):
         check_number(name, rates, "a number, a sequence of them or a tensor")
         return rates if torch.compiler.is_compiling() else float(rates)
@@ -123,8 +125,16 @@ def is_one(rates: Rates | None) -> bool:
     return all(rate == 1 for rate in (rates if isinstance(rates, Sequence) else (rates,)))
 
 
+KEPT: Memo[float | Tensor] = Memo()
+"""What `as_kept` returned for numbers. The same tensor needs no look to be the state's."""
+
+
 def as_kept(rates: Rates | None, name: str, k: Tensor) -> float | Tensor:
     """γ as a state of the key heads of k remembers it: a number, or `[H_kv]`."""
+    return KEPT.recall_for(k, (rates, k.shape[1]), lambda: _as_kept(rates, name, k))
+
+
+def _as_kept(rates: Rates | None, name: str, k: Tensor) -> float | Tensor:
     if log_rates(rates, k, k, name) is None or rates is None:
         return 1.0
     if isinstance(rates, Sequence):
