@@ -1,5 +1,7 @@
 """The decays that have a name."""
 
+from itertools import pairwise
+
 import pytest
 
 from cosformer import multiscale_decays
@@ -10,7 +12,7 @@ def test_multiscale_decays_reach_from_2_tokens_to_362_by_equal_factors():
         reach = [1 / (1 - rate) for rate in multiscale_decays(heads)]
         assert reach[0] == 2
         assert reach[-1] == pytest.approx(2**8.5)
-        factors = [b / a for a, b in zip(reach, reach[1:], strict=False)]
+        factors = [b / a for a, b in pairwise(reach)]
         assert factors == pytest.approx([2 ** (7.5 / (heads - 1))] * (heads - 1))
 
 

@@ -16,10 +16,7 @@ from cosformer.runtime import compute_dtype
 
 
 class Cosformer(Mechanism):
-    """cosFormer: relu features, re-weighted by the cosine of the distance; with a decay if wanted.
-
-    With a decay the queries and keys must be of one sequence: cross attention has no decay.
-    """
+    """cosFormer: relu features, re-weighted by the cosine of the distance, and by a decay."""
 
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
@@ -40,9 +37,10 @@ class Cosformer(Mechanism):
         eps: float = 1e-6,
     ) -> None:
         """`horizon`: one number or one per head; None is the length of each call, where a stream
-        needs a number, and `math.inf` no cosine. `decay`: γ in (0, 1], by which weights shrink with
-        every token between query and key, one number or one per key head, or `multiscale` for
-        those of `cosformer.multiscale_decays`. Both are options and in no checkpoint."""
+        needs a number; `math.inf` leaves the cosine out. `decay`: γ in (0, 1], by which weights
+        shrink with every token between query and key: one number, one per key head, or
+        `multiscale`, which stands for `cosformer.multiscale_decays`. There is no cross attention
+        with a decay. Both are options and in no checkpoint."""
         super().__init__(heads, width, key_heads=key_heads)
         self.horizon = ops.read_horizon(horizon, heads, self.key_heads)
         self.weight, self.eps = ops.check_weight(weight), check_eps(eps)
