@@ -192,6 +192,17 @@ def test_a_layer_does_not_share_the_horizon_it_was_given():
     assert torch.equal(layer.stream(x)[0], before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_state_shares_the_decays_of_its_layer_so_that_no_step_compares_them(dtype, monkeypatch):
+    layer, x = make(horizon=64, decay="multiscale").to(dtype), draw().to(dtype)
+    with torch.no_grad():
+        _, state = layer.stream(x)
+        monkeypatch.setattr(torch.Tensor, "__eq__", None)  # a comparison would wait for a GPU
+        layer.step(x[:, :1], state)
+        _, state = layer.stream(x[:, :2], state)
+        layer.step(x[:, :1], state)
+
+
 @pytest.mark.slow
 def test_a_compiled_stream_knows_a_state_of_another_horizon():
     layers = [make(horizon=horizons, num_kv_heads=2) for horizons in ([40.0, 90.0], [40.0, 91.0])]

@@ -131,7 +131,8 @@ KEPT: Memo[float | Tensor] = Memo()
 
 def as_kept(rates: Rates | None, name: str, k: Tensor) -> float | Tensor:
     """γ as a state of the key heads of k remembers it: a number, or `[H_kv]`."""
-    return KEPT.recall_for(k, (rates, k.shape[1]), lambda: _as_kept(rates, name, k))
+    like = k.new_empty(0, dtype=torch.float64)  # keys of any dtype share what is kept
+    return KEPT.recall_for(like, (rates, k.shape[1]), lambda: _as_kept(rates, name, k))
 
 
 def _as_kept(rates: Rates | None, name: str, k: Tensor) -> float | Tensor:
