@@ -16,7 +16,7 @@ from cosformer.runtime import compute_dtype
 
 
 class Cosformer(Mechanism):
-    """cosFormer: relu features, re-weighted by the cosine of the distance, and by a decay."""
+    """cosFormer: relu features, weighted by the cosine of the distance, and by a decay if given."""
 
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
