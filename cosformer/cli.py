@@ -32,10 +32,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("cosformer.commands.generate", "text from a trained language model"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
     "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
-    "build": (
-        "cosformer.ops.replay.native",
-        "compile what calls the kernels on Hopper GPUs",
-    ),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
 }
 """Verb -> the module that does it, and one line of help.

@@ -5,7 +5,6 @@ import os
 import pytest
 import torch
 
-os.environ["COSFORMER_NATIVE"] = "0"  # replayed calls have tests of their own
 torch.set_num_threads(1)  # tensors here are too small for a second thread to pay
 collect_ignore_glob = []
 if not torch.cuda.is_available():

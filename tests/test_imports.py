@@ -24,7 +24,7 @@ MECHANISMS = OPS | {"ops/features", "mechanisms"}
 NN = MECHANISMS | {"nn"}
 MODELS = NN | {"models"}
 RUNS = MODELS | {"tasks", "training", "records", "config"}
-ALL = RUNS | {"bench", "report", "recipes", "data", "host_memory", "ops/chunked", "ops/replay"}
+ALL = RUNS | {"bench", "report", "recipes", "data", "host_memory", "ops/chunked"}
 
 ARROWS: dict[str, set[str]] = {
     "runtime": set(),
@@ -36,9 +36,8 @@ ARROWS: dict[str, set[str]] = {
     "ops/triton/kernels": set(),
     "ops/hopper": BASE | {"ops/problem"},
     "ops/autograd": BASE | {"ops/problem", "ops/chunked", "ops/triton", "ops/hopper"},
-    "ops/replay": BASE | {"ops/problem", "ops/autograd", "ops/hopper"},
     "ops/features": BASE,
-    "ops": OPS | {"ops/autograd", "ops/triton", "ops/hopper", "ops/replay"},
+    "ops": OPS | {"ops/autograd", "ops/triton", "ops/hopper"},
     "mechanisms": MECHANISMS | {"mechanisms/linear", "mechanisms/patterns", "mechanisms/dense"},
     "mechanisms/linear": MECHANISMS | {"ops/triton/kernels"},
     "mechanisms/patterns": MECHANISMS,
@@ -50,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
     "config": {"check"},
     "tasks": {"tasks", "config", "check"},
     "training": RUNS,
-    "bench": RUNS | {"bench", "host_memory", "ops/chunked", "ops/replay"},
+    "bench": RUNS | {"bench", "host_memory", "ops/chunked"},
     "report": {"report", "records"},
     "hf": {"hf", "models", "nn", "ops"},
     "demo": RUNS | {"demo", "bench", "report"},
@@ -58,7 +57,7 @@ ARROWS: dict[str, set[str]] = {
     "data": {"data", "tasks"},
     "commands": ALL | {"commands"},
     "catalogue": {"mechanisms", "report"},
-    "cli": ALL | {"demo", "catalogue", "commands", "completion", "ops/replay"},
+    "cli": ALL | {"demo", "catalogue", "commands", "completion"},
     "completion": {"cli"},
     "__main__": {"cli"},
     "__init__": NN,

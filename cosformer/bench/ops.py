@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from cosformer.bench.timing import (
 )
 from cosformer.check import check_seed
 from cosformer.ops.chunked import forget
-from cosformer.ops.replay import loaded
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
@@ -185,8 +184,6 @@ def check(options: Options) -> list[Check]:
 def measure(options: Options) -> Iterator[records.Row]:
     """All rows of one run, each as soon as it is known."""
     this = records.Run.begin(device=options.device, seed=options.seed)
-    if options.device == "cuda":
-        this = replace(this, versions={**this.versions, "host": "C++" if loaded() else "Python"})
     bandwidth = None
     if options.device == "cuda":
         yardstick = gpu.measure_bandwidth(this, options.setup)

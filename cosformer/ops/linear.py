@@ -14,6 +14,7 @@ from cosformer.check import (
     check_number_or_tensor,
     check_scale,
 )
+from cosformer.ops.again import attend_again
 from cosformer.ops.dispatch import compute
 from cosformer.ops.problem import (
     DENOMINATORS,
@@ -131,9 +132,7 @@ def linear_attention(
         scale, key_mask, cu_seqlens, query_start, impl,
     )  # fmt: skip
     if isinstance(q, Tensor) and q.is_cuda:
-        from cosformer.ops.replay import replayed
-
-        return replayed(_linear_attention, q, k, v, given)
+        return attend_again(_linear_attention, _problem, q, k, v, given)
     return _linear_attention(q, k, v, given)
 
 

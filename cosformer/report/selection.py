@@ -47,7 +47,7 @@ def renamed(row: Row) -> Row:
 
 
 def fresh(rows: Sequence[Row]) -> list[Row]:
-    """Rows of a fresh install: not those of calls replayed in C++, which `cosformer build` adds."""
+    """Rows of calls from Python: not those of an earlier version that replayed calls in C++."""
     return [row for row in rows if row.versions.get("host") != "C++"]
 
 

@@ -13,7 +13,6 @@ from cosformer.report.selection import (
     fresh,
     is_of_cells,
     label,
-    rows_of,
     run_with,
     times,
 )
@@ -58,12 +57,6 @@ def time_table(rows: Sequence[Row]) -> str:
     return f"{markdown(header, lines)}\n\nMilliseconds. {describe(run)}."
 
 
-def replayed_table(rows: Sequence[Row]) -> str:
-    """Times by cell of calls that are replayed in C++, as they are after `cosformer build`."""
-    rows_of(rows, "time")
-    return cell_table([row for row in rows if row.versions.get("host") == "C++"])
-
-
 def summary_table(rows: Sequence[Row]) -> str:
     """The numbers that are not a function of length, one per line."""
     run = run_with(rows, "peak_memory")
@@ -106,7 +99,6 @@ def crossover_list(rows: Sequence[Row]) -> str:
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "speed": speed_table,
     "time": time_table,
-    "replayed": replayed_table,
     "summary": summary_table,
     "crossover": crossover_list,
     "mechanisms": mechanism_table,

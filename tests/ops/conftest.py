@@ -1,23 +1,11 @@
-"""For tests of kernels, and of calls that are replayed in C++."""
-
-import fcntl
-import shutil
+"""For tests of kernels, and of calls that are like an earlier one."""
 
 import pytest
 import stub_driver
 import torch
 
-from cosformer.ops.hopper import nvrtc
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.problem import PROBLEMS
-from cosformer.ops.replay import native, replay
-
-
-def pytest_collection_modifyitems(items):
-    """Tests of the replay wait for g++, half a minute."""
-    for item in items:
-        if "host" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -47,34 +35,15 @@ def interpreted():
         pytest.skip("needs TRITON_INTERPRET=1 before Triton's import")
 
 
-@pytest.fixture(scope="session")
-def host(request, tmp_path_factory):
-    """A build of `host.cpp`, made once (half a minute) and kept with pytest's cache, if any."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    with pytest.MonkeyPatch.context() as patch:
-        cache = getattr(request.config, "cache", None)
-        folder = cache.mkdir("native") if cache else tmp_path_factory.mktemp("native")
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        with open(folder / "lock", "w") as lock:  # of all processes that run tests, one builds
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return native._import(native.build())
-
-
 @pytest.fixture
-def driver(monkeypatch, host):
-    driver = stub_driver.install(monkeypatch)
-    addresses = (native._address(driver.launch), native._address(driver.is_capturing))
-    host.connect(*addresses, "cpu", nvrtc.mend_launch)
-    monkeypatch.setattr(replay, "_programs", {})
+def driver(monkeypatch):
     monkeypatch.setattr(PROBLEMS, "kept", {})
-    monkeypatch.setattr(replay, "loaded_for", lambda q: host)
-    return driver
+    return stub_driver.install(monkeypatch)
 
 
 @pytest.fixture
 def ordinary(monkeypatch):
-    """Counts the calls that were not replayed."""
+    """Counts the calls that were checked and prepared."""
     calls = []
 
     def count(where, name):

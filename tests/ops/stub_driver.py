@@ -1,7 +1,7 @@
 """A driver without a GPU: its kernels leave a digest of all they are given where results go.
 
-And calls as `attention` and `linear_attention` make them on a Hopper GPU: by a replay if there is
-one. On a CPU the public functions ask for no replay.
+And calls as `attention` and `linear_attention` make them on a GPU, where a call like an earlier one
+is not checked again.
 """
 
 import ctypes
@@ -11,11 +11,10 @@ import types
 
 import torch
 
-from cosformer.ops import hopper, linear
+from cosformer.ops import again, hopper, linear
 from cosformer.ops.hopper import nvrtc
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.problem import as_numbers
-from cosformer.ops.replay import replay
 
 cosine = importlib.import_module("cosformer.ops.attention")  # the room exports a function so named
 KERNELS = {"impl": "hopper"}
@@ -79,10 +78,12 @@ def install(monkeypatch):
         (hopper_plan, "kernel", driver.kernel),
         (hopper_plan, "_compiling", lambda options: None),
         (hopper_plan, "_plans", {}),
+        (again, "_calls", {}),
         (nvrtc, "driver_launch", lambda: driver.launch),
         (hopper, "why_not", lambda *given: None),
         (torch.cuda, "get_device_properties", lambda device: processors),
         (torch.cuda, "current_device", lambda: None),
+        (torch.cuda, "is_current_stream_capturing", lambda: driver.captures > 0),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 5),
     ):
         monkeypatch.setattr(where, name, value, raising=False)
@@ -90,16 +91,16 @@ def install(monkeypatch):
 
 
 def attention(q, k, v, **options):
-    """`cosformer.attention`, replayed if it can be, by the kernels for Hopper."""
+    """`cosformer.attention` as on a GPU, by the kernels for Hopper."""
     given = cosine.Arguments(**COSINE | options)
-    return replay.replayed(cosine._attention, q, k, v, given)
+    return again.attend_again(cosine._attention, cosine._problem, q, k, v, given)
 
 
 def linear_attention(q, k, v, **options):
     """`cosformer.linear_attention` likewise."""
     given = linear.Arguments(**LINEAR | options)
     given = given._replace(gamma=as_numbers(given.gamma))
-    return replay.replayed(linear._linear_attention, q, k, v, given)
+    return again.attend_again(linear._linear_attention, linear._problem, q, k, v, given)
 
 
 def defaults(function, arguments):
@@ -147,18 +148,18 @@ def both_passes(inputs, grad, call=attention, **options):
     return [head(x) for x in (out, *found)]
 
 
-def by_python(monkeypatch, call):
+def each_time(monkeypatch, call):
+    """The call, checked and prepared as if there had been none like it."""
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "loaded_for", lambda q: None)
+        patch.setattr(again, "_calls", {})
         return call()
 
 
-def check_replays(call, ordinary, monkeypatch):
-    """Calls by seed, the later ones replayed: they launch and return what Python does."""
-    for seed in (1, 2):  # the first forward is recorded, and the backward of the second
-        call(seed)
+def check_again(call, ordinary, monkeypatch):
+    """Calls by seed: those like the first launch and return what ordinary ones do."""
+    call(1)
     ordinary.clear()
-    replays = [call(seed) for seed in (3, 4)]
+    later = [call(seed) for seed in (3, 4)]
     assert not ordinary
-    assert replays == [by_python(monkeypatch, lambda s=seed: call(s)) for seed in (3, 4)]
-    assert replays[0] != replays[1]
+    assert later == [each_time(monkeypatch, lambda s=seed: call(s)) for seed in (3, 4)]
+    assert later[0] != later[1]

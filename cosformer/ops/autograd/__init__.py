@@ -1,3 +1,3 @@
 """The one differentiable function around all implementations in linear time."""
 
-from cosformer.ops.autograd.function import Saved, attend, gradients
+from cosformer.ops.autograd.function import Prepared, attend, given_for, run

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from cosformer.ops import chunked
 from cosformer.ops.problem import (
@@ -45,6 +45,27 @@ def attend(
 
     A causal problem has query i at key i. The last state may be None unless `keep_state`.
     """
+    given = given_for(q, k, v, problem, state, impl=impl, keep_state=keep_state)
+    if given.decay is not None and not problem.causal and impl != "hopper":  # which has kernels
+        from cosformer.ops.autograd.both_ways import both_ways, goes_both_ways
+
+        if goes_both_ways(given):
+            return both_ways(_causal_sums, given), None
+    results = _results(given)
+    return results.out, results.last
+
+
+def given_for(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: Problem,
+    state: Tensor | None,
+    *,
+    impl: str,
+    keep_state: bool,
+) -> Given:
+    """The problem as the implementations take it."""
     if problem.query_basis is None or problem.key_basis is None:
         problem = with_basis(problem, compute_dtype(q.dtype))
     decay = problem.query_decay if q.shape[2] else problem.key_decay
@@ -70,14 +91,26 @@ def attend(
         problem.sequence,
         problem.bounds,
     )
-    given = Given(q, k, v, decay, state, constants, options)
-    if decay is not None and not problem.causal and impl != "hopper":  # which has kernels for it
-        from cosformer.ops.autograd.both_ways import both_ways, goes_both_ways
+    return Given(q, k, v, decay, state, constants, options)
 
-        if goes_both_ways(given):
-            return both_ways(_causal_sums, given), None
-    results = _results(given)
-    return results.out, results.last
+
+class Prepared(NamedTuple):
+    """What a pass is given beside q, k and v."""
+
+    decay: Tensor | None
+    constants: Constants
+    options: Options
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, by: Prepared) -> Tensor:
+    """The output for plain tensors that nothing traces."""
+    decay, constants, options = by
+    given = Given(q, k, v, decay, None, constants, options)
+    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if learns or forward_ad._current_level >= 0:
+        out: Tensor = super(Function, _Attention).apply(*given)[0]
+        return out
+    return implementation(options.impl).forward(given).out
 
 
 def _results(given: Given) -> Results:

@@ -10,4 +10,3 @@ from cosformer.ops.hopper.passes import (
     why_not,
     why_not_given,
 )
-from cosformer.ops.hopper.watch import watching

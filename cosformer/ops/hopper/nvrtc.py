@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.hopper import cache
-from cosformer.ops.hopper.watch import watcher
 
 NO_CONTEXT = 201
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -73,8 +72,6 @@ class Launch:
             with torch.cuda.device(self._device):
                 self(*tensors)
             return
-        if (by := watcher()) is not None:
-            by.launched(self, tensors)
         pointers = [0 if x is None else x.data_ptr() for x in tensors]
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         with self._lock:  # the driver copies the arguments before it returns

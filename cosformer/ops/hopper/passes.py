@@ -5,8 +5,7 @@ Forward, dq, dk and dv are one kernel with its operands in other roles; see the 
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from torch import Tensor
 from cosformer.ops.hopper.nvrtc import libraries
 from cosformer.ops.hopper.plan import Common, Plan, plan_of
 from cosformer.ops.hopper.roles import MAPS, Roles
-from cosformer.ops.hopper.watch import watcher
 from cosformer.ops.problem import (
     WEIGHTS,
     Asked,
@@ -29,8 +27,6 @@ from cosformer.runtime import eager
 
 MAX_WIDTH = 128
 __all__ = ["MAPS", "aligned", "backward", "forward", "why_not", "why_not_given"]
-
-Found = TypeVar("Found")
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
@@ -93,30 +89,6 @@ def _in_pieces(strides: tuple[int, ...]) -> bool:
     return one == 1 and not (b % 8 or h % 8 or t % 8)
 
 
-def _watched(work: Callable[..., Found]) -> Callable[..., Found]:
-    """A pass that somebody may watch; its first argument is what was given."""
-
-    @functools.wraps(work)
-    def run(given: Given, *others: Any) -> Found:
-        by = watcher()
-        if by is None:
-            return work(given, *others)
-        about = given.constants
-        flat = [given.q, given.k, given.v, given.state, about.key_mask, about.bounds]
-        flat += [x for other in others for x in other]
-        constants = (given.decay, about.query_basis, about.key_basis)
-        found: Found = by.run(
-            functools.partial(work, given, *others),
-            given,
-            [x for x in flat if isinstance(x, Tensor)],
-            [x for x in constants if x is not None],
-        )
-        return found
-
-    return run
-
-
-@_watched
 def forward(given: Given) -> Results:
     """Output, row totals, the last state, and the states that backward begins with."""
     q, k, v, options = given.q, given.k, given.v, given.options
@@ -193,7 +165,6 @@ class _Found(NamedTuple):
     by_key: Tensor | None = None  # φ(k)·dφ(k)
 
 
-@_watched
 def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Swept:
     """The gradients that are asked for; states and their gradients are those of query heads."""
     q, k, v, options = given.q, given.k, given.v, given.options
