@@ -1,8 +1,9 @@
 """Time and memory of ops and models, as rows."""
 
-from cosformer.bench.candidates import CANDIDATES, draw, forward
+from cosformer.bench.candidates import CANDIDATES, forward
 from cosformer.bench.checks import Check, against_formula, stream_against_full_pass
 from cosformer.bench.generation import held_bytes, state_after
+from cosformer.bench.inputs import draw_inputs
 from cosformer.bench.timing import busy, median_times, threads
 from cosformer.bench.training import Steps
 
@@ -12,7 +13,7 @@ __all__ = [
     "Steps",
     "against_formula",
     "busy",
-    "draw",
+    "draw_inputs",
     "forward",
     "held_bytes",
     "median_times",

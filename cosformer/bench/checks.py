@@ -1,14 +1,14 @@
 """Checks that come before any timing: the op equals the formula as far as its precision allows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from cosformer.bench.candidates import Attend, draw, forward_backward
+from cosformer.bench.candidates import Candidate, forward_backward
+from cosformer.bench.inputs import Inputs, draw, draw_inputs
 from cosformer.ops import State, attention, step
 
-QUANTITIES = ("output", "dq", "dk", "dv")
 LENGTH = 300
 """A length of several chunks, of which the last is not full."""
 LENGTHS = {"cpu": (LENGTH,), "cuda": (LENGTH, 5003)}
@@ -35,7 +35,7 @@ class Check:
 
 
 def against_formula(
-    attend: Attend,
+    candidate: Candidate,
     *,
     causal: bool,
     dtype: torch.dtype,
@@ -43,19 +43,25 @@ def against_formula(
     seed: int = 0,
     length: int = LENGTH,
 ) -> list[Check]:
-    """Output and gradients against the quadratic formula in float64.
+    """Output and gradients against the candidate's own formula, quadratic and in float64.
 
     Allowed is twice the error of that formula computed in `dtype`, plus a few roundings.
     """
-    inputs = draw((2, 4, length, 32), 4, dtype=dtype, device=device, seed=seed)
-    exact = forward_backward(_formula, [x.double() for x in inputs], causal=causal)()
+    if candidate.formula is None:
+        raise ValueError("candidate must have a formula, got one that computes something else")
+    formula = replace(candidate, attend=candidate.formula)
+    shape = (2, 4, length, 32)
+    inputs = draw_inputs(shape, causal=causal, dtype=dtype, device=device, seed=seed)
+    in_double = _cast(inputs, torch.float64)._replace(gates=inputs.gates.double())
+    exact = forward_backward(formula, in_double)()
     # float64 has no better formula to be measured by: its error is that of float32, scaled
     plain_dtype = torch.float32 if dtype is torch.float64 else dtype
-    plain = forward_backward(_formula, [x.to(plain_dtype) for x in inputs], causal=causal)()
-    found = forward_backward(attend, inputs, causal=causal)()
+    plain = forward_backward(formula, _cast(inputs, plain_dtype))()
+    found = forward_backward(candidate, inputs)()
+    quantities = ["output", *(f"d{name}" for name in candidate.learned)]
     return [
         Check(name, _error(f, e), _allowed(_error(p, e), plain_dtype, dtype))
-        for name, f, p, e in zip(QUANTITIES, found, plain, exact, strict=True)
+        for name, f, p, e in zip(quantities, found, plain, exact, strict=True)
     ]
 
 
@@ -71,8 +77,10 @@ def stream_against_full_pass(*, device: str = "cpu", seed: int = 0) -> Check:
     return Check("stream", _error(torch.stack(tokens, dim=2), exact), allowed)
 
 
-def _formula(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    return attention(q, k, v, causal=causal, impl="reference")
+def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """All but the gates in another type; gates stay in float32 whatever that type."""
+    q, k, v, gradient = (x.to(dtype) for x in (inputs.q, inputs.k, inputs.v, inputs.gradient))
+    return inputs._replace(q=q, k=k, v=v, gradient=gradient)
 
 
 def _allowed(plain_error: float, plain_dtype: torch.dtype, dtype: torch.dtype) -> float:

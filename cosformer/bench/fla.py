@@ -1,11 +1,11 @@
 """Mechanisms as flash-linear-attention computes them, measured beside ours on the same numbers."""
 
-import importlib
 from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
 
+from cosformer.bench.peers import by_fla
 from cosformer.mechanisms import (
     Delta,
     GatedDelta,
@@ -28,10 +28,7 @@ class OfFla(Mechanism):
         return {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
-        place, _, name = self.function.rpartition(".")
-        function = getattr(importlib.import_module(f"fla.ops.{place}"), name)
-        out: Tensor = function(*(x.transpose(1, 2) for x in (q, k, v)), **self.given(request))[0]
-        return out.transpose(1, 2)
+        return by_fla(self.function, q, k, v, **self.given(request))
 
 
 class FlaRetention(OfFla, Retention):

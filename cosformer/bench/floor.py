@@ -1,17 +1,17 @@
 """The least time that moving the bytes of a problem takes on a device."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from cosformer.bench.candidates import Candidate
+from cosformer.bench.inputs import Inputs
 from cosformer.bench.timing import median_times
 from cosformer.ops import State
 
 COPIED = 2**30
 """Bytes of the copy that bandwidth is measured by: far more than any cache holds."""
 TIMES_MOVED = {"forward": 1, "forward_backward": 3}
-"""How often q, k, v and the output go through memory: as values, then with their gradients."""
+"""How often q, k, v, gates and output go through memory: as values, then with their gradients."""
 SHORTEST_STEP = 0.005
 """Milliseconds. A few launches take as long, however small the state."""
 
@@ -25,9 +25,12 @@ def copy_bandwidth(*, repeats: int, device: str) -> float:
     return 2 * COPIED / (milliseconds / 1e3)
 
 
-def moved_bytes(inputs: Sequence[Tensor], pass_name: str) -> int:
-    """Bytes a pass cannot avoid. `inputs`: q, k, v and one as large as the output."""
-    return TIMES_MOVED[pass_name] * sum(x.nbytes for x in inputs)
+def moved_bytes(inputs: Inputs, pass_name: str, candidate: Candidate | None = None) -> int:
+    """Bytes that a pass must move: q, k, v, the output, and gates if the candidate has them."""
+    moved = [inputs.q, inputs.k, inputs.v, inputs.gradient]  # the output is as large as the last
+    if candidate is not None and candidate.has_gates:
+        moved.append(inputs.gates)
+    return TIMES_MOVED[pass_name] * sum(x.nbytes for x in moved)
 
 
 def floor(count: int, bandwidth: float) -> float:
@@ -36,8 +39,13 @@ def floor(count: int, bandwidth: float) -> float:
 
 
 def step_floor(state: State, bandwidth: float) -> float:
+    """Milliseconds of reading and writing a state once, or of a few launches if that is longer."""
+    return max(SHORTEST_STEP, state_traffic(state, bandwidth))
+
+
+def state_traffic(state: State, bandwidth: float) -> float:
     """Milliseconds of reading and writing a state once."""
-    return max(SHORTEST_STEP, floor(2 * state_bytes(state), bandwidth))
+    return floor(2 * state_bytes(state), bandwidth)
 
 
 def state_bytes(state: State) -> int:

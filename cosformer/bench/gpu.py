@@ -9,24 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.bench.candidates import CANDIDATES, PASSES
+from cosformer.bench.candidates import CANDIDATES, PASSES, Candidate
 from cosformer.bench.cells import Case, Cell, Setup
 from cosformer.bench.checks import LENGTHS, against_formula
-from cosformer.bench.floor import copy_bandwidth, floor, moved_bytes, step_floor
+from cosformer.bench.floor import copy_bandwidth, floor, moved_bytes, state_traffic, step_floor
+from cosformer.bench.inputs import Inputs
 from cosformer.bench.timing import Call, attempt, host_time, median_times, recorded
-from cosformer.ops import State, step
+from cosformer.ops import State, multiscale_decays, step
 from cosformer.records import Row, Run
 
-CELLS = (
-    Cell(8, 16, 1024, 64),
-    Cell(8, 16, 2048, 64),
-    Cell(8, 16, 4096, 64),
-    Cell(2, 16, 16384, 64),
-    Cell(1, 16, 65536, 64),
-    Cell(2, 8, 16384, 128),
-    Cell(1, 16, 1048576, 64),
-)
-"""Shapes that are measured where the options name none."""
 STEPS = tuple(Cell(batch, 16, 1, 64) for batch in (1, 8, 64, 512))
 STEP_HORIZON = 2**30
 """The horizon of measured steps: more than the replays of a step take."""
@@ -56,13 +47,13 @@ def measure_errors(this: Run, setup: Setup, names: Sequence[str], *, causal: boo
     """How far every cosFormer, peers included, is from the formula in float64."""
     for name in names:
         candidate = CANDIDATES[name]
-        if not candidate.is_cosformer or (candidate.causal_only and not causal):
+        if candidate.formula is None or (candidate.causal_only and not causal):
             continue
         length = max(LENGTHS[setup.device])
         at = {"causal": causal, "dtype": setup.dtype_name, "length": length}
         look = functools.partial(
             against_formula,
-            candidate.attend,
+            candidate,
             causal=causal,
             dtype=setup.dtype,
             device=setup.device,
@@ -86,11 +77,12 @@ def measure_graphs(
 ) -> Iterator[Row]:
     """Time without the host, against the time that moving the bytes takes."""
     at = case.config(pass_name)
-    count = moved_bytes(case.inputs, pass_name)
-    least = floor(count, bandwidth)
+    least = floor(moved_bytes(case.inputs, pass_name), bandwidth)
     yield this.row("floor", least, "ms", candidate="copy", **at)
     for name, milliseconds in graph_times(calls, case.setup).items():
         about = {"candidate": name, **at}
+        count = moved_bytes(case.inputs, pass_name, CANDIDATES[name])
+        least = floor(count, bandwidth)
         yield this.row("time_graph", milliseconds, "ms", **about)
         yield this.row("floor_ratio", milliseconds / least, "x", **about)
         yield this.row("bandwidth", count / (milliseconds / 1e3), "bytes/s", **about)
@@ -101,7 +93,9 @@ def measure_host(this: Run, case: Case, pass_name: str, calls: Mapping[str, Call
 
     It hands a backward pass to a thread of its own, unless that is switched off.
     """
-    calls = {**calls, "additions": PASSES[pass_name](_add, case.inputs, causal=case.causal)}
+    q = case.inputs.q
+    alike = case.inputs._replace(k=q, v=q)  # keys may have fewer heads
+    calls = {**calls, "additions": PASSES[pass_name](ADDITIONS, alike)}
     for own_thread in (True, False) if pass_name == "forward_backward" else (True,):
         at = case.config(pass_name) | ({} if own_thread else {"backward": "in the caller's thread"})
         with torch.autograd.set_multithreading_enabled(own_thread):
@@ -110,26 +104,37 @@ def measure_host(this: Run, case: Case, pass_name: str, calls: Mapping[str, Call
                 yield this.row("host_time", spent, "ms", candidate=name, **at)
 
 
-def _add(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    return q + k + v
+def _add(inputs: Inputs) -> Tensor:
+    return inputs.q + inputs.k + inputs.v
+
+
+ADDITIONS = Candidate(_add)
 
 
 @torch.no_grad()
 def measure_steps(
     this: Run, setup: Setup, bandwidth: float, cells: Sequence[Cell] = STEPS
 ) -> Iterator[Row]:
-    """One decoding step of many streams, against reading and writing their states once."""
+    """One decoding step of many streams, without and with a decay per head.
+
+    Its time is compared with that of reading and writing the states once.
+    """
     for cell in cells:
         q, k, v = setup.draw(cell, count=3)
-        sizes = (cell.batch, cell.heads, cell.width, cell.width)
-        state = State.empty(*sizes, horizon=STEP_HORIZON, device=setup.device)
         at = setup.config(cell, causal=True) | {"pass": "step", "length": cell.length}
-        least = step_floor(state, bandwidth)
+        decays = {"step": None, "step_decay": multiscale_decays(cell.heads)}
+        sizes = (cell.batch, cell.heads, cell.width, cell.width)
+        make = functools.partial(State.empty, *sizes, horizon=STEP_HORIZON, device=setup.device)
+        states = {name: make(decay=decay) for name, decay in decays.items()}
+        least = step_floor(states["step"], bandwidth)
         yield this.row("step_floor", least, "ms", candidate="copy", **at)
-        calls = {"step": functools.partial(step, q, k, v, state)}
+        calls = {name: functools.partial(step, q, k, v, state) for name, state in states.items()}
         for name, milliseconds in graph_times(calls, setup).items():
-            yield this.row("step_time_graph", milliseconds, "ms", candidate=name, **at)
-            yield this.row("step_floor_ratio", milliseconds / least, "x", candidate=name, **at)
+            about = {"candidate": name, **at}
+            traffic = state_traffic(states[name], bandwidth)
+            yield this.row("step_time_graph", milliseconds, "ms", **about)
+            yield this.row("step_floor_ratio", milliseconds / least, "x", **about)
+            yield this.row("step_traffic_ratio", milliseconds / traffic, "x", **about)
 
 
 def graph_times(calls: Mapping[str, Call], setup: Setup) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +11,10 @@ import torch
 
 from cosformer import records
 from cosformer.bench import gpu
-from cosformer.bench.candidates import CANDIDATES, PASSES, require_known
-from cosformer.bench.cells import Case, Cell, Setup
+from cosformer.bench.candidates import CANDIDATES, PASSES
+from cosformer.bench.cells import CELLS, Case, Cell, Setup
 from cosformer.bench.checks import LENGTHS, Check, against_formula, stream_against_full_pass
+from cosformer.bench.first_call import measure_first_calls
 from cosformer.bench.rows import keep
 from cosformer.bench.steps import measure_positions
 from cosformer.bench.timing import (
@@ -31,25 +32,32 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {
         "lengths": tuple(2**n for n in range(8, 17)),
         "quadratic_up_to": 16384,
-        "candidates": ("chunked", "sdpa"),
+        "candidates": ("chunked", "decay", "gates", "sdpa"),
         "dtype": "float32",
+        "parts": ("cells", "growth", "positions"),
     },
     "cuda": {
-        "shapes": gpu.CELLS,
+        "cells": tuple(CELLS),
         "quadratic_up_to": 65536,
         "candidates": (
             "auto",
+            "decay",
+            "gates",
             "chunked",
             "sdpa_flash",
             "sdpa_cudnn",
             "fla_cos",
             "fla_linear",
             "fla_fused",
+            "fla_retention",
+            "fla_simple_gla",
+            "fla_gla",
         ),
         "dtype": "bfloat16",
+        "parts": ("errors", "steps", "first_calls", "cells", "growth", "positions"),
     },
 }
-"""Device -> what is measured there where the options do not say."""
+"""Device -> what is measured there where the options do not say; `parts` are all that it has."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,16 @@ class Options:
     lengths: tuple[int, ...] | None = None
     """Sequence lengths; on cpu, 256 to 65,536 if not given."""
     shapes: tuple[tuple[int, int, int, int], ...] | None = None
-    """Batch, heads, length and width, instead of lengths; on cuda, seven cells if not given."""
+    """Batch, heads, length and width, instead of lengths."""
+    cells: tuple[str, ...] | None = None
+    """Names of cells, as 8x16x4096x64 or 8x16x4096x64-grouped; on cuda, all if not given."""
     quadratic_up_to: int | None = None
     """Longest sequence given to candidates of quadratic cost; 16,384 on cpu, 65,536 on cuda."""
     candidates: tuple[str, ...] | None = None
-    """Who is measured, ratios relative to the first; chunked and sdpa on cpu, all peers on cuda."""
+    """Who is measured, ratios relative to the first. On cuda all peers if not given."""
+    parts: tuple[str, ...] | None = None
+    """Which rows are measured: cells, growth, positions; on cuda also errors, steps, first_calls.
+    All of them if not given."""
     batch: int = 1
     """Sequences per call, unless shapes say it."""
     heads: int = 8
@@ -94,15 +107,21 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.lengths is not None and min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
+        given = [name for name in ("lengths", "shapes", "cells") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"lengths, shapes and cells exclude each other, got {given}")
         if self.shapes is not None:
             _require_shapes(self.shapes)
-            if self.lengths is not None:
-                raise ValueError(f"lengths must not be given beside shapes, got {self.lengths}")
+        if self.cells is not None:
+            _require_among("cells", self.cells, CELLS)
+        if self.parts is not None:
+            _require_among("parts", self.parts, DEFAULTS[self.device]["parts"])
         if min(self.positions, default=0) < 0:
             raise ValueError(f"positions must not be negative, got {self.positions}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device must be one that torch can use here, got cuda")
-        require_known(self.names, self.device)
+        able = [name for name, each in CANDIDATES.items() if self.device in each.devices]
+        _require_among("candidates", self.names, able)
 
     @property
     def path(self) -> Path:
@@ -114,11 +133,13 @@ class Options:
         return tuple(self._given("candidates"))
 
     @property
-    def cells(self) -> list[Cell]:
-        """The shapes measured, in this order."""
-        shapes = None if self.lengths else self._given("shapes")
-        if shapes is not None:
-            return [Cell(*shape) for shape in shapes]
+    def measured(self) -> list[Cell]:
+        """The cells measured, in this order."""
+        if self.shapes is not None:
+            return [Cell(*shape) for shape in self.shapes]
+        names = None if self.lengths else self._given("cells")
+        if names is not None:
+            return [CELLS[name] for name in names]
         lengths = sorted(self._given("lengths"))
         return [Cell(self.batch, self.heads, length, self.width) for length in lengths]
 
@@ -138,9 +159,14 @@ class Options:
             name: candidate.is_present
             and (is_short or not candidate.is_quadratic)
             and (causal or not candidate.causal_only)
+            and (cell.packing is None or candidate.packs)
             for name, candidate in CANDIDATES.items()
         }
         return [name for name in self.names if able[name]]
+
+    def wants(self, part: str) -> bool:
+        """Whether these rows are measured."""
+        return part in self._given("parts")
 
     def _given(self, name: str) -> Any:
         value = getattr(self, name)
@@ -158,7 +184,9 @@ def run(options: Options) -> int:
     print(f"{len(checks)} checks against the float64 formula passed")
     keys = ["candidate", "pass", "length", "position"]
     keys += (
-        ["batch", "causal", "quantity", "backward", "reason"] if options.device == "cuda" else []
+        ["batch", "key_heads", "packing", "causal", "quantity", "backward", "cache", "reason"]
+        if options.device == "cuda"
+        else []
     )
     count, device = options.threads, options.device
     return keep(measure(options), options.path, keys=keys, count=count, device=device)
@@ -167,11 +195,11 @@ def run(options: Options) -> int:
 def check(options: Options) -> list[Check]:
     """Every cosFormer of ours against the formula in float64, and steps against the full pass."""
     found = [stream_against_full_pass(device=options.device, seed=options.seed)]
-    ours = [n for n in options.names if CANDIDATES[n].is_cosformer and not CANDIDATES[n].package]
+    ours = [n for n in options.names if CANDIDATES[n].formula and not CANDIDATES[n].package]
     lengths = LENGTHS[options.device]
     for name, causal, length in itertools.product(ours, options.causalities, lengths):
         found += against_formula(
-            CANDIDATES[name].attend,
+            CANDIDATES[name],
             causal=causal,
             dtype=options.setup.dtype,
             device=options.device,
@@ -190,15 +218,17 @@ def measure(options: Options) -> Iterator[records.Row]:
         bandwidth = yardstick.value
         yield yardstick
         yield from _measure_once_on_gpu(options, this, bandwidth)
-    for cell in options.cells:
-        inputs = options.setup.draw(cell, count=4)
+    for cell in options.measured if options.wants("cells") else ():
+        inputs = options.setup.inputs(cell)
         for causal in options.causalities:
-            case = Case(options.setup, inputs, causal, options.taking_part(cell, causal=causal))
+            names = options.taking_part(cell, causal=causal)
+            case = Case(options.setup, cell, inputs._replace(causal=causal), names)
             yield from _measure_case(options, this, case, bandwidth)
-    yield from _measure_growth(options, this)
-    if options.device == "cuda":  # peers last: some tune themselves for minutes at a new length
+    if options.wants("growth"):
+        yield from _measure_growth(options, this)
+    if options.wants("errors"):  # peers last: some tune themselves for minutes at a new length
         yield from _measure_errors(options, this, peers=True)
-    if options.positions:
+    if options.positions and options.wants("positions"):
         one = Cell(options.batch, options.heads, 1, options.width)
         at = options.setup.config(one, causal=options.causal)
         yield from measure_positions(this, options.setup, one, options.positions, at)
@@ -219,7 +249,7 @@ def _measure_case(
         yield from _measure_times(this, case, pass_name, calls, first=options.names[0])
         if bandwidth is not None:
             yield from gpu.measure_graphs(this, case, pass_name, calls, bandwidth)
-            if case.cell == min(options.cells, key=lambda cell: cell.batch * cell.length):
+            if case.cell == min(options.measured, key=lambda cell: cell.batch * cell.length):
                 yield from gpu.measure_host(this, case, pass_name, calls)
         if bandwidth is not None or pass_name == "forward_backward":
             yield from _measure_memory(this, case, pass_name, calls)
@@ -233,8 +263,12 @@ def _measure_once_on_gpu(
     for name in missing:
         reason = f"package {CANDIDATES[name].package} is not installed"
         yield gpu.failed(this, name, reason, {"dtype": options.setup.dtype_name})
-    yield from _measure_errors(options, this, peers=False)
-    yield from gpu.measure_steps(this, options.setup, bandwidth)
+    if options.wants("errors"):
+        yield from _measure_errors(options, this, peers=False)
+    if options.wants("steps"):
+        yield from gpu.measure_steps(this, options.setup, bandwidth)
+    if options.wants("first_calls"):
+        yield from measure_first_calls(this, options.setup)
 
 
 def _measure_errors(options: Options, this: records.Run, *, peers: bool) -> Iterator[records.Row]:
@@ -262,7 +296,7 @@ def _measure_memory(
     this: records.Run, case: Case, pass_name: str, calls: dict[str, Call]
 ) -> Iterator[records.Row]:
     """Peak memory of a pass beyond its inputs; outputs and gradients count."""
-    size = sum(x.nbytes for x in case.inputs[:3])
+    size = sum(x.nbytes for x in (case.inputs.q, case.inputs.k, case.inputs.v))
     for name, call in calls.items():
         forget()  # memory kept from earlier calls counts as well
         extra = peak_extra_bytes(call, case.setup.device)
@@ -276,15 +310,18 @@ def _measure_growth(options: Options, this: records.Run) -> Iterator[records.Row
     The lengths take turns, or a machine that changes its pace would bend the curve.
     """
     first = options.names[0]
-    long = [cell for cell in options.cells if cell.length >= GROWTH_FROM]
-    for batch, heads, width in dict.fromkeys((c.batch, c.heads, c.width) for c in long):
-        cells = [c for c in long if (c.batch, c.heads, c.width) == (batch, heads, width)]
+    long = [cell for cell in options.measured if cell.length >= GROWTH_FROM and not cell.packing]
+    for alike in dict.fromkeys(cell._replace(length=0) for cell in long):
+        cells = [cell for cell in long if cell._replace(length=0) == alike]
         taking = [c for c in cells if first in options.taking_part(c, causal=options.causal)]
         if len(taking) < 2:
             continue
-        inputs = [options.setup.draw(cell, count=4) for cell in taking]
+        inputs = {cell: options.setup.inputs(cell) for cell in taking}
         for causal, pass_name in itertools.product(options.causalities, PASSES):
-            cases = {x[0].shape[2]: Case(options.setup, x, causal, [first]) for x in inputs}
+            cases = {
+                cell.length: Case(options.setup, cell, given._replace(causal=causal), [first])
+                for cell, given in inputs.items()
+            }
             calls = {str(length): case.calls(pass_name)[first] for length, case in cases.items()}
             times = median_times(calls, repeats=options.setup.repeats, device=options.device)
             by_length = {int(length): value for length, value in times.items()}
@@ -292,6 +329,11 @@ def _measure_growth(options: Options, this: records.Run) -> Iterator[records.Row
             del at["length"]
             at |= {"candidate": first, "from": min(by_length), "to": max(by_length)}
             yield this.row("growth_exponent", records.growth_exponent(by_length), "", **at)
+
+
+def _require_among(option: str, names: Sequence[str], known: Iterable[str]) -> None:
+    if not names or not set(names) <= set(known):
+        raise ValueError(f"{option} must be among {', '.join(known)}, got {list(names)}")
 
 
 def _require_shapes(shapes: tuple[tuple[int, ...], ...]) -> None:

@@ -10,7 +10,7 @@ from cosformer.bench import (
     CANDIDATES,
     Check,
     against_formula,
-    draw,
+    draw_inputs,
     forward,
     median_times,
     stream_against_full_pass,
@@ -38,8 +38,8 @@ def fastest_threads(seed: int) -> int:
     Threads that wait for such a core slow many small products more than one large one.
     """
     shape = (SETTING["batch"], SETTING["heads"], 1024, SETTING["width"])
-    inputs = draw(shape, 4, dtype=torch.float32, seed=seed)
-    attend = forward(CANDIDATES["chunked"].attend, inputs, causal=True)
+    inputs = draw_inputs(shape, causal=True, dtype=torch.float32, seed=seed)
+    attend = forward(CANDIDATES["chunked"], inputs)
 
     def with_threads(count: int) -> None:
         with threads(count):
@@ -53,10 +53,10 @@ def fastest_threads(seed: int) -> int:
 
 def checks(seed: int) -> list[Check]:
     """The linear form in float32 against the quadratic formula in float64."""
-    attend = CANDIDATES["chunked"].attend
+    ours = CANDIDATES["chunked"]
     return [
-        *against_formula(attend, causal=True, dtype=torch.float32, seed=seed),
-        *against_formula(attend, causal=False, dtype=torch.float32, seed=seed),
+        *against_formula(ours, causal=True, dtype=torch.float32, seed=seed),
+        *against_formula(ours, causal=False, dtype=torch.float32, seed=seed),
         stream_against_full_pass(seed=seed),
     ]
 
@@ -65,9 +65,9 @@ def race(this: Run, lengths: Sequence[int]) -> Iterator[list[Row]]:
     """Rows of forward times, a list for each length; candidates take turns within one run."""
     for length in sorted(lengths):
         shape = (SETTING["batch"], SETTING["heads"], length, SETTING["width"])
-        inputs = draw(shape, 4, dtype=torch.float32, seed=this.seed or 0)
+        inputs = draw_inputs(shape, causal=True, dtype=torch.float32, seed=this.seed or 0)
         calls = {
-            name: forward(CANDIDATES[name].attend, inputs, causal=True)
+            name: forward(CANDIDATES[name], inputs)
             for name, limit in LIMITS.items()
             if limit is None or length <= limit
         }

@@ -1,36 +1,50 @@
 """The checks that come before any timing pass for the op, and fail for one slightly wrong."""
 
-import functools
+import dataclasses
 
 import pytest
 import torch
 
 from cosformer import attention
 from cosformer.bench import checks
+from cosformer.bench.candidates import CANDIDATES
+
+
+def _cosformer(x, **changes):
+    return attention(x.q, x.k, x.v, **{"causal": x.causal, **changes})
+
 
 BROKEN = {
-    "one part in a thousand": lambda q, k, v, causal: 1.001 * attention(q, k, v, causal=causal),
-    "other horizon": lambda q, k, v, causal: attention(q, k, v, causal=causal, horizon=1000),
-    "other causality": lambda q, k, v, causal: attention(q, k, v, causal=not causal),
-    "not a number": lambda q, k, v, causal: torch.nan * attention(q, k, v, causal=causal),
-    "gradient lost": lambda q, k, v, causal: 0 * q + attention(q.detach(), k, v, causal=causal),
+    "one part in a thousand": lambda x: 1.001 * _cosformer(x),
+    "other horizon": lambda x: _cosformer(x, horizon=1000),
+    "other causality": lambda x: _cosformer(x, causal=not x.causal),
+    "not a number": lambda x: torch.nan * _cosformer(x),
+    "gradient lost": lambda x: 0 * x.q + _cosformer(x._replace(q=x.q.detach())),
 }
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_op_passes(causal, dtype):
-    chunked = functools.partial(attention, impl="chunked")
-    found = checks.against_formula(chunked, causal=causal, dtype=dtype)
-    assert [check.name for check in found] == list(checks.QUANTITIES)
+@pytest.mark.parametrize("name", ["chunked", "decay", "gates"])
+def test_the_op_passes(name, causal, dtype):
+    found = checks.against_formula(CANDIDATES[name], causal=causal, dtype=dtype)
+    gates = ["dgates"] if name == "gates" else []
+    assert [check.name for check in found] == ["output", "dq", "dk", "dv", *gates]
     assert all(check.passed for check in found), [str(check) for check in found]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_op_fails(broken, causal):
-    found = checks.against_formula(broken, causal=causal, dtype=torch.float32)
+    candidate = dataclasses.replace(CANDIDATES["chunked"], attend=broken)
+    found = checks.against_formula(candidate, causal=causal, dtype=torch.float32)
     assert not all(check.passed for check in found)
+
+
+def test_decays_are_checked_against_a_formula_with_decays():
+    forgets = dataclasses.replace(CANDIDATES["decay"], attend=CANDIDATES["chunked"].attend)
+    found = checks.against_formula(forgets, causal=True, dtype=torch.float32)
+    assert not any(check.passed for check in found)
 
 
 def test_a_stream_passes_unless_it_forgets_a_token(monkeypatch):

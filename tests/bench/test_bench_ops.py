@@ -15,7 +15,8 @@ SMALL = {"heads": 1, "width": 4, "repeats": 1, "threads": 1, "positions": (2, 5)
 
 @pytest.fixture
 def options(tmp_path):
-    return ops.Options(lengths=(8, 16), quadratic_up_to=8, out=tmp_path / "rows.jsonl", **SMALL)
+    small = {**SMALL, "candidates": ("chunked", "sdpa"), "out": tmp_path / "rows.jsonl"}
+    return ops.Options(lengths=(8, 16), quadratic_up_to=8, **small)
 
 
 def test_every_number_is_a_row(options, monkeypatch):
@@ -70,8 +71,8 @@ def test_states_are_reached_by_reading_every_token(options):
 
 
 def test_a_failed_check_stops_before_any_timing(options, monkeypatch, capsys):
-    right = CANDIDATES["chunked"].attend
-    broken = Candidate(lambda q, k, v, *, causal: right(q, k, v, causal=causal) * 1.01, True, False)
+    right = CANDIDATES["chunked"]
+    broken = Candidate(lambda inputs: 1.01 * right.attend(inputs), right.formula)
     monkeypatch.setitem(CANDIDATES, "chunked", broken)
     monkeypatch.setattr(ops, "measure", lambda options: pytest.fail("timed"))
     assert ops.run(options) == 1

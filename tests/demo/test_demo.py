@@ -123,8 +123,8 @@ def test_without_time_nothing_is_learnt_and_nothing_written(options, capsys, mon
 
 
 def test_the_demo_fails_when_the_op_is_wrong(options, capsys, monkeypatch):
-    right = CANDIDATES["chunked"].attend
-    broken = Candidate(lambda q, k, v, *, causal: 1.01 * right(q, k, v, causal=causal), True, False)
+    right = CANDIDATES["chunked"]
+    broken = Candidate(lambda inputs: 1.01 * right.attend(inputs), right.formula)
     monkeypatch.setitem(CANDIDATES, "chunked", broken)
     monkeypatch.setattr(op, "race", lambda *given: pytest.fail("timed"))
     assert command.run(options) == 1
