@@ -24,7 +24,7 @@ def cell_table(rows: Sequence[Row]) -> str:
         lines = [row for row in shown if row.config["causal"] == causal]
         if lines:
             parts.append(f"{title} attention:\n\n{_table(lines)}")
-    return "\n\n".join([*parts, f"{EXPLANATION}. {_origin(shown)}."])
+    return "\n\n".join([*parts, f"{EXPLANATION}. {runs(shown)}."])
 
 
 def _newest(rows: Sequence[Row]) -> list[Row]:
@@ -37,7 +37,7 @@ def _newest(rows: Sequence[Row]) -> list[Row]:
     return list(found.values())
 
 
-def _origin(rows: Sequence[Row]) -> str:
+def runs(rows: Sequence[Row]) -> str:
     """Where the rows were measured, and the commit, day and caller of each run."""
     last = max(rows, key=lambda row: row.date)
     runs = dict.fromkeys(

@@ -11,8 +11,8 @@ from cosformer.report.selection import (
     Times,
     crossover,
     describe,
-    fresh,
     label,
+    plain,
     run_with,
     times,
     token_times,
@@ -37,12 +37,12 @@ STYLE: dict[Any, Any] = {
 
 def time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
     """Time against length in log-log, a panel for each pass, the crossover marked."""
-    return _draw(run_with(rows, "time"), times, "milliseconds", file_format)
+    return _draw(run_with(plain(rows), "time"), times, "milliseconds", file_format)
 
 
 def token_time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
     """Time per token against length, where batches differ. A level line is linear time."""
-    run = run_with(fresh(rows), "time")
+    run = run_with(plain(rows), "time")
     return _draw(run, token_times, "nanoseconds per token, causal", file_format)
 
 

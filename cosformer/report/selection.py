@@ -20,6 +20,9 @@ LABELS = {
     "fla_cos": "cosFormer on fla",
     "fla_linear": "linear, no cosine (fla)",
     "fla_fused": "linear, fused, no cosine (fla)",
+    "fla_retention": "retention (fla)",
+    "fla_simple_gla": "simple GLA (fla)",
+    "fla_gla": "GLA, a gate per column (fla)",
     "cosformer": "cosFormer",
     "softmax": "softmax (SDPA)",
 }
@@ -49,6 +52,18 @@ def renamed(row: Row) -> Row:
 def fresh(rows: Sequence[Row]) -> list[Row]:
     """Rows of calls from Python: not those of an earlier version that replayed calls in C++."""
     return [row for row in rows if row.versions.get("host") != "C++"]
+
+
+def plain(rows: Sequence[Row]) -> list[Row]:
+    """Fresh rows of attention without decay, grouped heads and packed sequences, in usual types."""
+    decays = {"decay", "gates", "fla_retention", "fla_simple_gla", "fla_gla"}
+    return [
+        row
+        for row in fresh(rows)
+        if row.config.get("candidate") not in decays
+        and not row.config.keys() & {"key_heads", "packing"}
+        and row.config.get("dtype") != "float16"
+    ]
 
 
 def run_with(rows: Sequence[Row], what: str) -> list[Row]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from cosformer.records import Row
-from cosformer.report.selection import PASSES, cell, fresh, rows_of, run_with
+from cosformer.report.selection import PASSES, cell, plain, rows_of, run_with
 from cosformer.report.writing import markdown, milliseconds
 
 SOFTMAX = ("sdpa", "sdpa_flash", "sdpa_cudnn")
@@ -43,8 +43,9 @@ def _groups(rows: Sequence[Row]) -> Iterator[Group]:
 
 def _chosen(rows: Sequence[Row]) -> list[Row]:
     """The rows of one whole run on a CPU, and of all runs on a GPU, where runs differ less."""
+    rows = plain(rows)
     cpu = [row for row in rows_of(rows, "time") if row.hardware["device"] == "cpu"]
-    gpu = [row for row in fresh(rows) if row.hardware["device"] != "cpu"]
+    gpu = [row for row in rows if row.hardware["device"] != "cpu"]
     return (run_with(cpu, "time") if cpu else []) + gpu
 
 

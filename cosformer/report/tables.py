@@ -10,9 +10,9 @@ from cosformer.report.selection import (
     PASSES,
     crossover_sentence,
     describe,
-    fresh,
     is_of_cells,
     label,
+    plain,
     run_with,
     times,
 )
@@ -23,6 +23,7 @@ from cosformer.report.training import (
     learning_table,
     training_table,
 )
+from cosformer.report.variants import variant_table
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
 
@@ -31,9 +32,10 @@ def time_table(rows: Sequence[Row]) -> str:
 
     By cell where more than the length differs. Only calls of a fresh install count.
     """
-    run = run_with(fresh(rows), "time")
+    rows = plain(rows)
+    run = run_with(rows, "time")
     if is_of_cells(run):
-        return cell_table(fresh(rows))
+        return cell_table(rows)
     ratios = {
         (row.config["pass"], row.config["candidate"], row.config["length"]): row.value
         for row in run
@@ -59,7 +61,7 @@ def time_table(rows: Sequence[Row]) -> str:
 
 def summary_table(rows: Sequence[Row]) -> str:
     """The numbers that are not a function of length, one per line."""
-    run = run_with(rows, "peak_memory")
+    run = run_with(plain(rows), "peak_memory")
     longest = max(r.config["length"] for r in run if r.what == "peak_memory")
     candidates = {row.config["candidate"] for row in run if "candidate" in row.config}
     lines = []
@@ -101,6 +103,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "time": time_table,
     "summary": summary_table,
     "crossover": crossover_list,
+    "variants": variant_table,
     "mechanisms": mechanism_table,
     "training": training_table,
     "generation": generation_table,

@@ -1,0 +1,225 @@
+"""Tables of attention as models use it: decays, grouped heads, packed sequences, float16."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from cosformer.records import Row
+from cosformer.report.cells import runs
+from cosformer.report.selection import LABELS, PASSES, describe, fresh, rows_of, run_with
+from cosformer.report.writing import MISSING, markdown, milliseconds
+
+KINDS = {
+    "auto": "no decay",
+    "chunked": "no decay",
+    "decay": "a decay per head",
+    "gates": "a decay per token",
+}
+"""Candidate -> what its line says. On a GPU, where both are measured, `auto` stands for us."""
+PEERS = {
+    "auto": ("sdpa_cudnn", "fla_cos"),
+    "chunked": ("sdpa",),
+    "decay": ("fla_retention",),
+    "gates": ("fla_simple_gla", "fla_gla"),
+}
+"""Candidate -> who is shown beside it."""
+EXPLANATION = (
+    "Each pair is forward / forward + backward. ms: as the caller sees it. Ratio: the time of one "
+    "token divided by that of the line named beside it"
+)
+ON_A_GPU = (
+    "; on a GPU without the host. GPU ms: without the host. × floor: GPU ms divided by the time "
+    "that a copy of q, k, v, the output and the gates of a decay per token takes (forward + "
+    "backward: three such copies). Peers, in ms: retention, simple GLA and GLA have a decay but "
+    "neither the cosine nor the denominator, and GLA has a gate for every column of a key, which "
+    "is more than ours computes"
+)
+
+
+class Line(NamedTuple):
+    """What a line of the table is about."""
+
+    candidate: str
+    causal: bool
+    dtype: str
+    batch: int
+    heads: int
+    length: int
+    width: int
+    key_heads: int | None
+    packing: str | None
+
+
+Pair = tuple[float | None, float | None]
+"""A number of the forward pass, and of both passes together."""
+Numbers = Mapping[Line, Pair]
+NOTHING: Pair = (None, None)
+
+
+def variant_table(rows: Sequence[Row]) -> str:
+    """A line for each cell and decay, then tables of decoding steps and of first calls."""
+    rows = fresh(rows)
+    on_a_cpu = rows_of(rows, "time")[0].hardware["device"] == "cpu"
+    if on_a_cpu:
+        rows = run_with(rows, "time")  # on a CPU numbers of two runs do not compare
+    newest = list(_newest(rows))
+    about = EXPLANATION if on_a_cpu else EXPLANATION + ON_A_GPU
+    parts = [f"{_lines(newest)}\n\n{about}. {_origin(newest)}."]
+    if any(row.what == "step_traffic_ratio" for row in newest):
+        parts.append(_steps(newest))
+    if any(row.what == "first_call" for row in newest):
+        parts.append(_first_calls(newest))
+    return "\n\n".join(parts)
+
+
+def _newest(rows: Sequence[Row]) -> Iterator[Row]:
+    """Each number from the newest run that has it."""
+    wanted = {"time", "time_graph", "floor_ratio", "first_call"}
+    wanted |= {"step_time_graph", "step_traffic_ratio"}
+    found = {}
+    for row in sorted(rows, key=lambda row: row.date):
+        if row.what in wanted:
+            found[row.what, _line(row), row.config["pass"], row.config.get("cache")] = row
+    yield from found.values()
+
+
+def _line(row: Row) -> Line:
+    return Line(*(row.config.get(name) for name in Line._fields))
+
+
+def _numbers(rows: Sequence[Row], what: str) -> Numbers:
+    found: dict[tuple[Line, str], float] = {}
+    for row in rows:
+        if row.what == what:
+            found[_line(row), row.config["pass"]] = row.value
+    first, both = PASSES
+    return {line: (found.get((line, first)), found.get((line, both))) for line, _ in found}
+
+
+def _lines(rows: Sequence[Row]) -> str:
+    times, on_gpu = _numbers(rows, "time"), _numbers(rows, "time_graph")
+    floors = _numbers(rows, "floor_ratio")
+    tokens = {_line(row): row.config.get("tokens") for row in rows}
+    per_token = {
+        line: _scaled(pair, 1 / (tokens[line] or line.batch * line.length))
+        for line, pair in (on_gpu or times).items()
+    }
+    ours = [name for name in KINDS if name != "chunked" or not on_gpu]
+    shown = []
+    for line in sorted((line for line in times if line.candidate in ours), key=_order):
+        base, to = _compared(line, times)
+        if base is None and not line.causal:
+            continue  # full attention without a decay has a table of its own
+        ratio = _quotient(per_token.get(line, NOTHING), per_token.get(base, NOTHING))
+        cells = [_spell_kind(line), _spell_cell(line), _spell(times[line], milliseconds)]
+        if on_gpu:
+            cells.append(_spell(on_gpu.get(line, NOTHING), milliseconds))
+            cells.append(_spell(floors.get(line, NOTHING), "{:.2f}".format))
+        spelled = _spell(ratio, "{:.2f}".format)
+        cells.append(spelled if spelled == MISSING else f"{spelled} of {to}")
+        shown.append([*cells, _spell_peers(line, times)])
+    header = ["attention", "batch × heads × tokens × width", "ms"]
+    header += ["GPU ms", "× floor"] if on_gpu else []
+    return markdown([*header, "ratio", "peers"], shown)
+
+
+def _compared(line: Line, among: Numbers) -> tuple[Line | None, str]:
+    """The line whose time is the measure of this one, and its name; None where there is none."""
+    if line.dtype == "float16":
+        return line._replace(dtype="bfloat16"), "bfloat16"
+    if line.packing:
+        alike = line._replace(packing=None, length=0)
+        batches = (other for other in among if other._replace(length=0) == alike)
+        return min(batches, key=lambda other: other.length, default=None), "the batch"
+    if line.key_heads:
+        return line._replace(key_heads=None), f"{line.heads} on {line.heads}"
+    if line.candidate not in ("auto", "chunked"):
+        if not line.causal:
+            return line._replace(causal=True), "causal"
+        plain = (line._replace(candidate=name) for name in ("auto", "chunked"))
+        return next((other for other in plain if other in among), None), "no decay"
+    return None, ""
+
+
+def _order(line: Line) -> tuple[object, ...]:
+    kind = list(KINDS).index(line.candidate)
+    special = (line.dtype == "float16", not line.causal, bool(line.packing), bool(line.key_heads))
+    return *special, kind, line.width, line.length, line.batch, line.heads
+
+
+def _spell_kind(line: Line) -> str:
+    kind = f"{'causal' if line.causal else 'full'}, {KINDS[line.candidate]}"
+    return f"{kind}, {line.dtype}" if line.dtype == "float16" else kind
+
+
+def _spell_cell(line: Line) -> str:
+    batch = f"{line.batch} packed" if line.packing else f"{line.batch}"
+    heads = f"{line.heads} on {line.key_heads}" if line.key_heads else f"{line.heads}"
+    length = f"16 … {line.length:,}" if line.packing == "drawn" else f"{line.length:,}"
+    return f"{batch} × {heads} × {length} × {line.width}"
+
+
+def _spell_peers(line: Line, times: Numbers) -> str:
+    peers = {name: times.get(line._replace(candidate=name)) for name in PEERS[line.candidate]}
+    found = [f"{LABELS[name]} {_spell(x, milliseconds)}" for name, x in peers.items() if x]
+    return "; ".join(found) or MISSING
+
+
+def _spell(pair: Pair, spell: Callable[[float], str]) -> str:
+    if pair == NOTHING:
+        return MISSING
+    return " / ".join(MISSING if value is None else spell(value) for value in pair)
+
+
+def _scaled(pair: Pair, factor: float) -> Pair:
+    first, both = pair
+    return (None if first is None else factor * first, None if both is None else factor * both)
+
+
+def _quotient(over: Pair, under: Pair) -> Pair:
+    found = [None if a is None or b is None else a / b for a, b in zip(over, under, strict=True)]
+    first, both = found
+    return first, both
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    """One decoding step by batch, without and with a decay per head."""
+    found = {
+        (row.what, row.config["candidate"], row.config["batch"]): row.value
+        for row in rows
+        if row.what in ("step_time_graph", "step_traffic_ratio")
+    }
+    header, lines = ["streams"], []
+    for title in ("a step", "with a decay per head"):
+        header += [f"{title}: GPU ms", "× traffic"]
+    for batch in sorted({batch for _, _, batch in found}):
+        line = [f"{batch:,}"]
+        for name in ("step", "step_decay"):
+            time = found.get(("step_time_graph", name, batch))
+            ratio = found.get(("step_traffic_ratio", name, batch))
+            line.append(MISSING if time is None else milliseconds(time))
+            line.append(MISSING if ratio is None else f"{ratio:.2f}")
+        lines.append(line)
+    about = "× traffic: the time of a step divided by that of reading and writing the state once"
+    steps = [row for row in rows if row.what == "step_traffic_ratio"]
+    return f"One decoding step:\n\n{markdown(header, lines)}\n\n{about}. {_origin(steps)}."
+
+
+def _first_calls(rows: Sequence[Row]) -> str:
+    """Seconds of the first call of a process."""
+    calls = [row for row in rows if row.what == "first_call"]
+    found = {(_line(row), row.config["cache"]): row.value for row in calls}
+    lines = []
+    for line in dict.fromkeys(line for line, _ in found):
+        seconds = [found.get((line, cache)) for cache in ("empty", "full")]
+        spelled = [MISSING if value is None else f"{value:.2f}" for value in seconds]
+        name = f"{KINDS[line.candidate]}, {line.dtype}"
+        lines.append([name, _spell_cell(line), *spelled])
+    header = ["attention", "batch × heads × tokens × width", "empty cache", "full cache"]
+    about = "Seconds, forward + backward; neither imports nor the start of CUDA count"
+    title = "The first call of a new process:"
+    return f"{title}\n\n{markdown(header, lines)}\n\n{about}. {_origin(calls)}."
+
+
+def _origin(rows: Sequence[Row]) -> str:
+    last = max(rows, key=lambda row: row.date)
+    return describe(rows) if last.hardware["device"] == "cpu" else runs(rows)
