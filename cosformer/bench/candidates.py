@@ -99,9 +99,11 @@ def _softmax_on_cuda(backend: SDPBackend) -> Candidate:
     return Candidate(attend, is_quadratic=True, devices=("cuda",))
 
 
-def _of_fla(attend: Attend, **about: Any) -> Candidate:
-    about = {"packs": True, "prepare": token_major} | about
-    return Candidate(attend, devices=("cuda",), package="fla", causal_only=True, **about)
+def _of_fla(
+    attend: Attend, prepare: Callable[[Inputs], Inputs] = token_major, **about: Any
+) -> Candidate:
+    about |= {"devices": ("cuda",), "package": "fla", "causal_only": True}
+    return Candidate(attend, prepare=prepare, **about)
 
 
 CANDIDATES: dict[str, Candidate] = {
@@ -114,20 +116,23 @@ CANDIDATES: dict[str, Candidate] = {
     "sdpa_flash": _softmax_on_cuda(SDPBackend.FLASH_ATTENTION),
     "sdpa_cudnn": _softmax_on_cuda(SDPBackend.CUDNN_ATTENTION),
     "fla_cos": _of_fla(
-        fla_cosine,
-        packs=False,
-        formula=functools.partial(_cosformer, impl="reference", decay=_no_decay),
+        fla_cosine, formula=functools.partial(_cosformer, impl="reference", decay=_no_decay)
     ),
-    "fla_linear": _of_fla(functools.partial(fla_linear, function="chunk_linear_attn")),
-    "fla_fused": _of_fla(functools.partial(fla_linear, function="fused_chunk_linear_attn")),
-    "fla_retention": _of_fla(fla_retention),
+    "fla_linear": _of_fla(functools.partial(fla_linear, function="chunk_linear_attn"), packs=True),
+    "fla_fused": _of_fla(
+        functools.partial(fla_linear, function="fused_chunk_linear_attn"), packs=True
+    ),
+    "fla_retention": _of_fla(fla_retention, packs=True),
     "fla_simple_gla": _of_fla(
-        functools.partial(fla_with_gates, function="simple_gla.chunk_simple_gla"), has_gates=True
+        functools.partial(fla_with_gates, function="simple_gla.chunk_simple_gla"),
+        packs=True,
+        has_gates=True,
     ),
     "fla_gla": _of_fla(
         functools.partial(fla_with_gates, function="gla.chunk_gla"),
+        gates_per_column,
+        packs=True,
         has_gates=True,
-        prepare=gates_per_column,
     ),
 }
 

@@ -100,8 +100,8 @@ class Setup(NamedTuple):
 
     def config(self, cell: Cell, *, causal: bool) -> dict[str, Any]:
         """What every row of a cell has in its config."""
-        found = {"batch": cell.batch, "heads": cell.heads, "width": cell.width, "causal": causal}
-        found |= {"dtype": self.dtype_name, "repeats": self.repeats}
+        found: dict[str, Any] = {"batch": cell.batch, "heads": cell.heads, "width": cell.width}
+        found |= {"causal": causal, "dtype": self.dtype_name, "repeats": self.repeats}
         if cell.key_heads:
             found["key_heads"] = cell.key_heads
         if cell.packing:

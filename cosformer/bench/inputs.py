@@ -55,10 +55,19 @@ def as_drawn(inputs: Inputs) -> Inputs:
 
 
 def token_major(inputs: Inputs) -> Inputs:
-    """The same shapes, in memory as `[B, T, H, D]` and `[B, T, H]`."""
-    parts = ("q", "k", "v", "gates", "gradient")
-    moved = {name: getattr(inputs, name).transpose(1, 2).contiguous() for name in parts}
-    return inputs._replace(**{name: x.transpose(1, 2) for name, x in moved.items()})
+    """The inputs, each with its tokens before its heads in memory."""
+    return inputs._replace(
+        q=tokens_first(inputs.q),
+        k=tokens_first(inputs.k),
+        v=tokens_first(inputs.v),
+        gates=tokens_first(inputs.gates),
+        gradient=tokens_first(inputs.gradient),
+    )
+
+
+def tokens_first(x: Tensor) -> Tensor:
+    """The same `[B, H, T, …]`, in memory as `[B, T, H, …]`."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def gates_per_column(inputs: Inputs) -> Inputs:

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 
 from cosformer import records
-from cosformer.bench.candidates import PASSES, token_major
+from cosformer.bench.candidates import PASSES
 from cosformer.bench.cells import Cell, Setup
 from cosformer.bench.fla import PEERS, OfFla, present
 from cosformer.bench.gpu import failed, graph_times
+from cosformer.bench.inputs import tokens_first
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     Call,
@@ -242,8 +243,8 @@ def _call(setup: Setup, mechanism: Mechanism, cell: Cell, pass_name: str, causal
     names = mechanism.traits.controls
     controls = {name: gradient[..., n].contiguous() for n, name in enumerate(names)}
     if isinstance(mechanism, OfFla):  # each finds its inputs as it likes them
-        q, k, v, gradient = token_major((q, k, v, gradient))
-        controls = {name: x.mT.contiguous().mT for name, x in controls.items()}
+        q, k, v, gradient = (tokens_first(x) for x in (q, k, v, gradient))
+        controls = {name: tokens_first(x) for name, x in controls.items()}
     if pass_name == "forward":
 
         @torch.no_grad()

@@ -1,7 +1,7 @@
 """Tables of attention as models use it: decays, grouped heads, packed sequences, float16."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cosformer.records import Row
 from cosformer.report.cells import runs
@@ -83,7 +83,8 @@ def _newest(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _line(row: Row) -> Line:
-    return Line(*(row.config.get(name) for name in Line._fields))
+    fields: dict[str, Any] = {name: row.config.get(name) for name in Line._fields}
+    return Line(**fields)
 
 
 def _numbers(rows: Sequence[Row], what: str) -> Numbers:
@@ -109,7 +110,8 @@ def _lines(rows: Sequence[Row]) -> str:
         base, to = _compared(line, times)
         if base is None and not line.causal:
             continue  # full attention without a decay has a table of its own
-        ratio = _quotient(per_token.get(line, NOTHING), per_token.get(base, NOTHING))
+        under = NOTHING if base is None else per_token.get(base, NOTHING)
+        ratio = _quotient(per_token.get(line, NOTHING), under)
         cells = [_spell_kind(line), _spell_cell(line), _spell(times[line], milliseconds)]
         if on_gpu:
             cells.append(_spell(on_gpu.get(line, NOTHING), milliseconds))

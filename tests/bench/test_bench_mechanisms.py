@@ -1,6 +1,8 @@
 """`cosformer bench mechanisms`: a row for every outcome, refusals and limits among them."""
 
 import dataclasses
+import sys
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import fake_gpu
@@ -9,6 +11,9 @@ import torch
 
 from cosformer import records
 from cosformer.bench import mechanisms
+from cosformer.bench.candidates import PASSES
+from cosformer.bench.cells import Cell, Setup
+from cosformer.bench.fla import PEERS
 from cosformer.mechanisms import MECHANISMS, create
 from cosformer.report.mechanisms import mechanism_figure, mechanism_table
 
@@ -113,3 +118,16 @@ def test_no_guess_goes_far(tmp_path, monkeypatch):
     reasons = {row.config["reason"] for row in mechanisms.measure(given)}
     assert tried == 2 * [256]  # before the first length, too
     assert reasons == {"skipped: a call would take about 5 s"}
+
+
+def test_peers_of_mechanisms_find_tokens_before_heads_in_memory(monkeypatch):
+    def attend(q, k, v, *, g):
+        assert all(x.is_contiguous() for x in (q, k, v))
+        return q + g[..., None], None
+
+    place = SimpleNamespace(chunk_simple_gla=attend)
+    monkeypatch.setitem(sys.modules, "fla.ops.simple_gla", place)
+    setup, cell = Setup("cpu", torch.float32, repeats=1, seed=0), Cell(2, 3, 8, 4)
+    peer = PEERS["fla-gated-linear"](cell.heads, cell.width)
+    for pass_name in PASSES:
+        mechanisms._call(setup, peer, cell, pass_name, True)()
