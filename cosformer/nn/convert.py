@@ -132,5 +132,5 @@ def _become(layer: nn.Module, twin: CosformerAttention, options: Iterable[str]) 
     for only_softmax in ("bias_k", "bias_v", "add_zero_attn", "_qkv_same_embed_dim"):
         layer.__dict__.pop(only_softmax, None)
     layer.__class__ = CosformerAttention
-    for option in ("num_kv_heads", *options):
+    for option in ("num_kv_heads", "value_dim", *options):
         setattr(layer, option, getattr(twin, option))

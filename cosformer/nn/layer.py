@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +10,17 @@ from torch import Tensor, nn
 
 from cosformer.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
 from cosformer.mechanisms import create, mechanism_class, refuse
+from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
 
 NO_OPTIONS: Mapping[str, Any] = {}
 HORIZON = 4096
 """The horizon of a layer whose options name none."""
+GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
+"""What a gate may be of its projection."""
+CONVOLVED = ("input", "qkv")
+"""What a short convolution may act on."""
 OWN = {"name": "mechanism", "heads": "num_heads", "key_heads": "num_kv_heads", "width": "embed_dim"}
 """Arguments of a mechanism that are no options -> the argument of the layer that sets them."""
 
@@ -25,14 +30,28 @@ class LayerState(NamedTuple):
 
     mechanism: Any  # what the mechanism remembers
     position: int  # how many tokens came before
+    conv: Tensor | None = None  # [B, width − 1, columns]: last inputs of the short convolution
+
+
+class Projected(NamedTuple):
+    """What a layer makes of its tokens for the mechanism."""
+
+    q: Tensor  # [B, H, T, D]
+    k: Tensor  # [B, H_kv, S, D]
+    v: Tensor  # [B, H_kv, S, V]
+    controls: dict[str, Tensor]  # [B, H_kv, S] each
+    gate: Tensor | None  # [B, H, T, V]
+    conv: Tensor | None  # what a stream remembers of the short convolution
 
 
 class AttentionLayer(HeadProjections):
     """Projections, positions, norm, gate and output around any mechanism, the same for each.
 
     Args:
-        embed_dim, num_heads, num_kv_heads: as in :class:`CosformerAttention`; the width of a head
-            is ``embed_dim / num_heads``.
+        embed_dim, num_heads, num_kv_heads: as in :class:`CosformerAttention`.
+        head_dim: the width of a head's queries and keys; None: ``embed_dim / num_heads``.
+        value_dim: the width of a head's values; None: ``head_dim``. Wider values make the state of
+            a linear mechanism larger.
         mechanism: a name of ``cosformer.mechanisms.MECHANISMS``.
         options: options of the mechanism, such as ``{"horizon": 8192}``. Where the mechanism has
             a horizon and the options do not name it, the horizon is 4096: `forward` and `stream`
@@ -43,7 +62,16 @@ class AttentionLayer(HeadProjections):
             ``spe``. They count from the first token given, and padding counts.
         max_length: how many learned positions there are; None for other position schemes.
         norm: whether an RMSNorm per head follows the mechanism; None: where its traits ask for it.
-        gate: whether the heads are multiplied by silu of a projection of the input.
+        qk_norm: whether an RMSNorm per head, with weights, stands before the mechanism (and
+            before rotary positions), one for queries and one for keys.
+        gate: ``silu`` or ``sigmoid``: the heads are multiplied by that of a projection of the
+            input, after the norm. True: ``silu``; False: no gate.
+        conv: the width of a short convolution along the tokens, each column by itself, as 4; 0:
+            none. With ``causal=True`` it sees the last ``conv`` tokens, otherwise as many on either
+            side, for which it must be odd, as 5. Padding behind ``key_mask`` counts as zeros. A
+            layer with a convolution looks at its own tokens alone, not at a context.
+        conv_on: what the convolution acts on: ``input``, that is the layer's input before all its
+            projections, or ``qkv``, that is queries, keys and values after theirs.
         dropout: the share of keys whose values are dropped in training.
 
     A mechanism whose keys are its queries (Reformer) gets the queries as keys.
@@ -74,7 +102,12 @@ class AttentionLayer(HeadProjections):
         positions: str = "none",
         max_length: int | None = None,
         norm: bool | None = None,
-        gate: bool = False,
+        qk_norm: bool = False,
+        gate: bool | Literal["silu", "sigmoid"] = False,
+        conv: int = 0,
+        conv_on: Literal["input", "qkv"] = "input",
+        head_dim: int | None = None,
+        value_dim: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
         device: torch.device | str | None = None,
@@ -90,8 +123,13 @@ class AttentionLayer(HeadProjections):
             batch_first=True,
             device=device,
             dtype=dtype,
+            head_dim=head_dim,
+            value_dim=value_dim,
         )
-        check_bool("gate", gate)
+        gate_kind = check_gate(gate)
+        check_whole("conv", conv, 0)
+        check_choice("conv_on", conv_on, CONVOLVED)
+        check_bool("qk_norm", qk_norm)
         check_mapping("options", options)
         check_choice("positions", positions, ("none", *POSITIONS))
         if max_length is not None and positions != "learned":
@@ -118,7 +156,9 @@ class AttentionLayer(HeadProjections):
             )
         if self.kdim != embed_dim and not inner.traits.cross:
             raise refuse(inner, "attend to another sequence", lambda other: other.cross)
-        inner.value_width = self.head_dim
+        if conv and self.kdim != embed_dim:
+            raise ValueError(f"conv must be 0 where context_dim differs, got {conv}")
+        inner.value_width = self.value_dim
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.positions = None if scheme is None else scheme.to(**made)
         self.mechanism = inner.to(**made)
@@ -130,8 +170,15 @@ class AttentionLayer(HeadProjections):
         )
         with_norm = inner.traits.norm_after if norm is None else norm
         check_bool("norm", with_norm)
-        self.norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if with_norm else None
-        self.gate = nn.Linear(embed_dim, embed_dim, bias=bias, **made) if gate else None
+        self.norm = nn.RMSNorm(self.value_dim, eps=1e-6, **made) if with_norm else None
+        self.gate_kind, gate_width = gate_kind, num_heads * self.value_dim
+        self.gate = nn.Linear(embed_dim, gate_width, bias=bias, **made) if gate_kind else None
+        with_key_norm = qk_norm and not inner.traits.shared_qk  # those keys are normed queries
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if with_key_norm else None
+        columns = embed_dim if conv_on == "input" else sum(self._projection_widths())
+        self.conv = ShortConvolution(columns, conv, **made) if conv else None
+        self.conv_on = conv_on
 
     def forward(
         self,
@@ -148,17 +195,18 @@ class AttentionLayer(HeadProjections):
         token of x stands at, so that a stream may look at a context.
         """
         self._check_inputs(x, context)
-        q, k, v, controls = self._project(x, context, self._first(x, context, causal, start))
+        first = self._first(x, context, causal, start)
+        made = self._project(x, context, first, causal=causal, key_mask=key_mask)
         out, _ = self.mechanism(
-            q,
-            k,
-            self._drop(v),
+            made.q,
+            made.k,
+            self._drop(made.v),
             causal=causal,
             key_mask=key_mask,
             start=start or None,
-            controls=controls,
+            controls=made.controls,
         )
-        return self._finish(x, out)
+        return self._finish(out, made.gate)
 
     def empty_state(self, batch: int) -> LayerState:
         """The state before the first token of so many streams.
@@ -168,8 +216,9 @@ class AttentionLayer(HeadProjections):
         """
         check_whole("batch", batch, 0)
         empty, shape = self.out_proj.weight.new_empty, (batch, self.num_kv_heads, 0)
-        k, v = empty(*shape, self.mechanism.width), empty(*shape, self.head_dim)
-        return LayerState(self.mechanism.empty_state(k, v), 0)
+        k, v = empty(*shape, self.mechanism.width), empty(*shape, self.value_dim)
+        conv = None if self.conv is None else self.conv.empty_state(batch)
+        return LayerState(self.mechanism.empty_state(k, v), 0, conv)
 
     def stream(
         self, x: Tensor, state: LayerState | None = None, *, key_mask: Tensor | None = None
@@ -183,17 +232,21 @@ class AttentionLayer(HeadProjections):
             raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
         self._check_inputs(x, None)
         before = self.empty_state(x.shape[0]) if state is None else state
-        q, k, v, controls = self._project(x, None, before.position)
+        self._check_conv_state(before, len(x))
+        made = self._project(
+            x, None, before.position, causal=True, key_mask=key_mask, before=before.conv
+        )
         out, after = self.mechanism(
-            q,
-            k,
-            self._drop(v),
+            made.q,
+            made.k,
+            self._drop(made.v),
             causal=True,
             key_mask=key_mask,
             state=before.mechanism,
-            controls=controls,
+            controls=made.controls,
         )
-        return self._finish(x, out), LayerState(after, before.position + x.shape[1])
+        state = LayerState(after, before.position + x.shape[1], made.conv)
+        return self._finish(out, made.gate), state
 
     def step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """One more token `[B, 1, E]` of a causal stream, and the state after it.
@@ -217,16 +270,19 @@ class AttentionLayer(HeadProjections):
         if not isinstance(state, LayerState):
             raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
         like, shape = self.out_proj.weight.new_empty(()), (batch, self.num_kv_heads, 1)
-        k, v = like.expand(*shape, self.mechanism.width), like.expand(*shape, self.head_dim)
+        k, v = like.expand(*shape, self.mechanism.width), like.expand(*shape, self.value_dim)
         self.mechanism.check_state(state.mechanism, k, v)
+        self._check_conv_state(state, batch)
 
     def take_step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """`step` for callers that have checked x and the state, as models have."""
         if state.position >= (self.mechanism.traits.max_length or math.inf):
             self.mechanism.check_length(state.position + 1)
-        q, k, v, controls = self._project(x, None, state.position)
-        out, after = self.mechanism.step(q, k, self._drop(v), state.mechanism, controls=controls)
-        return self._finish(x, out), LayerState(after, state.position + 1)
+        made = self._project(x, None, state.position, causal=True, before=state.conv)
+        out, after = self.mechanism.step(
+            made.q, made.k, self._drop(made.v), state.mechanism, controls=made.controls
+        )
+        return self._finish(out, made.gate), LayerState(after, state.position + 1, made.conv)
 
     def weights(
         self,
@@ -239,9 +295,15 @@ class AttentionLayer(HeadProjections):
     ) -> Tensor:
         """The mechanism's dense matrix `[B, H, T, S]`; quadratic, for pictures and tests."""
         self._check_inputs(x, context)
-        q, k, _, controls = self._project(x, context, self._first(x, context, causal, start))
+        first = self._first(x, context, causal, start)
+        made = self._project(x, context, first, causal=causal, key_mask=key_mask)
         weights: Tensor = self.mechanism.weights(
-            q, k, causal=causal, key_mask=key_mask, start=start or None, controls=controls
+            made.q,
+            made.k,
+            causal=causal,
+            key_mask=key_mask,
+            start=start or None,
+            controls=made.controls,
         )
         return weights
 
@@ -250,6 +312,11 @@ class AttentionLayer(HeadProjections):
             raise refuse(self.mechanism, "attend to another sequence", lambda other: other.cross)
         if context is None and self.kdim != self.embed_dim:
             raise ValueError(f"context must be given, of width {self.kdim}, got None")
+        if context is not None and context is not x and self.conv is not None:
+            raise ValueError(
+                f"context must be None in a layer with conv={self.conv.width}, got "
+                f"{list(context.shape)}: make the layer without a convolution"
+            )
         given = [("x", x, self.embed_dim)]
         given += [] if context is None else [("context", context, self.kdim)]
         for name, tokens, width in given:
@@ -276,33 +343,77 @@ class AttentionLayer(HeadProjections):
             )
         return first
 
+    def _check_conv_state(self, state: LayerState, batch: int) -> None:
+        if self.conv is not None:
+            self.conv.check_state(state.conv, batch)
+        elif state.conv is not None:
+            raise ValueError("state.conv must be None for a layer without a convolution")
+
     def _project(
-        self, x: Tensor, context: Tensor | None, start: int
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """q, k, v and controls; x begins at position `start`, a context at 0."""
-        source = x if context is None else context
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        start: int,
+        *,
+        causal: bool,
+        key_mask: Tensor | None = None,
+        before: Tensor | None = None,
+    ) -> Projected:
+        """What the mechanism gets; x begins at position `start`, a context at 0.
+
+        causal, key_mask, before: for the short convolution, which a layer with a context has not.
+        """
+        conv, conv_state = self.conv, None
+        mixed = {"causal": causal, "key_mask": key_mask, "before": before}
+        looks_at_itself = context is None or context is x
+        if conv is not None and self.conv_on == "input":
+            x, conv_state = conv(x, **mixed)
+        source = x if looks_at_itself else context
+        assert source is not None
         scheme, key_start = self.positions, start if context is None else 0
         placed, placed_source = x, source
         if scheme is not None:
             placed = scheme.embed(x, start)
             placed_source = placed if context is None else scheme.embed(source, 0)
-        q, k, v = self.project(placed, placed_source, source, batched=True)
-        if self.mechanism.traits.shared_qk:
-            k = q
+        flat = self.project_flat(placed, placed_source, source)
+        if conv is not None and self.conv_on == "qkv":
+            together, conv_state = conv(torch.cat(flat, -1), **mixed)
+            flat = together.split(self._projection_widths(), -1)
+        q, k, v = self.split_heads(*flat, batched=True)
+        q = _normed(q, self.q_norm)
+        k = q if self.mechanism.traits.shared_qk else _normed(k, self.k_norm)
         if scheme is not None:
             q, k = scheme.encode(q, k, start, key_start)
         controls = {name: project(source).mT for name, project in self.controls.items()}
-        return q, k, v, controls
-
-    def _finish(self, x: Tensor, out: Tensor) -> Tensor:
-        if self.norm is not None:
-            out = self.norm(out.to(self.norm.weight.dtype))  # under autocast only `out` is rounded
+        gate = None
         if self.gate is not None:
-            out = out * F.silu(self.gate(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        return self.merge_heads(out, batched=True)
+            gate = GATES[self.gate_kind](self.gate(x)).unflatten(-1, (self.num_heads, -1))
+            gate = gate.transpose(1, 2)
+        return Projected(q, k, v, controls, gate, conv_state)
+
+    def _finish(self, out: Tensor, gate: Tensor | None) -> Tensor:
+        """The heads `[B, H, T, V]` through norm, gate and output projection."""
+        out = _normed(out, self.norm)
+        return self.merge_heads(out if gate is None else out * gate, batched=True)
 
     def _drop(self, v: Tensor) -> Tensor:
         """The values of dropped keys become zero for all queries of a head, others grow."""
         if not self.training or not self.dropout:
             return v
         return v * F.dropout(torch.ones_like(v[..., :1]), self.dropout)
+
+
+def check_gate(gate: bool | str) -> str:
+    """The name of a gate; "" for none."""
+    if isinstance(gate, bool):
+        return "silu" if gate else ""
+    if not isinstance(gate, str):
+        raise TypeError(f"gate must be a bool, silu or sigmoid, got {type(gate).__name__}")
+    return check_choice("gate", gate, GATES)
+
+
+def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
+    if norm is None:
+        return x
+    out: Tensor = norm(x.to(norm.weight.dtype))  # autocast may have rounded x, not the weights
+    return out

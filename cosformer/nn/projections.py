@@ -35,14 +35,19 @@ class HeadProjections(nn.Module):
         batch_first: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
     ) -> None:
+        """head_dim: the width of a head's queries and keys; None: embed_dim / num_heads.
+        value_dim: the width of a head's values; None: head_dim."""
         super().__init__()
         check_bools(bias=bias, batch_first=batch_first)
         optional = {"num_kv_heads": num_kv_heads, "kdim": kdim, "vdim": vdim}
+        optional |= {"head_dim": head_dim, "value_dim": value_dim}
         given = {name: size for name, size in optional.items() if size is not None}
         for name, size in {"embed_dim": embed_dim, "num_heads": num_heads, **given}.items():
             check_whole(name, size, 1)
-        if embed_dim % num_heads:
+        if head_dim is None and embed_dim % num_heads:
             raise ValueError(
                 f"embed_dim must be a multiple of num_heads={num_heads}, got {embed_dim}"
             )
@@ -55,7 +60,8 @@ class HeadProjections(nn.Module):
         self.vdim = embed_dim if vdim is None else vdim
         self.batch_first = batch_first
         self.num_heads = num_heads
-        self.head_dim = embed_dim // num_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.value_dim = self.head_dim if value_dim is None else value_dim
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_heads={num_heads}, got {num_kv_heads}")
@@ -70,7 +76,8 @@ class HeadProjections(nn.Module):
         self.register_parameter("k_proj_weight", None if packed else empty(k_width, self.kdim))
         self.register_parameter("v_proj_weight", None if packed else empty(v_width, self.vdim))
         self.register_parameter("in_proj_bias", empty(sum(widths)) if bias else None)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        heads_width = num_heads * self.value_dim
+        self.out_proj = nn.Linear(heads_width, embed_dim, bias=bias, device=device, dtype=dtype)
         self._reset_parameters()
 
     def check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -118,24 +125,35 @@ class HeadProjections(nn.Module):
     def project(
         self, query: Tensor, key: Tensor, value: Tensor, batched: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, T, D], k and v [B, H_kv, S, D]: views of the projections, not copies."""
+        """q [B, H, T, D], k [B, H_kv, S, D], v [B, H_kv, S, V]: views of what was projected."""
+        return self.split_heads(*self.project_flat(query, key, value), batched)
+
+    def project_flat(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [.., H·D], k [.., H_kv·D] and v [.., H_kv·V]: the heads of a token side by side."""
         widths = self._projection_widths()
         packed, bias = self.in_proj_weight, self.in_proj_bias
         if packed is not None and query is key and key is value:
-            projected = F.linear(query, packed, bias).split(widths, -1)
+            q, k, v = F.linear(query, packed, bias).split(widths, -1)
+            return q, k, v
+        if packed is not None:
+            weights = packed.split(widths)
         else:
-            if packed is not None:
-                weights = packed.split(widths)
-            else:
-                weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-            biases = (None, None, None) if bias is None else bias.split(widths)
-            inputs = (query, key, value)
-            projected = tuple(map(F.linear, inputs, weights, biases))
-        q, k, v = (self._split_heads(x, batched) for x in projected)
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if bias is None else bias.split(widths)
+        q, k, v = map(F.linear, (query, key, value), weights, biases)
         return q, k, v
 
+    def split_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, batched: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `project_flat` gives as [B, H, T, D], [B, H_kv, S, D] and [B, H_kv, S, V]."""
+        q, k = (self._split(x, self.head_dim, batched) for x in (q, k))
+        return q, k, self._split(v, self.value_dim, batched)
+
     def merge_heads(self, out: Tensor, batched: bool) -> Tensor:
-        """out [B, H, T, D] through out_proj, in the layout of the inputs."""
+        """out [B, H, T, V] through out_proj, in the layout of the inputs."""
         if not batched:
             out = out.squeeze(0).transpose(0, 1)
         else:
@@ -143,15 +161,15 @@ class HeadProjections(nn.Module):
         merged: Tensor = self.out_proj(out.flatten(-2))
         return merged
 
-    def _split_heads(self, x: Tensor, batched: bool) -> Tensor:
-        x = x.unflatten(-1, (-1, self.head_dim))  # [.. H D]
+    def _split(self, x: Tensor, width: int, batched: bool) -> Tensor:
+        x = x.unflatten(-1, (-1, width))  # [.. H D]
         if not batched:
             return x.unsqueeze(0).transpose(1, 2)
         return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)
 
     def _projection_widths(self) -> list[int]:
-        narrow = self.num_kv_heads * self.head_dim
-        return [self.embed_dim, narrow, narrow]
+        keys = self.num_kv_heads
+        return [self.num_heads * self.head_dim, keys * self.head_dim, keys * self.value_dim]
 
     def _reset_parameters(self) -> None:
         """Draw the weights as nn.MultiheadAttention does: same distributions, same order."""

@@ -261,9 +261,9 @@ def test_the_last_tokens_of_a_causal_context(name, positions):
 @pytest.mark.parametrize("given", [{"causal": True}, {"start": 3}, {}])
 def test_weights_are_those_that_forward_used(positions, given):
     layer, x, context = make("linear", positions=positions), tokens(2, 4, 16), tokens(2, 9, 16)
-    _, _, v, _ = layer._project(x, context, 0)
-    read = layer.weights(x, context, **given) @ v
-    assert_close(layer._finish(x, read), layer(x, context, **given))
+    made = layer._project(x, context, 0, causal=False)
+    read = layer.weights(x, context, **given) @ made.v
+    assert_close(layer._finish(read, made.gate), layer(x, context, **given))
 
 
 @torch.no_grad()
