@@ -109,6 +109,8 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
 def coerce(value: Any, annotation: Any, where: str) -> Any:
     """The value as the annotation wants it; an error that names the setting if it cannot be."""
     if annotation is Any:
+        if isinstance(value, Mapping):
+            return {name: coerce(each, Any, f"{where}.{name}") for name, each in value.items()}
         return _parsed(value)
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         if not isinstance(value, Mapping):
@@ -187,7 +189,17 @@ def _value(old: Any, value: Any, slot: Slot, path: str) -> Any:
             for name in value
         }
     found = coerce(value, slot.annotation, path)
-    return before | found if isinstance(found, dict) else found
+    return _united(before, found) if isinstance(found, dict) else found
+
+
+def _united(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Two mappings in one, in which the new one wins; mappings inside are united as well."""
+    inner = {
+        name: _united(old[name], value)
+        for name, value in new.items()
+        if isinstance(value, Mapping) and isinstance(old.get(name), Mapping)
+    }
+    return {**old, **new, **inner}
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:

@@ -63,7 +63,8 @@ class Options:
     data: str | None = None
     """Your text file, folder or table, or the name of a text; for other tasks the data folder."""
     mechanism: str | None = None
-    """Attention: cosformer, softmax, … as `cosformer mechanisms` lists them."""
+    """Attention: cosformer, softmax, … as `cosformer mechanisms` lists them; or a pattern over the
+    layers, as "cosformer*2 softmax"."""
     preset: str | None = None
     """Size of the model: tiny, mini, small, medium, base."""
     length: int | None = None
@@ -216,7 +217,8 @@ def _name(config: RunConfig) -> str:
         each.name for each in fields(config) if getattr(config, each.name) == each.default
     }
     known = json.dumps({key: given[key] for key in given.keys() - left_alone}, sort_keys=True)
-    kind = config.model.get("mechanism", "cosformer")
+    pattern = str(config.model.get("mechanism", "cosformer"))
+    kind = "-".join(pattern.replace("*", "x").split())  # a name that no shell takes apart
     if config.start is not None:
         kind = f"from-{config.start.name}"
     return f"{config.task.name}-{kind}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"

@@ -1,7 +1,7 @@
 """What all models share: embeddings, a stack of blocks, the state of a stream, a token head."""
 
 import math
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from cosformer.check import check_tensor
 from cosformer.mechanisms import Mechanism, Seeded, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
-from cosformer.runtime import readable
+from cosformer.runtime import compute_dtype, readable
 
 EMBEDDING_STD = 0.02
 
@@ -47,30 +47,31 @@ class Backbone(nn.Module):
         super().__init__()
         self.config, self.causal = config, causal
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        learned = config.positions == "learned"
+        self.schemes = config.position_schemes(causal=causal)
+        learned = "learned" in self.schemes.values()
         places = config.max_length if learned else 0
         self.positions = nn.Embedding(places, config.width) if learned else None
         self.cls = nn.Parameter(torch.empty(config.width)) if config.pooling == "cls" else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(_block(config, cross=cross) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            _block(config, name, self.schemes[name], cross=cross) for name in config.mechanisms
+        )
         self.cross = cross
         self.norm = nn.LayerNorm(config.width)
-        self._check_mechanism()
+        self._check_mechanisms()
         self._initialise()
 
     @property
     def limit(self) -> int | None:
         """The most tokens that a sequence may have; None: any number."""
         learned = None if self.positions is None else self.config.max_length
-        limits = [x for x in (learned, self._mechanism.traits.max_length) if x is not None]
-        return min(limits, default=None)
+        limits = [learned, *(inner.traits.max_length for inner in self._mechanisms)]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def shifts(self) -> bool:
         """Whether a stream may begin with padding: where weights depend on no absolute position."""
-        traits = self._mechanism.traits
-        relative = traits.positions != "absolute" and self.config.positions != "rotary"
-        return relative and traits.mask and not self.cross
+        return not self.cross and all(self._shifts(block.attention) for block in self._stack)
 
     def forward(
         self, tokens: Tensor, key_mask: Tensor | None = None, context: Context | None = None
@@ -86,7 +87,7 @@ class Backbone(nn.Module):
             x = torch.cat([self.cls.expand(len(x), 1, -1), x], 1)
             if key_mask is not None:
                 key_mask = torch.cat([torch.ones_like(key_mask[:, :1]), key_mask], 1)
-        if self.causal and self._mechanism.traits.causal == "exact":
+        if self.causal and all(inner.traits.causal == "exact" for inner in self._mechanisms):
             key_mask = None  # no real token sees what stands last, and softmax is faster unmasked
         vectors, context_mask = context or (None, None)
         for block in self._stack:
@@ -178,9 +179,25 @@ class Backbone(nn.Module):
                 f"got {key_mask.dtype} {list(key_mask.shape)}"
             )
 
+    def stream_memory(self, length: int) -> dict[str, int]:
+        """Bytes that one stream remembers after so many tokens, by the mechanism that needs them.
+
+        `conv` is what short convolutions remember, in all layers together.
+        """
+        found: dict[str, int] = {}
+        dtype = self.embedding.weight.dtype
+        for name, block in zip(self.config.mechanisms, self._stack, strict=True):
+            inner, conv = block.attention.mechanism, block.attention.conv
+            kept = compute_dtype(dtype) if inner.traits.state == "constant" else dtype
+            found[name] = found.get(name, 0) + inner.state_size(length) * kept.itemsize
+            if conv is not None:
+                inputs = (conv.width - 1) * conv.columns
+                found["conv"] = found.get("conv", 0) + inputs * dtype.itemsize
+        return found
+
     @property
-    def _mechanism(self) -> Mechanism:
-        return self._stack[0].attention.mechanism
+    def _mechanisms(self) -> list[Mechanism]:
+        return [block.attention.mechanism for block in self._stack]
 
     @property
     def _stack(self) -> list[Block]:
@@ -193,7 +210,7 @@ class Backbone(nn.Module):
             raise _unknown_token(tokens, self.config.vocabulary) from None
         if self.positions is not None:
             x = x + self.positions(position)
-        elif self.config.positions == "sinusoidal":  # as large as the embeddings are at first
+        elif "sinusoidal" in self.schemes.values():  # as large as the embeddings are at first
             waves = sinusoids(position, self.config.width) * EMBEDDING_STD * math.sqrt(2)
             x = x + waves.to(x.dtype)
         out: Tensor = self.dropout(x)
@@ -205,6 +222,13 @@ class Backbone(nn.Module):
             raise ValueError(
                 f"length must be at most max_length={self.config.max_length}, got {length}"
             )
+
+    def _shifts(self, layer: AttentionLayer) -> bool:
+        """Whether a layer gives tokens that stand further on the same vectors."""
+        traits = layer.mechanism.traits
+        # Rotated pairs know their distance alone, unless features are made of each one first.
+        turned = layer.positions is not None and traits.state not in ("cache", "window")
+        return traits.mask and traits.positions != "absolute" and not turned
 
     def _check_padding(self, key_mask: Tensor, position: Tensor) -> None:
         """Check that padding of a stream stands before the first real token, in each row."""
@@ -224,19 +248,20 @@ class Backbone(nn.Module):
                 f"got some after it in row {row}"
             )
 
-    def _check_mechanism(self) -> None:
+    def _check_mechanisms(self) -> None:
         """Refuse now what the first call would refuse."""
-        inner = self._mechanism
-        if self.causal and inner.traits.causal == "no":
-            raise refuse(inner, "attend causally", lambda traits: traits.causal == "exact")
-        if not self.causal and not inner.traits.full:
-            raise refuse(inner, "attend without causal=True", lambda traits: traits.full)
-        if self.cross and not (inner.traits.cross and inner.traits.full):
-            raise refuse(
-                inner,
-                "attend from one sequence to another",
-                lambda traits: traits.cross and traits.full,
-            )
+        for block in self._stack:
+            inner, conv = block.attention.mechanism, block.attention.conv
+            traits = inner.traits
+            if self.causal and traits.causal == "no":
+                raise refuse(inner, "attend causally", lambda other: other.causal == "exact")
+            if not self.causal and not traits.full:
+                raise refuse(inner, "attend without causal=True", lambda other: other.full)
+            if self.cross and not (traits.cross and traits.full):
+                task = "attend from one sequence to another"
+                raise refuse(inner, task, lambda other: other.cross and other.full)
+            if conv is not None and not self.causal:
+                conv.check_centred()
 
     def _initialise(self) -> None:
         """Draw projections by Xavier, and scale down those whose output is added to x.
@@ -297,20 +322,26 @@ def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:
     return ValueError(f"{rule}, got {wrong}")
 
 
-def _block(config: ModelConfig, *, cross: bool) -> Block:
-    def attention(positions: str) -> AttentionLayer:
+def _block(config: ModelConfig, mechanism: str, scheme: str, *, cross: bool) -> Block:
+    def attention(**given: Any) -> AttentionLayer:
         return AttentionLayer(
             config.width,
             config.heads,
-            mechanism=config.mechanism,
-            options=config.mechanism_options,
+            mechanism=mechanism,
+            options=config.mechanism_options[mechanism],
             num_kv_heads=config.key_heads,
-            positions=positions,
+            head_dim=config.head_dim,
+            value_dim=config.value_dim,
+            gate=config.gate,
+            norm=config.norm,
+            qk_norm=config.qk_norm,
+            **given,
         )
 
+    positions = "rotary" if scheme == "rotary" else "none"
     return Block(
-        attention("rotary" if config.positions == "rotary" else "none"),
+        attention(positions=positions, conv=config.conv, conv_on=config.conv_on),
         FeedForward(config.width, config.feed_forward_width, glu=config.glu),
-        attention("none") if cross else None,
+        attention() if cross else None,
         dropout=config.dropout,
     )

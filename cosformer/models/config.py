@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from cosformer.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
+from cosformer.check import check_bool, check_bools, check_choice, check_dropout, check_mapping, check_whole
 from cosformer.mechanisms import MECHANISMS
+from cosformer.models.pattern import best_positions, read_pattern
+from cosformer.nn import check_gate
 
 Kind = Literal["decoder", "masked-lm", "classifier", "pairs", "encoder-decoder"]
 Pooling = Literal["mean", "cls", "first"]
-PositionScheme = Literal["none", "learned", "sinusoidal", "rotary"]
+PositionScheme = Literal["none", "learned", "sinusoidal", "rotary", "auto"]
+Gate = Literal["silu", "sigmoid"]
+ConvOn = Literal["input", "qkv"]
 
 
 @dataclass(frozen=True)
@@ -25,24 +29,45 @@ class ModelConfig:
     layers: int = 2
     """Number of blocks; an encoder-decoder has as many on either side."""
     width: int = 64
-    """Width of a token's vector between blocks; a multiple of heads."""
+    """Width of a token's vector between blocks; a multiple of heads unless head_dim is given."""
     heads: int = 2
     """Number of attention heads."""
     key_heads: int | None = None
     """Number of heads of keys and values, a divisor of heads; None: as many as heads."""
+    head_dim: int | None = None
+    """Width of a head's queries and keys; None: width / heads."""
+    value_dim: int | None = None
+    """Width of a head's values; None: head_dim. Wider values make a linear mechanism's state
+    larger."""
     hidden: int | None = None
     """Width inside the feed-forward; None: 4 × width, or with glu 8/3 × width, rounded up to a
     multiple of 8, which gives about as many parameters."""
     mechanism: str = "cosformer"
-    """A name of `cosformer.mechanisms.MECHANISMS`."""
+    """A name of `cosformer.mechanisms.MECHANISMS`, or a pattern over the layers from the first
+    on, as `cosformer*5 softmax`: five layers and then one, repeated; it must divide layers."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the mechanism. Where it has a `horizon` or a `max_length` that is not given here,
-    that is the config's max_length."""
+    """Options of the mechanism; of a pattern with several names, options of each by its name, as
+    `{"local": {"window": 64}}`. Where a mechanism has a `max_length`, or a `horizon` of None, that
+    is not given here, it is the config's max_length."""
     max_length: int = 1024
     """The longest sequence that learned positions, and mechanisms with a limit, are made for."""
     positions: PositionScheme = "learned"
     """Position scheme: added to the embeddings (`learned`, `sinusoidal`), applied in every layer
-    (`rotary`), or `none`. Positions count real tokens, not padding."""
+    (`rotary`), or `none`; `auto` is what each mechanism wants (docs/models.md has the table).
+    Positions count real tokens, not padding."""
+    conv: int = 0
+    """Width of a short convolution in every attention layer, each column by itself: 4 is usual in
+    a decoder, where it sees the last tokens; odd, as 5, in an encoder, where it is centred; 0:
+    none."""
+    conv_on: ConvOn = "input"
+    """What the convolution acts on: the layer's `input`, or queries, keys and values (`qkv`)."""
+    gate: bool | Gate = False
+    """Whether heads are multiplied by a projection of the layer's input: its `silu` (or true), or
+    its `sigmoid`."""
+    norm: bool | None = None
+    """Whether an RMSNorm per head follows the mechanism; None: where the mechanism asks for it."""
+    qk_norm: bool = False
+    """Whether an RMSNorm per head of queries and of keys stands before the mechanism."""
     glu: bool = False
     """Whether the feed-forward is gated: down(silu(gate x) ⊙ up x)."""
     tied: bool = True
@@ -59,20 +84,24 @@ class ModelConfig:
         check_choice("kind", self.kind, get_args(Kind))
         check_choice("pooling", self.pooling, get_args(Pooling))
         check_choice("positions", self.positions, get_args(PositionScheme))
-        check_choice("mechanism", self.mechanism, MECHANISMS)
+        check_choice("conv_on", self.conv_on, get_args(ConvOn))
         for name in ("vocabulary", "layers", "width", "heads", "max_length"):
             check_whole(name, getattr(self, name), 1)
-        for name in ("key_heads", "hidden", "classes"):
+        check_whole("conv", self.conv, 0)
+        for name in ("key_heads", "head_dim", "value_dim", "hidden", "classes"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
-        if self.width % self.heads:
+        if self.head_dim is None and self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads={self.heads}, got {self.width}")
         if self.key_heads is not None and self.heads % self.key_heads:
             raise ValueError(f"key_heads must divide heads={self.heads}, got {self.key_heads}")
-        check_bool("glu", self.glu)
-        check_bool("tied", self.tied)
+        check_gate(self.gate)
+        check_bools(glu=self.glu, tied=self.tied, qk_norm=self.qk_norm)
+        if self.norm is not None:
+            check_bool("norm", self.norm)
         check_dropout(self.dropout)
         check_mapping("options", self.options)
+        self._check_options_by_name()
         if (self.classes is not None) != self.classifies:
             rule = "be given" if self.classifies else "be None"
             raise ValueError(f"classes must {rule} for kind={self.kind!r}, got {self.classes}")
@@ -97,9 +126,43 @@ class ModelConfig:
         return -(-8 * self.width // 24) * 8 if self.glu else 4 * self.width
 
     @property
-    def mechanism_options(self) -> dict[str, Any]:
-        """The options, with a horizon or max_length that fits every sequence."""
+    def mechanisms(self) -> tuple[str, ...]:
+        """The mechanism of each layer."""
+        return read_pattern(self.mechanism, self.layers)
+
+    @property
+    def mechanism_options(self) -> dict[str, dict[str, Any]]:
+        """The options of each mechanism by its name, with limits that fit every sequence."""
+        names = dict.fromkeys(self.mechanisms)
+        single = len(names) == 1
+        given = {name: self.options if single else self.options.get(name, {}) for name in names}
+        return {name: self._limits(name) | dict(options) for name, options in given.items()}
+
+    def position_schemes(self, *, causal: bool) -> dict[str, str]:
+        """The position scheme of each mechanism by its name, in a stack that is causal or not."""
+        return {
+            name: best_positions(MECHANISMS[name].traits, causal=causal, conv=self.conv > 0)
+            if self.positions == "auto"
+            else self.positions
+            for name in self.mechanisms
+        }
+
+    def _limits(self, name: str) -> dict[str, int]:
+        """What a mechanism needs to be told of the length of sequences."""
         length = self.max_length + (self.pooling == "cls")
-        known = inspect.signature(MECHANISMS[self.mechanism]).parameters
-        limits = {name: length for name in ("horizon", "max_length") if name in known}
-        return limits | dict(self.options)
+        known = inspect.signature(MECHANISMS[name]).parameters
+        follows_calls = "horizon" in known and known["horizon"].default is None
+        wanted = {"horizon": follows_calls, "max_length": "max_length" in known}
+        return {option: length for option, needed in wanted.items() if needed}
+
+    def _check_options_by_name(self) -> None:
+        names = dict.fromkeys(self.mechanisms)
+        if len(names) == 1:
+            return
+        for name, options in self.options.items():
+            if name not in names or not isinstance(options, Mapping):
+                form = ", ".join(f'"{each}": {{…}}' for each in names)
+                raise ValueError(
+                    f"options must be by name for mechanism={self.mechanism!r}, as {{{form}}}, "
+                    f"got {name}={options!r}"
+                )

@@ -53,3 +53,12 @@ class LanguageModel(nn.Module):
         self.backbone.check_step(tokens, state)
         x, state = self.backbone.step(tokens, state)
         return self.head(x), state
+
+    def stream_memory(self, length: int) -> dict[str, int]:
+        """Bytes that one stream remembers after so many tokens, by the mechanism that needs them.
+
+        >>> model = LanguageModel(ModelConfig(layers=3, mechanism="cosformer*2 softmax"))
+        >>> model.stream_memory(1000)
+        {'cosformer': 33792, 'softmax': 512000}
+        """
+        return self.backbone.stream_memory(length)

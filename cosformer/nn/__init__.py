@@ -6,9 +6,10 @@ from cosformer.nn.block import Block, FeedForward
 from cosformer.nn.convert import convert
 from cosformer.nn.drop_in import CosformerAttention
 from cosformer.nn.layer import AttentionLayer, LayerState
+from cosformer.nn.layer import check_gate as check_gate
 from cosformer.nn.positions import sinusoids as sinusoids
 
-__all__ = [  # what users call; `sinusoids` is for the models
+__all__ = [  # what users call; the others are for the models
     "AttentionLayer",
     "Block",
     "CosformerAttention",

@@ -1,10 +1,11 @@
 """A run that begins with the weights of another: what it has from there, and what must agree."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from cosformer.config import plain
+from cosformer.models import ModelConfig
 from cosformer.tasks import Vocabulary, has_vocabulary
 from cosformer.training.config import RunConfig
 from cosformer.training.folder import BEST, CONFIG, LAST, load_config
@@ -12,21 +13,11 @@ from cosformer.training.learner import create
 from cosformer.training.loading import Loaded, kept_vocabulary, load
 from cosformer.training.phases import Phase
 
-BACKBONE = (
-    "layers",
-    "width",
-    "heads",
-    "key_heads",
-    "hidden",
-    "mechanism",
-    "options",
-    "max_length",
-    "positions",
-    "glu",
-)
-"""Fields of a model that the weights of its backbone are made for."""
 OF_HEAD = ("pooling", "tied")
 """Fields that the model of another task may have to have otherwise."""
+OTHERS = (*OF_HEAD, "kind", "vocabulary", "classes", "dropout")
+BACKBONE = tuple(each.name for each in fields(ModelConfig) if each.name not in OTHERS)
+"""Fields of a model that the weights of its backbone are made for."""
 
 
 def beginning(config: RunConfig) -> Loaded | None:
