@@ -51,6 +51,8 @@ SETTINGS = {
     "extra=none": {"extra": None},
     'names=["a", "b"]': {"names": ("a", "b")},
     "options.a=text": {"options": {"a": "text", "b": {"c": 2}}},
+    "options.b.d=3": {"options": {"a": 1, "b": {"c": 2, "d": 3}}},
+    "options.e.f=1.5": {"options": {"a": 1, "b": {"c": 2}, "e": {"f": 1.5}}},
     "options.n=[1, 2]": {"options": {"a": 1, "b": {"c": 2}, "n": [1, 2]}},
     "shape.rate=1": {"shape": {"rate": 1.0}},
 }

@@ -20,12 +20,11 @@ def read_pattern(mechanism: str, layers: int) -> tuple[str, ...]:
             raise ValueError(
                 f"mechanism must be written as NAME*COUNT with a count from 1 on, got {part!r}"
             )
-        names += [name] * (int(count) if star else 1)
-        if len(names) > layers:
-            break  # a count may be so large that the names would not fit into memory
+        names += [name] * min(int(count) if star else 1, layers + 1)  # a count may be huge
     if len(names) > layers:
         raise ValueError(
-            f"mechanism must be a pattern of at most layers={layers} layers, got {mechanism!r}"
+            f"mechanism must be a pattern of at most layers={layers} layers, got {mechanism!r}: "
+            "raise layers, or shorten the pattern"
         )
     if layers % len(names):
         rest = layers % len(names)

@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.check import check_bool, check_choice, check_dropout, check_mapping, check_whole
+from cosformer.check import (
+    check_bool,
+    check_choice,
+    check_dropout,
+    check_key_mask,
+    check_mapping,
+    check_whole,
+)
 from cosformer.mechanisms import create, mechanism_class, refuse
 from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.positions import POSITIONS
@@ -364,6 +371,8 @@ class AttentionLayer(HeadProjections):
         causal, key_mask, before: for the short convolution, which a layer with a context has not.
         """
         conv, conv_state = self.conv, None
+        if conv is not None:
+            check_key_mask(key_mask, x[:, None])
         mixed = {"causal": causal, "key_mask": key_mask, "before": before}
         looks_at_itself = context is None or context is x
         if conv is not None and self.conv_on == "input":

@@ -57,6 +57,30 @@ def test_threads_are_taken_and_a_busy_machine_is_warned_of(here, monkeypatch, sh
     assert err.endswith(" (--threads 1 is faster on a busy machine)\n")
 
 
+def test_a_model_whose_layers_differ_is_trained_judged_and_used_beyond_its_length(here, shell):
+    given = ["--mechanism", "local cosformer*2", "--set", "model.options.local.window=8"]
+    given += ["--set=model.options.cosformer.decay=multiscale", "--set=model.positions=auto"]
+    given += ["--set=model.options.cosformer.horizon=inf", "--set=model.conv=4"]
+    given += ["--set=model.gate=sigmoid", "--set=model.layers=3", "--length", "16"]
+    shell.shows(*LM, *given)
+    (run,) = (here / "runs").iterdir()
+    assert run.name.startswith("lm-local-cosformerx2-")
+    config = load(run).model.config
+    assert config.mechanisms == ("local", "cosformer", "cosformer")
+    assert config.options["local"] == {"window": 8}
+    assert "is finished" in shell.shows(*LM, *given)
+    shell.shows("evaluate", run, "--device", "cpu")
+    shell.shows("generate", run, "--tokens", "40", "--prompt", "green", "--device", "cpu")
+
+
+def test_flat_options_of_a_pattern_are_answered_with_the_right_form(here, shell):
+    given = ("--mechanism", "local cosformer", "--set", "model.options.window=8")
+    code, _, err = shell(*LM, *given, "--set", "model.layers=2")
+    assert code != 0
+    assert 'as {"local": {…}, "cosformer": {…}}, got window=8' in err
+    assert not (here / "runs").exists()
+
+
 MINE = """from cosformer.mechanisms import MECHANISMS, register
 register("mine", type("Mine", (MECHANISMS["softmax"],), {"__doc__": "Softmax by another name."}))
 """

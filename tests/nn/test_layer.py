@@ -315,3 +315,62 @@ def test_a_step_refuses_the_state_of_another_layer_and_a_forgotten_no_grad():
 def test_a_misspelt_option_is_answered_with_the_right_one():
     with pytest.raises(ValueError, match="did you mean 'horizon'"):
         AttentionLayer(8, 2, options={"horizn": 3})
+
+
+WIDTHS = [{"head_dim": 6}, {"value_dim": 10}, {"head_dim": 6, "value_dim": 3, "num_kv_heads": 2}]
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("name", MECHANISMS)
+@torch.no_grad()
+def test_heads_may_have_any_width(name, widths):
+    if name == "reformer" and "num_kv_heads" in widths:
+        pytest.skip("its keys are its queries")
+    layer, x = make(name, gate="sigmoid", **widths), tokens(1, 20, 16)
+    causal = layer.mechanism.traits.causal != "no"
+    right = layer(x, causal=causal)
+    assert right.shape == x.shape
+    assert layer.out_proj.in_features == 4 * layer.value_dim
+    if name in STREAMS:
+        first, state = layer.stream(x[:, :9])
+        second, state = layer.step(x[:, 9:10], state)
+        third, state = layer.stream(x[:, 10:], state)
+        assert_close(torch.cat([first, second, third], 1), right, rtol=1e-4, atol=1e-6)
+        held = [x for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
+        numbers = sum(x.numel() for x in held if x.is_floating_point())
+        assert layer.mechanism.state_size(20) == numbers
+
+
+def test_heads_of_another_width_need_no_division():
+    assert make(embed_dim=18, head_dim=4).head_dim == 4
+    with pytest.raises(ValueError, match="embed_dim must be a multiple of num_heads=4, got 18"):
+        make(embed_dim=18)
+
+
+def test_queries_and_keys_are_normed_before_they_are_turned():
+    layer, x = make(qk_norm=True, positions="rotary"), tokens(2, 9, 16)
+    with torch.no_grad():
+        layer.q_norm.weight.copy_(tokens(4))
+        layer.k_norm.weight.copy_(tokens(4, seed=2))
+    q, k, v = layer.project(x, x, x, batched=True)
+    q = F.rms_norm(q, (4,), layer.q_norm.weight, 1e-6)
+    k = F.rms_norm(k, (4,), layer.k_norm.weight, 1e-6)
+    heads, _ = layer.mechanism(*layer.positions.encode(q, k, 0, 0), v, causal=True)
+    assert_close(layer(x, causal=True), layer.merge_heads(heads, batched=True))
+    assert make("reformer", qk_norm=True).k_norm is None  # its keys are its normed queries
+
+
+def test_a_gate_is_a_silu_or_a_sigmoid():
+    x, outs = tokens(2, 9, 16), {}
+    for gate in (True, "silu", "sigmoid"):
+        layer = make(gate=gate, options={})
+        q, k, v = layer.project(x, x, x, batched=True)
+        heads = layer.mechanism(q, k, v, causal=True)[0].transpose(1, 2).flatten(2)
+        act = torch.sigmoid if gate == "sigmoid" else F.silu
+        outs[gate] = layer(x, causal=True)
+        assert_close(outs[gate], layer.out_proj(heads * act(layer.gate(x))))
+    assert torch.equal(outs[True], outs["silu"])
+    with pytest.raises(ValueError, match="gate must be one of silu, sigmoid, got 'relu'"):
+        make(gate="relu")
+    with pytest.raises(TypeError, match="gate must be a bool, silu or sigmoid, got int"):
+        make(gate=1)
