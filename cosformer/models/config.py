@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from cosformer.check import check_bool, check_bools, check_choice, check_dropout, check_mapping, check_whole
+from cosformer.check import (
+    check_bool,
+    check_bools,
+    check_choice,
+    check_dropout,
+    check_mapping,
+    check_whole,
+)
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models.pattern import best_positions, read_pattern
 from cosformer.nn import check_gate

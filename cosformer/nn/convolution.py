@@ -1,6 +1,6 @@
 """A short convolution along the tokens, each column by itself, that streams."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +65,7 @@ class ShortConvolution(nn.Conv1d):
             padded = F.pad(x, (0, 0, left, around - left))
         else:
             padded = torch.cat([before, x], 1)
-        out, length = self.bias, x.shape[1]
+        out, length = cast(Tensor, self.bias), x.shape[1]
         for n, weight in enumerate(self.weight[:, 0].unbind(1)):  # less memory than F.conv1d
             out = torch.addcmul(out, padded[:, n : n + length], weight)
-        assert out is not None
-        return out, padded[:, length:]
+        return out.to(x.dtype), padded[:, length:]  # autocast has rounded x, not the weights

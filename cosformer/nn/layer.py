@@ -1,7 +1,7 @@
 """One attention layer around every mechanism: to compare two mechanisms, change one word."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from cosformer.nn.projections import HeadProjections
 NO_OPTIONS: Mapping[str, Any] = {}
 HORIZON = 4096
 """The horizon of a layer whose options name none."""
-GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 """What a gate may be of its projection."""
 CONVOLVED = ("input", "qkv")
 """What a short convolution may act on."""
@@ -374,11 +374,10 @@ class AttentionLayer(HeadProjections):
         if conv is not None:
             check_key_mask(key_mask, x[:, None])
         mixed = {"causal": causal, "key_mask": key_mask, "before": before}
-        looks_at_itself = context is None or context is x
+        another = None if context is x else context
         if conv is not None and self.conv_on == "input":
             x, conv_state = conv(x, **mixed)
-        source = x if looks_at_itself else context
-        assert source is not None
+        source = x if another is None else another
         scheme, key_start = self.positions, start if context is None else 0
         placed, placed_source = x, source
         if scheme is not None:
@@ -389,8 +388,8 @@ class AttentionLayer(HeadProjections):
             together, conv_state = conv(torch.cat(flat, -1), **mixed)
             flat = together.split(self._projection_widths(), -1)
         q, k, v = self.split_heads(*flat, batched=True)
-        q = _normed(q, self.q_norm)
-        k = q if self.mechanism.traits.shared_qk else _normed(k, self.k_norm)
+        q = _normed(q, self.q_norm).to(v.dtype)
+        k = q if self.mechanism.traits.shared_qk else _normed(k, self.k_norm).to(v.dtype)
         if scheme is not None:
             q, k = scheme.encode(q, k, start, key_start)
         controls = {name: project(source).mT for name, project in self.controls.items()}
@@ -421,7 +420,7 @@ def check_gate(gate: bool | str) -> str:
     return check_choice("gate", gate, GATES)
 
 
-def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
+def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
     if norm is None:
         return x
     out: Tensor = norm(x.to(norm.weight.dtype))  # autocast may have rounded x, not the weights

@@ -124,11 +124,29 @@ def test_every_parameter_of_it_learns_also_under_autocast():
             assert parameter.grad.any(), name
 
 
+@pytest.mark.parametrize("on", ["input", "qkv"])
+@pytest.mark.parametrize("mechanism", ["cosformer", "softmax"])
+@torch.no_grad()
+def test_steps_and_streams_agree_under_autocast(mechanism, on):
+    layer = make(mechanism, conv_on=on, qk_norm=True, dtype=torch.float32)
+    x = draw(2, 9, 16).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, state = layer.stream(x[:, :8])
+        streamed, _ = layer.stream(x[:, 8:], state)
+        stepped, _ = layer.step(x[:, 8:], state)
+    assert_close(stepped, streamed, rtol=0.02, atol=0.01)
+    assert stepped.dtype == torch.bfloat16
+
+
 def test_what_cannot_be_is_named():
     layer, x = make(), draw(2, 5, 16)
     for call, error, message in (
         (lambda: layer(x), ValueError, "conv must be odd without causal=True, .* got 4: make it 5"),
-        (lambda: make("softmax")(x, draw(2, 5, 16)), ValueError, "context must be None in .* conv=4"),
+        (
+            lambda: make("softmax")(x, draw(2, 5, 16)),
+            ValueError,
+            "context must be None in .* conv=4",
+        ),
         (lambda: make("softmax", context_dim=8), ValueError, "conv must be 0 where context_dim"),
         (lambda: make(conv=-1), ValueError, "conv must be a whole number from 0 on, got -1"),
         (lambda: make(conv=True), TypeError, "conv must be a whole number from 0 on, got True"),
