@@ -54,8 +54,8 @@ class ModelConfig:
     on, as `cosformer*5 softmax`: five layers and then one, repeated; it must divide layers."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the mechanism; of a pattern with several names, options of each by its name, as
-    `{"local": {"window": 64}}`. Where a mechanism has a `max_length`, or a `horizon` of None, that
-    is not given here, it is the config's max_length."""
+    `{"local": {"window": 64}}`. Where a mechanism has a `max_length`, or a `horizon` that must be a
+    number before it can stream, and none is given here, that is the config's max_length."""
     max_length: int = 1024
     """The longest sequence that learned positions, and mechanisms with a limit, are made for."""
     positions: PositionScheme = "learned"
@@ -157,10 +157,11 @@ class ModelConfig:
     def _limits(self, name: str) -> dict[str, int]:
         """What a mechanism needs to be told of the length of sequences."""
         length = self.max_length + (self.pooling == "cls")
-        known = inspect.signature(MECHANISMS[name]).parameters
-        follows_calls = "horizon" in known and known["horizon"].default is None
-        wanted = {"horizon": follows_calls, "max_length": "max_length" in known}
-        return {option: length for option, needed in wanted.items() if needed}
+        kind = MECHANISMS[name]
+        limits = {"horizon": length} if kind.stream_option == "horizon" else {}
+        if "max_length" in inspect.signature(kind).parameters:
+            limits["max_length"] = length
+        return limits
 
     def _check_options_by_name(self) -> None:
         names = dict.fromkeys(self.mechanisms)

@@ -388,8 +388,12 @@ class AttentionLayer(HeadProjections):
             together, conv_state = conv(torch.cat(flat, -1), **mixed)
             flat = together.split(self._projection_widths(), -1)
         q, k, v = self.split_heads(*flat, batched=True)
-        q = _normed(q, self.q_norm).to(v.dtype)
-        k = q if self.mechanism.traits.shared_qk else _normed(k, self.k_norm).to(v.dtype)
+        if self.q_norm is not None:
+            q = _normed(q, self.q_norm).to(v.dtype)
+        if self.k_norm is not None:
+            k = _normed(k, self.k_norm).to(v.dtype)
+        if self.mechanism.traits.shared_qk:
+            k = q
         if scheme is not None:
             q, k = scheme.encode(q, k, start, key_start)
         controls = {name: project(source).mT for name, project in self.controls.items()}
@@ -401,7 +405,8 @@ class AttentionLayer(HeadProjections):
 
     def _finish(self, out: Tensor, gate: Tensor | None) -> Tensor:
         """The heads `[B, H, T, V]` through norm, gate and output projection."""
-        out = _normed(out, self.norm)
+        if self.norm is not None:
+            out = _normed(out, self.norm)
         return self.merge_heads(out if gate is None else out * gate, batched=True)
 
     def _drop(self, v: Tensor) -> Tensor:
@@ -420,8 +425,6 @@ def check_gate(gate: bool | str) -> str:
     return check_choice("gate", gate, GATES)
 
 
-def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    if norm is None:
-        return x
+def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
     out: Tensor = norm(x.to(norm.weight.dtype))  # autocast may have rounded x, not the weights
     return out
