@@ -50,10 +50,11 @@ class ShortConvolution(nn.Conv1d):
         causal: bool,
         key_mask: Tensor | None = None,
         before: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """x `[B, T, columns]` convolved, and the last inputs, for the next tokens of a stream.
 
-        before: the inputs before x, from `empty_state` or the last call; None: there are none.
+        before: the inputs before x in a stream, from `empty_state` or the last call; None: x is a
+            whole sequence.
         """
         if not causal:
             self.check_centred()
@@ -68,4 +69,6 @@ class ShortConvolution(nn.Conv1d):
         out, length = cast(Tensor, self.bias), x.shape[1]
         for n, weight in enumerate(self.weight[:, 0].unbind(1)):  # less memory than F.conv1d
             out = torch.addcmul(out, padded[:, n : n + length], weight)
-        return out.to(x.dtype), padded[:, length:]  # autocast has rounded x, not the weights
+        # A copy: a view would keep all tokens of a long prompt in memory.
+        last = None if before is None else padded[:, length:].clone()
+        return out.to(x.dtype), last  # autocast has rounded x, not the weights

@@ -42,7 +42,7 @@ def test_its_derivatives_are_right():
 
     def run(x, before, weight):
         given = {"causal": True, "key_mask": mask, "before": before}
-        return torch.func.functional_call(layer, {"weight": weight}, (x,), given)
+        return torch.func.functional_call(layer, {"weight": weight}, (x,), given)  # and the state
 
     assert torch.autograd.gradcheck(run, (x, before, layer.weight))
 
@@ -77,6 +77,7 @@ def test_pieces_and_steps_of_a_stream_are_the_full_pass(mechanism, on):
         outs.append(out)
     assert_close(torch.cat(outs, 1), layer(x, causal=True))
     assert state.conv.shape == (2, 3, 16 if on == "input" else 32)
+    assert layer.stream(x)[1].conv.untyped_storage().nbytes() == state.conv.nbytes  # not the prompt
 
 
 @pytest.mark.parametrize("on", ["input", "qkv"])
