@@ -36,8 +36,8 @@ class ModelConfig:
     mechanism: str = "cosformer"
     """A name of `cosformer.mechanisms.MECHANISMS`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the mechanism. Where it has a `horizon` or a `max_length` that is not given here,
-    that is the config's max_length."""
+    """Options of the mechanism. Where it has a `max_length`, or a `horizon` that must be a number
+    before it can stream, and none is given here, that is the config's max_length."""
     max_length: int = 1024
     """The longest sequence that learned positions, and mechanisms with a limit, are made for."""
     positions: PositionScheme = "learned"
@@ -100,6 +100,9 @@ class ModelConfig:
     def mechanism_options(self) -> dict[str, Any]:
         """The options, with a horizon or max_length that fits every sequence."""
         length = self.max_length + (self.pooling == "cls")
-        known = inspect.signature(MECHANISMS[self.mechanism]).parameters
-        limits = {name: length for name in ("horizon", "max_length") if name in known}
+        kind, limits = MECHANISMS[self.mechanism], {}
+        if kind.stream_option == "horizon":
+            limits["horizon"] = length
+        if "max_length" in inspect.signature(kind).parameters:
+            limits["max_length"] = length
         return limits | dict(self.options)

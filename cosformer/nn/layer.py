@@ -47,7 +47,8 @@ class AttentionLayer(HeadProjections):
         dropout: the share of keys whose values are dropped in training.
 
     A mechanism whose keys are its queries (Reformer) gets the queries as keys.
-    A mechanism with controls (a gate per token) gets projections of the layer's input.
+    A mechanism with controls (a gate per token) gets projections of the layer's input. Where the
+    mechanism says what a control should be at first, the projection begins with that bias.
 
     A stream goes through three methods. ``stream`` takes the next tokens and leaves the given state
     as it is; ``step`` takes one token and uses the given state up; ``empty_state`` begins.
@@ -128,6 +129,12 @@ class AttentionLayer(HeadProjections):
                 for name in inner.traits.controls
             }
         )
+        for name, project in self.controls.items():
+            bias = inner.control_bias(name)
+            if bias is not None:
+                with torch.no_grad():
+                    project.weight.zero_()
+                    project.bias.copy_(bias)
         with_norm = inner.traits.norm_after if norm is None else norm
         check_bool("norm", with_norm)
         self.norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if with_norm else None
