@@ -54,7 +54,8 @@ class Mechanism(nn.Module):
     stream_option: ClassVar[str] = ""
     """The option that must be a number before the mechanism can stream."""
     cross_form: ClassVar[str] = ""
-    """The mechanism that cross attention in a model of this one has; the empty name: this one."""
+    """The mechanism of the cross attention in an encoder-decoder of this one, where it gets the
+    options but for `decay`; the empty name: this one, with all options."""
     state_type: ClassVar[type] = Cache
     """The class of its states; a state remembers in `owner` the class of its mechanism."""
 

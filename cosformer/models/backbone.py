@@ -1,6 +1,8 @@
 """What all models share: embeddings, a stack of blocks, the state of a stream, a token head."""
 
+import inspect
 import math
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import check_tensor
-from cosformer.mechanisms import Mechanism, Seeded, ranks, real_first, refuse
+from cosformer.mechanisms import MECHANISMS, Mechanism, Seeded, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
 from cosformer.runtime import readable
@@ -62,8 +64,8 @@ class Backbone(nn.Module):
     def limit(self) -> int | None:
         """The most tokens that a sequence may have; None: any number."""
         learned = None if self.positions is None else self.config.max_length
-        limits = [x for x in (learned, self._mechanism.traits.max_length) if x is not None]
-        return min(limits, default=None)
+        inner = [layer.mechanism.traits.max_length for layer in _attention_of(self._stack[0])]
+        return min((x for x in (learned, *inner) if x is not None), default=None)
 
     @property
     def shifts(self) -> bool:
@@ -231,9 +233,12 @@ class Backbone(nn.Module):
             raise refuse(inner, "attend causally", lambda traits: traits.causal == "exact")
         if not self.causal and not inner.traits.full:
             raise refuse(inner, "attend without causal=True", lambda traits: traits.full)
-        if self.cross and not (inner.traits.cross and inner.traits.full):
+        crossing = self._stack[0].cross
+        if crossing is not None and not (
+            crossing.mechanism.traits.cross and crossing.mechanism.traits.full
+        ):
             raise refuse(
-                inner,
+                crossing.mechanism,
                 "attend from one sequence to another",
                 lambda traits: traits.cross and traits.full,
             )
@@ -249,8 +254,8 @@ class Backbone(nn.Module):
         if self.cls is not None:
             nn.init.normal_(self.cls, std=EMBEDDING_STD)
         for n, block in enumerate(self._stack):
-            for layer in (block.attention, block.cross):
-                if layer is not None and isinstance(layer.mechanism, Seeded):
+            for layer in _attention_of(block):
+                if isinstance(layer.mechanism, Seeded):
                     layer.mechanism.plant(layer.mechanism.seed + n)  # no two layers alike
             forward = cast(FeedForward, block.feed_forward)
             added = [block.attention.out_proj, forward.down]
@@ -298,7 +303,7 @@ def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:
 
 
 def _block(config: ModelConfig, *, cross: bool) -> Block:
-    def attention(positions: str) -> AttentionLayer:
+    def attention(config: ModelConfig, positions: str) -> AttentionLayer:
         return AttentionLayer(
             config.width,
             config.heads,
@@ -309,8 +314,26 @@ def _block(config: ModelConfig, *, cross: bool) -> Block:
         )
 
     return Block(
-        attention("rotary" if config.positions == "rotary" else "none"),
+        attention(config, "rotary" if config.positions == "rotary" else "none"),
         FeedForward(config.width, config.feed_forward_width, glu=config.glu),
-        attention("none") if cross else None,
+        attention(_across(config), "none") if cross else None,
         dropout=config.dropout,
     )
+
+
+def _across(config: ModelConfig) -> ModelConfig:
+    """The config with the mechanism of its cross attention.
+
+    A decay counts the tokens between query and key, and there are none between two sequences: cross
+    attention is cosFormer without it, and has the other options that cosFormer knows.
+    """
+    name = MECHANISMS[config.mechanism].cross_form
+    if not name:
+        return config
+    known = set(inspect.signature(MECHANISMS[name]).parameters) - {"decay"}
+    options = {option: value for option, value in config.options.items() if option in known}
+    return replace(config, mechanism=name, options=options)
+
+
+def _attention_of(block: Block) -> list[AttentionLayer]:
+    return [layer for layer in (block.attention, block.cross) if layer is not None]

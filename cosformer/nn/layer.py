@@ -130,11 +130,11 @@ class AttentionLayer(HeadProjections):
             }
         )
         for name, project in self.controls.items():
-            bias = inner.control_bias(name)
-            if bias is not None:
+            first = inner.control_bias(name)
+            if first is not None:
                 with torch.no_grad():
                     project.weight.zero_()
-                    project.bias.copy_(bias)
+                    project.bias.copy_(first)
         with_norm = inner.traits.norm_after if norm is None else norm
         check_bool("norm", with_norm)
         self.norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if with_norm else None

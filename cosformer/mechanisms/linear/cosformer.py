@@ -21,6 +21,7 @@ class Cosformer(Mechanism):
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
     stream_option = "horizon"
+    cross_form = "cosformer"
     state_type = ops.State
     length_hint = (
         "make it with a larger horizon, with weight='raised_cosine', "
