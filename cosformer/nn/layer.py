@@ -125,16 +125,12 @@ class AttentionLayer(HeadProjections):
         self.mechanism = inner.to(**made)
         self.controls = nn.ModuleDict(
             {
-                name: nn.Linear(self.kdim, self.num_kv_heads, **made)
+                name: _begin(
+                    nn.Linear(self.kdim, self.num_kv_heads, **made), inner.control_bias(name)
+                )
                 for name in inner.traits.controls
             }
         )
-        for name, project in self.controls.items():
-            first = inner.control_bias(name)
-            if first is not None:
-                with torch.no_grad():
-                    project.weight.zero_()
-                    project.bias.copy_(first)
         with_norm = inner.traits.norm_after if norm is None else norm
         check_bool("norm", with_norm)
         self.norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if with_norm else None
@@ -313,3 +309,12 @@ class AttentionLayer(HeadProjections):
         if not self.training or not self.dropout:
             return v
         return v * F.dropout(torch.ones_like(v[..., :1]), self.dropout)
+
+
+def _begin(project: nn.Linear, bias: Tensor | None) -> nn.Linear:
+    """The projection, which gives this bias for every token at first; None leaves it as it is."""
+    if bias is not None:
+        with torch.no_grad():
+            project.weight.zero_()
+            project.bias.copy_(bias)
+    return project
