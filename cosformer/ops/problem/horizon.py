@@ -81,6 +81,8 @@ def vanishes(decay: float | Sequence[float] | Tensor | None, horizon: Horizon) -
         return False
     if isinstance(horizon, Tensor) and not readable(horizon):
         return False
+    if isinstance(horizon, torch.SymInt):  # the length itself, which no length can pass
+        return False
     most = max((0.0, *decay)) if isinstance(decay, Sequence) else decay
     return most <= vanishing_decay(_least(horizon))
 
@@ -92,8 +94,8 @@ class PastHorizonError(ValueError):
 def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:
     """Refuse to go past the horizon, where cosine weights turn negative."""
     remedy = (
-        "raise horizon, or use weight='raised_cosine', horizon=math.inf "
-        "or a decay of at most 2^(-24/horizon)"
+        "raise horizon, or use weight='raised_cosine', horizon=math.inf or a decay by number of at "
+        "most 2^(-24/horizon)"
     )
     if torch.compiler.is_compiling() and any(
         isinstance(x, Tensor) for x in (length, horizon, position)
@@ -103,11 +105,11 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
         torch._assert_async(torch.as_tensor(end <= limit), f"past the horizon: {remedy}")
         return
     limit = _least(horizon)
-    remedy += f" = {math.floor(1e6 * vanishing_decay(limit)) / 1e6:g} by number"
     if position is None:
         if length > limit:
             raise PastHorizonError(
-                f"horizon must be at least the sequence length {length}, got {limit:g}: {remedy}"
+                f"horizon must be at least the sequence length {length}, got {limit:g}: "
+                f"{remedy} = {_shown(vanishing_decay(limit))}"
             )
         return
     if position.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -119,8 +121,13 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
     if start + length > limit:
         raise PastHorizonError(
             f"the stream stands at position {start}, {length} more would pass its horizon "
-            f"{limit:g}: {remedy}"
+            f"{limit:g}: {remedy} = {_shown(vanishing_decay(limit))}"
         )
+
+
+def _shown(decay: float) -> str:
+    """Six digits, rounded down: whoever types them in again stays below the decay."""
+    return f"{math.floor(1e6 * decay) / 1e6:g}"
 
 
 def _least(horizon: Horizon) -> float:
