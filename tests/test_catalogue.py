@@ -24,7 +24,7 @@ def test_a_name_prints_formula_and_defaults(shell):
 
 
 def test_a_mistake_is_named(shell):
-    assert "must be one of cosformer, softmax" in shell.refuses("mechanisms", "sofmax")
+    assert "must be one of cosformer, cosformer-multiscale" in shell.refuses("mechanisms", "sofmax")
     refused = shell.refuses("mechanisms", "rfa", "--write", "x.md")
     assert "names must not be given beside write" in refused
 

@@ -53,6 +53,9 @@ class Mechanism(nn.Module):
     """What an error about a sequence that is too long advises."""
     stream_option: ClassVar[str] = ""
     """The option that must be a number before the mechanism can stream."""
+    cross_form: ClassVar[str] = ""
+    """The mechanism of the cross attention in an encoder-decoder of this one, where it gets the
+    options but for `decay`; the empty name: this one, with all options."""
     state_type: ClassVar[type] = Cache
     """The class of its states; a state remembers in `owner` the class of its mechanism."""
 
@@ -235,6 +238,14 @@ class Mechanism(nn.Module):
         """How many numbers one stream remembers after so many tokens."""
         self._check_streams()
         return self.key_heads * (self.width + self.value_width) * self.keep(length)
+
+    def control_bias(self, name: str) -> Tensor | None:
+        """What a control should be at first, `[H_kv]`; None: what the layer's projection draws.
+
+        A layer projects a control from its input. With a bias from here, the weights of the
+        projection begin at 0, so that the control is at first the same for every token.
+        """
+        return None
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw the random numbers anew; None stands for torch's own generator."""

@@ -9,6 +9,8 @@ from cosformer.mechanisms.base import MECHANISMS, Mechanism
 
 MECHANISMS |= {
     "cosformer": linear.Cosformer,
+    "cosformer-multiscale": linear.CosformerMultiscale,
+    "cosformer-gated": linear.CosformerGated,
     "softmax": dense.Softmax,
     "linear": linear.Linear,
     "relu": linear.Relu,

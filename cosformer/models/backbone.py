@@ -1,6 +1,7 @@
 """What all models share: embeddings, a stack of blocks, the state of a stream, a token head."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -65,7 +66,8 @@ class Backbone(nn.Module):
     def limit(self) -> int | None:
         """The most tokens that a sequence may have; None: any number."""
         learned = None if self.positions is None else self.config.max_length
-        limits = [learned, *(inner.traits.max_length for inner in self._mechanisms)]
+        layers = [layer for block in self._stack for layer in _attention_of(block)]
+        limits = [learned, *(layer.mechanism.traits.max_length for layer in layers)]
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -252,16 +254,16 @@ class Backbone(nn.Module):
         """Refuse now what the first call would refuse."""
         for block in self._stack:
             inner, conv = block.attention.mechanism, block.attention.conv
-            traits = inner.traits
-            if self.causal and traits.causal == "no":
+            if self.causal and inner.traits.causal == "no":
                 raise refuse(inner, "attend causally", lambda other: other.causal == "exact")
-            if not self.causal and not traits.full:
+            if not self.causal and not inner.traits.full:
                 raise refuse(inner, "attend without causal=True", lambda other: other.full)
-            if self.cross and not (traits.cross and traits.full):
-                task = "attend from one sequence to another"
-                raise refuse(inner, task, lambda other: other.cross and other.full)
             if conv is not None and not self.causal:
                 conv.check_centred()
+            across = None if block.cross is None else block.cross.mechanism
+            if across is not None and not (across.traits.cross and across.traits.full):
+                task = "attend from one sequence to another"
+                raise refuse(across, task, lambda other: other.cross and other.full)
 
     def _initialise(self) -> None:
         """Draw projections by Xavier, and scale down those whose output is added to x.
@@ -274,8 +276,8 @@ class Backbone(nn.Module):
         if self.cls is not None:
             nn.init.normal_(self.cls, std=EMBEDDING_STD)
         for n, block in enumerate(self._stack):
-            for layer in (block.attention, block.cross):
-                if layer is not None and isinstance(layer.mechanism, Seeded):
+            for layer in _attention_of(block):
+                if isinstance(layer.mechanism, Seeded):
                     layer.mechanism.plant(layer.mechanism.seed + n)  # no two layers alike
             forward = cast(FeedForward, block.feed_forward)
             added = [block.attention.out_proj, forward.down]
@@ -323,12 +325,12 @@ def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:
 
 
 def _block(config: ModelConfig, mechanism: str, scheme: str, *, cross: bool) -> Block:
-    def attention(**given: Any) -> AttentionLayer:
+    def attention(mechanism: str, options: Mapping[str, Any], **given: Any) -> AttentionLayer:
         return AttentionLayer(
             config.width,
             config.heads,
             mechanism=mechanism,
-            options=config.mechanism_options[mechanism],
+            options=options,
             num_kv_heads=config.key_heads,
             head_dim=config.head_dim,
             value_dim=config.value_dim,
@@ -340,8 +342,18 @@ def _block(config: ModelConfig, mechanism: str, scheme: str, *, cross: bool) -> 
 
     positions = "rotary" if scheme == "rotary" else "none"
     return Block(
-        attention(positions=positions, conv=config.conv, conv_on=config.conv_on),
+        attention(
+            mechanism,
+            config.mechanism_options[mechanism],
+            positions=positions,
+            conv=config.conv,
+            conv_on=config.conv_on,
+        ),
         FeedForward(config.width, config.feed_forward_width, glu=config.glu),
-        attention() if cross else None,
+        attention(*config.across(mechanism)) if cross else None,
         dropout=config.dropout,
     )
+
+
+def _attention_of(block: Block) -> list[AttentionLayer]:
+    return [layer for layer in (block.attention, block.cross) if layer is not None]

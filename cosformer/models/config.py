@@ -141,9 +141,20 @@ class ModelConfig:
     def mechanism_options(self) -> dict[str, dict[str, Any]]:
         """The options of each mechanism by its name, with limits that fit every sequence."""
         names = dict.fromkeys(self.mechanisms)
-        single = len(names) == 1
-        given = {name: self.options if single else self.options.get(name, {}) for name in names}
-        return {name: self._limits(name) | dict(options) for name, options in given.items()}
+        return {name: self._limits(name) | self._given(name) for name in names}
+
+    def across(self, name: str) -> tuple[str, dict[str, Any]]:
+        """The mechanism of the cross attention in a layer of this mechanism, and its options.
+
+        A decay counts the tokens between query and key, and there are none between two sequences:
+        cross attention is cosFormer without it, with the other options that cosFormer knows.
+        """
+        other = MECHANISMS[name].cross_form
+        if not other:
+            return name, self.mechanism_options[name]
+        known = set(inspect.signature(MECHANISMS[other]).parameters) - {"decay"}
+        given = {option: value for option, value in self._given(name).items() if option in known}
+        return other, self._limits(other) | given
 
     def position_schemes(self, *, causal: bool) -> dict[str, str]:
         """The position scheme of each mechanism by its name, in a stack that is causal or not."""
@@ -153,6 +164,11 @@ class ModelConfig:
             else self.positions
             for name in self.mechanisms
         }
+
+    def _given(self, name: str) -> dict[str, Any]:
+        """The options that the config has for a mechanism."""
+        single = len(set(self.mechanisms)) == 1
+        return dict(self.options if single else self.options.get(name, {}))
 
     def _limits(self, name: str) -> dict[str, int]:
         """What a mechanism needs to be told of the length of sequences."""

@@ -82,7 +82,8 @@ class AttentionLayer(HeadProjections):
         dropout: the share of keys whose values are dropped in training.
 
     A mechanism whose keys are its queries (Reformer) gets the queries as keys.
-    A mechanism with controls (a gate per token) gets projections of the layer's input.
+    A mechanism with controls (a gate per token) gets projections of the layer's input. Where the
+    mechanism says what a control should be at first, the projection begins with that bias.
 
     A stream goes through three methods. ``stream`` takes the next tokens and leaves the given state
     as it is; ``step`` takes one token and uses the given state up; ``empty_state`` begins.
@@ -171,7 +172,9 @@ class AttentionLayer(HeadProjections):
         self.mechanism = inner.to(**made)
         self.controls = nn.ModuleDict(
             {
-                name: nn.Linear(self.kdim, self.num_kv_heads, **made)
+                name: _begin(
+                    nn.Linear(self.kdim, self.num_kv_heads, **made), inner.control_bias(name)
+                )
                 for name in inner.traits.controls
             }
         )
@@ -428,3 +431,12 @@ def check_gate(gate: bool | str) -> str:
 def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
     out: Tensor = norm(x.to(norm.weight.dtype))  # autocast may have rounded x, not the weights
     return out
+
+
+def _begin(project: nn.Linear, bias: Tensor | None) -> nn.Linear:
+    """The projection, which gives this bias for every token at first; None leaves it as it is."""
+    if bias is not None:
+        with torch.no_grad():
+            project.weight.zero_()
+            project.bias.copy_(bias)
+    return project

@@ -12,6 +12,8 @@ from cosformer.ops.problem import (
     check_weight,
     kind_within,
     read_horizon,
+    vanishes,
+    vanishing_decay,
     whole_limit,
 )
 from cosformer.ops.state import State, check_continues, check_state

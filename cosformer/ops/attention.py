@@ -92,12 +92,14 @@ def attention(
         causal: a query sees keys at its own index and before. With T ≠ S the last query stands
             at the last key, unless `query_start` says otherwise.
         horizon: the distance at which weights reach zero, a number or one per head `[H]`; at least
-            the sequence length. None: max(T, S), as in the paper, or each packed sequence's length.
-            `math.inf`: no cosine.
+            the sequence length, unless `decay` lets it pass. None: max(T, S), as in the paper, or
+            each packed sequence's length. `math.inf`: no cosine.
         decay: γ in (0, 1], by which weights shrink with every token between query and key: one
             number, or one per head as a sequence or a tensor `[H]` (or `[H_kv]`), which may be
             learned. Without `causal` weights shrink with |i − j|, and query i must stand at key i:
-            cross attention has no decay. Numbers that are all 1 mean no decay.
+            cross attention has no decay. Numbers that are all 1 mean no decay. Numbers of at most
+            2^(-24/horizon) make every weight vanish before the horizon, so that no length is too
+            long; of a tensor, which may be learned, the op does not know it.
         log_decay: log γ of each token, `[B, H, T]` (or `[B, H_kv, T]`), at most 0, instead of
             `decay`. A weight shrinks by the tokens after the earlier of query and key, up to and
             with the later one. Needs T = S. On a GPU the device asserts that none is above 0.
@@ -154,7 +156,8 @@ def attention_with_state(
         horizon: to start a stream: a number, or one per key head `[H_kv]`. With `math.inf` there
             is no cosine, and the stream may be endless.
         decay: to start a stream: γ in (0, 1], a number or one per key head. The state remembers
-            it, as it does the horizon: None goes on with it, and any other is an error.
+            it, as it does the horizon: None goes on with it, and any other is an error. Numbers of
+            at most 2^(-24/horizon) make the stream endless, as in `attention`.
         log_decay: log γ of each of these tokens, `[B, H_kv, T]`, at most 0. A stream that starts
             with one needs one in every call.
         state: to go on with one. It is not changed.
@@ -196,7 +199,7 @@ def attention_with_state(
         horizon = decay = None
     limit = check_continues(state, k, v, horizon, weight, decay)
     check_gates_go_on(state, log_decay, k)
-    if state.weight == "cosine":
+    if state.is_limited:
         check_length(q.shape[2], limit, state.position)
     dtype = q.dtype
     q, k, v = at_least(state, q, k, v)
@@ -294,7 +297,7 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
         q,
         k,
         placement,
-        theta=cosine_angle(q, k, given.horizon, given.weight, placement),
+        theta=cosine_angle(q, k, given.horizon, given.weight, placement, given.decay),
         weight=kind,
         feature_map="relu",
         rule="clamp",

@@ -17,6 +17,7 @@ from cosformer.ops.problem import (
     same_horizon,
     same_numbers,
     total_gate,
+    vanishes,
 )
 from cosformer.runtime import readable
 
@@ -38,6 +39,7 @@ class State(NamedTuple):
     decay: float | Tensor = 1.0  # γ, a number or [H]
     log_decay: float | Tensor = 0.0  # the sum of each token's own log γ, [B, H] float64; 0.0 where
     # tokens have none
+    endless: bool = False  # whether γ makes weights vanish before the horizon, so it may be passed
 
     @classmethod
     def empty(
@@ -100,6 +102,7 @@ class State(NamedTuple):
             horizon.clone() if isinstance(horizon, Tensor) else horizon,
             as_kept(rates, "decay", key_value),
             no_tokens_yet(key_value) if per_token else 0.0,
+            vanishes(rates, horizon),
         )
 
     @property
@@ -127,6 +130,11 @@ class State(NamedTuple):
     def weight(self) -> str:
         """The name of the weights this state was made for."""
         return KINDS[self.key_value.shape[2]]
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the stream must end at its horizon."""
+        return self.weight == "cosine" and not self.endless
 
     def __add__(self, other: object) -> "State":
         """Merge two stretches of one sequence, each summed from an empty state at its own position.
@@ -170,6 +178,7 @@ class State(NamedTuple):
             self.horizon,
             self.decay,
             self.log_decay + other.log_decay,
+            self.endless and other.endless,
         )
 
     def _shrunk(self, other: "State") -> "State":
@@ -221,7 +230,7 @@ def split(sums: Tensor, state: State, tokens: int, log_decay: Tensor | None) -> 
     if log_decay is not None:
         total = total + total_gate(log_decay, sums.dtype)
     position = state.position + tokens
-    return State(key_value, key_sum, position, state.horizon, state.decay, total)
+    return state._replace(key_value=key_value, key_sum=key_sum, position=position, log_decay=total)
 
 
 def check_continues(

@@ -111,7 +111,7 @@ def step(
     if impl == "triton" and reason:
         raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
     kernels = impl == "triton" or (impl == "auto" and reason is None and q.is_cuda)
-    limited = state.weight == "cosine"
+    limited = state.is_limited
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
@@ -256,7 +256,9 @@ def _in_slots(
     real = slots >= 0
     chosen = slots[real]
     key_value, key_sum, position, *total = (x[chosen] for x in state.tensors)
-    taken = State(key_value, key_sum, position, state.horizon, state.decay, *total)
+    taken = state._replace(key_value=key_value, key_sum=key_sum, position=position)
+    if total:
+        taken = taken._replace(log_decay=total[0])
     if by.log_decay is not None:
         by = by.decayed(by.log_decay[real])
     out = q.new_zeros(*q.shape[:3], v.shape[3])

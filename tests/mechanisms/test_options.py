@@ -16,6 +16,7 @@ WRONG = {
     "key_heads": (0, 3, *NOT_WHOLE),
     "horizon": (0.0, -1.0, float("nan"), "far", True, [5.0, -1.0], [5.0], torch.ones(3)),
     "decay": (0.0, -1.0, 1.5, float("nan"), "fast", True, [0.5, 2.0], [0.5], torch.ones(3)),
+    "learned": (1, "yes", None),
     "weight": ("plain", "sine", 3),
     "eps": NOT_POSITIVE,
     "features": (0, *NOT_WHOLE),

@@ -16,6 +16,10 @@ OPTIONS = [(name, {}) for name in STREAMS] + [
     ("cosformer", {"decay": 0.9}),
     ("cosformer", {"decay": "multiscale"}),
     ("cosformer", {"decay": "multiscale", "horizon": math.inf}),
+    ("cosformer-multiscale", {"decay": "multiscale", "learned": False, "horizon": 64}),
+    ("cosformer-multiscale", {"decay": 0.3, "learned": False}),
+    ("cosformer-multiscale", {"horizon": math.inf}),
+    ("cosformer-gated", {"horizon": math.inf}),
 ]
 
 

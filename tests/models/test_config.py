@@ -6,6 +6,7 @@ import pytest
 import torch
 from model_cases import config, draw, make
 
+from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PARAMETERS, PRESETS, ModelConfig, create_model, parameter_count
 
 
@@ -80,6 +81,25 @@ def test_what_a_mechanism_cannot_do_is_refused_when_the_model_is_made(arguments,
         create_model(ModelConfig(**arguments))
     with pytest.raises(TypeError, match="config must be a ModelConfig, got dict"):
         create_model(arguments)
+
+
+ACROSS = [
+    ("cosformer", {"decay": "multiscale", "eps": 1e-4}, {"horizon": 1024, "eps": 1e-4}),
+    ("cosformer-multiscale", {"decay": 0.5, "horizon": 99}, {"horizon": 99}),
+    ("cosformer-multiscale", {"learned": True}, {"horizon": 1024}),
+    ("cosformer-gated", {"horizon": float("inf")}, {"horizon": float("inf")}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "across"), ACROSS)
+def test_cross_attention_of_a_model_with_a_decay_is_cosformer_without_it(name, options, across):
+    config = ModelConfig(kind="encoder-decoder", mechanism=name, options=options)
+    for block in create_model(config).backbone.blocks:
+        assert block.cross.mechanism.decay is None
+        assert type(block.cross.mechanism) is MECHANISMS["cosformer"]
+        assert type(block.attention.mechanism) is MECHANISMS[name]
+        for option, value in across.items():
+            assert getattr(block.cross.mechanism, option) == value
 
 
 def test_bad_tokens_are_named():

@@ -18,7 +18,7 @@ from cosformer.models import ModelConfig, Sampling, create_model, generate, gene
 GREEDY = Sampling(max_new_tokens=12, temperature=0)
 SHORT = Sampling(max_new_tokens=7, temperature=0)
 PROMPTS = [draw(n, 1, seed=n)[:, 0].tolist() for n in (3, 9, 1, 9)]
-KINDS = ["cosformer", "linear", "gated-delta", "spe", "softmax", "local"]
+KINDS = ["cosformer", "cosformer-gated", "linear", "gated-delta", "spe", "softmax", "local"]
 """Mechanisms whose streams differ: sums, controls and a norm, absolute positions, all, a window."""
 
 
@@ -55,7 +55,7 @@ def test_prompts_together_are_sampled_as_each_alone(name):
         assert generate(model, [prompt], own) == [together[n]]
 
 
-@pytest.mark.parametrize("name", ["cosformer", "softmax", "spe"])
+@pytest.mark.parametrize("name", ["cosformer", "cosformer-gated", "softmax", "spe"])
 def test_an_encoder_decoder_generates_what_full_passes_do(name):
     model = make(name, kind="encoder-decoder")
     sources = [draw(n, 1, seed=n)[:, 0].tolist() for n in (4, 11, 2)]
@@ -63,6 +63,26 @@ def test_an_encoder_decoder_generates_what_full_passes_do(name):
     found = generate(model, prompts, Sampling(max_new_tokens=5, temperature=0), sources=sources)
     for prompt, source, tokens in zip(prompts, sources, found, strict=True):
         assert tokens == by_full_passes(model, prompt, 5, torch.tensor([source]))
+
+
+ENDLESS = {
+    "multiscale": ("cosformer-multiscale", {"horizon": 20, "decay": 0.4}),
+    "learned": ("cosformer-multiscale", {"learned": True}),
+    "gated": ("cosformer-gated", {"horizon": 20}),
+    "cosformer": ("cosformer", {"horizon": 20, "decay": [0.2, 0.4]}),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), ENDLESS.values(), ids=ENDLESS)
+def test_a_model_whose_decays_vanish_and_that_learns_no_positions_writes_without_end(name, options):
+    torch.manual_seed(0)
+    config = ModelConfig(
+        mechanism=name, options=options, positions="none", max_length=8, width=16, tied=False
+    )
+    model = create_model(config).double().eval()
+    assert model.backbone.limit is None
+    found = generate(model, [[1, 2, 3]], Sampling(max_new_tokens=60, temperature=0))
+    assert found == [by_full_passes(model, [1, 2, 3], 60)]
 
 
 def run(model, pieces, state):

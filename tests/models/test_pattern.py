@@ -20,6 +20,8 @@ MULTISCALE = {"decay": "multiscale", "horizon": float("inf")}
 DRESSED = {"conv": 4, "gate": "sigmoid", "qk_norm": True, "head_dim": 6, "value_dim": 10}
 HYBRIDS = {
     "global": {"mechanism": "cosformer*2 softmax", "options": {"cosformer": MULTISCALE}},
+    "multiscale": {"mechanism": "cosformer-multiscale*2 softmax", "conv": 4},
+    "gated": {"mechanism": "cosformer-gated*2 local", "options": {"local": {"window": 6}}},
     "windows": {"mechanism": "local cosformer*2", "options": {"local": {"window": 6}}},
     "gates": {"mechanism": "gated-delta softmax", "layers": 4, **DRESSED},
     "dressed": {"mechanism": "cosformer softmax cosformer", **DRESSED},
@@ -143,12 +145,13 @@ def test_pieces_and_steps_of_a_stream_are_the_full_pass(name):
     assert_close(torch.cat(outs, 1), model(tokens))
 
 
+BOTH_WAYS = [name for name in HYBRIDS if name != "gates"]  # the delta rule is causal
+POSSIBLE = [*((name, "decoder") for name in HYBRIDS), *((name, "masked-lm") for name in BOTH_WAYS)]
+
+
 @pytest.mark.parametrize("side", ["left", "right", "between"])
-@pytest.mark.parametrize("kind", ["decoder", "masked-lm"])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(("name", "kind"), POSSIBLE)
 def test_padding_changes_nothing(name, kind, side):
-    if kind == "masked-lm" and name == "gates":
-        pytest.skip("the delta rule is causal")
     odd = {"conv": 5} if kind == "masked-lm" and "conv" in HYBRIDS[name] else {}
     model, tokens = make(name, kind=kind, **odd), draw(2, 13)
     padded, mask = pad(tokens, side)
@@ -166,10 +169,11 @@ def test_prompts_together_get_what_each_gets_by_full_passes(name):
 
 
 def test_text_may_go_on_beyond_max_length_where_nothing_ends_with_it():
-    model = make("global")  # softmax remembers all of it, cosFormer a sum
-    assert model.backbone.limit is None
-    (found,) = generate(model, [[1, 2]], Sampling(max_new_tokens=100))
-    assert len(found) == 100
+    for name in ("global", "multiscale", "gated"):  # softmax remembers all of it, cosFormer a sum
+        model = make(name)
+        assert model.backbone.limit is None
+        (found,) = generate(model, [[1, 2]], Sampling(max_new_tokens=100))
+        assert len(found) == 100
     assert make("windows").backbone.limit == 48  # the horizon
     assert make("positions").backbone.limit == 48  # a table of positions
 
@@ -216,6 +220,14 @@ def test_an_encoder_decoder_has_no_convolution_towards_its_source():
     first, state = model.stream(tokens[:, :6], model.empty_state(source))
     second, _ = model.stream(tokens[:, 6:], state)
     assert_close(torch.cat([first, second], 1), model(source, tokens))
+
+
+def test_cross_attention_follows_the_mechanism_of_its_layer():
+    options = {"cosformer-multiscale": {"horizon": 99}}
+    model = make("multiscale", kind="encoder-decoder", conv=5, options=options)
+    kinds = [type(block.cross.mechanism).__name__ for block in model.backbone.blocks]
+    assert kinds == ["Cosformer", "Cosformer", "Softmax"]
+    assert model.backbone.blocks[0].cross.mechanism.horizon == 99
 
 
 def test_configs_from_before_these_fields_mean_what_they_meant():

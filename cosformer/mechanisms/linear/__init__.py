@@ -13,6 +13,8 @@ from cosformer.mechanisms.linear.elementwise import Linear as Linear
 from cosformer.mechanisms.linear.elementwise import Relu as Relu
 from cosformer.mechanisms.linear.elementwise import TransNormer as TransNormer
 from cosformer.mechanisms.linear.family import LinearMechanism as LinearMechanism
+from cosformer.mechanisms.linear.multiscale import CosformerGated as CosformerGated
+from cosformer.mechanisms.linear.multiscale import CosformerMultiscale as CosformerMultiscale
 from cosformer.mechanisms.linear.performer import Performer as Performer
 from cosformer.mechanisms.linear.projected import Hedgehog as Hedgehog
 from cosformer.mechanisms.linear.projected import Rfa as Rfa

@@ -21,8 +21,12 @@ class Cosformer(Mechanism):
     traits = Traits(causal="exact", state="constant", positions="relative")
     source = "Qin et al., ICLR 2022"
     stream_option = "horizon"
+    cross_form = "cosformer"
     state_type = ops.State
-    length_hint = "make it with a larger horizon, or weight='raised_cosine'"
+    length_hint = (
+        "make it with a larger horizon, with weight='raised_cosine', "
+        "or with a decay of at most 2^(-24/horizon)"
+    )
     formula = "out_i = Σ_j s_ij v_j / Σ_j s_ij, s_ij = relu(q_i)·relu(k_j) cos(π/2 (i − j)/horizon)"
 
     def __init__(
@@ -40,7 +44,8 @@ class Cosformer(Mechanism):
         needs a number; `math.inf` leaves the cosine out. `decay`: γ in (0, 1], by which weights
         shrink with every token between query and key: one number, one per key head, or
         `multiscale`, which stands for `cosformer.multiscale_decays`. There is no cross attention
-        with a decay. Both are options and in no checkpoint."""
+        with a decay. Where every decay is at most 2^(-24/horizon), weights vanish before the
+        horizon, and no sequence is too long. Both are options and in no checkpoint."""
         super().__init__(heads, width, key_heads=key_heads)
         self.horizon = ops.read_horizon(horizon, heads, self.key_heads)
         self.weight, self.eps = ops.check_weight(weight), check_eps(eps)
@@ -48,7 +53,11 @@ class Cosformer(Mechanism):
         self.decay = ops.read_decay(decay, self.key_heads)
         if self.decay is not None:
             self.traits = replace(self.traits, cross=False)
-        if self.horizon is not None and self.kind == "cosine":
+        if (
+            self.horizon is not None
+            and self.kind == "cosine"
+            and not ops.vanishes(self.decay, self.horizon)
+        ):
             self.traits = replace(self.traits, max_length=ops.whole_limit(self.horizon))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
@@ -74,7 +83,7 @@ class Cosformer(Mechanism):
         ops.check_continues(state, k, v, self.horizon, self.weight, rates)
 
     def check_position(self, state: Any, tokens: int) -> None:
-        if self.kind == "cosine":
+        if state.is_limited:
             ops.check_length(tokens, state.horizon, state.position)
 
     def advance(

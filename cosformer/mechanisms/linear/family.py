@@ -43,6 +43,7 @@ class LinearMechanism(Mechanism):
     normaliser: str = "sum"
     rule: str = "clamp"
     eps: float = 1e-6
+    states: int = 1  # how many sums each feature has: 2 where `weight` has a cosine
     forgets: bool = False  # whether a stream also remembers its decay: a number for each key head
 
     def queries(self, q: Tensor, start: Start) -> Tensor:
@@ -138,11 +139,12 @@ class LinearMechanism(Mechanism):
 
     def state_size(self, length: int) -> int:
         columns = self.value_width + (self.normaliser == "sum")
-        return self.key_heads * (self.feature_width * columns + self.forgets)
+        return self.key_heads * (self.states * self.feature_width * columns + self.forgets)
 
     def cost(self, length: int) -> Cost:
         tokens = (self.heads + self.key_heads) * length
-        products = 4 * self.heads * length * self.feature_width * (self.width + 1)
+        sums = self.states * self.feature_width * (self.width + 1)
+        products = 4 * self.heads * length * sums
         stored = tokens * self.feature_width if self.stores_features else 0
         operations = products + tokens * self.feature_operations()
         return Cost(operations, 4 * (2 * tokens * self.width + stored))

@@ -35,6 +35,8 @@ from cosformer.ops.problem.horizon import (
     read_horizon,
     same_horizon,
     same_numbers,
+    vanishes,
+    vanishing_decay,
     whole_limit,
 )
 from cosformer.ops.problem.normaliser import DENOMINATORS, FOLLOWS

@@ -1,4 +1,7 @@
-"""The horizon: the distance at which cosine weights reach zero, and which no length may pass."""
+"""The horizon: the distance at which cosine weights reach zero.
+
+No length may pass it, unless a decay has made every weight vanish before it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -57,8 +60,31 @@ def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
 
 def whole_limit(horizon: Horizon) -> int:
     """The largest position a stream may reach."""
-    least = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
-    return int(min(least, 2.0**62))
+    return int(min(_least(horizon), 2.0**62))
+
+
+def vanishing_decay(horizon: float) -> float:
+    """The largest γ whose weights vanish before the horizon: γ^horizon is at most 2⁻²⁴.
+
+    Beside a weight of 1 that is half a unit in the last place of float32, so keys beyond the
+    horizon, where the cosine is negative, cannot be seen. It is 1 for an infinite horizon.
+    """
+    return float(2 ** (-24 / horizon))
+
+
+def vanishes(decay: float | Sequence[float] | Tensor | None, horizon: Horizon) -> bool:
+    """Whether decays let a sequence pass the horizon: each is at most `vanishing_decay`.
+
+    Decays count by number only: a tensor may be learned, and a look at it would wait for a GPU.
+    """
+    if decay is None or isinstance(decay, Tensor):
+        return False
+    if isinstance(horizon, Tensor) and not readable(horizon):
+        return False
+    if isinstance(horizon, torch.SymInt):  # the length itself, which no length can pass
+        return False
+    most = max((0.0, *decay)) if isinstance(decay, Sequence) else decay
+    return most <= vanishing_decay(_least(horizon))
 
 
 class PastHorizonError(ValueError):
@@ -68,7 +94,8 @@ class PastHorizonError(ValueError):
 def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:
     """Refuse to go past the horizon, where cosine weights turn negative."""
     remedy = (
-        "raise horizon, or use weight='raised_cosine' or horizon=math.inf for an endless stream"
+        "raise horizon, or use weight='raised_cosine', horizon=math.inf or a decay by number of at "
+        "most 2^(-24/horizon)"
     )
     if torch.compiler.is_compiling() and any(
         isinstance(x, Tensor) for x in (length, horizon, position)
@@ -77,11 +104,12 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
         limit = horizon.min() if isinstance(horizon, Tensor) else horizon
         torch._assert_async(torch.as_tensor(end <= limit), f"past the horizon: {remedy}")
         return
-    limit = float(horizon.min()) if isinstance(horizon, Tensor) else horizon
+    limit = _least(horizon)
     if position is None:
         if length > limit:
             raise PastHorizonError(
-                f"horizon must be at least the sequence length {length}, got {limit:g}: {remedy}"
+                f"horizon must be at least the sequence length {length}, got {limit:g}: "
+                f"{remedy} = {_shown(vanishing_decay(limit))}"
             )
         return
     if position.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -93,8 +121,17 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
     if start + length > limit:
         raise PastHorizonError(
             f"the stream stands at position {start}, {length} more would pass its horizon "
-            f"{limit:g}: {remedy}"
+            f"{limit:g}: {remedy} = {_shown(vanishing_decay(limit))}"
         )
+
+
+def _shown(decay: float) -> str:
+    """Six digits, rounded down: whoever types them in again stays below the decay."""
+    return f"{math.floor(1e6 * decay) / 1e6:g}"
+
+
+def _least(horizon: Horizon) -> float:
+    return float(horizon.min()) if isinstance(horizon, Tensor) else horizon
 
 
 def same_horizon(one: Horizon, other: Horizon) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from cosformer.check import check_number, check_number_or_tensor, check_tensor, require_all
 from cosformer.memo import Memo, Numbers
 from cosformer.ops.problem.decay import GATE_RULE
-from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length
+from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length, vanishes
 from cosformer.ops.problem.placement import Placement, longer, sequence_of
 from cosformer.ops.problem.problem import WEIGHTS, Problem
 
@@ -57,9 +57,14 @@ def angle_of(horizon: Horizon, q: Tensor) -> Tensor:
 
 
 def cosine_angle(
-    q: Tensor, k: Tensor, horizon: Horizon | None, weight: str, given: Placement
+    q: Tensor,
+    k: Tensor,
+    horizon: Horizon | None,
+    weight: str,
+    given: Placement,
+    decay: Rates | None = None,
 ) -> Tensor:
-    """θ for a call without a state; refuses a length past the horizon."""
+    """θ for a call without a state; refuses a length past the horizon, unless decays allow it."""
     queries, keys = q.shape[2], k.shape[2]
     if given.cu_seqlens is not None:
         lengths = given.cu_seqlens.diff()
@@ -67,7 +72,7 @@ def cosine_angle(
             own = lengths[sequence_of(given.cu_seqlens, queries)]
             return (math.pi / 2) / own.to(torch.float64)[None]
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
-        if weight == "cosine":
+        if weight == "cosine" and not vanishes(decay, horizon):
             most = lengths.max()
             check_length(most if torch.compiler.is_compiling() else int(most), horizon)
         return angle_of(horizon, q)
@@ -77,9 +82,10 @@ def cosine_angle(
     else:
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
     start = given.query_start
-    if weight == "cosine" and start is not None:
+    limited = weight == "cosine" and not vanishes(decay, horizon)
+    if limited and start is not None:
         check_length(max(keys, start + queries) - min(start, 0), horizon)
-    elif weight == "cosine":  # queries end with the keys, or begin with them
+    elif limited:  # queries end with the keys, or begin with them
         check_length(longest, horizon)
     return angle_of(horizon, q)
 
