@@ -66,8 +66,8 @@ class ModelConfig:
     """Width of a short convolution in every attention layer, each column by itself: 4 is usual in
     a decoder, where it sees the last tokens; odd, as 5, in an encoder, where it is centred; 0:
     none."""
-    conv_on: ConvOn = "input"
-    """What the convolution acts on: the layer's `input`, or queries, keys and values (`qkv`)."""
+    conv_on: ConvOn = "qkv"
+    """What the convolution acts on: queries, keys and values (`qkv`), or the layer's `input`."""
     gate: bool | Gate = False
     """Whether heads are multiplied by a projection of the layer's input: its `silu` (or true), or
     its `sigmoid`."""

@@ -77,8 +77,8 @@ class AttentionLayer(HeadProjections):
             none. With ``causal=True`` it sees the last ``conv`` tokens, otherwise as many on either
             side, for which it must be odd, as 5. Padding behind ``key_mask`` counts as zeros. A
             layer with a convolution looks at its own tokens alone, not at a context.
-        conv_on: what the convolution acts on: ``input``, that is the layer's input before all its
-            projections, or ``qkv``, that is queries, keys and values after theirs.
+        conv_on: what the convolution acts on: ``qkv``, that is queries, keys and values after their
+            projections, or ``input``, that is the layer's input before all its projections.
         dropout: the share of keys whose values are dropped in training.
 
     A mechanism whose keys are its queries (Reformer) gets the queries as keys.
@@ -113,7 +113,7 @@ class AttentionLayer(HeadProjections):
         qk_norm: bool = False,
         gate: bool | Literal["silu", "sigmoid"] = False,
         conv: int = 0,
-        conv_on: Literal["input", "qkv"] = "input",
+        conv_on: Literal["input", "qkv"] = "qkv",
         head_dim: int | None = None,
         value_dim: int | None = None,
         bias: bool = True,

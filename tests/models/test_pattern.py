@@ -25,7 +25,7 @@ HYBRIDS = {
     "windows": {"mechanism": "local cosformer*2", "options": {"local": {"window": 6}}},
     "gates": {"mechanism": "gated-delta softmax", "layers": 4, **DRESSED},
     "dressed": {"mechanism": "cosformer softmax cosformer", **DRESSED},
-    "on qkv": {"mechanism": "cosformer softmax cosformer", **DRESSED, "conv_on": "qkv"},
+    "on input": {"mechanism": "cosformer softmax cosformer", **DRESSED, "conv_on": "input"},
     "positions": {"mechanism": "linear softmax local", "positions": "learned"},
 }
 

@@ -48,7 +48,7 @@ def test_its_derivatives_are_right():
 
 
 def test_on_the_input_it_stands_before_all_projections():
-    layer, x = make("gated-delta", gate=True), draw(2, 9, 16)
+    layer, x = make("gated-delta", gate=True, conv_on="input"), draw(2, 9, 16)
     plain = make("gated-delta", gate=True, conv=0)
     weights = {name: w for name, w in layer.state_dict().items() if not name.startswith("conv")}
     plain.load_state_dict(weights)
@@ -56,7 +56,7 @@ def test_on_the_input_it_stands_before_all_projections():
 
 
 def test_on_qkv_it_stands_after_their_projections():
-    layer, x = make(conv_on="qkv", num_kv_heads=2, positions="rotary"), draw(2, 9, 16)
+    layer, x = make(num_kv_heads=2, positions="rotary"), draw(2, 9, 16)
     q, k, v = layer.project(x, x, x, batched=True)
     flat = torch.cat([each.transpose(1, 2).flatten(2) for each in (q, k, v)], -1)
     q, k, v = layer.conv(flat, causal=True)[0].split([16, 8, 8], -1)
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_named():
     plain = make(conv=0)
     for taker, given, message in (
         (layer, LayerState(state.mechanism, 5), "state.conv must be a tensor, got NoneType"),
-        (layer, state._replace(conv=state.conv[:, 1:]), r"state.conv must be \[2, 3, 16\], the"),
+        (layer, state._replace(conv=state.conv[:, 1:]), r"state.conv must be \[2, 3, 48\], the"),
         (plain, state, "state.conv must be None for a layer without a convolution"),
     ):
         with torch.no_grad(), pytest.raises((ValueError, TypeError), match=message):
