@@ -1,6 +1,15 @@
-"""Runs as functions that return a config; one for every task."""
+"""Runs as functions that return a config; one for every task, and those of a study."""
 
 from cosformer.recipes.setting import RUNS, Setting, tenth
+from cosformer.recipes.study import (
+    PROTOCOLS,
+    STUDIES,
+    Done,
+    Protocol,
+    Stage,
+    Trial,
+    trials,
+)
 from cosformer.recipes.table import RECIPES, data_option, pretrained, recipe
 
 __all__ = ["RECIPES", "Setting", "data_option", "pretrained", "recipe"]

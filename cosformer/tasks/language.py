@@ -144,14 +144,18 @@ def language(
     *,
     text: str = "python",
     data: Path | str | None = None,
+    held_out: int | None = None,
     tokens: vocabularies.Kind = "bytes",
     vocabulary: int | None = None,
     length: int = 512,
     learnt: vocabularies.Vocabulary | None = None,
     device: torch.device | str = "cpu",
 ) -> LanguageTask:
-    """The next token of a text: a known one, or a file or folder of the user's."""
-    found = texts.load(text, data)
+    """The next token of a text: a known one, or a file or folder of the user's.
+
+    `held_out`: the last so many bytes are validation and test; None: the text's own split.
+    """
+    found = texts.load(text, data, held_out)
     kind = vocabularies.create(tokens, found["train"], vocabulary, learnt)
     encoded = {split: kind.encode(found[split]) for split in SPLITS}
     return LanguageTask(encoded, kind, length=length, device=device)
@@ -161,6 +165,7 @@ def masked(
     *,
     text: str = "python",
     data: Path | str | None = None,
+    held_out: int | None = None,
     tokens: vocabularies.Kind = "bytes",
     vocabulary: int | None = None,
     length: int = 512,
@@ -172,6 +177,7 @@ def masked(
     windows = language(
         text=text,
         data=data,
+        held_out=held_out,
         tokens=tokens,
         vocabulary=vocabulary,
         length=length,

@@ -6,6 +6,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cosformer.check import check_whole
 from cosformer.tasks import files
 from cosformer.tasks.base import SPLITS
 
@@ -29,8 +30,16 @@ SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
 LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "lib2to3", "__pycache__", "dist-packages"}
 
 
-def load(text: str, data: Path | str | None = None) -> dict[str, bytes]:
-    """Split -> text. `text` is a name, or the path of a file or folder."""
+def load(
+    text: str, data: Path | str | None = None, held_out: int | None = None
+) -> dict[str, bytes]:
+    """Split -> text. `text` is a name, or the path of a file or folder.
+
+    `held_out`: the last so many bytes of one file are both validation and test, and all before
+    them is to learn from; None: a tenth of the file is held out, a half of it for each.
+    """
+    if held_out is not None:
+        return _cut_end(_whole(text, data), held_out)
     if text in FROM_PYTHON:
         return _split_documents(_python() if text == "python" else _manual())
     if text in TEXTS:
@@ -59,6 +68,23 @@ def cut(text: bytes) -> dict[str, bytes]:
     if not all(parts):
         raise ValueError(f"text must be long enough to be cut in three, got {len(text)} bytes")
     return dict(zip(SHARES, parts, strict=True))
+
+
+def _whole(text: str, data: Path | str | None) -> bytes:
+    """A text that is one file."""
+    if name := TEXTS.get(text, ({}, ""))[0].get(""):
+        return files.read_bytes(files.require(files.folder(data) / name, text))
+    if text in (*TEXTS, *FROM_PYTHON) or not Path(text).is_file():
+        raise ValueError(f"text must be one file where held_out is given, got {text!r}")
+    return files.read_bytes(Path(text))
+
+
+def _cut_end(text: bytes, held_out: int) -> dict[str, bytes]:
+    check_whole("held_out", held_out, 1)
+    if held_out >= len(text):
+        raise ValueError(f"held_out must be below the text's {len(text)} bytes, got {held_out}")
+    end = text[-held_out:]
+    return {"train": text[:-held_out], "valid": end, "test": end}
 
 
 def _folder(path: Path) -> dict[str, bytes]:

@@ -12,12 +12,13 @@ from cosformer.training.config import (
     TaskConfig,
 )
 from cosformer.training.device import resolved
-from cosformer.training.evaluation import evaluate, judged_by
+from cosformer.training.evaluation import evaluate, judged_by, losses_by_position
 from cosformer.training.feed import Fed, described, feed
 from cosformer.training.folder import (
     BEST,
     CONFIG,
     LAST,
+    LOG,
     comparable,
     is_same_run,
     load_config,

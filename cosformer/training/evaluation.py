@@ -57,6 +57,31 @@ def evaluate(
     return _metrics(task, split, loss.item() / labels, right.item() / labels)
 
 
+@torch.no_grad()
+def losses_by_position(
+    model: nn.Module, task: Task, split: str, *, batch_size: int, precision: str = "float32"
+) -> tuple[Tensor, Tensor]:
+    """Sum of the losses in nats and number of labels at each position of a split, both `[T]`.
+
+    For tasks with a label for each token; the sums are float64, on the CPU.
+    """
+    was_training = model.training
+    model.eval()
+    losses = torch.zeros(task.facts.length, dtype=torch.float64, device=task.device)
+    labels = torch.zeros_like(losses)
+    for fed in _batches(task, split, batch_size, None):
+        with autocast(task.device, precision):
+            logits = answers(model, fed.batch)
+        asked = fed.batch["labels"]  # [B, T]
+        each = F.cross_entropy(
+            logits.mT.float(), asked, ignore_index=IGNORED, reduction="none"
+        )  # [B, T], 0 where nothing is asked
+        losses[: asked.shape[1]] += each.double().sum(0)
+        labels[: asked.shape[1]] += (asked != IGNORED).sum(0)
+    model.train(was_training)
+    return losses.cpu(), labels.cpu()
+
+
 def _metrics(task: Task, split: str, loss: float, accuracy: float) -> dict[str, float]:
     """Metric name -> value; the metric that the task is judged by is always one of them."""
     found = {"loss": loss, "accuracy": accuracy}
