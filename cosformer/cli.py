@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("cosformer.commands.train", "train a model on a task; again: continue"),
     "evaluate": ("cosformer.commands.evaluate", "judge a trained model on a split"),
     "generate": ("cosformer.commands.generate", "text from a trained language model"),
+    "study": ("cosformer.commands.study", "many mechanisms under one protocol, side by side"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
     "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),

@@ -21,7 +21,7 @@ from cosformer.training import (
 SOFTMAX = "softmax"
 """The entry that all others are compared with; it is always a finalist."""
 
-Stage = Literal["rates", "seeds", "long"]
+Stage = Literal["rates", "seeds", "long", "speed"]
 Fields = Mapping[str, Any]
 """Fields of `ModelConfig` that differ from the protocol's model."""
 
@@ -46,6 +46,8 @@ class Protocol:
     """Steps of a run."""
     longer: int = 5
     """By how much a run of the stage `long` is longer."""
+    timed: int = 200
+    """Steps of a run of the stage `speed`, which has the device for itself and is not judged."""
     warmup: int = 200
     """Steps over which the rate rises."""
     rates: tuple[float, ...] = (3e-3, 1e-3, 6e-3)
@@ -73,6 +75,7 @@ PROTOCOLS: dict[str, Protocol] = {
         batch=2,
         steps=6,
         longer=2,
+        timed=4,
         warmup=2,
         every=3,
         log_every=2,
@@ -177,6 +180,11 @@ class Trial:
         return f"{self.entry}-lr{self.rate:g}-seed{self.seed}-steps{self.steps}"
 
     @property
+    def is_timed(self) -> bool:
+        """Whether the speed of the run is asked for, and not what it has learnt."""
+        return self.steps == self.protocol.timed
+
+    @property
     def protocol(self) -> Protocol:
         return PROTOCOLS[self.scale]
 
@@ -239,8 +247,8 @@ def trials(
     if not chosen:
         raise ValueError(f"stage {stage} must come after rates, and no entry is done at all rates")
     rates = {entry: best[entry][1] for entry in chosen}
-    if stage == "long":
-        steps = p.steps * p.longer
+    if stage != "seeds":
+        steps = p.timed if stage == "speed" else p.steps * p.longer
         return [Trial(study, e, rate, p.seeds[0], steps, scale) for e, rate in rates.items()]
     return [
         Trial(study, entry, rate, seed, p.steps, scale)

@@ -1,0 +1,181 @@
+"""One run of a study, in a process of its own: it learns, is judged, and leaves its row."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer import records
+from cosformer.models import LanguageModel, parameter_count
+from cosformer.recipes import STUDIES, Protocol, Trial
+from cosformer.records import Row
+from cosformer.training import (
+    LOG,
+    Diverged,
+    Progress,
+    Trainer,
+    losses_by_position,
+    resolved,
+    write_json,
+)
+
+ROW = "row.json"
+"""The file, in the folder of a run that has ended, with its row."""
+DIVERGED = "diverged"
+"""The quantity of a run whose loss was not finite: its value is the step that was reached."""
+SPEED = "train_speed"
+"""The quantity of a run that was timed."""
+UNRECORDED = 3
+"""Exit code of a process whose steps could not be recorded as a CUDA graph."""
+FAR = 65_536
+"""Tokens after which the state of a stream is told, beside the length of the protocol."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A trial, and where and how it is run."""
+
+    trial: Trial
+    out: Path
+    """Folder of the run."""
+    data: str | None
+    """Folder of the text, or a file in its place."""
+    device: str
+    graph: bool
+    """Whether steps are recorded as CUDA graphs."""
+    threads: int
+    jobs: int
+    """Runs side by side, which share the speed of the device."""
+
+    @property
+    def printed(self) -> Path:
+        """The file with what the process prints, its errors too."""
+        return self.out.with_name(f"{self.out.name}.txt")
+
+
+def work(todo: Work, parent: int) -> None:
+    """Run a trial from where it stands to its end; the row of its result is then in its folder.
+
+    SIGTERM, or the end of the `parent` process, saves the run and ends it.
+    """
+    todo.printed.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(todo.printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the parent tells by SIGTERM
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    torch.set_num_threads(todo.threads)
+    try:
+        row = row_of(todo, parent)
+    except RuntimeError as error:
+        if todo.graph and "captur" in str(error):  # so PyTorch and CUDA tell of it
+            traceback.print_exc()
+            sys.exit(UNRECORDED)
+        raise
+    write_json(todo.out / ROW, dataclasses.asdict(row))
+
+
+def row_of(todo: Work, parent: int) -> Row:
+    """Run a trial to its end; judge it on the whole validation split, unless it is timed."""
+    trial = todo.trial
+    config = trial.config(todo.out, data=todo.data, device=todo.device, graph=todo.graph)
+    device = resolved(todo.device)
+    this = records.Run.begin(device=device, seed=trial.seed)
+    task = config.task.create(device)
+    trainer = Trainer(config, task)
+    try:
+        for event in trainer.events():
+            print(event, flush=True)
+            if isinstance(event, Progress) and os.getppid() != parent:
+                raise KeyboardInterrupt
+    except Diverged as error:
+        print(error, flush=True)
+        at = {**_described(todo), "reason": str(error)}
+        return this.row(DIVERGED, trainer.place.step, "steps", **at)
+    model = trainer.result.model
+    at = {**_described(todo), "parameters": parameter_count(model), **_learnt(todo)}
+    if trial.is_timed:
+        return this.row(SPEED, at["tokens_per_second"], "tokens/s", **at)
+    losses, labels = losses_by_position(
+        model, task, "valid", batch_size=trial.protocol.batch, precision=config.precision
+    )
+    at |= _by_position(losses, labels, trial.protocol)
+    if isinstance(model, LanguageModel):
+        lengths = (trial.protocol.length, FAR)
+        at["stream_bytes"] = {str(n): model.stream_memory(n) for n in lengths}
+    value = _bits(losses, labels)
+    assert value is not None
+    return this.row(STUDIES[trial.study].what, value, "bits", **at)
+
+
+def _described(todo: Work) -> dict[str, Any]:
+    """What the trial is, as a row's config has it."""
+    trial, p = todo.trial, todo.trial.protocol
+    return {
+        **dataclasses.asdict(trial),
+        "mechanism": trial.fields["mechanism"],
+        "model": _finite({**p.model, **trial.fields}),
+        "text": p.text if todo.data is None or Path(todo.data).is_dir() else "another",
+        "batch": p.batch,
+        "length": p.length,
+        "held_out": p.held_out,
+        "dtype": "bfloat16" if p.bfloat16 else "float32",
+        "graph": todo.graph,
+        "jobs": todo.jobs,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """The value with text in place of infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _bits(losses: Tensor, labels: Tensor) -> float | None:
+    """Bits a label; None where nothing is asked."""
+    count = float(labels.sum())
+    return float(losses.sum()) / count / math.log(2) if count else None
+
+
+def _by_position(losses: Tensor, labels: Tensor, p: Protocol) -> dict[str, Any]:
+    bins = zip(losses.split(p.bin), labels.split(p.bin), strict=True)
+    return {
+        "bin": p.bin,
+        "by_position": [_bits(*each) for each in bins],
+        "first": _bits(losses[: p.bin], labels[: p.bin]),
+        "last": _bits(losses[-2 * p.bin :], labels[-2 * p.bin :]),
+    }
+
+
+def _learnt(todo: Work) -> dict[str, Any]:
+    """Speed and curves, from the log of the run.
+
+    `curve`: step, mean loss in bits and seconds of training up to there, without evaluations;
+    `valid_curve`: step and loss in bits on validation.
+    """
+    lines = [json.loads(line) for line in (todo.out / LOG).read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    speeds = [line["tokens_per_second"] for line in steps]
+    p, seconds, before, curve = todo.trial.protocol, 0.0, 0, []
+    for line in steps:
+        tokens = (line["step"] - before) * p.batch * p.length
+        before, seconds = line["step"], seconds + tokens / line["tokens_per_second"]
+        curve.append([before, round(line["loss"] / math.log(2), 4), round(seconds, 2)])
+    judged = [line for line in lines if "metrics" in line]
+    return {
+        "tokens_per_second": statistics.median(speeds),
+        "train_seconds": seconds,
+        "curve": curve,
+        "valid_curve": [[j["step"], j["metrics"]["loss"] / math.log(2)] for j in judged],
+    }
