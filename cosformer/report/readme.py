@@ -32,6 +32,8 @@ OPTIONAL = {
     "generation-cpu",
     "data-cpu",
     "learning-cuda",
+    "study-lm",
+    "study-mlm",
 }
 """Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
 

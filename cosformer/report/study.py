@@ -1,0 +1,121 @@
+"""The table of a study: every entry at its best rate, beside softmax."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from cosformer.records import Row
+from cosformer.report.selection import origin, other_commits, rows_of
+from cosformer.report.training import mebibytes
+from cosformer.report.writing import MISSING, markdown
+
+UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per masked byte"}
+"""Quantity of a study's rows -> how a table calls it."""
+COMPARED = "softmax"
+"""The entry that others are compared with."""
+
+
+def study_table(rows: Sequence[Row]) -> str:
+    """A table for each number of steps, the best entry first; all rates and seeds are in it."""
+    judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
+    speeds = {row.config["entry"]: row for row in rows if row.what == "train_speed"}
+    unit = UNITS[judged[0].what]
+    parts = []
+    for steps in sorted({row.config["steps"] for row in judged}):
+        mine = [row for row in judged if row.config["steps"] == steps]
+        diverged = [r for r in rows if r.what == "diverged" and r.config["steps"] == steps]
+        parts.append(f"{steps:,} steps, {unit} on validation:\n\n{_table(mine, diverged, speeds)}")
+    return "\n\n".join([*parts, _explain(judged)])
+
+
+def _table(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> str:
+    rates = sorted({row.config["rate"] for row in (*judged, *diverged)})
+    best = {name: _at_best_rate(judged, name) for name in dict.fromkeys(map(_entry, judged))}
+    means = {name: statistics.fmean(row.value for row in each) for name, each in best.items()}
+    header = ["entry", *(f"rate {rate:g}" for rate in rates), "mean of seeds", "− softmax"]
+    header += ["first / last", "tokens/s", "state", "parameters"]
+    lines = []
+    for name in sorted(best, key=lambda name: means[name]):
+        row = best[name][0]
+        beyond = f"{means[name] - means[COMPARED]:+.3f}" if COMPARED in means else MISSING
+        lines.append(
+            [
+                name,
+                *_by_rate([*judged, *diverged], row, rates),
+                _spread(best[name]),
+                MISSING if name == COMPARED else beyond,
+                f"{_mean(best[name], 'first')} / {_mean(best[name], 'last')}",
+                _speed(row, speeds.get(name)),
+                _state(row),
+                f"{row.config['parameters'] / 1e6:.2f} M",
+            ]
+        )
+    lost = [name for name in dict.fromkeys(map(_entry, diverged)) if name not in best]
+    lines += [[name, *["diverged"] * len(rates), *[MISSING] * 6] for name in lost]
+    return markdown(header, lines)
+
+
+def _entry(row: Row) -> str:
+    return str(row.config["entry"])
+
+
+def _at_best_rate(judged: Sequence[Row], name: str) -> list[Row]:
+    """The rows of an entry at its best rate, by seed; all rates were tried with the first seed."""
+    mine = sorted((r for r in judged if _entry(r) == name), key=lambda r: r.config["seed"])
+    first = min(
+        (r for r in mine if r.config["seed"] == mine[0].config["seed"]), key=lambda r: r.value
+    )
+    return [row for row in mine if row.config["rate"] == first.config["rate"]]
+
+
+def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator[str]:
+    """What the first seed reached at each rate; the best is bold."""
+    for rate in rates:
+        at = {**best.config, "rate": rate}
+        names = ("entry", "rate", "seed")
+        found = [r for r in rows if all(r.config[name] == at[name] for name in names)]
+        if not found:
+            yield MISSING
+        elif found[0].what == "diverged":
+            yield "diverged"
+        else:
+            yield f"**{found[0].value:.3f}**" if found[0] is best else f"{found[0].value:.3f}"
+
+
+def _spread(rows: Sequence[Row]) -> str:
+    """The mean over seeds, their standard deviation and their number."""
+    values = [row.value for row in rows]
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f} ({len(values)})"
+
+
+def _mean(rows: Sequence[Row], name: str) -> str:
+    return f"{statistics.fmean(row.config[name] for row in rows):.3f}"
+
+
+def _speed(row: Row, alone: Row | None) -> str:
+    """Of a run that had the device for itself, or in parentheses of one beside others."""
+    if alone is not None:
+        return f"{alone.value:,.0f}"
+    speed = f"{row.config['tokens_per_second']:,.0f}"
+    return speed if row.config["jobs"] == 1 else f"({speed})"
+
+
+def _state(row: Row) -> str:
+    """What a stream remembers after as many tokens as a sequence of training has."""
+    found = row.config.get("stream_bytes", {}).get(str(row.config["length"]))
+    return MISSING if found is None else mebibytes(sum(found.values()))
+
+
+def _explain(judged: Sequence[Row]) -> str:
+    newest = max(judged, key=lambda row: row.date)
+    c = newest.config
+    setting = f"{c['text']}, {c['batch']} × {c['length']:,} tokens a step, {c['dtype']}"
+    first, last = c["bin"], 2 * c["bin"]
+    return (
+        "Rates: what the first seed reached. Mean of seeds: at the best rate, with their standard "
+        f"deviation and number. First / last: mean over the first {first} and the last {last} "
+        "positions of a sequence. Tokens/s: of training alone on the device, or in parentheses "
+        f"beside other runs. State: of a stream after {c['length']:,} tokens. "
+        f"{origin(newest, setting)}{other_commits(newest, judged)}."
+    )
