@@ -244,7 +244,7 @@ class Crew:
 
     def _start(self, todo: Work) -> None:
         process = multiprocessing.get_context(START).Process(
-            target=work, args=(todo, os.getpid()), name=todo.trial.name
+            target=work, args=(todo,), name=todo.trial.name
         )
         process.start()
         self.running.append(Running(todo, process))

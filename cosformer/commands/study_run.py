@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import multiprocessing
 import os
 import signal
 import statistics
@@ -63,10 +64,10 @@ class Work:
         return self.out.with_name(f"{self.out.name}.txt")
 
 
-def work(todo: Work, parent: int) -> None:
+def work(todo: Work) -> None:
     """Run a trial from where it stands to its end; the row of its result is then in its folder.
 
-    SIGTERM, or the end of the `parent` process, saves the run and ends it.
+    SIGTERM, or the end of the process that began this one, saves the run and ends it.
     """
     todo.printed.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(todo.printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -76,7 +77,7 @@ def work(todo: Work, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(todo.threads)
     try:
-        row = row_of(todo, parent)
+        row = row_of(todo)
     except RuntimeError as error:
         if todo.graph and "captur" in str(error):  # so PyTorch and CUDA tell of it
             traceback.print_exc()
@@ -85,7 +86,7 @@ def work(todo: Work, parent: int) -> None:
     write_json(todo.out / ROW, dataclasses.asdict(row))
 
 
-def row_of(todo: Work, parent: int) -> Row:
+def row_of(todo: Work) -> Row:
     """Run a trial to its end; judge it on the whole validation split, unless it is timed."""
     trial = todo.trial
     config = trial.config(todo.out, data=todo.data, device=todo.device, graph=todo.graph)
@@ -96,7 +97,7 @@ def row_of(todo: Work, parent: int) -> Row:
     try:
         for event in trainer.events():
             print(event, flush=True)
-            if isinstance(event, Progress) and os.getppid() != parent:
+            if isinstance(event, Progress) and not _is_asked_for():
                 raise KeyboardInterrupt
     except Diverged as error:
         print(error, flush=True)
@@ -116,6 +117,12 @@ def row_of(todo: Work, parent: int) -> Row:
     value = _bits(losses, labels)
     assert value is not None
     return this.row(STUDIES[trial.study].what, value, "bits", **at)
+
+
+def _is_asked_for() -> bool:
+    """Whether the process that began this one is still there to keep the row."""
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()
 
 
 def _described(todo: Work) -> dict[str, Any]:

@@ -1,0 +1,182 @@
+"""`cosformer study` at toy size: runs end as one row each, whatever stops them."""
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from multiprocessing import set_forkserver_preload
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cosformer import records
+from cosformer.commands import study
+from cosformer.commands.study_run import UNRECORDED, work
+from cosformer.recipes import PROTOCOLS
+from cosformer.training import read_json
+
+ONLY = ("softmax", "multiscale")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Two rates, and processes that need not import PyTorch each."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # it imports this package
+    set_forkserver_preload(["cosformer.commands.study_run", "torch._dynamo"])
+    monkeypatch.setattr(study, "START", "forkserver")
+    monkeypatch.setattr(study, "POLL", 0.01)
+    shorter(monkeypatch, rates=(3e-3, 1e-3))
+
+
+def shorter(monkeypatch, **changes):
+    monkeypatch.setitem(PROTOCOLS, "tiny", replace(PROTOCOLS["tiny"], **changes))
+
+
+def options(here, task="lm", **changes):
+    given = {"only": ONLY, "jobs": 2, "threads": 1, "device": "cpu", "scale": "tiny"}
+    given |= {"data": "my.txt", "out": here / "runs", "rows": here / "rows.jsonl"}
+    return study.Options(task, **(given | changes))
+
+
+def kept(here):
+    path = here / "rows.jsonl"
+    return records.read(path) if path.exists() else []
+
+
+def dies(todo):
+    """As by an illegal access on a GPU."""
+    if todo.trial.entry == "softmax":
+        os.kill(os.getpid(), signal.SIGKILL)
+    work(todo)
+
+
+def test_runs_end_as_one_row_each_and_a_second_call_runs_nothing(here, capsys):
+    assert study.run(options(here)) == 0
+    rows = kept(here)
+    assert sorted((row.config["entry"], row.config["rate"]) for row in rows) == [
+        ("multiscale", 1e-3), ("multiscale", 3e-3), ("softmax", 1e-3), ("softmax", 3e-3),
+    ]  # fmt: skip
+    for row in rows:
+        c = row.config
+        run = study.trial_of(row).name
+        judged = read_json(here / "runs" / run / "status.json")["metrics"]
+        assert (row.what, row.unit) == ("bits_per_byte", "bits")
+        assert row.value == pytest.approx(judged["bits_per_byte"], rel=1e-5)
+        assert len(c["by_position"]) == 4
+        assert (c["first"], c["steps"], c["seed"]) == (c["by_position"][0], 6, 0)
+        assert [point[0] for point in c["curve"]] == [2, 4, 6]
+        assert [point[0] for point in c["valid_curve"]] == [3, 6]
+        assert c["tokens_per_second"] > 0
+        assert set(c["stream_bytes"]["32"]) == {c["mechanism"]}
+    assert "4 of 4 runs are done, 0 have failed" in capsys.readouterr().out
+    (here / "rows.jsonl").write_bytes((here / "rows.jsonl").read_bytes()[:-9])  # a killed writer
+    with pytest.warns(UserWarning, match="unfinished"):
+        assert study.run(options(here)) == 0
+    assert [study.trial_of(row) for row in kept(here)] == [study.trial_of(row) for row in rows]
+    assert "4 runs, 4 done" in capsys.readouterr().out
+
+
+def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(
+    here, monkeypatch, capsys
+):
+    monkeypatch.setattr(study, "work", dies)
+    monkeypatch.setattr(study, "POLL", 0.01)
+    shorter(monkeypatch, rates=(3e-3,))
+    assert study.run(options(here)) == 1
+    assert [row.config["entry"] for row in kept(here)] == ["multiscale"]
+    assert "softmax-lr0.003-seed0-steps6 failed: exit code -9" in capsys.readouterr().err
+    monkeypatch.setattr(study, "work", work)
+    assert study.run(options(here)) == 0
+    assert sorted(row.config["entry"] for row in kept(here)) == sorted(ONLY)
+
+
+def test_an_interrupted_run_is_saved_and_goes_on(here, monkeypatch):
+    shorter(monkeypatch, rates=(3e-3,), steps=60)
+    log = here / "runs" / "softmax-lr0.003-seed0-steps60" / "log.jsonl"
+
+    def interrupt():
+        while not (log.exists() and log.read_bytes()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        study.run(options(here, only=("softmax",)))
+    assert kept(here) == []
+    step = read_json(log.parent / "status.json")["step"]
+    assert 0 < step < 60
+    assert study.run(options(here, only=("softmax",))) == 0
+    (row,) = kept(here)
+    assert [point[0] for point in row.config["curve"]] == list(range(2, 61, 2))
+    printed = log.parent.with_name(f"{log.parent.name}.txt").read_text()
+    assert f"from step {step} on" in printed
+
+
+def test_time_that_is_up_is_no_failure(here, capsys):
+    assert study.run(options(here, minutes=1e-6)) == 0
+    assert kept(here) == []
+    assert "0 of 4 runs are done, 0 have failed; the same command goes on" in capsys.readouterr().out
+
+
+def test_masked_bytes_and_speed_have_rows_of_their_own(here, monkeypatch):
+    shorter(monkeypatch, rates=(3e-3,))
+    only = {"only": ("multiscale-conv",)}
+    assert study.run(options(here, "mlm", **only)) == 0
+    assert study.run(options(here, "mlm", stage="speed", **only)) == 0
+    judged, timed = kept(here)
+    assert (judged.what, timed.what) == ("bits_per_masked_byte", "train_speed")
+    assert "stream_bytes" not in judged.config
+    assert timed.value == timed.config["tokens_per_second"]
+    assert timed.config["jobs"] == 1
+
+
+def test_steps_that_cannot_be_recorded_are_taken_one_by_one(here, monkeypatch, capsys):
+    monkeypatch.setattr(study, "resolved", lambda device: "cuda")
+    crew = study.Crew(options(here), [])
+    (trial, *_) = study.trials("lm", "rates", {}, only=ONLY, finalists=1, scale="tiny")
+    first = study.Crew(options(here), [trial]).waiting[0]
+    assert first.graph
+    ended = SimpleNamespace(join=lambda: None, exitcode=UNRECORDED)
+    crew.running = [study.Running(first, ended)]
+    crew._ended(crew.running[0])
+    assert not crew.failed
+    again = crew.waiting[0]
+    assert (again.graph, again.out.name) == (False, f"{trial.name}-one-by-one")
+    again.out.mkdir(parents=True)
+    assert study.Crew(options(here), [trial]).waiting == [again]  # so does the next call
+
+
+def test_a_run_that_diverged_is_a_row_and_is_not_run_again(here, monkeypatch):
+    shorter(monkeypatch, rates=(1e30,))
+    assert study.run(options(here, only=("softmax",))) == 0
+    (row,) = kept(here)
+    assert (row.what, row.unit) == ("diverged", "steps")
+    assert study.results(here / "rows.jsonl") == {study.trial_of(row): None}
+    assert study.run(options(here, only=("softmax",))) == 0
+    assert len(kept(here)) == 1
+
+
+def test_the_live_table_fits_the_terminal(here, tmp_path):
+    (trial, *_) = study.trials("lm", "rates", {}, only=ONLY, finalists=1, scale="tiny")
+    crew = study.Crew(options(here), [trial])
+    todo = crew.waiting[0]
+    crew.running = [study.Running(todo, SimpleNamespace()) for _ in range(40)]
+    todo.out.mkdir(parents=True)
+    line = {"step": 2, "steps": 6, "loss": 1.0, "tokens_per_second": 9e9, "seconds_left": 1.0}
+    (todo.out / "log.jsonl").write_text(json.dumps(line) + '\n{"metrics": {}}\n{"st')
+    shown = study.table(crew, 40, 24)
+    assert len(shown) <= 24
+    assert max(map(len, shown)) < 40
+    assert "1.443" in shown[1]  # bits
+
+
+def test_wrong_options_are_errors_that_name_them(here):
+    with pytest.raises(ValueError, match="only must be one of .*got 'softmx'"):
+        options(here, only=("softmx",))
+    with pytest.raises(ValueError, match="data must be a folder or a text file, got nowhere"):
+        options(here, data="nowhere")
+    with pytest.raises(ValueError, match="jobs must be"):
+        options(here, jobs=0)
