@@ -118,7 +118,9 @@ def test_an_interrupted_run_is_saved_and_goes_on(here, monkeypatch):
 def test_time_that_is_up_is_no_failure(here, capsys):
     assert study.run(options(here, minutes=1e-6)) == 0
     assert kept(here) == []
-    assert "0 of 4 runs are done, 0 have failed; the same command goes on" in capsys.readouterr().out
+    assert (
+        "0 of 4 runs are done, 0 have failed; the same command goes on" in capsys.readouterr().out
+    )
 
 
 def test_masked_bytes_and_speed_have_rows_of_their_own(here, monkeypatch):
@@ -180,3 +182,11 @@ def test_wrong_options_are_errors_that_name_them(here):
         options(here, data="nowhere")
     with pytest.raises(ValueError, match="jobs must be"):
         options(here, jobs=0)
+
+
+@pytest.mark.slow
+def test_processes_that_import_everything_themselves_do_the_same(here, monkeypatch):
+    monkeypatch.setattr(study, "START", "spawn")
+    shorter(monkeypatch, rates=(3e-3,))
+    assert study.run(options(here, only=("softmax",))) == 0
+    assert [row.config["entry"] for row in kept(here)] == ["softmax"]

@@ -112,6 +112,22 @@ def test_a_folder_has_its_own_splits_or_is_split_by_file_and_one_file_is_cut(tmp
 BROKEN = [{"kind": "cake"}, {}, *({"kind": "bpe", "pairs": [x]} for x in ([1], [1, 900]))]
 
 
+def test_the_last_bytes_of_one_file_can_be_held_out(tmp_path):
+    (tmp_path / "one.txt").write_bytes(STORY)
+    found = text.load(str(tmp_path / "one.txt"), held_out=100)
+    assert found["train"] + found["valid"] == STORY
+    assert found["valid"] == found["test"] == STORY[-100:]
+    for name in ("lm", "mlm"):
+        task = tasks.create(name, text=str(tmp_path / "one.txt"), held_out=65, length=32)
+        assert task.sizes["valid"] == 2
+    for wrong, message in [(0, "from 1 on"), (len(STORY), f"below the text's {len(STORY)} bytes")]:
+        with pytest.raises(ValueError, match=f"held_out must be .*{message}.*got {wrong}"):
+            text.load(str(tmp_path / "one.txt"), held_out=wrong)
+    for several in ("python", "wikitext2", str(tmp_path), "nowhere"):
+        with pytest.raises(ValueError, match="text must be one file where held_out is given, got"):
+            text.load(several, held_out=100)
+
+
 @pytest.mark.parametrize("plain", BROKEN)
 def test_a_broken_vocabulary_is_refused(plain):
     with pytest.raises(ValueError, match="vocabulary must be"):

@@ -13,7 +13,7 @@ import training_cases as cases
 from cosformer import training
 from cosformer.models import ModelConfig, create_model
 from cosformer.tasks import create
-from cosformer.training import evaluate, load, progress, train, trainer
+from cosformer.training import evaluate, load, losses_by_position, progress, train, trainer
 from cosformer.training.feed import described, feed
 from cosformer.training.learner import Learner
 from cosformer.training.optimiser import grouped
@@ -184,6 +184,23 @@ def test_an_evaluation_counts_every_label_once_and_a_part_is_spread_over_the_spl
     task.batch = lambda *a, step, **k: asked.append(step) or batch(*a, step=step, **k)
     evaluate(model, task, "valid", batch_size=50, batches=3)
     assert asked == [0, 2, 4]  # of 6
+
+
+def test_losses_by_position_are_those_of_single_positions_and_sum_to_the_loss():
+    task = create("copying", length=8, copied=2, vocabulary=4)
+    model = create_model(ModelConfig(vocabulary=task.facts.vocabulary, max_length=10)).double()
+    task.sizes = {"train": 1, "valid": 30, "test": 1}
+    losses, labels = losses_by_position(model, task, "valid", batch_size=7)
+    assert losses.shape == labels.shape == (task.facts.length,)
+    whole = evaluate(model, task, "valid", batch_size=30)["loss"]
+    assert float(losses.sum() / labels.sum()) == pytest.approx(whole, rel=1e-5)
+    batch = task.batch("valid", seed=0, rank=0, step=0, batch_size=30)
+    asked = batch["labels"]
+    logs = model(batch["tokens"], batch["mask"]).log_softmax(-1)
+    own = -logs.gather(-1, asked.clamp(min=0)[..., None])[..., 0] * (asked >= 0)
+    assert losses.tolist() == pytest.approx(own.sum(0).tolist(), rel=1e-5)
+    assert labels.tolist() == (asked >= 0).sum(0).tolist()
+    assert model.training
 
 
 @pytest.mark.parametrize(("name", "kind"), [("lm", "bpe"), ("mlm", "bytes")])

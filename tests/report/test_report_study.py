@@ -1,0 +1,82 @@
+"""The table of a study says what its rows say."""
+
+import pytest
+
+from cosformer.records import Run
+from cosformer.report.readme import renew
+from cosformer.report.tables import TABLES
+
+RUN = Run(
+    hardware={"device": "cuda", "name": "Test GPU"},
+    versions={"torch": "2.13.0"},
+    commit="0123456789ab",
+    seed=None,
+    date="2026-01-01T00:00:00+00:00",
+)
+
+
+def judged(entry, rate, value, *, seed=0, steps=1500, what="bits_per_byte", **changes):
+    at = {"entry": entry, "rate": rate, "seed": seed, "steps": steps, "study": "lm"}
+    at |= {"text": "enwik8", "batch": 32, "length": 1024, "dtype": "bfloat16", "bin": 128}
+    at |= {"first": value + 0.2, "last": value - 0.1, "tokens_per_second": 1e5, "jobs": 8}
+    at |= {"parameters": 4_805_632, "stream_bytes": {"1024": {"a": 2**20, "conv": 2**20}}}
+    return RUN.row(what, value, "bits", **(at | changes))
+
+
+ROWS = [
+    judged("softmax", 1e-3, 1.7),
+    judged("softmax", 3e-3, 1.6),
+    judged("multiscale", 1e-3, 1.8),
+    judged("multiscale", 3e-3, 1.5),
+    judged("multiscale", 3e-3, 1.7, seed=1),
+    judged("multiscale", 1e-3, 1.0, seed=1),  # not the best rate by the first seed
+    judged("cosformer", 1e-3, 2.9),
+    RUN.row("diverged", 70, "steps", entry="cosformer", rate=3e-3, seed=0, steps=1500),
+    judged("softmax", 3e-3, 1.4, steps=7500),
+    RUN.row("train_speed", 123_456.0, "tokens/s", entry="softmax", rate=3e-3, seed=0, steps=200),
+]
+
+
+def cells(table):
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
+    first, _ = TABLES["study"](ROWS).split("7,500 steps")
+    header, _, *lines = cells(first)
+    assert header[:5] == ["entry", "rate 0.001", "rate 0.003", "mean of seeds", "− softmax"]
+    both = ["1.800 / 1.500", "(100,000)", "2 MiB", "4.81 M"]
+    assert lines == [
+        ["multiscale", "1.800", "**1.500**", "1.600 ± 0.141 (2)", "+0.000", *both],
+        ["softmax", "1.700", "**1.600**", "1.600", "–", both[0], "123,456", *both[2:]],
+        ["cosformer", "**2.900**", "diverged", "2.900", "+1.300", "3.100 / 2.800", *both[1:]],
+    ]
+
+
+def test_longer_runs_have_a_table_of_their_own_and_the_line_below_says_whence():
+    *_, longer = TABLES["study"](ROWS).split("7,500 steps, bits per byte on validation:")
+    assert cells(longer)[2][:3] == ["softmax", "**1.400**", "1.400"]
+    for word in ("Test GPU", "enwik8", "32 × 1,024 tokens", "first 128", "last 256", "0123456789"):
+        assert word in longer
+
+
+def test_masked_bytes_have_no_stream_and_a_unit_of_their_own():
+    masked = {"what": "bits_per_masked_byte", "stream_bytes": {}}
+    table = TABLES["study"]([judged("multiscale", 1e-3, 3.0, **masked)])
+    assert "bits per masked byte" in table
+    assert cells(table)[2] == ["multiscale", "**3.000**", "3.000", "–", "3.200 / 2.900",
+                               "(100,000)", "–", "4.81 M"]  # fmt: skip
+
+
+def test_an_entry_that_always_diverged_is_shown():
+    lost = RUN.row("diverged", 70, "steps", entry="cosformer", rate=1e-3, seed=0, steps=1500)
+    *_, line = cells(TABLES["study"]([judged("softmax", 1e-3, 1.7), lost]))
+    assert line == ["cosformer", "diverged", *["–"] * 6]
+
+
+@pytest.mark.parametrize("name", ["study-lm", "study-mlm"])
+def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
+    page = f"<!-- rows:{name}/study -->\nold\n<!-- /rows -->\n"
+    assert renew(page, {}) == page.replace("old\n", "")
+    assert "| softmax |" in renew(page, {name: ROWS})
