@@ -176,7 +176,7 @@ def test_the_live_table_fits_the_terminal(here, tmp_path):
 
 
 def test_wrong_options_are_errors_that_name_them(here):
-    with pytest.raises(ValueError, match="only must be one of .*got 'softmx'"):
+    with pytest.raises(ValueError, match=r"only must be one of .*got 'softmx'"):
         options(here, only=("softmx",))
     with pytest.raises(ValueError, match="data must be a folder or a text file, got nowhere"):
         options(here, data="nowhere")

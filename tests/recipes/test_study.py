@@ -84,7 +84,7 @@ def test_a_rate_that_diverged_is_done_and_never_the_best():
 
 
 def test_an_unknown_entry_or_one_without_rates_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match="only must be one of softmax.*got 'softmx'"):
+    with pytest.raises(ValueError, match=r"only must be one of softmax.*got 'softmx'"):
         stage("rates", only=("softmx",))
     with pytest.raises(ValueError, match="all done, got multiscale: finish --stage rates first"):
         stage("seeds", done(softmax=1.9), only=("multiscale",))

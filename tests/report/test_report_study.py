@@ -28,7 +28,7 @@ ROWS = [
     judged("softmax", 3e-3, 1.6),
     judged("multiscale", 1e-3, 1.8),
     judged("multiscale", 3e-3, 1.5),
-    judged("multiscale", 3e-3, 1.7, seed=1),
+    judged("multiscale", 3e-3, 1.6, seed=1),
     judged("multiscale", 1e-3, 1.0, seed=1),  # not the best rate by the first seed
     judged("cosformer", 1e-3, 2.9),
     RUN.row("diverged", 70, "steps", entry="cosformer", rate=3e-3, seed=0, steps=1500),
@@ -46,12 +46,14 @@ def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
     first, _ = TABLES["study"](ROWS).split("7,500 steps")
     header, _, *lines = cells(first)
     assert header[:5] == ["entry", "rate 0.001", "rate 0.003", "mean of seeds", "− softmax"]
-    both = ["1.800 / 1.500", "(100,000)", "2 MiB", "4.81 M"]
+    rest = ["2 MiB", "4.81 M"]
     assert lines == [
-        ["multiscale", "1.800", "**1.500**", "1.600 ± 0.141 (2)", "+0.000", *both],
-        ["softmax", "1.700", "**1.600**", "1.600", "–", both[0], "123,456", *both[2:]],
-        ["cosformer", "**2.900**", "diverged", "2.900", "+1.300", "3.100 / 2.800", *both[1:]],
-    ]
+        ["multiscale", "1.800", "**1.500**", "1.550 ± 0.071 (2)", "-0.050", "1.750 / 1.450",
+         "(100,000)", *rest],
+        ["softmax", "1.700", "**1.600**", "1.600", "–", "1.800 / 1.500", "123,456", *rest],
+        ["cosformer", "**2.900**", "diverged", "2.900", "+1.300", "3.100 / 2.800", "(100,000)",
+         *rest],
+    ]  # fmt: skip
 
 
 def test_longer_runs_have_a_table_of_their_own_and_the_line_below_says_whence():
