@@ -26,7 +26,7 @@ POSITIONAL = "task"
 WORDS = {"only": {name for study in STUDIES.values() for name in study.entries}}
 ON_GPU, ON_CPU = 8, 1
 """Runs side by side by default."""
-START = "spawn"
+START: Literal["spawn", "forkserver"] = "spawn"
 """How processes are begun: CUDA does not survive a fork."""
 POLL = 0.2
 """Seconds from one look at the processes to the next."""

@@ -38,6 +38,8 @@ SPEED = "train_speed"
 """The quantity of a run that was timed."""
 UNRECORDED = 3
 """Exit code of a process whose steps could not be recorded as a CUDA graph."""
+INTERRUPTED = 143
+"""Exit code of a process that was asked to end."""
 FAR = 65_536
 """Tokens after which the state of a stream is told, beside the length of the protocol."""
 
@@ -70,7 +72,7 @@ def work(todo: Work) -> None:
     SIGTERM, or the end of the process that began this one, saves the run and ends it.
     """
     todo.printed.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(todo.printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(todo.printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(file, stream)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the parent tells by SIGTERM
@@ -78,6 +80,9 @@ def work(todo: Work) -> None:
     torch.set_num_threads(todo.threads)
     try:
         row = row_of(todo)
+    except KeyboardInterrupt:
+        print("interrupted, and saved", flush=True)
+        sys.exit(INTERRUPTED)
     except RuntimeError as error:
         if todo.graph and "captur" in str(error):  # so PyTorch and CUDA tell of it
             traceback.print_exc()
