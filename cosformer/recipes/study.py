@@ -107,7 +107,7 @@ LM: dict[str, Fields] = {
     "multiscale-qk-norm": {"mechanism": _MULTISCALE, "qk_norm": True},
     "multiscale-gate": {"mechanism": _MULTISCALE, "gate": True},
     "multiscale-conv": {"mechanism": _MULTISCALE, "conv": 4},
-    "multiscale-conv-qkv": {"mechanism": _MULTISCALE, "conv": 4, "conv_on": "qkv"},
+    "multiscale-conv-input": {"mechanism": _MULTISCALE, "conv": 4, "conv_on": "input"},
     "multiscale-conv-gate": {"mechanism": _MULTISCALE, "conv": 4, "gate": True},
     "multiscale-conv-norm-sigmoid": {
         "mechanism": _MULTISCALE, "conv": 4, "norm": True, "gate": "sigmoid",
@@ -137,6 +137,7 @@ MLM: dict[str, Fields] = {
     "cosformer": {"mechanism": "cosformer"},
     "cosformer-conv": {"mechanism": "cosformer", "conv": 5},
     "multiscale": {"mechanism": _MULTISCALE},
+    "multiscale-no-positions": {"mechanism": _MULTISCALE, "positions": "none"},
     "multiscale-conv": {"mechanism": _MULTISCALE, "conv": 5},
     "multiscale-conv-gate": {"mechanism": _MULTISCALE, "conv": 5, "gate": True},
     "multiscale-conv-learned": {
