@@ -10,6 +10,7 @@ from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.mechanisms import mechanism_figure
 from cosformer.report.selection import renamed
+from cosformer.report.study import study_figure
 from cosformer.report.tables import TABLES
 from cosformer.report.writing import write_whole
 
@@ -21,6 +22,8 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "time_vs_length_cuda.svg": ("ops-cuda", token_time_vs_length),
     "mechanisms.svg": ("mechanisms-cpu", mechanism_figure),
     "mechanisms_cuda.svg": ("mechanisms-cuda", mechanism_figure),
+    "study_lm.svg": ("study-lm", study_figure),
+    "study_mlm.svg": ("study-mlm", study_figure),
 }
 """File in docs/ -> the rows that it is drawn from, and the function that draws it."""
 OPTIONAL = {

@@ -1,9 +1,11 @@
-"""The table of a study: every entry at its best rate, beside softmax."""
+"""A study: a table of every entry at its best rate, beside softmax, and curves of the best."""
 
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from cosformer.records import Row
+from cosformer.report.figures import OTHER_COLOURS, figure_bytes
 from cosformer.report.selection import origin, other_commits, rows_of
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING, markdown
@@ -12,6 +14,8 @@ UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per mas
 """Quantity of a study's rows -> how a table calls it."""
 COMPARED = "softmax"
 """The entry that others are compared with."""
+DRAWN = 5
+"""Entries that curves are drawn of, the best ones; softmax is drawn always."""
 
 
 def study_table(rows: Sequence[Row]) -> str:
@@ -25,6 +29,43 @@ def study_table(rows: Sequence[Row]) -> str:
         diverged = [r for r in rows if r.what == "diverged" and r.config["steps"] == steps]
         parts.append(f"{steps:,} steps, {unit} on validation:\n\n{_table(mine, diverged, speeds)}")
     return "\n\n".join([*parts, _explain(judged)])
+
+
+def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
+    """Loss in training against tokens, and against seconds of the device for entries that were
+    timed alone: the best entries of the longest runs."""
+    judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
+    steps = max(row.config["steps"] for row in judged)
+    longest = [row for row in judged if row.config["steps"] == steps]
+    names = dict.fromkeys(map(_entry, longest))
+    best = sorted((_at_best_rate(longest, name)[0] for name in names), key=lambda row: row.value)
+    drawn = [row for n, row in enumerate(best) if n < DRAWN or _entry(row) == COMPARED]
+    speeds = {_entry(row): row.value for row in rows if row.what == "train_speed"}
+    scales: dict[str, dict[str, float]] = {"million tokens": {_entry(row): 1e6 for row in drawn}}
+    if any(_entry(row) in speeds for row in drawn):
+        scales["seconds of the device"] = speeds
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(1, len(scales), squeeze=False, sharey=True)[0]
+        for axis, (title, scale) in zip(axes, scales.items(), strict=True):
+            _draw_curves(axis, drawn, scale)
+            axis.set_xlabel(title)
+        axes[0].set_ylabel(f"{UNITS[judged[0].what]}, in training")
+        axes[0].legend(frameon=False, fontsize=8)
+
+    return figure_bytes(draw, (4.8 * len(scales), 3.4), file_format)
+
+
+def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> None:
+    """A curve of each entry; the number of tokens is divided by what `scale` has for it."""
+    for row, colour in zip(drawn, OTHER_COLOURS, strict=False):
+        name, c = _entry(row), row.config
+        if name in scale:
+            points = [(step * c["batch"] * c["length"], loss) for step, loss, _ in c["curve"]]
+            along = [tokens / scale[name] for tokens, _ in points]
+            axis.plot(along, [loss for _, loss in points], color=colour, label=name)
+    axis.grid(color="#e6e8eb", linewidth=0.8)
+    axis.set_axisbelow(True)
 
 
 def _table(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> str:

@@ -1,9 +1,12 @@
 """The table of a study says what its rows say."""
 
+import re
+
 import pytest
 
 from cosformer.records import Run
 from cosformer.report.readme import renew
+from cosformer.report.study import study_figure
 from cosformer.report.tables import TABLES
 
 RUN = Run(
@@ -19,6 +22,7 @@ def judged(entry, rate, value, *, seed=0, steps=1500, what="bits_per_byte", **ch
     at = {"entry": entry, "rate": rate, "seed": seed, "steps": steps, "study": "lm"}
     at |= {"text": "enwik8", "batch": 32, "length": 1024, "dtype": "bfloat16", "bin": 128}
     at |= {"first": value + 0.2, "last": value - 0.1, "tokens_per_second": 1e5, "jobs": 8}
+    at |= {"curve": [[50, value + 1, 3.0], [100, value, 6.0]]}
     at |= {"parameters": 4_805_632, "stream_bytes": {"1024": {"a": 2**20, "conv": 2**20}}}
     return RUN.row(what, value, "bits", **(at | changes))
 
@@ -69,6 +73,20 @@ def test_masked_bytes_have_no_stream_and_a_unit_of_their_own():
     assert "bits per masked byte" in table
     assert cells(table)[2] == ["multiscale", "**3.000**", "3.000", "–", "3.200 / 2.900",
                                "(100,000)", "–", "4.81 M"]  # fmt: skip
+
+
+def test_curves_are_of_the_best_entries_of_the_longest_runs_against_tokens_and_seconds():
+    many = [judged(f"entry-{n}", 3e-3, 1.0 + n / 10) for n in range(7)]
+    picture = study_figure([*many, *ROWS[:8], ROWS[-1]], "svg").decode()
+    drawn = re.findall("<!-- (.*?) -->", picture)  # words are outlines, beside what they say
+    assert [name for name in drawn if name.startswith("entry")] == [f"entry-{n}" for n in range(5)]
+    assert {"softmax", "million tokens", "seconds of the device"} <= set(drawn)
+    longest = re.findall("<!-- (.*?) -->", study_figure(ROWS, "svg").decode())
+    assert "softmax" in longest
+    assert "multiscale" not in longest
+    untimed = study_figure(many, "svg").decode()
+    assert "million tokens" in untimed
+    assert "seconds of the device" not in untimed
 
 
 def test_an_entry_that_always_diverged_is_shown():
