@@ -26,7 +26,7 @@ POSITIONAL = "task"
 WORDS = {"only": {name for study in STUDIES.values() for name in study.entries}}
 ON_GPU, ON_CPU = 8, 1
 """Runs side by side by default."""
-START: Literal["spawn", "forkserver"] = "spawn"
+PROCESSES = multiprocessing.get_context("spawn")
 """How processes are begun: CUDA does not survive a fork."""
 POLL = 0.2
 """Seconds from one look at the processes to the next."""
@@ -243,9 +243,7 @@ class Crew:
         )
 
     def _start(self, todo: Work) -> None:
-        process = multiprocessing.get_context(START).Process(
-            target=work, args=(todo,), name=todo.trial.name
-        )
+        process = PROCESSES.Process(target=work, args=(todo,), name=todo.trial.name)
         process.start()
         self.running.append(Running(todo, process))
 
