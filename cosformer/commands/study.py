@@ -18,12 +18,12 @@ from typing import Any, Literal
 from cosformer import records
 from cosformer.check import check_choice, check_positive, check_whole
 from cosformer.commands.study_run import DIVERGED, ROW, UNRECORDED, Work, work
-from cosformer.recipes import RUNS, STUDIES, Stage, Trial, trials
+from cosformer.recipes import RUNS, STUDIES, Scale, Stage, Trial, trials
 from cosformer.records import Row
 from cosformer.training import LOG, duration, read_json, resolved
 
 POSITIONAL = "task"
-WORDS = {"only": {name for study in STUDIES.values() for name in study.entries}}
+WORDS = {"only": [*dict.fromkeys(name for study in STUDIES.values() for name in study.entries)]}
 ON_GPU, ON_CPU = 8, 1
 """Runs side by side by default."""
 PROCESSES = multiprocessing.get_context("spawn")
@@ -71,7 +71,7 @@ class Options:
     """Folder of the runs; runs/study-TASK if not given."""
     rows: Path | None = None
     """File that rows are added to; results/study-TASK.jsonl if not given, and for --scale tiny
-    rows.jsonl in the folder of the runs."""
+    rows-tiny.jsonl in the folder of the runs."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
     threads: int | None = None
@@ -79,8 +79,9 @@ class Options:
     graph: bool = True
     """Whether steps on a GPU are recorded as CUDA graphs. A run whose steps cannot be is
     begun again without; its row says so."""
-    scale: Literal["full", "tiny"] = "full"
-    """tiny: a toy size on a text of yours (--data), to try the command out in seconds."""
+    scale: Scale = "full"
+    """Size of models and runs. 4k, 16k: sequences of 4,096 or 16,384 tokens; base: 12 layers of
+    768; tiny: a toy size on a text of yours (--data), to try the command out in seconds."""
 
     def __post_init__(self) -> None:
         for name in self.only:
@@ -95,14 +96,14 @@ class Options:
 
     @property
     def folder(self) -> Path:
-        return self.out or RUNS / f"study-{self.task}{'-tiny' if self.scale == 'tiny' else ''}"
+        return self.out or RUNS / f"study-{self.task}"
 
     @property
     def rows_file(self) -> Path:
         if self.rows is not None:
             return self.rows
         if self.scale == "tiny":
-            return self.folder / "rows.jsonl"
+            return self.folder / "rows-tiny.jsonl"
         return Path("results") / f"study-{self.task}.jsonl"
 
 

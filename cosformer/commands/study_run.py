@@ -138,6 +138,7 @@ def _described(todo: Work) -> dict[str, Any]:
         "mechanism": trial.fields["mechanism"],
         "model": _finite({**p.model, **trial.fields}),
         "text": p.text if todo.data is None or Path(todo.data).is_dir() else "another",
+        "preset": p.preset,
         "batch": p.batch,
         "length": p.length,
         "held_out": p.held_out,

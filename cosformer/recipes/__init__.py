@@ -6,6 +6,7 @@ from cosformer.recipes.study import (
     STUDIES,
     Done,
     Protocol,
+    Scale,
     Stage,
     Trial,
     trials,

@@ -22,6 +22,7 @@ SOFTMAX = "softmax"
 """The entry that all others are compared with; it is always a finalist."""
 
 Stage = Literal["rates", "seeds", "long", "speed"]
+Scale = Literal["full", "4k", "16k", "base", "tiny"]
 Fields = Mapping[str, Any]
 """Fields of `ModelConfig` that differ from the protocol's model."""
 
@@ -37,7 +38,7 @@ class Protocol:
     length: int = 1024
     """Tokens of a sequence."""
     preset: str = "small"
-    """Size of the model: 6 layers of 256 with 4 heads of 64."""
+    """Size of the model; small: 6 layers of 256 with 4 heads of 64."""
     model: Fields = field(default_factory=dict)
     """Fields of the model that differ from the preset."""
     batch: int = 32
@@ -67,6 +68,9 @@ class Protocol:
 
 PROTOCOLS: dict[str, Protocol] = {
     "full": Protocol(),
+    "4k": Protocol(length=4096, batch=8),
+    "16k": Protocol(length=16_384, batch=2),
+    "base": Protocol(preset="base", steps=6100, longer=2, rates=(1e-3, 3e-3), log_every=100),
     "tiny": Protocol(
         held_out=600,
         length=32,
@@ -83,7 +87,8 @@ PROTOCOLS: dict[str, Protocol] = {
         bfloat16=False,
     ),
 }
-"""Scale -> protocol; `tiny` tries the command out in seconds, and its numbers mean nothing."""
+"""Scale -> protocol. `4k` and `16k`: longer sequences, as many tokens a step. `base`: 12 layers of
+768, 200 million tokens. `tiny`: tries the command out in seconds, and its numbers mean nothing."""
 
 _MULTISCALE = "cosformer-multiscale"
 _GATED = "cosformer-gated"
@@ -178,7 +183,8 @@ class Trial:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        return f"{self.entry}-lr{self.rate:g}-seed{self.seed}-steps{self.steps}"
+        scale = "" if self.scale == "full" else f"-{self.scale}"
+        return f"{self.entry}-lr{self.rate:g}-seed{self.seed}-steps{self.steps}{scale}"
 
     @property
     def is_timed(self) -> bool:

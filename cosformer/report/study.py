@@ -19,28 +19,31 @@ DRAWN = 5
 
 
 def study_table(rows: Sequence[Row]) -> str:
-    """A table for each number of steps, the best entry first; all rates and seeds are in it."""
+    """A table for each size, the best entry first; all rates and seeds are in it."""
     judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
-    speeds = {row.config["entry"]: row for row in rows if row.what == "train_speed"}
     unit = UNITS[judged[0].what]
     parts = []
-    for steps in sorted({row.config["steps"] for row in judged}):
-        mine = [row for row in judged if row.config["steps"] == steps]
-        diverged = [r for r in rows if r.what == "diverged" and r.config["steps"] == steps]
-        parts.append(f"{steps:,} steps, {unit} on validation:\n\n{_table(mine, diverged, speeds)}")
+    for size in sorted(set(map(_size, judged))):
+        mine = [row for row in judged if _size(row) == size]
+        diverged = [row for row in rows if row.what == "diverged" and _size(row) == size]
+        alone = [r for r in rows if r.what == "train_speed" and _size(r)[:-1] == size[:-1]]
+        found = _table(mine, diverged, {_entry(row): row for row in alone})
+        parts.append(f"{_spell(mine[0])}, {unit} on validation:\n\n{found}")
     return "\n\n".join([*parts, _explain(judged)])
 
 
 def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Loss in training against tokens, and against seconds of the device for entries that were
-    timed alone: the best entries of the longest runs."""
+    timed alone: the best entries of the longest runs of the full protocol."""
     judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
-    steps = max(row.config["steps"] for row in judged)
-    longest = [row for row in judged if row.config["steps"] == steps]
+    full = [row for row in judged if row.config["scale"] == "full"] or judged
+    size = max(map(_size, full))
+    longest = [row for row in judged if _size(row) == size]
     names = dict.fromkeys(map(_entry, longest))
     best = sorted((_at_best_rate(longest, name)[0] for name in names), key=lambda row: row.value)
     drawn = [row for n, row in enumerate(best) if n < DRAWN or _entry(row) == COMPARED]
-    speeds = {_entry(row): row.value for row in rows if row.what == "train_speed"}
+    timed = [row for row in rows if row.what == "train_speed" and _size(row)[:-1] == size[:-1]]
+    speeds = {_entry(row): row.value for row in timed}
     scales: dict[str, dict[str, float]] = {"million tokens": {_entry(row): 1e6 for row in drawn}}
     if any(_entry(row) in speeds for row in drawn):
         scales["seconds of the device"] = speeds
@@ -93,6 +96,17 @@ def _table(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row
     lost = [name for name in dict.fromkeys(map(_entry, diverged)) if name not in best]
     lines += [[name, *["diverged"] * len(rates), *[MISSING] * 6] for name in lost]
     return markdown(header, lines)
+
+
+def _size(row: Row) -> tuple[int, str, int]:
+    """What runs must share to be compared; the number of steps is last."""
+    c = row.config
+    return c["length"], c["preset"], c["steps"]
+
+
+def _spell(row: Row) -> str:
+    c = row.config
+    return f"{c['steps']:,} steps of {c['batch']} × {c['length']:,} tokens, preset {c['preset']}"
 
 
 def _entry(row: Row) -> str:
@@ -151,12 +165,12 @@ def _state(row: Row) -> str:
 def _explain(judged: Sequence[Row]) -> str:
     newest = max(judged, key=lambda row: row.date)
     c = newest.config
-    setting = f"{c['text']}, {c['batch']} × {c['length']:,} tokens a step, {c['dtype']}"
+    setting = f"{c['text']}, {c['dtype']}"
     first, last = c["bin"], 2 * c["bin"]
     return (
         "Rates: what the first seed reached. Mean of seeds: at the best rate, with their standard "
         f"deviation and number. First / last: mean over the first {first} and the last {last} "
         "positions of a sequence. Tokens/s: of training alone on the device, or in parentheses "
-        f"beside other runs. State: of a stream after {c['length']:,} tokens. "
+        "beside other runs. State: of a stream after as many tokens as a sequence has. "
         f"{origin(newest, setting)}{other_commits(newest, judged)}."
     )

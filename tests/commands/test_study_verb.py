@@ -87,7 +87,7 @@ def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(
     shorter(monkeypatch, rates=(3e-3,))
     assert study.run(options(here)) == 1
     assert [row.config["entry"] for row in kept(here)] == ["multiscale"]
-    assert "softmax-lr0.003-seed0-steps6 failed: exit code -9" in capsys.readouterr().err
+    assert "softmax-lr0.003-seed0-steps6-tiny failed: exit code -9" in capsys.readouterr().err
     monkeypatch.setattr(study, "work", work)
     assert study.run(options(here)) == 0
     assert sorted(row.config["entry"] for row in kept(here)) == sorted(ONLY)
@@ -95,7 +95,7 @@ def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(
 
 def test_an_interrupted_run_is_saved_and_goes_on(here, monkeypatch):
     shorter(monkeypatch, rates=(3e-3,), steps=60)
-    log = here / "runs" / "softmax-lr0.003-seed0-steps60" / "log.jsonl"
+    log = here / "runs" / "softmax-lr0.003-seed0-steps60-tiny" / "log.jsonl"
 
     def interrupt():
         while not (log.exists() and log.read_bytes()):

@@ -18,9 +18,12 @@ RUN = Run(
 )
 
 
+SIZE = {"study": "lm", "scale": "full", "preset": "small", "batch": 32, "length": 1024}
+
+
 def judged(entry, rate, value, *, seed=0, steps=1500, what="bits_per_byte", **changes):
-    at = {"entry": entry, "rate": rate, "seed": seed, "steps": steps, "study": "lm"}
-    at |= {"text": "enwik8", "batch": 32, "length": 1024, "dtype": "bfloat16", "bin": 128}
+    at = {"entry": entry, "rate": rate, "seed": seed, "steps": steps, **SIZE}
+    at |= {"text": "enwik8", "dtype": "bfloat16", "bin": 128}
     at |= {"first": value + 0.2, "last": value - 0.1, "tokens_per_second": 1e5, "jobs": 8}
     at |= {"curve": [[50, value + 1, 3.0], [100, value, 6.0]]}
     at |= {"parameters": 4_805_632, "stream_bytes": {"1024": {"a": 2**20, "conv": 2**20}}}
@@ -35,9 +38,11 @@ ROWS = [
     judged("multiscale", 3e-3, 1.6, seed=1),
     judged("multiscale", 1e-3, 1.0, seed=1),  # not the best rate by the first seed
     judged("cosformer", 1e-3, 2.9),
-    RUN.row("diverged", 70, "steps", entry="cosformer", rate=3e-3, seed=0, steps=1500),
+    RUN.row("diverged", 70, "steps", entry="cosformer", rate=3e-3, seed=0, steps=1500, **SIZE),
     judged("softmax", 3e-3, 1.4, steps=7500),
-    RUN.row("train_speed", 123_456.0, "tokens/s", entry="softmax", rate=3e-3, seed=0, steps=200),
+    RUN.row(
+        "train_speed", 123_456.0, "tokens/s", entry="softmax", rate=3e-3, seed=0, steps=200, **SIZE
+    ),
 ]
 
 
@@ -61,10 +66,20 @@ def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
 
 
 def test_longer_runs_have_a_table_of_their_own_and_the_line_below_says_whence():
-    *_, longer = TABLES["study"](ROWS).split("7,500 steps, bits per byte on validation:")
+    *_, longer = TABLES["study"](ROWS).split(
+        "7,500 steps of 32 × 1,024 tokens, preset small, bits per"
+    )
     assert cells(longer)[2][:3] == ["softmax", "**1.400**", "1.400"]
-    for word in ("Test GPU", "enwik8", "32 × 1,024 tokens", "first 128", "last 256", "0123456789"):
+    for word in ("Test GPU", "enwik8", "first 128", "last 256", "0123456789"):
         assert word in longer
+
+
+def test_longer_sequences_have_a_table_and_speeds_of_their_own():
+    longer = judged("softmax", 3e-3, 1.3, scale="4k", length=4096, batch=8, stream_bytes={})
+    *_, last = TABLES["study"]([*ROWS, longer]).split("1,500 steps of 8 × 4,096 tokens")
+    assert cells(last)[2][:2] == ["softmax", "**1.300**"]
+    assert "(100,000)" in last
+    assert "123,456" not in last
 
 
 def test_masked_bytes_have_no_stream_and_a_unit_of_their_own():
@@ -90,7 +105,9 @@ def test_curves_are_of_the_best_entries_of_the_longest_runs_against_tokens_and_s
 
 
 def test_an_entry_that_always_diverged_is_shown():
-    lost = RUN.row("diverged", 70, "steps", entry="cosformer", rate=1e-3, seed=0, steps=1500)
+    lost = RUN.row(
+        "diverged", 70, "steps", entry="cosformer", rate=1e-3, seed=0, steps=1500, **SIZE
+    )
     *_, line = cells(TABLES["study"]([judged("softmax", 1e-3, 1.7), lost]))
     assert line == ["cosformer", "diverged", *["–"] * 6]
 
