@@ -17,6 +17,7 @@ from cosformer.ops.problem import LONGEST, Problem
 from cosformer.runtime import eager
 
 CALLS = 256
+MOST_KEPT = 1 << 21  # bytes of ψ and L for one call: what has longer ones takes longer than Python
 
 _calls: dict[Any, Prepared | None] = {}  # None for calls that are made up of more than one pass
 _lock = threading.Lock()
@@ -68,5 +69,8 @@ def _one_pass(q: Tensor, k: Tensor, v: Tensor, problem: Problem, impl: str) -> P
     given = given_for(q, k, v, problem, None, impl=chosen, keep_state=False)
     learned = given.decay is not None and given.decay.requires_grad
     if given.q is not q or given.k is not k or learned:
+        return None
+    kept = (given.decay, *given.constants)
+    if sum(x.nbytes for x in kept if x is not None) > MOST_KEPT:
         return None
     return Prepared(given.decay, given.constants, given.options)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from cosformer.check import check_choice
-from cosformer.ops.autograd import attend
+from cosformer.ops.autograd import attend, given_for
 from cosformer.ops.problem import Problem
 from cosformer.ops.reference import reference
 from cosformer.runtime import eager, full_precision, on_device_of
@@ -77,4 +77,4 @@ def compute(
 
             return in_pieces(compute, q, k, v, problem, impl)
         keep_state = keep_state or state is not None
-        return attend(q, k, v, problem, state, impl=chosen, keep_state=keep_state)
+        return attend(given_for(q, k, v, problem, state, impl=chosen, keep_state=keep_state))

@@ -28,7 +28,6 @@ WRITES = {"sweep": (4, 5, 11), "edges": (0, 2), "prepare": (3, 4)}
 Launch = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
 )
-Capturing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
 
 class Driver:
@@ -37,7 +36,7 @@ class Driver:
     def __init__(self):
         self.kernels, self.launches, self.codes = [], [], []
         self.captures, self.answers = 0, {}
-        self.launch, self.is_capturing = Launch(self._launch), Capturing(self._is_capturing)
+        self.launch = Launch(self._launch)
 
     def kernel(self, name, options, device):
         if (name, options) not in self.kernels:
@@ -63,10 +62,6 @@ class Driver:
             if pointers[n]:
                 answer = self.answers.get((name, n), bytes([n]) + digest[1:DIGEST])
                 ctypes.memmove(pointers[n], answer, len(answer))
-        return 0
-
-    def _is_capturing(self, stream, status):
-        status[0] = self.captures
         return 0
 
 
@@ -118,12 +113,6 @@ FAMILY = {
     "one decay": {"gamma": 0.9, **UNDIVIDED},
     "retention": {"gamma": [0.9, 0.99], "scale": 0.125, **UNDIVIDED},
     "scaled, both ways": {"normaliser": "none", "scale": 3.0},
-}
-GRADS = {
-    "expanded": lambda x: x[..., :1, :1].expand(x.shape),
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "not at 16 bytes": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
-    "of other rows": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
 }
 
 

@@ -96,6 +96,12 @@ def test_only_so_many_are_remembered(driver, monkeypatch):
     assert len(again._calls) == 3
 
 
+def test_tables_that_would_fill_the_memory_are_not_kept(driver, monkeypatch):
+    monkeypatch.setattr(again, "MOST_KEPT", 8 * 2 * 100 - 1)  # L of two heads
+    linear_attention(*qkv(), **FAMILY["retention"])
+    assert list(again._calls.values()) == [None]
+
+
 def test_second_derivatives_are_those_of_an_ordinary_call(driver, monkeypatch):
     inputs = leaves(20)
     exact = attention(*(x.double() for x in qkv(20)), causal=True, impl="chunked")

@@ -143,9 +143,9 @@ def test_an_explicit_choice_calls_that_code_and_no_other(impl, monkeypatch):
     calls = []
     attend, reference = dispatch.attend, dispatch.reference
 
-    def counted(*args, impl, **options):
-        calls.append(impl)
-        return attend(*args, impl=impl, **options)
+    def counted(given):
+        calls.append(given.options.impl)
+        return attend(given)
 
     monkeypatch.setattr(dispatch, "attend", counted)
     monkeypatch.setattr(

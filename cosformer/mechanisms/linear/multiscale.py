@@ -48,7 +48,12 @@ class DecayingCosformer(LinearMechanism):
 
     def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
         super().check_state(state, k, v)
-        ops.check_continues(state.sums, k, v, self.horizon, "cosine")
+        ops.check_continues(state.sums, k, v, self.horizon, "cosine", self.rates)
+
+    @property
+    def rates(self) -> ops.Rates | None:
+        """The decay that a state must have; None where every token has its own."""
+        return None
 
 
 class CosformerMultiscale(DecayingCosformer):
@@ -101,10 +106,6 @@ class CosformerMultiscale(DecayingCosformer):
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
         return {"theta": self.theta, "gamma": self.rates}
-
-    def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
-        super().check_state(state, k, v)
-        ops.check_continues(state.sums, k, v, None, None, self.rates)
 
     def _recurrence(self, k: Tensor, request: Request) -> ops.Recurrence:
         if self.logit is None:

@@ -31,22 +31,13 @@ from cosformer.runtime import (
 )
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    problem: Problem,
-    state: Tensor | None,
-    *,
-    impl: str,
-    keep_state: bool,
-) -> tuple[Tensor, Tensor | None]:
+def attend(given: Given) -> tuple[Tensor, Tensor | None]:
     """Output `[B, H, T, V]`, and the state `[B, H_kv, R, D, V(+1)]` after the keys.
 
-    A causal problem has query i at key i. The last state may be None unless `keep_state`.
+    A causal problem has query i at key i. The last state may be None unless it is to be kept.
     """
-    given = given_for(q, k, v, problem, state, impl=impl, keep_state=keep_state)
-    if given.decay is not None and not problem.causal and impl != "hopper":  # which has kernels
+    decays, options = given.decay is not None, given.options
+    if decays and not options.causal and options.impl != "hopper":  # which has kernels for it
         from cosformer.ops.autograd.both_ways import both_ways, goes_both_ways
 
         if goes_both_ways(given):
