@@ -7,12 +7,14 @@ from cosformer.models.decoder import LanguageModel
 from cosformer.models.encoder import Classifier, MaskedLanguageModel, PairClassifier
 from cosformer.models.generation import generate, generate_tokens
 from cosformer.models.presets import PARAMETERS, PRESETS
+from cosformer.models.recommended import RECOMMENDED, recommended
 from cosformer.models.sampling import Sampling, choose
 from cosformer.models.translation import EncoderDecoder
 
 __all__ = [  # what users call; the names that other rooms need are imported as themselves
     "PARAMETERS",
     "PRESETS",
+    "RECOMMENDED",
     "Classifier",
     "EncoderDecoder",
     "LanguageModel",
@@ -25,4 +27,5 @@ __all__ = [  # what users call; the names that other rooms need are imported as 
     "generate",
     "generate_tokens",
     "parameter_count",
+    "recommended",
 ]
