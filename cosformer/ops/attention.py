@@ -315,7 +315,9 @@ def _fading(
     if log_decay is not None:
         return decaying_by_token(problem, log_decay, q, k)
     rates = None if decay is None else log_rates(decay, q, k, "decay")
-    return problem if rates is None else decaying_evenly(problem, rates)
+    if decay is None or rates is None:
+        return problem
+    return decaying_evenly(problem, decay, rates)
 
 
 def _unknown(given: dict[str, Any]) -> TypeError:

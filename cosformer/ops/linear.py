@@ -298,4 +298,4 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | No
         scale=given.scale,
     )
     rates = log_rates(given.gamma, q, k)
-    return problem if rates is None else decaying_evenly(problem, rates)
+    return problem if rates is None else decaying_evenly(problem, given.gamma, rates)

@@ -63,7 +63,7 @@ def test_the_kernel_asks_for_every_option():
 UNDIVIDED = {"normaliser": "none", "impl": "hopper"}
 DECAY_STRIDES = slice(17, 19)  # in the tail of a sweep's parameters
 EVEN = slice(33, 34)
-GAMMA = torch.tensor([0.9, 0.99])
+GAMMA = (0.9, 0.99)
 
 
 @pytest.fixture
@@ -71,8 +71,10 @@ def launches(monkeypatch):
     return stub_driver.install(monkeypatch).launches
 
 
-def sweeps(launches):
-    return [options for name, options, *_ in launches if name == "sweep"]
+def sweeps(launches, *, strong=False):
+    """The options of sweeps, without the variant for strong decays unless it is asked for."""
+    every = [options for name, options, *_ in launches if name == "sweep"]
+    return [options for options in every if options.READ is False or options.STRONG == strong]
 
 
 def numbers(launches, kernel, form):
@@ -89,6 +91,23 @@ def test_every_sweep_of_a_decay_knows_of_it(launches):
     both_passes(gamma=GAMMA)
     assert [name for name, *_ in launches] == ["sweep"] * 4
     assert all(options.DECAY for options in sweeps(launches))
+
+
+@pytest.mark.parametrize(
+    ("decay", "known"),
+    [
+        ({"gamma": 0.5}, True),
+        ({"gamma": GAMMA}, True),
+        ({"gamma": (0.9, 0.4)}, False),
+        ({"gamma": torch.tensor(GAMMA)}, False),
+        ({"log_decay": torch.full((1, 2, 100), -0.1)}, False),
+    ],
+)
+def test_strong_decays_are_swept_for_unless_numbers_exclude_them(launches, decay, known):
+    both_passes(**decay)
+    mild, strong = sweeps(launches), sweeps(launches, strong=True)
+    assert len(mild) == 4
+    assert strong == ([] if known else [options._replace(STRONG=True) for options in mild])
 
 
 @pytest.mark.parametrize("length", [100, 6000])
@@ -145,10 +164,10 @@ def test_heads_and_sequences_that_share_a_decay_step_by_nothing(launches):
     about = {"causal": True, **UNDIVIDED}
     linear_attention(q, k, v, gamma=0.9, **about)
     linear_attention(q, k, v, gamma=GAMMA, **about)
-    linear_attention(q, k, v, log_decay=each, **about)
+    linear_attention(q, k, v, log_decay=each, **about)  # by two variants
     tails = numbers(launches, "sweep", hopper_plan.TAIL.format)
-    assert [tail[DECAY_STRIDES] for tail in tails] == [(0, 0), (0, 100), (200, 100)]
-    assert [tail[EVEN] for tail in tails] == [(1,), (1,), (0,)]
+    assert [tail[DECAY_STRIDES] for tail in tails] == [(0, 0), (0, 100), *[(200, 100)] * 2]
+    assert [tail[EVEN] for tail in tails] == [(1,), (1,), (0,), (0,)]
 
 
 def test_every_sweep_knows_the_scale(launches):
@@ -158,7 +177,7 @@ def test_every_sweep_knows_the_scale(launches):
         both_passes(6000, log_decay=gates, scale=scale)
         found = numbers(launches, "sweep", hopper_plan.TAIL.format)
         assert {tail[-1] for tail in found} == {scale}
-        assert len(found) == 6
+        assert len(found) == 2 + 2 * 4  # sums of segments, and every sweep for either strength
 
 
 def test_a_state_is_not_scaled_but_its_gradient_is(launches, monkeypatch):

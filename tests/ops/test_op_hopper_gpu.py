@@ -57,6 +57,21 @@ def test_a_decay_beside_the_cosine_and_every_way_to_cut(width, gated, causal, se
 
 
 @both_ways
+@pytest.mark.parametrize("per_token", [False, True])
+def test_mild_and_strong_decays_in_one_call(per_token, causal, segments):
+    inputs, gammas = draw(2, 4, 700, 64), torch.tensor([1e-30, 0.3, 0.45, 0.999])
+    gates = gammas.log()[:, None].repeat(2, 1, 700)
+    gates[:, 3, 200:230] = -40.0  # one chunk of a mild head
+    decay = {"log_decay": gates.cuda()} if per_token else {"decay": gammas.tolist()}
+
+    def call(*x, impl):
+        return attention(*x, causal=causal, horizon=1000, **decay, impl=impl)
+
+    exact = results(lambda *x: call(*x, impl="chunked"), [x.double() for x in inputs])
+    close(results(lambda *x: call(*x, impl="hopper"), list(inputs)), exact)
+
+
+@both_ways
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_heads_that_share_keys(kv_heads, gated, causal, segments):

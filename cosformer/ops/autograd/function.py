@@ -71,7 +71,7 @@ def given_for(
         feature_map = "identity"
     options = Options(
         problem.causal, feature_map, problem.rule, problem.eps, problem.scale, impl, keep_state,
-        even=problem.gates is None,
+        even=problem.gates is None, mild=problem.mild and problem.gates is None,
     )  # fmt: skip
     assert problem.query_basis is not None
     assert problem.key_basis is not None

@@ -118,7 +118,7 @@ def _room(given: Given) -> ModuleType:
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? state, Tensor? key_mask, \
 Tensor query_basis, Tensor key_basis, Tensor? sequence, Tensor? bounds"
 OPTIONS = "bool causal, str feature_map, str rule, float eps, float scale, str impl, \
-bool keep_state, bool even"
+bool keep_state, bool even, bool mild"
 GRADIENTS = "Tensor out, Tensor total, Tensor grad_out, Tensor? grad_last, bool[] asked"
 
 

@@ -1,6 +1,6 @@
 // The output of every row: the sum over pairs within its chunk, plus what the state before the chunk gives.
 //
-// Under a decay, what the state gives is multiplied by the reader's factors first, and pairs are added to that.
+// Under a strong decay, what the state gives is multiplied by the reader's factors first, and pairs are added to that.
 
 // Adds the pairs' weights times z to `sums`; `add` says whether these hold something yet. The last four sums are of
 // weights, if ONES; they take a product of their own, since the compiler finds no registers for both in one.
@@ -56,7 +56,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (DELTA == 1) scale[half] = load4(inverse + i, i < at.stop);
     }
 
-    // The last four sums are of weights, if ONES. Under a decay, `joined` is the sum over the state and the pairs.
+    // The last four sums are of weights, if ONES. Under a strong decay, `joined` is the sum over the state and the pairs.
     float sums[OUT_F], joined[32 + 4 * ONES];
     u32 weights[16];  // of pairs within the chunk
     const u32 fades = x_tile + FADE_AT;
@@ -80,7 +80,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       mma_commit();
       mma_wait<0>();
       hold(scores);
-      if (DECAY) weigh(scores, fades, row, lane, warp);
+      if (STRONG) weigh(scores, fades, row, lane, warp);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {  // 16 columns that lie before the warp's own rows, among them, or after them
         const u32 all = (REVERSE ? k > warp : k < warp) ? ~0u : 0u, own = k == warp ? diagonal : all;
@@ -95,24 +95,30 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
 
     wait(full + stage * 8, c / STAGES & 1);
     if (DECAY) {
-      const Fade upper(fades, row), lower(fades, row + 8);
       const float end = whole(fades);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Fade reader(fades, row + half * 8);
+        const float by = to_reader(reader.l, end);
+#pragma unroll
+        for (int r = 0; r < R; ++r) f[half][r] = R == 1 ? by : by * reader.psi[r];
+      }
+    }
+    if (STRONG) {
       read_state(0);
       mma_wait<0>();
       hold(sums);
       if (threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Fade& reader = half ? lower : upper;
-        const float by = to_reader(reader.l, end), f = R == 1 ? by : by * reader.psi[0], g = R == 1 ? 0.f : by * reader.psi[R - 1];
+        const float a = f[half][0], b = f[half][R - 1];
 #pragma unroll
         for (int i = half * 2; i < 32; i += 4)
 #pragma unroll
-          for (int j = i; j < i + 2; ++j)
-            joined[j] = R == 1 ? sums[j] * f : sums[j] * f + sums[j + R * 32 - 32] * g;
+          for (int j = i; j < i + 2; ++j) joined[j] = R == 1 ? sums[j] * a : sums[j] * a + sums[j + R * 32 - 32] * b;
         if (ONES) {
           const float* e = sums + OUT_F - 4 + half * 2;
-          joined[32 + half * 2 * ONES] = R == 1 ? (e[0] + e[1]) * f : e[0] * f + e[1] * g;
+          joined[32 + half * 2 * ONES] = R == 1 ? (e[0] + e[1]) * a : e[0] * a + e[1] * b;
           joined[33 * ONES + half * 2 * ONES] = 0.f;
         }
       }
@@ -132,18 +138,18 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (ADD) earlier[ADD ? i : 0] = load16<false>(out + at_row * p.outs[2] + piece, inside);
     }
     mma_wait<0>();
-    if (DECAY) hold(joined);
+    if (STRONG) hold(joined);
     else hold(sums);
     give_back(empty + stage * 8);
-    if (!DECAY && WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
+    if (!STRONG && WRITE && threadIdx.x % 32 == 0) arrive(state_empty + buffer * 8);
 
     float mine[2][R], before[2] = {1.f, 1.f};  // factors of the sums, and of what was stored earlier
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float factor = RULE == 0 ? p.scale : DELTA == 1 ? scale[half] : 1.f;
       if (ONES) {
-        const float* e = (DECAY ? joined + 32 * ONES : sums + OUT_F - 4) + half * 2;
-        float t = DECAY ? e[0] + e[1]
+        const float* e = (STRONG ? joined + 32 * ONES : sums + OUT_F - 4) + half * 2;
+        float t = STRONG ? e[0] + e[1]
                 : R == 1 ? (e[0] + e[1]) * f[half][0] : e[0] * f[half][0] + e[1] * f[half][R - 1];
         t += __shfl_xor_sync(~0u, t, 1);
         t += __shfl_xor_sync(~0u, t, 2);
@@ -155,7 +161,7 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
         if (ADD) before[half] = divisor(first, p.eps) * factor;
       }
 #pragma unroll
-      for (int r = 0; r < R; ++r) mine[half][r] = DECAY ? factor : f[half][r] * factor;
+      for (int r = 0; r < R; ++r) mine[half][r] = STRONG ? factor : f[half][r] * factor;
     }
     const u32 rows = stand + (thread / 32 * 16 + line % 16) * 16;
     __syncwarp();  // the previous chunk's output has left this memory
@@ -172,9 +178,9 @@ INLINE void give_out(const Params& p, const Place& at, int mine, u32 shared, u32
       if (DOTS) get_blocks(rows + (n + line / 16) * PITCH, beside);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float *s = (DECAY ? joined : sums) + n * 4 + i * 2, *g = mine[i & 1];
+        const float *s = (STRONG ? joined : sums) + n * 4 + i * 2, *g = mine[i & 1];
         float a = s[0] * g[0], b = s[1] * g[0];
-        if (R > 1 && !DECAY) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
+        if (R > 1 && !STRONG) a += s[32] * g[R - 1], b += s[33] * g[R - 1];
         if (DOTS) dots[i & 1] += a * low(beside[i]) + b * high(beside[i]);
         pair[i] = pack(a, b);
       }

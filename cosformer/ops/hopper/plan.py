@@ -75,9 +75,10 @@ class Plan:
         self._batch, self._heads = q.shape[:2]
         states = about.query_basis.shape[3]
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
-        self._launches: dict[Any, Launch] = {}
+        self._launches: dict[Any, Any] = {}
         self.packed = about.bounds is not None
         self._even = options.even
+        self._may_be_strong = given.decay is not None and not options.mild
         self.shifted = options.causal or given.decay is not None  # segments begin with states
         sizes = (q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule)
         kind = functools.partial(
@@ -117,7 +118,13 @@ class Plan:
             else:
                 found += [roles.gather, roles.read]
                 found += [roles.dq_read, roles.dk_gather, roles.dk_read, roles.dv_read] * learns
-        return found
+        return [variant for each in found for variant in self._variants(each)]
+
+    def _variants(self, options: Sweep | Around) -> list[Any]:
+        """The variant for segments with a mild decay, and the one for others where they may be."""
+        if isinstance(options, Sweep) and options.READ and self._may_be_strong:
+            return [options, options._replace(STRONG=True)]
+        return [options]
 
     @property
     def is_cut(self) -> bool:
@@ -149,8 +156,9 @@ class Plan:
         and after each segment. `before` is the total of a sweep that this one adds to. The first
         `skipped` segments are left out.
         """
-        launch = self._launches.get((options, cut, skipped))
-        if launch is None:
+        inverse, delta = common.by_row or (before, None)
+        launches = self._launches.get((options, cut, skipped))
+        if launches is None:
             contracted, columns, length = x.shape[3], z.shape[3], x.shape[2]
             blocks = 1 if options.PAIRED else _blocks(z)
             tail = TAIL.pack(
@@ -162,14 +170,17 @@ class Plan:
                 self.eps, self.scale,
             )  # fmt: skip
             grid = (self._batch * self._heads * cut.segments * blocks, 1)
-            it = kernel("sweep", options, self.device)
-            launch = Launch(it, grid, THREADS, self.device, POINTERS, tail)
-            self._launches[options, cut, skipped] = launch
-        inverse, delta = common.by_row or (before, None)
-        launch(
-            x, y, z, gate, out, total, inverse, delta, basis, common.decay, first, last,
-            common.mask, common.bounds,
-        )  # fmt: skip
+            launches = [
+                Launch(it, grid, THREADS, self.device, POINTERS, tail)
+                for each in self._variants(options)
+                for it in [kernel("sweep", each, self.device)]
+            ]
+            self._launches[options, cut, skipped] = launches
+        for launch in launches:
+            launch(
+                x, y, z, gate, out, total, inverse, delta, basis, common.decay, first, last,
+                common.mask, common.bounds,
+            )  # fmt: skip
 
     def gather(
         self, options: Sweep, y: Tensor, z: Tensor, basis: Tensor, cut: Cut, common: Common,

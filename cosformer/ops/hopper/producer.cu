@@ -101,9 +101,9 @@ struct Producer {
 #pragma unroll
       for (int i = 0; i < N; ++i) l[i] = rate * (ALL ? zs.row(i) + 1 : min(zs.row(i) + 1, last));
       l_end = rate * last;
-    } else {  // a packed sequence has no state before it, and L counts from its own start
+    } else {
       const double* here = decay + begin;
-      const double before = PACKED && begin == at.start ? here[0] : begin ? here[-1] : 0.;
+      const double before = before_chunk(decay, at, begin);
 #pragma unroll
       for (int i = 0; i < N; ++i) l[i] = (float)(here[ALL ? zs.row(i) : min(zs.row(i), last - 1)] - before) * LOG_E;
       l_end = (float)(here[last - 1] - before) * LOG_E;

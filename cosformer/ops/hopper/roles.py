@@ -26,6 +26,7 @@ class Sweep(NamedTuple):
     MASKED: int = 0
     PAIRED: bool = False
     DECAY: bool = False
+    STRONG: bool = False
     DOTS: bool = False
     STRICT: bool = False
     ADD: bool = False
@@ -89,8 +90,10 @@ def roles_of(
     by_values: dict[str, Any] = {"WRITE": False, "Y_MAP": 0, "PAIRED": value_width > 64}
     by_keys: dict[str, Any] = {"WRITE": False, "Z_MAP": 0, "PAIRED": width > 64}
     return Roles(
-        forward, forward._replace(READ=False, X_MAP=0), forward._replace(**by_values),
+        forward, forward._replace(READ=False, X_MAP=0, STRONG=decays),
+        forward._replace(**by_values),
         dq, dq._replace(**by_keys),
-        dk, dk._replace(READ=False, GATE=0, MASKED=0, DOTS=False), dk._replace(**by_keys),
+        dk, dk._replace(READ=False, GATE=0, MASKED=0, DOTS=False, STRONG=decays),
+        dk._replace(**by_keys),
         dv, dv._replace(**by_values),
     )  # fmt: skip

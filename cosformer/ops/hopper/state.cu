@@ -160,7 +160,8 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
     const u32 y_tile = shared + stage * STAGE_BYTES + X_BYTES, z_tile = y_tile + Y_BYTES + STATE_Z * PITCH;
     const Operand a((TURNED ? z_tile : y_tile) + mine * 8 * PITCH, 128), b(TURNED ? y_tile : z_tile, 128);
     wait(full + stage * 8, c / STAGES & 1);
-    if (DECAY) state.multiply(exp2_of(whole(shared + stage * STAGE_BYTES + FADE_AT)));
+    const float fades = DECAY ? exp2_of(whole(shared + stage * STAGE_BYTES + FADE_AT)) : 1.f;
+    if (DECAY && STRONG) state.multiply(fades);
     mma_fence();
 #pragma unroll
     for (int m = 0; m < state.TILES; ++m)
@@ -172,6 +173,7 @@ INLINE void keep_state(const Params& p, const Place& at, int mine, u32 shared, u
     mma_wait<0>();
     state.hold_all();
     give_back(empty + stage * 8);
+    if (DECAY && !STRONG) state.multiply(fades);
     if (READ && c + 1 < at.chunks) {
       if (LATE) state.round();
       else publish(c + 1);

@@ -20,12 +20,15 @@
 // bfloat16 and the rounding error.
 //
 // A decay (DECAY) multiplies the weight of a pair by exp(L_i − L_j), j ≤ i, where L is the sum of the logarithms of
-// the decay. Every exponent is at most 0, however strong the decay, because L counts from just before the chunk,
-// l = (L − L_before) log₂ e (the hardware's exponential is to base 2), and
+// the decay. L counts from just before the chunk: l = (L − L_before) log₂ e, since the hardware's exponential is to
+// base 2; l_end belongs to the last row of the chunk. Where it is near enough to 0 in every chunk of a segment,
+// - a writer's f_r(j) is ψ_r(j) 2^(−l_j), a reader's f_r(i) is ψ_r(i) 2^(l_i), and neither is too large or too small;
+// - the state is multiplied by 2^l_end after a chunk is added to it.
+// So all else is as without a decay. Segments with a stronger decay are left to the variant with STRONG, all of whose
+// exponents are at most 0:
 // - pairs within a chunk are weighed one by one, by 2^(l_i − l_j) Σ_r ψ_r(i) ψ_r(j), so they need z as it is;
-// - for the state, ψ_r z is multiplied by 2^(l_end − l_j), where l_end belongs to the last row of the chunk; a tile
-//   then holds [z | ψ_0 z 2^(l_end − l) | ψ_1 z 2^(l_end − l)];
-// - a reader multiplies what the state gives by 2^l_i;
+// - for the state, ψ_r z is multiplied by 2^(l_end − l_j); a tile then holds [z | ψ_0 z 2^(l_end − l) | ψ_1 z …];
+// - a reader multiplies what the state gives by 2^l_i, and adds the pairs to that;
 // - the state is multiplied by 2^l_end before a chunk is added to it.
 // In reverse, readers and writers change places. Without causality a decay takes two sweeps, one in each direction;
 // the second (STRICT, ADD) leaves out pairs of a row with itself, and adds to what the first has stored.
@@ -45,7 +48,7 @@
 // - RULE: how the denominator D is made of the total: 0 no division, 1 clamp, 2 add, 3 signed.
 // - DELTA: who has δ: 0 nobody, 1 the reader, 2 the writer. SCALED: the writer's rows are divided by D.
 // - MASKED: whose rows `mask` may hide: 0 nobody's, 1 the writer's, 2 the reader's.
-// - PAIRED, DECAY, STRICT, ADD: above. DOTS: also store φ(gate)·out of every row, for the gradient of the decay.
+// - PAIRED, DECAY, STRONG, STRICT, ADD: above. DOTS: also store φ(gate)·out of every row, for the gradient of the decay.
 // - PACKED: sequences lie end to end, and each is a segment of its own.
 
 typedef unsigned int u32;
@@ -77,9 +80,9 @@ constexpr bool CAUSAL = READ && WRITE;
 constexpr bool ONES = RULE != 0 && !TURNED && !SCALED;
 constexpr bool AUGMENTED = DELTA != 0, GATED = GATE || DOTS;
 constexpr int XB = KW / 8 + 2 * AUGMENTED;  // column blocks of x and of y
-// Columns of a tile of z: under a decay z itself and a column of ones, for pairs; then R copies of z for the state,
-// and what sums their weights.
-constexpr bool OWN = DECAY && READ;
+// Columns of a tile of z: under a strong decay z itself and a column of ones, for pairs; then R copies of z, and what
+// sums their weights.
+constexpr bool OWN = STRONG && READ;
 constexpr int STATE_Z = OWN ? 8 + ONES : 0, ZB = STATE_Z + R * 8 + ONES;  // column blocks
 constexpr int OUT_N = R * 64 + ONES * 8, OUT_F = OUT_N / 2;  // columns of the output, and a thread's accumulators
 constexpr int STATE_N = TURNED ? KW + 8 * AUGMENTED : (R * 8 + ONES) * 8, STATE_F = STATE_N / 2;
@@ -181,7 +184,9 @@ struct Fade {
   }
 };
 INLINE float whole(u32 rows) { return get4(rows + (CHUNK - 1) * FADE_BYTES); }  // l of the chunk's last row
-INLINE float from_writer(float l, float end) { return exp2_of(REVERSE ? l : end - l); }
+INLINE float from_writer(float l, float end) {
+  return exp2_of(STRONG ? REVERSE ? l : end - l : REVERSE ? l - end : -l);
+}
 INLINE float to_reader(float l, float end) { return exp2_of(REVERSE ? end - l : l); }
 // Multiplies the scores of 16 rows of a warp, distributed over threads as wgmma leaves them. Pairs that causality hides
 // may become anything, and whole blocks of them stay as they are.
@@ -199,6 +204,23 @@ INLINE void weigh(float (&scores)[32], u32 rows, int row, int lane, int warp) {
   }
 }
 
+// L just before a chunk. A packed sequence has no state before it, and L counts from its own start.
+INLINE double before_chunk(const double* decay, const Place& at, int begin) {
+  return PACKED && begin == at.start ? decay[begin] : begin ? decay[begin - 1] : 0.;
+}
+// Whether a decay of the segment is too strong for factors of single rows. All threads ask together.
+constexpr double STRONG_END = -55.;  // exp(-55) is 2^-79; half of the weight lost at each of 64 rows is not strong
+INLINE bool is_strong(const Params& p, const Place& at) {
+  const double* decay = p.decay + at.b * p.decay_s[0] + at.h * p.decay_s[1];
+  if (p.even) return !(decay[0] * CHUNK >= STRONG_END);
+  bool strong = false;
+  for (int c = threadIdx.x; c < at.chunks; c += blockDim.x) {
+    const int begin = at.start + c * CHUNK, last = min(begin + CHUNK, at.stop) - 1;
+    strong |= !(decay[last] - before_chunk(decay, at, begin) >= STRONG_END);
+  }
+  return __syncthreads_or(strong);
+}
+
 #include "producer.cu"
 #include "state.cu"
 #include "output.cu"
@@ -208,6 +230,8 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
   const u32 shared = shared_address(memory);
   const u32 full = shared + BARRIERS_AT, empty = full + STAGES * 8;
   const u32 state_full = empty + STAGES * 8, state_empty = state_full + 16;
+  const Place at(p, (int*)(memory + BARRIERS_AT + 15 * 8));
+  if (DECAY && READ && is_strong(p, at) != STRONG) return;  // the other variant serves this segment
   if (AUGMENTED) {  // the last column block of x and y is zero for good
     for (int i = threadIdx.x; i < STAGES * CHUNK; i += blockDim.x) {
       const u32 tile = shared + i / CHUNK * STAGE_BYTES + (XB - 1) * PITCH + i % CHUNK * 16;
@@ -237,7 +261,6 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const Place at(p, (int*)(memory + BARRIERS_AT + 15 * 8));
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so the compiler knows that a warp agrees
   if (group < LOADERS) {
     registers<LOADER_REGISTERS>();

@@ -33,6 +33,7 @@ class Options(NamedTuple):
     impl: str
     keep_state: bool  # whether anybody asks for the last state
     even: bool = False  # whether all tokens of a head decay alike
+    mild: bool = False  # whether every decay is known to be at least ½ a token
 
 
 class Given(NamedTuple):

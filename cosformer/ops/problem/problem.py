@@ -29,6 +29,7 @@ class Problem(NamedTuple):
     scale: float = 1.0  # of the output, where nothing is divided
     query_decay: Tensor | None = None  # L at the queries [1, h, T]; float64
     key_decay: Tensor | None = None  # L at the keys [1, h, S]
+    mild: bool = False  # whether the decay per head is known to be at least ½
     gates: Tensor | None = None  # logarithms of a decay per token [B, h, T]; query i is at key i
     key_mask: Tensor | None = None  # [B, S], True = real
     sequence: Tensor | None = None  # [T], which packed sequence a token belongs to

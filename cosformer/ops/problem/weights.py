@@ -175,8 +175,11 @@ def log_rates(rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma") ->
     return None if is_one(rates) else per_head.log()[None]
 
 
-def decaying_evenly(problem: Problem, log_decay: Tensor) -> Problem:
-    """The problem with a decay that is the same for all tokens, `[1, h, 1]` in float64."""
+def decaying_evenly(problem: Problem, rates: Rates, log_decay: Tensor) -> Problem:
+    """The problem with a decay that is the same for all tokens; `[1, h, 1]` in float64."""
+    if not isinstance(rates, Tensor):
+        least = min(rates) if isinstance(rates, Sequence) else rates
+        problem = problem._replace(mild=least >= 0.5)
     if problem.is_aligned:
         total = log_decay.expand(-1, -1, problem.key_position.shape[1]).cumsum(-1)
         return problem._replace(query_decay=total, key_decay=total)
