@@ -51,7 +51,7 @@ class Protocol:
     """Steps of a run of the stage `speed`, which has the device for itself and is not judged."""
     warmup: int = 200
     """Steps over which the rate rises."""
-    rates: tuple[float, ...] = (3e-3, 1e-3, 6e-3)
+    rates: tuple[float, ...] = (3e-3, 6e-3, 1e-3)
     """Highest learning rates, the most promising first."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the finalists; every rate is tried with the first."""
@@ -93,6 +93,7 @@ PROTOCOLS: dict[str, Protocol] = {
 _MULTISCALE = "cosformer-multiscale"
 _GATED = "cosformer-gated"
 _WINDOW = {"local": {"window": 126}}  # a causal window of 64 tokens: half of it, and the own one
+_NORM_SIGMOID = {"norm": True, "gate": "sigmoid"}
 _LOWER_HALF = f"local*3 {_MULTISCALE}*3"
 _FOURTH = f"{_MULTISCALE}*3 softmax {_MULTISCALE}*2"
 
@@ -115,11 +116,32 @@ LM: dict[str, Fields] = {
     "multiscale-conv-input": {"mechanism": _MULTISCALE, "conv": 4, "conv_on": "input"},
     "multiscale-conv-gate": {"mechanism": _MULTISCALE, "conv": 4, "gate": True},
     "multiscale-conv-norm-sigmoid": {
-        "mechanism": _MULTISCALE, "conv": 4, "norm": True, "gate": "sigmoid",
+        "mechanism": _MULTISCALE, "conv": 4, **_NORM_SIGMOID,
     },
     "multiscale-conv-wide": {"mechanism": _MULTISCALE, "conv": 4, "value_dim": 128},
+    "multiscale-norm-sigmoid": {"mechanism": _MULTISCALE, **_NORM_SIGMOID},
+    "multiscale-learned-norm-sigmoid": {
+        "mechanism": _MULTISCALE, "options": {"learned": True}, **_NORM_SIGMOID,
+    },
+    "multiscale-both-signs": {"mechanism": _MULTISCALE, "options": {"both_signs": True}},
+    "gated": {"mechanism": _GATED},
+    "gated-gate": {"mechanism": _GATED, "gate": True},
+    "gated-norm-sigmoid": {"mechanism": _GATED, **_NORM_SIGMOID},
+    "gated-norm-sigmoid-qk-norm": {"mechanism": _GATED, "qk_norm": True, **_NORM_SIGMOID},
+    "gated-norm-sigmoid-both-signs": {
+        "mechanism": _GATED, "options": {"both_signs": True}, **_NORM_SIGMOID,
+    },
+    "gated-norm-sigmoid-8-heads-of-64": {
+        "mechanism": _GATED, "heads": 8, "head_dim": 64, **_NORM_SIGMOID,
+    },
     "gated-conv": {"mechanism": _GATED, "conv": 4},
     "gated-conv-gate": {"mechanism": _GATED, "conv": 4, "gate": True},
+    "local-gated-turns-norm-sigmoid": {
+        "mechanism": f"local {_GATED}", "options": _WINDOW, **_NORM_SIGMOID,
+    },
+    "hybrid-6-gated-norm-sigmoid": {
+        "mechanism": f"{_GATED}*3 softmax {_GATED}*2", **_NORM_SIGMOID,
+    },
     "local-multiscale": {"mechanism": _LOWER_HALF, "options": _WINDOW},
     "local-multiscale-conv-gate": {
         "mechanism": _LOWER_HALF, "options": _WINDOW, "conv": 4, "gate": True,
