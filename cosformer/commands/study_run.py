@@ -9,22 +9,26 @@ import signal
 import statistics
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosformer import records
 from cosformer.models import LanguageModel, parameter_count
-from cosformer.recipes import STUDIES, Protocol, Trial
+from cosformer.recipes import STUDIES, ProbeProtocol, TextProtocol, Trial
 from cosformer.records import Row
+from cosformer.tasks import LanguageTask, Task
 from cosformer.training import (
     LOG,
     Diverged,
     Progress,
+    Result,
+    RunConfig,
     Trainer,
+    evaluate,
     losses_by_position,
     resolved,
     write_json,
@@ -40,7 +44,7 @@ UNRECORDED = 3
 """Exit code of a process whose steps could not be recorded as a CUDA graph."""
 INTERRUPTED = 143
 """Exit code of a process that was asked to end."""
-FAR = 65_536
+REMEMBERED = 65_536
 """Tokens after which the state of a stream is told, beside the length of the protocol."""
 
 
@@ -92,7 +96,7 @@ def work(todo: Work) -> None:
 
 
 def row_of(todo: Work) -> Row:
-    """Run a trial to its end; judge it on the whole validation split, unless it is timed."""
+    """Run a trial to its end; judge what it has learnt, unless it is timed."""
     trial = todo.trial
     config = trial.config(todo.out, data=todo.data, device=todo.device, graph=todo.graph)
     device = resolved(todo.device)
@@ -112,16 +116,16 @@ def row_of(todo: Work) -> Row:
     at = {**_described(todo), "parameters": parameter_count(model), **_learnt(todo)}
     if trial.is_timed:
         return this.row(SPEED, at["tokens_per_second"], "tokens/s", **at)
-    losses, labels = losses_by_position(
-        model, task, "valid", batch_size=trial.protocol.batch, precision=config.precision
-    )
-    at |= _by_position(losses, labels, trial.protocol)
     if isinstance(model, LanguageModel):
-        lengths = (trial.protocol.length, FAR)
+        lengths = (trial.protocol.length, REMEMBERED)
         at["stream_bytes"] = {str(n): model.stream_memory(n) for n in lengths}
-    value = _bits(losses, labels)
-    assert value is not None
-    return this.row(STUDIES[trial.study].what, value, "bits", **at)
+    p, study = trial.protocol, STUDIES[trial.study]
+    if isinstance(p, ProbeProtocol):
+        value, more = _judged_by_answers(trainer.result, config, task, p)
+    else:
+        assert isinstance(p, TextProtocol)
+        value, more = _judged_by_losses(trainer.result, config, task, p)
+    return this.row(study.what, value, study.unit, **at, **more)
 
 
 def _is_asked_for() -> bool:
@@ -137,15 +141,24 @@ def _described(todo: Work) -> dict[str, Any]:
         **dataclasses.asdict(trial),
         "mechanism": trial.fields["mechanism"],
         "model": _finite({**p.model, **trial.fields}),
-        "text": p.text if todo.data is None or Path(todo.data).is_dir() else "another",
         "preset": p.preset,
         "batch": p.batch,
         "length": p.length,
-        "held_out": p.held_out,
         "dtype": "bfloat16" if p.bfloat16 else "float32",
         "graph": todo.graph,
         "jobs": todo.jobs,
+        **_data(todo),
     }
+
+
+def _data(todo: Work) -> dict[str, Any]:
+    """What is learnt from."""
+    p = todo.trial.protocol
+    if isinstance(p, ProbeProtocol):
+        return {"task": p.name, "options": dict(p.options)}
+    assert isinstance(p, TextProtocol)
+    is_known = todo.data is None or Path(todo.data).is_dir()
+    return {"text": p.text if is_known else "another", "held_out": p.held_out}
 
 
 def _finite(value: Any) -> Any:
@@ -155,13 +168,91 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _judged_by_answers(
+    result: Result, config: RunConfig, task: Task, p: ProbeProtocol
+) -> tuple[float, dict[str, Any]]:
+    """The share of right answers on the test split, and what else the row tells.
+
+    `valid`: the same on validation; `by_length`: length -> the same on test, where a probe has
+    further lengths; None: the model has a limit below that length.
+    """
+
+    def accuracy(task: Task, length: int, samples: int) -> float:
+        batch = max(1, p.batch * p.length // length)  # as many tokens as a step of training has
+        return evaluate(
+            result.model,
+            task,
+            "test",
+            batch_size=batch,
+            batches=math.ceil(samples / batch),
+            precision=config.precision,
+        )["accuracy"]
+
+    value = accuracy(task, p.length, task.sizes["test"])
+    told: dict[str, Any] = {"valid": result.place.metrics["accuracy"]}
+    if not p.far:
+        return value, told
+    by_length: dict[str, float | None] = {str(p.length): value}
+    for length in p.far:
+        by_length[str(length)] = None
+        if _goes_to(result.model, length):
+            options = {**p.options, "test_length": length}
+            longer = replace(config.task, options=options).create(str(task.device))
+            by_length[str(length)] = accuracy(longer, length, p.far_samples)
+    return value, told | {"by_length": by_length}
+
+
+def _judged_by_losses(
+    result: Result, config: RunConfig, task: Task, p: TextProtocol
+) -> tuple[float, dict[str, Any]]:
+    """Bits a label on the whole validation split, and the same by position."""
+    losses, labels = losses_by_position(
+        result.model, task, "valid", batch_size=p.batch, precision=config.precision
+    )
+    value = _bits(losses, labels)
+    assert value is not None
+    told = _by_position(losses, labels, p)
+    if isinstance(task, LanguageTask):
+        told |= _far(result, config, task, p)
+    return value, told
+
+
+def _far(result: Result, config: RunConfig, task: LanguageTask, p: TextProtocol) -> dict[str, Any]:
+    """`far`: bits a byte in sequences that are longer than those of training, one number for each
+    length of training; None: the model has a limit below that, or the reason is in `far_failed`.
+    """
+    length = p.far * p.length
+    if not _goes_to(result.model, length):
+        return {"far": None}
+    try:
+        losses, labels = losses_by_position(
+            result.model,
+            task.with_length(length),
+            "valid",
+            batch_size=1,
+            batches=max(1, p.far_bytes // length),
+            precision=config.precision,
+        )
+    except (RuntimeError, ValueError) as error:  # what was learnt is known: the row is kept
+        traceback.print_exc()
+        return {"far": None, "far_failed": str(error)}
+    bins = zip(losses.split(p.length), labels.split(p.length), strict=True)
+    return {"far": [_bits(*each) for each in bins]}
+
+
+def _goes_to(model: nn.Module, length: int) -> bool:
+    """Whether the model takes sequences of so many tokens."""
+    assert isinstance(model, LanguageModel)
+    return model.backbone.limit is None or model.backbone.limit >= length
+
+
 def _bits(losses: Tensor, labels: Tensor) -> float | None:
     """Bits a label; None where nothing is asked."""
     count = float(labels.sum())
     return float(losses.sum()) / count / math.log(2) if count else None
 
 
-def _by_position(losses: Tensor, labels: Tensor, p: Protocol) -> dict[str, Any]:
+def _by_position(losses: Tensor, labels: Tensor, p: TextProtocol) -> dict[str, Any]:
     bins = zip(losses.split(p.bin), labels.split(p.bin), strict=True)
     return {
         "bin": p.bin,
