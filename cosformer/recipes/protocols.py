@@ -163,8 +163,7 @@ def _copying(length: int, copied: int, **changes: Any) -> ProbeProtocol:
 
 
 def _induction(length: int, *far: int, **changes: Any) -> ProbeProtocol:
-    # one label a sequence, so there are more sequences and more steps
-    given = {"batch": 256, "steps": 4000} | changes
+    given = {"batch": 256} | changes  # more sequences than others have: each has one label
     return ProbeProtocol(
         name="induction", options={"length": length}, length=length, far=far, **given
     )

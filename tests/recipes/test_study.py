@@ -129,7 +129,7 @@ def test_finalists_of_a_probe_are_those_that_answer_best():
     found = stage("seeds", known, study="probes", probes=("copying",))
     assert {each.entry for each in found} == {"cosformer", "hybrid", "softmax"}
     assert {each.rate for each in found} == {3e-3}
-    with pytest.raises(ValueError, match="after rates, .* at all rates of mqar-64"):
+    with pytest.raises(ValueError, match=r"after rates, .* at all rates of mqar-64"):
         stage("seeds", known, study="probes")
 
 
@@ -140,7 +140,7 @@ def test_an_unknown_entry_or_one_without_rates_is_an_error_that_names_it():
         stage("seeds", done(softmax=1.9), only=("multiscale",))
     with pytest.raises(ValueError, match=r"probes must be one of mqar-64.*got 'mqar'"):
         stage("rates", study="probes", probes=("mqar",))
-    with pytest.raises(ValueError, match="probes must be left out for lm, .* got 'copying'"):
+    with pytest.raises(ValueError, match=r"probes must be left out for lm, .* got 'copying'"):
         stage("rates", probes=("copying",))
     with pytest.raises(ValueError, match="scale must be one of full, tiny, got '4k'"):
         stage("rates", study="probes", scale="4k")
