@@ -1,6 +1,7 @@
 """One run of a study, in a process of its own: it learns, is judged, and leaves its row."""
 
 import dataclasses
+import functools
 import json
 import math
 import multiprocessing
@@ -9,9 +10,10 @@ import signal
 import statistics
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,7 @@ UNRECORDED = 3
 """Exit code of a process whose steps could not be recorded as a CUDA graph."""
 INTERRUPTED = 143
 """Exit code of a process that was asked to end."""
+Judged = TypeVar("Judged")
 REMEMBERED = 65_536
 """Tokens after which the state of a stream is told, beside the length of the protocol."""
 
@@ -174,7 +177,7 @@ def _judged_by_answers(
     """The share of right answers on the test split, and what else the row tells.
 
     `valid`: the same on validation; `by_length`: length -> the same on test, where a probe has
-    further lengths; None: the model has a limit below that length.
+    further lengths, as `_beyond` returns it.
     """
 
     def accuracy(task: Task, length: int, samples: int) -> float:
@@ -188,24 +191,27 @@ def _judged_by_answers(
             precision=config.precision,
         )["accuracy"]
 
+    def at(length: int) -> float:
+        longer = replace(config.task, options={**p.options, "test_length": length})
+        return accuracy(longer.create(str(task.device)), length, p.far_samples)
+
     value = accuracy(task, p.length, task.sizes["test"])
     told: dict[str, Any] = {"valid": result.place.metrics["accuracy"]}
-    if not p.far:
-        return value, told
-    by_length: dict[str, float | None] = {str(p.length): value}
+    if p.far:
+        told["by_length"] = {str(p.length): value}
     for length in p.far:
-        by_length[str(length)] = None
-        if _goes_to(result.model, length):
-            options = {**p.options, "test_length": length}
-            longer = replace(config.task, options=options).create(str(task.device))
-            by_length[str(length)] = accuracy(longer, length, p.far_samples)
-    return value, told | {"by_length": by_length}
+        told["by_length"][str(length)] = _beyond(result.model, length, at, told)
+    return value, told
 
 
 def _judged_by_losses(
     result: Result, config: RunConfig, task: Task, p: TextProtocol
 ) -> tuple[float, dict[str, Any]]:
-    """Bits a label on the whole validation split, and the same by position."""
+    """Bits a label on the whole validation split, and what else the row tells.
+
+    The same by position, and for the next byte `far`: the same in longer sequences, a number for
+    each length of training, as `_beyond` returns it.
+    """
     losses, labels = losses_by_position(
         result.model, task, "valid", batch_size=p.batch, precision=config.precision
     )
@@ -213,37 +219,46 @@ def _judged_by_losses(
     assert value is not None
     told = _by_position(losses, labels, p)
     if isinstance(task, LanguageTask):
-        told |= _far(result, config, task, p)
+        at = functools.partial(_far, result.model, task, config, p)
+        told["far"] = _beyond(result.model, p.far * p.length, at, told)
     return value, told
 
 
-def _far(result: Result, config: RunConfig, task: LanguageTask, p: TextProtocol) -> dict[str, Any]:
-    """`far`: bits a byte in sequences that are longer than those of training, one number for each
-    length of training; None: the model has a limit below that, or the reason is in `far_failed`.
-    """
-    length = p.far * p.length
-    if not _goes_to(result.model, length):
-        return {"far": None}
-    try:
-        losses, labels = losses_by_position(
-            result.model,
-            task.with_length(length),
-            "valid",
-            batch_size=1,
-            batches=max(1, p.far_bytes // length),
-            precision=config.precision,
-        )
-    except (RuntimeError, ValueError) as error:  # what was learnt is known: the row is kept
-        traceback.print_exc()
-        return {"far": None, "far_failed": str(error)}
+def _far(
+    model: nn.Module, task: LanguageTask, config: RunConfig, p: TextProtocol, length: int
+) -> list[float | None]:
+    """Bits a byte in sequences of a length, a number for each length of training."""
+    losses, labels = losses_by_position(
+        model,
+        task.with_length(length),
+        "valid",
+        batch_size=1,
+        batches=max(1, p.far_bytes // length),
+        precision=config.precision,
+    )
+    if not losses.isfinite().all():  # a row has numbers alone
+        raise ValueError("losses must be finite, got others")
     bins = zip(losses.split(p.length), labels.split(p.length), strict=True)
-    return {"far": [_bits(*each) for each in bins]}
+    return [_bits(*each) for each in bins]
 
 
-def _goes_to(model: nn.Module, length: int) -> bool:
-    """Whether the model takes sequences of so many tokens."""
+def _beyond(
+    model: nn.Module, length: int, judge: Callable[[int], Judged], told: dict[str, Any]
+) -> Judged | None:
+    """What a finished model is judged at a length beyond that of training.
+
+    None: the model has a limit below that length, or it failed there. The failure does not cost
+    the row: its reason goes into `told`, as `far_failed`.
+    """
     assert isinstance(model, LanguageModel)
-    return model.backbone.limit is None or model.backbone.limit >= length
+    if model.backbone.limit is not None and model.backbone.limit < length:
+        return None
+    try:
+        return judge(length)
+    except (RuntimeError, ValueError) as error:
+        traceback.print_exc()
+        told["far_failed"] = f"{length} tokens: {error}"
+        return None
 
 
 def _bits(losses: Tensor, labels: Tensor) -> float | None:

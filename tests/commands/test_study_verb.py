@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -14,11 +15,10 @@ import pytest
 import torch
 
 from cosformer import records
-from cosformer.commands import study
+from cosformer.commands import study, study_run
 from cosformer.commands.study_run import UNRECORDED, row_of, work
 from cosformer.recipes import PROBES, PROTOCOLS, Trial
-from cosformer.tasks import LanguageTask
-from cosformer.training import read_json
+from cosformer.training import losses_by_position, read_json
 
 ONLY = ("softmax", "multiscale")
 
@@ -135,14 +135,20 @@ def test_a_model_with_a_limit_is_not_judged_beyond_it(here, monkeypatch):
     assert "far_failed" not in row.config
 
 
-def test_what_fails_beyond_the_training_length_costs_no_finished_run(here, monkeypatch):
-    def fails(task, length):
-        raise torch.OutOfMemoryError("no room")
+@pytest.mark.parametrize("found", [torch.OutOfMemoryError("no room"), float("inf")], ids=repr)
+def test_what_fails_beyond_the_training_length_costs_no_finished_run(here, monkeypatch, found):
+    def judged(model, task, *given, **options):
+        if task.facts.length == 32:
+            return losses_by_position(model, task, *given, **options)
+        if isinstance(found, Exception):
+            raise found
+        return torch.full((256,), found), torch.ones(256)
 
-    monkeypatch.setattr(LanguageTask, "with_length", fails)
+    monkeypatch.setattr(study_run, "losses_by_position", judged)
     (trial, *_) = study.trials("lm", "rates", {}, only=ONLY, scale="tiny")
     row = row_of(study.Crew(options(here), [trial]).waiting[0])
-    assert (row.config["far"], row.config["far_failed"]) == (None, "no room")
+    assert row.config["far"] is None
+    assert re.match("256 tokens: (no room|losses must be finite)", row.config["far_failed"])
     assert row.value > 0
 
 
