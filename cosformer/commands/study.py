@@ -1,4 +1,4 @@
-"""`cosformer study lm`: many mechanisms under one protocol, several runs side by side."""
+"""`cosformer study`: many mechanisms under one protocol, several runs side by side."""
 
 import contextlib
 import json
@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cosformer import records
-from cosformer.check import check_choice, check_positive, check_whole
+from cosformer.check import check_positive, check_whole
 from cosformer.commands.study_run import DIVERGED, ROW, UNRECORDED, Work, work
-from cosformer.recipes import RUNS, STUDIES, Scale, Stage, Trial, trials
+from cosformer.recipes import PROBES, RUNS, STUDIES, Scale, Stage, Trial, check_names, trials
 from cosformer.records import Row
 from cosformer.training import LOG, duration, read_json, resolved
 
 POSITIONAL = "task"
-WORDS = {"only": [*dict.fromkeys(name for study in STUDIES.values() for name in study.entries)]}
+WORDS = {
+    "only": [*dict.fromkeys(name for study in STUDIES.values() for name in study.entries)],
+    "probes": [*PROBES["full"]],
+}
 ON_GPU, ON_CPU = 8, 1
 """Runs side by side by default."""
 PROCESSES = multiprocessing.get_context("spawn")
@@ -42,31 +45,40 @@ ONE_BY_ONE = "-one-by-one"
 
 @dataclass(frozen=True)
 class Options:
-    """Compare mechanisms on the bytes of enwik8, all under one protocol. Every run that ends is one
-    row. Stopped at any moment, the same command goes on; what is finished is not run again.
+    """Compare mechanisms on the bytes of enwik8 or on generated probes, all under one protocol.
+    Every run that ends is one row. Stopped at any moment, the same command goes on; what is
+    finished is not run again.
 
     cosformer study lm
 
     cosformer study lm --stage seeds --finalists 6
 
     cosformer study mlm --only softmax multiscale-conv --jobs 4 --minutes 9
+
+    cosformer study probes --probes mqar-256 induction
     """
 
-    task: Literal["lm", "mlm"]
-    """What is learnt: the next byte (lm), or masked bytes (mlm)."""
+    task: Literal["lm", "mlm", "probes"]
+    """What is learnt: the next byte (lm), masked bytes (mlm), or small tasks that linear attention
+    finds hard (probes)."""
     stage: Stage = "rates"
     """rates: every entry at all rates; seeds: finalists at their best rate with three seeds; long:
     finalists at their best rate for more steps; speed: finalists timed, one after another."""
     only: tuple[str, ...] = ()
     """Entries by name; all of them in the stage rates, the finalists in others, if not given."""
+    probes: tuple[str, ...] = ()
+    """Probes by name: mqar-64, mqar-128, mqar-256, mqar-512, copying, induction; all of them if not
+    given. For the study of probes alone."""
     finalists: int = 6
-    """Number of finalists, the best on validation; softmax is one more if it is not among them."""
+    """Number of finalists, the best on validation, for each probe; softmax is one more if it is not
+    among them."""
     jobs: int | None = None
     """Runs side by side, a process each; 8 on a GPU, 1 on a CPU if not given."""
     minutes: float | None = None
     """Minutes after which running runs are saved and ended; the same command goes on with them."""
     data: str | None = None
-    """Folder with enwik8.xz, or another text file; the data folder if not given."""
+    """Folder with enwik8.xz, or another text file; the data folder if not given. Probes have no
+    data."""
     out: Path | None = None
     """Folder of the runs; runs/study-TASK if not given."""
     rows: Path | None = None
@@ -81,16 +93,18 @@ class Options:
     begun again without; its row says so."""
     scale: Scale = "full"
     """Size of models and runs. 4k, 16k: sequences of 4,096 or 16,384 tokens; base: 12 layers of
-    768; tiny: a toy size on a text of yours (--data), to try the command out in seconds."""
+    768; tiny: a toy size, on a text of yours (--data) or on probes, to try the command out in
+    seconds. Probes have the scales full and tiny."""
 
     def __post_init__(self) -> None:
-        for name in self.only:
-            check_choice("only", name, STUDIES[self.task].entries)
+        check_names(self.task, only=self.only, probes=self.probes, scale=self.scale)
         for name in ("finalists", "jobs", "threads"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
         if self.minutes is not None:
             check_positive("minutes", self.minutes)
+        if self.data is not None and self.task == "probes":
+            raise ValueError(f"data must not be given for probes, which are drawn, got {self.data}")
         if self.data is not None and not Path(self.data).exists():
             raise ValueError(f"data must be a folder or a text file, got {self.data}")
 
@@ -118,6 +132,7 @@ def run(options: Options) -> int:
         options.stage,
         done,
         only=options.only,
+        probes=options.probes,
         finalists=options.finalists,
         scale=options.scale,
     )
@@ -132,7 +147,8 @@ def run(options: Options) -> int:
     done = results(path)
     ended = sum(trial in done for trial in planned)
     ranked = {t: v for t in planned if (v := done.get(t)) is not None}
-    best = sorted(ranked, key=lambda trial: ranked[trial])
+    sign = STUDIES[options.task].sign
+    best = sorted(ranked, key=lambda trial: sign * ranked[trial])
     for trial in best[:10]:
         print(f"  {spell(trial, ranked[trial])}  {trial.name}")
     more = "" if ended == len(planned) else "; the same command goes on"
@@ -143,21 +159,25 @@ def run(options: Options) -> int:
 
 
 def results(path: Path) -> dict[Trial, float | None]:
-    """Trials whose rows are there -> their value; None: the run diverged."""
+    """Trials whose rows are there -> their value on validation; None: the run diverged."""
     rows = records.read(path) if path.exists() else []
-    return {trial_of(row): None if row.what == DIVERGED else row.value for row in rows}
+    return {
+        trial_of(row): None if row.what == DIVERGED else row.config.get("valid", row.value)
+        for row in rows
+    }
 
 
 def trial_of(row: Row) -> Trial:
     names = Trial.__dataclass_fields__
-    return Trial(**{name: row.config[name] for name in names})
+    return Trial(**{name: row.config[name] for name in names if name in row.config})
 
 
 def spell(trial: Trial, value: float | None) -> str:
     """The value of a trial for readers."""
+    unit = STUDIES[trial.study].unit
     if value is None:
         return "diverged"
-    return f"{value:,.0f} tokens/s" if trial.is_timed else f"{value:.4f} bits"
+    return f"{value:,.0f} tokens/s" if trial.is_timed else f"{value:.4f} {unit}"
 
 
 def collect(folder: Path, path: Path) -> None:
@@ -183,7 +203,7 @@ class Running:
     def line(self) -> list[str]:
         """Its line of the live table."""
         trial, last = self.work.trial, _last_progress(self.work.out / LOG)
-        cells = [trial.entry, f"{trial.rate:g}", str(trial.seed)]
+        cells = [trial.case, f"{trial.rate:g}", str(trial.seed)]
         if last is None:
             return [*cells, "begins", "", "", ""]
         steps = f"{last['step']:,}/{last['steps']:,}"

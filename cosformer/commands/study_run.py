@@ -1,6 +1,7 @@
 """One run of a study, in a process of its own: it learns, is judged, and leaves its row."""
 
 import dataclasses
+import functools
 import json
 import math
 import multiprocessing
@@ -9,22 +10,27 @@ import signal
 import statistics
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosformer import records
 from cosformer.models import LanguageModel, parameter_count
-from cosformer.recipes import STUDIES, Protocol, Trial
+from cosformer.recipes import STUDIES, ProbeProtocol, TextProtocol, Trial
 from cosformer.records import Row
+from cosformer.tasks import LanguageTask, Task
 from cosformer.training import (
     LOG,
     Diverged,
     Progress,
+    Result,
+    RunConfig,
     Trainer,
+    evaluate,
     losses_by_position,
     resolved,
     write_json,
@@ -40,7 +46,8 @@ UNRECORDED = 3
 """Exit code of a process whose steps could not be recorded as a CUDA graph."""
 INTERRUPTED = 143
 """Exit code of a process that was asked to end."""
-FAR = 65_536
+Judged = TypeVar("Judged")
+REMEMBERED = 65_536
 """Tokens after which the state of a stream is told, beside the length of the protocol."""
 
 
@@ -92,7 +99,7 @@ def work(todo: Work) -> None:
 
 
 def row_of(todo: Work) -> Row:
-    """Run a trial to its end; judge it on the whole validation split, unless it is timed."""
+    """Run a trial to its end; judge what it has learnt, unless it is timed."""
     trial = todo.trial
     config = trial.config(todo.out, data=todo.data, device=todo.device, graph=todo.graph)
     device = resolved(todo.device)
@@ -112,16 +119,16 @@ def row_of(todo: Work) -> Row:
     at = {**_described(todo), "parameters": parameter_count(model), **_learnt(todo)}
     if trial.is_timed:
         return this.row(SPEED, at["tokens_per_second"], "tokens/s", **at)
-    losses, labels = losses_by_position(
-        model, task, "valid", batch_size=trial.protocol.batch, precision=config.precision
-    )
-    at |= _by_position(losses, labels, trial.protocol)
     if isinstance(model, LanguageModel):
-        lengths = (trial.protocol.length, FAR)
+        lengths = (trial.protocol.length, REMEMBERED)
         at["stream_bytes"] = {str(n): model.stream_memory(n) for n in lengths}
-    value = _bits(losses, labels)
-    assert value is not None
-    return this.row(STUDIES[trial.study].what, value, "bits", **at)
+    p, study = trial.protocol, STUDIES[trial.study]
+    if isinstance(p, ProbeProtocol):
+        value, more = _judged_by_answers(trainer.result, config, task, p)
+    else:
+        assert isinstance(p, TextProtocol)
+        value, more = _judged_by_losses(trainer.result, config, task, p)
+    return this.row(study.what, value, study.unit, **at, **more)
 
 
 def _is_asked_for() -> bool:
@@ -137,15 +144,24 @@ def _described(todo: Work) -> dict[str, Any]:
         **dataclasses.asdict(trial),
         "mechanism": trial.fields["mechanism"],
         "model": _finite({**p.model, **trial.fields}),
-        "text": p.text if todo.data is None or Path(todo.data).is_dir() else "another",
         "preset": p.preset,
         "batch": p.batch,
         "length": p.length,
-        "held_out": p.held_out,
         "dtype": "bfloat16" if p.bfloat16 else "float32",
         "graph": todo.graph,
         "jobs": todo.jobs,
+        **_data(todo),
     }
+
+
+def _data(todo: Work) -> dict[str, Any]:
+    """What is learnt from."""
+    p = todo.trial.protocol
+    if isinstance(p, ProbeProtocol):
+        return {"task": p.name, "options": dict(p.options)}
+    assert isinstance(p, TextProtocol)
+    is_known = todo.data is None or Path(todo.data).is_dir()
+    return {"text": p.text if is_known else "another", "held_out": p.held_out}
 
 
 def _finite(value: Any) -> Any:
@@ -155,13 +171,103 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _judged_by_answers(
+    result: Result, config: RunConfig, task: Task, p: ProbeProtocol
+) -> tuple[float, dict[str, Any]]:
+    """The share of right answers on the test split, and what else the row tells.
+
+    `valid`: the same on validation; `by_length`: length -> the same on test, where a probe has
+    further lengths, as `_beyond` returns it.
+    """
+
+    def accuracy(task: Task, length: int, samples: int) -> float:
+        batch = max(1, p.batch * p.length // length)  # as many tokens as a step of training has
+        return evaluate(
+            result.model,
+            task,
+            "test",
+            batch_size=batch,
+            batches=math.ceil(samples / batch),
+            precision=config.precision,
+        )["accuracy"]
+
+    def at(length: int) -> float:
+        longer = replace(config.task, options={**p.options, "test_length": length})
+        return accuracy(longer.create(str(task.device)), length, p.far_samples)
+
+    value = accuracy(task, p.length, task.sizes["test"])
+    told: dict[str, Any] = {"valid": result.place.metrics["accuracy"]}
+    if p.far:
+        told["by_length"] = {str(p.length): value}
+    for length in p.far:
+        told["by_length"][str(length)] = _beyond(result.model, length, at, told)
+    return value, told
+
+
+def _judged_by_losses(
+    result: Result, config: RunConfig, task: Task, p: TextProtocol
+) -> tuple[float, dict[str, Any]]:
+    """Bits a label on the whole validation split, and what else the row tells.
+
+    The same by position, and for the next byte `far`: the same in longer sequences, a number for
+    each length of training, as `_beyond` returns it.
+    """
+    losses, labels = losses_by_position(
+        result.model, task, "valid", batch_size=p.batch, precision=config.precision
+    )
+    value = _bits(losses, labels)
+    assert value is not None
+    told = _by_position(losses, labels, p)
+    if isinstance(task, LanguageTask):
+        at = functools.partial(_far, result.model, task, config, p)
+        told["far"] = _beyond(result.model, p.far * p.length, at, told)
+    return value, told
+
+
+def _far(
+    model: nn.Module, task: LanguageTask, config: RunConfig, p: TextProtocol, length: int
+) -> list[float | None]:
+    """Bits a byte in sequences of a length, a number for each length of training."""
+    losses, labels = losses_by_position(
+        model,
+        task.with_length(length),
+        "valid",
+        batch_size=1,
+        batches=max(1, p.far_bytes // length),
+        precision=config.precision,
+    )
+    if not losses.isfinite().all():  # a row has numbers alone
+        raise ValueError("losses must be finite, got others")
+    bins = zip(losses.split(p.length), labels.split(p.length), strict=True)
+    return [_bits(*each) for each in bins]
+
+
+def _beyond(
+    model: nn.Module, length: int, judge: Callable[[int], Judged], told: dict[str, Any]
+) -> Judged | None:
+    """What a finished model is judged at a length beyond that of training.
+
+    None: the model has a limit below that length, or it failed there. The failure does not cost
+    the row: its reason goes into `told`, as `far_failed`.
+    """
+    assert isinstance(model, LanguageModel)
+    if model.backbone.limit is not None and model.backbone.limit < length:
+        return None
+    try:
+        return judge(length)
+    except (RuntimeError, ValueError) as error:
+        traceback.print_exc()
+        told["far_failed"] = f"{length} tokens: {error}"
+        return None
+
+
 def _bits(losses: Tensor, labels: Tensor) -> float | None:
     """Bits a label; None where nothing is asked."""
     count = float(labels.sum())
     return float(losses.sum()) / count / math.log(2) if count else None
 
 
-def _by_position(losses: Tensor, labels: Tensor, p: Protocol) -> dict[str, Any]:
+def _by_position(losses: Tensor, labels: Tensor, p: TextProtocol) -> dict[str, Any]:
     bins = zip(losses.split(p.bin), labels.split(p.bin), strict=True)
     return {
         "bin": p.bin,

@@ -1,16 +1,15 @@
 """Runs as functions that return a config; one for every task, and those of a study."""
 
-from cosformer.recipes.setting import RUNS, Setting, tenth
-from cosformer.recipes.study import (
+from cosformer.recipes.protocols import (
+    PROBES,
     PROTOCOLS,
-    STUDIES,
-    Done,
+    ProbeProtocol,
     Protocol,
     Scale,
-    Stage,
-    Trial,
-    trials,
+    TextProtocol,
 )
+from cosformer.recipes.setting import RUNS, Setting, tenth
+from cosformer.recipes.study import STUDIES, Done, Stage, Trial, check_names, protocols, trials
 from cosformer.recipes.table import RECIPES, data_option, pretrained, recipe
 
 __all__ = ["RECIPES", "Setting", "data_option", "pretrained", "recipe"]

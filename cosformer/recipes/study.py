@@ -1,94 +1,21 @@
 """A study: many mechanisms under one protocol, each at several rates and seeds.
 
-`PROTOCOLS` says what all runs have in common, `STUDIES` what is compared. To add an entry: a line.
+`STUDIES` says what is compared; to add an entry: a line. `protocols.py` says what all runs share.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from cosformer.check import check_choice
-from cosformer.training import (
-    Budget,
-    Evaluation,
-    Optimiser,
-    RunConfig,
-    Schedule,
-    TaskConfig,
-)
+from cosformer.recipes.protocols import PROBES, PROTOCOLS, Fields, Protocol
+from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, Schedule
 
 SOFTMAX = "softmax"
 """The entry that all others are compared with; it is always a finalist."""
 
 Stage = Literal["rates", "seeds", "long", "speed"]
-Scale = Literal["full", "4k", "16k", "base", "tiny"]
-Fields = Mapping[str, Any]
-"""Fields of `ModelConfig` that differ from the protocol's model."""
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """What all runs of a study have in common."""
-
-    text: str = "enwik8"
-    """The text, as bytes."""
-    held_out: int = 2_000_000
-    """Bytes at the end of the text that validate; all before is learnt from."""
-    length: int = 1024
-    """Tokens of a sequence."""
-    preset: str = "small"
-    """Size of the model; small: 6 layers of 256 with 4 heads of 64."""
-    model: Fields = field(default_factory=dict)
-    """Fields of the model that differ from the preset."""
-    batch: int = 32
-    """Sequences in a step."""
-    steps: int = 1500
-    """Steps of a run."""
-    longer: int = 5
-    """By how much a run of the stage `long` is longer."""
-    timed: int = 200
-    """Steps of a run of the stage `speed`, which has the device for itself and is not judged."""
-    warmup: int = 200
-    """Steps over which the rate rises."""
-    rates: tuple[float, ...] = (3e-3, 6e-3, 1e-3)
-    """Highest learning rates, the most promising first."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of the finalists; every rate is tried with the first."""
-    every: int = 500
-    """Steps from one validation to the next."""
-    log_every: int = 50
-    """Steps from one point of a curve to the next."""
-    bin: int = 128
-    """Positions of a bin of the loss by position. The first bin is reported as `first`, the last
-    two as `last`."""
-    bfloat16: bool = True
-    """Whether matrix products are in bfloat16."""
-
-
-PROTOCOLS: dict[str, Protocol] = {
-    "full": Protocol(),
-    "4k": Protocol(length=4096, batch=8),
-    "16k": Protocol(length=16_384, batch=2),
-    "base": Protocol(preset="base", steps=6100, longer=2, rates=(1e-3, 3e-3), log_every=100),
-    "tiny": Protocol(
-        held_out=600,
-        length=32,
-        preset="tiny",
-        model={"layers": 6, "width": 16, "heads": 4},
-        batch=2,
-        steps=6,
-        longer=2,
-        timed=4,
-        warmup=2,
-        every=3,
-        log_every=2,
-        bin=8,
-        bfloat16=False,
-    ),
-}
-"""Scale -> protocol. `4k` and `16k`: longer sequences, as many tokens a step. `base`: 12 layers of
-768, 200 million tokens. `tiny`: tries the command out in seconds, and its numbers mean nothing."""
 
 _MULTISCALE = "cosformer-multiscale"
 _GATED = "cosformer-gated"
@@ -176,19 +103,47 @@ MLM: dict[str, Fields] = {
 """Entries of the study of masked bytes."""
 
 
+PROBED: dict[str, Fields] = {
+    SOFTMAX: {"mechanism": "softmax"},
+    "softmax-conv": {"mechanism": "softmax", "conv": 4},
+    "linear-conv": {"mechanism": "linear", "conv": 4},
+    "cosformer": {"mechanism": "cosformer"},
+    "cosformer-conv": {"mechanism": "cosformer", "conv": 4},
+    "multiscale": {"mechanism": _MULTISCALE},
+    "multiscale-conv": {"mechanism": _MULTISCALE, "conv": 4},
+    "gated-conv": {"mechanism": _GATED, "conv": 4},
+    "gated-conv-gate": {"mechanism": _GATED, "conv": 4, "gate": True},
+    "delta-conv": {"mechanism": "delta", "conv": 4},
+    "gated-delta-conv": {"mechanism": "gated-delta", "conv": 4},
+    "hybrid": {"mechanism": f"{_MULTISCALE} softmax", "conv": 4},
+}
+"""Entries of the study of probes. hybrid: one layer of each of the two."""
+
+
 class Study(NamedTuple):
     """What is compared, and by which number."""
 
     entries: Mapping[str, Fields]
     what: str
     """The quantity of its rows."""
+    unit: str = "bits"
+    sign: int = 1
+    """1 where a lower value is better, -1 where a higher one is."""
 
 
 STUDIES: dict[str, Study] = {
     "lm": Study(LM, "bits_per_byte"),
     "mlm": Study(MLM, "bits_per_masked_byte"),
+    "probes": Study(PROBED, "accuracy", "accuracy", sign=-1),
 }
-"""Task -> its study."""
+"""Name -> its study."""
+
+
+def protocols(study: str, scale: str) -> Mapping[str, Protocol]:
+    """Probe -> its protocol; a study of text has one protocol, under the empty name."""
+    if study == "probes":
+        return PROBES[check_choice("scale", scale, PROBES)]
+    return {"": PROTOCOLS[scale]}
 
 
 @dataclass(frozen=True)
@@ -201,12 +156,19 @@ class Trial:
     seed: int
     steps: int
     scale: str = "full"
+    probe: str = ""
+    """What is learnt in a study of probes; empty in others."""
 
     @property
     def name(self) -> str:
         """The name of its folder."""
         scale = "" if self.scale == "full" else f"-{self.scale}"
-        return f"{self.entry}-lr{self.rate:g}-seed{self.seed}-steps{self.steps}{scale}"
+        return f"{self.case}-lr{self.rate:g}-seed{self.seed}-steps{self.steps}{scale}"
+
+    @property
+    def case(self) -> str:
+        """The entry, and the probe if there is one."""
+        return "-".join(filter(None, (self.entry, self.probe)))
 
     @property
     def is_timed(self) -> bool:
@@ -215,7 +177,7 @@ class Trial:
 
     @property
     def protocol(self) -> Protocol:
-        return PROTOCOLS[self.scale]
+        return protocols(self.study, self.scale)[self.probe]
 
     @property
     def fields(self) -> Fields:
@@ -225,11 +187,8 @@ class Trial:
     def config(self, out: Path, *, data: str | None, device: str, graph: bool) -> RunConfig:
         """`data`: the folder of the protocol's text, or another file in its place."""
         p = self.protocol
-        options: dict[str, Any] = {"text": p.text, "held_out": p.held_out, "length": p.length}
-        if data is not None:
-            options["text" if Path(data).is_file() else "data"] = str(Path(data).resolve())
         return RunConfig(
-            task=TaskConfig(self.study, options),
+            task=p.task(self.study, data),
             out=out,
             preset=p.preset,
             model={"positions": "auto", **p.model, **self.fields},
@@ -246,55 +205,69 @@ class Trial:
 
 
 Done = Mapping[Trial, float | None]
-"""Trials that have ended -> their value; None: the run diverged."""
+"""Trials that have ended -> their value on validation; None: the run diverged."""
+
+
+def check_names(study: str, *, only: Iterable[str], probes: Iterable[str], scale: str) -> None:
+    """Refuse an entry, a scale or a probe that the study does not have."""
+    for name in only:
+        check_choice("only", name, STUDIES[study].entries)
+    known = protocols(study, scale)
+    for name in probes:
+        if "" in known:
+            raise ValueError(f"probes must be left out for {study}, which has none, got {name!r}")
+        check_choice("probes", name, known)
 
 
 def trials(
-    study: str, stage: Stage, done: Done, *, only: Iterable[str], finalists: int, scale: str
+    study: str,
+    stage: Stage,
+    done: Done,
+    *,
+    only: tuple[str, ...] = (),
+    probes: tuple[str, ...] = (),
+    finalists: int = 6,
+    scale: str = "full",
 ) -> list[Trial]:
-    """The trials of a stage, those that are done as well.
+    """The trials of a stage, those that are done as well; the most promising rates come first.
 
     `only`: entries by name. Without them `rates` takes all entries; the other stages take so many
-    `finalists`, the best on validation among entries that are done at all rates, and softmax.
+    `finalists` of each probe, the best on validation among entries that are done at all rates, and
+    softmax. `probes`: by name; all of them if none is given.
     """
-    entries, p, names = STUDIES[study].entries, PROTOCOLS[scale], tuple(only)
-    for name in names:
-        check_choice("only", name, entries)
-    if stage == "rates":
-        return [
-            Trial(study, entry, rate, p.seeds[0], p.steps, scale)
-            for rate in p.rates
-            for entry in names or entries
+    check_names(study, only=only, probes=probes, scale=scale)
+    known, found = protocols(study, scale), []
+    for probe in probes or known:
+        p = known[probe]
+        best = best_rates(study, done, scale, probe)
+        if stage == "rates":
+            names = only or tuple(STUDIES[study].entries)
+            tried = dict.fromkeys(names, p.rates)
+        else:
+            names = only or finalists_of(best, finalists)
+            _require_rates(stage, names, best, probe)
+            tried = {name: (best[name],) for name in names}
+        seeds = p.seeds if stage == "seeds" else p.seeds[:1]
+        steps = {"speed": p.timed, "long": p.steps * p.longer}.get(stage, p.steps)
+        found += [
+            (seed, number, Trial(study, name, rate, seed, steps, scale, probe))
+            for seed in seeds
+            for name, rates in tried.items()
+            for number, rate in enumerate(rates)
         ]
-    best = best_rates(study, done, scale)
-    chosen = names or finalists_of(best, finalists)
-    if missing := [name for name in chosen if name not in best]:
-        raise ValueError(
-            f"only must be entries whose rates {', '.join(map(str, p.rates))} are all done, got "
-            f"{', '.join(missing)}: finish --stage rates first"
-        )
-    if not chosen:
-        raise ValueError(f"stage {stage} must come after rates, and no entry is done at all rates")
-    rates = {entry: best[entry][1] for entry in chosen}
-    if stage != "seeds":
-        steps = p.timed if stage == "speed" else p.steps * p.longer
-        return [Trial(study, e, rate, p.seeds[0], steps, scale) for e, rate in rates.items()]
-    return [
-        Trial(study, entry, rate, seed, p.steps, scale)
-        for seed in p.seeds
-        for entry, rate in rates.items()
-    ]
+    return [trial for *_, trial in sorted(found, key=lambda case: case[:2])]
 
 
-def best_rates(study: str, done: Done, scale: str) -> dict[str, tuple[float, float]]:
-    """Entry that is done at all rates -> its best value, and the rate of it; the best first."""
-    p, found = PROTOCOLS[scale], {}
+def best_rates(study: str, done: Done, scale: str, probe: str = "") -> dict[str, float]:
+    """Entry that is done at all rates -> its best rate; the best entry first."""
+    p, sign = protocols(study, scale)[probe], STUDIES[study].sign
+    found = {}
     for entry in STUDIES[study].entries:
-        each = [Trial(study, entry, rate, p.seeds[0], p.steps, scale) for rate in p.rates]
-        values = [(value, t.rate) for t in each if (value := done.get(t)) is not None]
+        each = [Trial(study, entry, rate, p.seeds[0], p.steps, scale, probe) for rate in p.rates]
+        values = [(sign * value, t.rate) for t in each if (value := done.get(t)) is not None]
         if values and all(trial in done for trial in each):
             found[entry] = min(values)
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+    return {entry: found[entry][1] for entry in sorted(found, key=lambda entry: found[entry])}
 
 
 def finalists_of(best: Iterable[str], count: int) -> tuple[str, ...]:
@@ -302,3 +275,19 @@ def finalists_of(best: Iterable[str], count: int) -> tuple[str, ...]:
     names = tuple(best)
     chosen = names[:count]
     return chosen if SOFTMAX not in names or SOFTMAX in chosen else (*chosen, SOFTMAX)
+
+
+def _require_rates(
+    stage: Stage, names: tuple[str, ...], best: Mapping[str, float], probe: str
+) -> None:
+    """Refuse a stage that comes before the rates of its entries are done."""
+    of = f" of {probe}" if probe else ""
+    if missing := [name for name in names if name not in best]:
+        raise ValueError(
+            f"only must be entries whose rates{of} are all done, got {', '.join(missing)}: "
+            "finish --stage rates first"
+        )
+    if not names:
+        raise ValueError(
+            f"stage {stage} must come after rates, and no entry is done at all rates{of}"
+        )

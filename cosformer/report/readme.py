@@ -37,6 +37,7 @@ OPTIONAL = {
     "learning-cuda",
     "study-lm",
     "study-mlm",
+    "study-probes",
 }
 """Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
 

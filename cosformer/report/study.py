@@ -1,4 +1,4 @@
-"""A study: a table of every entry at its best rate, beside softmax, and curves of the best."""
+"""A study: tables of every entry at its best rate, beside softmax, and curves of the best."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,8 @@ UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per mas
 """Quantity of a study's rows -> how a table calls it."""
 COMPARED = "softmax"
 """The entry that others are compared with."""
+FAR = (1, 2, 4, 8)
+"""Positions, in lengths of training, up to which a table tells the loss in long sequences."""
 DRAWN = 5
 """Entries that curves are drawn of, the best ones; softmax is drawn always."""
 
@@ -29,7 +31,27 @@ def study_table(rows: Sequence[Row]) -> str:
         alone = [r for r in rows if r.what == "train_speed" and _size(r)[:-1] == size[:-1]]
         found = _table(mine, diverged, {_entry(row): row for row in alone})
         parts.append(f"{_spell(mine[0])}, {unit} on validation:\n\n{found}")
+        if far := _far_table(mine):
+            span = f"the {size[0]:,} bytes up to a position"
+            parts.append(f"The same models on longer sequences, {unit} of {span}:\n\n{far}")
     return "\n\n".join([*parts, _explain(judged)])
+
+
+def probe_table(rows: Sequence[Row]) -> str:
+    """Right answers of every entry on every probe; a table for each number of steps."""
+    judged = rows_of(rows, "accuracy")
+    parts = []
+    for steps in sorted({row.config["steps"] for row in judged}):
+        found = _answers([row for row in judged if row.config["steps"] == steps])
+        parts.append(f"{steps:,} steps, right answers on test in %:\n\n{found}")
+    newest = max(judged, key=lambda row: row.date)
+    rule = (
+        "Mean of seeds, with their standard deviation and number, at the rate that is best on "
+        f"validation. {MISSING}: no run, none without divergence, or a limit of the mechanism "
+        "below that length"
+    )
+    source = origin(newest, newest.config["dtype"]) + other_commits(newest, judged)
+    return "\n\n".join([*parts, f"{rule}. {source}."])
 
 
 def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
@@ -39,8 +61,7 @@ def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
     full = [row for row in judged if row.config["scale"] == "full"] or judged
     size = max(map(_size, full))
     longest = [row for row in judged if _size(row) == size]
-    names = dict.fromkeys(map(_entry, longest))
-    best = sorted((_at_best_rate(longest, name)[0] for name in names), key=lambda row: row.value)
+    best = sorted((each[0] for each in _by_entry(longest).values()), key=_loss)
     drawn = [row for n, row in enumerate(best) if n < DRAWN or _entry(row) == COMPARED]
     timed = [row for row in rows if row.what == "train_speed" and _size(row)[:-1] == size[:-1]]
     speeds = {_entry(row): row.value for row in timed}
@@ -73,19 +94,19 @@ def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> No
 
 def _table(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> str:
     rates = sorted({row.config["rate"] for row in (*judged, *diverged)})
-    best = {name: _at_best_rate(judged, name) for name in dict.fromkeys(map(_entry, judged))}
+    best = _by_entry(judged)
     means = {name: statistics.fmean(row.value for row in each) for name, each in best.items()}
     header = ["entry", *(f"rate {rate:g}" for rate in rates), "mean of seeds", "− softmax"]
     header += ["first / last", "tokens/s", "state", "parameters"]
     lines = []
-    for name in sorted(best, key=lambda name: means[name]):
+    for name in best:
         row = best[name][0]
         beyond = f"{means[name] - means[COMPARED]:+.3f}" if COMPARED in means else MISSING
         lines.append(
             [
                 name,
                 *_by_rate([*judged, *diverged], row, rates),
-                _spread(best[name]),
+                _spread([row.value for row in best[name]], 3),
                 MISSING if name == COMPARED else beyond,
                 f"{_mean(best[name], 'first')} / {_mean(best[name], 'last')}",
                 _speed(row, speeds.get(name)),
@@ -96,6 +117,55 @@ def _table(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row
     lost = [name for name in dict.fromkeys(map(_entry, diverged)) if name not in best]
     lines += [[name, *["diverged"] * len(rates), *[MISSING] * 6] for name in lost]
     return markdown(header, lines)
+
+
+def _far_table(judged: Sequence[Row]) -> str:
+    """The loss by position beyond the length of training; empty where no row has it."""
+    length, lines = judged[0].config["length"], []
+    for name, rows in _by_entry(judged).items():
+        if far := [row.config["far"] for row in rows if row.config.get("far")]:
+            bins = ([each[n - 1] for each in far if each[n - 1] is not None] for n in FAR)
+            cells = (f"{statistics.fmean(found):.3f}" if found else MISSING for found in bins)
+            lines.append([name, *cells])
+    header = ["entry", *(f"{n * length:,}" for n in FAR)]
+    return markdown(header, lines) if lines else ""
+
+
+def _answers(judged: Sequence[Row]) -> str:
+    """Entries by probes, the entry with the most right answers first."""
+    columns: dict[str, dict[str, list[float]]] = {}
+    totals: dict[str, float] = {}
+    for _, _, probe in sorted({_probe(row) for row in judged}):
+        of_probe = _by_entry([row for row in judged if _probe(row)[-1] == probe])
+        for name, rows in of_probe.items():
+            totals[name] = totals.get(name, 0.0) + statistics.fmean(row.value for row in rows)
+            for title, value in (pair for row in rows for pair in _by_length(row)):
+                found = columns.setdefault(title, {})
+                if value is not None:
+                    found.setdefault(name, []).append(100 * value)
+    lines = [
+        [
+            name,
+            *(_spread(found[name], 1) if name in found else MISSING for found in columns.values()),
+        ]
+        for name in sorted(totals, key=lambda name: -totals[name])
+    ]
+    return markdown(["entry", *columns], lines)
+
+
+def _by_length(row: Row) -> Iterator[tuple[str, float | None]]:
+    """Title of a column -> right answers; None: the mechanism has a limit below that length."""
+    probe, lengths = row.config["probe"], row.config.get("by_length")
+    if lengths is None:
+        yield probe, row.value
+    else:
+        yield from ((f"{probe}, {int(n):,} tokens", value) for n, value in lengths.items())
+
+
+def _probe(row: Row) -> tuple[str, int, str]:
+    """A probe, so that probes of one task are sorted by length."""
+    c = row.config
+    return c["task"], c["length"], c["probe"]
 
 
 def _size(row: Row) -> tuple[int, str, int]:
@@ -113,13 +183,23 @@ def _entry(row: Row) -> str:
     return str(row.config["entry"])
 
 
-def _at_best_rate(judged: Sequence[Row], name: str) -> list[Row]:
-    """The rows of an entry at its best rate, by seed; all rates were tried with the first seed."""
-    mine = sorted((r for r in judged if _entry(r) == name), key=lambda r: r.config["seed"])
-    first = min(
-        (r for r in mine if r.config["seed"] == mine[0].config["seed"]), key=lambda r: r.value
-    )
-    return [row for row in mine if row.config["rate"] == first.config["rate"]]
+def _loss(row: Row) -> float:
+    """What is smaller for a better run, on validation."""
+    c = row.config
+    return -float(c["valid"]) if "valid" in c else row.value
+
+
+def _by_entry(judged: Sequence[Row]) -> dict[str, list[Row]]:
+    """Entry -> its rows at its best rate, by seed; the best entry first.
+
+    All rates were tried with the first seed.
+    """
+    found = {}
+    for name in dict.fromkeys(map(_entry, judged)):
+        mine = sorted((r for r in judged if _entry(r) == name), key=lambda r: r.config["seed"])
+        first = min((r for r in mine if r.config["seed"] == mine[0].config["seed"]), key=_loss)
+        found[name] = [row for row in mine if row.config["rate"] == first.config["rate"]]
+    return dict(sorted(found.items(), key=lambda item: statistics.fmean(map(_loss, item[1]))))
 
 
 def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator[str]:
@@ -136,12 +216,12 @@ def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator
             yield f"**{found[0].value:.3f}**" if found[0] is best else f"{found[0].value:.3f}"
 
 
-def _spread(rows: Sequence[Row]) -> str:
+def _spread(values: Sequence[float], digits: int) -> str:
     """The mean over seeds, their standard deviation and their number."""
-    values = [row.value for row in rows]
+    mean = f"{statistics.fmean(values):.{digits}f}"
     if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f} ({len(values)})"
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"
 
 
 def _mean(rows: Sequence[Row], name: str) -> str:

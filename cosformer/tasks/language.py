@@ -1,5 +1,6 @@
 """Language modelling on text: the next token, or tokens that were masked."""
 
+import copy
 import dataclasses
 import math
 from pathlib import Path
@@ -39,24 +40,12 @@ class LanguageTask(Task):
         length: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        require_options(length=length)
+        _require_length(length, len(tokens["train"]))
         for split, found in tokens.items():
-            if len(found) < length + 2 and split == "train":
-                raise ValueError(f"length must be below the text's {len(found) - 1}, got {length}")
             if len(found) < 2:
                 raise ValueError(f"text must have 2 tokens or more to {split}, got {len(found)}")
         self.vocabulary, self.device = vocabulary, torch.device(device)
         self._tokens = {split: to_device(_signed(tokens[split]), self.device) for split in SPLITS}
-        # windows of training leave a window's room, so that they can begin anywhere in it
-        room = {split: len(tokens[split]) - 1 for split in SPLITS}
-        self.sizes = {
-            s: (room[s] // length if s == "train" else -(-room[s] // length)) for s in SPLITS
-        }
-        self.sizes["train"] = max(1, self.sizes["train"] - 1)
-        self._orders = {
-            split: Order(np.full(size, length), shuffled=split == "train")
-            for split, size in self.sizes.items()
-        }
         self.bytes_per_token = {split: _mean_width(tokens[split], vocabulary) for split in SPLITS}
         self.facts = Facts(
             data_tokens=vocabulary.size,
@@ -68,9 +57,31 @@ class LanguageTask(Task):
             floor_is="frequencies of single tokens in the training text",
             causal=True,
         )
+        self._cut()
+
+    def with_length(self, length: int) -> "LanguageTask":
+        """The same text in windows of another length."""
+        _require_length(length, len(self._tokens["train"]))
+        other = copy.copy(self)
+        other.facts = dataclasses.replace(self.facts, length=length)
+        other._cut()
+        return other
 
     def digest(self) -> str:
         return sha256_of(self._tokens.values())
+
+    def _cut(self) -> None:
+        """Cut every split into windows of the length."""
+        length, room = self.facts.length, {s: len(self._tokens[s]) - 1 for s in SPLITS}
+        self.sizes = {
+            s: (room[s] // length if s == "train" else -(-room[s] // length)) for s in SPLITS
+        }
+        # windows of training leave a window's room, so that they can begin anywhere in it
+        self.sizes["train"] = max(1, self.sizes["train"] - 1)
+        self._orders = {
+            split: Order(np.full(size, length), shuffled=split == "train")
+            for split, size in self.sizes.items()
+        }
 
     def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
         flat, length = self._tokens[which.split], self.facts.length
@@ -185,6 +196,13 @@ def masked(
         device=device,
     )
     return MaskedTask(windows, rate=rate)
+
+
+def _require_length(length: int, tokens: int) -> None:
+    """An error unless windows of the length can begin at two tokens or more of a training text."""
+    require_options(length=length)
+    if tokens < length + 2:
+        raise ValueError(f"length must be below the text's {tokens - 1}, got {length}")
 
 
 def unigram(train: Array, test: Array, size: int) -> float:

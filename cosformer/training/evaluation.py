@@ -59,7 +59,13 @@ def evaluate(
 
 @torch.no_grad()
 def losses_by_position(
-    model: nn.Module, task: Task, split: str, *, batch_size: int, precision: str = "float32"
+    model: nn.Module,
+    task: Task,
+    split: str,
+    *,
+    batch_size: int,
+    batches: int | None = None,
+    precision: str = "float32",
 ) -> tuple[Tensor, Tensor]:
     """Sum of the losses in nats and number of labels at each position of a split, both `[T]`.
 
@@ -69,7 +75,7 @@ def losses_by_position(
     model.eval()
     losses = torch.zeros(task.facts.length, dtype=torch.float64, device=task.device)
     labels = torch.zeros_like(losses)
-    for fed in _batches(task, split, batch_size, None):
+    for fed in _batches(task, split, batch_size, batches):
         with autocast(task.device, precision):
             logits = answers(model, fed.batch)
         asked = fed.batch["labels"]  # [B, T]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -11,12 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cosformer import records
-from cosformer.commands import study
-from cosformer.commands.study_run import UNRECORDED, work
-from cosformer.recipes import PROTOCOLS
-from cosformer.training import read_json
+from cosformer.commands import study, study_run
+from cosformer.commands.study_run import UNRECORDED, row_of, work
+from cosformer.recipes import PROBES, PROTOCOLS, Trial
+from cosformer.training import losses_by_position, read_json
 
 ONLY = ("softmax", "multiscale")
 
@@ -71,6 +73,8 @@ def test_runs_end_as_one_row_each_and_a_second_call_runs_nothing(here, capsys):
         assert [point[0] for point in c["valid_curve"]] == [3, 6]
         assert c["tokens_per_second"] > 0
         assert set(c["stream_bytes"]["32"]) == {c["mechanism"]}
+        assert len(c["far"]) == 8
+        assert all(0 < bits < 20 for bits in c["far"])
     assert "4 of 4 runs are done, 0 have failed" in capsys.readouterr().out
     (here / "rows.jsonl").write_bytes((here / "rows.jsonl").read_bytes()[:-9])  # a killed writer
     with pytest.warns(UserWarning, match="unfinished"):
@@ -121,6 +125,61 @@ def test_time_that_is_up_is_no_failure(here, capsys):
     assert (
         "0 of 4 runs are done, 0 have failed; the same command goes on" in capsys.readouterr().out
     )
+
+
+def test_a_model_with_a_limit_is_not_judged_beyond_it(here, monkeypatch):
+    shorter(monkeypatch, rates=(3e-3,))
+    assert study.run(options(here, only=("cosformer",))) == 0
+    (row,) = kept(here)
+    assert row.config["far"] is None
+    assert "far_failed" not in row.config
+
+
+@pytest.mark.parametrize("found", [torch.OutOfMemoryError("no room"), float("inf")], ids=repr)
+def test_what_fails_beyond_the_training_length_costs_no_finished_run(here, monkeypatch, found):
+    def judged(model, task, *given, **options):
+        if task.facts.length == 32:
+            return losses_by_position(model, task, *given, **options)
+        if isinstance(found, Exception):
+            raise found
+        return torch.full((256,), found), torch.ones(256)
+
+    monkeypatch.setattr(study_run, "losses_by_position", judged)
+    (trial, *_) = study.trials("lm", "rates", {}, only=ONLY, scale="tiny")
+    row = row_of(study.Crew(options(here), [trial]).waiting[0])
+    assert row.config["far"] is None
+    assert re.match("256 tokens: (no room|losses must be finite)", row.config["far_failed"])
+    assert row.value > 0
+
+
+def test_probes_are_rows_of_right_answers_by_length_where_there_is_no_limit(here, monkeypatch):
+    for name in ("induction", "mqar-64"):
+        p = replace(PROBES["tiny"][name], rates=(3e-3,))
+        monkeypatch.setitem(PROBES["tiny"], name, p)
+    chosen = {"only": ("cosformer", "multiscale"), "probes": ("induction", "mqar-64")}
+    assert study.run(options(here, "probes", data=None, **chosen)) == 0
+    rows = {(row.config["entry"], row.config["probe"]): row for row in kept(here)}
+    assert len(rows) == 4
+    for (_, probe), row in rows.items():
+        judged = read_json(here / "runs" / study.trial_of(row).name / "status.json")["metrics"]
+        assert (row.what, row.unit, row.config["length"]) == ("accuracy", "accuracy", 8)
+        assert 0 <= row.value <= 1
+        assert row.config["valid"] == judged["accuracy"]
+        assert study.results(here / "rows.jsonl")[study.trial_of(row)] == judged["accuracy"]
+        assert ("by_length" in row.config) == (probe == "induction")
+    endless, limited = (rows[name, "induction"] for name in ("multiscale", "cosformer"))
+    assert limited.config["by_length"] == {"8": limited.value, "16": None, "32": None}
+    assert list(endless.config["by_length"]) == ["8", "16", "32"]
+    assert None not in endless.config["by_length"].values()
+
+
+def test_rows_from_before_there_were_probes_are_still_known(here):
+    trial = Trial("lm", "softmax", 3e-3, 0, 6, "tiny")
+    config = {name: value for name, value in vars(trial).items() if name != "probe"}
+    records.append(
+        here / "rows.jsonl", [records.Run.begin().row("bits_per_byte", 2.0, "bits", **config)]
+    )
+    assert study.results(here / "rows.jsonl") == {trial: 2.0}
 
 
 def test_masked_bytes_and_speed_have_rows_of_their_own(here, monkeypatch):
@@ -180,6 +239,8 @@ def test_wrong_options_are_errors_that_name_them(here):
         options(here, only=("softmx",))
     with pytest.raises(ValueError, match="data must be a folder or a text file, got nowhere"):
         options(here, data="nowhere")
+    with pytest.raises(ValueError, match=r"data must not be given for probes, .* got my.txt"):
+        options(here, "probes", only=())
     with pytest.raises(ValueError, match="jobs must be"):
         options(here, jobs=0)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from cosformer.models import PRESETS, create_model
-from cosformer.recipes import PROTOCOLS, STUDIES, Trial, trials
+from cosformer.recipes import PROBES, PROTOCOLS, STUDIES, Trial, trials
 
 ENTRIES = [(study, entry) for study, found in STUDIES.items() for entry in found.entries]
 
 
-def trial(study="lm", entry="softmax", rate=3e-3, seed=0, steps=1500):
-    return Trial(study, entry, rate, seed, steps)
+def trial(study="lm", entry="softmax", rate=3e-3, seed=0, steps=1500, **changes):
+    return Trial(study, entry, rate, seed, steps, **changes)
 
 
 def config(found, **changes):
@@ -20,9 +20,8 @@ def config(found, **changes):
     return found.config(Path("run"), **given)
 
 
-def stage(name, done=(), **changes):
-    given = {"only": (), "finalists": 2, "scale": "full"} | changes
-    return trials("lm", name, dict(done), **given)
+def stage(name, done=(), study="lm", **changes):
+    return trials(study, name, dict(done), **({"finalists": 2} | changes))
 
 
 def done(**values):
@@ -36,14 +35,36 @@ def done(**values):
 
 
 @pytest.mark.parametrize(("study", "entry"), ENTRIES, ids=lambda value: value)
-def test_every_entry_is_a_model_of_six_layers_with_the_positions_that_it_wants(study, entry):
-    found = config(trial(study, entry))
-    kind = "decoder" if study == "lm" else "masked-lm"
+def test_every_entry_is_a_model_with_the_layers_and_positions_that_it_wants(study, entry):
+    probe = "mqar-64" if study == "probes" else ""
+    found = config(trial(study, entry, probe=probe))
+    kind = "masked-lm" if study == "mlm" else "decoder"
     small = {"width": 64, "head_dim": None, "max_length": 1024}
     model = dataclasses.replace(PRESETS[found.preset], **{**found.model, **small}, kind=kind)
-    assert model.layers == 6
+    assert model.layers == (2 if study == "probes" else 6)
     assert model.positions == STUDIES[study].entries[entry].get("positions", "auto")
     create_model(dataclasses.replace(model, value_dim=None))
+
+
+@pytest.mark.parametrize("probe", PROBES["full"])
+def test_a_probe_has_the_same_name_at_every_scale_and_sequences_as_long_as_its_task(probe):
+    for scale in PROBES:
+        found = trial("probes", probe=probe, scale=scale)
+        p, task = found.protocol, config(found).task.create("cpu")
+        assert task.facts.length == p.length
+        assert all(length > p.length for length in p.far)
+        assert 2 * p.warmup <= p.steps
+
+
+def test_probes_have_the_sizes_that_others_publish():
+    full = PROBES["full"]
+    pairs = {p.length: p.options["pairs"] for p in full.values() if p.name == "mqar"}
+    assert pairs == {64: 4, 128: 8, 256: 16, 512: 64}
+    assert {p.options["vocabulary"] for p in full.values() if p.name == "mqar"} == {8192}
+    assert full["induction"].far == (1024, 4096, 16_384, 65_536)
+    model = config(trial("probes", probe="copying")).model
+    size = dataclasses.replace(PRESETS["mini"], **model)
+    assert (size.layers, size.width, size.heads) == (2, 128, 2)
 
 
 def test_a_run_has_the_numbers_of_the_protocol():
@@ -84,15 +105,50 @@ def test_a_rate_that_diverged_is_done_and_never_the_best():
     assert {each.rate for each in stage("seeds", known)} == {3e-3}
 
 
+def test_every_probe_is_tried_at_every_rate_the_most_promising_rates_first():
+    found = stage("rates", study="probes")
+    entries, probes = STUDIES["probes"].entries, PROBES["full"]
+    assert len(set(found)) == len(found) == 3 * len(entries) * len(probes)
+    assert {each.rate for each in found[: len(found) // 3]} == {3e-3}
+    some = stage("rates", study="probes", only=("hybrid",), probes=("mqar-256", "copying"))
+    assert [(each.entry, each.probe) for each in some[:2]] == [
+        ("hybrid", "mqar-256"), ("hybrid", "copying"),
+    ]  # fmt: skip
+    assert len(some) == 6
+
+
+def test_finalists_of_a_probe_are_those_that_answer_best():
+    right = {"softmax": 0.2, "cosformer": 0.9, "multiscale": 0.5, "hybrid": 0.8}
+    rates = {1e-3: 0.0, 3e-3: 0.1, 1e-2: -0.1}
+    at = {"steps": PROBES["full"]["copying"].steps, "probe": "copying"}
+    known = {
+        trial("probes", entry, rate, **at): value + more
+        for entry, value in right.items()
+        for rate, more in rates.items()
+    }
+    found = stage("seeds", known, study="probes", probes=("copying",))
+    assert {each.entry for each in found} == {"cosformer", "hybrid", "softmax"}
+    assert {each.rate for each in found} == {3e-3}
+    with pytest.raises(ValueError, match=r"after rates, .* at all rates of mqar-64"):
+        stage("seeds", known, study="probes")
+
+
 def test_an_unknown_entry_or_one_without_rates_is_an_error_that_names_it():
     with pytest.raises(ValueError, match=r"only must be one of softmax.*got 'softmx'"):
         stage("rates", only=("softmx",))
     with pytest.raises(ValueError, match="all done, got multiscale: finish --stage rates first"):
         stage("seeds", done(softmax=1.9), only=("multiscale",))
+    with pytest.raises(ValueError, match=r"probes must be one of mqar-64.*got 'mqar'"):
+        stage("rates", study="probes", probes=("mqar",))
+    with pytest.raises(ValueError, match=r"probes must be left out for lm, .* got 'copying'"):
+        stage("rates", probes=("copying",))
+    with pytest.raises(ValueError, match="scale must be one of full, tiny, got '4k'"):
+        stage("rates", study="probes", scale="4k")
     with pytest.raises(ValueError, match="stage long must come after rates"):
         stage("long")
 
 
 def test_stages_of_a_protocol_have_different_numbers_of_steps():
-    for protocol in PROTOCOLS.values():
+    probes = [protocol for found in PROBES.values() for protocol in found.values()]
+    for protocol in (*PROTOCOLS.values(), *probes):
         assert len({protocol.timed, protocol.steps, protocol.steps * protocol.longer}) == 3

@@ -90,6 +90,45 @@ def test_masked_bytes_have_no_stream_and_a_unit_of_their_own():
                                "(100,000)", "–", "4.81 M"]  # fmt: skip
 
 
+def test_losses_beyond_the_training_length_have_a_table_of_their_own():
+    far = [2.0, 2.25, 9.0, 2.5, 9.0, 9.0, 9.0, None]
+    more = judged("softmax", 3e-3, 1.5, seed=1, far=[bits and bits + 0.5 for bits in far])
+    rows = [judged("softmax", 3e-3, 1.6, far=far), more, judged("cosformer", 3e-3, 1.0, far=None)]
+    _, table = TABLES["study"](rows).split("longer sequences, bits per byte of the 1,024 bytes")
+    assert cells(table) == [
+        ["entry", "1,024", "2,048", "4,096", "8,192"],
+        [":--", *["--:"] * 4],
+        ["softmax", "2.250", "2.500", "2.750", "–"],
+    ]
+    assert "longer sequences" not in TABLES["study"](ROWS)
+
+
+def test_probes_stand_at_the_rate_that_is_best_on_validation():
+    def answered(entry, probe, rate, value, valid, *, length, seed=0, **more):
+        at = {"entry": entry, "probe": probe, "task": probe.split("-")[0], "rate": rate}
+        at |= {"seed": seed, "valid": valid, "length": length, "steps": 3000, "dtype": "bfloat16"}
+        return RUN.row("accuracy", value, "accuracy", **at, **more)
+
+    long = {"length": 256, "by_length": {"256": 0.75, "1024": 0.5}}
+    short = {"length": 256, "by_length": {"256": 0.5, "1024": None}}
+    rows = [
+        answered("softmax", "mqar-512", 1e-3, 0.5, 0.9, length=512),
+        answered("softmax", "mqar-512", 3e-3, 1.0, 0.8, length=512),  # better on test alone
+        answered("softmax", "mqar-64", 1e-3, 0.5, 0.9, length=64),
+        answered("softmax", "mqar-64", 1e-3, 0.7, 0.9, length=64, seed=1),
+        answered("cosformer", "induction", 1e-3, 0.5, 0.5, **short),
+        answered("softmax", "induction", 1e-3, 0.75, 0.5, **long),
+        RUN.row("diverged", 7, "steps", entry="cosformer", probe="mqar-64"),
+    ]
+    header, _, *lines = cells(TABLES["probes"](rows))
+    lengths = ["induction, 256 tokens", "induction, 1,024 tokens"]
+    assert header == ["entry", *lengths, "mqar-64", "mqar-512"]
+    assert lines == [
+        ["softmax", "75.0", "50.0", "60.0 ± 14.1 (2)", "50.0"],
+        ["cosformer", "50.0", "–", "–", "–"],
+    ]
+
+
 def test_curves_are_of_the_best_entries_of_the_longest_runs_against_tokens_and_seconds():
     many = [judged(f"entry-{n}", 3e-3, 1.0 + n / 10) for n in range(7)]
     picture = study_figure([*many, *ROWS[:8], ROWS[-1]], "svg").decode()
@@ -112,8 +151,13 @@ def test_an_entry_that_always_diverged_is_shown():
     assert line == ["cosformer", "diverged", *["–"] * 6]
 
 
-@pytest.mark.parametrize("name", ["study-lm", "study-mlm"])
+@pytest.mark.parametrize("name", ["study-lm/study", "study-mlm/study", "study-probes/probes"])
 def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
-    page = f"<!-- rows:{name}/study -->\nold\n<!-- /rows -->\n"
+    page = f"<!-- rows:{name} -->\nold\n<!-- /rows -->\n"
     assert renew(page, {}) == page.replace("old\n", "")
+
+
+@pytest.mark.parametrize("name", ["study-lm", "study-mlm"])
+def test_a_study_of_text_fills_its_block(name):
+    page = f"<!-- rows:{name}/study -->\nold\n<!-- /rows -->\n"
     assert "| softmax |" in renew(page, {name: ROWS})

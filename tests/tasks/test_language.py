@@ -48,14 +48,18 @@ def test_unknown_words_are_one_token():
     assert words.size == 5  # a, b, c, <eos>, <unk>
 
 
-def test_windows_ask_for_every_token_but_the_first_once():
+@pytest.mark.parametrize("given", [64, 8])
+def test_windows_ask_for_every_token_but_the_first_once(given):
     content = np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8)
-    task = windows_of(content, 64)
+    task = windows_of(content, given).with_length(64)
+    assert task.facts == windows_of(content, 64).facts
     batches = list(task.evaluation("test", 4))
     labels = torch.cat([b["labels"][b["mask"]] for b in batches])
     tokens = torch.cat([b["tokens"][b["mask"]] for b in batches])
     assert labels.tolist() == content[1:].tolist()
     assert tokens.tolist() == content[:-1].tolist()
+    with pytest.raises(ValueError, match="length must be below the text's 999, got 999"):
+        task.with_length(999)
 
 
 def test_epochs_of_training_begin_their_windows_at_other_places():

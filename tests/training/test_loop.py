@@ -201,6 +201,8 @@ def test_losses_by_position_are_those_of_single_positions_and_sum_to_the_loss():
     assert losses.tolist() == pytest.approx(own.sum(0).tolist(), rel=1e-5)
     assert labels.tolist() == (asked >= 0).sum(0).tolist()
     assert model.training
+    _, some = losses_by_position(model, task, "valid", batch_size=7, batches=2)
+    assert some.max() == 14
 
 
 @pytest.mark.parametrize(("name", "kind"), [("lm", "bpe"), ("mlm", "bytes")])
