@@ -7,7 +7,7 @@ from cosformer.ops.problem import decay_gradient, running_sum
 from cosformer.ops.triton import balanced_decay_gradient
 
 LEAST = -110.0
-LENGTHS = [1, 100, 4097]  # blocks of 4096
+LENGTHS = [1, 100, 4097, 12_300]  # blocks of 4096
 
 
 def draw(length, dtype, *, turned=False, device="cpu"):
