@@ -1,6 +1,6 @@
 """Runs as functions that return a config; one for every task, and those of a study."""
 
-from cosformer.recipes.setting import RUNS, Setting, tenth
+from cosformer.recipes.setting import RUNS, Setting, tenth, use_of
 from cosformer.recipes.study import (
     PROTOCOLS,
     STUDIES,

@@ -91,9 +91,15 @@ BAD = [
     (("--prompt", ""), "prompt must be at least one token, got ''"),
     (("--prompt", "a", "--stop", ""), "stop must be texts of one character or more"),
     (("--prompt", "a", "--temperature", "-1"), "temperature must be finite and at least 0, got -1"),
-    (("--prompt", "a", "--tokens", "900"), "tokens must be at most 64 after a prompt of 1,"),
+    (
+        ("--prompt", "a", "--tokens", "900"),
+        "most 64 after a prompt of 1, for the model's limit of 64 (learned positions and",
+    ),
     (("--prompt", "a", "--tokens", "0"), "generate: tokens must be at least 1, got 0"),
-    (("--prompt", "a" * 65), "prompt must be at most 64 tokens, got 65"),
+    (
+        ("--prompt", "a" * 65),
+        "(learned positions and cosformer), got 65: the model that `cosformer train lm` makes by",
+    ),
     (("--prompt", "a", "--seed", str(2**63)), f"seed must be below {2**63}, got 92233"),
 ]
 
