@@ -60,7 +60,7 @@ class Options:
 
     cosformer train sst2 --start runs/mlm
 
-    cosformer train lm --set optimiser.clip=0.5 --set model.options.horizon=512
+    cosformer train lm --set optimiser.clip=0.5 --set model.options.learned=true
     """
 
     task: str
@@ -132,9 +132,9 @@ def run(options: Options) -> int:
 def resolve(options: Options) -> RunConfig:
     """Recipe, then the run to start from, then file, then flags, then --set.
 
-    The recipe's model is the recommended one around the mechanism that any of them names. It gives
-    way to the model of a run that is there already: one whose config.json is the file, or whose
-    folder is `out`. So an older run goes on as it was, whatever is recommended now.
+    The recipe's model is the recommended one around the mechanism that any of them names. What is
+    recommended gives way to what a run has that is there already: one whose config.json is the
+    file, or whose folder is `out`. So an older run goes on as it was, whatever is recommended now.
     """
     if options.plugin is not None:
         load_plugin(options.plugin)
@@ -154,7 +154,11 @@ def resolve(options: Options) -> RunConfig:
     if is_whole(layers[0]):
         base = replace(base, model={})  # all of it is in the file
     elif out is not None and (Path(out) / CONFIG).is_file():
-        base = replace(base, model=load_config(Path(out)).model)
+        fields = setting.model(options.task).keys()
+        own = {name: value for name, value in base.model.items() if name not in fields}
+        there = load_config(Path(out)).model
+        kept = {name: there[name] for name in fields if name in there}
+        base = replace(base, model={**own, **kept})
     config = _merged(base, options, layers)
     if out is None:
         # what the start run adds has no part in the name: the run is found when that one is gone

@@ -1,4 +1,4 @@
-"""The model that is recommended for each use, and its rivals in their best clothes."""
+"""The model that is recommended for each use, and any other mechanism in its place."""
 
 from typing import Any, Literal, get_args
 
