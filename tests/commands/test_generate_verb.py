@@ -56,6 +56,7 @@ STREAMS = [
     (b"abc", (), ["a", "b", "c"]),
     ("aé€".encode(), (), ["a", "é", "€"]),  # nothing of a character before all of it
     (b"a\xff", (), ["a", "\ufffd"]),  # what is no text ends, too
+    (b"a\xe2\x82", (), ["a", "\ufffd"]),  # and so does a character that was begun
     (b"one\n\ntwo", ("\n\n",), ["o", "n", "e"]),
     (b"a-b--c", ("--",), ["a", "-b"]),  # what may begin a stop waits
     (b"abcdef", ("e", "xyz", "cd"), ["a", "b"]),  # the first stop counts

@@ -58,6 +58,12 @@ def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, sh
     assert (run / "log.jsonl").read_bytes() == log
 
 
+def test_the_recommended_model_writes_beyond_its_length_and_remembers_no_more(here, shell):
+    shell.shows(*LM, "--length", "16", "--out", "r")
+    assert len(shell.shows("generate", "r", "--tokens", "300", "--prompt", "green")) > 200
+    assert "), and as many after any number of them\n" in shell.shows("evaluate", "r")
+
+
 def test_what_becomes_of_odd_texts_is_said(here, shell):
     rows = ["label,text", "0,", *(f"{n % 2},{'ab'[n % 2] * (n % 7 + 1)}" for n in range(39))]
     (here / "own.csv").write_text("\n".join(rows))
@@ -375,6 +381,9 @@ def test_pretraining_is_a_flag_and_a_part_of_the_file(here):
     (here / "a.toml").write_text("[pretraining]\nrate = 0.4\nobjective = 'masked'\n")
     config = resolve(Options("image", pretrain="causal", config=Path("a.toml"), lr=0.5))
     assert config.pretraining == Pretraining("causal", 0.4, config.budget, 0.5)
+    (here / "b.toml").write_text("[pretraining]\nlr = 0.1\n")
+    for given in ({"pretrain": "masked"}, {"config": Path("b.toml")}):
+        assert resolve(Options("mqar", **given)).model["conv"] == 5  # both phases can use it
     (here / "a.json").write_text(json.dumps({"pretraining": None}))
     config = resolve(Options("image", pretrain="masked", config=Path("a.json")))
     assert config.pretraining == Pretraining("masked", 0.5, config.budget, config.optimiser.lr)
