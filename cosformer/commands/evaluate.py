@@ -76,7 +76,6 @@ def stream_memory(model: LanguageModel, length: int) -> str:
     limit = model.backbone.limit
     if limit is not None:
         return f"{told}; {limit:,} tokens are the most ({model.backbone.limited_by})"
-    # far enough for windows to be full
     far, further = (sum(model.stream_memory(n).values()) for n in (FAR, FAR + 1))
     if far == further:
         full = "as many" if far == sum(after.values()) else f"{far:,}"

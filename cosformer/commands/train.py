@@ -241,12 +241,13 @@ def _about(config: RunConfig, model: ModelConfig) -> str:
     objective = None if config.pretraining is None else config.pretraining.objective
     wanted = Setting(pretrain=objective).model(config.task.name)
     schemes = model.position_schemes(causal=model.kind == "decoder")
-    positions = " ".join(dict.fromkeys(schemes.values()))
-    found = f"{model.mechanism}, positions {positions}, conv {model.conv or 'none'}"
-    if all(getattr(model, name) == value for name, value in wanted.items()):
-        use = use_of(config.task.name)
-        return f"{found}, as recommended for {use} (--mechanism takes another)"
-    return found
+    told = {name: str(getattr(model, name) or "none") for name in wanted}
+    told["positions"] = " ".join(dict.fromkeys(schemes.values()))
+    mechanism = told.pop("mechanism")
+    found = ", ".join([mechanism, *(f"{name} {value}" for name, value in told.items())])
+    if any(getattr(model, name) != value for name, value in wanted.items()):
+        return found
+    return f"{found}, as recommended for {use_of(config.task.name)} (--mechanism takes another)"
 
 
 def _in_full(task: TaskConfig) -> TaskConfig:
