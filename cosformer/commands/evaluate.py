@@ -7,9 +7,12 @@ from typing import Any, Literal
 
 from cosformer import records
 from cosformer.config import plain
+from cosformer.models import LanguageModel
 from cosformer.training import Loaded, evaluate, judged_by, load, number, write_json
 
 POSITIONAL = "run"
+FAR = 10**6
+"""Tokens after which a window is full, and only what keeps all of them still grows."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,28 @@ def run(options: Options) -> int:
     for name, value in metrics.items():
         print(f"  {options.split} {name:<14} {number(value)}")
     print(f"  to beat: {judged_by(facts)} {facts.floor:.4f} ({facts.floor_is})")
+    if isinstance(found.model, LanguageModel) and found.model.backbone.streams:
+        print(f"  a stream remembers {stream_memory(found.model, facts.length)}")
     _keep(found, options, metrics)
     if options.rows is not None:
         records.append(options.rows, _rows(found, options, metrics))
         print(f"rows added to {options.rows}")
     return 0
+
+
+def stream_memory(model: LanguageModel, length: int) -> str:
+    """Bytes of a stream after so many tokens, and by how much each later token adds to them."""
+    after = model.stream_memory(length)
+    parts = ", ".join(f"{name} {size:,}" for name, size in after.items())
+    told = f"{sum(after.values()):,} bytes after {length:,} tokens ({parts})"
+    limit = model.backbone.limit
+    if limit is not None:
+        return f"{told}; {limit:,} tokens are the most ({model.backbone.limited_by})"
+    far, further = (sum(model.stream_memory(n).values()) for n in (FAR, FAR + 1))
+    if far == further:
+        full = "as many" if far == sum(after.values()) else f"{far:,}"
+        return f"{told}, and {full} after any number of them"
+    return f"{told}, and {further - far:,} more with every later one"
 
 
 def _keep(found: Loaded, options: Options, metrics: dict[str, float]) -> None:

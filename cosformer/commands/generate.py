@@ -14,11 +14,14 @@ from cosformer.training import Writer, encode, load
 POSITIONAL = "run"
 MOST_TOKENS = 300
 """New tokens where nobody says how many."""
+ENDLESS = "the model that `cosformer train lm` makes by default has none"
+"""What to do about a limit."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Continue prompts. A single one is shown as it grows; every token costs the same.
+    """Continue prompts. A single one is shown as it grows. With the recommended model every token
+    costs the same, and there may be any number of them; softmax layers remember all of the text.
 
     cosformer generate runs/my-run --prompt 'Once upon' --tokens 200
     """
@@ -98,17 +101,20 @@ def create_writer(
     options: Options, model: LanguageModel, vocabulary: Vocabulary, prompts: Sequence[str]
 ) -> Writer:
     """Stops that are one token end a sequence at once; longer ones are found in the text."""
-    tokens, limit = options.tokens, model.backbone.limit
+    tokens, limit, by = options.tokens, model.backbone.limit, model.backbone.limited_by
     longest = max(len(encode(vocabulary, prompt)) for prompt in prompts)
     if limit is not None and longest > limit:
-        raise ValueError(f"prompt must be at most {limit} tokens, got {longest}")
+        raise ValueError(
+            f"prompt must be at most {limit} tokens, for the model's limit ({by}), got {longest}: "
+            f"{ENDLESS}"
+        )
     most = None if limit is None else limit + 1 - longest  # the last token is not read
     if tokens is None:
         tokens = MOST_TOKENS if most is None else min(MOST_TOKENS, most)
     elif most is not None and tokens > most:
         raise ValueError(
             f"tokens must be at most {most} after a prompt of {longest}, for the model's limit "
-            f"of {limit}, got {tokens}"
+            f"of {limit} ({by}), got {tokens}: {ENDLESS}"
         )
     stops = [encode(vocabulary, stop) for stop in options.stop]
     sampling = Sampling(

@@ -15,13 +15,15 @@ from cosformer.bench import busy
 from cosformer.check import check_whole
 from cosformer.data import make
 from cosformer.mechanisms import MECHANISMS
-from cosformer.models import PRESETS
-from cosformer.recipes import RECIPES, RUNS, Setting, data_option, pretrained, recipe, tenth
+from cosformer.models import PRESETS, ModelConfig
+from cosformer.recipes import RECIPES, RUNS, Setting, data_option, pretrained, recipe, tenth, use_of
 from cosformer.tasks import FROM_PYTHON, TEXTS, arena, generated, options_of
 from cosformer.training import (
+    CONFIG,
     LAST,
     Diverged,
     Event,
+    Objective,
     Progress,
     RunConfig,
     Started,
@@ -31,6 +33,8 @@ from cosformer.training import (
     duration,
     inheriting,
     is_same_run,
+    is_whole,
+    load_config,
     load_plugin,
     number,
     resolved,
@@ -44,8 +48,9 @@ WORDS = {"task": RECIPES, "mechanism": MECHANISMS, "preset": PRESETS}
 
 @dataclass(frozen=True)
 class Options:
-    """Train a model on a task. Its recipe decides what is not said here; a file (--config) changes
-    the recipe, flags and --set change both. Stopped at any moment, the same command continues.
+    """Train a model on a task. Its recipe decides what is not said here, and takes the recommended
+    model; a file (--config) changes the recipe, flags and --set change both. Stopped at any moment,
+    the same command continues.
 
     cosformer train lm --data my.txt
 
@@ -55,7 +60,7 @@ class Options:
 
     cosformer train sst2 --start runs/mlm
 
-    cosformer train lm --set optimiser.clip=0.5 --set model.options.horizon=512
+    cosformer train lm --set optimiser.clip=0.5 --set model.options.learned=true
     """
 
     task: str
@@ -63,8 +68,8 @@ class Options:
     data: str | None = None
     """Your text file, folder or table, or the name of a text; for other tasks the data folder."""
     mechanism: str | None = None
-    """Attention: cosformer, softmax, … as `cosformer mechanisms` lists them; or a pattern over the
-    layers, as "cosformer*2 softmax"."""
+    """Attention in place of the recommended one: softmax, cosformer, … as `cosformer mechanisms`
+    lists them; or a pattern over the layers, as "cosformer-multiscale*2 softmax"."""
     preset: str | None = None
     """Size of the model: tiny, mini, small, medium, base."""
     length: int | None = None
@@ -112,6 +117,7 @@ def run(options: Options) -> int:
                     print(f"cosformer: train: {note}", file=sys.stderr)
                 start = "" if config.start is None else f", from {config.start}"
                 print(f"run: {config.out}{start} (the same command continues it)")
+                print(f"model: {_about(config, event.model)}")
             _show(event)
     except Diverged as error:
         print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)
@@ -124,7 +130,12 @@ def run(options: Options) -> int:
 
 
 def resolve(options: Options) -> RunConfig:
-    """Recipe, then the run to start from, then file, then flags, then --set."""
+    """Recipe, then the run to start from, then file, then flags, then --set.
+
+    The recipe's model is the recommended one around the mechanism that any of them names. What is
+    recommended gives way to what a run has that is there already: one whose config.json is the
+    file, or whose folder is `out`. So an older run goes on as it was, whatever is recommended now.
+    """
     if options.plugin is not None:
         load_plugin(options.plugin)
     layers = [
@@ -133,10 +144,23 @@ def resolve(options: Options) -> RunConfig:
         settings.parse(options.set),
     ]
     device = resolved(str(_last(layers, "device") or "auto"))
-    data = _last(layers, f"task.options.{data_option(options.task)}")
-    base = recipe(options.task, Setting(device, data if isinstance(data, str) else None))
+    setting = Setting(
+        device,
+        data=_text(layers, f"task.options.{data_option(options.task)}"),
+        mechanism=_text(layers, "model.mechanism"),
+        pretrain=_pretrain(layers),
+    )
+    base, out = recipe(options.task, setting), _text(layers, "out")
+    if is_whole(layers[0]):
+        base = replace(base, model={})  # all of it is in the file
+    elif out is not None and (Path(out) / CONFIG).is_file():
+        fields = setting.model(options.task).keys()
+        own = {name: value for name, value in base.model.items() if name not in fields}
+        there = load_config(Path(out)).model
+        kept = {name: there[name] for name in fields if name in there}
+        base = replace(base, model={**own, **kept})
     config = _merged(base, options, layers)
-    if _last(layers, "out") is None:
+    if out is None:
         # what the start run adds has no part in the name: the run is found when that one is gone
         config = replace(config, out=RUNS / _name(config))
     if config.start is None:
@@ -197,6 +221,33 @@ def _last(layers: Sequence[Mapping[str, Any]], path: str) -> Any:
             value = value.get(name) if isinstance(value, Mapping) else None
         found = found if value is None else value
     return found
+
+
+def _text(layers: Sequence[Mapping[str, Any]], path: str) -> str | None:
+    """What the last layer with this setting says, if that is text; else it is refused later."""
+    found = _last(layers, path)
+    return found if isinstance(found, str) else None
+
+
+def _pretrain(layers: Sequence[Mapping[str, Any]]) -> Objective | None:
+    """What is learnt before the task, as far as these settings say; None: nothing."""
+    if not isinstance(_last(layers, "pretraining"), Mapping):
+        return None
+    return "causal" if _last(layers, "pretraining.objective") == "causal" else "masked"
+
+
+def _about(config: RunConfig, model: ModelConfig) -> str:
+    """What attention the run has, and whether that is what is recommended."""
+    objective = None if config.pretraining is None else config.pretraining.objective
+    wanted = Setting(pretrain=objective).model(config.task.name)
+    schemes = model.position_schemes(causal=model.kind == "decoder")
+    told = {name: str(getattr(model, name) or "none") for name in wanted}
+    told["positions"] = " ".join(dict.fromkeys(schemes.values()))
+    mechanism = told.pop("mechanism")
+    found = ", ".join([mechanism, *(f"{name} {value}" for name, value in told.items())])
+    if any(getattr(model, name) != value for name, value in wanted.items()):
+        return found
+    return f"{found}, as recommended for {use_of(config.task.name)} (--mechanism takes another)"
 
 
 def _in_full(task: TaskConfig) -> TaskConfig:

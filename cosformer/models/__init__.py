@@ -7,7 +7,7 @@ from cosformer.models.decoder import LanguageModel
 from cosformer.models.encoder import Classifier, MaskedLanguageModel, PairClassifier
 from cosformer.models.generation import generate, generate_tokens
 from cosformer.models.presets import PARAMETERS, PRESETS
-from cosformer.models.recommended import RECOMMENDED, recommended
+from cosformer.models.recommended import RECOMMENDED, Use, recommended
 from cosformer.models.sampling import Sampling, choose
 from cosformer.models.translation import EncoderDecoder
 

@@ -65,10 +65,17 @@ class Backbone(nn.Module):
     @property
     def limit(self) -> int | None:
         """The most tokens that a sequence may have; None: any number."""
-        learned = None if self.positions is None else self.config.max_length
-        layers = [layer for block in self._stack for layer in _attention_of(block)]
-        limits = [learned, *(layer.mechanism.traits.max_length for layer in layers)]
-        return min((limit for limit in limits if limit is not None), default=None)
+        return min(self._limits.values(), default=None)
+
+    @property
+    def limited_by(self) -> str:
+        """The names of what sets `limit`, for an error; empty where there is none."""
+        return " and ".join(name for name, limit in self._limits.items() if limit == self.limit)
+
+    @property
+    def streams(self) -> bool:
+        """Whether all mechanisms stream."""
+        return all(inner.traits.state != "none" for inner in self._mechanisms)
 
     @property
     def shifts(self) -> bool:
@@ -198,6 +205,17 @@ class Backbone(nn.Module):
         return found
 
     @property
+    def _limits(self) -> dict[str, int]:
+        """The most tokens by the name of what has such a limit."""
+        found = {} if self.positions is None else {"learned positions": self.config.max_length}
+        for name, block in zip(self.config.mechanisms, self._stack, strict=True):
+            for layer in _attention_of(block):
+                limit = layer.mechanism.traits.max_length
+                if limit is not None:
+                    found[name] = limit
+        return found
+
+    @property
     def _mechanisms(self) -> list[Mechanism]:
         return [block.attention.mechanism for block in self._stack]
 
@@ -222,7 +240,8 @@ class Backbone(nn.Module):
         learned = self.positions is not None
         if learned and length > self.config.max_length:
             raise ValueError(
-                f"length must be at most max_length={self.config.max_length}, got {length}"
+                f"length must be at most max_length={self.config.max_length}, got {length}: "
+                "learned positions end there"
             )
 
     def _shifts(self, layer: AttentionLayer) -> bool:

@@ -73,7 +73,6 @@ def _steps(
 ) -> Iterator[list[int | None]]:
     """The next token of every row; None for rows that have ended."""
     device = model.head.weight.device
-    noise = draws(rows, sampling).to(device)
     tokens, mask = _pad([prompts[row] for row in rows], device, left=True)
     begin = None
     if sources is not None and isinstance(model, EncoderDecoder):
@@ -81,11 +80,11 @@ def _steps(
     x, state = model.backbone.stream(tokens, begin, key_mask=mask)
     stops = torch.tensor(sampling.stop, dtype=torch.int64, device=device)
     ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
-    for n in range(sampling.max_new_tokens):
+    for n, noise in enumerate(draws(rows, sampling, device)):
         if n > 0:
             x, state = model.backbone.step(tokens, state)
         # Logits of the last token alone: those of a whole prompt would be large.
-        chosen = choose(model.head(x[:, -1]), sampling, noise[:, n])
+        chosen = choose(model.head(x[:, -1]), sampling, noise)
         running = (~ended).tolist()
         yield [t if on else None for t, on in zip(chosen.tolist(), running, strict=True)]
         ended = ended | torch.isin(chosen, stops)
@@ -138,7 +137,8 @@ def _check(
     if limit is not None and longest + sampling.max_new_tokens - 1 > limit:
         raise ValueError(
             f"max_new_tokens must be at most {limit + 1 - longest} after a prompt of {longest} "
-            f"tokens, for the model's limit of {limit}, got {sampling.max_new_tokens}"
+            f"tokens, for the model's limit of {limit} ({model.backbone.limited_by}), got "
+            f"{sampling.max_new_tokens}: a model made with recommended('lm') has none"
         )
 
 

@@ -1,11 +1,15 @@
 """The choice of a token from its logits."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cosformer.check import check_number, check_seed, check_whole
+
+BLOCK = 1024
+"""Tokens whose noise is drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,14 @@ def choose(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
     return tokens.gather(1, chosen.clamp(max=reached.shape[1] - 1))[:, 0]
 
 
-def draws(rows: list[int], sampling: Sampling) -> Tensor:
-    """Noise `[B, max_new_tokens]` for these prompts, drawn on the CPU: the same for any device."""
+def draws(rows: list[int], sampling: Sampling, device: torch.device) -> Iterator[Tensor]:
+    """Noise `[B]` of these prompts for each new token in turn.
 
-    def draw(row: int) -> Tensor:
-        generator = torch.Generator().manual_seed(sampling.seed + row)
-        return torch.rand(sampling.max_new_tokens, generator=generator, dtype=torch.float64)
-
-    return torch.stack([draw(row) for row in rows])
+    It is drawn on the CPU, so that it is the same for any device, and a block at a time, so that a
+    text of any length needs no more memory.
+    """
+    generators = [torch.Generator().manual_seed(sampling.seed + row) for row in rows]
+    for begin in range(0, sampling.max_new_tokens, BLOCK):
+        count = min(BLOCK, sampling.max_new_tokens - begin)
+        drawn = [torch.rand(count, generator=each, dtype=torch.float64) for each in generators]
+        yield from torch.stack(drawn, 1).to(device)

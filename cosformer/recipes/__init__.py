@@ -8,7 +8,7 @@ from cosformer.recipes.protocols import (
     Scale,
     TextProtocol,
 )
-from cosformer.recipes.setting import RUNS, Setting, tenth
+from cosformer.recipes.setting import RUNS, Setting, tenth, use_of
 from cosformer.recipes.study import STUDIES, Done, Stage, Trial, check_names, protocols, trials
 from cosformer.recipes.table import RECIPES, data_option, pretrained, recipe
 

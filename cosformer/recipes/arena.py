@@ -1,6 +1,7 @@
 """Long-Range Arena, with the sizes of the small protocol (Chen et al. 2021, Skyformer).
 
-Two layers of width 64, two heads, 128 inside the feed-forward, mean pooling, learned positions.
+Two layers of width 64, two heads, 128 inside the feed-forward, mean pooling. The protocol has
+learned positions and no convolution; here both are those of the recommended model.
 """
 
 from typing import Any
@@ -46,7 +47,7 @@ def _run(name: str, setting: Setting, options: dict[str, Any]) -> RunConfig:
         task=TaskConfig(name, options),
         out=RUNS / name,
         preset="tiny",
-        model=SMALL,
+        model={**setting.model(name), **SMALL},
         optimiser=Optimiser(lr=1e-3, weight_decay=0.05),
         budget=Budget(steps=steps, batch=32),
         evaluation=Evaluation(every=tenth(steps), batches=None if setting.has_gpu else 20),

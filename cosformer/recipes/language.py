@@ -33,6 +33,7 @@ def _run(name: str, setting: Setting) -> RunConfig:
         task=TaskConfig(name, options),
         out=RUNS / name,
         preset=preset,
+        model=setting.model(name),
         optimiser=Optimiser(lr=rate, weight_decay=0.1),
         budget=budget,
         evaluation=Evaluation(every=tenth(budget.steps), batches=20),

@@ -27,7 +27,7 @@ def _run(name: str, setting: Setting, **options: int) -> RunConfig:
         task=TaskConfig(name, options),
         out=RUNS / name,
         preset="mini" if setting.has_gpu else "tiny",
-        model={"layers": 2},
+        model={**setting.model(name), "layers": 2},
         optimiser=Optimiser(lr=2e-3, weight_decay=0.1),
         budget=Budget(steps=steps, batch=64 if setting.has_gpu else 32),
         evaluation=Evaluation(every=tenth(steps), batches=20),

@@ -34,7 +34,7 @@ def _run(name: str, setting: Setting) -> RunConfig:
         task=TaskConfig(name, options),
         out=RUNS / name,
         preset="mini" if setting.has_gpu else "tiny",
-        model={"dropout": 0.1},
+        model={**setting.model(name), "dropout": 0.1},
         optimiser=Optimiser(lr=1e-3, weight_decay=0.05),
         budget=Budget(steps=steps, batch=32),
         evaluation=Evaluation(every=tenth(steps), batches=40),

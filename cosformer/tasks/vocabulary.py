@@ -32,6 +32,9 @@ class Vocabulary(Protocol):
 
     def decode(self, tokens: Array) -> str: ...
 
+    def piece(self, token: int) -> bytes:
+        """What a token adds to a text that goes on."""
+
     def plain(self) -> dict[str, Any]:
         """What JSON can keep of it, for `restore`."""
 
@@ -48,6 +51,9 @@ class Bytes:
 
     def decode(self, tokens: Array) -> str:
         return bytes(np.asarray(tokens, np.uint8)).decode(errors="replace")
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token])
 
     def plain(self) -> dict[str, Any]:
         return {"kind": self.kind}
@@ -77,6 +83,10 @@ class Words:
 
     def decode(self, tokens: Array) -> str:
         return " ".join(self.names[n] for n in np.asarray(tokens).tolist()).replace("<eos>", "\n")
+
+    def piece(self, token: int) -> bytes:
+        name = self.names[token]
+        return b" " + (b"\n" if name == "<eos>" else name.encode())
 
     def plain(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": self.names}
@@ -114,6 +124,9 @@ class Merges:
     def decode(self, tokens: Array) -> str:
         joined = b"".join(self.pieces[n] for n in np.asarray(tokens).tolist())
         return joined.decode(errors="replace")
+
+    def piece(self, token: int) -> bytes:
+        return self.pieces[token]
 
     def plain(self) -> dict[str, Any]:
         return {"kind": self.kind, "pairs": [list(pair) for pair in self.ranks]}

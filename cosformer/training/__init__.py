@@ -21,6 +21,7 @@ from cosformer.training.folder import (
     LOG,
     comparable,
     is_same_run,
+    is_whole,
     load_config,
     read_json,
     state_of,

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +17,8 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 BOARD, VOCABULARY, DATA = "tensorboard", "vocabulary.json", "data.json"
 WRITTEN = (CONFIG, STATUS, VOCABULARY, DATA, LAST, BEST)
 """Files that are replaced as a whole."""
+OF_EVERY_RUN = {"task", "out", "preset", "model", "optimiser", "schedule", "budget", "evaluation"}
+"""Settings that every run keeps, however old it is."""
 STATES = ("running", "finished", "failed")
 """Of a run that a process has, that has ended, or that an error has ended."""
 
@@ -74,6 +76,11 @@ def load_config(folder: Path) -> RunConfig:
         return build(RunConfig, read_json(path))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} must be the config of a run: {error}") from None
+
+
+def is_whole(settings: Mapping[str, Any]) -> bool:
+    """Whether settings are those that a run keeps, which are all, and not a few by hand."""
+    return settings.keys() >= OF_EVERY_RUN
 
 
 def comparable(settings: dict[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,12 @@ def require_fit(phase: Phase, before: Loaded) -> None:
                 f"model.{name} must be that of the run to start from, {wanted!r} in "
                 f"{before.folder}, got {given!r}"
             )
+    if here.conv and here.conv % 2 == 0 and here.kind != "decoder":
+        raise ValueError(
+            f"start must be a run whose convolution can look at both sides, for a {here.kind}, got "
+            f"conv={there.conv} in {before.folder}: begin from a run of mlm, or train that one "
+            f"with --set model.conv={here.conv + 1}"
+        )
     if here.mechanism_options != there.mechanism_options:  # a cls token makes sequences longer
         _require_shapes(phase, before)
     own, theirs = phase.task.vocabulary, kept_vocabulary(before.folder)

@@ -1,15 +1,11 @@
 """Text in, text out: a language model with the vocabulary that it was trained on."""
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from cosformer.models import LanguageModel, Sampling, generate, generate_tokens
 from cosformer.tasks import Vocabulary, Words
-
-UNFINISHED = "\ufffd"
-"""What the beginning of a character of several bytes decodes to."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +22,22 @@ class Writer:
         return [until(self._write(tokens), stop) for tokens in found]
 
     def stream(self, prompt: str, stop: Sequence[str] = ()) -> Iterator[str]:
-        """What follows one prompt, in pieces; a piece comes when later tokens cannot change it."""
-        tokens, shown = list[int](), 0
+        """What follows one prompt, in pieces; a piece comes when later tokens cannot change it.
+
+        Nothing that was shown is remembered, so that a text may have any length.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        waiting = ""  # text that may be the beginning of a stop
         for token in generate_tokens(self.model, self._read(prompt), self.sampling):
-            tokens.append(token)
-            text = self._write(tokens)
-            if (end := until(text, stop)) != text:
-                yield end[shown:]
+            waiting += decoder.decode(self.vocabulary.piece(token))
+            if (end := until(waiting, stop)) != waiting:
+                yield end
                 return
-            settled = len(text) - _open_end(text, stop)
-            if settled > shown:
-                yield text[shown:settled]
-                shown = settled
-        yield self._write(tokens)[shown:]
+            settled = len(waiting) - _begun(waiting, stop)
+            if settled:
+                yield waiting[:settled]
+                waiting = waiting[settled:]
+        yield until(waiting + decoder.decode(b"", final=True), stop)
 
     def _read(self, text: str) -> list[int]:
         tokens = encode(self.vocabulary, text)
@@ -47,8 +46,7 @@ class Writer:
         return tokens
 
     def _write(self, tokens: Sequence[int]) -> str:
-        begin = " " if isinstance(self.vocabulary, Words) else ""
-        return begin + self.vocabulary.decode(np.array(tokens, np.int64))
+        return b"".join(map(self.vocabulary.piece, tokens)).decode(errors="replace")
 
 
 def encode(vocabulary: Vocabulary, text: str) -> list[int]:
@@ -62,8 +60,7 @@ def until(text: str, stops: Sequence[str]) -> str:
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
 
 
-def _open_end(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end that the next token may still change, or turn into a stop."""
-    unfinished = len(text) - len(text.rstrip(UNFINISHED))
+def _begun(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end that later ones may turn into a stop."""
     begun = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-    return max(unfinished, max(begun, default=0))
+    return max(begun, default=0)

@@ -56,6 +56,7 @@ STREAMS = [
     (b"abc", (), ["a", "b", "c"]),
     ("aé€".encode(), (), ["a", "é", "€"]),  # nothing of a character before all of it
     (b"a\xff", (), ["a", "\ufffd"]),  # what is no text ends, too
+    (b"a\xe2\x82", (), ["a", "\ufffd"]),  # and so does a character that was begun
     (b"one\n\ntwo", ("\n\n",), ["o", "n", "e"]),
     (b"a-b--c", ("--",), ["a", "-b"]),  # what may begin a stop waits
     (b"abcdef", ("e", "xyz", "cd"), ["a", "b"]),  # the first stop counts
@@ -91,9 +92,15 @@ BAD = [
     (("--prompt", ""), "prompt must be at least one token, got ''"),
     (("--prompt", "a", "--stop", ""), "stop must be texts of one character or more"),
     (("--prompt", "a", "--temperature", "-1"), "temperature must be finite and at least 0, got -1"),
-    (("--prompt", "a", "--tokens", "900"), "tokens must be at most 64 after a prompt of 1,"),
+    (
+        ("--prompt", "a", "--tokens", "900"),
+        "most 64 after a prompt of 1, for the model's limit of 64 (learned positions and",
+    ),
     (("--prompt", "a", "--tokens", "0"), "generate: tokens must be at least 1, got 0"),
-    (("--prompt", "a" * 65), "prompt must be at most 64 tokens, got 65"),
+    (
+        ("--prompt", "a" * 65),
+        "(learned positions and cosformer), got 65: the model that `cosformer train lm` makes by",
+    ),
     (("--prompt", "a", "--seed", str(2**63)), f"seed must be below {2**63}, got 92233"),
 ]
 

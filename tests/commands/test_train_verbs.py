@@ -1,10 +1,12 @@
 """`cosformer train` and `runs`, as they are typed."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ import torch
 from cosformer.commands import train
 from cosformer.commands.train import Options, resolve
 from cosformer.mechanisms import MECHANISMS
+from cosformer.models import recommended
 from cosformer.recipes import RECIPES, Setting, recipe
 from cosformer.tasks import TASKS
 from cosformer.tasks.tables import KNOWN
-from cosformer.training import Pretraining, load
+from cosformer.training import Pretraining, Progress, Trainer, load
 
 TINY = [
     "--steps", "2", "--batch", "4", "--preset", "tiny", "--set", "log_every=1", "--device", "cpu",
@@ -25,16 +28,40 @@ TINY = [
 LM = ["train", "lm", "--data", "my.txt", *TINY]
 
 
+def lm(**given):
+    """The run of that command, with other options."""
+    tiny = ("log_every=1", "model.layers=1", "model.width=16", "evaluation.batches=1")
+    settings = (*tiny, *given.pop("set", ()))
+    small = {"steps": 2, "batch": 4, "preset": "tiny", "device": "cpu", "set": settings}
+    return resolve(Options("lm", data="my.txt", **small, **given))
+
+
+def stop_after_a_step(config):
+    with contextlib.closing(Trainer(config).events()) as events:
+        next(event for event in events if isinstance(event, Progress))
+
+
 def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, shell):
     shown = shell.shows(*LM)
     (run,) = (here / "runs").iterdir()
     said = [f"run: runs/{run.name} (the same command continues it)", "on cpu (1 thread)"]
-    said += ["cosformer decoder, 1 layers of 16", "training 2/2  loss", "finished: 2 steps"]
+    said += ["model: cosformer-multiscale, positions none, conv 4, as recommended for lm (--mech"]
+    said += [
+        "cosformer-multiscale decoder, 1 layers of 16",
+        "training 2/2  loss",
+        "finished: 2 steps",
+    ]
     assert [words for words in said if words not in shown] == []
-    assert load(run).model.config.mechanism == "cosformer"
+    assert load(run).model.config.mechanism == "cosformer-multiscale"
     log = (run / "log.jsonl").read_bytes()
     assert f"runs/{run.name} is finished: 2 steps" in shell.shows(*LM)
     assert (run / "log.jsonl").read_bytes() == log
+
+
+def test_the_recommended_model_writes_beyond_its_length_and_remembers_no_more(here, shell):
+    shell.shows(*LM, "--length", "16", "--out", "r")
+    assert len(shell.shows("generate", "r", "--tokens", "300", "--prompt", "green")) > 200
+    assert "), and as many after any number of them\n" in shell.shows("evaluate", "r")
 
 
 def test_what_becomes_of_odd_texts_is_said(here, shell):
@@ -71,6 +98,69 @@ def test_a_model_whose_layers_differ_is_trained_judged_and_used_beyond_its_lengt
     assert "is finished" in shell.shows(*LM, *given)
     shell.shows("evaluate", run, "--device", "cpu")
     shell.shows("generate", run, "--tokens", "40", "--prompt", "green", "--device", "cpu")
+
+
+def test_a_hybrid_goes_on_after_a_stop_and_writes_beyond_its_length(here, shell):
+    pattern = "cosformer-multiscale*2 softmax"
+    command = [*LM, "--mechanism", pattern, "--set=model.layers=3", "--length", "16", "--out", "r"]
+    stop_after_a_step(lm(mechanism=pattern, set=("model.layers=3",), length=16, out=Path("r")))
+    shown = shell.shows(*command)
+    assert "from step 1 on" in shown
+    assert "model: cosformer-multiscale*2 softmax, positions none rotary, conv 4\n" in shown
+    shell.shows(*command[:-1], "whole")
+    one, other = (load(folder).model.state_dict() for folder in ("r", "whole"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len(shell.shows("generate", "r", "--tokens", "60", "--prompt", "green")) > 40
+    remembered = shell.shows("evaluate", "r").partition("a stream remembers ")[2]
+    each = 2 * 16 * 4  # keys and values of 16 columns in float32
+    assert f", softmax {16 * each:,})" in remembered
+    assert f"and {each} more with every later one\n" in remembered
+
+
+CLOTHES = {
+    "flag": {"mechanism": "softmax"},
+    "set": {"set": ("model.mechanism=softmax",)},
+    "file": {"config": Path("a.toml")},
+}
+
+
+def test_a_mechanism_comes_in_its_best_clothes_however_it_is_named(here):
+    (here / "a.toml").write_text("[model]\nmechanism = 'softmax'\n")
+    found = [resolve(Options("lm", device="cpu", **given)) for given in CLOTHES.values()]
+    assert found[0] == found[1] == found[2]
+    assert found[0].model == recommended("lm", "softmax")
+    bare = ("model.conv=0", "model.positions=learned")
+    bare = resolve(Options("lm", device="cpu", mechanism="softmax", set=bare))
+    assert bare.model == {"mechanism": "softmax", "conv": 0, "positions": "learned"}
+    assert len({bare.out.name, found[0].out.name, resolve(Options("lm")).out.name}) == 3
+
+
+@pytest.fixture
+def older(here):
+    """A run from before a model was recommended, stopped after its first step."""
+    config = lm(out=Path("r"))
+    model = {name: config.model[name] for name in config.model.keys() - recommended("lm").keys()}
+    stop_after_a_step(replace(config, model=model))
+    return config.out
+
+
+@pytest.mark.parametrize("given", [[*LM, "--out", "r"], ["train", "lm", "--config=r/config.json"]])
+def test_an_older_run_goes_on_as_it_was(older, given, shell):
+    shown = shell.shows(*given)
+    assert "model: cosformer, positions learned, conv none\n" in shown
+    assert "from step 1 on" in shown
+    assert load(older).model.config.positions == "learned"
+    shell.shows("evaluate", older)
+    shell.shows("generate", older, "--prompt", "green", "--tokens", "5")
+    assert "is finished" in shell.shows(*given)
+
+
+def test_an_older_run_is_not_mixed_with_what_is_recommended(older, shell):
+    settings = ["--config", "r/config.json", "--out", "s", "--seed", "7"]
+    assert "model: cosformer, positions learned, conv none\n" in shell.shows(*LM[:2], *settings)
+    mixed = shell.refuses(*LM, "--out", "r", "--set", "model.conv=4")
+    assert "with model.conv = None, here it is 4" in mixed
+    assert lm(start=older).model.keys().isdisjoint(recommended("lm"))
 
 
 def test_flat_options_of_a_pattern_are_answered_with_the_right_form(here, shell):
@@ -262,7 +352,7 @@ def test_settings_name_the_folder(here):
     seeds = (None, None, 5)
     one, same, other = (resolve(Options("lm", device="cpu", seed=seed)).out for seed in seeds)
     assert one == same != other
-    assert (one.parent, one.name[:13]) == (Path("runs"), "lm-cosformer-")
+    assert (one.parent, one.name[:-8]) == (Path("runs"), "lm-cosformer-multiscale-")
     assert resolve(Options("lm", device="cpu", set=("out=here",))).out == Path("here")
 
 
@@ -291,6 +381,9 @@ def test_pretraining_is_a_flag_and_a_part_of_the_file(here):
     (here / "a.toml").write_text("[pretraining]\nrate = 0.4\nobjective = 'masked'\n")
     config = resolve(Options("image", pretrain="causal", config=Path("a.toml"), lr=0.5))
     assert config.pretraining == Pretraining("causal", 0.4, config.budget, 0.5)
+    (here / "b.toml").write_text("[pretraining]\nlr = 0.1\n")
+    for given in ({"pretrain": "masked"}, {"config": Path("b.toml")}):
+        assert resolve(Options("mqar", **given)).model["conv"] == 5  # both phases can use it
     (here / "a.json").write_text(json.dumps({"pretraining": None}))
     config = resolve(Options("image", pretrain="masked", config=Path("a.json")))
     assert config.pretraining == Pretraining("masked", 0.5, config.budget, config.optimiser.lr)

@@ -14,6 +14,7 @@ from cosformer import cli
 from cosformer.completion import verb
 from cosformer.config import merge
 from cosformer.mechanisms import MECHANISMS
+from cosformer.models import recommended
 from cosformer.recipes import RECIPES, Setting, recipe
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,14 @@ def test_the_settings_of_the_page_on_training_are_settings():
     (block,) = _blocks(ROOT / "docs" / "training.md", "toml")
     config = merge(recipe("lm", Setting()), tomllib.loads(block))
     assert (config.budget.accumulate, config.task.options["tokens"]) == (4, "bpe")
+
+
+@pytest.mark.parametrize("use", ["lm", "mlm", "classify"])
+def test_the_page_on_models_names_what_is_recommended(use):
+    fields = recommended(use)
+    assert fields.keys() == {"mechanism", "positions", "conv"}
+    line = f"| `{use}` | `{fields['mechanism']}` | `{fields['positions']}` | {fields['conv']} | "
+    assert line in (ROOT / "docs" / "models.md").read_text()
 
 
 def test_every_verb_in_the_makefile_exists():

@@ -1,5 +1,7 @@
 """The choice of a token: what temperature, top-k and top-p leave, and how often."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -61,10 +63,12 @@ def test_noise_at_its_ends_chooses_a_token_that_is_left():
 
 
 def test_a_row_draws_from_its_own_seed():
-    both = draws([0, 1], Sampling(seed=5))
-    assert torch.equal(both[1], draws([0], Sampling(seed=6))[0])
+    sampling, cpu = Sampling(seed=5, max_new_tokens=2500), torch.device("cpu")
+    both = torch.stack([*draws([0, 1], sampling, cpu)], 1)
+    assert torch.equal(both[1], torch.cat([*draws([0], replace(sampling, seed=6), cpu)]))
     assert not torch.equal(both[0], both[1])
-    assert both.shape == (2, 100)
+    at_once = torch.rand(2500, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    assert torch.equal(both[0], at_once)  # though it is drawn in blocks
 
 
 def test_logits_of_a_diverged_model_are_refused():

@@ -39,6 +39,7 @@ def runs(data):
     for kind in ("bytes", "bpe"):
         tokens = (f"task.options.tokens={kind}", "task.options.length=32")
         begin(data, "mlm", "my.txt", out=data / kind, set=(*SMALL, *tokens))
+    begin(data, "lm", "my.txt", out=data / "even", set=(*SMALL, "task.options.length=32"))
     pooling = ("model.pooling=cls", "task.options.tokens=bytes", "task.options.length=32")
     begin(data, out=data / "two", set=(*SMALL, *pooling))
     return data
@@ -140,6 +141,7 @@ WRONG = {
     "option": ({"set": ("model.options.a=1",)}, r"model.options must be .*, \{\} .* got \{'a': 1"),
     "length": ({"length": 33}, "at least the task's length 33, got 32 for a start from"),
     "tokens": ({"set": ("task.options.tokens=bpe",)}, "before, bytes of 256, got bpe"),
+    "conv": ({"start": "even"}, "can look at both sides, for a classifier, got conv=4 in .*even: "),
     "size": ({"start": "bpe", "set": ("task.options.vocabulary=300",)}, r"bpe of \d+, got .* 300"),
 }
 

@@ -1,0 +1,96 @@
+"""What is recommended is what recipes train, and every mechanism can wear it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cosformer.mechanisms import MECHANISMS
+from cosformer.models import ModelConfig, create_model, recommended
+from cosformer.recipes import RECIPES, Setting, recipe, use_of
+
+KINDS = {"decoder": "lm", "masked-lm": "mlm", "classifier": "classify", "pairs": "classify"}
+"""Kind of model -> the use that its fields are recommended for."""
+LENGTH = 21
+
+
+@pytest.mark.parametrize("mechanism", [None, "softmax", "cosformer-multiscale*2 softmax"])
+def test_every_recipe_trains_what_is_recommended(mechanism):
+    for name in RECIPES:
+        for device in ("cpu", "cuda"):
+            found = recipe(name, Setting(device, mechanism=mechanism)).model
+            assert found.items() >= recommended(use_of(name), mechanism).items()
+
+
+def test_an_unknown_use_is_an_error_that_names_those_there_are():
+    with pytest.raises(ValueError, match="use must be one of lm, mlm, classify, got 'chess'"):
+        recommended("chess")
+
+
+def learns(kind, mechanism, **fields):
+    """Whether such a model can be made; if so it reads padded tokens and gets gradients."""
+    given = {"vocabulary": 11, "width": 16, "max_length": LENGTH, **fields, "mechanism": mechanism}
+    classes = 3 if kind in ("classifier", "pairs") else None
+    try:
+        model = create_model(ModelConfig(kind=kind, classes=classes, **given))
+    except ValueError:
+        return False
+    tokens = torch.randint(11, (2, LENGTH))
+    mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [14]])
+    out = model(tokens, tokens, mask, mask) if kind == "pairs" else model(tokens, mask)
+    if kind in ("decoder", "masked-lm"):
+        out = out[mask]  # those of padding mean nothing
+    out.square().sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert out.isfinite().all()
+    assert gradients
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    return True
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_mechanism_works_as_recommended_wherever_it_works_bare(mechanism):
+    torch.manual_seed(0)
+    for kind, use in KINDS.items():
+        assert learns(kind, mechanism) == learns(kind, **recommended(use, mechanism)), kind
+
+
+@pytest.mark.parametrize("kinds", [("masked-lm", "decoder"), ("decoder", "classifier")])
+@pytest.mark.parametrize("mechanism", ["cosformer-multiscale", "softmax", "linear"])
+def test_the_same_fields_serve_either_direction_where_both_are_learnt(mechanism, kinds):
+    fields = recommended(KINDS[kinds[1]], mechanism, both_ways=True)
+    assert all(learns(kind, **fields) for kind in kinds)
+
+
+def test_masked_tokens_before_a_causal_task_make_the_convolution_odd():
+    widths = {
+        pretrain: recipe("mqar", Setting(pretrain=pretrain)).model["conv"]
+        for pretrain in (None, "causal", "masked")
+    }
+    assert widths == {None: 4, "causal": 4, "masked": 5}
+
+
+@torch.no_grad()
+def test_the_recommended_language_model_has_no_last_token_and_a_memory_that_does_not_grow():
+    for options in ({}, {"horizon": 80, "decay": [0.2, 0.7]}):  # the second passes its horizon
+        torch.manual_seed(0)
+        config = replace(ModelConfig(max_length=16, width=16, **recommended("lm")), options=options)
+        model = create_model(config).double().eval()
+        assert model.backbone.limit is None
+        tokens = torch.randint(256, (1, 120))
+        full, (first, state) = model(tokens), model.stream(tokens[:, :16])
+        outs, held = [first], set()
+        for token in tokens[:, 16:].split(1, 1):
+            out, state = model.step(token, state)
+            outs.append(out)
+            held.add(sum(x.nbytes for x in _tensors(state)))
+        torch.testing.assert_close(torch.cat(outs, 1), full)
+        assert len(held) == 1
+        assert model.stream_memory(16) == model.stream_memory(10**9)
+
+
+def _tensors(state):
+    """All tensors of a state, however deep they lie."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    return [x for part in state for x in _tensors(part)] if isinstance(state, tuple) else []
