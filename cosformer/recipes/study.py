@@ -22,11 +22,13 @@ _GATED = "cosformer-gated"
 _WINDOW = {"local": {"window": 126}}  # a causal window of 64 tokens: half of it, and the own one
 _NORM_SIGMOID = {"norm": True, "gate": "sigmoid"}
 _LOWER_HALF = f"local*3 {_MULTISCALE}*3"
+_GATED_FOURTH = f"{_GATED}*3 softmax {_GATED}*2"
 _FOURTH = f"{_MULTISCALE}*3 softmax {_MULTISCALE}*2"
 
 LM: dict[str, Fields] = {
     SOFTMAX: {"mechanism": "softmax"},
     "softmax-conv": {"mechanism": "softmax", "conv": 4},
+    "softmax-norm-sigmoid": {"mechanism": "softmax", **_NORM_SIGMOID},
     "cosformer": {"mechanism": "cosformer"},
     "cosformer-1-head": {"mechanism": "cosformer", "heads": 1},
     "cosformer-norm-gate": {"mechanism": "cosformer", "norm": True, "gate": True},
@@ -50,14 +52,10 @@ LM: dict[str, Fields] = {
     "multiscale-learned-norm-sigmoid": {
         "mechanism": _MULTISCALE, "options": {"learned": True}, **_NORM_SIGMOID,
     },
-    "multiscale-both-signs": {"mechanism": _MULTISCALE, "options": {"both_signs": True}},
     "gated": {"mechanism": _GATED},
     "gated-gate": {"mechanism": _GATED, "gate": True},
     "gated-norm-sigmoid": {"mechanism": _GATED, **_NORM_SIGMOID},
     "gated-norm-sigmoid-qk-norm": {"mechanism": _GATED, "qk_norm": True, **_NORM_SIGMOID},
-    "gated-norm-sigmoid-both-signs": {
-        "mechanism": _GATED, "options": {"both_signs": True}, **_NORM_SIGMOID,
-    },
     "gated-norm-sigmoid-8-heads-of-64": {
         "mechanism": _GATED, "heads": 8, "head_dim": 64, **_NORM_SIGMOID,
     },
@@ -67,7 +65,7 @@ LM: dict[str, Fields] = {
         "mechanism": f"local {_GATED}", "options": _WINDOW, **_NORM_SIGMOID,
     },
     "hybrid-6-gated-norm-sigmoid": {
-        "mechanism": f"{_GATED}*3 softmax {_GATED}*2", **_NORM_SIGMOID,
+        "mechanism": _GATED_FOURTH, **_NORM_SIGMOID,
     },
     "local-multiscale": {"mechanism": _LOWER_HALF, "options": _WINDOW},
     "local-multiscale-conv-gate": {
@@ -88,6 +86,7 @@ own best (`positions="auto"`) unless an entry names others. hybrid-6: one softma
 MLM: dict[str, Fields] = {
     SOFTMAX: {"mechanism": "softmax"},
     "softmax-conv": {"mechanism": "softmax", "conv": 5},
+    "softmax-norm-sigmoid": {"mechanism": "softmax", **_NORM_SIGMOID},
     "cosformer": {"mechanism": "cosformer"},
     "cosformer-conv": {"mechanism": "cosformer", "conv": 5},
     "multiscale": {"mechanism": _MULTISCALE},
@@ -98,6 +97,11 @@ MLM: dict[str, Fields] = {
         "mechanism": _MULTISCALE, "conv": 5, "options": {"learned": True},
     },
     "gated-conv": {"mechanism": _GATED, "conv": 5},
+    "gated-norm-sigmoid": {"mechanism": _GATED, **_NORM_SIGMOID},
+    "gated-conv-norm-sigmoid": {"mechanism": _GATED, "conv": 5, **_NORM_SIGMOID},
+    "hybrid-6-gated-conv-norm-sigmoid": {
+        "mechanism": _GATED_FOURTH, "conv": 5, **_NORM_SIGMOID,
+    },
     "hybrid-6-conv": {"mechanism": _FOURTH, "conv": 5},
 }  # fmt: skip
 """Entries of the study of masked bytes."""

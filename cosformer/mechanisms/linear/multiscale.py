@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import cosformer.ops as ops
 from cosformer.check import check_bool, check_number
 from cosformer.mechanisms.linear.decay import log_gate
-from cosformer.mechanisms.linear.family import LinearMechanism, Start
+from cosformer.mechanisms.linear.family import LinearMechanism
 from cosformer.mechanisms.request import Request
 
 HORIZON = 65_536.0
@@ -33,36 +33,14 @@ class DecayingCosformer(LinearMechanism):
     feature_map = "relu"
 
     def __init__(
-        self,
-        heads: int,
-        width: int,
-        *,
-        key_heads: int | None = None,
-        horizon: float,
-        both_signs: bool,
+        self, heads: int, width: int, *, key_heads: int | None = None, horizon: float
     ) -> None:
         super().__init__(heads, width, key_heads=key_heads)
         check_number("horizon", horizon)
-        check_bool("both_signs", both_signs)
-        self.both_signs = both_signs
         found = ops.read_horizon(horizon, heads, self.key_heads)
         assert isinstance(found, float)
         self.horizon, self.theta = found, math.pi / (2 * found)
         self.states = ops.WEIGHTS[ops.kind_within(found, "cosine")]
-
-    def queries(self, q: Tensor, start: Start) -> Tensor:
-        return torch.cat([q, -q], -1) if self.both_signs else q
-
-    def keys(self, k: Tensor, start: Start) -> Tensor:
-        return self.queries(k, start)
-
-    @property
-    def feature_width(self) -> int:
-        return self.width * (1 + self.both_signs)
-
-    @property
-    def stores_features(self) -> bool:
-        return self.both_signs
 
     def check_position(self, state: Any, tokens: int) -> None:
         if self.traits.max_length is not None:
@@ -97,17 +75,14 @@ class CosformerMultiscale(DecayingCosformer):
         horizon: float = HORIZON,
         decay: ops.Rates | str = "multiscale",
         learned: bool = False,
-        both_signs: bool = False,
     ) -> None:
         """`horizon`: one number; `math.inf` leaves the cosine out. `decay`: γ in (0, 1], one
         number, one per key head, or `multiscale`, which stands for `cosformer.multiscale_decays`.
         Where every decay is at most 2^(-24/horizon), weights vanish before the horizon and no
         sequence is too long; otherwise the horizon is the longest. `learned`: whether decays are
         parameters that begin with these numbers, which must be below 2^(-24/horizon) then and stay
-        so. Decays that are not learned are in no checkpoint. `both_signs`: features are relu(x) and
-        relu(−x), twice as many, so that a number below 0 is not lost; the state is twice as
-        large."""
-        super().__init__(heads, width, key_heads=key_heads, horizon=horizon, both_signs=both_signs)
+        so. Decays that are not learned are in no checkpoint."""
+        super().__init__(heads, width, key_heads=key_heads, horizon=horizon)
         check_bool("learned", learned)
         self.decay = ops.read_decay(decay, self.key_heads)
         self.most = ops.vanishing_decay(self.horizon)
@@ -167,13 +142,11 @@ class CosformerGated(DecayingCosformer):
         *,
         key_heads: int | None = None,
         horizon: float = HORIZON,
-        both_signs: bool = False,
     ) -> None:
         """`horizon`: one number; `math.inf` leaves the cosine out. No decay is above
         2^(-24/horizon), so weights vanish before the horizon and no sequence is too long. A layer's
-        gates begin as `cosformer.multiscale_decays` for every token. `both_signs`: features are
-        relu(x) and relu(−x), as of `cosformer-multiscale`."""
-        super().__init__(heads, width, key_heads=key_heads, horizon=horizon, both_signs=both_signs)
+        gates begin as `cosformer.multiscale_decays` for every token."""
+        super().__init__(heads, width, key_heads=key_heads, horizon=horizon)
         self.log_most = math.log(ops.vanishing_decay(self.horizon))
 
     def control_bias(self, name: str) -> Tensor | None:
