@@ -45,14 +45,14 @@ def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, sh
     shown = shell.shows(*LM)
     (run,) = (here / "runs").iterdir()
     said = [f"run: runs/{run.name} (the same command continues it)", "on cpu (1 thread)"]
-    said += ["model: cosformer-multiscale, positions none, conv 4, as recommended for lm (--mech"]
+    said += ["model: cosformer-gated, positions none, norm yes, gate sigmoid, conv none, as rec"]
     said += [
-        "cosformer-multiscale decoder, 1 layers of 16",
+        "cosformer-gated decoder, 1 layers of 16",
         "training 2/2  loss",
         "finished: 2 steps",
     ]
     assert [words for words in said if words not in shown] == []
-    assert load(run).model.config.mechanism == "cosformer-multiscale"
+    assert load(run).model.config.mechanism == "cosformer-gated"
     log = (run / "log.jsonl").read_bytes()
     assert f"runs/{run.name} is finished: 2 steps" in shell.shows(*LM)
     assert (run / "log.jsonl").read_bytes() == log
@@ -106,7 +106,10 @@ def test_a_hybrid_goes_on_after_a_stop_and_writes_beyond_its_length(here, shell)
     stop_after_a_step(lm(mechanism=pattern, set=("model.layers=3",), length=16, out=Path("r")))
     shown = shell.shows(*command)
     assert "from step 1 on" in shown
-    assert "model: cosformer-multiscale*2 softmax, positions none rotary, conv 4\n" in shown
+    assert (
+        "model: cosformer-multiscale*2 softmax, positions none rotary, norm yes, gate sigmoid, conv none\n"
+        in shown
+    )
     shell.shows(*command[:-1], "whole")
     one, other = (load(folder).model.state_dict() for folder in ("r", "whole"))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -352,7 +355,7 @@ def test_settings_name_the_folder(here):
     seeds = (None, None, 5)
     one, same, other = (resolve(Options("lm", device="cpu", seed=seed)).out for seed in seeds)
     assert one == same != other
-    assert (one.parent, one.name[:-8]) == (Path("runs"), "lm-cosformer-multiscale-")
+    assert (one.parent, one.name[:-8]) == (Path("runs"), "lm-cosformer-gated-")
     assert resolve(Options("lm", device="cpu", set=("out=here",))).out == Path("here")
 
 

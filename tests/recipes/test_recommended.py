@@ -23,7 +23,9 @@ def test_every_recipe_trains_what_is_recommended(mechanism):
 
 
 def test_an_unknown_use_is_an_error_that_names_those_there_are():
-    with pytest.raises(ValueError, match="use must be one of lm, mlm, classify, got 'chess'"):
+    with pytest.raises(
+        ValueError, match="use must be one of lm, mlm, classify, recall, got 'chess'"
+    ):
         recommended("chess")
 
 
