@@ -16,8 +16,9 @@ COMPARED = "softmax"
 """The entry that others are compared with."""
 FAR = (1, 2, 4, 8)
 """Positions, in lengths of training, up to which a table tells the loss in long sequences."""
-DRAWN = 5
-"""Entries that curves are drawn of, the best ones; softmax is drawn always."""
+DRAWN = 4
+"""Entries that curves are drawn of, the best ones. Softmax is drawn always, and so is the best
+entry without exact layers."""
 
 
 def study_table(rows: Sequence[Row]) -> str:
@@ -56,13 +57,15 @@ def probe_table(rows: Sequence[Row]) -> str:
 
 def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Loss in training against tokens, and against seconds of the device for entries that were
-    timed alone: the best entries of the longest runs of the full protocol."""
+    timed alone; loss on validation by position. Of the longest runs of the full protocol: the best
+    entries, softmax, and the best without exact layers."""
     judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
     full = [row for row in judged if row.config["scale"] == "full"] or judged
     size = max(map(_size, full))
     longest = [row for row in judged if _size(row) == size]
     best = sorted((each[0] for each in _by_entry(longest).values()), key=_loss)
-    drawn = [row for n, row in enumerate(best) if n < DRAWN or _entry(row) == COMPARED]
+    constant = next((row for row in best if COMPARED not in row.config["mechanism"]), None)
+    drawn = [r for n, r in enumerate(best) if n < DRAWN or _entry(r) == COMPARED or r is constant]
     timed = [row for row in rows if row.what == "train_speed" and _size(row)[:-1] == size[:-1]]
     speeds = {_entry(row): row.value for row in timed}
     scales: dict[str, dict[str, float]] = {"million tokens": {_entry(row): 1e6 for row in drawn}}
@@ -70,14 +73,16 @@ def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
         scales["seconds of the device"] = speeds
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots(1, len(scales), squeeze=False, sharey=True)[0]
-        for axis, (title, scale) in zip(axes, scales.items(), strict=True):
+        *curves, last = figure.subplots(1, len(scales) + 1, squeeze=False)[0]
+        for axis, (title, scale) in zip(curves, scales.items(), strict=True):
             _draw_curves(axis, drawn, scale)
             axis.set_xlabel(title)
-        axes[0].set_ylabel(f"{UNITS[judged[0].what]}, in training")
-        axes[0].legend(frameon=False, fontsize=8)
+            axis.set_ylim(0.97 * drawn[0].value, 1.6 * drawn[0].value)
+        curves[0].set_ylabel(f"{UNITS[judged[0].what]}, in training")
+        _draw_positions(last, drawn)
+        last.legend(frameon=False, fontsize=8)
 
-    return figure_bytes(draw, (4.8 * len(scales), 3.4), file_format)
+    return figure_bytes(draw, (4.8 * (len(scales) + 1), 3.4), file_format)
 
 
 def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> None:
@@ -88,6 +93,18 @@ def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> No
             points = [(step * c["batch"] * c["length"], loss) for step, loss, _ in c["curve"]]
             along = [tokens / scale[name] for tokens, _ in points]
             axis.plot(along, [loss for _, loss in points], color=colour, label=name)
+    axis.grid(color="#e6e8eb", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
+def _draw_positions(axis: Any, drawn: Sequence[Row]) -> None:
+    """Loss on validation by the position in a sequence: what a longer past is worth."""
+    for row, colour in zip(drawn, OTHER_COLOURS, strict=False):
+        c = row.config
+        along = [(n + 0.5) * c["bin"] for n in range(len(c["by_position"]))]
+        axis.plot(along, c["by_position"], color=colour, label=_entry(row))
+    axis.set_xlabel("position")
+    axis.set_ylabel(f"{UNITS[drawn[0].what]}, on validation")
     axis.grid(color="#e6e8eb", linewidth=0.8)
     axis.set_axisbelow(True)
 
