@@ -1,0 +1,131 @@
+"""Which tokens a rank has: a stretch of every sequence, and where packed sequences cut it."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cosformer.check import check_packing, check_whole
+
+
+class Stretch(NamedTuple):
+    """The tokens of this rank among those of its group; ranks follow each other."""
+
+    group: dist.ProcessGroup
+    rank: int
+    lengths: tuple[int, ...]  # how many tokens each rank has
+
+    @property
+    def start(self) -> int:
+        """How many tokens the ranks before this one have."""
+        return sum(self.lengths[: self.rank])
+
+    @property
+    def end(self) -> int:
+        return self.start + self.lengths[self.rank]
+
+    @property
+    def total(self) -> int:
+        """How many tokens all ranks have."""
+        return sum(self.lengths)
+
+    def check_told(self, told: Tensor) -> None:
+        """Refuse other lengths than those that the ranks have told each other, `[ranks]`."""
+        if told.is_cuda:  # nobody waits for a GPU to look
+            mine = torch.tensor(self.lengths, dtype=told.dtype, device=told.device)
+            torch._assert_async((mine == told).all(), "lengths must be those of the ranks")
+            return
+        mine = torch.tensor(self.lengths, dtype=told.dtype)
+        if not torch.equal(mine, told):
+            raise ValueError(
+                f"lengths must be how many tokens each rank has, {told.long().tolist()}, "
+                f"got {list(self.lengths)}"
+            )
+
+
+class Piece(NamedTuple):
+    """Neighbouring tokens of one sequence on this rank."""
+
+    rows: slice  # among the tokens of the rank
+    position: int  # of the first token in its sequence
+    sequence_length: int  # on all ranks together
+
+
+class Cut(NamedTuple):
+    """A stretch as sequences cut it; `first` and `last` are the same where none ends inside it."""
+
+    first: Piece
+    last: Piece
+    between: tuple[int, ...]  # where the whole sequences between the two begin and end, if any do
+    begun: bool  # whether the first sequence began on a rank before this one
+    goes_on: bool  # whether the last sequence goes on after this rank
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all tokens belong to one sequence."""
+        return self.first is self.last
+
+    @property
+    def passes(self) -> bool:
+        """Whether the ranks before and after this one have tokens of one sequence."""
+        return self.is_one and self.begun and self.goes_on
+
+
+def stretch_of(
+    tokens: int, lengths: Sequence[int] | None, group: dist.ProcessGroup | None
+) -> Stretch:
+    """The stretch of a rank that has so many tokens; a group of None is that of all ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError(
+            "group needs processes that know each other: call "
+            "torch.distributed.init_process_group() first, in a program started by torchrun"
+        )
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group must be a ProcessGroup of this rank, got {type(group).__name__}")
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if lengths is None:
+        return Stretch(group, rank, (tokens,) * ranks)
+    if not isinstance(lengths, Sequence) or isinstance(lengths, str):
+        raise TypeError(f"lengths must be a sequence of ints, got {type(lengths).__name__}")
+    if len(lengths) != ranks:
+        raise ValueError(
+            f"lengths must be one for each of {ranks} ranks, got {len(lengths)}: {list(lengths)}"
+        )
+    for n, length in enumerate(lengths):
+        check_whole(f"lengths[{n}]", length, 0)
+    if lengths[rank] != tokens:
+        raise ValueError(
+            f"lengths[{rank}] must be the tokens of this rank, {tokens}, got {lengths[rank]}"
+        )
+    return Stretch(group, rank, tuple(lengths))
+
+
+def read_bounds(cu_seqlens: Tensor | None, x: Tensor, stretch: Stretch) -> list[int]:
+    """Where sequences begin and end, counted over all ranks; x `[B, H, T, D]` has the stretch."""
+    if cu_seqlens is None:
+        return [0, stretch.total]
+    whole = x[:, :, :1].new_empty(()).expand(x.shape[0], 1, stretch.total, 1)
+    check_packing(cu_seqlens, whole, whole)
+    bounds: list[int] = cu_seqlens.tolist()
+    return bounds
+
+
+def cut(bounds: Sequence[int], stretch: Stretch) -> Cut:
+    """The pieces of a stretch; `bounds` are where sequences begin and end, on all ranks."""
+    start, end = stretch.start, stretch.end
+    inner = sorted({bound for bound in bounds if start < bound < end})
+    edges = [start, *inner, end]
+
+    def piece(begin: int, stop: int) -> Piece:
+        opened = bounds[max(bisect_right(bounds, begin) - 1, 0)]
+        closed = bounds[min(bisect_left(bounds, max(stop, begin + 1)), len(bounds) - 1)]
+        return Piece(slice(begin - start, stop - start), begin - opened, closed - opened)
+
+    first = piece(edges[0], edges[1])
+    last = piece(edges[-2], edges[-1]) if inner else first
+    between = tuple(bound - start for bound in inner) if len(inner) > 1 else ()
+    return Cut(first, last, between, start not in bounds, end not in bounds)
