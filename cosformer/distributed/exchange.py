@@ -7,8 +7,8 @@ was on the rank before it in that direction:
     from_right_{m−1} = pass_m · from_right_m + to_left_m
 
 `to_right` and `to_left` are made of the keys of rank m, and `pass` says how much of a state is left
-behind all tokens of rank m: a decay, or 0 where a sequence ends. Every rank gathers all of them by
-one message and sums for itself. The gradients go the same way in the opposite direction.
+behind all tokens of rank m, by their decays. Every rank gathers all of them by one message and sums
+those within its reach for itself. The gradients go the same way in the opposite direction.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.distributed.stretch import Stretch
+from cosformer.distributed.stretch import Reach, Stretch
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """PyTorch 2.13 has another name for it."""
@@ -35,16 +35,19 @@ class Message(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What reaches a rank, where somebody sent it; zeros at the end of the row of ranks."""
+    """What reaches a rank, where somebody sent it; zeros if no rank is within reach."""
 
     from_left: Tensor | None
     from_right: Tensor | None
 
 
-def send(message: Message, stretch: Stretch) -> Callable[[], Carried]:
-    """Begin to tell; the function that is returned waits for what comes, and is called once."""
+def send(message: Message, stretch: Stretch, reach: Reach) -> Callable[[], Carried]:
+    """Begin to tell; the function that is returned waits for what comes, and is called once.
+
+    If rank m is within the reach of rank n, then n must be within that of m.
+    """
     told = _Told(message, stretch)
-    return lambda: Carried(*_Carry.apply(*message, stretch, told))
+    return lambda: Carried(*_Carry.apply(*message, stretch, reach, told))
 
 
 def sum_over_ranks(x: Tensor, stretch: Stretch) -> Tensor:
@@ -63,16 +66,17 @@ class _Carry(Function):
         to_left: Tensor | None,
         log_pass: Tensor,
         stretch: Stretch,
+        reach: Reach,
         told: "_Told",
     ) -> tuple[Tensor | None, Tensor | None]:
         logs, rights, lefts = told.wait()
         n = stretch.rank
-        before, after = slice(0, n), slice(n + 1, None)
+        before, after = slice(reach.first, n), slice(n + 1, reach.last + 1)
         from_left = None if rights is None else _arrived(logs[before], rights[before])
         from_right = None
         if lefts is not None:
             from_right = _arrived(logs[after].flip(0), lefts[after].flip(0))
-        ctx.stretch = stretch
+        ctx.stretch, ctx.reach = stretch, reach
         ctx.save_for_backward(log_pass, from_left, from_right)
         return from_left, from_right
 
@@ -80,13 +84,13 @@ class _Carry(Function):
     def backward(ctx: Any, of_left: Tensor | None, of_right: Tensor | None) -> tuple[Any, ...]:
         log_pass, from_left, from_right = ctx.saved_tensors
         of_left, of_right = (None if x is None else x.contiguous() for x in (of_left, of_right))
-        back = send(Message(of_right, of_left, log_pass), ctx.stretch)()
+        back = send(Message(of_right, of_left, log_pass), ctx.stretch, ctx.reach)()
         of_pass = None
         if ctx.needs_input_grad[2]:
             pairs = ((from_left, back.from_right), (from_right, back.from_left))
             sums = [(x * grad).flatten(2).sum(2) for x, grad in pairs if x is not None]
             of_pass = (log_pass.exp() * sum(sums)).sum_to_size(log_pass.shape)
-        return back.from_right, back.from_left, of_pass, None, None
+        return back.from_right, back.from_left, of_pass, None, None, None
 
 
 class _Told:
@@ -125,7 +129,7 @@ class _Told:
 
 def _arrived(logs: Tensor, states: Tensor) -> Tensor:
     """What is left of the states of ranks that follow each other, behind the last of them."""
-    behind = logs[1:].flip(0).cumsum(0).flip(0)  # a difference of sums could be ∞ − ∞
+    behind = logs[1:].flip(0).cumsum(0).flip(0)
     left = torch.cat([behind, torch.zeros_like(logs[:1])]).exp()
     left = left.to(states.dtype).expand(-1, *states.shape[1:3])
     return torch.einsum("nbh,nbhx->bhx", left, states.flatten(3)).unflatten(2, states.shape[3:])

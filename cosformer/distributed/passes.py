@@ -79,7 +79,7 @@ def attend(
     """`[B, H, T, V]` of the tokens of this rank; `bounds` are of sequences on all ranks."""
     pieces = cut(bounds, stretch)
     first = _part(q, k, v, asked, pieces.first)
-    last = first if pieces.is_one else _part(q, k, v, asked, pieces.last)
+    last = first if pieces.first is pieces.last else _part(q, k, v, asked, pieces.last)
     with full_precision(q):
         if asked.given.causal:
             return _causal(first, last, _Between(q, k, v, asked, pieces), stretch)
@@ -140,39 +140,40 @@ class _Between(NamedTuple):
         return [out]
 
     def log_pass(self, part: Part) -> Tensor:
-        """The logarithm of what is left of a state behind all tokens of this rank: `[b, H_kv]`."""
-        shape = (1, part.k.shape[1])
-        if not self.pieces.passes:
-            log = torch.full(shape, -torch.inf, dtype=torch.float64, device=part.k.device)
-        elif part.decay is None or not part.decay.shape[2]:
-            log = torch.zeros(shape, dtype=torch.float64, device=part.k.device)
-        else:
-            return part.decay[..., -1].expand(-1, part.k.shape[1])
+        """The logarithm of what is left of a state behind all tokens of this rank: `[b, H_kv]`.
+
+        Nobody asks for it where a sequence ends on this rank; it is 0 there, and has no gradient.
+        """
+        heads, decay = part.k.shape[1], part.decay
+        if decay is not None and decay.shape[2] and self.pieces.first is self.pieces.last:
+            return decay[..., -1].expand(-1, heads)
         batch = 1 if self.asked.given.log_decay is None else part.k.shape[0]
-        return log.expand(batch, -1)  # ranks must have messages of one size
+        return torch.zeros(batch, heads, dtype=torch.float64, device=part.k.device)
 
 
 def _causal(first: Part, last: Part, between: _Between, stretch: Stretch) -> Tensor:
     """Only the first sequence of a rank has keys on earlier ranks, and the last on later ones."""
     state = _state(last, last.until_end)
-    receive = send(Message(state, None, between.log_pass(last)), stretch)
+    receive = send(Message(state, None, between.log_pass(last)), stretch, between.pieces.reach)
     others = between.outputs()
     if last is not first:
         others.append(_compute(last, last.problem, None))
-    out = _compute(first, first.problem, _if(between.pieces.begun, receive().from_left))
+    out = _compute(first, first.problem, receive().from_left)
     return torch.cat([out, *others], 2) if others else out
 
 
 def _both_ways(first: Part, last: Part, between: _Between, stretch: Stretch) -> Tensor:
     """Sums over a rank's own keys, earlier and later ones, which share one denominator."""
     to_right, to_left = _state(last, last.until_end), _state(first, first.since_start)
-    receive = send(Message(to_right, to_left, between.log_pass(last)), stretch)
+    receive = send(
+        Message(to_right, to_left, between.log_pass(last)), stretch, between.pieces.reach
+    )
     parts = [first] if last is first else [first, last]
     sums = [_Sums(part) for part in parts]
     others = between.outputs()
     found = receive()
-    sums[0].add(_if(between.pieces.begun, found.from_left), first.since_start)
-    sums[-1].add(_if(between.pieces.goes_on, found.from_right), last.until_end)
+    sums[0].add(found.from_left, first.since_start)
+    sums[-1].add(found.from_right, last.until_end)
     outs = [each.divided() for each in sums]
     return torch.cat([outs[0], *others, *outs[1:]], 2) if len(outs) + len(others) > 1 else outs[0]
 
@@ -273,9 +274,3 @@ def _factor(log_left: Tensor, like: Tensor, groups: int = 1) -> Tensor:
     """exp of `[b, h, T]` as a factor of rows `[B, H, T, ·]`; h is 1 or the number of key heads."""
     left = log_left.exp().to(like.dtype)[..., None]
     return left if left.shape[1] == 1 else for_each_query_head(left, groups)
-
-
-def _if(there: bool, state: Tensor | None) -> Tensor | None:
-    """The state, or zeros in its place: every rank goes backward through it, or others wait."""
-    assert state is not None
-    return state if there else state.masked_fill(state.new_ones((), dtype=torch.bool), 0)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -54,24 +55,20 @@ class Piece(NamedTuple):
     sequence_length: int  # on all ranks together
 
 
+class Reach(NamedTuple):
+    """The ranks whose states reach this one: those that share a sequence with its ends."""
+
+    first: int
+    last: int
+
+
 class Cut(NamedTuple):
     """A stretch as sequences cut it; `first` and `last` are the same where none ends inside it."""
 
     first: Piece
     last: Piece
     between: tuple[int, ...]  # where the whole sequences between the two begin and end, if any do
-    begun: bool  # whether the first sequence began on a rank before this one
-    goes_on: bool  # whether the last sequence goes on after this rank
-
-    @property
-    def is_one(self) -> bool:
-        """Whether all tokens belong to one sequence."""
-        return self.first is self.last
-
-    @property
-    def passes(self) -> bool:
-        """Whether the ranks before and after this one have tokens of one sequence."""
-        return self.is_one and self.begun and self.goes_on
+    reach: Reach
 
 
 def stretch_of(
@@ -121,11 +118,31 @@ def cut(bounds: Sequence[int], stretch: Stretch) -> Cut:
     edges = [start, *inner, end]
 
     def piece(begin: int, stop: int) -> Piece:
-        opened = bounds[max(bisect_right(bounds, begin) - 1, 0)]
-        closed = bounds[min(bisect_left(bounds, max(stop, begin + 1)), len(bounds) - 1)]
+        opened, closed = _opened(bounds, begin), _closed(bounds, max(stop, begin + 1))
         return Piece(slice(begin - start, stop - start), begin - opened, closed - opened)
 
     first = piece(edges[0], edges[1])
     last = piece(edges[-2], edges[-1]) if inner else first
     between = tuple(bound - start for bound in inner) if len(inner) > 1 else ()
-    return Cut(first, last, between, start not in bounds, end not in bounds)
+    return Cut(first, last, between, _reach(bounds, stretch))
+
+
+def _reach(bounds: Sequence[int], stretch: Stretch) -> Reach:
+    ends = list(accumulate(stretch.lengths))
+    opened, closed = _opened(bounds, stretch.start), _closed(bounds, stretch.end)
+    first = last = stretch.rank
+    while first > 0 and ends[first - 1] > opened:
+        first -= 1
+    while last < len(ends) - 1 and ends[last] < closed:
+        last += 1
+    return Reach(first, last)
+
+
+def _opened(bounds: Sequence[int], token: int) -> int:
+    """Where the sequence of a token begins."""
+    return bounds[max(bisect_right(bounds, token) - 1, 0)]
+
+
+def _closed(bounds: Sequence[int], stop: int) -> int:
+    """Where the sequence of the token before `stop` ends."""
+    return bounds[min(bisect_left(bounds, stop), len(bounds) - 1)]
