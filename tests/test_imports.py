@@ -44,7 +44,7 @@ ARROWS: dict[str, set[str]] = {
     "mechanisms/dense": MECHANISMS,
     "nn": NN,
     "models": MODELS,
-    "distributed": NN | {"distributed"},
+    "distributed": MODELS | {"distributed"},
     "host_memory": set(),
     "records": {"host_memory"},
     "config": {"check"},

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.distributed.stretch import Reach, Stretch
+from cosformer.runtime import compute_dtype
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """PyTorch 2.13 has another name for it."""
@@ -54,6 +55,13 @@ def sum_over_ranks(x: Tensor, stretch: Stretch) -> Tensor:
     """Σ x over the ranks of the group."""
     total: Tensor = _Sum.apply(x, stretch)
     return total
+
+
+def gather(x: Tensor, dim: int, stretch: Stretch) -> Tensor:
+    """The tokens of all ranks, along a dimension of x."""
+    sum_over_ranks(x.new_zeros(1, dtype=torch.float64), stretch)  # which compares the lengths
+    rows: Tensor = _Gather.apply(x.movedim(dim, 0), stretch)
+    return rows.movedim(0, dim)
 
 
 class _Carry(Function):
@@ -150,3 +158,26 @@ class _Sum(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return sum_over_ranks(grad, ctx.stretch), None
+
+
+class _Gather(Function):
+    """`[T, …]` of each rank -> those of all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stretch: Stretch) -> Tensor:
+        ctx.stretch, ctx.dtype = stretch, x.dtype
+        ranks, most = len(stretch.lengths), max(stretch.lengths)
+        mine = x.new_zeros(most, *x.shape[1:])  # a collective wants as many of every rank
+        mine[: len(x)] = x
+        every = mine.new_empty(ranks, *mine.shape)
+        _all_gather(
+            every.view(-1).view(torch.uint8), mine.view(-1).view(torch.uint8), group=stretch.group
+        )
+        parts = zip(every, stretch.lengths, strict=True)
+        return torch.cat([rows[:length] for rows, length in parts])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        stretch = ctx.stretch
+        total = sum_over_ranks(grad.to(compute_dtype(grad.dtype)), stretch)
+        return total[stretch.start : stretch.end].to(ctx.dtype), None

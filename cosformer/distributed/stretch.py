@@ -75,6 +75,20 @@ def stretch_of(
     tokens: int, lengths: Sequence[int] | None, group: dist.ProcessGroup | None
 ) -> Stretch:
     """The stretch of a rank that has so many tokens; a group of None is that of all ranks."""
+    group = check_group(group)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if lengths is None:
+        return Stretch(group, rank, (tokens,) * ranks)
+    check_lengths(lengths, ranks)
+    if lengths[rank] != tokens:
+        raise ValueError(
+            f"lengths[{rank}] must be the tokens of this rank, {tokens}, got {lengths[rank]}"
+        )
+    return Stretch(group, rank, tuple(lengths))
+
+
+def check_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """A group that this rank is in; that of all ranks for None."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError(
             "group needs processes that know each other: call "
@@ -83,9 +97,11 @@ def stretch_of(
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group must be a ProcessGroup of this rank, got {type(group).__name__}")
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    if lengths is None:
-        return Stretch(group, rank, (tokens,) * ranks)
+    return group
+
+
+def check_lengths(lengths: Sequence[int], ranks: int) -> None:
+    """A number of tokens for each rank."""
     if not isinstance(lengths, Sequence) or isinstance(lengths, str):
         raise TypeError(f"lengths must be a sequence of ints, got {type(lengths).__name__}")
     if len(lengths) != ranks:
@@ -94,11 +110,6 @@ def stretch_of(
         )
     for n, length in enumerate(lengths):
         check_whole(f"lengths[{n}]", length, 0)
-    if lengths[rank] != tokens:
-        raise ValueError(
-            f"lengths[{rank}] must be the tokens of this rank, {tokens}, got {lengths[rank]}"
-        )
-    return Stretch(group, rank, tuple(lengths))
 
 
 def read_bounds(cu_seqlens: Tensor | None, x: Tensor, stretch: Stretch) -> list[int]:

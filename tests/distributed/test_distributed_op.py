@@ -11,30 +11,12 @@ from ranks import failures
 
 import cosformer
 from cosformer import distributed
-from cosformer.distributed import exchange
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_output_and_gradients_are_those_of_one_process(ranks):
     assert failures(CHECKS, ranks) == {}
-
-
-@pytest.fixture
-def sent(monkeypatch):
-    """How many bytes this rank hands to a collective, one number for each call."""
-    found = []
-
-    def counted(collective, which):
-        def call(*tensors, **options):
-            found.append(tensors[which].nbytes)
-            return collective(*tensors, **options)
-
-        return call
-
-    monkeypatch.setattr(exchange, "_all_gather", counted(exchange._all_gather, 1))
-    monkeypatch.setattr(dist, "all_reduce", counted(dist.all_reduce, 0))
-    return found
 
 
 STATE = 8 * 2 * 2 * 2 * 4 * (3 + 1)  # float64, batch, heads, cosine and sine, width, values and 1
