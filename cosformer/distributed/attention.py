@@ -88,7 +88,7 @@ def attention(
     given = ops.Arguments(
         "relu",
         causal,
-        angle_within(longest if horizon is None else horizon),
+        angle_within(max(longest, 1) if horizon is None else horizon),
         1.0 if decay is None else decay,
         log_decay,
         raised=weight == "raised_cosine",

@@ -115,6 +115,7 @@ class _Told:
             parts = [exact, *(x.flatten() for x in states)]
             mine = torch.cat([x.contiguous().view(torch.uint8) for x in parts])
             mine = F.pad(mine, (0, -len(mine) % 8))  # so that every rank's float64 are aligned
+            self._mine = mine  # which must live until it has been sent
             self._exact = exact.numel()
             self._all = mine.new_empty(len(stretch.lengths) * len(mine))
         self._work = _all_gather(self._all, mine, group=stretch.group, async_op=True)

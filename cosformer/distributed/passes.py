@@ -70,7 +70,7 @@ def angle_within(horizon: Horizon) -> float | Tensor:
     """θ, the radians per position, for a horizon; 0 where it is infinite."""
     if isinstance(horizon, Tensor):
         return (math.pi / 2) / horizon.double()
-    return math.pi / (2 * max(horizon, 1)) if horizon != math.inf else 0.0
+    return math.pi / (2 * horizon) if horizon != math.inf else 0.0
 
 
 def attend(
@@ -98,7 +98,7 @@ def _part(q: Tensor, k: Tensor, v: Tensor, asked: Asked, piece: Piece) -> Part:
         key_mask=None if mask is None else mask[:, rows],
     )
     if asked.own_horizons:
-        given = given._replace(theta=angle_within(piece.sequence_length))
+        given = given._replace(theta=angle_within(max(piece.sequence_length, 1)))
     position = torch.full((), piece.position, dtype=torch.int64, device=q.device)
     problem = ops.linear_problem(q, k, given, position)
     return Part(q, k, v, problem, _decay(k, given), given.impl)

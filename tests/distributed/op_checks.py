@@ -137,6 +137,7 @@ def cases() -> dict[str, Any]:
                 "gated": True, "masked": True, "sizes": GROUPED, "cut": uneven, "horizon": 24,
             },
             "raised with gates": {"gated": True, "weight": "raised_cosine", "horizon": 7.0},
+            "raised, short": {"weight": "raised_cosine", "horizon": 0.75},
             "past the horizon": {"decay": 0.05, "horizon": 6.0},
         }  # fmt: skip
         for name, bounds in (("packed", PACKED), ("one long", ONE_LONG), ("many", MANY)):
