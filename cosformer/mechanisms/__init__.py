@@ -11,6 +11,7 @@ from cosformer.mechanisms.linear import check_rotary as check_rotary
 from cosformer.mechanisms.padding import ranks as ranks
 from cosformer.mechanisms.padding import real_first as real_first
 from cosformer.mechanisms.request import Request
+from cosformer.mechanisms.request import Split as Split
 from cosformer.mechanisms.seeded import Seeded as Seeded
 from cosformer.mechanisms.table import create, mechanism_class, register
 from cosformer.mechanisms.traits import GROWTH, Cost, Traits
