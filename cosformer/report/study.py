@@ -1,7 +1,9 @@
 """A study: tables of every entry at its best rate, beside softmax, and curves of the best."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from cosformer.records import Row
@@ -14,6 +16,10 @@ UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per mas
 """Quantity of a study's rows -> how a table calls it."""
 COMPARED = "softmax"
 """The entry that others are compared with."""
+PAPER = "cosformer"
+"""The entry that is cosFormer as published."""
+LARGER = 1.1
+"""How much larger than softmax's a model may be that is compared with it."""
 FAR = (1, 2, 4, 8)
 """Positions, in lengths of training, up to which a table tells the loss in long sequences."""
 DRAWN = 4
@@ -53,6 +59,36 @@ def probe_table(rows: Sequence[Row]) -> str:
     )
     source = origin(newest, newest.config["dtype"]) + other_commits(newest, judged)
     return "\n\n".join([*parts, f"{rule}. {source}."])
+
+
+def exact_table(rows: Sequence[Row]) -> str:
+    """The best entry for every share of exact (softmax) layers, softmax as it is usual, and the
+    paper's cosFormer; by the protocol that most entries were tried by. Models that are larger than
+    softmax's by more than a tenth are left out."""
+    judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
+    sizes = Counter(map(_size, judged))
+    judged = [row for row in judged if _size(row) == max(sizes, key=lambda size: sizes[size])]
+    best = {name: each[0] for name, each in _by_entry(judged).items()}
+    chosen: dict[Fraction, str] = {}
+    for name, row in best.items():  # the best first
+        if row.config["parameters"] <= LARGER * best[COMPARED].config["parameters"]:
+            chosen.setdefault(_exact_layers(row), name)
+    names = [name for name in best if name in {*chosen.values(), COMPARED, PAPER}]
+    length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
+    header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
+    header += [f"stream of {n:,} tokens" for n in (length, far)]
+    lines = []
+    for name in names:
+        row = best[name]
+        exact = _exact_layers(row)
+        beyond = row.value - best[COMPARED].value
+        some = f"{exact.numerator} of {exact.denominator}"
+        share = "none" if not exact else "all" if exact == 1 else some
+        cells = [share, name, f"{row.value:.3f}", MISSING if name == COMPARED else f"{beyond:+.3f}"]
+        lines.append([*cells, _state(row), _state(row, far)])
+    newest = max(judged, key=lambda row: row.date)
+    told = f"{_spell(newest)}; one seed, best of the rates that were tried"
+    return f"{markdown(header, lines)}\n\n{told}. {origin(newest, newest.config['text'])}."
 
 
 def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
@@ -253,9 +289,18 @@ def _speed(row: Row, alone: Row | None) -> str:
     return speed if row.config["jobs"] == 1 else f"({speed})"
 
 
-def _state(row: Row) -> str:
-    """What a stream remembers after as many tokens as a sequence of training has."""
-    found = row.config.get("stream_bytes", {}).get(str(row.config["length"]))
+def _exact_layers(row: Row) -> Fraction:
+    """The share of an entry's layers that are softmax."""
+    names: list[str] = []
+    for part in row.config["mechanism"].split():
+        name, _, count = part.partition("*")
+        names += [name] * int(count or 1)
+    return Fraction(names.count(COMPARED), len(names))
+
+
+def _state(row: Row, length: int | None = None) -> str:
+    """What a stream remembers; after as many tokens as a sequence of training has by default."""
+    found = row.config.get("stream_bytes", {}).get(str(length or row.config["length"]))
     return MISSING if found is None else mebibytes(sum(found.values()))
 
 

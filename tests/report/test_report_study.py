@@ -83,7 +83,7 @@ def test_longer_sequences_have_a_table_and_speeds_of_their_own():
     assert "123,456" not in last
 
 
-def test_masked_bytes_have_no_stream_and_a_unit_of_their_own():
+def test_masked_heldhave_no_stream_and_a_unit_of_their_own():
     masked = {"what": "bits_per_masked_byte", "stream_bytes": {}}
     table = TABLES["study"]([judged("multiscale", 1e-3, 3.0, **masked)])
     assert "bits per masked byte" in table
@@ -164,3 +164,24 @@ def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
 def test_a_study_of_text_fills_its_block(name):
     page = f"<!-- rows:{name}/study -->\nold\n<!-- /rows -->\n"
     assert "| softmax |" in renew(page, {name: ROWS})
+
+
+def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax():
+    held = {"stream_bytes": {"1024": {"a": 2**20}, "65536": {"a": 2**21}}}
+    rows = [
+        judged("softmax", 3e-3, 1.5, mechanism="softmax", **held),
+        judged("good", 3e-3, 1.4, mechanism="linear*5 softmax", **held),
+        judged("worse", 3e-3, 1.6, mechanism="linear*2 softmax linear*3", **held),
+        judged("none", 3e-3, 1.7, mechanism="linear", **held),
+        judged("large", 3e-3, 1.3, mechanism="linear", parameters=10**8, **held),
+        judged("cosformer", 3e-3, 2.9, mechanism="cosformer", **held),
+        judged("cosformer", 3e-3, 1.1, mechanism="cosformer", steps=7500, **held),
+    ]
+    found = cells(TABLES["exact"](rows))
+    assert [line[:4] for line in found[2:]] == [
+        ["1 of 6", "good", "1.400", "-0.100"],
+        ["all", "softmax", "1.500", "–"],
+        ["none", "none", "1.700", "+0.200"],
+        ["none", "cosformer", "2.900", "+1.400"],
+    ]
+    assert found[2][4:] == ["1.0 MiB", "2.0 MiB"]
