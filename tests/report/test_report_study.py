@@ -184,4 +184,4 @@ def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax()
         ["none", "none", "1.700", "+0.200"],
         ["none", "cosformer", "2.900", "+1.400"],
     ]
-    assert found[2][4:] == ["1.0 MiB", "2.0 MiB"]
+    assert found[2][4:] == ["1 MiB", "2 MiB"]
