@@ -52,13 +52,16 @@ def fastest_threads(seed: int) -> int:
 
 
 def checks(seed: int) -> list[Check]:
-    """The linear form in float32 against the quadratic formula in float64."""
-    ours = CANDIDATES["chunked"]
-    return [
-        *against_formula(ours, causal=True, dtype=torch.float32, seed=seed),
-        *against_formula(ours, causal=False, dtype=torch.float32, seed=seed),
-        stream_against_full_pass(seed=seed),
+    """The linear form in float32, without and with decays, against the formula in float64."""
+    compared = [
+        check
+        for name in ("chunked", "decay")
+        for causal in (True, False)
+        for check in against_formula(
+            CANDIDATES[name], causal=causal, dtype=torch.float32, seed=seed
+        )
     ]
+    return [*compared, stream_against_full_pass(seed=seed)]
 
 
 def race(this: Run, lengths: Sequence[int]) -> Iterator[list[Row]]:

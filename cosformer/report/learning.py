@@ -1,17 +1,20 @@
-"""Two runs side by side: their curves of loss, and a table of their last values."""
+"""Two runs side by side: their curves of loss, a table of their last values, and who won."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cosformer.records import Row
 from cosformer.report.figures import figure_bytes
-from cosformer.report.selection import LABELS
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING
 
-COLOURS = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
+NAMES = {"cosformer-multiscale": "cosFormer", "softmax": "softmax"}
+"""The mechanisms of a demo and their names for readers: ours first."""
+COLOURS = {"cosformer-multiscale": "#0b6e99", "softmax": "#c4501b"}
 AXES = {"step": "steps", "seconds": "seconds of its own"}
 """What losses are drawn against."""
+LEVEL = 0.01
+"""Losses that differ by a smaller share are level: another seed changes as much."""
 
 
 class Quantity(NamedTuple):
@@ -26,8 +29,7 @@ QUANTITIES = (
     Quantity("train_loss", "loss in training, nats", "{:.3f}".format),
     Quantity("valid_loss", "loss on validation, nats", "{:.3f}".format),
     Quantity("valid_bits_per_byte", "bits per byte", "{:.3f}".format),
-    Quantity("valid_accuracy", "share of right answers", "{:.1%}".format),
-    Quantity("train_speed", "speed in training", "{:,.0f}".format),
+    Quantity("train_speed", "speed in training, tokens/s", "{:,.0f}".format),
     Quantity("peak_memory", "memory of a step", mebibytes),
     Quantity("stream_memory", "memory of a stream", mebibytes),
     Quantity("parameters", "parameters", "{:,.0f}".format),
@@ -36,17 +38,59 @@ QUANTITIES = (
 
 def summary(rows: Sequence[Row], task: str) -> list[list[str]]:
     """A header, then a line for each quantity: the last value of each mechanism."""
-    mine = [row for row in rows if row.config.get("task") == task]
-    mine = [row for row in mine if "candidate" in row.config]
-    names = list(dict.fromkeys(row.config["candidate"] for row in mine))
-    lines = [["", *(LABELS[name] for name in names)]]
+    lines = [["", *NAMES.values()]]
     for what, title, spell in QUANTITIES:
-        last = {row.config["candidate"]: row for row in mine if row.what == what}
+        last = last_values(rows, task, what)
         if last:
-            unit = next(iter(last.values())).unit
-            title += f", {unit}" if what == "train_speed" else ""
-            lines.append([title, *(spell(last[n].value) if n in last else MISSING for n in names)])
+            cells = [spell(last[name].value) if name in last else MISSING for name in NAMES]
+            lines.append([title, *cells])
     return lines
+
+
+def last_values(rows: Sequence[Row], task: str, what: str) -> dict[str, Row]:
+    """The last row of a quantity for each mechanism of a task."""
+    mine = (row for row in rows if row.what == what and row.config.get("task") == task)
+    return {row.config["candidate"]: row for row in mine}
+
+
+def floor_sentence(rows: Sequence[Row], task: str) -> str:
+    """The loss that must be beaten, and who does not beat it."""
+    floor = _floor(rows, task)
+    said = f"To beat: {floor.value:.3f} ({floor.config['floor_is']})."
+    unbeaten = _who_failed(rows, task)
+    return f"{said} {unbeaten} did not beat it." if unbeaten else said
+
+
+def verdict(rows: Sequence[Row], short: str = "short", long: str = "long") -> str:
+    """Who learns better in short windows and who trains faster in long ones, in one sentence."""
+    losses = last_values(rows, short, "valid_loss")
+    speeds = last_values(rows, long, "train_speed")
+    if len(losses) < len(NAMES) or len(speeds) < len(NAMES):
+        return "The time was too short for a verdict."
+    ours, theirs = (losses[name] for name in NAMES)
+    more = ours.value / theirs.value - 1
+    learns = "as well as" if abs(more) < LEVEL else "better than" if more < 0 else "worse than"
+    times = speeds[next(iter(NAMES))].value / speeds["softmax"].value
+    joined = "and" if (more < LEVEL) == (times > 1) else "but"
+    unbeaten = _who_failed(rows, short)
+    return (
+        f"cosFormer learns {learns} softmax {joined} trains {'faster' if times > 1 else 'slower'}: "
+        f"after {ours.config['step']:,} steps of {ours.config['length']:,} tokens its loss on "
+        f"validation is {ours.value:.3f}, {abs(more):.1%} {'below' if more < 0 else 'above'} the "
+        f"{theirs.value:.3f} of softmax, and in windows of "
+        f"{speeds['softmax'].config['length']:,} tokens it trains at {times:.2g} times the speed"
+        + (f"; {unbeaten} did not beat the frequencies of single tokens." if unbeaten else ".")
+    )
+
+
+def _floor(rows: Sequence[Row], task: str) -> Row:
+    return next(row for row in rows if row.what == "floor" and row.config["task"] == task)
+
+
+def _who_failed(rows: Sequence[Row], task: str) -> str:
+    """Names of the mechanisms whose loss is not below the floor."""
+    losses, floor = last_values(rows, task, "valid_loss"), _floor(rows, task).value
+    return " and ".join(NAMES[name] for name, row in losses.items() if row.value >= floor)
 
 
 def learning_figure(rows: Sequence[Row], task: str, file_format: str) -> bytes:
@@ -73,7 +117,7 @@ def _draw_panel(axis: Any, rows: Sequence[Row], key: str, title: str) -> None:
                 if row.what == what and row.config["candidate"] == name
             ]
             if points:
-                label = LABELS[name] if what == "train_loss" else f"{LABELS[name]}, validation"
+                label = NAMES[name] if what == "train_loss" else f"{NAMES[name]}, validation"
                 axis.plot(*zip(*points, strict=True), style, color=colour, label=label)
     axis.set_xlabel(title)
     axis.grid(color="#e6e8eb", linewidth=0.8)
