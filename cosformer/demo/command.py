@@ -15,7 +15,7 @@ from cosformer.check import check_positive, check_seed
 from cosformer.config import differences, plain
 from cosformer.demo import looking, op
 from cosformer.demo.jobs import JOBS
-from cosformer.demo.learning import Pair, learn, plan
+from cosformer.demo.learning import COMPARED, Pair, learn, plan
 from cosformer.demo.screen import Screen
 from cosformer.models import RECOMMENDED
 from cosformer.records import Row
@@ -81,9 +81,12 @@ def run(options: Options) -> int:
     pairs: dict[str, Pair] = {}
     pair = None
     for name, job in JOBS.items():
-        seconds, config = job.share * options.seconds, job.make(options.out, options.seed)
+        seconds = job.share * options.seconds
+        configs = {
+            each: job.make(options.out / f"{name}-{each}", options.seed, each) for each in COMPARED
+        }
         print(f"\n{TITLES[name]} is made ready …", flush=True)
-        pair = plan(this, name, config, seconds, job.judged, before=pair)
+        pair = plan(this, name, configs, seconds, job.judged, before=pair)
         rows += show_learning(this, pair, seconds)
         pairs[name] = pair
     shown = looking.shown(pairs["short"], options.seed)

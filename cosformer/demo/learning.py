@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cosformer.bench import Steps, held_bytes, median_times, state_after
-from cosformer.models import RECOMMENDED, LanguageModel, parameter_count, recommended
+from cosformer.models import RECOMMENDED, LanguageModel, parameter_count
 from cosformer.records import Row, Run
 from cosformer.tasks import Task
 from cosformer.training import BEST, Evaluated, Event, Progress, RunConfig, Trainer
@@ -44,7 +44,7 @@ class Pair:
 def plan(
     this: Run,
     name: str,
-    config: RunConfig,
+    configs: Mapping[str, RunConfig],
     seconds: float,
     judged: int,
     before: Pair | None = None,
@@ -53,8 +53,8 @@ def plan(
 
     `before`: runs on the same text, whose vocabulary these have, and whose models they begin with.
     """
-    task = config.task.create(config.device, None if before is None else before.task.vocabulary)
-    configs = {each: _with_mechanism(name, config, each) for each in COMPARED}
+    learnt = None if before is None else before.task.vocabulary
+    task = configs[RECOMMENDED].task.create("cpu", learnt)
     if before is not None and before.is_judged:
         starts = {each: given.out for each, given in before.configs.items()}
         configs = {each: replace(given, start=starts[each]) for each, given in configs.items()}
@@ -156,11 +156,6 @@ def _rows(this: Run, event: Event | None, at: Mapping[str, Any]) -> Iterator[Row
 def _count(seconds: float, milliseconds: float, judged: int) -> int:
     """Steps in so many seconds, of such milliseconds for a step of each."""
     return max(judged, int(RESERVE * 1e3 * seconds / milliseconds))
-
-
-def _with_mechanism(name: str, config: RunConfig, mechanism: str) -> RunConfig:
-    folder = config.out / f"{name}-{mechanism}"
-    return replace(config, out=folder, model={**config.model, **recommended("lm", mechanism)})
 
 
 def _with_steps(config: RunConfig, count: int, judged: int) -> RunConfig:

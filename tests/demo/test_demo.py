@@ -21,14 +21,23 @@ from cosformer.report import NAMES, floor_sentence, verdict
 from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig
 from cosformer.training.folder import locked, state_of, write_json
 
+REAL = dict(JOBS)
 SMALL = {"layers": 1, "width": 16, "heads": 2, "max_length": 160}
 
 
-def language(out, seed, length=80):
-    (out / "text.txt").write_text("To be, or not to be: that is <the> question.\n" * 20)
-    task = TaskConfig("lm", {"text": str(out / "text.txt"), "length": length})
+def language(out, seed, mechanism="softmax", length=80):
+    text = out.parent / "text.txt"
+    text.write_text("To be, or not to be: that is <the> question.\n" * 20)
+    task = TaskConfig("lm", {"text": str(text), "length": length})
     short = {"budget": Budget(batch=1), "evaluation": Evaluation(batches=1)}
-    return RunConfig(task, out, model=SMALL, device="cpu", seed=seed, **short)
+    model = {**SMALL, **recommended("lm", mechanism)}
+    return RunConfig(task, out, model=model, device="cpu", seed=seed, **short)
+
+
+def planned(folder, name="short", length=80, before=None):
+    """Both runs of a job, in the folder of a demo."""
+    configs = {each: language(folder / f"{name}-{each}", 0, each, length) for each in NAMES}
+    return learning.plan(records.Run.begin(seed=0), name, configs, 60, judged=2, before=before)
 
 
 @pytest.fixture(autouse=True)
@@ -90,19 +99,21 @@ def test_the_demo_checks_trains_writes_and_leaves_a_page(options, capsys):
 
 
 def test_long_windows_go_on_with_the_models_of_short_ones(tmp_path):
-    this = records.Run.begin(seed=0)
-    short = learning.plan(this, "short", language(tmp_path, 0), 60, judged=2)
-    again = language(tmp_path, 0, length=160)
-    untrained = learning.plan(this, "long", again, 60, judged=2, before=short)
+    short = planned(tmp_path)
+    untrained = planned(tmp_path, "long", 160, before=short)
     assert untrained.configs["softmax"].start is None
-    list(learning.learn(this, short, deadline=time.monotonic() + 60))
-    trained = learning.plan(this, "long", again, 60, judged=2, before=short)
+    list(learning.learn(records.Run.begin(seed=0), short, deadline=time.monotonic() + 60))
+    trained = planned(tmp_path, "long", 160, before=short)
     assert trained.configs["softmax"].start == tmp_path / "short-softmax"
 
 
-def test_both_wear_what_is_recommended_and_differ_by_no_more(tmp_path):
-    pair = learning.plan(records.Run.begin(seed=0), "short", language(tmp_path, 0), 60, judged=2)
-    ours, theirs = (config.model_config(pair.task.facts) for config in pair.configs.values())
+@pytest.mark.parametrize("name", JOBS)
+def test_both_wear_what_is_recommended_and_differ_by_no_more(tmp_path, name):
+    facts = planned(tmp_path).task.facts
+    ours, theirs = (REAL[name].make(tmp_path, 0, each) for each in NAMES)
+    rate = ours.optimiser.lr
+    assert replace(theirs, model=ours.model, optimiser=replace(theirs.optimiser, lr=rate)) == ours
+    ours, theirs = ours.model_config(facts), theirs.model_config(facts)
     assert ours == replace(theirs, mechanism="cosformer-multiscale")
     assert ours.conv == 4
     assert ours.position_schemes(causal=True) == {"cosformer-multiscale": "none"}
@@ -172,17 +183,19 @@ def test_after_an_interrupt_and_after_its_end_a_demo_begins_anew(options, monkey
 
 
 def test_only_a_run_of_a_demo_that_nobody_works_in_is_removed(tmp_path):
-    ours = language(tmp_path, seed=0)
-    write_json(tmp_path / "config.json", plain(ours))
-    with locked(tmp_path), pytest.raises(ValueError, match="out must not be in use by another"):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    ours = language(folder, seed=0)
+    write_json(folder / "config.json", plain(ours))
+    with locked(folder), pytest.raises(ValueError, match="out must not be in use by another"):
         command.begin_anew(ours)
-    write_json(tmp_path / "config.json", plain(replace(ours, preset="small")))
+    write_json(folder / "config.json", plain(replace(ours, preset="small")))
     with pytest.raises(ValueError, match=r"no runs but a demo's, got .* with another preset"):
         command.begin_anew(ours)
-    assert (tmp_path / "config.json").exists()
-    write_json(tmp_path / "config.json", plain(replace(ours, seed=1, budget=Budget(7, 1))))
+    assert (folder / "config.json").exists()
+    write_json(folder / "config.json", plain(replace(ours, seed=1, budget=Budget(7, 1))))
     command.begin_anew(ours)
-    assert not tmp_path.exists()
+    assert not folder.exists()
 
 
 def test_without_time_nothing_is_learnt_and_nothing_written(options, capsys, monkeypatch):
@@ -214,8 +227,7 @@ def test_a_file_of_something_else_is_refused_before_the_work(options, monkeypatc
 
 def test_runs_take_turns_and_only_their_own_time_counts(tmp_path):
     this = records.Run.begin(seed=0)
-    pair = learning.plan(this, "short", language(tmp_path, 0), 60, judged=2)
-    rows = list(learning.learn(this, pair, deadline=time.monotonic() + 60))
+    rows = list(learning.learn(this, planned(tmp_path), deadline=time.monotonic() + 60))
     losses = [row for row in rows if row.what == "train_loss"]
     assert [row.config["candidate"] for row in losses] == [*NAMES] * 4
     for row in (row for row in rows if row.what == "train_speed"):
