@@ -85,7 +85,7 @@ def run(options: Options) -> int:
         configs = {
             each: job.make(options.out / f"{name}-{each}", options.seed, each) for each in COMPARED
         }
-        print(f"\n{TITLES[name]} is made ready …", flush=True)
+        print(f"\n{TITLES[name]}: the text is made ready …", flush=True)
         pair = plan(this, name, configs, seconds, job.judged, before=pair)
         rows += show_learning(this, pair, seconds)
         pairs[name] = pair

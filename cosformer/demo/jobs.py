@@ -49,7 +49,7 @@ JOBS = {
     "long": Job(
         functools.partial(language, length=LONGEST, rates={RECOMMENDED: 1e-3, "softmax": 1e-3}),
         0.4,
-        4,
+        8,
     ),
 }
 """Name -> what is learnt, in this order. Each rate is the best of one search, the same for both

@@ -13,6 +13,11 @@ NAMES = {"cosformer-multiscale": "cosFormer", "softmax": "softmax"}
 COLOURS = {"cosformer-multiscale": "#0b6e99", "softmax": "#c4501b"}
 AXES = {"step": "steps", "seconds": "seconds of its own"}
 """What losses are drawn against."""
+STYLES: dict[str, dict[str, Any]] = {
+    "train_loss": {"label": "training", "linewidth": 0.9, "alpha": 0.45},
+    "valid_loss": {"label": "validation", "linewidth": 1.8, "marker": "o", "markersize": 4},
+}
+"""How losses are drawn: those in training differ from batch to batch."""
 LEVEL = 0.01
 """Losses that differ by a smaller share are level: another seed changes as much."""
 
@@ -76,8 +81,8 @@ def verdict(rows: Sequence[Row], short: str = "short", long: str = "long") -> st
     return (
         f"cosFormer learns {learns} softmax {joined} trains {'faster' if times > 1 else 'slower'}: "
         f"after {ours.config['step']:,} steps of {ours.config['length']:,} tokens its loss on "
-        f"validation is {ours.value:.3f}, {abs(more):.1%} {'below' if more < 0 else 'above'} the "
-        f"{theirs.value:.3f} of softmax, and in windows of "
+        f"validation is {ours.value:.3f}, "
+        f"{100 * abs(more):.1f} % {'below' if more < 0 else 'above'} the {theirs.value:.3f} of softmax, and in windows of "
         f"{speeds['softmax'].config['length']:,} tokens it trains at {times:.2g} times the speed"
         + (f"; {unbeaten} did not beat the frequencies of single tokens." if unbeaten else ".")
     )
@@ -94,7 +99,7 @@ def _who_failed(rows: Sequence[Row], task: str) -> str:
 
 
 def learning_figure(rows: Sequence[Row], task: str, file_format: str) -> bytes:
-    """Loss in training against steps and against time; on validation as dots."""
+    """Losses in training and on validation, against steps and against time."""
     mine = [row for row in rows if row.config.get("task") == task]
     if not any(row.what == "train_loss" for row in mine):
         raise ValueError(f"a curve needs rows of 'train_loss' of {task!r}, got none")
@@ -110,15 +115,15 @@ def learning_figure(rows: Sequence[Row], task: str, file_format: str) -> bytes:
 
 def _draw_panel(axis: Any, rows: Sequence[Row], key: str, title: str) -> None:
     for name, colour in COLOURS.items():
-        for what, style in (("train_loss", "-"), ("valid_loss", "o")):
+        for what, style in STYLES.items():
             points = [
                 (row.config[key], row.value)
                 for row in rows
                 if row.what == what and row.config["candidate"] == name
             ]
             if points:
-                label = NAMES[name] if what == "train_loss" else f"{NAMES[name]}, validation"
-                axis.plot(*zip(*points, strict=True), style, color=colour, label=label)
+                label = f"{NAMES[name]}, {style['label']}"
+                axis.plot(*zip(*points, strict=True), color=colour, **{**style, "label": label})
     axis.set_xlabel(title)
     axis.grid(color="#e6e8eb", linewidth=0.8)
     axis.set_axisbelow(True)
