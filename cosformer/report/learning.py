@@ -77,13 +77,13 @@ def verdict(rows: Sequence[Row], short: str = "short", long: str = "long") -> st
     learns = "as well as" if abs(more) < LEVEL else "better than" if more < 0 else "worse than"
     times = speeds[next(iter(NAMES))].value / speeds["softmax"].value
     joined = "and" if (more < LEVEL) == (times > 1) else "but"
+    where, length = "below" if more < 0 else "above", speeds["softmax"].config["length"]
     unbeaten = _who_failed(rows, short)
     return (
         f"cosFormer learns {learns} softmax {joined} trains {'faster' if times > 1 else 'slower'}: "
         f"after {ours.config['step']:,} steps of {ours.config['length']:,} tokens its loss on "
-        f"validation is {ours.value:.3f}, "
-        f"{100 * abs(more):.1f} % {'below' if more < 0 else 'above'} the {theirs.value:.3f} of softmax, and in windows of "
-        f"{speeds['softmax'].config['length']:,} tokens it trains at {times:.2g} times the speed"
+        f"validation is {ours.value:.3f}, {100 * abs(more):.1f} % {where} the {theirs.value:.3f} "
+        f"of softmax, and in windows of {length:,} tokens it trains at {times:.2g} times the speed"
         + (f"; {unbeaten} did not beat the frequencies of single tokens." if unbeaten else ".")
     )
 
