@@ -4,7 +4,7 @@ import shutil
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -69,7 +69,8 @@ def run(options: Options) -> int:
     records.require_rows(file, "out")
     if warning := busy():
         print(warning, file=sys.stderr)
-    torch.set_num_threads(op.fastest_threads(options.seed))
+    most = torch.get_num_threads()
+    torch.set_num_threads(op.fastest_threads(options.seed, most))
     print(f"cosformer {__version__}, torch {torch.__version__}, {_threads()}\n")
     this = records.Run.begin(seed=options.seed)
     rows = show_checks(this)
@@ -85,7 +86,9 @@ def run(options: Options) -> int:
         configs = {
             each: job.make(options.out / f"{name}-{each}", options.seed, each) for each in COMPARED
         }
-        print(f"\n{TITLES[name]}: the text is made ready …", flush=True)
+        torch.set_num_threads(op.fastest_threads(options.seed, most))  # others come and go
+        this = replace(this, hardware={**this.hardware, "threads": torch.get_num_threads()})
+        print(f"\n{TITLES[name]}: the text is made ready, {_threads()} …", flush=True)
         pair = plan(this, name, configs, seconds, job.judged, before=pair)
         rows += show_learning(this, pair, seconds)
         pairs[name] = pair

@@ -32,8 +32,8 @@ SETTING: dict[str, Any] = {
 }
 
 
-def fastest_threads(seed: int) -> int:
-    """All threads of torch, or one less where others keep a core busy.
+def fastest_threads(seed: int, most: int) -> int:
+    """So many threads of torch, or one less where others keep a core busy.
 
     Threads that wait for such a core slow many small products more than one large one.
     """
@@ -45,7 +45,6 @@ def fastest_threads(seed: int) -> int:
         with threads(count):
             attend()
 
-    most = torch.get_num_threads()
     counts = {str(n): functools.partial(with_threads, n) for n in (most, most - 1) if n > 0}
     times = median_times(counts, repeats=SETTING["repeats"])
     return int(min(times, key=lambda count: times[count]))

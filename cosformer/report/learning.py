@@ -21,6 +21,18 @@ STYLES: dict[str, dict[str, Any]] = {
 LEVEL = 0.01
 """Losses that differ by a smaller share are level: another seed changes as much."""
 
+ENOUGH = 1000
+"""Steps from which on a difference tells who learns better: in shorter runs cosFormer leads by
+much that softmax makes up for later (NOTES.md)."""
+WORDS = {
+    True: ("learns better than softmax", "learns as well as softmax", "learns worse than softmax"),
+    False: tuple(
+        f"is {place} softmax after too few steps to tell who learns better"
+        for place in ("ahead of", "level with", "behind")
+    ),
+}
+"""Whether a difference is settled -> words for a lower, a level and a higher loss."""
+
 
 class Quantity(NamedTuple):
     """A line of the summary."""
@@ -74,14 +86,16 @@ def verdict(rows: Sequence[Row], short: str = "short", long: str = "long") -> st
         return "The time was too short for a verdict."
     ours, theirs = (losses[name] for name in NAMES)
     more = ours.value / theirs.value - 1
-    learns = "as well as" if abs(more) < LEVEL else "better than" if more < 0 else "worse than"
     times = speeds[next(iter(NAMES))].value / speeds["softmax"].value
     joined = "and" if (more < LEVEL) == (times > 1) else "but"
     where, length = "below" if more < 0 else "above", speeds["softmax"].config["length"]
-    unbeaten = _who_failed(rows, short)
+    unbeaten, step = _who_failed(rows, short), ours.config["step"]
+    settled = not unbeaten and step >= ENOUGH
+    order = 1 if abs(more) < LEVEL else 0 if more < 0 else 2
+    learns = WORDS[settled][order]
     return (
-        f"cosFormer learns {learns} softmax {joined} trains {'faster' if times > 1 else 'slower'}: "
-        f"after {ours.config['step']:,} steps of {ours.config['length']:,} tokens its loss on "
+        f"cosFormer {learns} {joined} trains {'faster' if times > 1 else 'slower'}: "
+        f"after {step:,} steps of {ours.config['length']:,} tokens its loss on "
         f"validation is {ours.value:.3f}, {100 * abs(more):.1f} % {where} the {theirs.value:.3f} "
         f"of softmax, and in windows of {length:,} tokens it trains at {times:.2g} times the speed"
         + (f"; {unbeaten} did not beat the frequencies of single tokens." if unbeaten else ".")
