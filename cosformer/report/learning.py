@@ -8,9 +8,9 @@ from cosformer.report.figures import figure_bytes
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING
 
-NAMES = {"cosformer-multiscale": "cosFormer", "softmax": "softmax"}
+NAMES = {"cosformer-gated": "cosFormer", "softmax": "softmax"}
 """The mechanisms of a demo and their names for readers: ours first."""
-COLOURS = {"cosformer-multiscale": "#0b6e99", "softmax": "#c4501b"}
+COLOURS = {"cosformer-gated": "#0b6e99", "softmax": "#c4501b"}
 AXES = {"step": "steps", "seconds": "seconds of its own"}
 """What losses are drawn against."""
 STYLES: dict[str, dict[str, Any]] = {

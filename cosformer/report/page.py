@@ -85,9 +85,10 @@ def page(rows: Sequence[Row], shown: Shown) -> str:
 def _compared(formulas: Mapping[str, str]) -> str:
     said = (
         "Two models that differ in their attention alone learn from the same batches, in turns. "
-        "Both have a short convolution on queries, keys and values. cosFormer has a decay γ for "
-        "each head and no other positions: its sums over j are a small state, so its time is "
-        "linear. Softmax has rotary positions and PyTorch's fused kernel: its time is quadratic. "
+        "Both have a norm and a gate after their heads. cosFormer has a decay γ for each token and "
+        "no other positions: its sums over j are a small state, so its time is linear. Softmax has "
+        "what helps it most, rotary positions and a short convolution, and PyTorch's fused kernel: "
+        "its time is quadratic. "
         "Each has the rate that was best for it in runs of 1,500 steps, where both were level; in "
         "shorter runs cosFormer was further ahead."
     )
