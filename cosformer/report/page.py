@@ -88,8 +88,8 @@ def _compared(formulas: Mapping[str, str]) -> str:
         "Both have a short convolution on queries, keys and values. cosFormer has a decay γ for "
         "each head and no other positions: its sums over j are a small state, so its time is "
         "linear. Softmax has rotary positions and PyTorch's fused kernel: its time is quadratic. "
-        "Each has the rate that was best for it in runs of 1,500 steps, where both were level; in "
-        "shorter runs cosFormer was further ahead."
+        "Each has the rate that was best for it in runs of 1,500 steps, where both were level; "
+        "shorter runs went either way."
     )
     lines = "\n".join(f"{NAMES[name] + ':':<11}{each}" for name, each in formulas.items())
     return f"{_paragraph(said)}<pre>{html.escape(lines)}</pre>"
