@@ -44,7 +44,7 @@ BY_DEMO = ("budget.steps", "evaluation.every", "log_every", "seed", "start")
 class Options:
     """The library at work on what every machine has, within minutes on a CPU."""
 
-    seconds: float = 190.0
+    seconds: float = 180.0
     """Time for learning: a slow machine makes fewer steps, and takes no longer."""
     lengths: tuple[int, ...] = (512, 2048, 8192)
     """Sequence lengths at which the op is timed."""

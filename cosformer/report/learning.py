@@ -22,8 +22,8 @@ LEVEL = 0.01
 """Losses that differ by a smaller share are level: another seed changes as much."""
 
 ENOUGH = 1000
-"""Steps from which on a difference tells who learns better: in shorter runs cosFormer leads by
-much that softmax makes up for later (NOTES.md)."""
+"""Steps from which on a difference tells who learns better: shorter runs go either way, by more
+than longer ones (NOTES.md)."""
 WORDS = {
     True: ("learns better than softmax", "learns as well as softmax", "learns worse than softmax"),
     False: tuple(

@@ -88,9 +88,7 @@ def _compared(formulas: Mapping[str, str]) -> str:
         "Both have a norm and a gate after their heads. cosFormer has a decay γ for each token and "
         "no other positions: its sums over j are a small state, so its time is linear. Softmax has "
         "what helps it most, rotary positions and a short convolution, and PyTorch's fused kernel: "
-        "its time is quadratic. "
-        "Each has the rate that was best for it in runs of 1,500 steps, where both were level; in "
-        "shorter runs cosFormer was further ahead."
+        "its time is quadratic. Each has the rate that was best for it in runs of 1,500 steps."
     )
     lines = "\n".join(f"{NAMES[name] + ':':<11}{each}" for name, each in formulas.items())
     return f"{_paragraph(said)}<pre>{html.escape(lines)}</pre>"
