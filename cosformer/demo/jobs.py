@@ -44,10 +44,10 @@ def language(
 
 JOBS = {
     "short": Job(
-        functools.partial(language, length=1024, rates={RECOMMENDED: 7e-3, "softmax": 3e-3}), 0.6, 8
+        functools.partial(language, length=1024, rates={RECOMMENDED: 5e-3, "softmax": 3e-3}), 0.6, 8
     ),
     "long": Job(
-        functools.partial(language, length=LONGEST, rates={RECOMMENDED: 6e-3, "softmax": 3e-3}),
+        functools.partial(language, length=LONGEST, rates={RECOMMENDED: 3e-3, "softmax": 3e-3}),
         0.4,
         8,
     ),

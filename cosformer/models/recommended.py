@@ -8,12 +8,11 @@ Use = Literal["lm", "mlm", "classify", "recall"]
 
 RECOMMENDED = "cosformer-gated"
 """The mechanism that is recommended for every use: constant memory, and no last token."""
-AROUND: dict[str, Any] = {"positions": "auto", "norm": True, "gate": "sigmoid"}
-"""What stands around every mechanism; each one that was tried learns better with it."""
+DECAYING = {"cosformer-multiscale", "cosformer-gated"}
+"""Mechanisms that learn best with a norm and a sigmoid gate after their heads. They learn text worse
+with a convolution, which helps softmax."""
 CONV: dict[Use, int] = {"lm": 4, "mlm": 5, "classify": 5, "recall": 4}
 """Width of the short convolution in every layer; centred, so odd, where both sides are seen."""
-WITHOUT_CONV = {"cosformer-multiscale", "cosformer-gated"}
-"""Mechanisms that learn text worse with a convolution than without it."""
 
 
 def recommended(
@@ -21,8 +20,8 @@ def recommended(
 ) -> dict[str, Any]:
     """Fields of `ModelConfig` with which a mechanism, or a pattern of several, learns best.
 
-    Every mechanism gets the positions that it wants, a norm and a gate around it, and a short
-    convolution where that helps it, so that two of them are compared fairly by one word.
+    Every mechanism gets the positions that it wants and what was found to help it, so that two of
+    them are compared fairly by one word.
 
     Args:
         use: `lm` (the next token), `mlm` (masked tokens), `classify`, or `recall` (single tokens of
@@ -36,8 +35,9 @@ def recommended(
     """
     check_choice("use", use, get_args(Use))
     mechanism = mechanism or RECOMMENDED
-    names = {part.partition("*")[0] for part in mechanism.split()}
-    conv = 0 if use == "lm" and names & WITHOUT_CONV else CONV[use]
-    if both_ways and conv and conv % 2 == 0:
+    decays = not DECAYING.isdisjoint(part.partition("*")[0] for part in mechanism.split())
+    conv = 0 if use == "lm" and decays else CONV[use]
+    if both_ways and conv % 2 == 0 and conv:
         conv += 1
-    return {"mechanism": mechanism, **AROUND, "conv": conv}
+    after = {"norm": True, "gate": "sigmoid"} if decays else {"norm": None, "gate": False}
+    return {"mechanism": mechanism, "positions": "auto", **after, "conv": conv}

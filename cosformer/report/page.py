@@ -85,10 +85,10 @@ def page(rows: Sequence[Row], shown: Shown) -> str:
 def _compared(formulas: Mapping[str, str]) -> str:
     said = (
         "Two models that differ in their attention alone learn from the same batches, in turns. "
-        "Both have a norm and a gate after their heads. cosFormer has a decay γ for each token and "
-        "no other positions: its sums over j are a small state, so its time is linear. Softmax has "
-        "what helps it most, rotary positions and a short convolution, and PyTorch's fused kernel: "
-        "its time is quadratic. Each has the rate that was best for it in runs of 1,500 steps."
+        "cosFormer has a decay γ for each token, a norm and a gate after its heads, and no other "
+        "positions: its sums over j are a small state, so its time is linear. Softmax has what "
+        "helps it most, rotary positions and a short convolution, and PyTorch's fused kernel: its "
+        "time is quadratic. Each has the rate that was best for it in runs of 1,500 steps."
     )
     lines = "\n".join(f"{NAMES[name] + ':':<11}{each}" for name, each in formulas.items())
     return f"{_paragraph(said)}<pre>{html.escape(lines)}</pre>"

@@ -114,8 +114,9 @@ def test_both_wear_what_is_recommended_and_differ_by_no_more(tmp_path, name):
     rate = ours.optimiser.lr
     assert replace(theirs, model=ours.model, optimiser=replace(theirs.optimiser, lr=rate)) == ours
     ours, theirs = ours.model_config(facts), theirs.model_config(facts)
-    assert ours == replace(theirs, mechanism="cosformer-gated", conv=0)
-    assert theirs.conv == 4  # which helps softmax alone
+    worn = {"norm": True, "gate": "sigmoid", "conv": 0}
+    assert ours == replace(theirs, mechanism="cosformer-gated", **worn)
+    assert (theirs.norm, theirs.gate, theirs.conv) == (None, False, 4)  # which is best for softmax
     assert ours.position_schemes(causal=True) == {"cosformer-gated": "none"}
     assert theirs.position_schemes(causal=True) == {"softmax": "rotary"}
 
