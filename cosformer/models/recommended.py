@@ -9,8 +9,8 @@ Use = Literal["lm", "mlm", "classify", "recall"]
 RECOMMENDED = "cosformer-gated"
 """The mechanism that is recommended for every use: constant memory, and no last token."""
 DECAYING = {"cosformer-multiscale", "cosformer-gated"}
-"""Mechanisms that learn best with a norm and a sigmoid gate after their heads. They learn text worse
-with a convolution, which helps softmax."""
+"""Mechanisms that learn best with a norm and a sigmoid gate after their heads. They learn text
+worse with a convolution, which helps softmax."""
 CONV: dict[Use, int] = {"lm": 4, "mlm": 5, "classify": 5, "recall": 4}
 """Width of the short convolution in every layer; centred, so odd, where both sides are seen."""
 
