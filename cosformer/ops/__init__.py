@@ -16,7 +16,7 @@ from cosformer.ops.problem import (
     vanishing_decay,
     whole_limit,
 )
-from cosformer.ops.state import State, check_continues, check_state
+from cosformer.ops.state import State, check_continues, check_state_shape
 from cosformer.ops.step import (
     Recurrence,
     StepGraph,
