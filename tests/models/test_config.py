@@ -128,8 +128,11 @@ def test_cross_attention_of_a_model_with_a_decay_is_cosformer_without_it(name, o
 def test_bad_tokens_are_named():
     model, pairs, both = make(), make(kind="pairs"), make(kind="encoder-decoder")
     two, mask = draw(2, 3), torch.ones(2, 4, dtype=torch.bool)
+    masked, over, under = make(kind="masked-lm"), torch.tensor([[0, 23]]), torch.tensor([[-1, 0]])
     for call, message in (
         (lambda: model(torch.zeros(2, 3)), r"tokens must be int64 \[batch, length\], got .*float"),
+        (lambda: model(over), "tokens must .* below the vocabulary of 23, got 23"),
+        (lambda: masked(under), "tokens must .* below the vocabulary of 23, got -1"),
         (lambda: model(two, mask), r"key_mask must be bool \[2, 3\], as tokens"),
         (lambda: model(draw(1, 49)), "length must be at most max_length=48, got 49"),
         (lambda: make(positions="none")(draw(1, 49)), "cannot attend over 49 tokens"),

@@ -142,15 +142,6 @@ def test_the_memory_of_a_stream_is_told_by_what_needs_it(name, dtype):
     assert model.stream_memory(20) == pytest.approx(held, rel=0.02)  # γ is a float64
 
 
-def test_every_parameter_gets_a_gradient():
-    model = create_model(config("dressed")).double()
-    out = model(draw(4, 20))
-    (out * torch.randn_like(out)).sum().backward()
-    for key, parameter in model.named_parameters():
-        assert parameter.grad is not None, key
-        assert parameter.grad.any(), key
-
-
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_config_and_weights_go_there_and_back(name):
     model = make(name)

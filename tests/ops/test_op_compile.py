@@ -177,15 +177,9 @@ class Op(torch.nn.Module):
         return self.function(q, k, v)
 
 
-EXPORTED = {
-    "causal": FUNCTIONS["causal"],
-    "horizon per head": FUNCTIONS["horizon per head"],
-    "gates": gated,
-    "masked": lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0),
-    "raised": FUNCTIONS["raised"],
-    "retention": FUNCTIONS["retention"],
-    "decay": FUNCTIONS["decay"],
-    "gates, both ways": FUNCTIONS["gates, both ways"],
+OPEN = ("causal", "horizon per head", "gates", "raised", "retention", "decay", "gates, both ways")
+EXPORTED = {name: FUNCTIONS[name] for name in OPEN} | {
+    "masked": lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0)
 }
 EVERY_EXPORT = [pytest.param(name, marks=() if name == "causal" else slow) for name in EXPORTED]
 
