@@ -22,7 +22,7 @@ FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "leaky_relu": lambda x: torch.where(x > 0, x, 0.1 * x),
     "1+elu": lambda x: F.elu(x) + 1,
-    "elu": F.elu,
+    "elu": lambda x: torch.where(x > 0, x, x.expm1()),
     "silu": lambda x: x * torch.sigmoid(x),
 }
 RULES: dict[str, Callable[[Tensor], Tensor]] = {

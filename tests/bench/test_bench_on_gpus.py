@@ -121,6 +121,15 @@ def test_a_call_that_cannot_be_recorded_gives_no_row(options, monkeypatch, capsy
     assert said in capsys.readouterr().err
 
 
+def test_cells_and_directions_are_those_that_are_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert ops.Options(device="cuda", causal=False).causalities == (False,)
+    two = [Cell(2, 8, 8, 64), Cell(2, 8, 9, 64)]
+    assert ops.Options(device="cuda", lengths=(9, 8), batch=2).measured == two
+    named = ops.Options(device="cuda", cells=("8x16x4096x64-grouped",))
+    assert named.measured == [Cell(8, 16, 4096, 64, key_heads=4)]
+
+
 def test_who_takes_part_depends_on_length_and_causality(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(Candidate, "is_present", True)
