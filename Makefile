@@ -12,7 +12,7 @@ BIN := .venv/bin
 
 install: .venv/ready
 
-demo: .venv/ready         ## cosFormer beside softmax: checked, trained, writing text; a page
+demo: .venv/ready         ## cosFormer beside softmax: checked, trained, shown on a page
 	$(BIN)/cosformer demo
 
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-ROOMS = ("mechanisms", "models", "nn", "ops", "tasks", "training")
+ROOMS = ("distributed", "mechanisms", "models", "nn", "ops", "tasks", "training")
 """Packages that can be used after `import cosformer` alone."""
 
 

@@ -16,7 +16,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from cosformer import __version__
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("cosformer.demo.command", "cosFormer beside softmax: checked, trained, writing text"),
+    "demo": (
+        "cosformer.demo.command",
+        "cosFormer beside softmax: checked, trained, shown on a page",
+    ),
     "bench ops": ("cosformer.bench.ops", "time and memory of the op, as rows in results/"),
     "bench mechanisms": ("cosformer.bench.mechanisms", "the same of every mechanism"),
     "bench training": ("cosformer.bench.training", "tokens a second of training steps"),

@@ -241,7 +241,9 @@ def _about(config: RunConfig, model: ModelConfig) -> str:
     objective = None if config.pretraining is None else config.pretraining.objective
     wanted = Setting(pretrain=objective).model(config.task.name)
     schemes = model.position_schemes(causal=model.kind == "decoder")
-    told = {name: str(getattr(model, name) or "none") for name in wanted}
+    spelt = {True: "yes", False: "none", None: "auto"}  # 0 equals False
+    values = {name: getattr(model, name) for name in wanted}
+    told = {name: spelt.get(value, str(value)) for name, value in values.items()}
     told["positions"] = " ".join(dict.fromkeys(schemes.values()))
     mechanism = told.pop("mechanism")
     found = ", ".join([mechanism, *(f"{name} {value}" for name, value in told.items())])

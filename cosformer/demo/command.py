@@ -1,12 +1,11 @@
-"""`cosformer demo`: check the op, train cosFormer beside softmax, write text, leave a page."""
+"""`cosformer demo`: check the op, train cosFormer beside softmax, show both, leave a page."""
 
 import shutil
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,41 +13,38 @@ from cosformer import __version__, records
 from cosformer.bench import busy
 from cosformer.check import check_positive, check_seed
 from cosformer.config import differences, plain
-from cosformer.demo import op
+from cosformer.demo import looking, op
 from cosformer.demo.jobs import JOBS
-from cosformer.demo.learning import Pair, learn, plan
+from cosformer.demo.learning import COMPARED, Pair, learn, plan
 from cosformer.demo.screen import Screen
-from cosformer.models import LanguageModel, Sampling
+from cosformer.models import RECOMMENDED
 from cosformer.records import Row
-from cosformer.report import TITLES, crossover_sentence, page, summary, times, write_whole
-from cosformer.tasks import LanguageTask
-from cosformer.training import (
-    BEST,
-    CONFIG,
-    MOST_SEEDS,
-    RunConfig,
-    Writer,
-    comparable,
-    load,
-    read_json,
-    state_of,
+from cosformer.report import (
+    NAMES,
+    TITLES,
+    Shown,
+    crossover_sentence,
+    floor_sentence,
+    page,
+    summary,
+    times,
+    verdict,
+    write_whole,
 )
+from cosformer.training import CONFIG, MOST_SEEDS, RunConfig, comparable, read_json, state_of
 
-PROMPTS = ("The following", "Return the number of", "If the object is")
-"""No blank at the end: a piece of a word begins with its own."""
-SAMPLING: dict[str, Any] = {"max_new_tokens": 80, "temperature": 0.6, "top_k": 40}
 GRACE = 1.1
 """A machine that has become slower since the plan was made gets this much of the time."""
 
-BY_DEMO = ("budget.steps", "evaluation.every", "log_every", "seed", "task.options.data")
-"""Settings in which one demo may differ from another: its plan, its seed, its folder."""
+BY_DEMO = ("budget.steps", "evaluation.every", "log_every", "seed", "start")
+"""Settings in which one demo may differ from another: its plan, its seed, its beginning."""
 
 
 @dataclass(frozen=True)
 class Options:
     """The library at work on what every machine has, within minutes on a CPU."""
 
-    seconds: float = 190.0
+    seconds: float = 180.0
     """Time for learning: a slow machine makes fewer steps, and takes no longer."""
     lengths: tuple[int, ...] = (512, 2048, 8192)
     """Sequence lengths at which the op is timed."""
@@ -73,7 +69,8 @@ def run(options: Options) -> int:
     records.require_rows(file, "out")
     if warning := busy():
         print(warning, file=sys.stderr)
-    torch.set_num_threads(op.fastest_threads(options.seed))
+    most = torch.get_num_threads()
+    torch.set_num_threads(op.fastest_threads(options.seed, most))
     print(f"cosformer {__version__}, torch {torch.__version__}, {_threads()}\n")
     this = records.Run.begin(seed=options.seed)
     rows = show_checks(this)
@@ -82,18 +79,27 @@ def run(options: Options) -> int:
         return 1
     options.out.mkdir(parents=True, exist_ok=True)  # no work whose result could not be written
     rows += show_race(this, options)
-    texts = {}
+    pairs: dict[str, Pair] = {}
+    pair = None
     for name, job in JOBS.items():
-        seconds, config = job.share * options.seconds, job.make(options.out, options.seed)
-        print(f"\n{TITLES[name]} is made ready …", flush=True)
-        pair = plan(this, name, config, seconds, job.judged)
+        seconds = job.share * options.seconds
+        configs = {
+            each: job.make(options.out / f"{name}-{each}", options.seed, each) for each in COMPARED
+        }
+        torch.set_num_threads(op.fastest_threads(options.seed, most))  # others come and go
+        this = replace(this, hardware={**this.hardware, "threads": torch.get_num_threads()})
+        print(f"\n{TITLES[name]}: the text is made ready, {_threads()} …", flush=True)
+        pair = plan(this, name, configs, seconds, job.judged, before=pair)
         rows += show_learning(this, pair, seconds)
-        if isinstance(pair.task, LanguageTask):
-            texts = show_text(options, pair)
+        pairs[name] = pair
+    shown = looking.shown(pairs["short"], options.seed)
+    rows += show_models(this, shown)
     records.append(file, rows)
-    write_whole(options.out / "demo.html", page(rows, texts).encode())
+    write_whole(options.out / "demo.html", page(rows, shown).encode())
+    print(f"\n{textwrap.fill(verdict(rows), 100)}")
     print(f"\nIn {time.monotonic() - began:.0f} s. Page: {options.out / 'demo.html'}")
-    print(f"Go on: cosformer generate {options.out / 'lm-cosformer'} --prompt 'This function'")
+    ours = pairs["short"].configs[RECOMMENDED].out
+    print(f"Go on: cosformer generate {ours} --prompt 'This function'")
     return 0
 
 
@@ -128,7 +134,7 @@ def show_learning(this: records.Run, pair: Pair, seconds: float) -> list[Row]:
         begin_anew(config)
     rows, facts = list(pair.rows), pair.task.facts
     batch = config.budget.batch
-    print(f"{pair.steps:,} steps of {batch} × up to {facts.length:,} tokens each, in turns:")
+    print(f"{pair.steps:,} steps of {batch} × {facts.length:,} tokens each, in turns:")
     with Screen(pair) as screen:
         for row in learn(this, pair, deadline=time.monotonic() + GRACE * seconds):
             rows.append(row)
@@ -137,25 +143,29 @@ def show_learning(this: records.Run, pair: Pair, seconds: float) -> list[Row]:
         print(f"  The time is up after {screen.done:,} steps.")
     for title, *cells in summary(rows, pair.name):
         print(f"  {title:<28}" + "".join(f"{cell:>18}" for cell in cells))
-    print(f"  to beat: {facts.floor:.3f} ({facts.floor_is})")
+    print(f"  {floor_sentence(rows, pair.name)}")
     return rows
 
 
-def show_text(options: Options, pair: Pair) -> dict[str, str]:
-    """Prompt -> what the cosFormer model writes after it; none if it was never judged."""
-    folder = pair.configs["cosformer"].out
-    if not (folder / BEST).is_file():
-        print("\nThe time was too short for a checkpoint: there is no text.")
-        return {}
-    loaded = load(folder, device="cpu")
-    assert isinstance(loaded.model, LanguageModel)  # by its task
-    vocabulary = loaded.vocabulary
-    sampling = Sampling(**SAMPLING, seed=options.seed, data_tokens=vocabulary.size)
-    texts = Writer(loaded.model, vocabulary, sampling).together(PROMPTS)
-    print("\nWhat the cosFormer model writes:")
-    for prompt, text in zip(PROMPTS, texts, strict=True):
-        print(textwrap.indent(f"{prompt}{text}", "  | ", lambda line: True))
-    return dict(zip(PROMPTS, texts, strict=True))
+def show_models(this: records.Run, shown: Shown) -> list[Row]:
+    """Formula, text and maps of both models; rows say how far each head looks back."""
+    if not shown.texts:
+        print("\nThe time was too short for a checkpoint: there are no text and no maps.")
+        return []
+    rows: list[Row] = []
+    for name, formula in shown.formulas.items():
+        print(f"\n{NAMES[name]}: {formula}")
+        print(f"What the {NAMES[name]} model writes:")
+        for prompt, text in shown.texts[name].items():
+            line = " ".join(f"{prompt}{text}".split())  # line ends are on the page
+            print(textwrap.fill(line, 100, initial_indent="  | ", subsequent_indent="    "))
+        print("Where its heads look (down: tokens, across: the tokens that they see):")
+        print(textwrap.indent(looking.shaded(shown.maps[name]), "  "))
+        found = list(looking.reach_rows(this, name, shown.maps[name]))
+        far = ", ".join(f"{row.value:.1f}" for row in found)
+        print(f"  Tokens that each head looks back in the mean: {far}")
+        rows += found
+    return rows
 
 
 def begin_anew(config: RunConfig) -> None:

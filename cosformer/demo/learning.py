@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cosformer.bench import Steps, held_bytes, median_times, state_after
-from cosformer.models import LanguageModel, parameter_count
+from cosformer.models import RECOMMENDED, LanguageModel, parameter_count
 from cosformer.records import Row, Run
 from cosformer.tasks import Task
-from cosformer.training import Evaluated, Event, Progress, RunConfig, Trainer
+from cosformer.training import BEST, Evaluated, Event, Progress, RunConfig, Trainer
 
-MECHANISMS = ("cosformer", "softmax")
+COMPARED = (RECOMMENDED, "softmax")
+"""Mechanisms, each in the clothes in which it learns best."""
 POINTS = 40
 """Points of a curve."""
 RESERVE = 0.72
@@ -32,13 +33,31 @@ class Pair:
     @property
     def steps(self) -> int:
         """Steps of each of the two runs."""
-        return self.configs[MECHANISMS[0]].budget.steps
+        return self.configs[RECOMMENDED].budget.steps
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether both runs have come to a checkpoint."""
+        return all((config.out / BEST).is_file() for config in self.configs.values())
 
 
-def plan(this: Run, name: str, config: RunConfig, seconds: float, judged: int) -> Pair:
-    """Both runs, with as many steps as fit into the time; a few steps are timed to know."""
-    task = config.task.create(config.device)
-    configs = {each: _with_mechanism(config, each) for each in MECHANISMS}
+def plan(
+    this: Run,
+    name: str,
+    configs: Mapping[str, RunConfig],
+    seconds: float,
+    judged: int,
+    before: Pair | None = None,
+) -> Pair:
+    """Both runs, with as many steps as fit into the time; a few steps are timed to know.
+
+    `before`: runs on the same text, whose vocabulary these have, and whose models they begin with.
+    """
+    learnt = None if before is None else before.task.vocabulary
+    task = configs[RECOMMENDED].task.create("cpu", learnt)
+    if before is not None and before.is_judged:
+        starts = {each: given.out for each, given in before.configs.items()}
+        configs = {each: replace(given, start=starts[each]) for each, given in configs.items()}
     facts = task.facts
     rows = [this.row("floor", facts.floor, facts.metric, task=name, floor_is=facts.floor_is)]
     with contextlib.ExitStack() as feeds:
@@ -75,7 +94,7 @@ def learn(this: Run, pair: Pair, deadline: float) -> Iterator[Row]:
     for name, each in watched.items():
         at = {"task": pair.name, "candidate": name, **each.config}
         if each.step:
-            yield this.row("train_speed", each.seen / each.seconds, f"{each.unit}/s", **at)
+            yield this.row("train_speed", each.tokens / each.seconds, "tokens/s", **at)
 
 
 def _sizes(step: Steps, length: int) -> Iterator[tuple[str, float, str]]:
@@ -94,9 +113,8 @@ class _Watched:
     def __init__(self, config: RunConfig, task: Task) -> None:
         self._events = Trainer(config, task).events()
         self.steps, self.step, self.seconds = config.budget.steps, 0, 0.0
-        in_windows = task.facts.asks == "tokens"  # all as long; sequences are not
-        self.unit = "tokens" if in_windows else "sequences"
-        self._units = config.budget.batch * (task.facts.length if in_windows else 1)
+        self.length = task.facts.length
+        self._tokens = config.budget.batch * self.length
 
     def next(self) -> Event | None:
         """What happens next; None at the end."""
@@ -108,15 +126,20 @@ class _Watched:
         return event
 
     @property
-    def seen(self) -> int:
-        """Tokens or sequences learnt from."""
-        return self.step * self._units
+    def tokens(self) -> int:
+        """Tokens learnt from."""
+        return self.step * self._tokens
 
     @property
     def config(self) -> dict[str, Any]:
         """How far learning has come, as the config of a row holds it."""
-        now = {"step": self.step, "steps": self.steps, "seconds": self.seconds}
-        return now | {self.unit: self.seen}
+        return {
+            "step": self.step,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "length": self.length,
+        }
 
     def close(self) -> None:
         self._events.close()
@@ -133,11 +156,6 @@ def _rows(this: Run, event: Event | None, at: Mapping[str, Any]) -> Iterator[Row
 def _count(seconds: float, milliseconds: float, judged: int) -> int:
     """Steps in so many seconds, of such milliseconds for a step of each."""
     return max(judged, int(RESERVE * 1e3 * seconds / milliseconds))
-
-
-def _with_mechanism(config: RunConfig, mechanism: str) -> RunConfig:
-    folder = config.out / f"{config.task.name}-{mechanism}"
-    return replace(config, out=folder, model={**config.model, "mechanism": mechanism})
 
 
 def _with_steps(config: RunConfig, count: int, judged: int) -> RunConfig:

@@ -32,8 +32,8 @@ SETTING: dict[str, Any] = {
 }
 
 
-def fastest_threads(seed: int) -> int:
-    """All threads of torch, or one less where others keep a core busy.
+def fastest_threads(seed: int, most: int) -> int:
+    """So many threads of torch, or one less where others keep a core busy.
 
     Threads that wait for such a core slow many small products more than one large one.
     """
@@ -45,20 +45,22 @@ def fastest_threads(seed: int) -> int:
         with threads(count):
             attend()
 
-    most = torch.get_num_threads()
     counts = {str(n): functools.partial(with_threads, n) for n in (most, most - 1) if n > 0}
     times = median_times(counts, repeats=SETTING["repeats"])
     return int(min(times, key=lambda count: times[count]))
 
 
 def checks(seed: int) -> list[Check]:
-    """The linear form in float32 against the quadratic formula in float64."""
-    ours = CANDIDATES["chunked"]
-    return [
-        *against_formula(ours, causal=True, dtype=torch.float32, seed=seed),
-        *against_formula(ours, causal=False, dtype=torch.float32, seed=seed),
-        stream_against_full_pass(seed=seed),
+    """The linear form in float32, without and with decays, against the formula in float64."""
+    compared = [
+        check
+        for name in ("chunked", "decay")
+        for causal in (True, False)
+        for check in against_formula(
+            CANDIDATES[name], causal=causal, dtype=torch.float32, seed=seed
+        )
     ]
+    return [*compared, stream_against_full_pass(seed=seed)]
 
 
 def race(this: Run, lengths: Sequence[int]) -> Iterator[list[Row]]:

@@ -3,9 +3,9 @@
 from types import TracebackType
 from typing import Self
 
-from cosformer.demo.learning import MECHANISMS, Pair
+from cosformer.demo.learning import COMPARED, Pair
 from cosformer.records import Row
-from cosformer.report import LABELS
+from cosformer.report import NAMES
 from cosformer.training import judged_by
 
 
@@ -15,7 +15,7 @@ class Screen:
     def __init__(self, pair: Pair) -> None:
         from tqdm import tqdm
 
-        self._last = LABELS[MECHANISMS[-1]]
+        self._last = NAMES[COMPARED[-1]]
         self._judged = f"valid_{judged_by(pair.task.facts)}"
         self._shown: dict[str, dict[str, float]] = {"train_loss": {}, self._judged: {}}
         self._done: dict[str, int] = {}
@@ -37,12 +37,12 @@ class Screen:
     @property
     def done(self) -> int:
         """Steps of the run that is behind."""
-        return min(self._done.values()) if len(self._done) == len(MECHANISMS) else 0
+        return min(self._done.values()) if len(self._done) == len(COMPARED) else 0
 
     def show(self, row: Row) -> None:
         if row.what not in self._shown:
             return
-        name, values = LABELS[row.config["candidate"]], self._shown[row.what]
+        name, values = NAMES[row.config["candidate"]], self._shown[row.what]
         values[name] = row.value
         if row.what == "train_loss":
             self._bar.update(row.config["step"] - self._done.get(name, 0))

@@ -12,7 +12,7 @@ from cosformer.mechanisms.linear import (
     log_gate,
 )
 from cosformer.mechanisms.padding import ranks, real_first
-from cosformer.mechanisms.request import Request
+from cosformer.mechanisms.request import Request, Split
 from cosformer.mechanisms.seeded import Seeded
 from cosformer.mechanisms.table import create, mechanism_class, register
 from cosformer.mechanisms.traits import GROWTH, Cost, Traits

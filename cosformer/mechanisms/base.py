@@ -18,7 +18,7 @@ from cosformer.check import (
     check_whole,
 )
 from cosformer.mechanisms.cache import Cache
-from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, hide
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split, hide
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import full_precision
 
@@ -96,6 +96,7 @@ class Mechanism(nn.Module):
         start: int | None = None,
         state: Any = None,
         controls: Controls = NO_CONTROLS,
+        split: Split | None = None,
     ) -> tuple[Tensor, Any]:
         """Output `[B, H, T, V]` in the dtype of q, and the new state where one came in.
 
@@ -108,13 +109,17 @@ class Mechanism(nn.Module):
             state: from `empty_state` or the last call: these are the next tokens of a stream. The
                 state is not changed.
             controls: the `traits.controls`, each `[B, H_kv, S]`.
+            split: the ranks of which each has a stretch of every sequence, without a state.
         """
         q, k, v = check_inputs(q, k, v)
         if state is None:
             request = self._request(q, k, causal, key_mask, start, controls)
             k, v = hide(k, key_mask), hide(v, key_mask)
             with full_precision(q):  # autocast has cast q, k and v, and shall round no more
-                return self.attend(q, k, v, request), None
+                if split is None:
+                    return self.attend(q, k, v, request), None
+                self.check_length(split.total(q.shape[2]))
+                return self.attend_split(q, k, v, request, split), None
         self._check_streams()
         if not causal:
             raise ValueError(f"causal must be True with a state, got {causal}")
@@ -168,6 +173,15 @@ class Mechanism(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         """Output `[B, H, T, V]` of a whole sequence."""
         raise NotImplementedError
+
+    def attend_split(
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
+    ) -> Tensor:
+        """Output `[B, H, T, V]` of the tokens of this rank, which has a stretch of a sequence."""
+        raise ValueError(
+            f"{name_of(self)} cannot attend over ranks: its state is no sum over keys. cosFormer "
+            "and most of the linear family can, and softmax by gathering all keys and values"
+        )
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         """The matrix A `[B, H, T, S]` with out = A v."""

@@ -1,7 +1,7 @@
 """What a mechanism is asked to do, once its arguments are checked."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +9,31 @@ from torch import Tensor
 Controls = Mapping[str, Tensor]
 """The name of a control -> a number for every token and key head, `[B, H_kv, S]`."""
 NO_CONTROLS: Controls = {}
+
+
+class Split(Protocol):
+    """Ranks of which each has a stretch of every sequence; `cosformer.distributed` makes it."""
+
+    def start(self, tokens: int) -> int:
+        """How many tokens stand before those of this rank, which has so many."""
+
+    def total(self, tokens: int) -> int:
+        """How many tokens all ranks have, where this one has so many."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """`ops.attention` over all ranks."""
+
+    def linear_attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """`ops.linear_attention` over all ranks."""
+
+    def neighbours(self, x: Tensor, before: int, after: int) -> tuple[Tensor, Tensor]:
+        """So many tokens before and after those of this rank, `[B, T, C]`; zeros at the ends."""
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """The tokens of all ranks, along a dimension of x."""
+
+    def check_padding(self, key_mask: Tensor) -> None:
+        """Refuse a mask `[B, T]` whose padding is not last, over all ranks."""
 
 
 class Request(NamedTuple):

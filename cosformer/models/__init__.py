@@ -1,5 +1,6 @@
 """Models around any mechanism: encoders, a language model, an encoder-decoder."""
 
+from cosformer.models.backbone import Backbone as Backbone
 from cosformer.models.backbone import ModelState
 from cosformer.models.config import Kind, ModelConfig
 from cosformer.models.create import Model, create_model, parameter_count

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import check_tensor
-from cosformer.mechanisms import Mechanism, Seeded, ranks, real_first, refuse
+from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
 from cosformer.runtime import compute_dtype, readable
@@ -43,6 +43,10 @@ class Backbone(nn.Module):
         causal: every token sees itself and those before it, and the backbone streams.
         cross: every block also looks at a context.
     """
+
+    split: Split | None = None
+    """The ranks of which each has a stretch of every sequence in `forward`, set by
+    ``cosformer.distributed.split``."""
 
     def __init__(self, config: ModelConfig, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
@@ -87,11 +91,17 @@ class Backbone(nn.Module):
     ) -> Tensor:
         """Vectors `[B, T, width]`; with cls pooling `[B, 1 + T, width]`, that of the cls first."""
         self.check_tokens("tokens", tokens, key_mask)
-        self._check_length(tokens.shape[1])
-        order = None if key_mask is None else real_first(key_mask)
+        start, length, order = 0, tokens.shape[1], None
+        if self.split is not None:
+            start, length = self.split.start(length), self.split.total(length)
+            if key_mask is not None:
+                self.split.check_padding(key_mask)
+        elif key_mask is not None:
+            order = real_first(key_mask)
+        self._check_length(length)
         if key_mask is not None and order is not None:  # padding goes last, where it shifts none
             tokens, key_mask = tokens.gather(1, order), key_mask.gather(1, order)
-        x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+        x = self._embed(tokens, start + torch.arange(tokens.shape[1], device=tokens.device))
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), 1, -1), x], 1)
             if key_mask is not None:

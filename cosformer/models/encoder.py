@@ -69,6 +69,11 @@ class PairClassifier(nn.Module):
 
 def pooled(backbone: Backbone, tokens: Tensor, key_mask: Tensor | None) -> Tensor:
     """One vector per sequence, `[B, width]`, by the config's pooling; zeros if all is padding."""
+    if backbone.split is not None:
+        raise ValueError(
+            "a model that is split over ranks must have an output for each token: one vector of a "
+            "whole sequence needs the tokens of all ranks"
+        )
     x: Tensor = backbone(tokens, key_mask)
     if backbone.config.pooling == "cls":
         return x[:, 0]

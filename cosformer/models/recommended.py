@@ -4,12 +4,16 @@ from typing import Any, Literal, get_args
 
 from cosformer.check import check_choice
 
-Use = Literal["lm", "mlm", "classify"]
+Use = Literal["lm", "mlm", "classify", "recall"]
 
-RECOMMENDED = "cosformer-multiscale"
+RECOMMENDED = "cosformer-gated"
 """The mechanism that is recommended for every use: constant memory, and no last token."""
-CONV: dict[Use, int] = {"lm": 4, "mlm": 5, "classify": 5}
+AROUND: dict[str, Any] = {"positions": "auto", "norm": True, "gate": "sigmoid"}
+"""What stands around every mechanism; each one that was tried learns better with it."""
+CONV: dict[Use, int] = {"lm": 4, "mlm": 5, "classify": 5, "recall": 4}
 """Width of the short convolution in every layer; centred, so odd, where both sides are seen."""
+WITHOUT_CONV = {"cosformer-multiscale", "cosformer-gated"}
+"""Mechanisms that learn text worse with a convolution than without it."""
 
 
 def recommended(
@@ -17,22 +21,23 @@ def recommended(
 ) -> dict[str, Any]:
     """Fields of `ModelConfig` with which a mechanism, or a pattern of several, learns best.
 
-    Every mechanism gets the positions that it wants and a short convolution, so that two of them
-    are compared fairly by one word.
+    Every mechanism gets the positions that it wants, a norm and a gate around it, and a short
+    convolution where that helps it, so that two of them are compared fairly by one word.
 
     Args:
-        use: `lm` (the next token), `mlm` (masked tokens) or `classify`.
+        use: `lm` (the next token), `mlm` (masked tokens), `classify`, or `recall` (single tokens of
+            the past must be found again, as in the probes).
         mechanism: None: the recommended one.
         both_ways: whether the same weights learn with causality and without it, as when a language
             model is pre-trained on masked tokens: the convolution is then odd.
 
-    >>> recommended("lm")
-    {'mechanism': 'cosformer-multiscale', 'positions': 'auto', 'conv': 4}
-    >>> recommended("mlm", "softmax")
-    {'mechanism': 'softmax', 'positions': 'auto', 'conv': 5}
+    >>> recommended("lm")["mechanism"], recommended("lm")["conv"], recommended("mlm")["conv"]
+    ('cosformer-gated', 0, 5)
     """
     check_choice("use", use, get_args(Use))
-    conv = CONV[use]
-    if both_ways and conv % 2 == 0:
+    mechanism = mechanism or RECOMMENDED
+    names = {part.partition("*")[0] for part in mechanism.split()}
+    conv = 0 if use == "lm" and names & WITHOUT_CONV else CONV[use]
+    if both_ways and conv and conv % 2 == 0:
         conv += 1
-    return {"mechanism": mechanism or RECOMMENDED, "positions": "auto", "conv": conv}
+    return {"mechanism": mechanism, **AROUND, "conv": conv}

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import check_tensor
+from cosformer.mechanisms import Split
 
 
 class ShortConvolution(nn.Conv1d):
@@ -50,11 +51,13 @@ class ShortConvolution(nn.Conv1d):
         causal: bool,
         key_mask: Tensor | None = None,
         before: Tensor | None = None,
+        split: Split | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """x `[B, T, columns]` convolved, and the last inputs, for the next tokens of a stream.
 
         before: the inputs before x in a stream, from `empty_state` or the last call; None: x is a
             whole sequence.
+        split: the ranks of which each has a stretch of the sequence.
         """
         if not causal:
             self.check_centred()
@@ -62,10 +65,13 @@ class ShortConvolution(nn.Conv1d):
             x = torch.where(key_mask[..., None], x, 0)
         around = self.width - 1
         left = around if causal else around // 2
-        if before is None:
+        if before is not None:
+            padded = torch.cat([before, x], 1)
+        elif split is None or not around:
             padded = F.pad(x, (0, 0, left, around - left))
         else:
-            padded = torch.cat([before, x], 1)
+            earlier, later = split.neighbours(x, left, around - left)
+            padded = torch.cat([earlier, x, later], 1)
         out, length = cast(Tensor, self.bias), x.shape[1]
         for n, weight in enumerate(self.weight[:, 0].unbind(1)):  # less memory than F.conv1d
             out = torch.addcmul(out, padded[:, n : n + length], weight)

@@ -16,7 +16,7 @@ from cosformer.check import (
     check_mapping,
     check_whole,
 )
-from cosformer.mechanisms import create, mechanism_class, refuse
+from cosformer.mechanisms import Split, create, mechanism_class, refuse
 from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
@@ -97,6 +97,10 @@ class AttentionLayer(HeadProjections):
     >>> torch.allclose(out[:, 99:], last, atol=1e-5)
     True
     """
+
+    split: Split | None = None
+    """The ranks of which each has a stretch of every sequence in `forward`, set by
+    ``cosformer.distributed.split``."""
 
     def __init__(
         self,
@@ -206,7 +210,9 @@ class AttentionLayer(HeadProjections):
         """
         self._check_inputs(x, context)
         first = self._first(x, context, causal, start)
-        made = self._project(x, context, first, causal=causal, key_mask=key_mask)
+        if self.split is not None:
+            first = self.split.start(x.shape[1])
+        made = self._project(x, context, first, causal=causal, key_mask=key_mask, split=self.split)
         out, _ = self.mechanism(
             made.q,
             made.k,
@@ -215,6 +221,7 @@ class AttentionLayer(HeadProjections):
             key_mask=key_mask,
             start=start or None,
             controls=made.controls,
+            split=self.split,
         )
         return self._finish(out, made.gate)
 
@@ -304,6 +311,8 @@ class AttentionLayer(HeadProjections):
         start: int = 0,
     ) -> Tensor:
         """The mechanism's dense matrix `[B, H, T, S]`; quadratic, for pictures and tests."""
+        if self.split is not None:
+            raise ValueError("weights need whole sequences: cosformer.distributed.unsplit first")
         self._check_inputs(x, context)
         first = self._first(x, context, causal, start)
         made = self._project(x, context, first, causal=causal, key_mask=key_mask)
@@ -320,6 +329,11 @@ class AttentionLayer(HeadProjections):
     def _check_inputs(self, x: Tensor, context: Tensor | None) -> None:
         if context is not None and context is not x and not self.mechanism.traits.cross:
             raise refuse(self.mechanism, "attend to another sequence", lambda other: other.cross)
+        if context is not None and context is not x and self.split is not None:
+            raise ValueError(
+                "context must be None in a layer that is split over ranks, which attends to its "
+                f"own tokens, got {list(context.shape)}"
+            )
         if context is None and self.kdim != self.embed_dim:
             raise ValueError(f"context must be given, of width {self.kdim}, got None")
         if context is not None and context is not x and self.conv is not None:
@@ -368,15 +382,17 @@ class AttentionLayer(HeadProjections):
         causal: bool,
         key_mask: Tensor | None = None,
         before: Tensor | None = None,
+        split: Split | None = None,
     ) -> Projected:
         """What the mechanism gets; x begins at position `start`, a context at 0.
 
-        causal, key_mask, before: for the short convolution, which a layer with a context has not.
+        causal, key_mask, before, split: for the short convolution, which a layer with a context has
+        not.
         """
         conv, conv_state = self.conv, None
         if conv is not None:
             check_key_mask(key_mask, x[:, None])
-        mixed = {"causal": causal, "key_mask": key_mask, "before": before}
+        mixed = {"causal": causal, "key_mask": key_mask, "before": before, "split": split}
         another = None if context is x else context
         if conv is not None and self.conv_on == "input":
             x, conv_state = conv(x, **mixed)

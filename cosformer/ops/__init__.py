@@ -2,8 +2,16 @@
 
 from cosformer.ops.attention import attention, attention_weights, attention_with_state
 from cosformer.ops.decays import multiscale_decays, read_decay
-from cosformer.ops.dispatch import IMPLS
-from cosformer.ops.linear import Arguments, linear_attention, linear_attention_with_state
+from cosformer.ops.dispatch import IMPLS, compute
+from cosformer.ops.linear import (
+    Arguments,
+    check_arguments,
+    check_per_key_head,
+    linear_attention,
+    linear_attention_with_state,
+    linear_problem,
+    mapped,
+)
 from cosformer.ops.problem import (
     WEIGHTS,
     Rates,
@@ -16,6 +24,7 @@ from cosformer.ops.problem import (
     vanishing_decay,
     whole_limit,
 )
+from cosformer.ops.raised import row_divisor
 from cosformer.ops.state import State, check_continues, check_state_shape
 from cosformer.ops.step import (
     Recurrence,

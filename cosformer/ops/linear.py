@@ -131,13 +131,13 @@ def linear_attention(
         scale, key_mask, cu_seqlens, query_start, impl,
     )  # fmt: skip
     if isinstance(q, Tensor) and q.is_cuda:
-        return attend_again(_linear_attention, _problem, q, k, v, given)
+        return attend_again(_linear_attention, linear_problem, q, k, v, given)
     return _linear_attention(q, k, v, given)
 
 
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:
-    q, k, v = _mapped(q, k, v, given.feature_map, given.key_mask)
-    return compute(q, k, v, _problem(q, k, given), impl=given.impl)[0]
+    q, k, v = mapped(q, k, v, given.feature_map, given.key_mask)
+    return compute(q, k, v, linear_problem(q, k, given), impl=given.impl)[0]
 
 
 def linear_attention_with_state(
@@ -172,12 +172,12 @@ def linear_attention_with_state(
     """
     gamma = as_numbers(gamma)
     check_number_or_tensor("theta", theta)
-    q, k, v = _mapped(q, k, v, feature_map, key_mask)
+    q, k, v = mapped(q, k, v, feature_map, key_mask)
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    _check_per_key_head(q, k, theta, gamma)
+    check_per_key_head(q, k, theta=theta, gamma=gamma)
     given = Arguments(
         feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
     )
@@ -194,7 +194,7 @@ def linear_attention_with_state(
     check_goes_on(state, k, v, given)
     dtype = q.dtype
     q, k, v = at_least(state, q, k, v)
-    problem = _problem(q, k, given, state.position)
+    problem = linear_problem(q, k, given, state.position)
     out, sums = compute(q, k, v, problem, join(state), impl=impl)
     assert sums is not None
     return out.to(dtype), split(sums, state, q.shape[2], log_decay)
@@ -236,19 +236,19 @@ def check_arguments(given: Arguments) -> None:
         raise ValueError(f"raised=True needs rule='clamp' or normaliser='none', got {given.rule!r}")
 
 
-def _check_per_key_head(q: Tensor, k: Tensor, theta: float | Tensor, gamma: Rates) -> None:
-    """Query heads that share a state must share its weights."""
+def check_per_key_head(q: Tensor, k: Tensor, **given: Rates | None) -> None:
+    """Query heads that share a state must share its weights: numbers by the argument's name."""
     if q.shape[1] == k.shape[1]:
         return
-    for name, values in (("theta", theta), ("gamma", gamma)):
-        sizes = sizes_of(values)
+    for name, values in given.items():
+        sizes = [] if values is None else sizes_of(values)
         if sizes and sizes != [k.shape[1]]:
             raise ValueError(
                 f"{name} must be one per key head [{k.shape[1]}] in a stream, got {sizes}"
             )
 
 
-def _mapped(
+def mapped(
     q: Tensor, k: Tensor, v: Tensor, feature_map: Map, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Checked tensors; a feature map of the caller's is applied here, a named one in the sweep."""
@@ -265,7 +265,9 @@ def _mapped(
     return check_inputs(feature_map(q), feature_map(k), v)
 
 
-def _problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None = None) -> Problem:
+def linear_problem(
+    q: Tensor, k: Tensor, given: Arguments, position: Tensor | None = None
+) -> Problem:
     """`position` is where a stream stands."""
     fixed = given._replace(key_mask=None, log_decay=None, impl="")
     if not isinstance(given.feature_map, str):

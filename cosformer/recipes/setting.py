@@ -10,7 +10,9 @@ from cosformer.training import Objective
 RUNS = Path("runs")
 """Where runs are kept unless somewhere else is named."""
 
-USES: dict[str, Use] = {"lm": "lm", "mlm": "mlm", "mqar": "lm", "copying": "lm", "induction": "lm"}
+USES: dict[str, Use] = {
+    "lm": "lm", "mlm": "mlm", "mqar": "recall", "copying": "recall", "induction": "recall",
+}  # fmt: skip
 """Task -> the use that its model is recommended for; those that are not here classify."""
 
 

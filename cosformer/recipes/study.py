@@ -67,6 +67,7 @@ LM: dict[str, Fields] = {
     "hybrid-6-gated-norm-sigmoid": {
         "mechanism": _GATED_FOURTH, **_NORM_SIGMOID,
     },
+    "hybrid-3-gated-norm-sigmoid": {"mechanism": f"{_GATED}*2 softmax", **_NORM_SIGMOID},
     "local-multiscale": {"mechanism": _LOWER_HALF, "options": _WINDOW},
     "local-multiscale-conv-gate": {
         "mechanism": _LOWER_HALF, "options": _WINDOW, "conv": 4, "gate": True,

@@ -1,17 +1,37 @@
-"""Two runs side by side: their curves of loss, and a table of their last values."""
+"""Two runs side by side: their curves of loss, a table of their last values, and who won."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cosformer.records import Row
 from cosformer.report.figures import figure_bytes
-from cosformer.report.selection import LABELS
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING
 
-COLOURS = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
+NAMES = {"cosformer-gated": "cosFormer", "softmax": "softmax"}
+"""The mechanisms of a demo and their names for readers: ours first."""
+COLOURS = {"cosformer-gated": "#0b6e99", "softmax": "#c4501b"}
 AXES = {"step": "steps", "seconds": "seconds of its own"}
 """What losses are drawn against."""
+STYLES: dict[str, dict[str, Any]] = {
+    "train_loss": {"label": "training", "linewidth": 0.9, "alpha": 0.45},
+    "valid_loss": {"label": "validation", "linewidth": 1.8, "marker": "o", "markersize": 4},
+}
+"""How losses are drawn: those in training differ from batch to batch."""
+LEVEL = 0.01
+"""Losses that differ by a smaller share are level: another seed changes as much."""
+
+ENOUGH = 1000
+"""Steps from which on a difference tells who learns better: shorter runs go either way, by more
+than longer ones (NOTES.md)."""
+WORDS = {
+    True: ("learns better than softmax", "learns as well as softmax", "learns worse than softmax"),
+    False: tuple(
+        f"is {place} softmax after too few steps to tell who learns better"
+        for place in ("ahead of", "level with", "behind")
+    ),
+}
+"""Whether a difference is settled -> words for a lower, a level and a higher loss."""
 
 
 class Quantity(NamedTuple):
@@ -26,8 +46,7 @@ QUANTITIES = (
     Quantity("train_loss", "loss in training, nats", "{:.3f}".format),
     Quantity("valid_loss", "loss on validation, nats", "{:.3f}".format),
     Quantity("valid_bits_per_byte", "bits per byte", "{:.3f}".format),
-    Quantity("valid_accuracy", "share of right answers", "{:.1%}".format),
-    Quantity("train_speed", "speed in training", "{:,.0f}".format),
+    Quantity("train_speed", "speed in training, tokens/s", "{:,.0f}".format),
     Quantity("peak_memory", "memory of a step", mebibytes),
     Quantity("stream_memory", "memory of a stream", mebibytes),
     Quantity("parameters", "parameters", "{:,.0f}".format),
@@ -36,21 +55,65 @@ QUANTITIES = (
 
 def summary(rows: Sequence[Row], task: str) -> list[list[str]]:
     """A header, then a line for each quantity: the last value of each mechanism."""
-    mine = [row for row in rows if row.config.get("task") == task]
-    mine = [row for row in mine if "candidate" in row.config]
-    names = list(dict.fromkeys(row.config["candidate"] for row in mine))
-    lines = [["", *(LABELS[name] for name in names)]]
+    lines = [["", *NAMES.values()]]
     for what, title, spell in QUANTITIES:
-        last = {row.config["candidate"]: row for row in mine if row.what == what}
+        last = last_values(rows, task, what)
         if last:
-            unit = next(iter(last.values())).unit
-            title += f", {unit}" if what == "train_speed" else ""
-            lines.append([title, *(spell(last[n].value) if n in last else MISSING for n in names)])
+            cells = [spell(last[name].value) if name in last else MISSING for name in NAMES]
+            lines.append([title, *cells])
     return lines
 
 
+def last_values(rows: Sequence[Row], task: str, what: str) -> dict[str, Row]:
+    """The last row of a quantity for each mechanism of a task."""
+    mine = (row for row in rows if row.what == what and row.config.get("task") == task)
+    return {row.config["candidate"]: row for row in mine}
+
+
+def floor_sentence(rows: Sequence[Row], task: str) -> str:
+    """The loss that must be beaten, and who does not beat it."""
+    floor = _floor(rows, task)
+    said = f"To beat: {floor.value:.3f} ({floor.config['floor_is']})."
+    unbeaten = _who_failed(rows, task)
+    return f"{said} {unbeaten} did not beat it." if unbeaten else said
+
+
+def verdict(rows: Sequence[Row], short: str = "short", long: str = "long") -> str:
+    """Who learns better in short windows and who trains faster in long ones, in one sentence."""
+    losses = last_values(rows, short, "valid_loss")
+    speeds = last_values(rows, long, "train_speed")
+    if len(losses) < len(NAMES) or len(speeds) < len(NAMES):
+        return "The time was too short for a verdict."
+    ours, theirs = (losses[name] for name in NAMES)
+    more = ours.value / theirs.value - 1
+    times = speeds[next(iter(NAMES))].value / speeds["softmax"].value
+    joined = "and" if (more < LEVEL) == (times > 1) else "but"
+    where, length = "below" if more < 0 else "above", speeds["softmax"].config["length"]
+    unbeaten, step = _who_failed(rows, short), ours.config["step"]
+    settled = not unbeaten and step >= ENOUGH
+    order = 1 if abs(more) < LEVEL else 0 if more < 0 else 2
+    learns = WORDS[settled][order]
+    return (
+        f"cosFormer {learns} {joined} trains {'faster' if times > 1 else 'slower'}: "
+        f"after {step:,} steps of {ours.config['length']:,} tokens its loss on "
+        f"validation is {ours.value:.3f}, {100 * abs(more):.1f} % {where} the {theirs.value:.3f} "
+        f"of softmax, and in windows of {length:,} tokens it trains at {times:.2g} times the speed"
+        + (f"; {unbeaten} did not beat the frequencies of single tokens." if unbeaten else ".")
+    )
+
+
+def _floor(rows: Sequence[Row], task: str) -> Row:
+    return next(row for row in rows if row.what == "floor" and row.config["task"] == task)
+
+
+def _who_failed(rows: Sequence[Row], task: str) -> str:
+    """Names of the mechanisms whose loss is not below the floor."""
+    losses, floor = last_values(rows, task, "valid_loss"), _floor(rows, task).value
+    return " and ".join(NAMES[name] for name, row in losses.items() if row.value >= floor)
+
+
 def learning_figure(rows: Sequence[Row], task: str, file_format: str) -> bytes:
-    """Loss in training against steps and against time; on validation as dots."""
+    """Losses in training and on validation, against steps and against time."""
     mine = [row for row in rows if row.config.get("task") == task]
     if not any(row.what == "train_loss" for row in mine):
         raise ValueError(f"a curve needs rows of 'train_loss' of {task!r}, got none")
@@ -66,15 +129,15 @@ def learning_figure(rows: Sequence[Row], task: str, file_format: str) -> bytes:
 
 def _draw_panel(axis: Any, rows: Sequence[Row], key: str, title: str) -> None:
     for name, colour in COLOURS.items():
-        for what, style in (("train_loss", "-"), ("valid_loss", "o")):
+        for what, style in STYLES.items():
             points = [
                 (row.config[key], row.value)
                 for row in rows
                 if row.what == what and row.config["candidate"] == name
             ]
             if points:
-                label = LABELS[name] if what == "train_loss" else f"{LABELS[name]}, validation"
-                axis.plot(*zip(*points, strict=True), style, color=colour, label=label)
+                label = f"{NAMES[name]}, {style['label']}"
+                axis.plot(*zip(*points, strict=True), color=colour, **{**style, "label": label})
     axis.set_xlabel(title)
     axis.grid(color="#e6e8eb", linewidth=0.8)
     axis.set_axisbelow(True)

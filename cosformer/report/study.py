@@ -1,7 +1,9 @@
 """A study: tables of every entry at its best rate, beside softmax, and curves of the best."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from cosformer.records import Row
@@ -14,10 +16,15 @@ UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per mas
 """Quantity of a study's rows -> how a table calls it."""
 COMPARED = "softmax"
 """The entry that others are compared with."""
+PAPER = "cosformer"
+"""The entry that is cosFormer as published."""
+LARGER = 1.1
+"""How much larger than softmax's a model may be that is compared with it."""
 FAR = (1, 2, 4, 8)
 """Positions, in lengths of training, up to which a table tells the loss in long sequences."""
-DRAWN = 5
-"""Entries that curves are drawn of, the best ones; softmax is drawn always."""
+DRAWN = 4
+"""Entries that curves are drawn of, the best ones. Softmax is drawn always, and so is the best
+entry without exact layers."""
 
 
 def study_table(rows: Sequence[Row]) -> str:
@@ -54,15 +61,47 @@ def probe_table(rows: Sequence[Row]) -> str:
     return "\n\n".join([*parts, f"{rule}. {source}."])
 
 
+def exact_table(rows: Sequence[Row]) -> str:
+    """The best entry for every share of exact (softmax) layers, softmax as it is usual, and the
+    paper's cosFormer; by the protocol that most entries were tried by. Models that are larger than
+    softmax's by more than a tenth are left out."""
+    judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
+    sizes = Counter(map(_size, judged))
+    judged = [row for row in judged if _size(row) == max(sizes, key=lambda size: sizes[size])]
+    best = {name: each[0] for name, each in _by_entry(judged).items()}
+    chosen: dict[Fraction, str] = {}
+    for name, row in best.items():  # the best first
+        if row.config["parameters"] <= LARGER * best[COMPARED].config["parameters"]:
+            chosen.setdefault(_exact_layers(row), name)
+    names = [name for name in best if name in {*chosen.values(), COMPARED, PAPER}]
+    length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
+    header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
+    header += [f"stream of {n:,} tokens" for n in (length, far)]
+    lines = []
+    for name in names:
+        row = best[name]
+        exact = _exact_layers(row)
+        beyond = row.value - best[COMPARED].value
+        some = f"{exact.numerator} of {exact.denominator}"
+        share = "none" if not exact else "all" if exact == 1 else some
+        cells = [share, name, f"{row.value:.3f}", MISSING if name == COMPARED else f"{beyond:+.3f}"]
+        lines.append([*cells, _state(row), _state(row, far)])
+    newest = max(judged, key=lambda row: row.date)
+    told = f"{_spell(newest)}; one seed, best of the rates that were tried"
+    return f"{markdown(header, lines)}\n\n{told}. {origin(newest, newest.config['text'])}."
+
+
 def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Loss in training against tokens, and against seconds of the device for entries that were
-    timed alone: the best entries of the longest runs of the full protocol."""
+    timed alone; loss on validation by position. Of the longest runs of the full protocol: the best
+    entries, softmax, and the best without exact layers."""
     judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
     full = [row for row in judged if row.config["scale"] == "full"] or judged
     size = max(map(_size, full))
     longest = [row for row in judged if _size(row) == size]
     best = sorted((each[0] for each in _by_entry(longest).values()), key=_loss)
-    drawn = [row for n, row in enumerate(best) if n < DRAWN or _entry(row) == COMPARED]
+    constant = next((row for row in best if COMPARED not in row.config["mechanism"]), None)
+    drawn = [r for n, r in enumerate(best) if n < DRAWN or _entry(r) == COMPARED or r is constant]
     timed = [row for row in rows if row.what == "train_speed" and _size(row)[:-1] == size[:-1]]
     speeds = {_entry(row): row.value for row in timed}
     scales: dict[str, dict[str, float]] = {"million tokens": {_entry(row): 1e6 for row in drawn}}
@@ -70,14 +109,16 @@ def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
         scales["seconds of the device"] = speeds
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots(1, len(scales), squeeze=False, sharey=True)[0]
-        for axis, (title, scale) in zip(axes, scales.items(), strict=True):
+        *curves, last = figure.subplots(1, len(scales) + 1, squeeze=False)[0]
+        for axis, (title, scale) in zip(curves, scales.items(), strict=True):
             _draw_curves(axis, drawn, scale)
             axis.set_xlabel(title)
-        axes[0].set_ylabel(f"{UNITS[judged[0].what]}, in training")
-        axes[0].legend(frameon=False, fontsize=8)
+            axis.set_ylim(0.97 * drawn[0].value, 1.6 * drawn[0].value)
+        curves[0].set_ylabel(f"{UNITS[judged[0].what]}, in training")
+        _draw_positions(last, drawn)
+        last.legend(frameon=False, fontsize=8)
 
-    return figure_bytes(draw, (4.8 * len(scales), 3.4), file_format)
+    return figure_bytes(draw, (4.8 * (len(scales) + 1), 3.4), file_format)
 
 
 def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> None:
@@ -88,6 +129,18 @@ def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> No
             points = [(step * c["batch"] * c["length"], loss) for step, loss, _ in c["curve"]]
             along = [tokens / scale[name] for tokens, _ in points]
             axis.plot(along, [loss for _, loss in points], color=colour, label=name)
+    axis.grid(color="#e6e8eb", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
+def _draw_positions(axis: Any, drawn: Sequence[Row]) -> None:
+    """Loss on validation by the position in a sequence: what a longer past is worth."""
+    for row, colour in zip(drawn, OTHER_COLOURS, strict=False):
+        c = row.config
+        along = [(n + 0.5) * c["bin"] for n in range(len(c["by_position"]))]
+        axis.plot(along, c["by_position"], color=colour, label=_entry(row))
+    axis.set_xlabel("position")
+    axis.set_ylabel(f"{UNITS[drawn[0].what]}, on validation")
     axis.grid(color="#e6e8eb", linewidth=0.8)
     axis.set_axisbelow(True)
 
@@ -236,9 +289,18 @@ def _speed(row: Row, alone: Row | None) -> str:
     return speed if row.config["jobs"] == 1 else f"({speed})"
 
 
-def _state(row: Row) -> str:
-    """What a stream remembers after as many tokens as a sequence of training has."""
-    found = row.config.get("stream_bytes", {}).get(str(row.config["length"]))
+def _exact_layers(row: Row) -> Fraction:
+    """The share of an entry's layers that are softmax."""
+    names: list[str] = []
+    for part in row.config["mechanism"].split():
+        name, _, count = part.partition("*")
+        names += [name] * int(count or 1)
+    return Fraction(names.count(COMPARED), len(names))
+
+
+def _state(row: Row, length: int | None = None) -> str:
+    """What a stream remembers; after as many tokens as a sequence of training has by default."""
+    found = row.config.get("stream_bytes", {}).get(str(length or row.config["length"]))
     return MISSING if found is None else mebibytes(sum(found.values()))
 
 

@@ -17,7 +17,7 @@ from cosformer.report.selection import (
     times,
 )
 from cosformer.report.speed import speed_table
-from cosformer.report.study import probe_table, study_table
+from cosformer.report.study import exact_table, probe_table, study_table
 from cosformer.report.training import (
     data_table,
     generation_table,
@@ -111,6 +111,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "data": data_table,
     "learning": learning_table,
     "study": study_table,
+    "exact": exact_table,
     "probes": probe_table,
 }
 

@@ -45,14 +45,14 @@ def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, sh
     shown = shell.shows(*LM)
     (run,) = (here / "runs").iterdir()
     said = [f"run: runs/{run.name} (the same command continues it)", "on cpu (1 thread)"]
-    said += ["model: cosformer-multiscale, positions none, conv 4, as recommended for lm (--mech"]
+    said += ["model: cosformer-gated, positions none, norm yes, gate sigmoid, conv none, as rec"]
     said += [
-        "cosformer-multiscale decoder, 1 layers of 16",
+        "cosformer-gated decoder, 1 layers of 16",
         "training 2/2  loss",
         "finished: 2 steps",
     ]
     assert [words for words in said if words not in shown] == []
-    assert load(run).model.config.mechanism == "cosformer-multiscale"
+    assert load(run).model.config.mechanism == "cosformer-gated"
     log = (run / "log.jsonl").read_bytes()
     assert f"runs/{run.name} is finished: 2 steps" in shell.shows(*LM)
     assert (run / "log.jsonl").read_bytes() == log
@@ -106,7 +106,7 @@ def test_a_hybrid_goes_on_after_a_stop_and_writes_beyond_its_length(here, shell)
     stop_after_a_step(lm(mechanism=pattern, set=("model.layers=3",), length=16, out=Path("r")))
     shown = shell.shows(*command)
     assert "from step 1 on" in shown
-    assert "model: cosformer-multiscale*2 softmax, positions none rotary, conv 4\n" in shown
+    assert "model: cosformer-multiscale*2 softmax, positions none rotary, norm yes, " in shown
     shell.shows(*command[:-1], "whole")
     one, other = (load(folder).model.state_dict() for folder in ("r", "whole"))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -131,8 +131,11 @@ def test_a_mechanism_comes_in_its_best_clothes_however_it_is_named(here):
     assert found[0].model == recommended("lm", "softmax")
     bare = ("model.conv=0", "model.positions=learned")
     bare = resolve(Options("lm", device="cpu", mechanism="softmax", set=bare))
-    assert bare.model == {"mechanism": "softmax", "conv": 0, "positions": "learned"}
+    assert bare.model == recommended("lm", "softmax") | {"conv": 0, "positions": "learned"}
     assert len({bare.out.name, found[0].out.name, resolve(Options("lm")).out.name}) == 3
+
+
+OLD_MODEL = "model: cosformer, positions learned, norm auto, gate none, conv none\n"
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ def older(here):
 @pytest.mark.parametrize("given", [[*LM, "--out", "r"], ["train", "lm", "--config=r/config.json"]])
 def test_an_older_run_goes_on_as_it_was(older, given, shell):
     shown = shell.shows(*given)
-    assert "model: cosformer, positions learned, conv none\n" in shown
+    assert OLD_MODEL in shown
     assert "from step 1 on" in shown
     assert load(older).model.config.positions == "learned"
     shell.shows("evaluate", older)
@@ -157,7 +160,7 @@ def test_an_older_run_goes_on_as_it_was(older, given, shell):
 
 def test_an_older_run_is_not_mixed_with_what_is_recommended(older, shell):
     settings = ["--config", "r/config.json", "--out", "s", "--seed", "7"]
-    assert "model: cosformer, positions learned, conv none\n" in shell.shows(*LM[:2], *settings)
+    assert OLD_MODEL in shell.shows(*LM[:2], *settings)
     mixed = shell.refuses(*LM, "--out", "r", "--set", "model.conv=4")
     assert "with model.conv = None, here it is 4" in mixed
     assert lm(start=older).model.keys().isdisjoint(recommended("lm"))
@@ -352,7 +355,7 @@ def test_settings_name_the_folder(here):
     seeds = (None, None, 5)
     one, same, other = (resolve(Options("lm", device="cpu", seed=seed)).out for seed in seeds)
     assert one == same != other
-    assert (one.parent, one.name[:-8]) == (Path("runs"), "lm-cosformer-multiscale-")
+    assert (one.parent, one.name[:-8]) == (Path("runs"), "lm-cosformer-gated-")
     assert resolve(Options("lm", device="cpu", set=("out=here",))).out == Path("here")
 
 

@@ -6,6 +6,7 @@ import shlex
 import textwrap
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from cosformer import cli
 from cosformer.completion import verb
 from cosformer.config import merge
 from cosformer.mechanisms import MECHANISMS
-from cosformer.models import recommended
+from cosformer.models import Use, recommended
 from cosformer.recipes import RECIPES, Setting, recipe
 
 ROOT = Path(__file__).parents[2]
@@ -92,12 +93,12 @@ def test_the_settings_of_the_page_on_training_are_settings():
     assert (config.budget.accumulate, config.task.options["tokens"]) == (4, "bpe")
 
 
-@pytest.mark.parametrize("use", ["lm", "mlm", "classify"])
+@pytest.mark.parametrize("use", get_args(Use))
 def test_the_page_on_models_names_what_is_recommended(use):
     fields = recommended(use)
-    assert fields.keys() == {"mechanism", "positions", "conv"}
-    line = f"| `{use}` | `{fields['mechanism']}` | `{fields['positions']}` | {fields['conv']} | "
-    assert line in (ROOT / "docs" / "models.md").read_text()
+    cells = [use, *fields.values()]
+    spelt = [f"`{cell}`" for cell in cells[:-1]] + [str(fields["conv"])]
+    assert f"| {' | '.join(spelt)} | " in (ROOT / "docs" / "models.md").read_text()
 
 
 def test_every_verb_in_the_makefile_exists():

@@ -69,7 +69,7 @@ GAMMA = (0.9, 0.99)
 def sweeps(launches, *, strong=False):
     """The options of sweeps, without the variant for strong decays unless it is asked for."""
     every = [options for name, options, *_ in launches if name == "sweep"]
-    return [options for options in every if options.READ is False or options.STRONG is strong]
+    return [options for options in every if options.READ is False or strong == options.STRONG]
 
 
 def numbers(launches, kernel, form):

@@ -23,7 +23,9 @@ def test_every_recipe_trains_what_is_recommended(mechanism):
 
 
 def test_an_unknown_use_is_an_error_that_names_those_there_are():
-    with pytest.raises(ValueError, match="use must be one of lm, mlm, classify, got 'chess'"):
+    with pytest.raises(
+        ValueError, match="use must be one of lm, mlm, classify, recall, got 'chess'"
+    ):
         recommended("chess")
 
 
@@ -72,7 +74,7 @@ def test_masked_tokens_before_a_causal_task_make_the_convolution_odd():
 
 @torch.no_grad()
 def test_the_recommended_language_model_has_no_last_token_and_a_memory_that_does_not_grow():
-    for options in ({}, {"horizon": 80, "decay": [0.2, 0.7]}):  # the second passes its horizon
+    for options in ({}, {"horizon": 80}):  # the second passes its horizon
         torch.manual_seed(0)
         config = replace(ModelConfig(max_length=16, width=16, **recommended("lm")), options=options)
         model = create_model(config).double().eval()

@@ -25,6 +25,7 @@ def judged(entry, rate, value, *, seed=0, steps=1500, what="bits_per_byte", **ch
     at = {"entry": entry, "rate": rate, "seed": seed, "steps": steps, **SIZE}
     at |= {"text": "enwik8", "dtype": "bfloat16", "bin": 128}
     at |= {"first": value + 0.2, "last": value - 0.1, "tokens_per_second": 1e5, "jobs": 8}
+    at |= {"mechanism": f"{entry} softmax", "by_position": [value + 0.2, value]}
     at |= {"curve": [[50, value + 1, 3.0], [100, value, 6.0]]}
     at |= {"parameters": 4_805_632, "stream_bytes": {"1024": {"a": 2**20, "conv": 2**20}}}
     return RUN.row(what, value, "bits", **(at | changes))
@@ -82,7 +83,7 @@ def test_longer_sequences_have_a_table_and_speeds_of_their_own():
     assert "123,456" not in last
 
 
-def test_masked_bytes_have_no_stream_and_a_unit_of_their_own():
+def test_masked_heldhave_no_stream_and_a_unit_of_their_own():
     masked = {"what": "bits_per_masked_byte", "stream_bytes": {}}
     table = TABLES["study"]([judged("multiscale", 1e-3, 3.0, **masked)])
     assert "bits per masked byte" in table
@@ -130,11 +131,13 @@ def test_probes_stand_at_the_rate_that_is_best_on_validation():
 
 
 def test_curves_are_of_the_best_entries_of_the_longest_runs_against_tokens_and_seconds():
-    many = [judged(f"entry-{n}", 3e-3, 1.0 + n / 10) for n in range(7)]
+    many = [judged(f"entry-{n}", 3e-3, 1.0 + n / 10) for n in range(6)]
+    many += [judged(f"entry-{n}", 3e-3, 1.0 + n / 10, mechanism="linear") for n in (6, 7)]
     picture = study_figure([*many, *ROWS[:8], ROWS[-1]], "svg").decode()
     drawn = re.findall("<!-- (.*?) -->", picture)  # words are outlines, beside what they say
-    assert [name for name in drawn if name.startswith("entry")] == [f"entry-{n}" for n in range(5)]
-    assert {"softmax", "million tokens", "seconds of the device"} <= set(drawn)
+    shown = [f"entry-{n}" for n in (0, 1, 2, 3, 6)]  # the last is the best without exact layers
+    assert [name for name in drawn if name.startswith("entry")] == shown
+    assert {"softmax", "position", "million tokens", "seconds of the device"} <= set(drawn)
     longest = re.findall("<!-- (.*?) -->", study_figure(ROWS, "svg").decode())
     assert "softmax" in longest
     assert "multiscale" not in longest
@@ -161,3 +164,24 @@ def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
 def test_a_study_of_text_fills_its_block(name):
     page = f"<!-- rows:{name}/study -->\nold\n<!-- /rows -->\n"
     assert "| softmax |" in renew(page, {name: ROWS})
+
+
+def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax():
+    held = {"stream_bytes": {"1024": {"a": 2**20}, "65536": {"a": 2**21}}}
+    rows = [
+        judged("softmax", 3e-3, 1.5, mechanism="softmax", **held),
+        judged("good", 3e-3, 1.4, mechanism="linear*5 softmax", **held),
+        judged("worse", 3e-3, 1.6, mechanism="linear*2 softmax linear*3", **held),
+        judged("none", 3e-3, 1.7, mechanism="linear", **held),
+        judged("large", 3e-3, 1.3, mechanism="linear", parameters=10**8, **held),
+        judged("cosformer", 3e-3, 2.9, mechanism="cosformer", **held),
+        judged("cosformer", 3e-3, 1.1, mechanism="cosformer", steps=7500, **held),
+    ]
+    found = cells(TABLES["exact"](rows))
+    assert [line[:4] for line in found[2:]] == [
+        ["1 of 6", "good", "1.400", "-0.100"],
+        ["all", "softmax", "1.500", "–"],
+        ["none", "none", "1.700", "+0.200"],
+        ["none", "cosformer", "2.900", "+1.400"],
+    ]
+    assert found[2][4:] == ["1 MiB", "2 MiB"]

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.request import Request, repeat_heads, seen
+from cosformer.mechanisms.request import Request, Split, repeat_heads, seen
 from cosformer.mechanisms.sdpa import masked_softmax, sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
 
@@ -18,6 +18,15 @@ class Softmax(Mechanism):
     formula = "out_i = Σ_j softmax_j(q_i·k_j / √d) v_j"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
+        return sdpa_for(q, k, v, request)
+
+    def attend_split(
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
+    ) -> Tensor:
+        """Every rank gathers all keys and values, which grow with the length."""
+        k, v = split.gather(k, 2), split.gather(v, 2)
+        mask = None if request.key_mask is None else split.gather(request.key_mask, 1)
+        request = request._replace(key_mask=mask, start=split.start(q.shape[2]))
         return sdpa_for(q, k, v, request)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:

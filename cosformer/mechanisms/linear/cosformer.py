@@ -10,7 +10,7 @@ from torch import Tensor
 import cosformer.ops as ops
 from cosformer.check import check_eps
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import compute_dtype
 
@@ -63,6 +63,13 @@ class Cosformer(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         self.check_length(max(k.shape[2], request.start + q.shape[2]) - min(request.start, 0))
         return ops.attention(q, k, v, **self._options(request))
+
+    def attend_split(
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
+    ) -> Tensor:
+        options = self._options(request)
+        del options["query_start"]  # query i stands at key i
+        return split.attention(q, k, v, **options)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         return ops.attention_weights(q, k, **self._options(request))

@@ -11,7 +11,7 @@ from cosformer.check import check_generator
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.recompute import recomputed
-from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import full_precision
 
@@ -79,6 +79,23 @@ class LinearMechanism(Mechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         return self._attend(q, k, v, request, "auto")
+
+    def attend_split(
+        self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
+    ) -> Tensor:
+        kind, hidden = type(self), request.key_mask is not None
+        if kind._attend is not LinearMechanism._attend:  # more than features and one sum of them
+            return super().attend_split(q, k, v, request, split)
+        if hidden and kind._features is not LinearMechanism._features:
+            raise ValueError(
+                f"key_mask must be None for {kind.__name__} over ranks: positions count from the "
+                "first real token, which may be on another rank"
+            )
+        start = split.start(k.shape[2])
+        given = self._features(q, k, v, request, start, start)
+        options = self._engine(k, request) | {"causal": request.causal}
+        out = split.linear_attention(*given, **options, key_mask=request.key_mask)
+        return out.to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         """The quadratic formula, read with the columns of the identity as values."""

@@ -1,0 +1,31 @@
+"""A group of one rank, in the process of the tests, and what it sends."""
+
+import pytest
+import torch.distributed as dist
+
+from cosformer.distributed import exchange
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """How many bytes this rank hands to a collective, one number for each call."""
+    found = []
+
+    def counted(collective, which):
+        def call(*tensors, **options):
+            found.append(tensors[which].nbytes)
+            return collective(*tensors, **options)
+
+        return call
+
+    monkeypatch.setattr(exchange, "_all_gather", counted(exchange._all_gather, 1))
+    monkeypatch.setattr(dist, "all_reduce", counted(dist.all_reduce, 0))
+    return found

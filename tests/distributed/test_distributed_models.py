@@ -1,0 +1,99 @@
+"""Layers and models over many ranks: exact, and refused by name where they cannot be."""
+
+import copy
+
+import pytest
+import torch
+from model_checks import CHECKS
+from ranks import failures
+from torch import nn
+
+import cosformer
+from cosformer import distributed
+from cosformer.models import ModelConfig, create_model, recommended
+from cosformer.nn import AttentionLayer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_output_and_gradients_are_those_of_one_process(ranks):
+    assert failures(CHECKS, ranks) == {}
+
+
+@pytest.mark.parametrize("length", [8, 256])
+def test_what_travels_through_a_model_does_not_grow_with_the_length(group, sent, length):
+    fields = {"layers": 3, "width": 16, "heads": 2} | recommended("lm")
+    found = distributed.split(create_model(ModelConfig(**fields)))
+    found(torch.zeros(1, length, dtype=torch.long)).sum().backward()
+    header, float32 = 8, 4
+    inputs = header + header + float32 * 3 * (3 * 16)  # of q, k and v for a convolution of 4
+    state = header + 2 * header + float32 * 2 * 2 * 8 * (8 + 1)
+    assert sorted(sent) == sorted([inputs, state] * 2 * 3)  # forward and back, of three layers
+
+
+def test_streams_stay_those_of_one_process(group):
+    model = create_model(ModelConfig(layers=1, width=16, heads=2))
+    tokens = torch.zeros(1, 5, dtype=torch.long)
+    wanted, _ = model.stream(tokens)
+    distributed.split(model, lengths=[7])
+    torch.testing.assert_close(model.stream(tokens)[0], wanted)
+    with pytest.raises(ValueError, match=r"lengths\[0\] must be the tokens of this rank, 5, got 7"):
+        model(tokens)
+
+
+def test_a_copy_of_a_split_model_is_split(group):
+    layer = copy.deepcopy(distributed.split(AttentionLayer(16, 4)))
+    assert layer.split is not None
+    assert distributed.unsplit(layer).split is None
+
+
+def test_the_horizon_is_that_of_all_ranks(group):
+    layer = distributed.split(AttentionLayer(16, 4, options={"horizon": 8}))
+    assert layer(torch.randn(1, 8, 16)).shape == (1, 8, 16)
+    with pytest.raises(ValueError, match="cannot attend over 9 tokens"):
+        layer(torch.randn(1, 9, 16))
+
+
+def model(**fields):
+    return create_model(ModelConfig(layers=1, width=16, heads=2, **fields))
+
+
+def converted():
+    found = nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    cosformer.convert(found, horizon=64)
+    return found
+
+
+REFUSED = {
+    "model must have an AttentionLayer, got Linear": lambda: nn.Linear(2, 2),
+    "model must have an AttentionLayer, got TransformerEncoderLayer": converted,
+    "model must have no attention but AttentionLayer to be split, got CosformerAttention at '1": (
+        lambda: nn.Sequential(AttentionLayer(16, 4), converted())
+    ),
+    "model must have no cls token to be split": lambda: model(
+        kind="classifier", classes=2, pooling="cls"
+    ),
+    "model must have no cross attention to be split": lambda: model(kind="encoder-decoder"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_split_is_refused_before_it_is_called(group, message):
+    made = REFUSED[message]()
+    with pytest.raises(ValueError, match=f"^{message}"):
+        distributed.split(made)
+    assert all(getattr(part, "split", None) is None for part in made.modules())
+
+
+def test_one_vector_of_a_whole_sequence_is_refused(group):
+    classifier = distributed.split(model(kind="classifier", classes=2, pooling="mean"))
+    with pytest.raises(ValueError, match="must have an output for each token"):
+        classifier(torch.zeros(1, 4, dtype=torch.long))
+
+
+def test_a_layer_over_ranks_has_neither_a_context_nor_weights(group):
+    layer, x = distributed.split(AttentionLayer(16, 4)), torch.randn(1, 4, 16)
+    with pytest.raises(ValueError, match=r"context must be None .*, got \[1, 3, 16\]"):
+        layer(x, x[:, :3])
+    with pytest.raises(ValueError, match="weights need whole sequences"):
+        layer.weights(x)
