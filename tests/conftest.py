@@ -1,4 +1,4 @@
-"""For all tests: how many threads, where kernels run (chosen before any import), a command line."""
+"""For all tests: threads, where kernels run (chosen before any import), memory, a command line."""
 
 import os
 
@@ -42,3 +42,18 @@ class Shell:
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(capsys)
+
+
+@pytest.fixture
+def poisoned():
+    """Memory that nobody wrote to holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def interpreted():
+    """Triton's kernels run in Python, on the CPU."""
+    if not pytest.importorskip("triton").knobs.runtime.interpret:
+        pytest.skip("needs TRITON_INTERPRET=1 before Triton's import")

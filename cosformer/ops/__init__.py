@@ -25,7 +25,7 @@ from cosformer.ops.problem import (
     whole_limit,
 )
 from cosformer.ops.raised import row_divisor
-from cosformer.ops.state import State, check_continues, check_state
+from cosformer.ops.state import State, check_continues, check_state_shape
 from cosformer.ops.step import (
     Recurrence,
     StepGraph,

@@ -36,7 +36,6 @@ from cosformer.ops.problem import (
     is_one,
     kind_of,
     log_rates,
-    same_horizon,
     same_numbers,
     sizes_of,
 )
@@ -203,7 +202,7 @@ def linear_attention_with_state(
 
 def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
     """A state that fits these tokens, and the arguments that it was made with."""
-    check_state_shape(state, k, v)
+    check_state_shape(state, k, k.shape[3], v.shape[3])
     check_arguments(given)
     kind, horizon = kind_of(given.theta, raised=given.raised), _state_horizon(given)
     if state.weight != kind:
@@ -213,7 +212,7 @@ def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
     if state.horizon is None or horizon is None:
         same = state.horizon is horizon
     else:
-        same = same_horizon(state.horizon, horizon)
+        same = same_numbers(state.horizon, horizon, "horizon")
     if not same:
         raise ValueError("state was made with another theta or feature map")
     kept = as_kept(given.gamma, "gamma", k)

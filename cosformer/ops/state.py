@@ -14,7 +14,6 @@ from cosformer.ops.problem import (
     as_numbers,
     check_horizon,
     kind_within,
-    same_horizon,
     same_numbers,
     total_gate,
     vanishes,
@@ -160,7 +159,7 @@ class State(NamedTuple):
                     "states with a cosine add if features are relu's, as in attention: "
                     "go on with the stream instead"
                 )
-        elif not same_horizon(self.horizon, other.horizon):
+        elif not same_numbers(self.horizon, other.horizon, "horizon"):
             raise ValueError(
                 f"states must have one horizon to add, got {self.horizon} and {other.horizon}"
             )
@@ -242,7 +241,7 @@ def check_continues(
     decay: Rates | None = None,
 ) -> Horizon:
     """A state that fits these tokens, and what is named of what it was made for; its horizon."""
-    check_state_shape(state, k, v)
+    check_state_shape(state, k, k.shape[3], v.shape[3])
     if state.horizon is None or not state.key_sum.shape[-1]:
         raise ValueError(
             "state must come from attention: go on with linear_attention_with_state, "
@@ -250,7 +249,7 @@ def check_continues(
         )
     if horizon is not None:
         named = check_horizon(horizon, k.shape[1], k.shape[1])
-        if not same_horizon(named, state.horizon):
+        if not same_numbers(named, state.horizon, "horizon"):
             raise ValueError(f"horizon must be the state's {state.horizon}, got {horizon}")
     if weight is not None and kind_within(state.horizon, weight) != state.weight:
         raise ValueError(f"weight must be the state's {state.weight!r}, got {weight!r}")
@@ -280,16 +279,12 @@ def check_gates_go_on(state: State, log_decay: Tensor | None, k: Tensor) -> None
         )
 
 
-def check_state(state: Any) -> None:
+def check_state_shape(state: Any, k: Tensor, key_width: int, value_width: int) -> None:
+    """A state of these widths, for the batch, heads and device of k `[B, H_kv, S, ·]`."""
     if not isinstance(state, State):
         raise TypeError(f"state must be a State, got {type(state).__name__}")
-
-
-def check_state_shape(state: State, k: Tensor, v: Tensor) -> None:
-    """A state for these keys and values `[B, H_kv, S, ·]`."""
-    check_state(state)
     shape = state.key_value.shape
-    wanted = (k.shape[0], k.shape[1], shape[2], k.shape[3], v.shape[3])
+    wanted = (k.shape[0], k.shape[1], shape[2], key_width, value_width)
     if shape != wanted:
         raise ValueError(
             f"state must hold [batch, key heads, {shape[2]}, key width, value width] = "

@@ -41,10 +41,6 @@ class Recurrence(NamedTuple):
     decay: Tensor | None = None  # γ, what is left of the state: [1, H_kv or 1]
     log_decay: Tensor | None = None  # log γ of the present token, beside `decay`: [B, H_kv, 1]
 
-    def decayed(self, log_decay: Tensor) -> "Recurrence":
-        """With a decay of the present token, by its logarithm `[B, H_kv, 1]`."""
-        return self._replace(log_decay=log_decay)
-
     @property
     def left(self) -> Tensor | None:
         """What both decays leave of the state, `[B or 1, H_kv or 1]` in float64; None for all."""
@@ -181,9 +177,11 @@ def linear_attention_step(
 
 def recurrence(k: Tensor, given: Arguments) -> Recurrence:
     """What a step of `linear_attention_step` computes for keys such as k `[B, H_kv, 1, D]`."""
-    rates, log_decay = log_rates(as_numbers(given.gamma), k, k), given.log_decay
+    rates = log_rates(as_numbers(given.gamma), k, k)
     assert isinstance(given.feature_map, str)
-    found = Recurrence(
+    if given.log_decay is not None:
+        _check_gate(given.log_decay, k)
+    return Recurrence(
         angles(given.theta, k, k),
         kind_of(given.theta, raised=given.raised),
         given.feature_map,
@@ -191,11 +189,8 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
         given.eps,
         given.scale,
         None if rates is None else rates.exp()[..., 0],
+        given.log_decay,
     )
-    if log_decay is None:
-        return found
-    _check_gate(log_decay, k)
-    return found.decayed(log_decay)
 
 
 def _check_gate(log_decay: Tensor, k: Tensor) -> None:
@@ -260,7 +255,7 @@ def _in_slots(
     if total:
         taken = taken._replace(log_decay=total[0])
     if by.log_decay is not None:
-        by = by.decayed(by.log_decay[real])
+        by = by._replace(log_decay=by.log_decay[real])
     out = q.new_zeros(*q.shape[:3], v.shape[3])
     out[real] = take_step(q[real], k[real], v[real], taken, by)
     for mine, moved in zip(state.tensors, taken.tensors, strict=True):

@@ -11,7 +11,7 @@ import torch
 from cosformer import State, records
 from cosformer.bench import floor, gpu, ops
 from cosformer.bench.candidates import CANDIDATES, Candidate
-from cosformer.bench.cells import CELLS, Case, Cell, Setup
+from cosformer.bench.cells import Case, Cell, Setup
 
 SETUP = Setup("cpu", torch.float32, repeats=1, seed=0)
 CELL = Cell(2, 4, 8, 4)
@@ -121,16 +121,8 @@ def test_a_call_that_cannot_be_recorded_gives_no_row(options, monkeypatch, capsy
     assert said in capsys.readouterr().err
 
 
-def test_the_defaults_are_those_of_the_device(monkeypatch):
-    here = ops.Options()
-    assert here.names == ("chunked", "decay", "gates", "sdpa")
-    assert here.setup.dtype == torch.float32
-    assert here.measured == [Cell(1, 8, 2**n, 64) for n in range(8, 17)]
-    assert here.causalities == (True,)
+def test_cells_and_directions_are_those_that_are_asked_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    there = ops.Options(device="cuda")
-    assert (there.names[0], there.setup.dtype) == ("auto", torch.bfloat16)
-    assert (there.measured, there.causalities) == (list(CELLS.values()), (True, False))
     assert ops.Options(device="cuda", causal=False).causalities == (False,)
     two = [Cell(2, 8, 8, 64), Cell(2, 8, 9, 64)]
     assert ops.Options(device="cuda", lengths=(9, 8), batch=2).measured == two

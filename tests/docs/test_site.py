@@ -77,4 +77,5 @@ def test_the_examples_in_docstrings_run(room):
             names = {**vars(sys.modules[documented.__module__]), **public, "torch": torch}
             for test in doctest.DocTestFinder().find(documented, name, globs=names):
                 runner.run(test)
-    assert runner.summarize(verbose=False).failed == 0
+    found = runner.summarize(verbose=False)
+    assert (found.failed, found.attempted > 0) == (0, room != "cosformer.tasks")

@@ -7,24 +7,56 @@ import torch
 from mechanism_cases import F64, by_steps, draw, make, stream, tokens
 from torch.nn import functional as F
 from torch.testing import assert_close
+from torch.utils import _pytree as pytree
 
 from cosformer import attention, multiscale_decays
+from cosformer.config import merge, parse
 from cosformer.mechanisms import create
+from cosformer.models import ModelConfig, create_model
 from cosformer.nn import AttentionLayer
 from cosformer.ops import vanishing_decay
 
 LONG = 150
 every_way = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
 DEFAULTS = {"horizon": 65_536.0, "decay": "multiscale", "learned": False}
+MULTISCALE = {"decay": "multiscale"}
+OF_HEADS = [
+    ("cosformer", {"decay": 0.9, "horizon": 64}),
+    ("cosformer", {**MULTISCALE, "horizon": 64}),
+    ("cosformer", {**MULTISCALE, "horizon": math.inf}),
+    ("cosformer-multiscale", {}),
+    ("cosformer-multiscale", {"learned": True}),
+]
+of_heads = pytest.mark.parametrize(("name", "options"), OF_HEADS)
 
 
+@of_heads
 @every_way
-@pytest.mark.parametrize("learned", [True, False])
-def test_multiscale_is_the_op_with_the_multiscale_decays(causal, learned):
-    mechanism = create("cosformer-multiscale", 4, 6, key_heads=2, learned=learned).double()
+def test_a_decay_per_head_is_that_of_the_op(name, options, causal):
+    mechanism = create(name, 4, 6, key_heads=2, **options).double()
     q, k, v, _ = tokens(mechanism)
-    right = attention(q, k, v, causal=causal, horizon=65_536, decay=multiscale_decays(2))
-    assert_close(mechanism(q, k, v, causal=causal)[0], right, rtol=1e-6, atol=1e-6)
+    rates = options["decay"] if options.get("decay") == 0.9 else multiscale_decays(2)
+    about = {"causal": causal, "key_mask": torch.arange(37) < torch.tensor([[37], [20]])}
+    right = attention(q, k, v, **about, horizon=mechanism.horizon, decay=rates)
+    assert_close(mechanism(q, k, v, **about)[0], right, rtol=1e-6, atol=1e-6)
+    weights = mechanism.weights(q, k, **about)
+    assert_close(weights @ v.repeat_interleave(2, 1), right, rtol=1e-6, atol=1e-6)
+
+
+@of_heads
+def test_a_state_has_the_size_it_says_and_the_decay_of_no_other(name, options):
+    mechanism = create(name, 4, 6, key_heads=2, **options).double()
+    *rows, _ = tokens(mechanism, batch=1)
+    state = stream(mechanism, rows, {}, (37,))[1]
+    held = [x for x in pytree.tree_leaves(state) if isinstance(x, torch.Tensor)]
+    numbers = sum(x.numel() for x in held if x.is_floating_point())
+    assert numbers == mechanism.state_size(37)
+    horizon, one = mechanism.horizon, [x[:, :, :1] for x in rows]
+    without = create(name, 4, 6, key_heads=2, horizon=horizon, decay=1).double()
+    with torch.no_grad(), pytest.raises(ValueError, match=r"decay must be the state's .*, got 1"):
+        without(*one, causal=True, state=state)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"decay must be the state's 1\.0, got"):
+        mechanism(*one, causal=True, state=without.empty_state(*rows[1:]))
 
 
 @every_way
@@ -47,23 +79,11 @@ endless = pytest.mark.parametrize(("name", "options"), ENDLESS)
 
 
 @endless
-@torch.no_grad()
-def test_sequences_and_streams_pass_the_horizon(name, options):
-    mechanism = make(name, **options)
-    assert mechanism.traits.max_length is None
-    *rows, controls = tokens(mechanism, LONG)
-    whole, _ = mechanism(*rows, causal=True, controls=controls)
-    out, _ = stream(mechanism, rows, controls, (70, 1, 79))
-    assert_close(out, whole)
-    by_step = by_steps(mechanism, rows, controls, mechanism.empty_state(*rows[1:]))
-    assert_close(by_step, whole)
-
-
-@endless
 @every_way
 @torch.no_grad()
-def test_what_lies_beyond_the_horizon_cannot_be_seen(name, options, causal):
+def test_the_horizon_may_be_passed_and_nothing_beyond_it_is_seen(name, options, causal):
     mechanism = make(name, **options)
+    assert mechanism.traits.max_length is None
     q, k, _, controls = tokens(mechanism, LONG)
     controls = {key: x + 20 for key, x in controls.items()}  # gates that are all but open
     weights = mechanism.weights(q, k, causal=causal, controls=controls)
@@ -87,25 +107,14 @@ def test_a_decay_near_one_makes_the_horizon_the_longest_sequence_again():
         short(*(x[:, :, :1] for x in rows), causal=True, state=state)
 
 
-@pytest.mark.parametrize("name", ["cosformer-multiscale", "cosformer-gated"])
-def test_cross_attention_is_refused_by_name(name):
-    mechanism = make(name)
-    q, k, v, controls = tokens(mechanism, 9, keys=20)
-    with pytest.raises(ValueError, match=f"{name} cannot attend from 9 queries to 20 keys"):
-        mechanism(q, k, v, controls=controls)
-
-
-def test_a_state_goes_on_with_its_own_horizon_and_decay_alone():
+def test_a_state_goes_on_with_its_own_horizon_alone():
     mechanism = make("cosformer-multiscale", **DEFAULTS)
     *rows, _ = tokens(mechanism)
     state = stream(mechanism, rows, {}, (37,))[1]
-    one = [x[:, :, :1] for x in rows]
-    for other, message in (
-        ({**DEFAULTS, "horizon": 9000.0}, "horizon must be the state's 65536.0, got 9000"),
-        ({**DEFAULTS, "decay": 0.5}, r"decay must be the state's .*, got 0\.5"),
-    ):
-        with torch.no_grad(), pytest.raises(ValueError, match=message):
-            make("cosformer-multiscale", **other)(*one, causal=True, state=state)
+    other = make("cosformer-multiscale", **{**DEFAULTS, "horizon": 9000.0})
+    message = "horizon must be the state's 65536.0, got 9000"
+    with torch.no_grad(), pytest.raises(ValueError, match=message):
+        other(*(x[:, :, :1] for x in rows), causal=True, state=state)
 
 
 def test_learned_decays_begin_as_given_and_stay_below_the_vanishing_decay():
@@ -168,3 +177,22 @@ def test_a_long_stretch_of_padding_in_a_gated_stream_fades_the_past():
     mask[:, 10:40] = False
     weights = mechanism.weights(q, k, causal=True, key_mask=mask, controls=controls)
     assert weights[:, :, 45, :10].abs().max() < 2.0**-20
+
+
+def test_cosformer_with_a_decay_refuses_cross_attention():
+    mechanism = make("cosformer", decay=0.9)
+    q, k, v, _ = tokens(mechanism, 9, keys=20)
+    with pytest.raises(ValueError, match="cosformer cannot attend from 9 queries to 20 keys"):
+        mechanism(q, k, v)
+
+
+def test_an_infinite_horizon_of_cosformer_is_no_limit():
+    assert make("cosformer", horizon=math.inf).traits.max_length is None
+
+
+@pytest.mark.parametrize(("text", "decay"), [("multiscale", None), ("[0.5, 0.75]", (0.5, 0.75))])
+def test_the_command_line_can_set_a_decay(text, decay):
+    config = merge(ModelConfig(), parse([f"options.decay={text}", "options.horizon=inf"]))
+    mechanism = create_model(config).backbone.blocks[0].attention.mechanism
+    assert mechanism.decay == (decay or multiscale_decays(config.heads))
+    assert mechanism.horizon == math.inf

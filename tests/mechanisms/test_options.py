@@ -56,18 +56,6 @@ def test_a_wrong_value_is_named_with_the_rule_it_breaks(name, option):
             create(name, **options)
 
 
-def test_a_wrong_value_is_a_value_error_and_a_wrong_type_a_type_error():
-    for name, options, error in (
-        ("performer", {"features": 2.5}, TypeError),
-        ("cosformer", {"heads": 2.0}, TypeError),
-        ("cosformer", {"eps": -1}, ValueError),
-        ("rfa", {"temperature": -1}, ValueError),
-        ("spe", {"sines": 0}, ValueError),
-    ):
-        with pytest.raises(error, match=r"must .*got"):
-            create(name, **{"heads": 2, "width": 6, **options})
-
-
 def test_horizons_per_head_are_options_and_no_cast_rounds_them():
     horizons = [4097.0, 5001.5]
     mechanism, other = (create("cosformer", 2, 6, horizon=horizons) for _ in range(2))

@@ -1,6 +1,5 @@
 """Stochastic positional encoding: one generator for all draws, positions that padding leaves."""
 
-import pytest
 import torch
 from mechanism_cases import make, tokens
 from torch.testing import assert_close
@@ -20,19 +19,6 @@ def test_one_generator_draws_everything():
     for name in ("frequencies", "phases", "noise"):
         one, two = (getattr(x.encoding, name) for x in (made[0], other))
         assert not torch.equal(one, two), name
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_in_front_does_not_shift_positions(causal):
-    mechanism = make("spe")
-    q, k, v, _ = tokens(mechanism, 20)
-    mask = torch.arange(20) >= torch.tensor([[0], [6]])
-    out, _ = mechanism(q, k, v, causal=causal, key_mask=mask)
-    alone, _ = mechanism(*(x[1:, :, 6:] for x in (q, k, v)), causal=causal)
-    assert_close(out[1:, :, 6:], alone)
-    assert_close(out[:1], mechanism(*(x[:1] for x in (q, k, v)), causal=causal)[0])
-    weights = mechanism.weights(q, k, causal=causal, key_mask=mask)
-    assert_close(weights @ v, out)
 
 
 def test_a_start_among_padded_keys_counts_from_the_first_real_one():

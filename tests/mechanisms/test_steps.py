@@ -18,6 +18,8 @@ OPTIONS = [(name, {}) for name in STREAMS] + [
     ("cosformer", {"decay": "multiscale", "horizon": math.inf}),
     ("cosformer-multiscale", {"decay": "multiscale", "learned": False, "horizon": 64}),
     ("cosformer-multiscale", {"decay": 0.3, "learned": False}),
+    ("cosformer-multiscale", {"decay": [0.2, 0.43], "learned": False}),
+    ("cosformer-multiscale", {"decay": "multiscale", "learned": False, "horizon": 65_536}),
     ("cosformer-multiscale", {"horizon": math.inf}),
     ("cosformer-gated", {"horizon": math.inf}),
 ]
@@ -25,11 +27,12 @@ OPTIONS = [(name, {}) for name in STREAMS] + [
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
-def test_steps_are_the_full_causal_pass(name, options):
+def test_steps_and_pieces_are_the_full_causal_pass(name, options):
     mechanism = make(name, heads=4, key_heads=2, **options)
     *rows, controls = tokens(mechanism, value_width=5)
     whole, _ = mechanism(*rows, causal=True, controls=controls)
     assert_close(by_steps(mechanism, rows, controls, mechanism.empty_state(*rows[1:])), whole)
+    assert_close(stream(mechanism, rows, controls, (20, 1, 16))[0], whole)
 
 
 @torch.no_grad()

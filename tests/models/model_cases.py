@@ -37,9 +37,13 @@ def config(mechanism: str = "cosformer", **arguments: Any) -> ModelConfig:
 
 
 def make(mechanism: str = "cosformer", **arguments: Any) -> Any:
+    return made(config(mechanism, **arguments))
+
+
+def made(config: ModelConfig) -> Any:
     """In float64, in evaluation mode, its weights large enough for tokens to matter."""
     torch.manual_seed(0)
-    model = create_model(config(mechanism, **arguments)).double().eval()
+    model = create_model(config).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter += (1 if "embedding" in name else 0.2) * torch.randn_like(parameter)

@@ -58,13 +58,33 @@ BAD = [
     ({"kind": "pairs"}, ValueError, "classes must be given for kind='pairs', got None"),
     ({"pooling": "cls"}, ValueError, "pooling must be left as 'mean' for kind='decoder'"),
     ({"kind": "pairs", "classes": 2, "tied": False}, ValueError, "tied must be left as True for"),
+    ({"mechanism": "cosformer*5 softmax"}, ValueError, "at most layers=4 layers, got 'cosf.*raise"),
+    ({"mechanism": "cosformer*2 softmax"}, ValueError, "3 layers divide layers=4, .* the other 1 "),
+    ({"mechanism": "cosformer*0 softmax"}, ValueError, r"NAME\*COUNT with a .* got 'cosformer\*0'"),
+    ({"mechanism": "cosformer*x"}, ValueError, r"NAME\*COUNT with a count .* got 'cosformer\*x'"),
+    ({"mechanism": "softmax*999999999999"}, ValueError, "at most layers=4 layers"),
+    ({"mechanism": "cosformer sofmax"}, ValueError, "must be one of .*, got 'sofmax'; did you"),
+    ({"mechanism": ""}, ValueError, "mechanism must be one of .*, got ''"),
+    ({"mechanism": 3}, TypeError, "mechanism must be a string, got int"),
+    (
+        {"mechanism": "cosformer softmax", "options": {"horizon": 9}},
+        ValueError,
+        r'options must be by name .*, as {"cosformer": {…}, "softmax": {…}}, got horizon=9',
+    ),
+    ({"mechanism": "local softmax", "options": {"delta": {}}}, ValueError, "by name .*got delta="),
+    ({"conv": 1.5}, TypeError, "conv must be a whole number from 0 on, got 1.5"),
+    ({"conv_on": "x"}, ValueError, "conv_on must be one of input, qkv, got 'x'"),
+    ({"gate": "x"}, ValueError, "gate must be one of silu, sigmoid, got 'x'"),
+    ({"norm": 1}, TypeError, "norm must be a bool, got int"),
+    ({"qk_norm": None}, TypeError, "qk_norm must be a bool, got NoneType"),
+    ({"head_dim": 0}, ValueError, "head_dim must be a whole number from 1 on, got 0"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD)
 def test_bad_configs_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
-        ModelConfig(**arguments)
+        ModelConfig(**{"layers": 4, **arguments})
 
 
 IMPOSSIBLE = [
@@ -72,6 +92,9 @@ IMPOSSIBLE = [
     ({"mechanism": "delta", "kind": "masked-lm"}, "delta cannot attend without causal=True"),
     ({"mechanism": "sinkhorn", "kind": "encoder-decoder"}, "sinkhorn cannot attend from one seq"),
     ({"options": {"colour": 1}}, "options of cosformer are .*, got colour"),
+    ({"mechanism": "softmax linformer"}, "linformer cannot attend causally"),
+    ({"mechanism": "softmax delta", "kind": "masked-lm"}, "delta cannot attend without causal"),
+    ({"kind": "masked-lm", "conv": 4}, "conv must be odd without causal=True, .* got 4: make it 5"),
 ]
 
 
@@ -105,8 +128,11 @@ def test_cross_attention_of_a_model_with_a_decay_is_cosformer_without_it(name, o
 def test_bad_tokens_are_named():
     model, pairs, both = make(), make(kind="pairs"), make(kind="encoder-decoder")
     two, mask = draw(2, 3), torch.ones(2, 4, dtype=torch.bool)
+    masked, over, under = make(kind="masked-lm"), torch.tensor([[0, 23]]), torch.tensor([[-1, 0]])
     for call, message in (
         (lambda: model(torch.zeros(2, 3)), r"tokens must be int64 \[batch, length\], got .*float"),
+        (lambda: model(over), "tokens must .* below the vocabulary of 23, got 23"),
+        (lambda: masked(under), "tokens must .* below the vocabulary of 23, got -1"),
         (lambda: model(two, mask), r"key_mask must be bool \[2, 3\], as tokens"),
         (lambda: model(draw(1, 49)), "length must be at most max_length=48, got 49"),
         (lambda: make(positions="none")(draw(1, 49)), "cannot attend over 49 tokens"),

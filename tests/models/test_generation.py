@@ -1,7 +1,5 @@
 """Generation: the stream is the full pass, prompts do not see each other, memory is flat."""
 
-import doctest
-import importlib
 import itertools
 import sys
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from model_cases import STREAMS, VOCABULARY, draw, make, pad
+from streaming import in_pieces
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
@@ -85,21 +84,11 @@ def test_a_model_whose_decays_vanish_and_that_learns_no_positions_writes_without
     assert found == [by_full_passes(model, [1, 2, 3], 60)]
 
 
-def run(model, pieces, state):
-    """Outputs of a stream; a piece of one token goes by a step."""
-    outs = []
-    for piece in pieces:
-        call = model.step if piece.shape[1] == 1 else model.stream
-        out, state = call(piece, state)
-        outs.append(out)
-    return torch.cat(outs, 1), state
-
-
 @pytest.mark.parametrize("name", STREAMS)
 @torch.no_grad()
 def test_pieces_and_steps_of_a_stream_are_the_full_pass(name):
     model, tokens = make(name), draw(2, 20)
-    out, state = run(model, tokens.split([7, 1, 1, 10, 1], 1), model.empty_state(2))
+    out, state = in_pieces(model, tokens, [7, 1, 1, 10, 1], model.empty_state(2))
     # signed sums of about 0 stand below the fraction bar of some
     loose = {"rtol": 1e-4, "atol": 1e-4} if name in ("identity", "leaky-relu") else {}
     assert_close(out, model(tokens), **loose)
@@ -112,7 +101,7 @@ def test_an_encoder_decoder_streams():
     model, tokens = make(kind="encoder-decoder"), draw(2, 12, seed=2)
     source, mask = pad(draw(2, 9), "left")
     state = model.empty_state(source, mask)
-    out, _ = run(model, tokens.split([5, 1, 1, 5], 1), state)
+    out, _ = in_pieces(model, tokens, [5, 1, 1, 5], state)
     assert_close(out, model(source, tokens, mask))
     with pytest.raises(TypeError, match="state must be a ModelState, got NoneType"):
         model.stream(tokens, None)
@@ -307,12 +296,7 @@ def test_bad_arguments_are_named(arguments, message):
         generate(make(), **{"prompts": PROMPTS, **arguments})
 
 
-def test_a_bad_prompt_of_generate_tokens_is_named():
-    with pytest.raises(TypeError, match="prompts must be sequences of ints each, got b'abc' in 0"):
-        generate_tokens(make(), [b"abc"])
-
-
-def test_bad_models_are_named():
+def test_bad_models_and_prompts_are_named_at_once():
     both, text = make(kind="encoder-decoder"), make(kind="classifier")
     for model, sources, error, message in (
         (make().train(), None, ValueError, "model must be in evaluation mode"),
@@ -322,15 +306,8 @@ def test_bad_models_are_named():
     ):
         with pytest.raises(error, match=message):
             generate(model, PROMPTS, sources=sources)
-
-
-@pytest.mark.parametrize("name", ["decoder", "create", "generation", "recommended", "translation"])
-def test_the_examples_in_docstrings_hold(name):
-    names = {"torch": torch, **vars(cosformer.models)}
-    module = importlib.import_module(f"cosformer.models.{name}")
-    done = doctest.testmod(module, extraglobs=names)
-    assert done.attempted
-    assert not done.failed
+    with pytest.raises(TypeError, match="prompts must be sequences of ints each, got b'abc' in 0"):
+        generate_tokens(make(), [b"abc"])  # before the first token is asked for
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """The layer written down a second time: quadratic, in float64, sharing only the weights."""
 
-import math
 from collections.abc import Sequence
 
 import torch
+from formula import cosine_weight
 from torch import Tensor, nn
 
 
@@ -35,19 +35,10 @@ def quadratic(
         for x, w, b in zip((query, key, value), projections, biases, strict=True)
     )
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
-    length, keys = q.shape[2], k.shape[2]
-    i, j = torch.arange(length).double()[:, None], torch.arange(keys).double()
-    horizon = max(length, keys) if horizon is None else horizon
-    if isinstance(horizon, Tensor):
-        horizon = horizon.double().repeat_interleave(heads // len(horizon))[:, None, None]
-    score = (q.relu() @ k.relu().mT) * torch.cos(math.pi / 2 * (i - j) / horizon)
-    if decay is not None:
-        rates = torch.tensor(decay).double().repeat_interleave(heads // kv_heads)
-        score = score * rates[:, None, None] ** (i - j).abs()
+    weight = cosine_weight(q, k, horizon=horizon, causal=causal, decay=decay)
+    score = q.relu() @ k.relu().mT * weight
     if key_scale is not None:
         score = score * key_scale.double()[:, None, None]
-    if causal:
-        score = score.masked_fill(j > i, 0)
     weights = score / score.sum(-1, keepdim=True).clamp(min=layer.eps)
     out = (weights @ v).transpose(1, 2).flatten(2)
     bias = p.get("out_proj.bias", torch.zeros(1, dtype=torch.float64))

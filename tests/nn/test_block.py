@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from streaming import in_pieces
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -48,12 +49,9 @@ def test_the_feed_forward_is_its_formula():
 def test_a_stream_with_a_context_is_the_full_pass(mechanism):
     block, x, context = make(cross=True, mechanism=mechanism), draw(2, 9, 16), draw(2, 7, 16)
     mask = draw(2, 7, seed=3) > -1
-    state, outs = block.empty_state(2), []
-    for piece in x.split([4, 1, 2, 1, 1], 1):
-        call = block.step if piece.shape[1] == 1 else block.stream
-        out, state = call(piece, state, context, context_mask=mask)
-        outs.append(out)
-    assert_close(torch.cat(outs, 1), block(x, context, causal=True, context_mask=mask))
+    start = block.empty_state(2)
+    out, _ = in_pieces(block, x, [4, 1, 2, 1, 1], start, context, context_mask=mask)
+    assert_close(out, block(x, context, causal=True, context_mask=mask))
 
 
 def test_dropout_is_for_training_and_of_the_added_parts():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from streaming import in_pieces
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -71,11 +72,9 @@ def test_on_qkv_it_stands_after_their_projections():
 @torch.no_grad()
 def test_pieces_and_steps_of_a_stream_are_the_full_pass(mechanism, on):
     layer = make(mechanism, conv_on=on, num_kv_heads=2, gate="sigmoid", qk_norm=True)
-    x, state, outs = draw(2, 20, 16), layer.empty_state(2), []
-    for piece in x.split([1, 2, 1, 1, 13, 1, 1], 1):
-        out, state = (layer.step if piece.shape[1] == 1 else layer.stream)(piece, state)
-        outs.append(out)
-    assert_close(torch.cat(outs, 1), layer(x, causal=True))
+    x = draw(2, 20, 16)
+    out, state = in_pieces(layer, x, [1, 2, 1, 1, 13, 1, 1], layer.empty_state(2))
+    assert_close(out, layer(x, causal=True))
     assert state.conv.shape == (2, 3, 16 if on == "input" else 32)
     assert layer.stream(x)[1].conv.untyped_storage().nbytes() == state.conv.nbytes  # not the prompt
 
@@ -84,9 +83,7 @@ def test_pieces_and_steps_of_a_stream_are_the_full_pass(mechanism, on):
 def test_gradients_go_through_a_split_stream(on):
     layer, x = make(conv_on=on), draw(2, 9, 16)
     whole = torch.autograd.grad(layer(x, causal=True).square().sum(), layer.parameters())
-    first, state = layer.stream(x[:, :5])
-    second, _ = layer.stream(x[:, 5:], state)
-    loss = torch.cat([first, second], 1).square().sum()
+    loss = in_pieces(layer, x, [5, 4], layer.empty_state(2))[0].square().sum()
     assert_close(torch.autograd.grad(loss, layer.parameters()), whole)
 
 

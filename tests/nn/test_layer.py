@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from streaming import in_pieces
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -52,11 +53,9 @@ def test_with_softmax_it_is_pytorchs_own_layer(causal, width):
 @torch.no_grad()
 def test_pieces_and_steps_of_a_stream_are_the_full_pass(name, positions):
     layer = make(name, positions=positions, num_kv_heads=2, gate=True)
-    x, state, outs = tokens(2, 20, 16), layer.empty_state(2), []
-    for piece in x.split([1, 7, 1, 1, 8, 1, 1], 1):
-        out, state = (layer.step if piece.shape[1] == 1 else layer.stream)(piece, state)
-        outs.append(out)
-    assert_close(torch.cat(outs, 1), layer(x, causal=True))
+    x = tokens(2, 20, 16)
+    out, state = in_pieces(layer, x, [1, 7, 1, 1, 8, 1, 1], layer.empty_state(2))
+    assert_close(out, layer(x, causal=True))
     assert state.position == 20
 
 
@@ -83,17 +82,6 @@ def test_a_prompt_padded_on_the_left_is_gone_on_from_twice(name):
     _, state = layer.stream(x[:, :9], key_mask=real)
     for call in (layer.stream, layer.step):
         assert_close(call(x[:, 9:], state)[0][1:], layer(x[1:, 4:], causal=True)[:, -1:])
-
-
-@pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("positions", ["none", "spe"])
-def test_state_sizes_are_those_of_the_layer(name, positions):
-    """Stochastic positions make keys wider than values."""
-    layer = make(name, positions=positions)
-    _, state = layer.stream(tokens(1, 20, 16))
-    held = [x for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
-    numbers = sum(x.numel() for x in held if x.is_floating_point())
-    assert layer.mechanism.state_size(20) == numbers
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -175,6 +163,7 @@ BAD = [
     ({"positions": []}, ValueError, r"positions must be one of none, learned, .*, got \[\]"),
     ({"positions": "rotary", "heads": 16}, ValueError, "width must be even for rotary .* got 1"),
     ({"options": {"colour": 1}}, ValueError, "options of softmax are none, got colour"),
+    ({"name": "cosformer", "options": {"horizn": 3}}, ValueError, "did you mean 'horizon'"),
     ({"options": {"key_heads": 1}}, ValueError, "options must not have key_heads: .* num_kv_heads"),
     ({"options": {"heads": 1}}, ValueError, "options must not have heads: .* num_heads"),
     ({"name": "retention", "context_dim": 8}, ValueError, "retention cannot attend to another"),
@@ -312,12 +301,8 @@ def test_a_step_refuses_the_state_of_another_layer_and_a_forgotten_no_grad():
         layer.step(x[:, :1], own)
 
 
-def test_a_misspelt_option_is_answered_with_the_right_one():
-    with pytest.raises(ValueError, match="did you mean 'horizon'"):
-        AttentionLayer(8, 2, options={"horizn": 3})
-
-
 WIDTHS = [{"head_dim": 6}, {"value_dim": 10}, {"head_dim": 6, "value_dim": 3, "num_kv_heads": 2}]
+WIDTHS += [{"positions": "spe"}]  # which makes keys wider than values
 
 
 @pytest.mark.parametrize("widths", WIDTHS)
@@ -332,10 +317,8 @@ def test_heads_may_have_any_width(name, widths):
     assert right.shape == x.shape
     assert layer.out_proj.in_features == 4 * layer.value_dim
     if name in STREAMS:
-        first, state = layer.stream(x[:, :9])
-        second, state = layer.step(x[:, 9:10], state)
-        third, state = layer.stream(x[:, 10:], state)
-        assert_close(torch.cat([first, second, third], 1), right, rtol=1e-4, atol=1e-6)
+        out, state = in_pieces(layer, x, [9, 1, 10], layer.empty_state(1))
+        assert_close(out, right, rtol=1e-4, atol=1e-6)
         held = [x for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
         numbers = sum(x.numel() for x in held if x.is_floating_point())
         assert layer.mechanism.state_size(20) == numbers

@@ -1,19 +1,10 @@
-"""For tests of kernels, and of calls that are like an earlier one."""
+"""For tests of the kernels for Hopper, and of calls that are like an earlier one."""
 
 import pytest
 import stub_driver
-import torch
 
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.problem import PROBLEMS
-
-
-@pytest.fixture
-def poisoned():
-    """Memory that nobody wrote to holds NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(params=[1, 3, 5])
@@ -29,16 +20,14 @@ def segments(request, monkeypatch):
 
 
 @pytest.fixture
-def interpreted():
-    """Triton's kernels run in Python, on the CPU."""
-    if not pytest.importorskip("triton").knobs.runtime.interpret:
-        pytest.skip("needs TRITON_INTERPRET=1 before Triton's import")
-
-
-@pytest.fixture
 def driver(monkeypatch):
     monkeypatch.setattr(PROBLEMS, "kept", {})
     return stub_driver.install(monkeypatch)
+
+
+@pytest.fixture
+def launches(driver):
+    return driver.launches
 
 
 @pytest.fixture

@@ -6,23 +6,12 @@ Used under Triton's interpreter and on a GPU, so it needs torch alone.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
+from formula import FEATURES, ROUNDINGS, RULES, cosine_weight, results
 from torch import Tensor
-from torch.nn import functional as F
 
 from cosformer import attention, linear_attention
-
-ROUNDINGS = 8
-MAPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "identity": lambda x: x,
-    "1+elu": lambda x: 1 + F.elu(x),
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
-    "elu": F.elu,
-    "silu": F.silu,
-}
 
 
 @dataclass(frozen=True)
@@ -132,7 +121,7 @@ def plain(case: Case, options: dict) -> Callable[..., Tensor]:
     def call(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None) -> Tensor:
         groups = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-        phi = MAPS[options.get("feature_map", "relu")]
+        phi = FEATURES[options.get("feature_map", "relu")]
         weight = weights(options, q, k).to(q.dtype)
         if gates is not None:
             total = gates.double().cumsum(-1)
@@ -144,62 +133,19 @@ def plain(case: Case, options: dict) -> Callable[..., Tensor]:
             score = score * options["key_mask"][:, None, None].to(q.dtype)
         if options.get("normaliser") == "none":
             return options.get("scale", 1.0) * (score @ v)
-        total = score.sum(-1, keepdim=True)
-        rule = options.get("rule", "clamp")
-        if rule == "add":
-            total = total + 1e-6
-        elif rule == "signed":
-            total = torch.where(total < 0, total.clamp(max=-1e-6), total.clamp(min=1e-6))
-        else:
-            total = total.clamp(min=1e-6)
-        return score @ v / total
+        return score @ v / RULES[options.get("rule", "clamp")](score.sum(-1, keepdim=True))
 
     return call
 
 
 def weights(options: dict, q: Tensor, k: Tensor) -> Tensor:
-    """w(i, j) in float64, `[H or 1, T, S]`, without the decay of gates."""
-    queries, keys = q.shape[2], k.shape[2]
-    place = partial(torch.arange, dtype=torch.float64, device=q.device)
-    causal = options.get("causal", False)
-    i, j = place(queries) + (keys - queries if causal else 0), place(keys)
-    gap = (i[:, None] - j)[None]
-    seen = gap >= 0 if causal else torch.ones_like(gap, dtype=torch.bool)
-    horizon = options.get("horizon", float(max(queries, keys)))
-    if "cu_seqlens" in options:
-        bounds = options["cu_seqlens"]
-        number = torch.bucketize(i, bounds[1:].double(), right=True)
-        seen = seen & (number[:, None] == number)
-        horizon = bounds.diff()[number].double()[:, None]
-    if "theta" in options:
-        angle = options["theta"] * gap
-    elif options.get("feature_map"):
-        angle = 0 * gap
-    elif isinstance(horizon, Tensor) and horizon.dim() == 1:
-        angle = math.pi / 2 * gap / horizon.double()[:, None, None]
-    else:
-        angle = math.pi / 2 * gap / horizon
-    weight = torch.cos(angle)
-    if options.get("weight") == "raised_cosine":
-        weight = (1 + torch.cos(2 * angle)) / 2
-    if "gamma" in options or "decay" in options:
-        rate = options.get("gamma", options.get("decay"))
-        weight = weight * rate.double()[:, None, None] ** gap.abs()
-    return weight * seen
-
-
-def results(
-    call: Callable[..., Tensor],
-    leaves: list[Tensor],
-    layout: Callable[[Tensor], Tensor] = torch.clone,
-) -> list[Tensor]:
-    """Output and gradients under a fixed random cotangent in that layout."""
-    leaves = [x.detach().requires_grad_() for x in leaves]
-    out = call(*leaves)
-    generator = torch.Generator().manual_seed(7)
-    cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-    cotangent = layout(cotangent.to(leaves[0].dtype).to(out))
-    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)]
+    """w(i, j) in float64, `[T, S]` or `[H, T, S]`, without the decay of gates."""
+    horizon, theta = options.get("horizon"), options.get("theta", 0.0)
+    if "feature_map" in options:  # of the family, which has an angle instead
+        horizon = math.pi / (2 * theta) if theta else math.inf
+    rate, raised = options.get("gamma", options.get("decay")), "weight" in options
+    about = {name: options[name] for name in ("causal", "cu_seqlens") if name in options}
+    return cosine_weight(q, k, horizon=horizon, decay=rate, raised=raised, **about)
 
 
 def check(

@@ -5,11 +5,11 @@ Also what it does at the ends: rows of zeros, empty sides, the range of float16,
 
 import pytest
 import torch
-from formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, largest, prefix_sums, tokens
+from formula import IMPLEMENTATIONS, agree, cosformer, largest, prefix_sums, results, tokens
 from formula import rounded_once as is_rounded_once
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import results
+from properties import PROPERTY
 
 from cosformer import attention, attention_with_state, linear_attention
 
@@ -177,7 +177,7 @@ def test_future_tokens_do_not_change_the_past(impl):
 
 
 def run(inputs, call=attention, **options):
-    return results(lambda *x: call(*x, **options), list(inputs))
+    return results(lambda *x: call(*x, **options), inputs)
 
 
 @every_impl

@@ -1,6 +1,7 @@
 """The backward: what it keeps, and that it is right to second order."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -43,19 +44,8 @@ def test_only_inputs_output_and_denominators_are_kept(causal, dtype, kv_heads):
     assert largest <= q.nbytes
 
 
-def masked(q, k, v):
-    return attention(
-        q, k, v, causal=True, key_mask=torch.tensor([[True, False, True, True, False]])
-    )
-
-
-def packed(causal):
-    edges = torch.tensor([0, 2, 2, 5])
-    return lambda q, k, v: attention(q, k, v, causal=causal, cu_seqlens=edges)
-
-
-def unequal(q, k, v):
-    return attention(q[:, :, :3], k, v, causal=True)
+def fewer_queries(q, k, v, **options):
+    return attention(q[:, :, :3], k, v, **options)
 
 
 def beyond(q, k, v):
@@ -68,12 +58,8 @@ def streamed(q, k, v, key_value, key_sum):
     return out, last.key_value, last.key_sum
 
 
-def gated(q, k, v, decay):
-    return linear_attention(q, k, v, feature_map="1+elu", log_decay=decay, theta=0.1, causal=True)
-
-
-def gated_unnormalised(q, k, v, decay):
-    return linear_attention(q, k, v, log_decay=decay, normaliser="none", causal=True)
+def gated(q, k, v, decay, **options):
+    return linear_attention(q, k, v, log_decay=decay, causal=True, **options)
 
 
 def gated_stream(q, k, v, decay, key_value):
@@ -112,30 +98,30 @@ def merged(q, k, v, log_decay):
     return whole.key_value, whole.key_sum, whole.log_decay
 
 
+CAUSAL = {"causal": True}
+MASK = torch.tensor([[True, False, True, True, False]])
+PACKED = {"cu_seqlens": torch.tensor([0, 2, 2, 5])}
+TURNING = {"feature_map": "1+elu", "theta": 0.1}
 STATE = (uniform(1, 2, 2, 2, 2), uniform(1, 2, 2, 2, low=1, high=2))
 DECAY = -uniform(1, 2, 5)
 RATES = torch.tensor([0.7, 0.95], dtype=torch.float64)
 CASES = {
-    "causal": (lambda *x: attention(*x, causal=True), 2, ()),
-    "bidirectional": (lambda *x: attention(*x), 2, ()),
-    "stretched": (lambda q, k, v: attention(q[:, :, :3], k, v, positions="stretch"), 2, ()),
-    "raised": (lambda *x: attention(*x, causal=True, horizon=3, weight="raised_cosine"), 2, ()),
-    "masked": (masked, 2, ()),
-    "packed, causal": (packed(True), 2, ()),
-    "packed, bidirectional": (packed(False), 2, ()),
-    "grouped": (lambda *x: attention(*x, causal=True), 1, ()),
-    "horizon per head": (
-        lambda *x: attention(*x, horizon=torch.tensor([6.0, 9.0]), causal=True),
-        1,
-        (),
-    ),
-    "fewer queries": (unequal, 2, ()),
+    "causal": (partial(attention, **CAUSAL), 2, ()),
+    "bidirectional": (attention, 2, ()),
+    "stretched": (partial(fewer_queries, positions="stretch"), 2, ()),
+    "raised": (partial(attention, **CAUSAL, horizon=3, weight="raised_cosine"), 2, ()),
+    "masked": (partial(attention, **CAUSAL, key_mask=MASK), 2, ()),
+    "packed, causal": (partial(attention, **CAUSAL, **PACKED), 2, ()),
+    "packed, bidirectional": (partial(attention, **PACKED), 2, ()),
+    "grouped": (partial(attention, **CAUSAL), 1, ()),
+    "horizon per head": (partial(attention, **CAUSAL, horizon=torch.tensor([6.0, 9.0])), 1, ()),
+    "fewer queries": (partial(fewer_queries, **CAUSAL), 2, ()),
     "queries beyond the keys": (beyond, 1, ()),
     "state in and out": (streamed, 2, STATE),
     "state in and out, grouped": (streamed, 1, tuple(x[:, :1] for x in STATE)),
-    "log_decay": (gated, 2, (DECAY,)),
-    "log_decay, grouped": (gated, 1, (DECAY,)),
-    "log_decay, no division": (gated_unnormalised, 2, (DECAY,)),
+    "log_decay": (partial(gated, **TURNING), 2, (DECAY,)),
+    "log_decay, grouped": (partial(gated, **TURNING), 1, (DECAY,)),
+    "log_decay, no division": (partial(gated, normaliser="none"), 2, (DECAY,)),
     "log_decay, state": (gated_stream, 2, (DECAY, uniform(1, 2, 1, 2, 2))),
     "gamma, fewer queries": (retained, 2, (torch.tensor([0.7, 0.9], dtype=torch.float64),)),
     "decay, learned": (fading(causal=True), 1, (RATES,)),
@@ -146,8 +132,8 @@ CASES = {
     "gates, raised, both ways": (gating(horizon=3, weight="raised_cosine"), 2, (DECAY,)),
     "merged": (merged, 2, (DECAY,)),
     "signed": (lambda q, k, v: linear_attention(q.abs(), -k.abs(), v, rule="signed"), 2, ()),
-    "map": (lambda q, k, v: linear_attention(q, k, v, feature_map=torch.exp, causal=True), 2, ()),
-    "scaled": (lambda *x: linear_attention(*x, normaliser="none", scale=0.3, theta=0.1), 1, ()),
+    "map": (partial(linear_attention, feature_map=torch.exp, **CAUSAL), 2, ()),
+    "scaled": (partial(linear_attention, normaliser="none", scale=0.3, theta=0.1), 1, ()),
 }
 
 

@@ -103,11 +103,6 @@ def test_triton_sweeps_for_nobody_else(causal, asked, monkeypatch):
     assert len(read) - sum(read) == gathered
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    return stub_driver.install(monkeypatch).launches
-
-
 @each_choice
 @pytest.mark.parametrize(("causal", "length"), [(True, 100), (True, 6000), (False, 100)])
 def test_hopper_sweeps_for_nobody_else(launches, causal, length, asked):

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_cases import results
+from formula import results
 
 from cosformer import State, attention, linear_attention, step
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from formula import results, tokens, uniform
+from formula import in_pieces, results, tokens, uniform
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -36,29 +36,13 @@ def compiled(function, **options):
     return torch.compile(function, fullgraph=True, **{"backend": "aot_eager"} | options)
 
 
-def streamed(q, k, v):
-    first, state = attention_with_state(
-        q[:, :, :30], k[:, :, :30], v[:, :, :30], horizon=400, key_mask=MASK[:, :30]
-    )
-    second, state = attention_with_state(q[:, :, 30:], k[:, :, 30:], v[:, :, 30:], state=state)
-    return torch.cat([first, second], 2), state.key_value, state.key_sum
-
-
-def decaying_stream(q, k, v):
-    x = [y[:, :, :30] for y in (q, k, v)]
-    first, state = attention_with_state(*x, horizon=400, decay=[0.5, 0.9])
-    second, state = attention_with_state(q[:, :, 30:], k[:, :, 30:], v[:, :, 30:], state=state)
-    return torch.cat([first, second], 2), state.key_value, state.key_sum
+def stream(q, k, v, **options):
+    out, state = in_pieces(attention_with_state, (q, k, v), (0, 25, 40), **options)
+    return out, *state.tensors[:2], *state.tensors[3:]  # all but the position
 
 
 def gated_stream(q, k, v):
-    gates, state, outs = -v.abs().sum(-1), None, []
-    for rows in (slice(0, 25), slice(25, 40)):
-        about = {"log_decay": gates[:, :, rows], "state": state}
-        about["horizon"] = torch.inf if state is None else None
-        out, state = attention_with_state(*(x[:, :, rows] for x in (q, k, v)), **about)
-        outs.append(out)
-    return torch.cat(outs, 2), state.key_value, state.log_decay
+    return stream(q, k, v, horizon=torch.inf, log_decay=-v.abs().sum(-1))
 
 
 def gated(q, k, v):
@@ -75,7 +59,7 @@ FUNCTIONS = {
     "bidirectional, masked": lambda *x: attention(*x, key_mask=MASK),
     "fewer queries": lambda q, k, v: attention(q[:, :, :7], k, v, causal=True),
     "gates": gated,
-    "stream": streamed,
+    "stream": partial(stream, horizon=400, key_mask=MASK),
     "horizon per head": lambda *x: attention(*x, causal=True, horizon=PER_HEAD),
     "raised": lambda *x: attention(*x, horizon=9, weight="raised_cosine"),
     "started": lambda q, k, v: attention(q, k, v, causal=True, query_start=5, horizon=99),
@@ -89,7 +73,7 @@ FUNCTIONS = {
     "decay, both ways": lambda *x: attention(*x, decay=torch.tensor([0.5, 0.9]), key_mask=MASK),
     "gates, both ways": lambda q, k, v: attention(q, k, v, log_decay=-v.abs().sum(-1)),
     "gated stream": gated_stream,
-    "decaying stream": decaying_stream,
+    "decaying stream": partial(stream, horizon=400, decay=[0.5, 0.9]),
     "packed": packed(True),
     "packed, both ways": packed(False),
     "grouped": lambda q, k, v: attention(q, k[:, :1], v[:, :1], causal=True),
@@ -193,15 +177,9 @@ class Op(torch.nn.Module):
         return self.function(q, k, v)
 
 
-EXPORTED = {
-    "causal": FUNCTIONS["causal"],
-    "horizon per head": FUNCTIONS["horizon per head"],
-    "gates": gated,
-    "masked": lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0),
-    "raised": FUNCTIONS["raised"],
-    "retention": FUNCTIONS["retention"],
-    "decay": FUNCTIONS["decay"],
-    "gates, both ways": FUNCTIONS["gates, both ways"],
+OPEN = ("causal", "horizon per head", "gates", "raised", "retention", "decay", "gates, both ways")
+EXPORTED = {name: FUNCTIONS[name] for name in OPEN} | {
+    "masked": lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0)
 }
 EVERY_EXPORT = [pytest.param(name, marks=() if name == "causal" else slow) for name in EXPORTED]
 

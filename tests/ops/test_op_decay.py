@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from formula import IMPLEMENTATIONS, PROPERTY, agree, cosformer, tokens, uniform
+from formula import IMPLEMENTATIONS, agree, cosformer, in_pieces, tokens, uniform
 from hypothesis import given
 from hypothesis import strategies as st
+from properties import PROPERTY
 
 from cosformer import State, attention, attention_with_state, linear_attention, step
 from cosformer.ops import chunked, dispatch
@@ -246,8 +247,7 @@ def test_a_learned_decay_is_learned_through_a_stream():
         return torch.autograd.grad(call(rates).sin().sum(), rates)
 
     def stream(rates):
-        out, state = attention_with_state(*(y[:, :, :7] for y in x), horizon=20, decay=rates)
-        return torch.cat([out, attention_with_state(*(y[:, :, 7:] for y in x), state=state)[0]], 2)
+        return in_pieces(attention_with_state, x, (0, 7, 12), horizon=20, decay=rates)[0]
 
     whole = grad(lambda rates: attention(*x, causal=True, horizon=20, decay=rates))
     torch.testing.assert_close(grad(stream), whole)

@@ -73,6 +73,8 @@ WINDOWS = [
     ({"rows": slice(0, 4, 2)}, r"rows must be a slice with step 1, got slice\(0, 4, 2\)"),
     ({"rows": 3}, "rows must be a slice.*, got .*"),
 ]
+IMPL = "impl must be one of auto, reference, chunked, triton, hopper, got"
+IMPLS = [({"impl": impl}, f"{IMPL} {impl!r}") for impl in ("flash", "Chunked", "")]
 STREAMS = [
     ({"horizon": None}, "horizon is required to start a stream"),
     ({"q": Q[:, :, :5]}, "as many queries as keys, got 5 and 6"),
@@ -147,11 +149,11 @@ CROSSES = [
     ),
 ]
 TABLES = {  # function -> what else a good call needs, the bad ones
-    attention: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS + RATES + CROSSES),
+    attention: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS + RATES + CROSSES + IMPLS),
     attention_weights: ({}, HORIZONS + MASKS + PACKINGS + WEIGHTS + WINDOWS + RATES + CROSSES),
-    attention_with_state: ({"horizon": 20}, HORIZONS + MASKS + STREAMS + RATES),
-    linear_attention: ({"causal": True}, MASKS + PACKINGS + ENGINE + ENGINE_WHOLE),
-    linear_attention_with_state: ({}, MASKS + ENGINE + ENGINE_STREAMS),
+    attention_with_state: ({"horizon": 20}, HORIZONS + MASKS + STREAMS + RATES + IMPLS),
+    linear_attention: ({"causal": True}, MASKS + PACKINGS + ENGINE + ENGINE_WHOLE + IMPLS),
+    linear_attention_with_state: ({}, MASKS + ENGINE + ENGINE_STREAMS + IMPLS),
 }
 ROWS = [
     pytest.param(function, good, *row, id=f"{function.__name__}: {row[1]}")

@@ -66,11 +66,6 @@ EVEN = slice(33, 34)
 GAMMA = (0.9, 0.99)
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    return stub_driver.install(monkeypatch).launches
-
-
 def sweeps(launches, *, strong=False):
     """The options of sweeps, without the variant for strong decays unless it is asked for."""
     every = [options for name, options, *_ in launches if name == "sweep"]

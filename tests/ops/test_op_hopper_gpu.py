@@ -3,8 +3,9 @@
 import pytest
 import torch
 from asked import check_choices
+from formula import results
 from gpu_marks import ON_HOPPER
-from kernel_cases import CASES, DECAY, Case, check, ours, results
+from kernel_cases import CASES, DECAY, Case, check, ours
 from kernel_cases import draw as draw_case
 
 from cosformer import (

@@ -1,10 +1,8 @@
 """A decay whose weights vanish before the horizon ends its rule: no length is too long."""
 
-from itertools import pairwise
-
 import pytest
 import torch
-from formula import IMPLEMENTATIONS, agree, cosformer, cosine_weight, tokens
+from formula import IMPLEMENTATIONS, agree, cosformer, cosine_weight, in_pieces, tokens
 
 from cosformer import State, attention, attention_weights, attention_with_state, step
 from cosformer.nn import CosformerAttention
@@ -60,12 +58,9 @@ def test_what_lies_beyond_the_horizon_cannot_be_seen_in_float32(causal, impl):
 def test_a_stream_in_pieces_and_steps_passes_the_horizon():
     x = tokens(length=LENGTH)
     right = cosformer(*x, causal=True, horizon=HORIZON, decay=RATES)
-    cuts = (0, 30, 31, 200, 260)
-    state, outs = None, []
-    for start, stop in pairwise(cuts):
-        about = {"state": state} if state else {"horizon": HORIZON, "decay": RATES}
-        out, state = attention_with_state(*(y[:, :, start:stop] for y in x), **about)
-        outs.append(out)
+    about = {"horizon": HORIZON, "decay": RATES}
+    out, state = in_pieces(attention_with_state, x, (0, 30, 31, 200, 260), **about)
+    outs = [out]
     for t in range(260, LENGTH):
         outs.append(step(*(y[:, :, t : t + 1] for y in x), state))
     torch.testing.assert_close(torch.cat(outs, 2), right)

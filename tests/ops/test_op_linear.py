@@ -9,7 +9,9 @@ import pytest
 import torch
 from formula import (
     F64,
+    FEATURES,
     IMPLEMENTATIONS,
+    RULES,
     agree,
     clamped,
     cosformer,
@@ -18,7 +20,6 @@ from formula import (
     tokens,
     uniform,
 )
-from torch.nn import functional as F
 
 from cosformer import attention, linear_attention
 from cosformer.ops.problem import PROBLEMS, decay_gradient
@@ -26,22 +27,9 @@ from cosformer.ops.problem import PROBLEMS, decay_gradient
 LENGTH = 135
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 both_ways = pytest.mark.parametrize("causal", [True, False])
-FEATURES = {
-    "identity": lambda x: x,
-    "relu": torch.relu,
-    "leaky_relu": lambda x: torch.where(x > 0, x, 0.1 * x),
-    "1+elu": lambda x: F.elu(x) + 1,
-    "elu": lambda x: torch.where(x > 0, x, x.exp() - 1),
-    "silu": lambda x: x * torch.sigmoid(x),
-}
-RULES = {
-    "clamp": clamped,
-    "add": lambda total: total + 1e-6,
-    "signed": lambda total: torch.where(total < 0, total.clamp(max=-1e-6), total.clamp(min=1e-6)),
-}
 
 
-def check(impl, more=(), *, sizes=None, dtype=F64, argument=1.0, positive=False, **options):
+def check(impl, more=(), *, dtype=F64, argument=1.0, positive=False, **options):
     """A causal call, with gradients, against the loop over tokens; `more` is a decay by name."""
     divide = RULES[options.get("rule", "clamp")] if options.get("normaliser") != "none" else None
     phi, scale = FEATURES[options.get("feature_map", "identity")], options.get("scale", 1.0)

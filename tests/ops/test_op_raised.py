@@ -13,6 +13,7 @@ from formula import (
     agree,
     cosine_weight,
     hold,
+    in_pieces,
     largest,
     results,
     tokens,
@@ -109,18 +110,10 @@ def test_faint_rows_and_their_gradients_are_those_of_the_formula(case, impl, cau
 @every_precision
 def test_streams_in_pieces_stay_among_the_values(case, dtype):
     (q, k, v), options = case()
-    mask = options.get("key_mask")
-    parts, state = [], None
-    for rows in (slice(0, 5), slice(5, 16), slice(16, None)):
-        piece = [x[:, :, rows].to(dtype) for x in (q, k, v)]
-        about = RAISED if state is None else {"state": state}
-        hidden = None if mask is None else mask[:, rows]
-        out, state = attention_with_state(*piece, key_mask=hidden, **about)
-        parts.append(out)
-    out = torch.cat(parts, 2)
+    given = [x.to(dtype) for x in (q, k, v)]
+    out, _ = in_pieces(attention_with_state, given, (0, 5, 16, q.shape[2]), **RAISED, **options)
     assert in_hull(out, v)
-    right = formula(q, k, v, **options)
-    error = largest(out.double() - right)
+    error = largest(out.double() - formula(q, k, v, **options))
     assert error <= 8 / FAINT * torch.finfo(dtype).eps * largest(v)
 
 

@@ -112,20 +112,6 @@ def test_states_that_do_not_belong_together_do_not_add():
             state + other
 
 
-def test_streams_of_the_family_refuse_the_state_of_another_member():
-    x, relu = tokens(2, 2, 4), {"feature_map": "relu"}
-    cosine = linear_attention_with_state(*x, theta=0.1, **relu)[1]
-    for options, message in (
-        ({}, "state was made for cosine weights"),
-        ({"theta": 0.1, "raised": True}, "state was made for cosine weights"),
-        ({"theta": 0.2}, "another theta"),
-        ({"theta": 0.1, "gamma": 0.9}, "gamma must be the state's 1.0, got 0.9"),
-        ({"theta": 0.1, "normaliser": "none"}, "another normaliser than 'none'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            linear_attention_with_state(*x, state=cosine, **relu, **options)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -5,9 +5,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from formula import FEW, IMPLEMENTATIONS, agree, cosformer, tokens, uniform
+from formula import IMPLEMENTATIONS, agree, cosformer, in_pieces, tokens, uniform
 from hypothesis import given
 from hypothesis import strategies as st
+from properties import FEW
 
 from cosformer import (
     State,
@@ -194,16 +195,8 @@ FAMILY = {
 @pytest.mark.parametrize("options", FAMILY.values(), ids=FAMILY)
 def test_streams_of_the_whole_family_equal_their_full_pass_with_gradients(options, impl):
     def split(*x):
-        state, outs = None, []
-        for start, stop in pairwise([0, 0, 1, 66, LENGTH]):
-            here = dict(options)
-            if "log_decay" in options:
-                here["log_decay"] = options["log_decay"][..., start:stop]
-            out, state = linear_attention_with_state(
-                *stretch(x, start, stop), state=state, impl=impl, **here
-            )
-            outs.append(out)
-        return torch.cat(outs, 2)
+        cuts = (0, 0, 1, 66, LENGTH)
+        return in_pieces(linear_attention_with_state, x, cuts, impl=impl, **options)[0]
 
     def whole(*x):
         return linear_attention(*x, causal=True, impl="reference", **options)

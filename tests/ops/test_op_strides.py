@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from formula import IMPLEMENTATIONS, tokens
-from kernel_cases import results
+from formula import IMPLEMENTATIONS, results, tokens
 from layouts import batch_last, dense, expanded, heads_inside, in_columns, sliced
 
 from cosformer import State, attention, step

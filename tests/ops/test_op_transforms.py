@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from formula import cosformer, rounded_once, tokens, uniform
+from formula import cosformer, in_pieces, rounded_once, tokens, uniform
 from torch.func import grad, hessian, jacrev, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
@@ -102,12 +102,6 @@ def gated(q, k, v, decay):
     return linear_attention(q, k, v, log_decay=decay, normaliser="none", causal=True)
 
 
-def in_two(q, k, v):
-    first, state = attention_with_state(q[:, :, :50], k[:, :, :50], v[:, :, :50], horizon=200)
-    second, _ = attention_with_state(q[:, :, 50:], k[:, :, 50:], v[:, :, 50:], state=state)
-    return torch.cat([first, second], 2)
-
-
 def test_vmap_maps_masks_packings_decays_and_streams():
     inputs, calls = stacked(batch=1)
     masks = torch.rand(3, 1, 130, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -115,7 +109,7 @@ def test_vmap_maps_masks_packings_decays_and_streams():
     for function, more in (
         (lambda q, k, v, m: attention(q, k, v, key_mask=m), masks),
         (lambda q, k, v, _: attention(q, k, v, cu_seqlens=edges, causal=True), masks),
-        (lambda q, k, v, _: in_two(q, k, v), masks),
+        (lambda *x: in_pieces(attention_with_state, x[:3], (0, 50, 130), horizon=200)[0], masks),
         (gated, decays),
         (lambda q, k, v, g: attention(q, k, v, log_decay=g), decays),
         (lambda q, k, v, r: attention(q, k, v, decay=r, causal=True), decays[:, 0, :, 0].exp()),

@@ -8,7 +8,8 @@ import math
 
 import pytest
 import torch
-from kernel_cases import CASES, Case, check, draw, ours, results
+from formula import in_pieces, results
+from kernel_cases import CASES, Case, check, draw, ours
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -100,14 +101,10 @@ def test_nan_in_padding_has_no_effect_and_strides_are_respected():
 def test_a_stream_in_pieces_is_the_whole_and_passes_gradients():
     inputs = [x[:, :h] for x, h in zip(draw_plain(40, heads=2), (2, 1, 1), strict=True)]
 
-    def pieces(q, k, v, impl):
-        outs, state = [], None
-        for start, stop in ((0, 33), (33, 34), (34, 40)):
-            part = (x[:, :, start:stop] for x in (q, k, v))
-            horizon = 200 if state is None else None
-            out, state = attention_with_state(*part, horizon=horizon, state=state, impl=impl)
-            outs.append(out)
-        return torch.cat([*outs, state.key_value[:, :, 0].repeat(1, 2, 1, 1)], 2)
+    def pieces(*x, impl):
+        cuts = (0, 33, 34, 40)
+        out, state = in_pieces(attention_with_state, x, cuts, horizon=200, impl=impl)
+        return torch.cat([out, state.key_value[:, :, 0].repeat(1, 2, 1, 1)], 2)
 
     right, found = (
         results(lambda *x, i=i: pieces(*x, impl=i), inputs) for i in ("chunked", "triton")

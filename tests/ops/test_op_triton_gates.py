@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from formula import tokens, uniform
+from formula import results, tokens, uniform
 from gate_cases import LEAST, LENGTHS, check_balanced, check_sums, draw
-from kernel_cases import results
 from torch.testing import assert_close
 
 from cosformer import linear_attention

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from formula import results
 from gate_cases import LENGTHS, check_balanced, check_sums
-from kernel_cases import CASES, Case, check, results
+from kernel_cases import CASES, Case, check
 
 from cosformer import State, attention, attention_with_state, step
 from cosformer.ops import StepGraph

@@ -223,16 +223,6 @@ def test_a_task_without_text_has_no_vocabulary(whole):
         _ = load(whole).vocabulary
 
 
-@pytest.mark.parametrize("kind", ["decoder", "masked-lm"])
-@pytest.mark.parametrize("token", [256, -1])
-def test_a_token_outside_of_the_vocabulary_is_named(kind, token):
-    model = create_model(ModelConfig(kind=kind))
-    tokens = torch.zeros(2, 8, dtype=torch.int64)
-    tokens[1, 3] = token
-    with pytest.raises(ValueError, match=f"below the vocabulary of 256, got {token}"):
-        model(tokens)
-
-
 def test_a_number_of_many_digits_is_shown_by_its_size():
     shown = str(training.Evaluated("training", 1, {"loss": 1e9, "perplexity": 1e304}, best=False))
     assert shown == "training 1: loss 1e+09  perplexity 1e+304"

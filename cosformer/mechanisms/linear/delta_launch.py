@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from cosformer.mechanisms.linear.delta_rule import delta_rule, floor_of, units
+from cosformer.mechanisms.linear.delta_rule import delta_rule, units
+from cosformer.ops.problem import least_gate
 from cosformer.runtime import has_room, kernels_serve, on_device_of, recorded
 
 FEWEST = 64
@@ -197,7 +198,7 @@ def _prepare(rows: Given, back: bool = False) -> Known:
     _launch(
         prepare_kernel, rows, rows.k,
         (rows.k, rows.v, rows.beta, rows.gates, sums, factor, erased, solver, chain.a, chain.x),
-        (*rows.k.stride(), *rows.v.stride()), FLOOR=floor_of(torch.float32),
+        (*rows.k.stride(), *rows.v.stride()), FLOOR=least_gate(torch.float32),
     )  # fmt: skip
     return Known(sums, chain, erased, solver)
 
@@ -262,7 +263,7 @@ def _gradients(
     _launch(
         gradients_kernel, rows, rows.k,
         (*rows, grad, sums, chain.states, chain.x, reverse.states, reverse.x, *found),
-        (_scale(rows), *strides), FLOOR=floor_of(torch.float32), GROUPS=_groups(rows),
+        (_scale(rows), *strides), FLOOR=least_gate(torch.float32), GROUPS=_groups(rows),
         maxnreg=None,  # or it keeps three times as much of a thread in memory
     )  # fmt: skip
     return found

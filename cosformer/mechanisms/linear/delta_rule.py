@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.recompute import recomputed
+from cosformer.ops.problem import least_gate, running_sum
 from cosformer.runtime import full_precision
 
 CHUNK_LENGTH = 64
@@ -87,15 +88,10 @@ def _segment(
 
 def fade(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """G `[…, C]` in float64 and, in the dtype of g, e^(G_i−G_j) for j ≤ i, else 0, `[…, C, C]`."""
-    decay = log_decay.double().clamp(min=floor_of(log_decay.dtype)).cumsum(-1)
+    decay = running_sum(log_decay, least_gate(log_decay.dtype))
     difference = (decay[..., :, None] - decay[..., None, :]).to(log_decay.dtype)
     future = torch.ones(decay.shape[-1:] * 2, dtype=torch.bool, device=decay.device).triu(1)
     return decay, difference.masked_fill(future, -torch.inf).exp()
-
-
-def floor_of(dtype: torch.dtype) -> float:
-    """The least g: its exponential is 0 already, and less would swallow the sums after it."""
-    return -800.0 if dtype == torch.float64 else -110.0
 
 
 def strict(k: Tensor, beta: Tensor, fading: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ class LinearMechanism(Mechanism):
 
     def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
         super().check_state(state, k, v)
-        check_sums(state.sums, k, self.feature_width, v.shape[3])
+        ops.check_state_shape(state.sums, k, self.feature_width, v.shape[3])
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
@@ -152,7 +152,7 @@ class LinearMechanism(Mechanism):
             found = ops.recurrence(k, fixed)
             self._recurrences[k.device] = found
         log_decay = self.weight(k, request).get("log_decay") if self.traits.controls else None
-        return found if log_decay is None else found.decayed(log_decay)
+        return found if log_decay is None else found._replace(log_decay=log_decay)
 
     def state_size(self, length: int) -> int:
         columns = self.value_width + (self.normaliser == "sum")
@@ -213,21 +213,6 @@ class LinearMechanism(Mechanism):
         share = self.share(request)
         keys = keys if share is None else keys * share[..., None].to(keys.dtype)
         return queries, keys, v.to(keys.dtype)
-
-
-def check_sums(sums: ops.State, k: Tensor, features: int, columns: int) -> None:
-    """Refuse an engine's state for other batches, heads, widths or devices than those of k."""
-    batch, heads, _, *widths = sums.key_value.shape
-    wanted = [k.shape[0], k.shape[1], features, columns]
-    if [batch, heads, *widths] != wanted:
-        raise ValueError(
-            f"state must hold [batch, key heads, features, value width] = {wanted}, "
-            f"got {[batch, heads, *widths]}"
-        )
-    if sums.key_value.device != k.device:
-        raise ValueError(
-            f"state must be on the device of k, {k.device}, got {sums.key_value.device}"
-        )
 
 
 def draw_normal(into: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.ops import linear_attention
+from cosformer.ops.problem import DENOMINATORS
 from cosformer.runtime import compute_dtype
 
 GROUP = 128
@@ -46,8 +47,6 @@ def in_groups(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tenso
 
 
 def quotient(sums: Tensor, total: Tensor, rule: str, eps: float) -> Tensor:
-    """sums/total, where the total is at least eps (`clamp`), or kept ±eps from 0 (`signed`)."""
-    divisor = total.clamp(min=eps)
-    if rule == "signed":
-        divisor = torch.where(total < 0, total.clamp(max=-eps), divisor)
-    return sums * divisor.reciprocal()  # the gradient of a quotient makes three more tensors
+    """sums/total, by a rule for totals near 0."""
+    # the gradient of a division makes three more tensors
+    return sums * DENOMINATORS[rule](total, eps).reciprocal()

@@ -102,7 +102,8 @@ class Performer(LinearMechanism):
             level = torch.maximum(before, top_exponents(k, self.projection)[..., 0])
             fading = torch.where(before.isinf(), 0, before - level)[..., None]
             keys = projected(k, self.projection, "exp", level[..., None])
-            by = self._recurrence(k, Request(True, None, 0, controls)).decayed(fading)
+            by = self._recurrence(k, Request(True, None, 0, controls))
+            by = by._replace(log_decay=fading)
             out = ops.take_step(self.queries(q, 0), keys, v.to(keys.dtype), state.sums, by)
         return out.to(q.dtype), state._replace(level=level)
 

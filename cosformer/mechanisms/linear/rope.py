@@ -9,7 +9,7 @@ from torch import Tensor
 import cosformer.ops as ops
 from cosformer.check import check_positive
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.linear.family import LinearMechanism, Start, check_sums
+from cosformer.mechanisms.linear.family import LinearMechanism, Start
 from cosformer.mechanisms.linear.groups import ALIGNED, quotient
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost
@@ -60,8 +60,8 @@ class RopeLinear(LinearMechanism):
 
     def check_state(self, state: Any, k: Tensor, v: Tensor) -> None:
         Mechanism.check_state(self, state, k, v)
-        check_sums(state.above, k, self.width, v.shape[3])
-        check_sums(state.below, k, self.width, 1)
+        ops.check_state_shape(state.above, k, self.width, v.shape[3])
+        ops.check_state_shape(state.below, k, self.width, 1)
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request

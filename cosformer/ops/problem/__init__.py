@@ -29,11 +29,9 @@ from cosformer.ops.problem.heads import (
 )
 from cosformer.ops.problem.horizon import (
     Horizon,
-    PastHorizonError,
     check_horizon,
     check_length,
     read_horizon,
-    same_horizon,
     same_numbers,
     vanishes,
     vanishing_decay,
@@ -62,7 +60,6 @@ from cosformer.ops.problem.weights import (
     is_one,
     kind_of,
     kind_within,
-    log_gates,
     log_rates,
     sizes_of,
 )

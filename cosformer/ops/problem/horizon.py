@@ -87,10 +87,6 @@ def vanishes(decay: float | Sequence[float] | Tensor | None, horizon: Horizon) -
     return most <= vanishing_decay(_least(horizon))
 
 
-class PastHorizonError(ValueError):
-    """Tokens beyond the distance at which cosine weights turn negative."""
-
-
 def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:
     """Refuse to go past the horizon, where cosine weights turn negative."""
     remedy = (
@@ -107,7 +103,7 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
     limit = _least(horizon)
     if position is None:
         if length > limit:
-            raise PastHorizonError(
+            raise ValueError(
                 f"horizon must be at least the sequence length {length}, got {limit:g}: "
                 f"{remedy} = {_shown(vanishing_decay(limit))}"
             )
@@ -119,7 +115,7 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
         return
     start = int(position.max()) if position.numel() else 0
     if start + length > limit:
-        raise PastHorizonError(
+        raise ValueError(
             f"the stream stands at position {start}, {length} more would pass its horizon "
             f"{limit:g}: {remedy} = {_shown(vanishing_decay(limit))}"
         )
@@ -132,11 +128,6 @@ def _shown(decay: float) -> str:
 
 def _least(horizon: Horizon) -> float:
     return float(horizon.min()) if isinstance(horizon, Tensor) else horizon
-
-
-def same_horizon(one: Horizon, other: Horizon) -> bool:
-    """Whether they are equal; where the host may not look, the device asserts it."""
-    return same_numbers(one, other, "horizon")
 
 
 def same_numbers(one: float | Tensor, other: float | Tensor, name: str) -> bool:

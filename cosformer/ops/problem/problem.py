@@ -38,11 +38,6 @@ class Problem(NamedTuple):
     key_basis: Tensor | None = None
 
     @property
-    def decays(self) -> bool:
-        """Whether weights fade with the distance."""
-        return self.query_decay is not None or self.gates is not None
-
-    @property
     def is_aligned(self) -> bool:
         """Whether query i stands at key i, and there are as many of both."""
         same = self.query_position.shape[1] == self.key_position.shape[1]

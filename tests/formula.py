@@ -2,22 +2,34 @@
 
 `cosformer` is the paper's formula, `recurrence` the family as a loop over tokens (the cosine as the
 real part of a rotation), `prefix_sums` the cosine's two states at every token. None of them shares
-a line with the package.
+a line with the package. It needs torch alone, for tests on a GPU as well.
 """
 
 import math
 from collections.abc import Callable
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
-from hypothesis import settings
 from torch import Tensor
+from torch.nn import functional as F
 
-PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
-FEW = settings(PROPERTY, max_examples=12)
 ROUNDINGS = 8  # of the largest term, allowed beside the plain error
 IMPLEMENTATIONS = ("chunked", "reference")
 F64 = torch.float64
+FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": torch.relu,
+    "leaky_relu": lambda x: torch.where(x > 0, x, 0.1 * x),
+    "1+elu": lambda x: F.elu(x) + 1,
+    "elu": lambda x: torch.where(x > 0, x, x.expm1()),
+    "silu": lambda x: x * torch.sigmoid(x),
+}
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda total: clamped(total),
+    "add": lambda total: total + 1e-6,
+    "signed": lambda total: torch.where(total < 0, total.clamp(max=-1e-6), total.clamp(min=1e-6)),
+}
 
 
 def tokens(
@@ -59,8 +71,10 @@ def cosine_weight(
     longest = max(queries, keys, 1)
     if query_start is None:
         query_start = keys - queries if causal else 0
-    i, j = torch.arange(queries, dtype=F64) + query_start, torch.arange(keys, dtype=F64)
-    seen = j <= i[:, None] if causal else torch.ones(queries, keys, dtype=torch.bool)
+    i, j = (torch.arange(n, dtype=F64, device=q.device) for n in (queries, keys))
+    i = i + query_start
+    distance = i[:, None] - j
+    seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     if stretch:
         i, j = i * longest / max(queries, 1), j * longest / max(keys, 1)
     if cu_seqlens is not None:
@@ -76,7 +90,7 @@ def cosine_weight(
     if decay is not None:
         rate = torch.as_tensor(decay, dtype=F64).reshape(-1, 1, 1)
         rate = rate.repeat_interleave(q.shape[1] // len(rate), 0)
-        weight = weight * rate ** torch.arange(queries).sub(j[:, None]).add(query_start).abs().mT
+        weight = weight * rate.to(q.device) ** distance.abs()
     if log_decay is not None:
         total = log_decay.double().cumsum(-1).repeat_interleave(q.shape[1] // log_decay.shape[1], 1)
         weight = weight * (total[..., :, None] - total[..., None, :]).abs().neg().exp()
@@ -133,17 +147,33 @@ def prefix_sums(q, k, v, *, horizon, causal=True) -> Tensor:
     return sums[..., :-1] / clamped(sums[..., -1:])
 
 
-def results(function: Callable, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """What `function` returns, and its gradients under fixed random cotangents."""
+def in_pieces(call: Callable, x, cuts, **options) -> tuple[Tensor, object]:
+    """A stream between these cuts: its outputs end to end, and the state after it.
+
+    Options are given with every piece, of those for each token its own.
+    """
+    state, outs = None, []
+    for start, stop in pairwise(cuts):
+        rows = {n: options[n][..., start:stop] for n in ("log_decay", "key_mask") if n in options}
+        out, state = call(*(y[:, :, start:stop] for y in x), state=state, **options | rows)
+        outs.append(out)
+    return torch.cat(outs, 2), state
+
+
+def results(
+    function: Callable, inputs, layout: Callable[[Tensor], Tensor] = torch.clone
+) -> list[Tensor]:
+    """What `function` returns, and its gradients under fixed random cotangents in that layout."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     outs = function(*leaves)
     outs = [outs] if isinstance(outs, Tensor) else list(outs)
     generator = torch.Generator().manual_seed(7)
     cotangents = [
-        torch.randn(out.shape, generator=generator, dtype=F64).to(leaves[0].dtype).to(out.dtype)
+        layout(torch.randn(out.shape, generator=generator, dtype=F64).to(leaves[0].dtype).to(out))
         for out in outs
     ]
-    return outs + list(torch.autograd.grad(outs, leaves, cotangents, materialize_grads=True))
+    grads = torch.autograd.grad(outs, leaves, cotangents, materialize_grads=True)
+    return [x.detach() for x in (*outs, *grads)]
 
 
 def agree(
