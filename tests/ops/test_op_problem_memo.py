@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosformer import attention, memo
-from cosformer.ops.problem import PROBLEMS, build
+from cosformer.ops.problem import PROBLEMS, as_numbers, build, log_rates
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +78,14 @@ def test_threads_share_it(monkeypatch):
         sys.setswitchinterval(before)
     for n, out in enumerate(outs):
         assert torch.equal(out, attention(*qkv(1 + n % 9)))
+
+
+def test_logarithms_of_decays_by_numbers_are_made_once():
+    """Packed sequences have no problem that is kept, and a CUDA graph could not copy numbers."""
+    q, k, _ = qkv()
+    rates = as_numbers([0.5, 0.9])
+    first = log_rates(rates, q, k)
+    assert log_rates(as_numbers([0.5, 0.9]), q, k) is first
+    torch.testing.assert_close(first.exp(), torch.tensor([[[0.5], [0.9]]], dtype=torch.float64))
+    assert log_rates(as_numbers([0.5, 0.8]), q, k) is not first
+    assert log_rates(as_numbers([1.0, 1.0]), q, k) is None

@@ -131,6 +131,8 @@ def is_one(rates: Rates | None) -> bool:
     return all(rate == 1 for rate in (rates if isinstance(rates, Sequence) else (rates,)))
 
 
+LOGARITHMS: Memo[Tensor] = Memo()
+"""What `log_rates` returned for numbers."""
 KEPT: Memo[float | Tensor] = Memo()
 """What `as_kept` returned for numbers. The same tensor needs no look to be the state's."""
 
@@ -168,11 +170,14 @@ def log_rates(rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma") ->
     numbers = rates if isinstance(rates, Sequence) else [rates]
     if not all(0 < rate <= 1 for rate in numbers):
         raise ValueError(f"{rule}, got {list(numbers) if numbers is rates else rates}")
-    values: float | Tensor = numbers[0]
-    if isinstance(rates, Sequence):
-        values = torch.tensor(rates, dtype=torch.float64)
-    per_head = _for_heads(name, values, q, k)  # which also checks how many there are
-    return None if is_one(rates) else per_head.log()[None]
+
+    def logarithms() -> Tensor:
+        values = torch.tensor(rates, dtype=torch.float64) if numbers is rates else numbers[0]
+        return _for_heads(name, values, q, k).log()[None]  # which also checks how many there are
+
+    like = q.new_empty(0, dtype=torch.float64)  # a CUDA graph must not copy numbers to its device
+    found = LOGARITHMS.recall_for(like, (rates, q.shape[1], k.shape[1]), logarithms)
+    return None if is_one(rates) else found
 
 
 def decaying_evenly(problem: Problem, rates: Rates, log_decay: Tensor) -> Problem:
