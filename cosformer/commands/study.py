@@ -69,6 +69,9 @@ class Options:
     probes: tuple[str, ...] = ()
     """Probes by name: mqar-64, mqar-128, mqar-256, mqar-512, copying, induction; all of them if not
     given. For the study of probes alone."""
+    rates: tuple[float, ...] = ()
+    """Highest learning rates. If not given, all of the protocol in the stage rates, and in others
+    the best one of an entry that is done at all of them."""
     finalists: int = 6
     """Number of finalists, the best on validation, for each probe; softmax is one more if it is not
     among them."""
@@ -103,6 +106,8 @@ class Options:
                 check_whole(name, getattr(self, name), 1)
         if self.minutes is not None:
             check_positive("minutes", self.minutes)
+        for rate in self.rates:
+            check_positive("rates", rate)
         if self.data is not None and self.task == "probes":
             raise ValueError(f"data must not be given for probes, which are drawn, got {self.data}")
         if self.data is not None and not Path(self.data).exists():
@@ -133,6 +138,7 @@ def run(options: Options) -> int:
         done,
         only=options.only,
         probes=options.probes,
+        rates=options.rates,
         finalists=options.finalists,
         scale=options.scale,
     )

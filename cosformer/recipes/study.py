@@ -231,6 +231,7 @@ def trials(
     *,
     only: tuple[str, ...] = (),
     probes: tuple[str, ...] = (),
+    rates: tuple[float, ...] = (),
     finalists: int = 6,
     scale: str = "full",
 ) -> list[Trial]:
@@ -238,16 +239,21 @@ def trials(
 
     `only`: entries by name. Without them `rates` takes all entries; the other stages take so many
     `finalists` of each probe, the best on validation among entries that are done at all rates, and
-    softmax. `probes`: by name; all of them if none is given.
+    softmax. `probes`: by name; all of them if none is given. `rates`: in place of all of them, and
+    of the best one in other stages.
     """
     check_names(study, only=only, probes=probes, scale=scale)
+    if rates and not only and stage != "rates":
+        raise ValueError(f"rates need entries by name (only) in the stage {stage}, got {rates}")
     known, found = protocols(study, scale), []
     for probe in probes or known:
         p = known[probe]
         best = best_rates(study, done, scale, probe)
         if stage == "rates":
             names = only or tuple(STUDIES[study].entries)
-            tried = dict.fromkeys(names, p.rates)
+            tried = dict.fromkeys(names, rates or p.rates)
+        elif rates:
+            tried = dict.fromkeys(only, rates)
         else:
             names = only or finalists_of(best, finalists)
             _require_rates(stage, names, best, probe)

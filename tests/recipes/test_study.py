@@ -87,6 +87,16 @@ def test_rates_are_every_entry_at_every_rate():
     assert [each.entry for each in stage("rates", only=("multiscale",))] == ["multiscale"] * 3
 
 
+def test_rates_by_number_take_the_place_of_those_of_a_stage():
+    only = ("softmax", "multiscale")
+    tried = trials("lm", "rates", {}, only=only, rates=(3e-3,))
+    assert [(trial.entry, trial.rate) for trial in tried] == [(name, 3e-3) for name in only]
+    (long,) = trials("lm", "long", {}, only=("softmax",), rates=(1e-2,))
+    assert (long.rate, long.steps) == (1e-2, 7500)
+    with pytest.raises(ValueError, match=r"rates need entries by name \(only\) in the stage long"):
+        trials("lm", "long", {}, rates=(1e-2,))
+
+
 def test_finalists_are_the_best_and_softmax_at_their_best_rate():
     known = done(softmax=1.9, multiscale=1.7, cosformer=2.0, hybrid_6=1.6)
     known[trial(entry="retention")] = 1.0  # at one rate alone
