@@ -302,7 +302,10 @@ WRONG = [
     ("lm --data my.txt --mechanism linformer", "linformer cannot attend causally"),
     ("copying --pretrain masked --mechanism linformer", "linformer cannot attend causally"),
     ("lm --data my.txt --set model.options.foo=3", "got foo"),
-    ("lm --data my.txt --set model.options.horizon=3", "must allow the 128 tokens of training"),
+    (
+        "lm --data my.txt --mechanism cosformer --set model.options.horizon=3",
+        "must allow the 128 tokens of training",
+    ),
     ("lm --data my.txt --set tensorboard=true", "pip install 'cosformer[tensorboard]'"),
     ("lm --set evaluation.every=0", "evaluation.every must be a whole number from 1 on, got 0"),
     (

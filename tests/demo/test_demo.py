@@ -82,7 +82,7 @@ def test_the_demo_checks_trains_writes_and_leaves_a_page(options, capsys):
     said += [f"What the {name} model writes:\n  | The following" for name in NAMES.values()]
     said += [
         "layer 1, head 1   layer 1, head 2",
-        "γ_h^|i − j|",
+        "Π_{j<t≤i} γ_t",
         "looks back in the mean",
         " softmax after too few steps to tell who learns better",
     ]
@@ -131,7 +131,7 @@ def test_maps_are_the_weights_that_the_model_uses():
     block = model.backbone.blocks[0]
     x = block.attention_norm(model.backbone.embedding(torch.arange(9)))[None]
     made = block.attention._project(x, None, 0, causal=True)
-    out = block.attention._finish(weights[None] @ made.v, None)
+    out = block.attention._finish(weights[None] @ made.v, made.gate)
     torch.testing.assert_close(out, block.attention(x, causal=True))
 
 
