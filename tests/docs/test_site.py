@@ -78,4 +78,5 @@ def test_the_examples_in_docstrings_run(room):
             for test in doctest.DocTestFinder().find(documented, name, globs=names):
                 runner.run(test)
     found = runner.summarize(verbose=False)
-    assert (found.failed, found.attempted > 0) == (0, room != "cosformer.tasks")
+    assert found.failed == 0
+    assert found.attempted or room in ("cosformer.distributed", "cosformer.tasks")

@@ -95,7 +95,7 @@ def linear_attention(q, k, v, **options):
     """`cosformer.linear_attention` likewise."""
     given = linear.Arguments(**LINEAR | options)
     given = given._replace(gamma=as_numbers(given.gamma))
-    return again.attend_again(linear._linear_attention, linear._problem, q, k, v, given)
+    return again.attend_again(linear._linear_attention, linear.linear_problem, q, k, v, given)
 
 
 def defaults(function, arguments):
