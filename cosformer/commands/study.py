@@ -53,7 +53,7 @@ class Options:
 
     cosformer study lm --stage seeds --finalists 6
 
-    cosformer study mlm --only softmax multiscale-conv --jobs 4 --minutes 9
+    cosformer study mlm --only softmax gated-conv-norm-sigmoid --jobs 4 --minutes 9
 
     cosformer study probes --probes mqar-256 induction
     """

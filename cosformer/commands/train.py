@@ -69,7 +69,7 @@ class Options:
     """Your text file, folder or table, or the name of a text; for other tasks the data folder."""
     mechanism: str | None = None
     """Attention in place of the recommended one: softmax, cosformer, … as `cosformer mechanisms`
-    lists them; or a pattern over the layers, as "cosformer-multiscale*2 softmax"."""
+    lists them; or a pattern over the layers, as "cosformer-gated*2 softmax"."""
     preset: str | None = None
     """Size of the model: tiny, mini, small, medium, base."""
     length: int | None = None
@@ -241,9 +241,11 @@ def _about(config: RunConfig, model: ModelConfig) -> str:
     objective = None if config.pretraining is None else config.pretraining.objective
     wanted = Setting(pretrain=objective).model(config.task.name)
     schemes = model.position_schemes(causal=model.kind == "decoder")
-    spelt = {True: "yes", False: "none", None: "auto"}  # 0 equals False
     values = {name: getattr(model, name) for name in wanted}
-    told = {name: spelt.get(value, str(value)) for name, value in values.items()}
+    told = {
+        name: "yes" if value is True else "auto" if value is None else str(value or "none")
+        for name, value in values.items()
+    }
     told["positions"] = " ".join(dict.fromkeys(schemes.values()))
     mechanism = told.pop("mechanism")
     found = ", ".join([mechanism, *(f"{name} {value}" for name, value in told.items())])

@@ -178,7 +178,8 @@ def begin_anew(config: RunConfig) -> None:
     found, wanted = comparable(read_json(folder / CONFIG)), comparable(plain(config))
     if other := [name for name in differences(found, wanted) if name not in BY_DEMO]:
         raise ValueError(
-            f"out must have no runs but a demo's, got {folder} with another {other[0]}"
+            f"out must have no runs but those of this demo, got {folder} with another {other[0]}: "
+            "remove it, or name another folder"
         )
     shutil.rmtree(folder)
 

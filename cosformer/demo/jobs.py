@@ -52,5 +52,5 @@ JOBS = {
         8,
     ),
 }
-"""Name -> what is learnt, in this order. Each rate is the best of one search, the same for both
-mechanisms (NOTES.md)."""
+"""Name -> what is learnt, in this order. Rates of short windows are the best of a search for each
+mechanism; long windows have one rate for both (NOTES.md)."""

@@ -42,8 +42,8 @@ class Stretch(NamedTuple):
         mine = torch.tensor(self.lengths, dtype=told.dtype)
         if not torch.equal(mine, told):
             raise ValueError(
-                f"lengths must be how many tokens each rank has, {told.long().tolist()}, "
-                f"got {list(self.lengths)}"
+                f"lengths must be how many tokens each rank has, {told.long().tolist()}, got "
+                f"{list(self.lengths)}; without lengths all ranks must have as many"
             )
 
 

@@ -179,7 +179,7 @@ class Mechanism(nn.Module):
     ) -> Tensor:
         """Output `[B, H, T, V]` of the tokens of this rank, which has a stretch of a sequence."""
         raise ValueError(
-            f"{name_of(self)} cannot attend over ranks: its state is no sum over keys. cosFormer "
+            f"{name_of(self)} cannot attend over ranks: it is not built for them. cosFormer "
             "and most of the linear family can, and softmax by gathering all keys and values"
         )
 

@@ -220,9 +220,11 @@ class Backbone(nn.Module):
         found = {} if self.positions is None else {"learned positions": self.config.max_length}
         for name, block in zip(self.config.mechanisms, self._stack, strict=True):
             for layer in _attention_of(block):
-                limit = layer.mechanism.traits.max_length
+                limit, what = layer.mechanism.traits.max_length, name
+                if layer is not block.attention:
+                    what = f"{self.config.across(name)[0]} in cross attention"
                 if limit is not None:
-                    found[name] = limit
+                    found[what] = min(limit, found.get(what, limit))
         return found
 
     @property

@@ -34,7 +34,7 @@ def recommended(
     ('cosformer-gated', 0, 5)
     """
     check_choice("use", use, get_args(Use))
-    mechanism = mechanism or RECOMMENDED
+    mechanism = RECOMMENDED if mechanism is None else mechanism
     decays = not DECAYING.isdisjoint(part.partition("*")[0] for part in mechanism.split())
     conv = 0 if use == "lm" and decays else CONV[use]
     if both_ways and conv % 2 == 0 and conv:

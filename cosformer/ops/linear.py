@@ -244,7 +244,8 @@ def check_per_key_head(q: Tensor, k: Tensor, **given: Rates | None) -> None:
         sizes = [] if values is None else sizes_of(values)
         if sizes and sizes != [k.shape[1]]:
             raise ValueError(
-                f"{name} must be one per key head [{k.shape[1]}] in a stream, got {sizes}"
+                f"{name} must be one per key head [{k.shape[1]}], whose queries share a state, "
+                f"got {sizes}"
             )
 
 

@@ -1,5 +1,6 @@
 """A study: tables of every entry at its best rate, beside softmax, and curves of the best."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -63,32 +64,38 @@ def probe_table(rows: Sequence[Row]) -> str:
 
 def exact_table(rows: Sequence[Row]) -> str:
     """The best entry for every share of exact (softmax) layers, softmax as it is usual, and the
-    paper's cosFormer; by the protocol that most entries were tried by. Models that are larger than
-    softmax's by more than a tenth are left out."""
+    paper's cosFormer; by the protocol that most entries were tried by, with the first seed. Models
+    that are larger than softmax's by more than a tenth are left out."""
     judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
     sizes = Counter(map(_size, judged))
     judged = [row for row in judged if _size(row) == max(sizes, key=lambda size: sizes[size])]
-    best = {name: each[0] for name, each in _by_entry(judged).items()}
-    chosen: dict[Fraction, str] = {}
+    first = [row for row in judged if row.config["seed"] == judged[0].config["seed"]]
+    best = {name: each[0] for name, each in _by_entry(first).items()}
+    compared, chosen = best.get(COMPARED), dict[Fraction, str]()
+    most = math.inf if compared is None else LARGER * compared.config["parameters"]
     for name, row in best.items():  # the best first
-        if row.config["parameters"] <= LARGER * best[COMPARED].config["parameters"]:
+        if row.config["parameters"] <= most:
             chosen.setdefault(_exact_layers(row), name)
     names = [name for name in best if name in {*chosen.values(), COMPARED, PAPER}]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
     header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
-    header += [f"stream of {n:,} tokens" for n in (length, far)]
+    header += ["parameters", *(f"stream of {n:,} tokens" for n in (length, far))]
     lines = []
     for name in names:
         row = best[name]
         exact = _exact_layers(row)
-        beyond = row.value - best[COMPARED].value
+        beyond = MISSING
+        if compared is not None and row is not compared:
+            beyond = f"{row.value - compared.value:+.3f}"
         some = f"{exact.numerator} of {exact.denominator}"
         share = "none" if not exact else "all" if exact == 1 else some
-        cells = [share, name, f"{row.value:.3f}", MISSING if name == COMPARED else f"{beyond:+.3f}"]
+        size = f"{row.config['parameters'] / 1e6:.2f} M"
+        cells = [share, name, f"{row.value:.3f}", beyond, size]
         lines.append([*cells, _state(row), _state(row, far)])
-    newest = max(judged, key=lambda row: row.date)
-    told = f"{_spell(newest)}; one seed, best of the rates that were tried"
-    return f"{markdown(header, lines)}\n\n{told}. {origin(newest, newest.config['text'])}."
+    newest = max(first, key=lambda row: row.date)
+    told = f"{_spell(newest)}; one seed, the best of the rates that were tried"
+    source = origin(newest, newest.config["text"]) + other_commits(newest, first)
+    return f"{markdown(header, lines)}\n\n{told}. {source}."
 
 
 def study_figure(rows: Sequence[Row], file_format: str) -> bytes:

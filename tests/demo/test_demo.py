@@ -195,7 +195,7 @@ def test_only_a_run_of_a_demo_that_nobody_works_in_is_removed(tmp_path):
     with locked(folder), pytest.raises(ValueError, match="out must not be in use by another"):
         command.begin_anew(ours)
     write_json(folder / "config.json", plain(replace(ours, preset="small")))
-    with pytest.raises(ValueError, match=r"no runs but a demo's, got .* with another preset"):
+    with pytest.raises(ValueError, match=r"those of this demo, got .* with another preset"):
         command.begin_anew(ours)
     assert (folder / "config.json").exists()
     write_json(folder / "config.json", plain(replace(ours, seed=1, budget=Budget(7, 1))))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+README = (Path(__file__).parents[2] / "README.md").read_text()
 TOKENS = {"64K": 2**16, "1M": 2**20, "64M": 2**26}
 
 
@@ -33,3 +34,11 @@ def test_every_row_follows_from_the_model():
             _three_digits(takes, times),
             _three_digits(ring_takes, times),
         ]
+
+
+def test_its_measured_constants_are_those_of_the_readme():
+    softmax, ours = re.search(
+        r"H200.* 1 × 16 × 65,536 × 64 \| ([\d.]+) \| ([\d.]+)", README
+    ).groups()
+    linear, pairs = re.search(r"(?s)LINEAR = ([\d.]+)e-3.*SOFTMAX = ([\d.]+)e-3", PAGE).groups()
+    assert (float(linear), float(pairs)) == (float(ours), float(softmax))

@@ -79,6 +79,17 @@ endless = pytest.mark.parametrize(("name", "options"), ENDLESS)
 
 
 @endless
+@torch.no_grad()
+def test_streams_and_steps_pass_the_horizon(name, options):
+    mechanism = make(name, **options)
+    *rows, controls = tokens(mechanism, LONG)
+    whole, _ = mechanism(*rows, causal=True, controls=controls)
+    assert_close(stream(mechanism, rows, controls, (70, 1, 79))[0], whole)
+    by_step = by_steps(mechanism, rows, controls, mechanism.empty_state(*rows[1:]))
+    assert_close(by_step, whole)
+
+
+@endless
 @every_way
 @torch.no_grad()
 def test_the_horizon_may_be_passed_and_nothing_beyond_it_is_seen(name, options, causal):

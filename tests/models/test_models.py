@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cosformer.mechanisms import MECHANISMS
-from cosformer.models import create_model
+from cosformer.models import ModelConfig, create_model
 
 KINDS = ("decoder", "masked-lm", "classifier", "pairs", "encoder-decoder")
 SIDES = ("left", "right", "between")
@@ -208,3 +208,9 @@ def test_no_two_layers_draw_the_same(name):
     other = create_model(dataclasses.replace(given, options={}))
     other.load_state_dict(model.state_dict())
     assert [block.attention.mechanism.seed for block in other.backbone.blocks] == seeds
+
+
+def test_a_limit_of_cross_attention_is_named_as_such():
+    limited = {"max_length": 16, "mechanism": "cosformer-gated", "positions": "auto"}
+    decoder = create_model(ModelConfig(kind="encoder-decoder", **limited)).backbone
+    assert (decoder.limit, decoder.limited_by) == (16, "cosformer in cross attention")

@@ -86,6 +86,7 @@ def test_many_packed_sequences_of_all_lengths(causal):
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).cuda()
     inputs = list(draw(1, 2, int(ends[-1]), 64))
     gates = -torch.rand(1, 2, int(ends[-1]), device="cuda")
+    gates[:, :, 5000:5600] = -40.0  # a few sequences fade too strongly for factors of rows
 
     def call(*x, impl):
         given = {"cu_seqlens": ends, "causal": causal, "log_decay": gates.to(x[0].dtype)}

@@ -184,4 +184,6 @@ def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax()
         ["none", "none", "1.700", "+0.200"],
         ["none", "cosformer", "2.900", "+1.400"],
     ]
-    assert found[2][4:] == ["1 MiB", "2 MiB"]
+    assert found[2][4:] == ["4.81 M", "1 MiB", "2 MiB"]
+    without = cells(TABLES["exact"](rows[1:]))  # nobody has run softmax
+    assert [line[3] for line in without[2:]] == ["–"] * 3
