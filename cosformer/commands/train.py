@@ -60,7 +60,7 @@ class Options:
 
     cosformer train sst2 --start runs/mlm
 
-    cosformer train lm --set optimiser.clip=0.5 --set model.options.learned=true
+    cosformer train lm --set optimiser.clip=0.5 --set model.options.horizon=4096
     """
 
     task: str

@@ -66,6 +66,12 @@ def _draw(
     return figure_bytes(draw, (width, 4.2), file_format)
 
 
+def draw_grid(axis: Any) -> None:
+    """Light lines behind the curves."""
+    axis.grid(which="major", color="#e6e8eb", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
 def figure_bytes(draw: Callable[[Any], None], size: tuple[float, float], file_format: str) -> bytes:
     """A figure that `draw` fills, as a file; the same rows give the same one."""
     import matplotlib
@@ -90,8 +96,7 @@ def _draw_panel(axis: Any, found: Times, title: str) -> None:
         axis.loglog(lengths, values, "o-", color=colour, label=name, markersize=4, linewidth=1.8)
     axis.set_title(title, loc="left", fontsize=11)
     axis.set_xlabel("tokens")
-    axis.grid(which="major", color="#e6e8eb", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw_grid(axis)
     axis.minorticks_off()
     axis.yaxis.set_major_formatter("{x:,g}")
     ticks = sorted({length for by_length in found.values() for length in by_length})

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cosformer.records import Row
-from cosformer.report.figures import figure_bytes
+from cosformer.report.figures import draw_grid, figure_bytes
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING
 
@@ -139,7 +139,6 @@ def _draw_panel(axis: Any, rows: Sequence[Row], key: str, title: str) -> None:
                 label = f"{NAMES[name]}, {style['label']}"
                 axis.plot(*zip(*points, strict=True), color=colour, **{**style, "label": label})
     axis.set_xlabel(title)
-    axis.grid(color="#e6e8eb", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw_grid(axis)
     if key == "step":
         axis.legend(frameon=False, fontsize=8)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cosformer.records import Row, growth_exponent
-from cosformer.report.figures import figure_bytes, short
+from cosformer.report.figures import draw_grid, figure_bytes, short
 from cosformer.report.selection import Times, describe, runs_of_each, times
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
@@ -65,8 +65,7 @@ def _draw_panel(axis: Any, name: str, found: Times, growth: float | None) -> Non
     if growth is not None:
         place = {"xycoords": "axes fraction", "fontsize": 8, "color": "#555555"}
         axis.annotate(f"n^{growth:.2f}", (0.05, 0.86), **place)
-    axis.grid(which="major", color="#e6e8eb", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw_grid(axis)
     axis.minorticks_off()
     lengths = sorted({length for by_length in found.values() for length in by_length})
     ticks = lengths[:: max(1, (len(lengths) - 1) // 2)]  # the first, one between, the last

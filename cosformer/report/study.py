@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from cosformer.records import Row
-from cosformer.report.figures import OTHER_COLOURS, figure_bytes
+from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
 from cosformer.report.selection import origin, other_commits, rows_of
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING, markdown
@@ -136,8 +136,7 @@ def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> No
             points = [(step * c["batch"] * c["length"], loss) for step, loss, _ in c["curve"]]
             along = [tokens / scale[name] for tokens, _ in points]
             axis.plot(along, [loss for _, loss in points], color=colour, label=name)
-    axis.grid(color="#e6e8eb", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw_grid(axis)
 
 
 def _draw_positions(axis: Any, drawn: Sequence[Row]) -> None:
@@ -148,8 +147,7 @@ def _draw_positions(axis: Any, drawn: Sequence[Row]) -> None:
         axis.plot(along, c["by_position"], color=colour, label=_entry(row))
     axis.set_xlabel("position")
     axis.set_ylabel(f"{UNITS[drawn[0].what]}, on validation")
-    axis.grid(color="#e6e8eb", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw_grid(axis)
 
 
 def _table(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> str:

@@ -156,7 +156,6 @@ class Plan:
         and after each segment. `before` is the total of a sweep that this one adds to. The first
         `skipped` segments are left out.
         """
-        inverse, delta = common.by_row or (before, None)
         launches = self._launches.get((options, cut, skipped))
         if launches is None:
             contracted, columns, length = x.shape[3], z.shape[3], x.shape[2]
@@ -170,12 +169,10 @@ class Plan:
                 self.eps, self.scale,
             )  # fmt: skip
             grid = (self._batch * self._heads * cut.segments * blocks, 1)
-            launches = [
-                Launch(it, grid, THREADS, self.device, POINTERS, tail)
-                for each in self._variants(options)
-                for it in [kernel("sweep", each, self.device)]
-            ]
+            kernels = [kernel("sweep", each, self.device) for each in self._variants(options)]
+            launches = [Launch(it, grid, THREADS, self.device, POINTERS, tail) for it in kernels]
             self._launches[options, cut, skipped] = launches
+        inverse, delta = common.by_row or (before, None)
         for launch in launches:
             launch(
                 x, y, z, gate, out, total, inverse, delta, basis, common.decay, first, last,

@@ -209,7 +209,7 @@ INLINE double before_chunk(const double* decay, const Place& at, int begin) {
   return PACKED && begin == at.start ? decay[begin] : begin ? decay[begin - 1] : 0.;
 }
 // Whether a decay of the segment is too strong for factors of single rows. All threads ask together.
-constexpr double STRONG_END = -55.;  // exp(-55) is 2^-79; half of the weight lost at each of 64 rows is not strong
+constexpr double STRONG_END = -45.;  // 2^-65: half of the weight lost at each of 64 rows is not strong
 INLINE bool is_strong(const Params& p, const Place& at) {
   const double* decay = p.decay + at.b * p.decay_s[0] + at.h * p.decay_s[1];
   if (p.even) return !(decay[0] * CHUNK >= STRONG_END);
