@@ -34,25 +34,29 @@ def attend_again(
     """What `ordinary` returns for these; `problem_of` makes their problem.
 
     Two calls are alike if their tensors have the same shapes, strides, dtypes, device and
-    alignment, and their arguments are the same numbers and names.
+    alignment, and their arguments are the same numbers and names. Gates are such a tensor.
     """
-    kinds = tuple(map(type, arguments))  # True equals 1
-    if not KINDS.issuperset(kinds) or not eager(q, k, v) or torch.is_autocast_enabled("cuda"):
+    gates = arguments.log_decay
+    fixed = arguments if gates is None else arguments._replace(log_decay=None)
+    kinds = tuple(map(type, fixed))  # True equals 1
+    tensors = (q, k, v) if gates is None else (q, k, v, gates)
+    if not KINDS.issuperset(kinds) or not eager(*tensors) or torch.is_autocast_enabled("cuda"):
         return ordinary(q, k, v, arguments)
     device = q.device
     if torch.cuda.current_device() != device.index or torch.cuda.is_current_stream_capturing():
         return ordinary(q, k, v, arguments)
     key = (
-        ordinary, arguments, kinds, device, torch._C._cuda_getCurrentRawStream(device.index),
+        ordinary, fixed, kinds, device, torch._C._cuda_getCurrentRawStream(device.index),
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
         k.device, v.device, (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16,
+        gates is None or (gates.shape, gates.stride(), gates.dtype, gates.device),
     )  # fmt: skip
     found = _calls.get(key)
     if found is not None:
-        return run(q, k, v, found)
+        return run(q, k, v, gates, found)
     out = ordinary(q, k, v, arguments)  # which checks them
     if key not in _calls:
-        found = _one_pass(q, k, v, problem_of(q, k, arguments), arguments.impl)
+        found = _one_pass(q, k, v, problem_of(q, k, arguments), arguments)
         with _lock:
             while len(_calls) >= CALLS:
                 _calls.pop(next(iter(_calls)))
@@ -60,17 +64,20 @@ def attend_again(
     return out
 
 
-def _one_pass(q: Tensor, k: Tensor, v: Tensor, problem: Problem, impl: str) -> Prepared | None:
+def _one_pass(q: Tensor, k: Tensor, v: Tensor, problem: Problem, arguments: Any) -> Prepared | None:
     """What the kernels for Hopper are given, if one pass of theirs is the whole call."""
+    impl, by_token = arguments.impl, problem.gates is not None
+    if by_token and (problem.gates is not arguments.log_decay or problem.query_decay is not None):
+        return None  # what a call makes of its gates is more than their sums
     chosen = choose(q, k, v, problem) if impl == "auto" else impl
     unlike = problem.weight == "raised_cosine" or max(q.shape[2], k.shape[2]) > LONGEST
     if chosen != "hopper" or unlike or why_not("hopper", q, k, v, problem):
         return None
     given = given_for(q, k, v, problem, None, impl=chosen, keep_state=False)
-    learned = given.decay is not None and given.decay.requires_grad
+    decay = None if by_token else given.decay
+    learned = decay is not None and decay.requires_grad
     if given.q is not q or given.k is not k or learned:
         return None
-    kept = (given.decay, *given.constants)
-    if sum(x.nbytes for x in kept if x is not None) > MOST_KEPT:
+    if sum(x.nbytes for x in (decay, *given.constants) if x is not None) > MOST_KEPT:
         return None
-    return Prepared(given.decay, given.constants, given.options)
+    return Prepared(decay, given.constants, given.options)

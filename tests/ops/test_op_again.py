@@ -41,6 +41,26 @@ def test_it_launches_what_an_ordinary_call_launches(
     check_again(both, ordinary, monkeypatch)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("call", [attention, linear_attention])
+def test_gates_of_other_values_are_summed_anew_and_get_gradients(
+    driver, ordinary, monkeypatch, call, causal
+):
+    options = {"normaliser": "none"} if call is linear_attention else {}
+
+    def both(seed):
+        inputs = leaves(seed=seed)
+        gates = -torch.rand(1, 2, 100, generator=torch.Generator().manual_seed(seed))
+        gates.requires_grad_()
+        driver.launches.clear()
+        out = call(*inputs, causal=causal, log_decay=gates, **options)
+        found = torch.autograd.grad(out, [*inputs, gates], qkv(seed=9)[0])
+        return [stub_driver.head(x) for x in (out, *found[:3])], driver.launches[:]
+
+    check_again(both, ordinary, monkeypatch)
+    assert list(again._calls.values()) != [None]
+
+
 def others():
     """Calls that differ from `attention(*qkv(), causal=True)` in one thing each."""
     q, k, v = qkv()
@@ -53,6 +73,12 @@ def others():
     mask = torch.ones(1, 100, dtype=torch.bool)
     yield "a mask", lambda: attention(q, k, v, causal=True, key_mask=mask)
     yield "learned", lambda: attention(q, k, v, causal=True, decay=torch.tensor([0.9, 0.8]))
+    gates = -torch.rand(1, 2, 100)
+    yield "gates", lambda: attention(q, k, v, causal=True, log_decay=gates)
+    yield (
+        "gates of a class",
+        lambda: attention(q, k, v, causal=True, log_decay=gates.as_subclass(wider)),
+    )
     wider = type("Wider", (torch.Tensor,), {})
     yield "a subclass", lambda: attention(q.as_subclass(wider), k, v, causal=True)
 
