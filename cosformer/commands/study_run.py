@@ -63,6 +63,8 @@ class Work:
     device: str
     graph: bool
     """Whether steps are recorded as CUDA graphs."""
+    compile: bool
+    """Whether torch.compile makes one program of model and loss."""
     threads: int
     jobs: int
     """Runs side by side, which share the speed of the device."""
@@ -101,7 +103,8 @@ def work(todo: Work) -> None:
 def row_of(todo: Work) -> Row:
     """Run a trial to its end; judge what it has learnt, unless it is timed."""
     trial = todo.trial
-    config = trial.config(todo.out, data=todo.data, device=todo.device, graph=todo.graph)
+    how = {"device": todo.device, "graph": todo.graph, "compile": todo.compile}
+    config = trial.config(todo.out, data=todo.data, **how)
     device = resolved(todo.device)
     this = records.Run.begin(device=device, seed=trial.seed)
     task = config.task.create(device)
@@ -149,6 +152,7 @@ def _described(todo: Work) -> dict[str, Any]:
         "length": p.length,
         "dtype": "bfloat16" if p.bfloat16 else "float32",
         "graph": todo.graph,
+        "compile": todo.compile,
         "jobs": todo.jobs,
         **_data(todo),
     }

@@ -189,7 +189,9 @@ class Trial:
         """Fields of the model that differ from the protocol's."""
         return STUDIES[self.study].entries[self.entry]
 
-    def config(self, out: Path, *, data: str | None, device: str, graph: bool) -> RunConfig:
+    def config(
+        self, out: Path, *, data: str | None, device: str, graph: bool, compile: bool = False
+    ) -> RunConfig:
         """`data`: the folder of the protocol's text, or another file in its place."""
         p = self.protocol
         return RunConfig(
@@ -203,6 +205,7 @@ class Trial:
             evaluation=Evaluation(every=p.every),
             precision="bfloat16" if p.bfloat16 else "float32",
             graph=graph,
+            compile=compile,
             seed=self.seed,
             device=device,
             log_every=p.log_every,

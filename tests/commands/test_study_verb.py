@@ -210,6 +210,21 @@ def test_steps_that_cannot_be_recorded_are_taken_one_by_one(here, monkeypatch, c
     assert study.Crew(options(here), [trial]).waiting == [again]  # so does the next call
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_run_is_compiled_if_that_is_asked_for(here, monkeypatch, compiles):
+    seen = []
+    monkeypatch.setattr(study_run, "Trainer", lambda config, task: seen.append(config) or stop())
+
+    def stop():
+        raise KeyboardInterrupt
+
+    (trial, *_) = study.trials("lm", "rates", {}, only=("softmax",), scale="tiny")
+    todo = study.Crew(options(here, compile=compiles), [trial]).waiting[0]
+    with pytest.raises(KeyboardInterrupt):
+        study_run.row_of(todo)
+    assert seen[0].compile is compiles
+
+
 def test_a_run_that_diverged_is_a_row_and_is_not_run_again(here, monkeypatch):
     shorter(monkeypatch, rates=(1e30,))
     assert study.run(options(here, only=("softmax",))) == 0
