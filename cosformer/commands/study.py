@@ -95,8 +95,8 @@ class Options:
     """Whether steps on a GPU are recorded as CUDA graphs. A run whose steps cannot be is
     begun again without; its row says so."""
     compile: bool = False
-    """Whether torch.compile makes one program of model and loss: a minute more at first, then faster
-    steps. It pays for long runs."""
+    """Whether torch.compile makes one program of model and loss: a minute more at first, then
+    faster steps. It pays for long runs."""
     scale: Scale = "full"
     """Size of models and runs. 4k, 16k: sequences of 4,096 or 16,384 tokens; base: 12 layers of
     768; tiny: a toy size, on a text of yours (--data) or on probes, to try the command out in

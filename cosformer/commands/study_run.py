@@ -103,8 +103,9 @@ def work(todo: Work) -> None:
 def row_of(todo: Work) -> Row:
     """Run a trial to its end; judge what it has learnt, unless it is timed."""
     trial = todo.trial
-    how = {"device": todo.device, "graph": todo.graph, "compile": todo.compile}
-    config = trial.config(todo.out, data=todo.data, **how)
+    config = trial.config(
+        todo.out, data=todo.data, device=todo.device, graph=todo.graph, compile=todo.compile
+    )
     device = resolved(todo.device)
     this = records.Run.begin(device=device, seed=trial.seed)
     task = config.task.create(device)
