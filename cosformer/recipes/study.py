@@ -80,6 +80,13 @@ LM: dict[str, Fields] = {
     "retention-conv-gate": {"mechanism": "retention", "conv": 4, "gate": True},
     "gated-delta": {"mechanism": "gated-delta"},
     "gated-delta-conv-gate": {"mechanism": "gated-delta", "conv": 4, "gate": True},
+    "gated-delta-conv-norm-sigmoid": {"mechanism": "gated-delta", "conv": 4, **_NORM_SIGMOID},
+    "gated-delta-relu-norm-sigmoid": {
+        "mechanism": "gated-delta", "options": {"features": "relu"}, **_NORM_SIGMOID,
+    },
+    "gated-delta-relu-conv-norm-sigmoid": {
+        "mechanism": "gated-delta", "options": {"features": "relu"}, "conv": 4, **_NORM_SIGMOID,
+    },
 }  # fmt: skip
 """Entries of the study of next bytes: name -> fields of the model. Positions are each mechanism's
 own best (`positions="auto"`) unless an entry names others. hybrid-6: one softmax layer in six."""

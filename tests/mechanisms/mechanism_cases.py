@@ -14,6 +14,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cosformer": {"horizon": 64},
     "cosformer-multiscale": {"horizon": 20, "decay": 0.4, "learned": True},  # 37 tokens pass it
     "cosformer-gated": {"horizon": 20},
+    "delta": {"features": "relu"},
     "rfa": {"features": 24},
     "rfa-arccos": {"features": 24},
     "rfa-gated": {"features": 24},

@@ -102,9 +102,9 @@ def test_the_linear_family_is_that_of_fla(name, module, options, formula):
 
 def test_delta_is_the_recurrence_of_fla():
     naive = package("fla.ops.delta_rule.naive")
-    mechanism = make("delta")
+    mechanism = make("delta", features="relu")
     *rows, controls = tokens(mechanism)
-    unit_q, unit_k = (F.normalize(x, dim=-1) for x in rows[:2])
+    unit_q, unit_k = (F.normalize(x.relu(), dim=-1) for x in rows[:2])
     right = naive.delta_rule_recurrence(unit_q, unit_k, rows[2], controls["beta"].sigmoid())
     out, state = stream(mechanism, rows, controls, (LENGTH,))
     assert_close((out, state.value), right, **FLOAT32)

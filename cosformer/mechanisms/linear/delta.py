@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.check import check_positive
+from cosformer.check import check_choice, check_positive
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.linear.delta_launch import delta
@@ -14,6 +14,9 @@ from cosformer.mechanisms.linear.delta_rule import CHUNK_LENGTH, fade, strict, u
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost
 from cosformer.runtime import compute_dtype, full_precision
+
+
+FEATURES = ("identity", "relu")
 
 
 class Memory(NamedTuple):
@@ -34,13 +37,21 @@ class Delta(Mechanism):
         "q and k of norm 1, β = sigmoid(beta)"
     )
 
+    def __init__(
+        self, heads: int, width: int, *, key_heads: int | None = None, features: str = "identity"
+    ) -> None:
+        """`features`: what q and k are mapped by before they get norm 1, `identity` or `relu`. With
+        `relu`, cosFormer's own map, no two keys are opposed."""
+        super().__init__(heads, width, key_heads=key_heads)
+        self.features = check_choice("features", features, FEATURES)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         return self.advance(q, k, v, self.empty_state(k, v), request)[0]
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         """(q kᵀ ⊙ decay) u, where u solves for the identity as values."""
         dtype = compute_dtype(q.dtype)
-        queries, keys = units(q, k, dtype)
+        queries, keys = units(*self._mapped(q, k), dtype)
         beta, log_decay = self._given(request, dtype)
         _, fading = fade(log_decay)
         answers = torch.linalg.solve_triangular(
@@ -68,7 +79,9 @@ class Delta(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, Memory]:
         dtype = compute_dtype(torch.promote_types(q.dtype, state.value.dtype))
-        out, memory = delta(q, k, v, *self._given(request, dtype), state.value.to(dtype))
+        out, memory = delta(
+            *self._mapped(q, k), v, *self._given(request, dtype), state.value.to(dtype)
+        )
         return out, state._replace(value=memory)
 
     def step(
@@ -78,7 +91,7 @@ class Delta(Mechanism):
         dtype = compute_dtype(torch.promote_types(q.dtype, state.value.dtype))
         with full_precision(q):
             beta, log_decay = self._given(Request(True, None, 0, controls), dtype)
-            queries, keys = units(q, k, dtype)  # [B, H, 1, D], [B, H_kv, 1, D]
+            queries, keys = units(*self._mapped(q, k), dtype)  # [B, H, 1, D], [B, H_kv, 1, D]
             memory = state.value.to(dtype).mul_(log_decay[..., None].exp())
             missing = beta[..., None] * (v.to(dtype) - keys @ memory)  # [B, H_kv, 1, V]
             memory += keys.mT @ missing
@@ -99,6 +112,9 @@ class Delta(Mechanism):
         beta = request.controls["beta"]
         return torch.zeros_like(beta, dtype=compute_dtype(beta.dtype))
 
+    def _mapped(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return (q.relu(), k.relu()) if self.features == "relu" else (q, k)
+
     def _given(self, request: Request, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """β and g of every token."""
         return request.controls["beta"].to(dtype).sigmoid(), self.log_decay(request).to(dtype)
@@ -115,10 +131,16 @@ class GatedDelta(Delta):
     )
 
     def __init__(
-        self, heads: int, width: int, *, key_heads: int | None = None, temperature: float = 16.0
+        self,
+        heads: int,
+        width: int,
+        *,
+        key_heads: int | None = None,
+        features: str = "identity",
+        temperature: float = 16.0,
     ) -> None:
-        """`temperature` τ: the larger, the longer the memory."""
-        super().__init__(heads, width, key_heads=key_heads)
+        """`features`: as in `delta`. `temperature` τ: the larger, the longer the memory."""
+        super().__init__(heads, width, key_heads=key_heads, features=features)
         self.temperature = check_positive("temperature", temperature)
 
     def log_decay(self, request: Request) -> Tensor:
