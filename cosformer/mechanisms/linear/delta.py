@@ -15,7 +15,6 @@ from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost
 from cosformer.runtime import compute_dtype, full_precision
 
-
 FEATURES = ("identity", "relu")
 
 
