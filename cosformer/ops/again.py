@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cosformer.memo import KINDS
-from cosformer.ops.autograd import Prepared, given_for, run
+from cosformer.ops.autograd import Repeated, given_for
 from cosformer.ops.dispatch import choose, why_not
 from cosformer.ops.problem import LONGEST, Problem
 from cosformer.runtime import eager
@@ -19,7 +19,7 @@ from cosformer.runtime import eager
 CALLS = 256
 MOST_KEPT = 1 << 21  # bytes of ψ and L for one call: what has longer ones takes longer than Python
 
-_calls: dict[Any, Prepared | None] = {}  # None for calls that are made up of more than one pass
+_calls: dict[Any, Repeated | None] = {}  # None for calls that are made up of more than one pass
 _lock = threading.Lock()
 
 
@@ -53,7 +53,7 @@ def attend_again(
     )  # fmt: skip
     found = _calls.get(key)
     if found is not None:
-        return run(q, k, v, gates, found)
+        return found(q, k, v, gates)
     out = ordinary(q, k, v, arguments)  # which checks them
     if key not in _calls:
         found = _one_pass(q, k, v, problem_of(q, k, arguments), arguments)
@@ -64,8 +64,8 @@ def attend_again(
     return out
 
 
-def _one_pass(q: Tensor, k: Tensor, v: Tensor, problem: Problem, arguments: Any) -> Prepared | None:
-    """What the kernels for Hopper are given, if one pass of theirs is the whole call."""
+def _one_pass(q: Tensor, k: Tensor, v: Tensor, problem: Problem, arguments: Any) -> Repeated | None:
+    """The call by the kernels for Hopper, if one pass of theirs is the whole call."""
     impl, by_token = arguments.impl, problem.gates is not None
     if by_token and (problem.gates is not arguments.log_decay or problem.query_decay is not None):
         return None  # what a call makes of its gates is more than their sums
@@ -80,4 +80,4 @@ def _one_pass(q: Tensor, k: Tensor, v: Tensor, problem: Problem, arguments: Any)
         return None
     if sum(x.nbytes for x in (decay, *given.constants) if x is not None) > MOST_KEPT:
         return None
-    return Prepared(decay, given.constants, given.options)
+    return Repeated(decay, given.constants, given.options)

@@ -7,10 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import stub_driver
 import torch
-from stub_driver import FAMILY, attention, both_passes, check_again, leaves, linear_attention, qkv
+from stub_driver import (
+    FAMILY,
+    attention,
+    both_passes,
+    check_again,
+    cosine,
+    leaves,
+    linear_attention,
+    qkv,
+)
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cosformer.ops import again
+import cosformer
+from cosformer.ops import again, chunked
+from cosformer.ops.autograd import given_for, kernels
+from cosformer.ops.autograd.repeated import Repeated
 
 COSINE = {
     "causal": {"causal": True},
@@ -128,22 +141,44 @@ def test_tables_that_would_fill_the_memory_are_not_kept(driver, monkeypatch):
     assert list(again._calls.values()) == [None]
 
 
-def test_second_derivatives_are_those_of_an_ordinary_call(driver, monkeypatch):
-    inputs = leaves(20)
-    exact = attention(*(x.double() for x in qkv(20)), causal=True, impl="chunked")
-    driver.answers = {
-        ("sweep", 4): bytes(exact.bfloat16().view(torch.uint8).flatten().tolist()),
-        ("sweep", 5): bytes(torch.ones(2 * 20).view(torch.uint8).tolist()),
-    }
+class NoTapes(dict):
+    """Every pass was tried, and none could be repeated."""
 
-    def call():
-        out = attention(*inputs, causal=True)
-        first = torch.autograd.grad(out.float().square().sum(), inputs, create_graph=True)
-        return torch.autograd.grad(sum(x.float().square().sum() for x in first), inputs)
+    def __contains__(self, key):
+        return True
 
-    expected = stub_driver.each_time(monkeypatch, call)
-    call()
-    assert all(map(torch.equal, call(), expected))
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_second_derivatives_are_those_of_an_ordinary_call(monkeypatch, gated):
+    monkeypatch.setattr(kernels, "forward", chunked.forward)
+    monkeypatch.setattr(kernels, "backward", chunked.backward)
+    q, k, v = (x.double().requires_grad_() for x in qkv(20))
+    gates = (-torch.rand(1, 2, 20, dtype=torch.float64)).requires_grad_() if gated else None
+    leaves = [q, k, v, *([gates] if gated else [])]
+    options = cosine.Arguments(
+        **stub_driver.COSINE | {"causal": True, "log_decay": gates, "impl": "chunked"}
+    )
+    problem = cosine._problem(q, k, options)
+    given = given_for(q, k, v, problem, None, impl="chunked", keep_state=False)
+    repeated = Repeated(None, given.constants, given.options)
+    repeated._tapes = NoTapes()
+
+    def derivatives(out):
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return *first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+
+    ordinary = cosformer.attention(q, k, v, causal=True, log_decay=gates, impl="chunked")
+    assert_close(derivatives(repeated(q, k, v, gates)), derivatives(ordinary))
+
+
+def test_a_pass_with_work_of_torch_in_it_is_not_taken_for_a_tape(driver):
+    q, k, v = leaves()
+    grouped = [x[:, :1].detach().requires_grad_() for x in (k, v)]
+    for _ in range(3):
+        out = attention(q, *grouped, causal=True)
+        torch.autograd.grad(out, [q, *grouped], qkv(seed=9)[0])
+    (call,) = again._calls.values()
+    assert [name for name, tape in call._tapes.items() if tape is not None] == ["forward"]
 
 
 def test_threads_share_what_is_remembered(driver):

@@ -1,3 +1,4 @@
 """The one differentiable function around all implementations in linear time."""
 
-from cosformer.ops.autograd.function import Prepared, attend, given_for, run
+from cosformer.ops.autograd.function import attend, given_for
+from cosformer.ops.autograd.repeated import Repeated

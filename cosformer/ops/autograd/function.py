@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from cosformer.ops import chunked
 from cosformer.ops.problem import (
@@ -83,34 +83,6 @@ def given_for(
         problem.bounds,
     )
     return Given(q, k, v, decay, state, constants, options)
-
-
-class Prepared(NamedTuple):
-    """What a pass is given beside q, k and v."""
-
-    decay: Tensor | None
-    constants: Constants
-    options: Options
-
-
-def run(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, by: Prepared) -> Tensor:
-    """The output for plain tensors that nothing traces. `gates`: of each token, if there are."""
-    decay, constants, options = by
-    if gates is not None:
-        from cosformer.ops.autograd.gates import summed_gates
-
-        decay = summed_gates(gates, q.dtype)
-    given = Given(q, k, v, decay, None, constants, options)
-    learns = torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (decay is not None and decay.requires_grad)
-    )
-    if learns or forward_ad._current_level >= 0:
-        out: Tensor = super(Function, _Attention).apply(*given)[0]
-        return out
-    return implementation(options.impl).forward(given).out
 
 
 def _results(given: Given) -> Results:

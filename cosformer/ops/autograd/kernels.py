@@ -67,7 +67,7 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
         swept = Swept(*kernels_backward(*_flat(spread), *about))
     grad_decay = None
     if asked.decay:
-        grad_decay = _decay_gradient(spread, results, end, swept, groups)
+        grad_decay = gradient_of_decay(spread, results, end, swept, groups)
     back = None
     if asked.state and state is not None and swept.state is not None:
         back = summed_over_groups(swept.state, groups).to(state.dtype)
@@ -80,9 +80,10 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
     )
 
 
-def _decay_gradient(
+def gradient_of_decay(
     given: Given, results: Results, end: Tensor | None, swept: Swept, groups: int
 ) -> Tensor:
+    """dL, of what the sweeps made. `end`: the gradient of the last state."""
     by_query, by_key, decay = swept.by_query, swept.by_key, given.decay
     assert by_query is not None
     assert by_key is not None

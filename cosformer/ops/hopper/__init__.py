@@ -10,3 +10,4 @@ from cosformer.ops.hopper.passes import (
     why_not,
     why_not_given,
 )
+from cosformer.ops.hopper.tape import Tape, on_tape

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,8 +72,13 @@ class Launch:
             with torch.cuda.device(self._device):
                 self(*tensors)
             return
-        pointers = [0 if x is None else x.data_ptr() for x in tensors]
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        pointers = tuple(0 if x is None else x.data_ptr() for x in tensors)
+        if (noted := getattr(_noting, "launches", None)) is not None:
+            noted.append((self, pointers))
+        self.start(torch._C._cuda_getCurrentRawStream(self._device), pointers)
+
+    def start(self, stream: int, pointers: tuple[int, ...]) -> None:
+        """Launch with these addresses, on the current device."""
         with self._lock:  # the driver copies the arguments before it returns
             self._pointers.pack_into(self._memory, 0, *pointers)
             for again in (False, True):
@@ -80,6 +86,20 @@ class Launch:
                 if not code:
                     return
                 mend_launch(code, self._device, again)
+
+
+_noting = threading.local()
+
+
+@contextlib.contextmanager
+def noting_launches() -> Iterator[list[tuple[Launch, tuple[int, ...]]]]:
+    """The launches of this thread inside the context, each with its addresses."""
+    noted: list[tuple[Launch, tuple[int, ...]]] = []
+    _noting.launches = noted
+    try:
+        yield noted
+    finally:
+        _noting.launches = None
 
 
 def mend_launch(code: int, device: int, again: bool) -> None:

@@ -1,0 +1,143 @@
+"""A call like earlier ones: what was decided for them serves again, forward and backward."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from cosformer.ops.autograd.function import attend
+from cosformer.ops.problem import (
+    Asked,
+    Constants,
+    Given,
+    Gradients,
+    Grads,
+    Options,
+    Results,
+    Swept,
+)
+from cosformer.runtime import recorded
+
+if TYPE_CHECKING:
+    from cosformer.ops.hopper import Tape
+
+
+class Repeated:
+    """Passes by Hopper's kernels, on plain tensors that nothing traces.
+
+    All tensors that it is called with must have the shapes, strides, dtypes, device and alignment
+    of the first ones. Its passes are noted as tapes when they are first taken.
+    """
+
+    def __init__(self, decay: Tensor | None, constants: Constants, options: Options) -> None:
+        """`decay`: L, if it is the same for all calls."""
+        self._decay, self._constants, self._options = decay, constants, options
+        self._tapes: dict[Any, Tape | None] = {}
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> Tensor:
+        """The output. `gates`: log γ of each token, where every token has its own."""
+        sums = None
+        if gates is not None:
+            from cosformer.ops.autograd.gates import summed_gates
+
+            sums = summed_gates(gates, q.dtype)
+        if forward_ad._current_level >= 0:
+            return attend(self.given(q, k, v, sums))[0]
+        learns = torch.is_grad_enabled() and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (sums is not None and sums.requires_grad)
+        )
+        if not learns:
+            return self.forward(q, k, v, sums).out
+        # past the binding of arguments and functorch: 40 µs
+        out: Tensor = super(Function, _Repeated).apply(q, k, v, sums, self)
+        return out
+
+    def given(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None) -> Given:
+        """The whole problem. `sums`: L, where it differs from call to call."""
+        decay = self._decay if sums is None else sums
+        return Given(q, k, v, decay, None, self._constants, self._options)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None) -> Results:
+        rows = [q, k, v] if sums is None else [q, k, v, sums]
+        if (tape := self._tapes.get("forward")) is not None:
+            return Results(*tape(rows))  # type: ignore[arg-type]
+        from cosformer.ops import hopper
+        from cosformer.ops.autograd import kernels
+
+        given = self.given(q, k, v, sums)
+        if "forward" in self._tapes:
+            return kernels.forward(given)
+        found, self._tapes["forward"] = hopper.on_tape(
+            lambda: hopper.forward(given), rows, self._fixed
+        )
+        return Results(*found)  # type: ignore[arg-type]
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None, results: Results,
+        grad: Tensor, asked: Asked,
+    ) -> Gradients:  # fmt: skip
+        rows = [q, k, v, grad, results.out, results.total]
+        rows += [x for x in (sums, results.kept) if x is not None]
+        key = (asked, grad.stride(), grad.data_ptr() % 16)
+        if (tape := self._tapes.get(key)) is not None:
+            swept = Swept(*tape(rows))
+            if not asked.decay:
+                return Gradients(swept.q, swept.k, swept.v)
+        from cosformer.ops import hopper
+        from cosformer.ops.autograd import kernels
+
+        given = self.given(q, k, v, sums)
+        if tape is None:
+            grads = Grads(grad, None, None)
+            if key in self._tapes or q.shape[1] != k.shape[1]:  # groups are summed by torch
+                return kernels.backward(given, results, grads, asked)
+            found, self._tapes[key] = hopper.on_tape(
+                lambda: hopper.backward(given, results, grads, asked), rows, self._fixed
+            )
+            swept = Swept(*found)
+        of_decay = None
+        if asked.decay:
+            of_decay = kernels.gradient_of_decay(given, results, None, swept, groups=1)
+        return Gradients(swept.q, swept.k, swept.v, of_decay)
+
+    @property
+    def _fixed(self) -> list[Tensor | None]:
+        return [self._decay, *self._constants]
+
+
+class _Repeated(Function):
+    """(q, k, v, L, the call) -> out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None, by: Repeated
+    ) -> Tensor:
+        out, total, _, kept = by.forward(q, k, v, sums)
+        ctx.by = by
+        ctx.save_for_backward(q, k, v, sums, out, total, kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sums, out, total, kept = ctx.saved_tensors
+        asked = Asked(*ctx.needs_input_grad[:4])
+        if recorded():
+            return *_differentiable(ctx.by.given(q, k, v, sums), grad, asked), None
+        results = Results(out, total, None, kept)
+        found = ctx.by.backward(q, k, v, sums, results, grad, asked)
+        return found.q, found.k, found.v, found.decay, None
+
+
+def _differentiable(given: Given, grad: Tensor, asked: Asked) -> tuple[Tensor | None, ...]:
+    """Gradients that have gradients: those of an ordinary call."""
+    names = [name for name in ("q", "k", "v", "decay") if getattr(asked, name)]
+    with torch.enable_grad():
+        out, _ = attend(given)
+        leaves = [getattr(given, name) for name in names]
+        found = torch.autograd.grad(out, leaves, grad, create_graph=True)
+    gradients = Gradients(**dict(zip(names, found, strict=True)))
+    return gradients.q, gradients.k, gradients.v, gradients.decay
