@@ -15,7 +15,7 @@ from cosformer import (
     linear_attention,
     linear_attention_with_state,
 )
-from cosformer.ops import hopper
+from cosformer.ops import again, hopper
 
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned")]
 FEW = 0.1  # of a rounding: enough where hundreds of tokens leave nothing to luck
@@ -253,3 +253,42 @@ def test_inductor_compiles_without_a_break():
     compiled = torch.compile(lambda *x: attention(*x, causal=True), fullgraph=True)
     for a, b in zip(results(attend, inputs), results(compiled, inputs), strict=True):
         torch.testing.assert_close(b, a, rtol=2e-2, atol=2e-2)
+
+
+REPEATED = {
+    "causal": {"causal": True},
+    "both ways": {},
+    "a decay": {"causal": True, "decay": (0.9, 0.99, 0.5, 0.3)},
+    "a decay, both ways": {"decay": 0.9},
+    "gates": {"causal": True, "gated": True},
+    "gates, both ways": {"gated": True},
+    "grouped": {"causal": True, "key_heads": 2},
+}
+
+
+@pytest.mark.parametrize("length", [100, 3000])  # of which the second is cut
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_call_from_a_tape_gives_the_bits_of_an_ordinary_one(monkeypatch, name, length):
+    options = dict(REPEATED[name])
+    gated, key_heads = options.pop("gated", False), options.pop("key_heads", 4)
+
+    def both(seed):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        given = {"device": "cuda", "generator": generator}
+        shapes = [(2, heads, length, 64) for heads in (4, key_heads, key_heads, 4)]
+        *inputs, grad = (torch.randn(shape, **given).bfloat16() for shape in shapes)
+        leaves = [x.requires_grad_() for x in inputs]
+        if gated:
+            options["log_decay"] = (-torch.rand(2, 4, length, **given)).requires_grad_()
+            leaves.append(options["log_decay"])
+        out = attention(*inputs, **options)
+        return [out, *torch.autograd.grad(out, leaves, grad)]
+
+    monkeypatch.setattr(again, "_calls", {})
+    found = [both(seed) for seed in range(4)]
+    (call,) = again._calls.values()
+    assert call._tapes["forward"] is not None
+    assert (len([x for x in call._tapes.values() if x]) == 2) == (name != "grouped")
+    for seed in range(4):
+        again._calls.clear()
+        assert all(map(torch.equal, found[seed], both(seed)))
