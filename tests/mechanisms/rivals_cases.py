@@ -3,6 +3,7 @@
 import torch
 from mechanism_cases import draw, make, results, tokens
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 RIVALS = {
@@ -50,7 +51,11 @@ def check_rival(name, causal, length, dtype, *, masked=False, key_heads=4, sharp
         assert (found[0] - right[0]).norm() <= 100 * rounding * right[0].norm()
         assert all(x.isfinite().all() for x in found)
         return
-    usual = plain_results(mechanism, [x.to(device) for x in inputs], **options)
+    if name == "synthesizer-dense":  # a unit of 16 bits is on where one of 64 bits may be off
+        with sdpa_kernel(SDPBackend.MATH):
+            usual = results(mechanism, [x.to(device) for x in inputs], **options)
+    else:
+        usual = plain_results(mechanism, [x.to(device) for x in inputs], **options)
     for ours, exact, plain in zip(found, right, usual, strict=True):
         allowed = max(12 * rounding * exact.norm(), 2 * (plain.cpu().double() - exact).norm())
         assert (ours - exact).norm() <= allowed

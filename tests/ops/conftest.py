@@ -3,6 +3,7 @@
 import pytest
 import stub_driver
 
+from cosformer.ops import again
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.problem import PROBLEMS
 
@@ -16,6 +17,7 @@ def segments(request, monkeypatch):
 
     monkeypatch.setattr(hopper_plan, "choose_segments", choose)
     monkeypatch.setattr(hopper_plan, "_plans", {})
+    monkeypatch.setattr(again, "_calls", {})  # whose tapes are of other cuts
     return request.param
 
 
