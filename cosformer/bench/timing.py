@@ -134,8 +134,8 @@ def threads(count: int) -> Iterator[None]:
 
 def _calls_per_sample(call: Call, device: str) -> int:
     seconds = _sample(call, 1, device)
-    if seconds < 1:  # the first call pays for start-up; a long one hides it
-        seconds = _sample(call, 1, device)
+    if seconds < 1:  # the first calls pay for start-up; a long one hides it
+        seconds = min(_sample(call, 1, device) for _ in range(WARM_UP))
     return max(1, math.ceil(SHORTEST_SAMPLE / seconds))
 
 

@@ -64,37 +64,43 @@ def probe_table(rows: Sequence[Row]) -> str:
 
 def exact_table(rows: Sequence[Row]) -> str:
     """The best entry for every share of exact (softmax) layers, softmax as it is usual, and the
-    paper's cosFormer; by the protocol that most entries were tried by, with the first seed. Models
-    that are larger than softmax's by more than a tenth are left out."""
+    paper's cosFormer; by the protocol that most entries were tried by. Models that are larger than
+    softmax's by more than a tenth are left out."""
     judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
     sizes = Counter(map(_size, judged))
     judged = [row for row in judged if _size(row) == max(sizes, key=lambda size: sizes[size])]
-    first = [row for row in judged if row.config["seed"] == judged[0].config["seed"]]
-    best = {name: each[0] for name, each in _by_entry(first).items()}
+    best = _by_entry(judged)
     compared, chosen = best.get(COMPARED), dict[Fraction, str]()
-    most = math.inf if compared is None else LARGER * compared.config["parameters"]
-    for name, row in best.items():  # the best first
-        if row.config["parameters"] <= most:
-            chosen.setdefault(_exact_layers(row), name)
+    most = math.inf if compared is None else LARGER * compared[0].config["parameters"]
+    for name in sorted(best, key=lambda name: _loss(best[name][0])):  # by the seed that all have
+        if best[name][0].config["parameters"] <= most:
+            chosen.setdefault(_exact_layers(best[name][0]), name)
     names = [name for name in best if name in {*chosen.values(), COMPARED, PAPER}]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
     header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
-    header += ["parameters", *(f"stream of {n:,} tokens" for n in (length, far))]
+    header += [f"at {FAR[-1]} × the length", "parameters"]
+    header += [f"stream of {n:,} tokens" for n in (length, far)]
     lines = []
     for name in names:
-        row = best[name]
+        (row, *_), values = best[name], [row.value for row in best[name]]
         exact = _exact_layers(row)
         beyond = MISSING
-        if compared is not None and row is not compared:
-            beyond = f"{row.value - compared.value:+.3f}"
+        if compared is not None and name != COMPARED:
+            usual = statistics.fmean(row.value for row in compared)
+            beyond = f"{statistics.fmean(values) - usual:+.3f}"
         some = f"{exact.numerator} of {exact.denominator}"
         share = "none" if not exact else "all" if exact == 1 else some
         size = f"{row.config['parameters'] / 1e6:.2f} M"
-        cells = [share, name, f"{row.value:.3f}", beyond, size]
+        cells = [share, name, _spread(values, 3), beyond, _at_far(best[name], FAR[-1]), size]
         lines.append([*cells, _state(row), _state(row, far)])
-    newest = max(first, key=lambda row: row.date)
-    told = f"{_spell(newest)}; one seed, the best of the rates that were tried"
-    source = origin(newest, newest.config["text"]) + other_commits(newest, first)
+    shown = [row for name in names for row in best[name]]
+    newest = max(shown, key=lambda row: row.date)
+    told = (
+        f"{_spell(newest)}, at the best of the rates that were tried: mean ± deviation (seeds). "
+        f"At {FAR[-1]} × the length: of bytes that stand {FAR[-1] - 1} to {FAR[-1]} times as far "
+        "from the start as a model has seen in training"
+    )
+    source = origin(newest, newest.config["text"]) + other_commits(newest, shown)
     return f"{markdown(header, lines)}\n\n{told}. {source}."
 
 
@@ -181,12 +187,17 @@ def _far_table(judged: Sequence[Row]) -> str:
     """The loss by position beyond the length of training; empty where no row has it."""
     length, lines = judged[0].config["length"], []
     for name, rows in _by_entry(judged).items():
-        if far := [row.config["far"] for row in rows if row.config.get("far")]:
-            bins = ([each[n - 1] for each in far if each[n - 1] is not None] for n in FAR)
-            cells = (f"{statistics.fmean(found):.3f}" if found else MISSING for found in bins)
-            lines.append([name, *cells])
+        if any(row.config.get("far") for row in rows):
+            lines.append([name, *(_at_far(rows, n) for n in FAR)])
     header = ["entry", *(f"{n * length:,}" for n in FAR)]
     return markdown(header, lines) if lines else ""
+
+
+def _at_far(rows: Sequence[Row], times: int) -> str:
+    """The loss up to so many lengths of training, the mean of the rows that have it."""
+    found = [row.config["far"][times - 1] for row in rows if row.config.get("far")]
+    values = [value for value in found if value is not None]
+    return f"{statistics.fmean(values):.3f}" if values else MISSING
 
 
 def _answers(judged: Sequence[Row]) -> str:

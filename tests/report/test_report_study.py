@@ -170,7 +170,8 @@ def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax()
     held = {"stream_bytes": {"1024": {"a": 2**20}, "65536": {"a": 2**21}}}
     rows = [
         judged("softmax", 3e-3, 1.5, mechanism="softmax", **held),
-        judged("good", 3e-3, 1.4, mechanism="linear*5 softmax", **held),
+        judged("good", 3e-3, 1.4, mechanism="linear*5 softmax", far=[1.4] * 7 + [1.5], **held),
+        judged("good", 3e-3, 1.5, mechanism="linear*5 softmax", seed=1, **held),
         judged("worse", 3e-3, 1.6, mechanism="linear*2 softmax linear*3", **held),
         judged("none", 3e-3, 1.7, mechanism="linear", **held),
         judged("large", 3e-3, 1.3, mechanism="linear", parameters=10**8, **held),
@@ -179,11 +180,12 @@ def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax()
     ]
     found = cells(TABLES["exact"](rows))
     assert [line[:4] for line in found[2:]] == [
-        ["1 of 6", "good", "1.400", "-0.100"],
+        ["1 of 6", "good", "1.450 ± 0.071 (2)", "-0.050"],
         ["all", "softmax", "1.500", "–"],
         ["none", "none", "1.700", "+0.200"],
         ["none", "cosformer", "2.900", "+1.400"],
     ]
-    assert found[2][4:] == ["4.81 M", "1 MiB", "2 MiB"]
+    assert found[2][4:] == ["1.500", "4.81 M", "1 MiB", "2 MiB"]
+    assert found[3][4] == "–"
     without = cells(TABLES["exact"](rows[1:]))  # nobody has run softmax
     assert [line[3] for line in without[2:]] == ["–"] * 3
