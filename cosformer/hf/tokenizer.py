@@ -14,11 +14,19 @@ WORD = (
 )
 """Stretches that merging does not cross, as `cosformer.tasks` cuts them, in Unicode's classes."""
 
+SPECIALS = {
+    "pad": "pad_token",
+    "mask": "mask_token",
+    "separator": "sep_token",
+    "start": "bos_token",
+}
+"""Special tokens of every task, in the order of their numbers -> what Transformers calls them."""
+
 
 def create_tokenizer(vocabulary: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """The tokenizer that gives a text the tokens of a run's vocabulary, of bytes or merged pairs.
 
-    Every text has tokens. The zero byte is the padding token, which an attention mask hides.
+    Every text has tokens. The special tokens of `cosformer.tasks` follow those of the vocabulary.
 
     Args:
         vocabulary: what `plain()` of a vocabulary says, as a run keeps it in `vocabulary.json`:
@@ -44,9 +52,11 @@ def create_tokenizer(vocabulary: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         [pre_tokenizers.Split(Regex(WORD), "isolated"), as_letters]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    specials = {theirs: f"<{ours}>" for ours, theirs in SPECIALS.items()}
+    tokenizer.add_special_tokens(list(specials.values()))  # in the order of their numbers
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=names[0],
+        **specials,
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
