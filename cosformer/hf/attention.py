@@ -246,11 +246,15 @@ def _rotates(config: Any) -> bool:
     return is_named or any(getattr(config, field, None) for field in fields)
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # a graph warns while it is made
 def _warn_of_rotation(name: str, model_type: str) -> None:
-    warnings.warn(
+    _warn_once(
         f"attn_implementation={name!r} takes queries and keys of {model_type} after they were "
         "rotated by their positions: relu of them depends on where a text begins, not on distances "
-        "alone. Models without rotary positions have no such effect.",
-        stacklevel=4,
+        "alone. Models without rotary positions have no such effect."
     )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)

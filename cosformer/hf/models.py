@@ -50,6 +50,18 @@ class CosformerPreTrainedModel(PreTrainedModel):
         meta = torch.device("meta")
         return [each for each in contexts if not (isinstance(each, torch.device) and each == meta)]
 
+    def _move_missing_keys_from_meta_to_device(
+        self, missing_keys: set[str], *args: Any, **kwargs: Any
+    ) -> None:
+        """What a checkpoint lacks, such as a new head, keeps the numbers that it was made with."""
+        names = set(missing_keys) - self.all_tied_weights_keys.keys()
+        names |= {name for name, _ in self.named_non_persistent_buffers()}
+        made = {name: self.get_parameter_or_buffer(name).detach().clone() for name in names}
+        super()._move_missing_keys_from_meta_to_device(missing_keys, *args, **kwargs)
+        with torch.no_grad():
+            for name, x in made.items():
+                self.get_parameter_or_buffer(name).copy_(x)
+
     def get_input_embeddings(self) -> nn.Embedding:
         return self._backbone.embedding
 
