@@ -29,7 +29,8 @@ def to_transformers(model: Model) -> CosformerPreTrainedModel:
         model: a `LanguageModel`, a `MaskedLanguageModel` or a `Classifier`.
 
     >>> from cosformer.models import LanguageModel, ModelConfig
-    >>> to_transformers(LanguageModel(ModelConfig())).save_pretrained("my-model")
+    >>> type(to_transformers(LanguageModel(ModelConfig()))).__name__
+    'CosformerForCausalLM'
     """
     config = CosformerConfig.of(model.config)
     made = CLASSES[model.config.kind](config)

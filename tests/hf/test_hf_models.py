@@ -111,8 +111,8 @@ def test_a_new_head_begins_as_a_fresh_one_does(tmp_path):
     cases.native(hf.CosformerForMaskedLM).save_pretrained(tmp_path)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=200)
     first, last = loaded.score[0], loaded.score[-1]
-    assert float(first.weight.abs().max()) <= 32**-0.5
-    assert 0.018 < float(last.weight.std()) < 0.022
+    assert first.weight.abs().max().item() <= 32**-0.5
+    assert 0.018 < last.weight.std().item() < 0.022
     assert torch.equal(last.bias, torch.zeros(200))
 
 
@@ -158,8 +158,8 @@ def test_half_precision_is_near_the_whole(dtype, tmp_path):
     model.save_pretrained(tmp_path)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     assert {parameter.dtype for parameter in half.parameters()} == {dtype}
-    expected, scale = model(x).logits, float(model(x).logits.abs().max())
-    assert float((half(x).logits - expected).abs().max()) < 16 * torch.finfo(dtype).eps * scale
+    expected, scale = model(x).logits, model(x).logits.abs().max().item()
+    assert (half(x).logits - expected).abs().max().item() < 16 * torch.finfo(dtype).eps * scale
     assert half.generate(x, max_new_tokens=3).shape == (2, 15)
 
 
@@ -205,14 +205,14 @@ def test_adapters_learn_and_merge():
     x, given = cases.tokens(), {"target_modules": ["in_proj", "down"], "task_type": "CAUSAL_LM"}
     adapted = peft.get_peft_model(cases.native(), peft.LoraConfig(**given))
     optimiser = torch.optim.AdamW(adapted.parameters(), lr=0.1)
-    before = float(adapted(input_ids=x, labels=x).loss)
+    before = adapted(input_ids=x, labels=x).loss.item()
     for _ in range(3):
         adapted(input_ids=x, labels=x).loss.backward()
         optimiser.step()
         optimiser.zero_grad()
     adapted.eval()
     out = adapted(input_ids=x, labels=x)
-    assert float(out.loss) < before
+    assert out.loss.item() < before
     merged = hf.to_cosformer(adapted.merge_and_unload())
     torch.testing.assert_close(merged(x), out.logits, atol=1e-4, rtol=1e-4)
 
