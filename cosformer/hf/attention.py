@@ -150,7 +150,8 @@ def _attend(
     if causal is None:
         causal = getattr(module, "is_causal", True)
         causal = causal and getattr(getattr(module, "config", None), "is_causal", True)
-    if not causal and (q.shape[2] != k.shape[2] or getattr(module, "is_cross_attention", False)):
+    across = any(getattr(module, name, False) for name in ("is_cross_attention", "is_decoder"))
+    if not causal and (across or q.shape[2] != k.shape[2]):
         raise ValueError(
             f"attn_implementation must not be {name!r} for cross attention, of which a cache does "
             f"not know where queries stand, got {type(module).__name__} with {q.shape[2]} queries "
@@ -159,8 +160,11 @@ def _attend(
     packed = _boundaries(name, mask, given)
     key_mask = mask if mask is not None and mask.dtype == torch.bool else None
     if (stream := stream_of(k)) is not None:
-        if packed is not None:
-            raise ValueError("cu_seq_lens_q must be None with a CosformerCache, got boundaries")
+        if packed is not None or not causal:
+            raise ValueError(
+                "past_key_values must not be a CosformerCache where attention is not causal or "
+                f"sequences are packed, got is_causal={causal} and cu_seq_lens_q={packed}"
+            )
         out = stream.attend(q, k, v, key_mask, weights)
     else:
         out = ops.attention(
@@ -229,8 +233,9 @@ def _boundaries(name: str, mask: Tensor | None, given: dict[str, Any]) -> Tensor
 
 def _horizon(module: nn.Module, default: int | None) -> float:
     config = getattr(module, "config", None)
-    found = getattr(config, "cosformer_horizon", None) or default
-    found = found or getattr(config, "max_position_embeddings", None)
+    found = getattr(config, "cosformer_horizon", default)
+    if found is None:
+        found = getattr(config, "max_position_embeddings", None)
     if found is None:
         raise ValueError(
             "config.cosformer_horizon must be given where the config has no "

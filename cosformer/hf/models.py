@@ -51,7 +51,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
         return [each for each in contexts if not (isinstance(each, torch.device) and each == meta)]
 
     def _move_missing_keys_from_meta_to_device(
-        self, missing_keys: set[str], *args: Any, **kwargs: Any
+        self, missing_keys: list[str], *args: Any, **kwargs: Any
     ) -> None:
         """What a checkpoint lacks, such as a new head, keeps the numbers that it was made with."""
         names = set(missing_keys) - self.all_tied_weights_keys.keys()

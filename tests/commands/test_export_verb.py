@@ -33,6 +33,7 @@ def test_the_folder_gives_the_logits_tokens_and_texts_of_the_run(exported, train
     written = model.generate(**prompt, max_new_tokens=9, do_sample=False)
     assert written[0, 5:].tolist() == expected
     assert model.config.pad_token_id == tokenizer.pad_token_id == 256
+    assert model.generation_config.suppress_tokens == [256, 257, 258, 259]  # no text has them
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(exported, trained, shell):

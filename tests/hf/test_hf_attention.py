@@ -5,7 +5,14 @@ import warnings
 import hf_cases as cases
 import pytest
 import torch
-from transformers import BertConfig, BertModel, DataCollatorWithFlattening, MistralConfig
+from transformers import (
+    BartConfig,
+    BartModel,
+    BertConfig,
+    BertModel,
+    DataCollatorWithFlattening,
+    MistralConfig,
+)
 from transformers import MistralForCausalLM as Mistral
 
 import cosformer
@@ -187,6 +194,18 @@ def test_cross_attention_is_refused_by_its_name():
         ValueError, match=r"not be 'cosformer' for cross attention.* 12 queries and 5"
     ):
         model(cases.tokens(), encoder_hidden_states=torch.randn(2, 5, 32))
+
+
+def test_cross_attention_of_equal_lengths_is_refused_too():
+    sizes = {"d_model": 32, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "vocab_size": 100}
+    layers = {f"{side}_layers": 1 for side in ("encoder", "decoder")}
+    heads = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    model = BartModel(BartConfig(**sizes, **layers, **heads, **cases.NO_TOKENS)).eval()
+    model.set_attn_implementation("cosformer")
+    x = cases.tokens()
+    model.encoder(x)
+    with pytest.raises(ValueError, match=r"for cross attention.* BartAttention with 12 queries"):
+        model(input_ids=x, decoder_input_ids=x)
 
 
 def test_a_mask_of_pairs_is_refused():

@@ -93,14 +93,15 @@ def test_rows_are_chosen_and_repeated_in_every_tensor_but_those_of_heads():
     chosen = each_row((state, "name", 3, None), lambda x: x[[2, 0]])
     assert (chosen[1:], chosen[0].horizon is state.horizon) == (("name", 3, None), True)
     assert torch.equal(chosen[0].key_value, state.key_value[[2, 0]])
-    cache = hf.CosformerCache()
-    cases.gpt2("cosformer")(cases.tokens(3), past_key_values=cache)
+    cache, model = hf.CosformerCache(), cases.gpt2("cosformer")
+    first = model(cases.tokens(3), past_key_values=cache).logits
     before = cache.layers[1].state.key_sum
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([1, 5]))
     assert torch.equal(cache.layers[1].state.key_sum, before[[0, 2]])
     cache.reset()
     assert cache.get_seq_length() == 0
+    assert torch.equal(model(cases.tokens(3), past_key_values=cache).logits, first)
 
 
 def test_other_attention_with_this_cache_is_refused():

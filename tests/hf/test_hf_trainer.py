@@ -12,7 +12,6 @@ import cosformer.hf as hf
 SAMPLES = [{"input_ids": torch.arange(20) % 7, "labels": torch.arange(20) % 7} for _ in range(8)]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*pin_memory")
 @pytest.mark.parametrize("make", [cases.native, lambda: cases.gpt2("cosformer-multiscale")])
 def test_a_few_steps_learn_and_the_checkpoint_is_what_was_learnt(make, tmp_path):
