@@ -92,6 +92,8 @@ def attention_mask_for(
 ) -> Tensor | None:
     """The mask function beside the attention functions: what layers get as their attention_mask.
 
+    Transformers passes more than is asked here, such as the dtype of a mask that is added.
+
     Returns:
         None where all tokens are real; the key mask `[B, S]` (bool, True = real token); or, where
         sequences are packed, the number of each token's sequence `[B, T]` (int64).
@@ -102,10 +104,10 @@ def attention_mask_for(
             f"which has no window, got {local_size}"
         )
     plain = mask_function is bidirectional_mask_function or mask_function is causal_mask_function
-    if use_vmap:
+    if use_vmap or (not plain and attention_mask is not None):
         raise ValueError(
-            "or_mask_function and and_mask_function must be None with a cosformer attention, which "
-            "cannot apply a mask to single pairs of tokens"
+            "or_mask_function, and_mask_function and block_sequence_ids must be None with a "
+            "cosformer attention, which cannot apply a mask to single pairs of tokens"
         )
     if mask_function is not bidirectional_mask_function and (
         isinstance(q_offset, Tensor) or kv_offset + kv_length != q_offset + q_length
@@ -150,7 +152,7 @@ def _attend(
     if causal is None:
         causal = getattr(module, "is_causal", True)
         causal = causal and getattr(getattr(module, "config", None), "is_causal", True)
-    across = any(getattr(module, name, False) for name in ("is_cross_attention", "is_decoder"))
+    across = getattr(module, "is_cross_attention", False) or getattr(module, "is_decoder", False)
     if not causal and (across or q.shape[2] != k.shape[2]):
         raise ValueError(
             f"attn_implementation must not be {name!r} for cross attention, of which a cache does "

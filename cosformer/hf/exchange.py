@@ -32,6 +32,8 @@ def to_transformers(model: Model) -> CosformerPreTrainedModel:
     >>> type(to_transformers(LanguageModel(ModelConfig()))).__name__
     'CosformerForCausalLM'
     """
+    if not isinstance(model, Model):
+        raise TypeError(f"model must be one of cosformer.models, got {type(model).__name__}")
     config = CosformerConfig.of(model.config)
     made = CLASSES[model.config.kind](config)
     stored = {_theirs(name, model.config.kind): x for name, x in model.state_dict().items()}

@@ -79,6 +79,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
         self,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
+        past_key_values: ModelCache | None,
         inputs_embeds: Any,
         output_attentions: bool | None,
         output_hidden_states: bool | None,
@@ -98,12 +99,14 @@ class CosformerPreTrainedModel(PreTrainedModel):
                 raise ValueError(f"{name} must be False for a Cosformer model, got True")
         if attention_mask is None:
             return input_ids, None
-        if attention_mask.dim() != 2 or attention_mask.shape[1] < input_ids.shape[1]:
+        length = input_ids.shape[1]
+        before = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if attention_mask.dim() != 2 or attention_mask.shape[1] not in (length, before + length):
             raise ValueError(
-                "attention_mask must be [batch, length], 1 for real tokens, of "
-                f"{input_ids.shape[1]} tokens or more, got {list(attention_mask.shape)}"
+                f"attention_mask must be [batch, length], 1 for real tokens, of {length} tokens "
+                f"after {before} others, got {list(attention_mask.shape)}"
             )
-        return input_ids, attention_mask[:, attention_mask.shape[1] - input_ids.shape[1] :].bool()
+        return input_ids, attention_mask[:, attention_mask.shape[1] - length :].bool()
 
     def _finish(self) -> None:
         """What is made here has its first numbers already."""
@@ -142,7 +145,12 @@ class CosformerModel(CosformerPreTrainedModel):
             inputs_embeds, output_attentions, output_hidden_states: refused.
         """
         tokens, mask = self._tokens(
-            input_ids, attention_mask, inputs_embeds, output_attentions, output_hidden_states
+            input_ids,
+            attention_mask,
+            past_key_values,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
         )
         if past_key_values is None and not use_cache:
             x: Any = self.backbone(tokens, mask)
@@ -273,7 +281,7 @@ class CosformerForSequenceClassification(CosformerPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """Logits `[B, num_labels]`, and the loss of labels `[B]` by the config's problem_type."""
         tokens, mask = self._tokens(
-            input_ids, attention_mask, inputs_embeds, output_attentions, output_hidden_states
+            input_ids, attention_mask, None, inputs_embeds, output_attentions, output_hidden_states
         )
         logits = self.score(pooled(self.model.backbone, tokens, mask))
         loss = None

@@ -209,10 +209,11 @@ def test_cross_attention_of_equal_lengths_is_refused_too():
 
 
 def test_a_mask_of_pairs_is_refused():
-    x = cases.tokens()
-    given = {"batch_size": 2, "q_length": 12, "kv_length": 12, "attention_mask": torch.ones_like(x)}
-    with pytest.raises(ValueError, match="or_mask_function and and_mask_function must be None"):
-        module.attention_mask_for(**given, mask_function=lambda b, h, i, j: i >= j, use_vmap=True)
+    given = {"batch_size": 2, "q_length": 12, "kv_length": 12}
+    padding = torch.ones(2, 12, dtype=torch.bool)
+    for more in ({"use_vmap": True}, {"attention_mask": padding}):
+        with pytest.raises(ValueError, match=r"or_mask_function, .* must be None with a cosformer"):
+            module.attention_mask_for(**given, **more, mask_function=lambda b, h, i, j: i >= j)
     with pytest.raises(ValueError, match="the mask must let no token see the next one"):
         module.attention_mask_for(**given, mask_function=lambda b, h, i, j: (i >= j) | (j < 3))
 

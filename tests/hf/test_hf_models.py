@@ -225,6 +225,7 @@ def test_adapters_learn_and_merge():
         ({"output_hidden_states": True}, "output_hidden_states must be False for a Cosformer"),
         ({"inputs_embeds": torch.zeros(2, 12, 32)}, "inputs_embeds must be None, .* Tensor"),
         ({"attention_mask": torch.ones(2, 5)}, r"attention_mask must be .* 12 tokens .* \[2, 5\]"),
+        ({"attention_mask": torch.ones(2, 15)}, r"attention_mask must be .* after 0 .* \[2, 15\]"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
@@ -244,6 +245,8 @@ def test_the_config_of_another_kind_is_refused():
         TypeError, match=r"model must be one of CosformerForCausalLM, .* CosformerM"
     ):
         hf.to_cosformer(hf.CosformerModel(hf.CosformerConfig()))
+    with pytest.raises(TypeError, match=r"model must be one of cosformer\.models, got Linear"):
+        hf.to_transformers(torch.nn.Linear(2, 2))
     config = hf.CosformerConfig()
     with pytest.raises(ValueError, match=r"attn_implementation must not be given .* 'cosformer'"):
         hf.CosformerForCausalLM._from_config(config, attn_implementation="cosformer")
