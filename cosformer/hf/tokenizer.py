@@ -27,6 +27,7 @@ def create_tokenizer(vocabulary: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """The tokenizer that gives a text the tokens of a run's vocabulary, of bytes or merged pairs.
 
     Every text has tokens. The special tokens of `cosformer.tasks` follow those of the vocabulary.
+    A text that spells one, as `<mask>`, gets that token.
 
     Args:
         vocabulary: what `plain()` of a vocabulary says, as a run keeps it in `vocabulary.json`:
