@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("cosformer.commands.train", "train a model on a task; again: continue"),
     "evaluate": ("cosformer.commands.evaluate", "judge a trained model on a split"),
     "generate": ("cosformer.commands.generate", "text from a trained language model"),
+    "export": ("cosformer.commands.export", "a trained model for Hugging Face Transformers"),
     "study": ("cosformer.commands.study", "many mechanisms under one protocol, side by side"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
     "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
@@ -53,6 +54,7 @@ EXTRAS = {
     "matplotlib": "plot",
     "numpy": "tasks",
     "safetensors": "train",
+    "transformers": "hf",
     "tensorboard": "tensorboard",
 }
 """Optional package -> the extra of this package that installs it."""

@@ -167,8 +167,9 @@ def fields(options: Any) -> dict[str, Any]:
 
 def flag(name: str, field: Any, module: Any) -> str:
     kind = re.sub(r"\s*\|\s*None\b|\bNone\s*\|\s*", "", str(field.annotation))
-    kind = re.sub(r"Literal\[(.*)\]", lambda m: m[1].replace("'", "").replace('"', ""), kind)
+    kind = re.sub(r"Literal\[([^]]*)\]", lambda m: m[1].replace("'", "").replace('"', ""), kind)
     kind = re.sub(r"tuple\[(.*), \.\.\.\]", r"\1 …", kind)
+    kind = re.sub(r"tuple\[(.*), (.*)\]", r"\1 \2", kind)
     spelled = f"`--{name.replace('_', '-')}`"
     if kind == "bool":
         spelled += f", `--no-{name.replace('_', '-')}`"

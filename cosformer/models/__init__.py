@@ -1,11 +1,14 @@
 """Models around any mechanism: encoders, a language model, an encoder-decoder."""
 
+from cosformer.models.backbone import EMBEDDING_STD as EMBEDDING_STD
 from cosformer.models.backbone import Backbone as Backbone
 from cosformer.models.backbone import ModelState
 from cosformer.models.config import Kind, ModelConfig
 from cosformer.models.create import Model, create_model, parameter_count
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.encoder import Classifier, MaskedLanguageModel, PairClassifier
+from cosformer.models.encoder import class_head as class_head
+from cosformer.models.encoder import pooled as pooled
 from cosformer.models.generation import generate, generate_tokens
 from cosformer.models.presets import PARAMETERS, PRESETS
 from cosformer.models.recommended import RECOMMENDED, Use, recommended

@@ -1,0 +1,59 @@
+"""`cosformer export RUN --to hf DIR`: a trained model as a folder that other programs load."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cosformer.tasks import Vocabulary
+from cosformer.training import kept_vocabulary, load
+
+POSITIONAL = "run"
+TOKENIZED = ("bytes", "bpe")
+"""Kinds of vocabularies that become a tokenizer."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write a model and its tokenizer as Hugging Face Transformers reads them. After
+    `import cosformer.hf`, `AutoModelForCausalLM.from_pretrained(DIR)` gives the same logits.
+
+    cosformer export runs/my-run --to hf my-model
+    """
+
+    run: Path
+    """Folder of the run: of a language model, a masked one or a classifier of single sequences."""
+    to: tuple[Literal["hf"], Path]
+    """The format, and the folder to write, which must be new or empty."""
+    checkpoint: Literal["best", "last"] = "best"
+    """The weights that were best on validation, or the last ones."""
+    plugin: Path | None = None
+    """Python file that registers the run's mechanism; the one of the run's config if not given."""
+
+
+def run(options: Options) -> int:
+    import cosformer.hf as hf
+
+    _, folder = options.to
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"to must be a folder that is new or empty, got {folder}")
+    loaded = load(options.run, options.checkpoint, device="cpu", plugin=options.plugin)
+    model, vocabulary = hf.to_transformers(loaded.model), kept_vocabulary(options.run)
+    tokens = "no tokenizer: its tokens are not those of a text"
+    if vocabulary is not None:
+        _set_specials(model, vocabulary)
+        tokens = f"no tokenizer: there is none for {vocabulary.kind}"
+    model.save_pretrained(folder)
+    if vocabulary is not None and vocabulary.kind in TOKENIZED:
+        hf.create_tokenizer(vocabulary.plain()).save_pretrained(folder)
+        tokens = f"a tokenizer ({vocabulary.kind}, {vocabulary.size:,} tokens)"
+    print(f"{folder}: {type(model).__name__}, {tokens}")
+    return 0
+
+
+def _set_specials(model: Any, vocabulary: Vocabulary) -> None:
+    """Padding is the first token after those of the text, and no text has the tokens from there."""
+    model.config.pad_token_id = vocabulary.size
+    if model.can_generate():
+        model.generation_config.pad_token_id = vocabulary.size
+        others = range(vocabulary.size, model.config.vocab_size)
+        model.generation_config.suppress_tokens = list(others)

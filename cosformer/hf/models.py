@@ -1,0 +1,297 @@
+"""Native models: `cosformer.models` behind the classes of Transformers."""
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+)
+from transformers.utils.generic import can_return_tuple
+
+from cosformer.hf.adapt import adapted
+from cosformer.hf.cache import ModelCache
+from cosformer.hf.config import CosformerConfig
+from cosformer.models import EMBEDDING_STD, Backbone, Kind, class_head, pooled
+
+TIED = {"lm_head.weight": "model.backbone.embedding.weight"}
+"""The parameter that is tied -> the one that it is, where the config ties them."""
+
+
+class CosformerPreTrainedModel(PreTrainedModel):
+    """What the native models share."""
+
+    config: CosformerConfig
+    config_class = CosformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _is_stateful = True  # assisted decoding, which takes tokens back, is refused by its name
+    _no_split_modules = ["ModelBlock"]  # noqa: RUF012
+    kind: Kind | None = None
+
+    def __init__(self, config: CosformerConfig) -> None:
+        super().__init__(config)
+        if config._attn_implementation not in (None, "eager"):
+            raise ValueError(
+                "attn_implementation must not be given for a Cosformer model, whose attention is "
+                f"the config's mechanism, got {config._attn_implementation!r}"
+            )
+        config.model_config(self.kind)  # refuses the config of another kind
+
+    @classmethod
+    def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
+        """Models are made with their numbers: some mechanisms read theirs while they are made."""
+        contexts = super().get_init_context(*args, **kwargs)
+        meta = torch.device("meta")
+        return [each for each in contexts if not (isinstance(each, torch.device) and each == meta)]
+
+    def _move_missing_keys_from_meta_to_device(
+        self, missing_keys: list[str], *args: Any, **kwargs: Any
+    ) -> None:
+        """What a checkpoint lacks, such as a new head, keeps the numbers that it was made with."""
+        names = set(missing_keys) - self.all_tied_weights_keys.keys()
+        names |= {name for name, _ in self.named_non_persistent_buffers()}
+        made = {name: self.get_parameter_or_buffer(name).detach().clone() for name in names}
+        super()._move_missing_keys_from_meta_to_device(missing_keys, *args, **kwargs)
+        with torch.no_grad():
+            for name, x in made.items():
+                self.get_parameter_or_buffer(name).copy_(x)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self._backbone.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        assert isinstance(value, nn.Embedding)
+        backbone = self._backbone
+        backbone.embedding = value
+        backbone.config = dataclasses.replace(backbone.config, vocabulary=value.num_embeddings)
+
+    @property
+    def _backbone(self) -> Backbone:
+        return cast(Backbone, self.base_model.backbone)
+
+    def _tokens(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: ModelCache | None,
+        inputs_embeds: Any,
+        output_attentions: bool | None,
+        output_hidden_states: bool | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens `[B, T]` and their key mask, True = real token; what cannot be had is refused."""
+        if inputs_embeds is not None or input_ids is None:
+            raise ValueError(
+                "input_ids must be given, and inputs_embeds must be None, for a Cosformer model, "
+                f"got inputs_embeds of type {type(inputs_embeds).__name__}"
+            )
+        asked = {
+            "output_attentions": output_attentions,
+            "output_hidden_states": output_hidden_states,
+        }
+        for name, value in asked.items():
+            if value or (value is None and getattr(self.config, name)):
+                raise ValueError(f"{name} must be False for a Cosformer model, got True")
+        if attention_mask is None:
+            return input_ids, None
+        length = input_ids.shape[1]
+        before = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if attention_mask.dim() != 2 or attention_mask.shape[1] not in (length, before + length):
+            raise ValueError(
+                f"attention_mask must be [batch, length], 1 for real tokens, of {length} tokens "
+                f"after {before} others, got {list(attention_mask.shape)}"
+            )
+        return input_ids, attention_mask[:, attention_mask.shape[1] - length :].bool()
+
+    def _finish(self) -> None:
+        """What is made here has its first numbers already."""
+        for module in self.modules():
+            setattr(module, "_is_hf_initialized", True)  # noqa: B010
+        self.post_init()
+
+
+class CosformerModel(CosformerPreTrainedModel):
+    """Tokens to vectors: a `cosformer.models.Backbone`, causal or not as the config says."""
+
+    def __init__(self, config: CosformerConfig) -> None:
+        super().__init__(config)
+        self.backbone = adapted(Backbone(config.model_config(), causal=config.causal))
+        self._finish()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: ModelCache | None = None,
+        use_cache: bool | None = None,
+        inputs_embeds: None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        """Vectors `[B, T, hidden_size]`.
+
+        Args:
+            input_ids: `[B, T]`.
+            attention_mask: `[B, T]`, 1 for real tokens; with a cache it may cover the tokens
+                before too. With a cache padding stands on the left.
+            past_key_values: the cache that an earlier call returned; it goes on from there.
+            use_cache: whether to return a cache; not by default.
+            inputs_embeds, output_attentions, output_hidden_states: refused.
+        """
+        tokens, mask = self._tokens(
+            input_ids,
+            attention_mask,
+            past_key_values,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+        )
+        if past_key_values is None and not use_cache:
+            x: Any = self.backbone(tokens, mask)
+            return BaseModelOutputWithPast(last_hidden_state=x)
+        if not self.config.causal:
+            raise ValueError("use_cache must be False for a model that is not causal, got True")
+        cache = ModelCache() if past_key_values is None else past_key_values
+        if not isinstance(cache, ModelCache):
+            raise TypeError(f"past_key_values must be a ModelCache, got {type(cache).__name__}")
+        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
+            mask = None
+        x = cache.read(self.backbone, tokens, mask)
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache)
+
+
+class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
+    """Tokens to logits of the token after each: a `cosformer.models.LanguageModel`."""
+
+    kind: Kind = "decoder"
+    _tied_weights_keys = TIED
+
+    def __init__(self, config: CosformerConfig) -> None:
+        super().__init__(config)
+        self.model = CosformerModel(config)
+        self.lm_head = _token_head(config)
+        self._finish()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # a call with use_cache makes a ModelCache
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: ModelCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        inputs_embeds: None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits `[B, T, vocab_size]`, and the loss where labels are given.
+
+        Args:
+            labels: `[B, T]`, the tokens themselves; -100 is not asked for.
+            logits_to_keep: logits of the last so many tokens alone, or of these positions; 0: all.
+            others: as in `CosformerModel`.
+        """
+        found = self.model(
+            input_ids,
+            attention_mask,
+            past_key_values,
+            use_cache,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(found.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=found.past_key_values
+        )
+
+
+class CosformerForMaskedLM(CosformerPreTrainedModel):
+    """Tokens to logits of each, from both sides: a `cosformer.models.MaskedLanguageModel`."""
+
+    kind: Kind = "masked-lm"
+    _tied_weights_keys = TIED
+
+    def __init__(self, config: CosformerConfig) -> None:
+        super().__init__(config)
+        self.model = CosformerModel(config)
+        self.lm_head = _token_head(config)
+        self._finish()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        inputs_embeds: None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> MaskedLMOutput:
+        """Logits `[B, T, vocab_size]`, and the loss where labels `[B, T]` are not -100."""
+        found = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
+        logits = self.lm_head(found.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        return MaskedLMOutput(loss=loss, logits=logits)
+
+
+class CosformerForSequenceClassification(CosformerPreTrainedModel):
+    """A sequence to logits of classes: a `cosformer.models.Classifier`."""
+
+    kind: Kind = "classifier"
+
+    def __init__(self, config: CosformerConfig) -> None:
+        super().__init__(config)
+        self.model = CosformerModel(config)
+        self.score = class_head(config.model_config("classifier"), config.hidden_size)
+        self._finish()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        inputs_embeds: None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> SequenceClassifierOutput:
+        """Logits `[B, num_labels]`, and the loss of labels `[B]` by the config's problem_type."""
+        tokens, mask = self._tokens(
+            input_ids, attention_mask, None, inputs_embeds, output_attentions, output_hidden_states
+        )
+        logits = self.score(pooled(self.model.backbone, tokens, mask))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def _token_head(config: CosformerConfig) -> nn.Linear:
+    """Logits without a bias, as `cosformer.models` has them; tied weights replace its own."""
+    head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    nn.init.normal_(head.weight, std=EMBEDDING_STD)
+    return head

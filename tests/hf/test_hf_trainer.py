@@ -1,0 +1,32 @@
+"""`transformers.Trainer` trains native models, and models whose attention is ours."""
+
+import hf_cases as cases
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+from transformers import Trainer, TrainingArguments
+
+import cosformer.hf as hf
+
+SAMPLES = [{"input_ids": torch.arange(20) % 7, "labels": torch.arange(20) % 7} for _ in range(8)]
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+@pytest.mark.parametrize("make", [cases.native, lambda: cases.gpt2("cosformer-multiscale")])
+def test_a_few_steps_learn_and_the_checkpoint_is_what_was_learnt(make, tmp_path):
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=10, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        learning_rate=1e-2, report_to=[], use_cpu=True, gradient_checkpointing=True,
+        disable_tqdm=True, save_steps=10, logging_strategy="no",
+    )  # fmt: skip
+    model = make()
+    trainer = Trainer(model, arguments, train_dataset=SAMPLES, eval_dataset=SAMPLES)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    assert after < before - 0.5
+    if isinstance(model, hf.CosformerForCausalLM):
+        saved = hf.CosformerForCausalLM.from_pretrained(tmp_path / "checkpoint-10")
+        tokens = SAMPLES[0]["input_ids"][None]
+        assert torch.equal(saved(tokens).logits, model.eval()(tokens).logits)
