@@ -111,7 +111,7 @@ def run(options: Options) -> int:
     try:
         with (
             joined(config.parallel, resolved(config.device)) as processes,
-            processes.guarded(lambda: "the start"),
+            processes.guarded(lambda: "the command line"),
             processes.shown(),
         ):
             return _train(config, processes)

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from cosformer.distributed import split
+from cosformer.distributed import split, unsplit
 from cosformer.models import Backbone
 from cosformer.tasks import IGNORED, Batch
 from cosformer.training.config import Parallel
@@ -58,6 +58,9 @@ class Processes:
     def fit(self, model: nn.Module, length: int) -> None:
         """Prepare a model for its part of sequences that have so many tokens."""
 
+    def release(self, model: nn.Module) -> None:
+        """Undo `fit`."""
+
     def accumulating(
         self, called: nn.Module, *, is_last: bool
     ) -> contextlib.AbstractContextManager[None]:
@@ -77,7 +80,7 @@ class Processes:
         return tensors
 
     def agreed(self, wish: bool) -> bool:
-        """What the first process wishes; all are interrupted if a signal has come to any of them."""
+        """What the first process wishes; all are interrupted if a signal has come to any one."""
         return wish
 
     @contextlib.contextmanager
@@ -129,6 +132,8 @@ def joined(parallel: Parallel, device: str) -> Iterator[Processes]:
         torch.cuda.set_device(device)
     wait = timedelta(seconds=parallel.timeout)
     store, rank, count = next(iter(rendezvous("env://", timeout=wait)))
+    # torchrun's store may outlive a restart, with addresses of processes that are gone
+    store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     # the slower clock on GPUs: gloo, which says what is wrong, looks at every step first
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -163,6 +168,7 @@ class Together(Processes):
         place = self.mesh.get_coordinate()
         assert place is not None  # every process is in the mesh
         self._place = place
+        self._has_failed = False
         self._arrived: list[int] = []
         self._handlers: dict[int, Callable[..., Any]] = {}
         wait = timedelta(seconds=parallel.timeout)
@@ -228,6 +234,10 @@ class Together(Processes):
             lengths = [len(each) for each in torch.arange(length).tensor_split(ranks)]
             split(model, lengths=lengths, group=self.mesh.get_group("context"))
 
+    def release(self, model: nn.Module) -> None:
+        if self.sizes[2] > 1:
+            unsplit(model)
+
     def sum(self, number: Tensor) -> Tensor:
         dist.all_reduce(number)
         return number
@@ -289,7 +299,9 @@ class Together(Processes):
         except (Exception, GeneratorExit) as error:
             if _is_of_exchange(error):
                 raise Lost(self._why(where(), error)) from error
-            self._tell("cause", f"{where()}: {error or type(error).__name__}")
+            if not self._has_failed:  # else a block inside this one has told of it
+                self._has_failed = True
+                self._tell("cause", f"{where()}: {error or type(error).__name__}")
             raise
 
     def _why(self, where: str, error: BaseException) -> str:
@@ -298,14 +310,16 @@ class Together(Processes):
         self._tell("waited", where)
         patience = min(max(self._timeout / 10, 2.0), LONGEST_ASKED) if is_late else 1.0
         end, silent = time.monotonic() + patience, list[int]()
-        while self._store is not None and time.monotonic() < end:
-            if causes := self._told("cause"):
-                rank = min(causes)
-                return f"rank {rank} has failed at {self._store.get(f'cause/{rank}').decode()}"
-            silent = [rank for rank in range(self.count) if rank not in self._told("waited")]
-            if is_late and not silent:
-                break
-            time.sleep(0.05)
+        with contextlib.suppress(RuntimeError):  # whoever keeps the store may be gone as well
+            while self._store is not None and time.monotonic() < end:
+                if causes := self._told("cause"):
+                    cause = self._store.get(f"cause/{causes[0]}").decode()
+                    return f"rank {causes[0]} has failed at {cause}"
+                waited = self._told("waited")
+                silent = [rank for rank in range(self.count) if rank not in waited]
+                if is_late and not silent:
+                    break
+                time.sleep(0.05)
         if is_late and silent:
             ranks = ", ".join(map(str, silent))
             late = f"parallel.timeout={self._timeout:g} seconds"
@@ -314,7 +328,7 @@ class Together(Processes):
 
     def _tell(self, what: str, message: str) -> None:
         if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # whoever keeps it may be gone as well
+            with contextlib.suppress(RuntimeError):
                 self._store.set(f"{what}/{self.rank}", message)
 
     def _told(self, what: str) -> list[int]:

@@ -51,7 +51,8 @@ class Result:
 
     place: Place
     model: nn.Module
-    """The model after the last step; the moving average where there is one."""
+    """The model after the last step; the moving average where there is one. Of processes that share
+    its parameters each has its shard of them, as FSDP leaves it."""
 
 
 def train(config: RunConfig, report: Callable[[Event], None] | None = None) -> Result:
@@ -193,6 +194,7 @@ class Trainer:
                 yield from self._steps(learner, place, log)
             before = learner.judged
         assert before is not None
+        self._processes.release(before)
         self.result = Result(self.place, before)
 
     def _steps(self, learner: Learner, place: Place, log: Log | None) -> Iterator[Event]:
@@ -351,4 +353,5 @@ def _started(learner: Learner) -> Started:
         length=phase.task.facts.length,
         device=str(learner.device),
         notes=phase.task.notes,
+        mesh=learner.processes.sizes,
     )
