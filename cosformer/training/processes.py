@@ -168,6 +168,11 @@ class Together(Processes):
         place = self.mesh.get_coordinate()
         assert place is not None  # every process is in the mesh
         self._place = place
+        if self.sizes[1] > 1:
+            # processes with other stretches of a sequence share the same parameters as well
+            shape = (self.sizes[0], self.sizes[1] * self.sizes[2])
+            names_of_shards = ("replicated", "sharded")
+            self._shards = init_device_mesh(self._kind, shape, mesh_dim_names=names_of_shards)
         self._has_failed = False
         self._arrived: list[int] = []
         self._handlers: dict[int, Callable[..., Any]] = {}
@@ -189,22 +194,17 @@ class Together(Processes):
         return mine
 
     def sharded(self, model: nn.Module, precision: str) -> nn.Module:
-        data, shard, context = self.sizes
-        if shard == 1:
+        if self.sizes[1] == 1:
             return model
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        # processes with other stretches of a sequence have the same parameters: they share as well
-        names = ("replicated", "sharded")
-        mesh = init_device_mesh(self._kind, (data, shard * context), mesh_dim_names=names)
         policy = MixedPrecisionPolicy()
         if precision == "bfloat16":
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for backbone in [part for part in model.modules() if isinstance(part, Backbone)]:
             for block in backbone.blocks:
-                fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+                fully_shard(block, mesh=self._shards, mp_policy=policy)
+        fully_shard(model, mesh=self._shards, mp_policy=policy)
         return model
 
     def replicated(self, model: nn.Module) -> nn.Module:

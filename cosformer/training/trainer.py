@@ -31,6 +31,7 @@ from cosformer.training.folder import (
     comparable,
     is_same_run,
     locked,
+    require_visible,
     write_json,
 )
 from cosformer.training.interrupt import uninterrupted
@@ -126,6 +127,7 @@ class Trainer:
                 adopt(self.config)
                 keep(out, task)
             processes.wait()
+            require_visible(out)
             found = self._found()
             if found is not None:
                 self._require_model(found, todo[self.place.phase])
@@ -218,8 +220,6 @@ class Trainer:
                 self._moment = f"step {learner.step + 1} of {learner.phase.name}"
                 with uninterrupted():
                     progress = self._learnt(learner, fed, meter, log)
-                is_due = time.monotonic() - saved >= self.config.save_seconds
-                is_due = self._processes.agreed(is_due)
                 if progress is not None:
                     with meter.stopped():
                         yield progress
@@ -228,7 +228,7 @@ class Trainer:
                     saved = time.monotonic()
                     with meter.stopped():
                         yield evaluated
-                elif is_due:
+                elif self._processes.agreed(time.monotonic() - saved >= self.config.save_seconds):
                     place = self._save(learner, place, meter, log)
                     saved = time.monotonic()
         except (KeyboardInterrupt, GeneratorExit) as error:
