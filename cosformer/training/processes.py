@@ -25,6 +25,9 @@ from cosformer.training.interrupt import SIGNALS
 
 ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which torchrun tells a process of the others."""
+OF_TIME = ("timed out", "timeout")
+OF_OTHERS = ("gloo", "nccl", "connection", "peer")
+"""Words in messages of gloo and NCCL, whose errors have no class of their own."""
 LONGEST_ASKED = 30.0
 """Seconds for which a process asks who else has failed, at most."""
 
@@ -211,10 +214,13 @@ class Together(Processes):
         if self.sizes[1] > 1:
             return model
         is_new = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-        buffers: dict[str, Any] = {
+        options: dict[str, Any] = {
             "forward_sync_buffers" if is_new else "broadcast_buffers": False  # no step changes them
         }
-        return DistributedDataParallel(model, gradient_as_bucket_view=True, **buffers)
+        # DDP lays gradients out anew after its first step, unless it looks for unused ones: bits of
+        # their sums would depend on when a run was begun again, which they do not on a CPU
+        options["find_unused_parameters"] = self._kind == "cpu"
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
 
     @contextlib.contextmanager
     def accumulating(self, called: nn.Module, *, is_last: bool) -> Iterator[None]:
@@ -306,7 +312,7 @@ class Together(Processes):
 
     def _why(self, where: str, error: BaseException) -> str:
         """Whose error has ended an exchange, as far as processes have told."""
-        is_late = "timed out" in str(error).lower()
+        is_late = any(mark in str(error).lower() for mark in OF_TIME)
         self._tell("waited", where)
         patience = min(max(self._timeout / 10, 2.0), LONGEST_ASKED) if is_late else 1.0
         end, silent = time.monotonic() + patience, list[int]()
@@ -356,6 +362,7 @@ def laid_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 def _is_of_exchange(error: BaseException) -> bool:
     """Whether an exchange with other processes has failed, and not this process itself."""
-    marks = ("gloo", "nccl", "connection", "timed out")
-    is_theirs = isinstance(error, dist.DistError) or type(error) is RuntimeError
-    return is_theirs and any(mark in str(error).lower() for mark in marks)
+    if isinstance(error, dist.DistError):
+        return True
+    message = str(error).lower()
+    return type(error) is RuntimeError and any(mark in message for mark in (*OF_TIME, *OF_OTHERS))

@@ -145,10 +145,11 @@ class Trainer:
             self._status("running")
             try:
                 before = None if start is None else start.model
-                for event in self._phases(todo, found, before, log):
-                    if self._board is not None and processes.is_first:
-                        self._board.add(event)
-                    yield event
+                with processes.guarded(lambda: self._moment):
+                    for event in self._phases(todo, found, before, log):
+                        if self._board is not None and processes.is_first:
+                            self._board.add(event)
+                        yield event
             except Exception as error:
                 with contextlib.suppress(OSError):  # the disk may be full: the first error says so
                     self._status("failed", str(error))

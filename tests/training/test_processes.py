@@ -87,9 +87,9 @@ def train_each(configs):
     dist.destroy_process_group()
 
 
-def train_until(config, step):
-    """A run that the second process is asked to end after a step."""
-    torch.set_default_dtype(torch.float64)
+def train_until(config, step=None, dtype=torch.float64):
+    """A run that the second process is asked to end after a step, if one is given."""
+    torch.set_default_dtype(dtype)
     learn = learner.Learner.learn
 
     def signalled(self, fed):
@@ -140,6 +140,16 @@ def test_a_run_goes_on_with_other_processes(alone, tmp_path):
         assert state_of(config.out)["state"] == "interrupted"
     train(config)
     assert_close(config.out, alone)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_as_many_processes_ends_with_the_same_bits(tmp_path):
+    """Of sums of four numbers, whose order counts."""
+    whole, stopped = (replace(settings(tmp_path / name), save_seconds=1e9) for name in "ab")
+    for config, step in ((whole, None), (stopped, 3), (stopped, None)):
+        codes = many.ended(4, train_until, config, step, torch.float32, said=tmp_path / "said")
+        assert codes == [0 if step is None else 130] * 4
+    cases.assert_same_outcome(stopped.out, whole.out)
 
 
 FULL = """
@@ -229,11 +239,12 @@ def test_a_full_disk_of_one_rank_ends_all_and_all_say_why(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_step(tmp_path):
-    late = ("--set", "parallel.timeout=2")
+    late = ("--set", "parallel.timeout=5")
     codes, said = ran(tmp_path / "run", tmp_path / "said", *late, *plugin(tmp_path, HANGS))
     assert codes == [1, -signal.SIGKILL]
-    named = "rank 1 hangs at step 3 of training: no answer within parallel.timeout=2 seconds"
+    named = "rank 1 hangs at step 3 of training: no answer within parallel.timeout=5 seconds"
     assert f"cosformer: train: {named}; the checkpoint of step 2 is in" in said[0]
+    assert state_of(tmp_path / "run")["message"] == named
 
 
 def torchrun(*arguments):
