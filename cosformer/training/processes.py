@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,16 @@ from cosformer.tasks import IGNORED, Batch
 from cosformer.training.config import Parallel
 from cosformer.training.interrupt import SIGNALS
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which torchrun tells a process of the others."""
 OF_TIME = ("timed out", "timeout")
 OF_OTHERS = ("gloo", "nccl", "connection", "peer")
 """Words in messages of gloo and NCCL, whose errors have no class of their own."""
+SOON = 1.0
+"""Seconds within which a process that fails has told of it."""
 LONGEST_ASKED = 30.0
 """Seconds for which a process asks who else has failed, at most."""
 
@@ -133,17 +138,16 @@ def joined(parallel: Parallel, device: str) -> Iterator[Processes]:
     is_gpu = torch.device(device).type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
-    wait = timedelta(seconds=parallel.timeout)
-    store, rank, count = next(iter(rendezvous("env://", timeout=wait)))
+    soon = timedelta(seconds=parallel.timeout)
+    store, rank, count = next(iter(rendezvous("env://", timeout=soon)))
     # torchrun's store may outlive a restart, with addresses of processes that are gone
     store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    # the slower clock on GPUs: gloo, which says what is wrong, looks at every step first
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
         store=PrefixStore("group", store),
         rank=rank,
         world_size=count,
-        timeout=2 * wait if is_gpu else wait,
+        timeout=_waits(parallel, "cuda" if is_gpu else "cpu"),
     )
     try:
         yield Together(parallel, device, PrefixStore("failures", store))
@@ -160,28 +164,25 @@ class Together(Processes):
 
     def __init__(self, parallel: Parallel, device: str, store: Store | None) -> None:
         """`store`: where processes tell each other of failures; None: they do not."""
-        from torch.distributed.device_mesh import init_device_mesh
-
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        self.sizes = parallel.sizes(self.count)
+        self.sizes = data, shard, context = parallel.sizes(self.count)
         self._timeout, self._store = parallel.timeout, store
         self._kind = torch.device(device).type
-        names = ("data", "shard", "context")
-        self.mesh = init_device_mesh(self._kind, self.sizes, mesh_dim_names=names)
+        wait = _waits(parallel, self._kind)
+        self.mesh = _mesh(self._kind, {"data": data, "shard": shard, "context": context}, wait)
         place = self.mesh.get_coordinate()
         assert place is not None  # every process is in the mesh
         self._place = place
-        if self.sizes[1] > 1:
+        if shard > 1:
             # processes with other stretches of a sequence share the same parameters as well
-            shape = (self.sizes[0], self.sizes[1] * self.sizes[2])
-            names_of_shards = ("replicated", "sharded")
-            self._shards = init_device_mesh(self._kind, shape, mesh_dim_names=names_of_shards)
+            over = {"replicated": data, "sharded": shard * context}
+            self._shards = _mesh(self._kind, over, wait)
         self._has_failed = False
         self._arrived: list[int] = []
         self._handlers: dict[int, Callable[..., Any]] = {}
-        wait = timedelta(seconds=parallel.timeout)
         is_gloo = dist.get_backend() == "gloo"
-        self._control = dist.group.WORLD if is_gloo else dist.new_group(None, wait, "gloo")
+        soon = timedelta(seconds=parallel.timeout)
+        self._control = dist.group.WORLD if is_gloo else dist.new_group(None, soon, "gloo")
 
     def part(self, batch: Batch) -> Batch:
         data, shard, context = self._place
@@ -312,19 +313,20 @@ class Together(Processes):
 
     def _why(self, where: str, error: BaseException) -> str:
         """Whose error has ended an exchange, as far as processes have told."""
-        is_late = any(mark in str(error).lower() for mark in OF_TIME)
         self._tell("waited", where)
-        patience = min(max(self._timeout / 10, 2.0), LONGEST_ASKED) if is_late else 1.0
-        end, silent = time.monotonic() + patience, list[int]()
+        if any(mark in str(error).lower() for mark in OF_TIME):
+            self._tell("late", where)
+        begin, is_late, silent = time.monotonic(), False, list[int]()
+        patience = min(max(self._timeout / 10, 2.0), LONGEST_ASKED)
         with contextlib.suppress(RuntimeError):  # whoever keeps the store may be gone as well
-            while self._store is not None and time.monotonic() < end:
+            while self._store is not None and time.monotonic() < begin + patience:
                 if causes := self._told("cause"):
                     cause = self._store.get(f"cause/{causes[0]}").decode()
                     return f"rank {causes[0]} has failed at {cause}"
-                waited = self._told("waited")
+                waited, is_late = self._told("waited"), bool(self._told("late"))
                 silent = [rank for rank in range(self.count) if rank not in waited]
-                if is_late and not silent:
-                    break
+                if not silent or (not is_late and time.monotonic() > begin + SOON):
+                    break  # nobody waits for a process that was killed
                 time.sleep(0.05)
         if is_late and silent:
             ranks = ", ".join(map(str, silent))
@@ -358,6 +360,24 @@ def laid_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(
         tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None
     )
+
+
+def _waits(parallel: Parallel, kind: str) -> timedelta:
+    """How long exchanges may take on a kind of device."""
+    # longer on GPUs: gloo, which says what is wrong, looks at every step before NCCL ends a process
+    return timedelta(seconds=parallel.timeout * (2 if kind == "cuda" else 1))
+
+
+def _mesh(kind: str, sizes: Mapping[str, int], wait: timedelta) -> "DeviceMesh":
+    """A mesh of all processes with these dimensions, of groups that wait so long."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    ranks = torch.arange(dist.get_world_size()).view(*sizes.values())
+    groups = []
+    for n, size in enumerate(sizes.values()):
+        lines = ranks.movedim(n, -1).reshape(-1, size).tolist()
+        groups.append(dist.new_subgroups_by_enumeration(lines, timeout=wait)[0])
+    return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=tuple(sizes))
 
 
 def _is_of_exchange(error: BaseException) -> bool:
