@@ -290,6 +290,9 @@ def test_many_judge_as_one_does(whole, tmp_path, shell):
     """`cosformer evaluate` of a split whose last batch has fewer rows than there are ranks."""
     out = tmp_path / "run"
     shutil.copytree(whole, out)
+    kept = json.loads((out / "config.json").read_text())
+    kept["budget"]["batch"] = 2998  # of 3,000
+    (out / "config.json").write_text(json.dumps(kept))
     said, found = tmp_path / "said", out / "metrics-test-best.json"
     shell.shows("evaluate", out, "--device", "cpu")
     one = json.loads(found.read_text())["metrics"]
