@@ -49,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
     "records": {"host_memory"},
     "config": {"check"},
     "tasks": {"tasks", "config", "check"},
-    "training": RUNS,
+    "training": RUNS | {"distributed"},
     "bench": RUNS | {"bench", "host_memory", "ops/chunked"},
     "report": {"report", "records"},
     "hf": {"hf", "models", "nn", "ops", "check"},

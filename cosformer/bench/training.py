@@ -167,8 +167,9 @@ class Steps:
         budget = replace(config.budget, steps=MOST_STEPS)
         phase = Phase("training", task, model, config.optimiser, budget, True)
         self._learner = Learner(replace(config, log_every=MOST_STEPS), phase, 0)
-        place = {"seed": config.seed, "batch_size": budget.batch}
-        self._batches = feed(task, **place, begin=0, end=MOST_STEPS)
+        self._batches = feed(
+            task, seed=config.seed, batch_size=budget.batch, begin=0, end=MOST_STEPS
+        )
 
     def __call__(self) -> None:
         self._learner.learn(next(self._batches))

@@ -8,7 +8,19 @@ from typing import Any, Literal
 from cosformer import records
 from cosformer.config import plain
 from cosformer.models import LanguageModel
-from cosformer.training import Loaded, evaluate, judged_by, load, number, write_json
+from cosformer.training import (
+    Loaded,
+    Lost,
+    Parallel,
+    Processes,
+    evaluate,
+    joined,
+    judged_by,
+    load,
+    number,
+    resolved,
+    write_json,
+)
 
 POSITIONAL = "run"
 FAR = 10**6
@@ -45,6 +57,20 @@ class Options:
 def run(options: Options) -> int:
     if options.rows is not None:
         records.require_rows(options.rows, "rows")
+    try:
+        with (
+            joined(Parallel(), resolved(options.device)) as processes,
+            processes.guarded(lambda: f"judging {options.run}"),
+            processes.shown(),
+        ):
+            return _judge(options, processes)
+    except Lost as error:
+        print(f"cosformer: evaluate: {error}", file=sys.stderr)
+        return 1
+
+
+def _judge(options: Options, processes: Processes) -> int:
+    """The same on each of the processes that share every batch."""
     found = load(options.run, options.checkpoint, device=options.device, plugin=options.plugin)
     facts = found.task.facts
     metrics = evaluate(
@@ -54,7 +80,10 @@ def run(options: Options) -> int:
         batch_size=found.config.budget.batch,
         batches=options.batches,
         precision=found.config.precision,
+        processes=processes,
     )
+    if not processes.is_first:
+        return 0
     print(f"{options.run}: {options.checkpoint} checkpoint, step {found.place.step:,}")
     for name, value in metrics.items():
         print(f"  {options.split} {name:<14} {number(value)}")

@@ -23,7 +23,9 @@ from cosformer.training import (
     LAST,
     Diverged,
     Event,
+    Lost,
     Objective,
+    Processes,
     Progress,
     RunConfig,
     Started,
@@ -34,6 +36,7 @@ from cosformer.training import (
     inheriting,
     is_same_run,
     is_whole,
+    joined,
     load_config,
     load_plugin,
     number,
@@ -105,25 +108,43 @@ def run(options: Options) -> int:
     if options.threads is not None:
         torch.set_num_threads(check_whole("threads", options.threads, 1))
     config = resolve(options)
+    try:
+        with (
+            joined(config.parallel, resolved(config.device)) as processes,
+            processes.guarded(lambda: "the command line"),
+            processes.shown(),
+        ):
+            return _train(config, processes)
+    except Lost as error:
+        print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)
+        return 1
+
+
+def _train(config: RunConfig, processes: Processes) -> int:
+    """The same on each of the processes that train the run."""
     if is_same_run(config) and (status := state_of(config.out))["state"] == "finished":
         print(f"{config.out} is finished: {_summary(status)}; see `cosformer evaluate`")
         return 0
-    trainer = Trainer(config)
-    _generate(config)
+    trainer = Trainer(config, processes=processes)
+    if processes.is_first:
+        _generate(config)
+    processes.wait()
     try:
         for count, event in enumerate(trainer.events()):
-            if isinstance(event, Started) and count == 0:
-                for note in [*event.notes, *_load(event.device)]:
+            if isinstance(event, Started) and count == 0 and processes.is_first:
+                for note in [*event.notes, *_load(event.device, processes.count)]:
                     print(f"cosformer: train: {note}", file=sys.stderr)
                 start = "" if config.start is None else f", from {config.start}"
                 print(f"run: {config.out}{start} (the same command continues it)")
                 print(f"model: {_about(config, event.model)}")
             _show(event)
     except Diverged as error:
-        print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)
+        if processes.is_first:
+            print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\ninterrupted; {_kept(config)}", file=sys.stderr)
+        if processes.is_first:
+            print(f"\ninterrupted; {_kept(config)}", file=sys.stderr)
         raise
     print(f"finished: {_summary(vars(trainer.place))}; {config.out}")
     return 0
@@ -289,9 +310,9 @@ def _generate(config: RunConfig) -> None:
             make.run(make.Options((name,), count=count, seed=seed, data=data))
 
 
-def _load(device: str) -> list[str]:
-    """A warning where other processes keep the cores busy that a run on a CPU needs."""
-    warning = busy(torch.get_num_threads()) if device == "cpu" else None
+def _load(device: str, processes: int) -> list[str]:
+    """A warning where other processes than the run's keep the cores busy that it needs on a CPU."""
+    warning = busy(torch.get_num_threads()) if device == "cpu" and processes == 1 else None
     return [] if warning is None else [warning]
 
 

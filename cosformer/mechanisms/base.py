@@ -174,11 +174,20 @@ class Mechanism(nn.Module):
         """Output `[B, H, T, V]` of a whole sequence."""
         raise NotImplementedError
 
+    @property
+    def splits(self) -> bool:
+        """Whether it attends over ranks of which each has a stretch of a sequence."""
+        return type(self).attend_split is not Mechanism.attend_split
+
     def attend_split(
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
     ) -> Tensor:
         """Output `[B, H, T, V]` of the tokens of this rank, which has a stretch of a sequence."""
-        raise ValueError(
+        raise self.unsplit_error()
+
+    def unsplit_error(self) -> ValueError:
+        """The error of a mechanism that does not attend over ranks."""
+        return ValueError(
             f"{name_of(self)} cannot attend over ranks: it is not built for them. cosFormer "
             "and most of the linear family can, and softmax by gathering all keys and values"
         )

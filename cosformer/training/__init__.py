@@ -6,6 +6,7 @@ from cosformer.training.config import (
     Evaluation,
     Objective,
     Optimiser,
+    Parallel,
     Pretraining,
     RunConfig,
     Schedule,
@@ -32,6 +33,7 @@ from cosformer.training.loading import Loaded, kept_vocabulary, load
 from cosformer.training.phases import Phase
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin
+from cosformer.training.processes import Lost, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Progress, Started, duration, number
 from cosformer.training.start import inheriting
 from cosformer.training.trainer import Result, Trainer, train
@@ -45,6 +47,7 @@ __all__ = [
     "Event",
     "Loaded",
     "Optimiser",
+    "Parallel",
     "Place",
     "Pretraining",
     "Progress",

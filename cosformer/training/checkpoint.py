@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.tasks import replacing
+from cosformer.training.processes import laid_like
 
 FORMAT = 3
 """Number of the layout below; raised when old files can no longer be read as they are."""
@@ -83,7 +84,8 @@ def load_weights(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> 
     """Copy a stored state into a model of the same shape."""
     require_like(stored, weights(model), where)
     owner = _owner(model)
-    model.load_state_dict({name: stored[owner[name]] for name in owner})
+    own = model.state_dict()
+    model.load_state_dict({name: laid_like(stored[owner[name]], own[name]) for name in owner})
 
 
 def require_like(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str) -> None:

@@ -18,7 +18,7 @@ OF_TASK = ("kind", "vocabulary", "classes")
 """Fields of a model that follow from the task."""
 MOST_SEEDS = 2**30
 """Every step has a seed of 64 bits, made of the run's seed and the number of the step."""
-ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "plugin")
+ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "plugin", "parallel")
 """Settings that say where and how a run is kept: it may be continued with others."""
 
 
@@ -137,6 +137,47 @@ class Pretraining:
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """How the processes that torchrun has started share a run; they end where one process does.
+
+    The three sizes are those of a DeviceMesh: multiplied, they are the number of processes.
+    """
+
+    data: int | None = None
+    """So many groups of processes have rows of each batch, and all parameters, of their own; none:
+    as many as `shard` and `context` leave."""
+    shard: int = 1
+    """So many processes share parameters, gradients and AdamW's moments (FSDP), and each has rows
+    of its own."""
+    context: int = 1
+    """So many processes have a stretch of every sequence each (`cosformer.distributed.split`)."""
+    timeout: float = 600.0
+    """Seconds after which a process that does not answer the others ends the run."""
+
+    def __post_init__(self) -> None:
+        for name in ("data", "shard", "context"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1)
+        _positive(timeout=self.timeout)
+
+    def sizes(self, processes: int) -> tuple[int, int, int]:
+        """`data`, `shard` and `context` of so many processes; an error unless they fit."""
+        below = self.shard * self.context
+        left, rest = divmod(processes, below)
+        data = left if self.data is None else self.data
+        if rest or data * below != processes:
+            given = "" if self.data is None else f"{self.data} · "
+            fits = [n for n in range(1, processes + 1) if processes % n == 0]
+            can = f"shard · context can be {', '.join(map(str, fits))}, and data what is left"
+            raise ValueError(
+                "parallel.data · shard · context must be the number of processes, "
+                f"{processes}, got {given}{self.shard} · {self.context}: {can}; "
+                "torchrun --nproc-per-node=N starts N processes"
+            )
+        return data, self.shard, self.context
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """All that decides what a run does."""
 
@@ -176,8 +217,11 @@ class RunConfig:
     weights themselves."""
     seed: int = 0
     """Seed of initial weights, order of samples and dropout."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How processes share the work; a run may go on with other ones, and with one alone."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`; `auto`: a GPU where there is one."""
+    """`cpu`, `cuda`, `cuda:1`; `auto`: a GPU where there is one, for each process that torchrun has
+    started one of its own."""
     log_every: int = 10
     """Steps from one line of the log to the next."""
     save_seconds: float = 60.0

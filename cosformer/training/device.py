@@ -1,12 +1,19 @@
 """Where a run computes."""
 
+import os
+
 import torch
 
 
 def resolved(device: str) -> str:
-    """The device by its own name: `auto` is a GPU where there is one, else the CPU."""
+    """The device by its own name: `auto` is a GPU where there is one, else the CPU.
+
+    Of several processes on a machine, which torchrun numbers, each has a GPU of its own.
+    """
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and (number := os.environ.get("LOCAL_RANK")):
+        device = f"cuda:{number}"
     try:
         kind = torch.device(device).type
     except RuntimeError:

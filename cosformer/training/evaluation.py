@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.runtime import compute_dtype
 from cosformer.tasks import IGNORED, Batch, Facts, LanguageTask, Task
 from cosformer.training.feed import Fed, described
+from cosformer.training.processes import ALONE, Processes
 
 
 def answers(model: nn.Module, batch: Batch) -> Tensor:
@@ -20,12 +22,12 @@ def answers(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy, the sum over all labels, in float32."""
+    """Cross entropy, the sum over all labels, in float32 at least."""
     return _cross_entropy(answers(model, batch), batch["labels"])
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    flat = logits.flatten(0, -2).float()
+    flat = logits.flatten(0, -2).to(compute_dtype(logits.dtype))
     return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
@@ -38,19 +40,28 @@ def evaluate(
     batch_size: int,
     batches: int | None = None,
     precision: str = "float32",
+    processes: Processes = ALONE,
 ) -> dict[str, float]:
-    """Metrics of a split, by name: `loss` in nats a label, and what the task is judged by."""
+    """Metrics of a split, by name: `loss` in nats a label, and what the task is judged by.
+
+    `processes` share every batch.
+    """
     was_training = model.training
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=task.device)
     right, labels = torch.zeros((), dtype=torch.int64, device=task.device), 0
     for fed in _batches(task, split, batch_size, batches):
+        batch = processes.part(fed.batch)
+        processes.fit(model, fed.length)
         with autocast(task.device, precision):
-            logits = answers(model, fed.batch)
-        asked = fed.batch["labels"]
+            logits = answers(model, batch)
+        asked = batch["labels"]
         loss += _cross_entropy(logits, asked)
         right += ((logits.argmax(-1) == asked) & (asked != IGNORED)).sum()
         labels += fed.labels
+        processes.agreed(False)  # an interrupt need not wait for the end
+    processes.sum(loss)
+    processes.sum(right)
     model.train(was_training)
     if labels == 0:
         raise ValueError(f"split must have labels to be judged by, got {split!r}, which has none")

@@ -1,7 +1,7 @@
 """Training batches, prepared by another thread while the model learns."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -22,11 +22,24 @@ class Fed:
     """Real tokens."""
     labels: int
     """Labels that are asked for: those that are not `IGNORED`."""
+    length: int
+    """Tokens of a sequence, padding included."""
     ready: torch.cuda.Event | None = None
 
 
-def feed(task: Task, *, seed: int, batch_size: int, begin: int, end: int) -> Iterator[Fed]:
-    """Training batches of these steps, prepared by another thread, on a stream of its own."""
+def feed(
+    task: Task,
+    *,
+    seed: int,
+    batch_size: int,
+    begin: int,
+    end: int,
+    part: Callable[[Batch], Batch] | None = None,
+) -> Iterator[Fed]:
+    """Training batches of these steps, prepared by another thread, on a stream of its own.
+
+    `part`: what this process has of a batch; counts are those of the whole. None: all of it.
+    """
     device = task.device
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     if stream is not None:
@@ -35,7 +48,11 @@ def feed(task: Task, *, seed: int, batch_size: int, begin: int, end: int) -> Ite
     def prepare(step: int) -> Fed:
         with torch.cuda.stream(stream):  # does nothing on a CPU
             batch = task.batch("train", seed=seed, rank=0, step=step, batch_size=batch_size)
-            return described(batch, None if stream is None else stream.record_event())
+            fed = described(batch)
+            if part is not None:
+                fed = dataclasses.replace(fed, batch=part(fed.batch))
+            ready = None if stream is None else stream.record_event()
+            return dataclasses.replace(fed, ready=ready)
 
     with ThreadPoolExecutor(1, "feed") as thread:
         ahead: list[Future[Fed]] = []
@@ -49,14 +66,14 @@ def feed(task: Task, *, seed: int, batch_size: int, begin: int, end: int) -> Ite
                 future.cancel()
 
 
-def described(batch: Batch, ready: torch.cuda.Event | None = None) -> Fed:
+def described(batch: Batch) -> Fed:
     """The batch with its counts, all masks left out if they hide nothing."""
     masks = [name for name in batch if name.startswith("mask")]
     counts = [batch[name].sum() for name in masks] + [(batch["labels"] != IGNORED).sum()]
     *tokens, labels = torch.stack(counts).tolist()
     if sum(tokens) == sum(batch[name].numel() for name in masks):
         batch = {name: tensor for name, tensor in batch.items() if name not in masks}
-    return Fed(batch, sum(tokens), labels, ready)
+    return Fed(batch, sum(tokens), labels, batch["tokens"].shape[1])
 
 
 def _received(fed: Fed) -> Fed:

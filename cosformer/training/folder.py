@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,8 @@ WRITTEN = (CONFIG, STATUS, VOCABULARY, DATA, LAST, BEST)
 """Files that are replaced as a whole."""
 OF_EVERY_RUN = {"task", "out", "preset", "model", "optimiser", "schedule", "budget", "evaluation"}
 """Settings that every run keeps, however old it is."""
+LATE = 60.0
+"""Seconds within which every machine sees what another has written into a shared folder."""
 STATES = ("running", "finished", "failed")
 """Of a run that a process has, that has ended, or that an error has ended."""
 
@@ -45,6 +48,18 @@ def adopt(config: RunConfig) -> None:
     """Make the folder this run's, unless it is already; another one is refused."""
     if not is_same_run(config):
         write_json(config.out / CONFIG, plain(config))
+
+
+def require_visible(folder: Path) -> None:
+    """An error unless this process sees the folder in which another has begun a run.
+
+    A machine may see what another writes into a shared folder some seconds later.
+    """
+    end = time.monotonic() + LATE
+    while not all((folder / name).is_file() for name in (CONFIG, DATA)):
+        if time.monotonic() > end:
+            raise ValueError(f"out must be a folder that all processes share, got {folder}")
+        time.sleep(0.1)
 
 
 def is_same_run(config: RunConfig) -> bool:

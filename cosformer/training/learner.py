@@ -1,7 +1,7 @@
 """A model that learns: weights, optimiser and what they leave behind, as one state to save."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from cosformer.training.feed import Fed
 from cosformer.training.graph import Replayed, on_device
 from cosformer.training.optimiser import create_optimiser, grouped, load_moments, moments
 from cosformer.training.phases import Phase
+from cosformer.training.processes import ALONE, Processes, in_full, laid_like
 from cosformer.training.schedule import rate
 
 
@@ -30,11 +31,14 @@ class Learner:
     since its last call: a step never waits for its own result.
     """
 
-    def __init__(self, config: RunConfig, phase: Phase, number: int) -> None:
-        self.config, self.phase, self.number = config, phase, number
+    def __init__(
+        self, config: RunConfig, phase: Phase, number: int, processes: Processes = ALONE
+    ) -> None:
+        self.config, self.phase, self.number, self.processes = config, phase, number, processes
         self.device = phase.task.device
         torch.manual_seed(config.seed)
-        self.model: nn.Module = create(phase.model).to(self.device)
+        self.model = processes.sharded(create(phase.model).to(self.device), config.precision)
+        self._called = processes.replicated(self.model)
         self.groups = grouped(self.model)
         # numbers that change from step to step, where a graph reads them
         self._lr = on_device(phase.optimiser.lr, self.device) if config.graph else None
@@ -62,6 +66,7 @@ class Learner:
         torch.manual_seed((self.config.seed * 2 + self.number) * 2**32 + self.step)
         self._set_rate()
         self._labels.fill_(max(fed.labels, 1))
+        self.processes.fit(self.model, fed.length)
         self._learn(fed.batch)
         self._window[self._filled] = self._row
         self._filled += 1
@@ -72,11 +77,14 @@ class Learner:
     def _update(self, batch: Batch) -> None:
         """All of a step that a graph can hold: what changes beside the batch lies in tensors."""
         loss = torch.zeros((), device=self.device)
-        for part in _parts(batch, self.phase.budget.accumulate):
-            with autocast(self.device, self.config.precision):
-                share = self._loss(self.model, part) / self._labels
-            share.backward()
+        parts = _parts(batch, self.phase.budget.accumulate)
+        for n, part in enumerate(parts, 1):
+            with self.processes.accumulating(self._called, is_last=n == len(parts)):
+                with autocast(self.device, self.config.precision):
+                    share = self._loss(self._called, part) / self._labels
+                self.processes.weighted(share).backward()
             loss += share.detach()
+        self.processes.sum(loss)
         torch.stack([loss, *self._clip()], out=self._row)
         self.optimiser.step()
         self.optimiser.zero_grad()
@@ -99,7 +107,7 @@ class Learner:
     def check(self) -> None:
         """An error if a loss, a gradient or a weight is not finite: nothing such is kept."""
         self._rows()
-        norms = {name: torch.nn.utils.get_total_norm(found) for name, found in self.groups.items()}
+        norms = {name: _norm(found) for name, found in self.groups.items()}
         wrong = [f"weights of {name}" for name, norm in norms.items() if not norm.isfinite()]
         if wrong:
             raise self._diverged(self.step, wrong)
@@ -110,7 +118,7 @@ class Learner:
         return float(self.optimiser.param_groups[0]["lr"])
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the next step depends on, by name."""
+        """All that the next step depends on, by name; processes may have parts of each."""
         found = {f"model.{name}": tensor for name, tensor in weights(self.model).items()}
         if self.average is not None:
             kept = weights(self.average.module)
@@ -148,8 +156,7 @@ class Learner:
     def _clip(self) -> list[Tensor]:
         """The norm of each group's gradient; all are scaled if the whole is too long."""
         norms = [
-            torch.nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])
-            for group in self.groups.values()
+            _norm([p.grad for p in group if p.grad is not None]) for group in self.groups.values()
         ]
         clip = self.phase.optimiser.clip
         if clip is not None:
@@ -171,6 +178,11 @@ class Learner:
         return Diverged(f"step {step} of {self.phase.name}: {', '.join(wrong)} not finite")
 
 
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The norm of tensors as if they were one, all parts of them on all processes."""
+    return in_full(torch.nn.utils.get_total_norm(tensors))
+
+
 def create(config: ModelConfig) -> Model:
     """The model of a config; an option that its mechanism does not have is a ValueError."""
     try:
@@ -188,7 +200,9 @@ def take_over(model: nn.Module, before: nn.Module) -> None:
     module = model.get_submodule(part)
     own, learnt = module.state_dict(), before.get_submodule(part).state_dict()
     try:
-        module.load_state_dict({name: learnt.get(name, own[name]) for name in own})
+        module.load_state_dict(
+            {name: laid_like(learnt.get(name, own[name]), own[name]) for name in own}
+        )
     except RuntimeError as error:  # a mechanism made for one length, and a cls beside it
         raise ValueError(f"what was learnt before must fit the model: {error}") from None
 
@@ -196,7 +210,9 @@ def take_over(model: nn.Module, before: nn.Module) -> None:
 def _alike(one: nn.Module, other: nn.Module) -> bool:
     """Whether two models have the same class, names and shapes."""
     shapes = [{name: t.shape for name, t in x.state_dict().items()} for x in (one, other)]
-    return type(one) is type(other) and shapes[0] == shapes[1]
+    # FSDP makes a subclass of the model's own class
+    is_same = isinstance(one, type(other)) or isinstance(other, type(one))
+    return is_same and shapes[0] == shapes[1]
 
 
 def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:

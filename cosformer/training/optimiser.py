@@ -8,6 +8,7 @@ from torch.optim import AdamW
 
 from cosformer.training.checkpoint import require_like
 from cosformer.training.config import Optimiser
+from cosformer.training.processes import laid_like
 
 GROUPS = ("matrices", "embeddings", "vectors")
 """Weights of matrices decay. Rows of embeddings do not: rare tokens would fade away; nor do biases
@@ -77,6 +78,8 @@ def load_moments(
     }
     require_like(stored, wanted, where)  # AdamW's kernel trusts these sizes
     for name, parameter in parameters.items():
+        found = {key: stored[f"{key}.{name}"].to(parameter.device) for key in STATE}
         optimiser.state[parameter] = {
-            key: stored[f"{key}.{name}"].to(parameter.device) for key in STATE
+            key: tensor if key == COUNT else laid_like(tensor, parameter)
+            for key, tensor in found.items()
         }

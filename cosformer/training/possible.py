@@ -7,8 +7,10 @@ from torch import nn
 
 from cosformer.mechanisms import Mechanism
 from cosformer.models import Model, ModelConfig
+from cosformer.training.config import RunConfig
 from cosformer.training.learner import create, take_over
 from cosformer.training.phases import Phase
+from cosformer.training.processes import Processes
 
 
 def require_possible(todo: Sequence[Phase]) -> None:
@@ -23,6 +25,61 @@ def require_possible(todo: Sequence[Phase]) -> None:
         if before is not None:
             take_over(model, before)
         before = model
+
+
+def require_shared(todo: Sequence[Phase], config: RunConfig, processes: Processes) -> None:
+    """An error unless many processes can train each phase, to the end that one process comes to."""
+    if processes.count == 1:
+        return
+    data, shard, context = processes.sizes
+    many = f"with {processes.count} processes"
+    if config.graph:
+        raise ValueError(f"graph must be false {many}, whose exchanges it cannot record, got True")
+    if config.compile and shard * context > 1:
+        raise ValueError(
+            "compile must be false with parallel.shard or parallel.context above 1, got True"
+        )
+    if config.average is not None and shard > 1:
+        raise ValueError(
+            "average must be none with parallel.shard above 1, where no process has all weights, "
+            f"got {config.average}"
+        )
+    for phase in todo:
+        if phase.model.dropout:
+            raise ValueError(
+                f"model.dropout must be 0 {many}: its draws would depend on who has which rows, "
+                f"got {phase.model.dropout}"
+            )
+        least = data * shard * phase.budget.accumulate
+        if phase.budget.batch < least:
+            raise ValueError(
+                f"batch of {phase.name} must be at least data · shard · accumulate = {least}, a "
+                f"row for each process and part, got {phase.budget.batch}"
+            )
+        if context > 1:
+            _require_stretches(phase, context)
+
+
+def _require_stretches(phase: Phase, context: int) -> None:
+    """An error unless processes can have a stretch of each sequence."""
+    if phase.model.kind not in ("decoder", "masked-lm"):
+        raise ValueError(
+            "parallel.context must be 1 for a model with one answer to a whole sequence, got "
+            f"{context} for the {phase.model.kind} of {phase.name}"
+        )
+    length, needed = phase.task.facts.length, max(phase.model.conv - 1, 1)
+    if length // context < needed:
+        raise ValueError(
+            f"parallel.context must leave each process at least {needed} of the {length} tokens "
+            f"of {phase.name}, got {context}"
+        )
+    try:
+        model: nn.Module = outline(phase.model)
+    except RuntimeError:  # a mechanism that reads its numbers while it is made
+        model = create(phase.model)
+    for each in model.modules():
+        if isinstance(each, Mechanism) and not each.splits:
+            raise ValueError(f"parallel.context must be 1: {each.unsplit_error()}, got {context}")
 
 
 def outline(config: ModelConfig) -> Model:

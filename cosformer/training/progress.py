@@ -1,6 +1,7 @@
 """What a run tells while it goes on, and the line that shows it."""
 
 import contextlib
+import math
 import resource
 import sys
 import time
@@ -27,11 +28,20 @@ class Started:
     device: str
     notes: tuple[str, ...] = ()
     """What a user should know about the data; a sentence each."""
+    mesh: tuple[int, int, int] = (1, 1, 1)
+    """Numbers of processes by `data`, `shard` and `context`."""
 
     @property
     def _threads(self) -> str:
         count = torch.get_num_threads()
         return f" ({count} thread{'s'[: count > 1]})" if self.device == "cpu" else ""
+
+    @property
+    def _processes(self) -> str:
+        if (count := math.prod(self.mesh)) == 1:
+            return ""
+        data, shard, context = self.mesh
+        return f" in each of {count} processes (data {data}, shard {shard}, context {context})"
 
     def __str__(self) -> str:
         model, budget = self.model, self.budget
@@ -39,7 +49,8 @@ class Started:
         return (
             f"{self.phase}: {model.mechanism} {model.kind}, {model.layers} layers of "
             f"{model.width}, {self.parameters:,} parameters; {budget.steps:,} steps of "
-            f"{budget.batch} × {self.length:,} tokens on {self.device}{self._threads}{begun}"
+            f"{budget.batch} × {self.length:,} tokens on {self.device}{self._threads}"
+            f"{self._processes}{begun}"
         )
 
 

@@ -2,12 +2,12 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosformer.config import plain
 from cosformer.models import parameter_count
@@ -18,7 +18,7 @@ from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.evaluation import evaluate, is_better, judged_by
 from cosformer.training.feed import Fed, feed
-from cosformer.training.fingerprint import keep
+from cosformer.training.fingerprint import keep, require_same
 from cosformer.training.folder import (
     BEST,
     BOARD,
@@ -28,8 +28,10 @@ from cosformer.training.folder import (
     VOCABULARY,
     Log,
     adopt,
+    comparable,
     is_same_run,
     locked,
+    require_visible,
     write_json,
 )
 from cosformer.training.interrupt import uninterrupted
@@ -38,7 +40,8 @@ from cosformer.training.loading import create_task, model_of
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
-from cosformer.training.possible import require_possible
+from cosformer.training.possible import require_possible, require_shared
+from cosformer.training.processes import ALONE, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 from cosformer.training.start import beginning, require_fit
 
@@ -49,7 +52,8 @@ class Result:
 
     place: Place
     model: nn.Module
-    """The model after the last step; the moving average where there is one."""
+    """The model after the last step; the moving average where there is one. Of processes that share
+    its parameters each has its shard of them, as FSDP leaves it."""
 
 
 def train(config: RunConfig, report: Callable[[Event], None] | None = None) -> Result:
@@ -71,8 +75,16 @@ class Trainer:
     result: Result
     """Set when the events have ended."""
 
-    def __init__(self, config: RunConfig, task: Task | None = None) -> None:
-        """`task`: the task of the config, if it exists already, as for several runs on one task."""
+    def __init__(
+        self, config: RunConfig, task: Task | None = None, processes: Processes | None = None
+    ) -> None:
+        """A run that has not begun.
+
+        Args:
+            config: what the run does.
+            task: the task of the config, if it exists already, as for several runs on one task.
+            processes: those that train the run, as `joined` returns them, if they have met already.
+        """
         import safetensors  # noqa: F401  # if it is missing, say so before the work
 
         if config.plugin is not None:
@@ -82,11 +94,22 @@ class Trainer:
         if config.graph and torch.device(self.device).type != "cuda":
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
         self._board = Board(config.out / BOARD) if config.tensorboard else None
+        self._given, self._processes = processes, processes or ALONE
+        self._moment = "the start"  # where the run is, for a message about a process that fails
         self.place = Place()
         """Where the run stood at its last checkpoint; status.json says the same."""
 
     def events(self) -> Generator[Event, None, None]:
-        """Train, telling of every line of the log."""
+        """Train, telling of every line of the log, on every process if there are several."""
+        given = None if self._given is None else contextlib.nullcontext(self._given)
+        with (
+            given or joined(self.config.parallel, self.device) as self._processes,
+            self._processes.guarded(lambda: self._moment),
+        ):
+            yield from self._events(self._processes)
+
+    def _events(self, processes: Processes) -> Iterator[Event]:
+        """The same, with all processes there; the first alone writes."""
         out = self.config.out
         start = beginning(self.config)
         known = out if start is None else start.folder
@@ -96,30 +119,43 @@ class Trainer:
             require_fit(todo[0], start)
         if not is_same_run(self.config):  # another's folder is refused before a lock is in it
             require_possible(todo)
-        with locked(out), contextlib.ExitStack() as closed:
-            adopt(self.config)
+        require_shared(todo, self.config, processes)
+        processes.require_same("settings", comparable(plain(self.config)))
+        with contextlib.ExitStack() as closed:
+            if processes.is_first:
+                closed.enter_context(locked(out))
+                adopt(self.config)
+                keep(out, task)
+            processes.wait()
+            require_visible(out)
             found = self._found()
-            keep(out, task)
             if found is not None:
                 self._require_model(found, todo[self.place.phase])
-            if task.vocabulary is not None:
-                write_json(out / VOCABULARY, task.vocabulary.plain())
-            names = [phase.name for phase in todo]
-            log = closed.enter_context(Log(out / LOG, lambda row: self._is_done(row, names)))
-            if self._board is not None:
-                closed.callback(self._board.close)
+            processes.require_same(f"the checkpoint in {out}", asdict(self.place))
+            log = None
+            if processes.is_first:
+                if task.vocabulary is not None:
+                    write_json(out / VOCABULARY, task.vocabulary.plain())
+                names = [phase.name for phase in todo]
+                log = closed.enter_context(Log(out / LOG, lambda row: self._is_done(row, names)))
+                if self._board is not None:
+                    closed.callback(self._board.close)
+            else:
+                require_same(out, task)  # another machine may have other data
             self._status("running")
             try:
                 before = None if start is None else start.model
-                for event in self._phases(todo, found, before, log):
-                    if self._board is not None:
-                        self._board.add(event)
-                    yield event
+                with processes.guarded(lambda: self._moment):
+                    for event in self._phases(todo, found, before, log):
+                        if self._board is not None and processes.is_first:
+                            self._board.add(event)
+                        yield event
             except Exception as error:
                 with contextlib.suppress(OSError):  # the disk may be full: the first error says so
                     self._status("failed", str(error))
                 raise
             self._status("finished")
+            processes.wait()
 
     def _found(self) -> Checkpoint | None:
         """The last checkpoint, if there is one; `place` is where it was written."""
@@ -143,11 +179,11 @@ class Trainer:
         return told <= here and not is_judged_again
 
     def _phases(
-        self, todo: list[Phase], found: Checkpoint | None, before: nn.Module | None, log: Log
+        self, todo: list[Phase], found: Checkpoint | None, before: nn.Module | None, log: Log | None
     ) -> Iterator[Event]:
         """From the checkpoint that was found, else from the model `before`, else from nothing."""
         for number in range(self.place.phase, len(todo)):
-            learner = Learner(self.config, todo[number], number)
+            learner = Learner(self.config, todo[number], number, self._processes)
             place = self.place
             if found is not None:
                 learner.restore(found, place.step, str(self.config.out / LAST))
@@ -157,12 +193,14 @@ class Trainer:
                 if before is not None:
                     learner.begin_from(before)
             yield _started(learner)
-            yield from self._steps(learner, place, log)
+            with self._processes.listening():
+                yield from self._steps(learner, place, log)
             before = learner.judged
         assert before is not None
+        self._processes.release(before)
         self.result = Result(self.place, before)
 
-    def _steps(self, learner: Learner, place: Place, log: Log) -> Iterator[Event]:
+    def _steps(self, learner: Learner, place: Place, log: Log | None) -> Iterator[Event]:
         """All steps of a phase; an interrupt loses none, nor does a reader that stops reading."""
         budget = learner.phase.budget
         meter, saved = Meter(learner.device, place.seconds), time.monotonic()
@@ -172,6 +210,7 @@ class Trainer:
             batch_size=budget.batch,
             begin=learner.step,
             end=budget.steps,
+            part=self._processes.part,
         )
         try:
             if place.pending:
@@ -179,6 +218,7 @@ class Trainer:
                 with meter.stopped():
                     yield evaluated
             for fed in batches:
+                self._moment = f"step {learner.step + 1} of {learner.phase.name}"
                 with uninterrupted():
                     progress = self._learnt(learner, fed, meter, log)
                 if progress is not None:
@@ -189,21 +229,23 @@ class Trainer:
                     saved = time.monotonic()
                     with meter.stopped():
                         yield evaluated
-                elif time.monotonic() - saved >= self.config.save_seconds:
+                elif self._processes.agreed(time.monotonic() - saved >= self.config.save_seconds):
                     place = self._save(learner, place, meter, log)
                     saved = time.monotonic()
-        except (KeyboardInterrupt, GeneratorExit):
-            self._rescue(learner, place, meter, log)
+        except (KeyboardInterrupt, GeneratorExit) as error:
+            # of many processes all are interrupted together, and a reader leaves only one
+            if self._processes.count == 1 or isinstance(error, KeyboardInterrupt):
+                self._rescue(learner, place, meter, log)
             raise
 
-    def _rescue(self, learner: Learner, place: Place, meter: Meter, log: Log) -> None:
+    def _rescue(self, learner: Learner, place: Place, meter: Meter, log: Log | None) -> None:
         """Save the steps after the last checkpoint, unless something in them is not finite."""
         is_kept = (self.place.phase, self.place.step) == (place.phase, learner.step)
         if learner.step > place.step and not is_kept:
             with contextlib.suppress(Diverged):
                 self._save(learner, replace(place, pending=self._judges(learner)), meter, log)
 
-    def _learnt(self, learner: Learner, fed: Fed, meter: Meter, log: Log) -> Progress | None:
+    def _learnt(self, learner: Learner, fed: Fed, meter: Meter, log: Log | None) -> Progress | None:
         """One step, and the line of the log where one is due."""
         learner.learn(fed)
         meter.add(fed.tokens)
@@ -216,7 +258,7 @@ class Trainer:
         is_last = learner.step == learner.phase.budget.steps
         return learner.step % self.config.evaluation.every == 0 or is_last
 
-    def _logged(self, learner: Learner, meter: Meter, log: Log) -> Progress:
+    def _logged(self, learner: Learner, meter: Meter, log: Log | None) -> Progress:
         loss, norm = learner.read()
         steps = learner.phase.budget.steps
         speed, seconds = meter.read()
@@ -231,11 +273,12 @@ class Trainer:
             memory=meter.memory(),
             seconds_left=seconds * (steps - learner.step),
         )
-        log.append(asdict(event))
+        if log is not None:
+            log.append(asdict(event))
         return event
 
     def _judged(
-        self, learner: Learner, place: Place, meter: Meter, log: Log
+        self, learner: Learner, place: Place, meter: Meter, log: Log | None
     ) -> tuple[Place, Evaluated]:
         """Judge the model, and keep the outcome with the step, both or neither."""
         learner.check()
@@ -248,10 +291,12 @@ class Trainer:
                 batch_size=phase.budget.batch,
                 batches=settings.batches,
                 precision=self.config.precision,
+                processes=self._processes,
             )
         with uninterrupted():
             place, event = self._evaluated(learner, place, metrics)
-            log.append(asdict(event))
+            if log is not None:
+                log.append(asdict(event))
             return self._save(learner, place, meter, log), event
 
     def _evaluated(
@@ -267,20 +312,29 @@ class Trainer:
         )
         if is_best and phase.is_last:
             tensors = {f"model.{name}": t for name, t in weights(learner.judged).items()}
-            write(self.config.out / BEST, Checkpoint(tensors, _facts(learner, place)))
+            self._write(BEST, tensors, _facts(learner, place))
         return place, Evaluated(phase.name, learner.step, metrics, is_best)
 
-    def _save(self, learner: Learner, place: Place, meter: Meter, log: Log) -> Place:
+    def _save(self, learner: Learner, place: Place, meter: Meter, log: Log | None) -> Place:
         """Where the run stands once that is kept."""
         place = replace(place, step=learner.step, seconds=meter.seconds)
         learner.check()
-        log.sync()
-        write(self.config.out / LAST, Checkpoint(learner.tensors(), _facts(learner, place)))
+        if log is not None:
+            log.sync()
+        self._write(LAST, learner.tensors(), _facts(learner, place))
         self.place = place
         self._status("running")
         return place
 
+    def _write(self, name: str, tensors: Mapping[str, Tensor], facts: dict[str, object]) -> None:
+        """A checkpoint of what all processes have, by the first."""
+        whole = self._processes.whole(tensors)
+        if self._processes.is_first:
+            write(self.config.out / name, Checkpoint(whole, facts))
+
     def _status(self, state: str, message: str | None = None) -> None:
+        if not self._processes.is_first:
+            return
         status = {"state": state, **asdict(self.place), "message": message}
         write_json(self.config.out / STATUS, status)
 
@@ -300,4 +354,5 @@ def _started(learner: Learner) -> Started:
         length=phase.task.facts.length,
         device=str(learner.device),
         notes=phase.task.notes,
+        mesh=learner.processes.sizes,
     )

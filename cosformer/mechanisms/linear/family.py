@@ -80,11 +80,15 @@ class LinearMechanism(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         return self._attend(q, k, v, request, "auto")
 
+    @property
+    def splits(self) -> bool:
+        return type(self)._attend is LinearMechanism._attend  # else more than one sum of features
+
     def attend_split(
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
     ) -> Tensor:
         kind, hidden = type(self), request.key_mask is not None
-        if kind._attend is not LinearMechanism._attend:  # more than features and one sum of them
+        if not self.splits:
             return super().attend_split(q, k, v, request, split)
         if hidden and kind._features is not LinearMechanism._features:
             raise ValueError(

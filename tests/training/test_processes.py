@@ -1,0 +1,387 @@
+"""One run on many processes: it ends where one process ends, whatever has happened."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import product
+
+import many
+import pytest
+import torch
+import torch.distributed as dist
+import training_cases as cases
+
+from cosformer import cli, training
+from cosformer.tasks import IGNORED
+from cosformer.training import Budget, Evaluation, Optimiser, Parallel, learner, load, train
+from cosformer.training.folder import state_of
+from cosformer.training.phases import phases
+from cosformer.training.possible import require_shared
+from cosformer.training.processes import Together
+
+MODEL = {"layers": 2, "width": 16, "heads": 2, "mechanism": "cosformer-gated", "conv": 4}
+MESHES = {
+    2: [Parallel(), Parallel(shard=2), Parallel(context=2)],
+    4: [
+        Parallel(),
+        Parallel(data=2, shard=2),
+        Parallel(data=2, context=2),
+        Parallel(shard=2, context=2),
+    ],
+}
+MORE = {
+    "a phase before, with shards": {
+        "pretraining": cases.pretraining(),
+        "parallel": Parallel(shard=2),
+    },
+    "an average": {"average": 0.9, "parallel": Parallel(context=2)},
+}
+
+
+def settings(out, **changes):
+    """A run whose gradients are clipped, with rows and tokens that no number of ranks divides."""
+    given = {"model": MODEL, "average": None, "optimiser": Optimiser(lr=1e-2, clip=0.1)}
+    given |= {"budget": Budget(steps=6, batch=9, accumulate=2)}
+    given |= {"evaluation": Evaluation(every=4, batches=2), "log_every": 2}
+    return cases.config(out, **(given | changes))
+
+
+@pytest.fixture
+def exact():
+    """float64, in which processes agree to nine digits."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def alone(exact, tmp_path):
+    """The run of one process."""
+    train(settings(tmp_path / "alone"))
+    return tmp_path / "alone"
+
+
+def assert_close(one, other):
+    """Logs line by line and checkpoints tensor by tensor, to rounding in float64."""
+    for left, right in zip(cases.log(one), cases.log(other), strict=True):
+        assert left.pop("phase") == right.pop("phase")
+        for row in (left, right):
+            row.update(row.pop("metrics", {}))
+        assert left == pytest.approx(right, rel=1e-9, abs=1e-9)
+    for name in ("last.safetensors", "best.safetensors"):
+        left, right = cases.tensors(one / name), cases.tensors(other / name)
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
+
+
+def train_each(configs):
+    """Several runs of one group of processes, one after the other."""
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group("gloo")
+    for config in configs:
+        train(config)
+    dist.destroy_process_group()
+
+
+def train_until(config, step=None, dtype=torch.float64):
+    """A run that the second process is asked to end after a step, if one is given."""
+    torch.set_default_dtype(dtype)
+    learn = learner.Learner.learn
+
+    def signalled(self, fed):
+        learn(self, fed)
+        if self.step == step and os.environ["RANK"] == "1":
+            signal.raise_signal(signal.SIGINT)
+
+    learner.Learner.learn = signalled
+    try:
+        train(config)
+    except KeyboardInterrupt:
+        return 130
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", MESHES)
+def test_the_result_does_not_depend_on_the_processes(count, alone, tmp_path):
+    todo = [settings(tmp_path / str(n), parallel=mesh) for n, mesh in enumerate(MESHES[count])]
+    assert many.ended(count, train_each, todo, said=tmp_path / "said") == [0] * count
+    for config in todo:
+        assert_close(config.out, alone)
+        assert load(config.out, "best", device="cpu").place.step in (4, 6)
+
+
+@pytest.mark.slow
+def test_phases_and_averages_do_not_depend_on_the_processes(exact, tmp_path):
+    todo = [settings(tmp_path / name, **changes) for name, changes in MORE.items()]
+    assert many.ended(2, train_each, todo, said=tmp_path / "said") == [0, 0]
+    for config in todo:
+        one = replace(config, out=config.out / "alone", parallel=Parallel())
+        train(one)
+        assert_close(config.out, one.out)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_processes(alone, tmp_path):
+    """One, then four that are asked to stop, then two, then one: all save the same step."""
+    config = replace(settings(tmp_path / "run"), save_seconds=1e9)
+    events = training.Trainer(config).events()
+    while next(events).step < 2:
+        pass
+    events.close()
+    for count, mesh, step in ((4, Parallel(shard=2, context=2), 3), (2, Parallel(), 5)):
+        shared = replace(config, parallel=mesh)
+        codes = many.ended(count, train_until, shared, step, said=tmp_path / "said")
+        assert codes == [130] * count
+        assert state_of(config.out)["step"] == load(config.out, "last").place.step == step
+        assert state_of(config.out)["state"] == "interrupted"
+    train(config)
+    assert_close(config.out, alone)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_as_many_processes_ends_with_the_same_bits(tmp_path):
+    """Of sums of four numbers, whose order counts."""
+    whole, stopped = (replace(settings(tmp_path / name), save_seconds=1e9) for name in "ab")
+    for config, step in ((whole, None), (stopped, 3), (stopped, None)):
+        codes = many.ended(4, train_until, config, step, torch.float32, said=tmp_path / "said")
+        assert codes == [0 if step is None else 130] * 4
+    cases.assert_same_outcome(stopped.out, whole.out)
+
+
+FULL = """
+import errno, os
+from cosformer.training import checkpoint
+
+def full(path):
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+if os.environ["RANK"] == "0":
+    checkpoint.replacing = full
+"""
+HANGS = """
+import os, time
+from cosformer.training import Learner
+
+learn = Learner.learn
+
+def hangs(self, fed):
+    if self.step == 2:
+        time.sleep(60)
+    learn(self, fed)
+
+if os.environ["RANK"] == "1":
+    Learner.learn = hangs
+"""
+DIES = """
+import os, signal
+from cosformer.training import Learner
+
+learn = Learner.learn
+
+def dies(self, fed):
+    if self.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    learn(self, fed)
+
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    Learner.learn = dies
+"""
+SLOW = """
+import time
+from cosformer.training import Learner
+
+learn = Learner.learn
+
+def slow(self, fed):
+    time.sleep(0.05)
+    learn(self, fed)
+
+Learner.learn = slow
+"""
+
+
+def words(out, *more, steps=8):
+    """A run of the command line, small, and saved at every step."""
+    sizes = ("layers=1", "width=16", "heads=2")
+    given = [*(f"model.{size}" for size in sizes), "task.options.length=12", "budget.batch=4"]
+    given += ["save_seconds=0", "log_every=2", f"budget.steps={steps}", "evaluation.every=100"]
+    given += ["evaluation.batches=2", *more]
+    sets = [word for each in given for word in ("--set", each)]
+    return ["train", "copying", "--device", "cpu", "--threads", "1", "--out", str(out), *sets]
+
+
+def plugin(folder, code):
+    """A plugin, which every process runs first, to make one of them misbehave."""
+    path = folder / "misbehaves.py"
+    path.write_text(code)
+    return ["--plugin", str(path)]
+
+
+def ran(out, said, *more):
+    """Exit codes of two ranks with this command line, and what each says on stderr."""
+    codes = many.ended(2, cli.main, [*words(out), *more], said=said)
+    return codes, [(said / str(rank)).read_text() for rank in range(2)]
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_rank_ends_all_and_all_say_why(tmp_path):
+    out = tmp_path / "run"
+    codes, said = ran(out, tmp_path / "said", *plugin(tmp_path, FULL))
+    assert codes == [2, 1]
+    assert said[0].startswith("cosformer: train: [Errno 28] No space left on device: checkpoint of")
+    assert "rank 0 has failed at step 1 of training: [Errno 28] No space left" in said[1]
+    assert state_of(out)["state"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_with_its_step(tmp_path):
+    late = ("--set", "parallel.timeout=5")
+    codes, said = ran(tmp_path / "run", tmp_path / "said", *late, *plugin(tmp_path, HANGS))
+    assert codes == [1, -signal.SIGKILL]
+    named = "rank 1 hangs at step 3 of training: no answer within parallel.timeout=5 seconds"
+    assert f"cosformer: train: {named}; the checkpoint of step 2 is in" in said[0]
+    assert state_of(tmp_path / "run")["message"] == named
+
+
+def torchrun(*arguments):
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    start += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]  # a free port
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*start, *arguments], env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+def test_torchrun_brings_a_killed_rank_back_to_the_same_end(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert many.ended(2, cli.main, words(whole), said=tmp_path / "said") == [0, 0]
+    died = plugin(tmp_path, DIES)
+    process = torchrun("--max-restarts=1", "-m", "cosformer", *words(killed), *died)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "from step 5 on" in out
+    cases.assert_same_outcome(killed, whole)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_the_same_step_of_all_ranks_once(tmp_path):
+    out = tmp_path / "run"
+    slow = plugin(tmp_path, SLOW)
+    process = torchrun("-m", "cosformer", *words(out, "save_seconds=1000", steps=10_000), *slow)
+    log = out / "log.jsonl"
+    while not (log.exists() and log.read_text()):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+    assert said.count("interrupted; the checkpoint of step") == 1
+    state = state_of(out)
+    assert (state["state"], load(out, "last").place.step) == ("interrupted", state["step"])
+    assert state["step"] > 0
+
+
+@pytest.mark.slow
+def test_many_judge_as_one_does(whole, tmp_path, shell):
+    """`cosformer evaluate` of a split whose last batch has fewer rows than there are ranks."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    kept = json.loads((out / "config.json").read_text())
+    kept["budget"]["batch"] = 2998  # of 3,000
+    (out / "config.json").write_text(json.dumps(kept))
+    said, found = tmp_path / "said", out / "metrics-test-best.json"
+    shell.shows("evaluate", out, "--device", "cpu")
+    one = json.loads(found.read_text())["metrics"]
+    found.unlink()
+    words = ["evaluate", str(out), "--device", "cpu"]
+    assert many.ended(3, cli.main, words, said=said) == [0, 0, 0]
+    assert json.loads(found.read_text())["metrics"] == pytest.approx(one, rel=1e-6)
+
+
+def test_the_parts_of_a_batch_are_the_batch():
+    tokens = torch.arange(5 * 7).view(5, 7)
+    batch = {"tokens": tokens, "labels": tokens + 1}
+    sizes = (2, 2, 3)
+    parts = [placed(sizes, place).part(batch) for place in product(*map(range, sizes))]
+    for name, tensor in batch.items():
+        rows = [torch.cat([part[name] for part in parts[n : n + 3]], 1) for n in range(0, 12, 3)]
+        assert torch.equal(torch.cat(rows), tensor)
+
+
+def test_a_process_without_rows_has_one_of_no_effect():
+    tokens = torch.arange(2 * 3).view(2, 3)
+    part = placed((3, 1, 1), (2, 0, 0)).part({"tokens": tokens, "labels": tokens})
+    assert torch.equal(part["tokens"], tokens[:1])
+    assert torch.equal(part["labels"], torch.full((1, 3), IGNORED))
+
+
+def placed(sizes, place):
+    """A process in a mesh, without the others."""
+    found = object.__new__(Together)
+    found.sizes, found._place = sizes, place
+    return found
+
+
+SIZES = {
+    "must be the number of processes, 6, got 4 · 1: shard · context can be 1, 2, 3, 6, and": (
+        Parallel(shard=4),
+        6,
+    ),
+    "must be the number of processes, 8, got 2 · 2 · 1: ": (Parallel(data=2, shard=2), 8),
+    "must be the number of processes, 1, got 1 · 2: .*torchrun --nproc-per-node=N starts": (
+        Parallel(context=2),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("message", SIZES)
+def test_a_mesh_that_does_not_fit_says_what_does(message):
+    parallel, count = SIZES[message]
+    with pytest.raises(ValueError, match=message):
+        parallel.sizes(count)
+
+
+def test_one_process_refuses_a_mesh_of_many(config):
+    with pytest.raises(ValueError, match="must be the number of processes, 1, got 1 · 4"):
+        train(replace(config, parallel=Parallel(context=4)))
+    assert not config.out.exists()
+
+
+REFUSED = {
+    "graph must be false with 4 processes": {"graph": True},
+    "compile must be false with parallel.shard or parallel.context": {"compile": True},
+    "average must be none with parallel.shard above 1.* got 0.9": {"average": 0.9},
+    "model.dropout must be 0 with 4 processes: .*, got 0.1": {"model": {**MODEL, "dropout": 0.1}},
+    r"batch of training must be at least data · shard · accumulate = 4, .* got 3": {
+        "budget": Budget(batch=3, accumulate=2)
+    },
+    "parallel.context must be 1: delta cannot attend over ranks": {"model": {"mechanism": "delta"}},
+    "parallel.context must leave each process at least 20 of the 15 tokens": {
+        "model": {**MODEL, "conv": 21}
+    },
+}
+
+
+def test_stretches_of_a_sequence_with_one_answer_are_refused(config, tmp_path):
+    task = cases.table(tmp_path, ["0\tab", "1\tba"] * 20, 4)
+    shared = replace(settings(config.out), task=task, model={})
+    among = placed((1, 1, 2), (0, 0, 0))
+    among.count = 2
+    with pytest.raises(ValueError, match=r"must be 1 .*, got 2 for the classifier of train"):
+        require_shared(phases(shared, task.create("cpu")), shared, among)
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_many_cannot_do_is_refused_by_name(message, config):
+    shared = settings(config.out, parallel=Parallel(shard=2, context=2))
+    shared = replace(shared, **REFUSED[message])
+    todo = phases(shared, shared.task.create("cpu"))
+    among = placed((1, 2, 2), (0, 0, 0))
+    among.count = 4
+    with pytest.raises(ValueError, match=message):
+        require_shared(todo, shared, among)
