@@ -3,6 +3,7 @@
 from cosformer.models.backbone import EMBEDDING_STD as EMBEDDING_STD
 from cosformer.models.backbone import Backbone as Backbone
 from cosformer.models.backbone import ModelState
+from cosformer.models.backbone import TokenModel as TokenModel
 from cosformer.models.config import Kind, ModelConfig
 from cosformer.models.create import Model, create_model, parameter_count
 from cosformer.models.decoder import LanguageModel

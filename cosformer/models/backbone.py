@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cosformer.check import check_tensor
 from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
+from cosformer.models.token_loss import summed_token_loss
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
 from cosformer.runtime import compute_dtype, readable
 
@@ -318,6 +319,29 @@ class Backbone(nn.Module):
             for linear in (*inner, *added):
                 nn.init.xavier_normal_(linear.weight, gain=scale if linear in added else 1.0)
                 nn.init.zeros_(linear.bias)
+
+
+class TokenModel(nn.Module):
+    """Tokens `[B, T]` to logits `[B, T, vocabulary]`: a backbone and a token head."""
+
+    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config, causal=causal)
+        self.head = TokenHead(config, self.backbone.embedding)
+
+    def forward(self, tokens: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """key_mask `[B, T]` bool: True = real token; padding may stand anywhere."""
+        logits: Tensor = self.head(self.backbone(tokens, key_mask))
+        return logits
+
+    def summed_loss(self, tokens: Tensor, labels: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Cross entropy of labels `[B, T]`, summed; those of -100 are not asked for.
+
+        It never holds more than some of the logits, which of a large vocabulary are most of what
+        training needs memory for.
+        """
+        return summed_token_loss(self.backbone(tokens, key_mask), self.head.weight, labels)
 
 
 class TokenHead(nn.Module):

@@ -1,12 +1,12 @@
 """The causal language model: what comes next, for a whole sequence or token by token."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from cosformer.models.backbone import Backbone, ModelState, TokenHead
+from cosformer.models.backbone import ModelState, TokenModel
 from cosformer.models.config import ModelConfig
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(TokenModel):
     """Tokens `[B, T]` to logits `[B, T, vocabulary]` of the token after each.
 
     >>> model = LanguageModel(ModelConfig(max_length=4096))
@@ -19,15 +19,7 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.backbone = Backbone(config, causal=True)
-        self.head = TokenHead(config, self.backbone.embedding)
-
-    def forward(self, tokens: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """key_mask `[B, T]` bool: True = real token; padding may stand anywhere."""
-        logits: Tensor = self.head(self.backbone(tokens, key_mask))
-        return logits
+        super().__init__(config, causal=True)
 
     def empty_state(self, batch: int) -> ModelState:
         """The state before the first token of so many streams."""

@@ -3,23 +3,15 @@
 import torch
 from torch import Tensor, nn
 
-from cosformer.models.backbone import EMBEDDING_STD, Backbone, TokenHead
+from cosformer.models.backbone import EMBEDDING_STD, Backbone, TokenModel
 from cosformer.models.config import ModelConfig
 
 
-class MaskedLanguageModel(nn.Module):
+class MaskedLanguageModel(TokenModel):
     """Tokens `[B, T]` to logits `[B, T, vocabulary]`, each from all tokens around it."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.backbone = Backbone(config, causal=False)
-        self.head = TokenHead(config, self.backbone.embedding)
-
-    def forward(self, tokens: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """key_mask `[B, T]` bool: True = real token."""
-        logits: Tensor = self.head(self.backbone(tokens, key_mask))
-        return logits
+        super().__init__(config, causal=False)
 
 
 class Classifier(nn.Module):

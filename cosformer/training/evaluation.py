@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.models import TokenModel
 from cosformer.runtime import compute_dtype
 from cosformer.tasks import IGNORED, Batch, Facts, LanguageTask, Task
 from cosformer.training.feed import Fed, described
@@ -21,8 +22,21 @@ def answers(model: nn.Module, batch: Batch) -> Tensor:
     return logits
 
 
+class Losses(nn.Module):
+    """A model as a step of training calls it: a batch to its summed loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> Tensor:
+        return summed_loss(self.model, batch)
+
+
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Cross entropy, the sum over all labels, in float32 at least."""
+    if isinstance(model, TokenModel):
+        return model.summed_loss(batch["tokens"], batch["labels"], batch.get("mask"))
     return _cross_entropy(answers(model, batch), batch["labels"])
 
 

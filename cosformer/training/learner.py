@@ -11,7 +11,7 @@ from cosformer.models import Model, ModelConfig, create_model
 from cosformer.tasks import Batch
 from cosformer.training.checkpoint import Checkpoint, load_weights, require_like, weights
 from cosformer.training.config import RunConfig
-from cosformer.training.evaluation import autocast, summed_loss
+from cosformer.training.evaluation import Losses, autocast
 from cosformer.training.feed import Fed
 from cosformer.training.graph import Replayed, on_device
 from cosformer.training.optimiser import create_optimiser, grouped, load_moments, moments
@@ -38,7 +38,7 @@ class Learner:
         self.device = phase.task.device
         torch.manual_seed(config.seed)
         self.model = processes.sharded(create(phase.model).to(self.device), config.precision)
-        self._called = processes.replicated(self.model)
+        self._called = processes.replicated(Losses(self.model))
         self.groups = grouped(self.model)
         # numbers that change from step to step, where a graph reads them
         self._lr = on_device(phase.optimiser.lr, self.device) if config.graph else None
@@ -46,7 +46,7 @@ class Learner:
         self.optimiser = create_optimiser(self.groups, phase.optimiser, self._lr)
         self.average = _average(self.model, config.average)
         self.step = 0
-        self._loss = torch.compile(summed_loss) if config.compile else summed_loss
+        self._loss = torch.compile(self._called) if config.compile else self._called
         # a row a step: the loss, then the norm of each group's gradient
         self._window = torch.zeros(config.log_every, 1 + len(self.groups), device=self.device)
         self._row = torch.zeros(1 + len(self.groups), device=self.device)
@@ -81,7 +81,7 @@ class Learner:
         for n, part in enumerate(parts, 1):
             with self.processes.accumulating(self._called, is_last=n == len(parts)):
                 with autocast(self.device, self.config.precision):
-                    share = self._loss(self._called, part) / self._labels
+                    share = self._loss(part) / self._labels
                 self.processes.weighted(share).backward()
             loss += share.detach()
         self.processes.sum(loss)

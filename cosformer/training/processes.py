@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from cosformer.distributed import split, unsplit
-from cosformer.models import Backbone
+from cosformer.models import Backbone, TokenModel
 from cosformer.tasks import IGNORED, Batch
 from cosformer.training.config import Parallel
 from cosformer.training.interrupt import SIGNALS
@@ -59,9 +59,9 @@ class Processes:
         """The model with parameters that processes share, where they do."""
         return model
 
-    def replicated(self, model: nn.Module) -> nn.Module:
+    def replicated(self, losses: nn.Module) -> nn.Module:
         """What to call to have gradients of all rows and tokens after `backward`."""
-        return model
+        return losses
 
     def fit(self, model: nn.Module, length: int) -> None:
         """Prepare a model for its part of sequences that have so many tokens."""
@@ -200,7 +200,11 @@ class Together(Processes):
     def sharded(self, model: nn.Module, precision: str) -> nn.Module:
         if self.sizes[1] == 1:
             return model
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import (
+            MixedPrecisionPolicy,
+            fully_shard,
+            register_fsdp_forward_method,
+        )
 
         policy = MixedPrecisionPolicy()
         if precision == "bfloat16":
@@ -209,11 +213,13 @@ class Together(Processes):
             for block in backbone.blocks:
                 fully_shard(block, mesh=self._shards, mp_policy=policy)
         fully_shard(model, mesh=self._shards, mp_policy=policy)
+        if isinstance(model, TokenModel):
+            register_fsdp_forward_method(model, "summed_loss")
         return model
 
-    def replicated(self, model: nn.Module) -> nn.Module:
+    def replicated(self, losses: nn.Module) -> nn.Module:
         if self.sizes[1] > 1:
-            return model
+            return losses
         is_new = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
         options: dict[str, Any] = {
             "forward_sync_buffers" if is_new else "broadcast_buffers": False  # no step changes them
@@ -221,7 +227,7 @@ class Together(Processes):
         # DDP lays gradients out anew after its first step, unless it looks for unused ones: bits of
         # their sums would depend on when a run was begun again, which they do not on a CPU
         options["find_unused_parameters"] = self._kind == "cpu"
-        return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
+        return DistributedDataParallel(losses, gradient_as_bucket_view=True, **options)
 
     @contextlib.contextmanager
     def accumulating(self, called: nn.Module, *, is_last: bool) -> Iterator[None]:
@@ -229,7 +235,7 @@ class Together(Processes):
             with contextlib.nullcontext() if is_last else called.no_sync():
                 yield
         else:
-            called.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            called.model.set_requires_gradient_sync(is_last)  # type: ignore[operator, union-attr]
             yield
 
     def weighted(self, loss: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from cosformer import training
 from cosformer.training import checkpoint as checkpoints
-from cosformer.training import learner
+from cosformer.training import evaluation
 
 TIMES = ("tokens_per_second", "memory", "seconds_left")
 """What differs from one run of the same config to the next."""
@@ -54,7 +54,7 @@ def assert_same_outcome(one, other):
 
 def poison(monkeypatch, where, step):
     """NaN into the loss, or into the gradient of one norm, after so many steps."""
-    normal, calls = learner.summed_loss, iter(range(10**6))
+    normal, calls = evaluation.summed_loss, iter(range(10**6))
 
     def poisoned(model, batch):
         loss = normal(model, batch)
@@ -66,4 +66,4 @@ def poison(monkeypatch, where, step):
         nothing.register_hook(lambda gradient: gradient * float("nan"))
         return loss + nothing
 
-    monkeypatch.setattr(learner, "summed_loss", poisoned)
+    monkeypatch.setattr(evaluation, "summed_loss", poisoned)

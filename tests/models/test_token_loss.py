@@ -1,0 +1,112 @@
+"""The loss of a token head in parts: the numbers of the whole, and none of its memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cosformer.models import LanguageModel, ModelConfig, token_loss
+from cosformer.models.token_loss import summed_token_loss
+
+WIDTH, VOCABULARY = 8, 50
+
+
+@pytest.fixture(params=[1, 3 * VOCABULARY, 1000 * VOCABULARY])
+def in_parts(request, monkeypatch):
+    """Parts of one row, of a few, and all at once."""
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", request.param)
+
+
+def draw(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 7, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+    labels = torch.randint(VOCABULARY, (2, 7), generator=generator)
+    labels[0, 3] = labels[1, 0] = token_loss.NOT_ASKED
+    return x.requires_grad_(), weight.requires_grad_(), labels
+
+
+def whole(x, weight, labels):
+    logits = F.linear(x, weight).flatten(0, 1)
+    return F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
+
+
+def derivatives(loss, *leaves):
+    return loss, *torch.autograd.grad(3 * loss, leaves)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_loss_and_gradients_are_those_of_all_logits():
+    x, weight, labels = draw()
+    found = derivatives(summed_token_loss(x, weight, labels), x, weight)
+    assert_close(found, derivatives(whole(x, weight, labels), x, weight))
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_labels_that_are_not_asked_for_may_be_all():
+    x, weight, labels = draw()
+    labels.fill_(token_loss.NOT_ASKED)
+    found = derivatives(summed_token_loss(x, weight, labels), x, weight)
+    assert all(not each.any() for each in found)
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_no_worse_than_all_logits_of_16_bits(dtype):
+    x, weight, labels = draw(dtype)
+    exact = [z.double().detach().requires_grad_() for z in (x, weight)]
+    right = derivatives(whole(*exact, labels), *exact)
+    usual = derivatives(whole(x, weight, labels), x, weight)
+    for ours, plain, best in zip(
+        derivatives(summed_token_loss(x, weight, labels), x, weight), usual, right, strict=True
+    ):
+        least = torch.finfo(dtype).eps * best.norm()
+        assert (ours - best).norm() <= max(2 * (plain - best).norm(), least)
+
+
+def test_under_autocast_products_are_narrow_and_gradients_of_weights_are_not(monkeypatch):
+    x, weight, labels = draw(torch.float32)
+    right = derivatives(whole(x, weight, labels), x, weight)
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = summed_token_loss(x, weight, labels)
+    found = derivatives(loss, x, weight)
+    assert [each.dtype for each in found] == [torch.float32] * 3
+    for ours, best in zip(found, right, strict=True):
+        error = (ours - best).norm()
+        assert 0 < error <= 0.02 * best.norm()
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that one tensor had."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.count = max(self.count, out.numel())
+        return out
+
+
+def test_no_tensor_is_as_large_as_all_logits(monkeypatch):
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", 2 * VOCABULARY)
+    x, weight, labels = draw()
+    with Largest() as seen:
+        summed_token_loss(x, weight, labels).backward()
+    assert seen.count < labels.numel() * VOCABULARY
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_model_tells_the_loss_of_its_logits():
+    model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY)).double()
+    tokens = torch.randint(VOCABULARY, (2, 9))
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, 6:] = False
+    labels = tokens.roll(-1, 1).masked_fill(~mask, token_loss.NOT_ASKED)
+    logits = model(tokens, mask).flatten(0, 1)
+    right = F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
+    leaves = list(model.parameters())
+    found = derivatives(model.summed_loss(tokens, labels, mask), *leaves)
+    assert_close(found, derivatives(right, *leaves))
