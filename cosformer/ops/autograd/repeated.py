@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from cosformer.ops.autograd.function import attend
+from cosformer.ops.autograd.function import attend, differentiable
 from cosformer.ops.problem import (
     Asked,
     Constants,
@@ -126,18 +126,9 @@ class _Repeated(Function):
         q, k, v, sums, out, total, kept = ctx.saved_tensors
         asked = Asked(*ctx.needs_input_grad[:4])
         if recorded():
-            return *_differentiable(ctx.by.given(q, k, v, sums), grad, asked), None
-        results = Results(out, total, None, kept)
-        found = ctx.by.backward(q, k, v, sums, results, grad, asked)
+            given = ctx.by.given(q, k, v, sums)
+            found = differentiable(lambda: attend(given)[0], given, grad, asked)
+        else:
+            results = Results(out, total, None, kept)
+            found = ctx.by.backward(q, k, v, sums, results, grad, asked)
         return found.q, found.k, found.v, found.decay, None
-
-
-def _differentiable(given: Given, grad: Tensor, asked: Asked) -> tuple[Tensor | None, ...]:
-    """Gradients that have gradients: those of an ordinary call."""
-    names = [name for name in ("q", "k", "v", "decay") if getattr(asked, name)]
-    with torch.enable_grad():
-        out, _ = attend(given)
-        leaves = [getattr(given, name) for name in names]
-        found = torch.autograd.grad(out, leaves, grad, create_graph=True)
-    gradients = Gradients(**dict(zip(names, found, strict=True)))
-    return gradients.q, gradients.k, gradients.v, gradients.decay
