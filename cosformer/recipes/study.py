@@ -125,10 +125,17 @@ PROBED: dict[str, Fields] = {
     "multiscale-conv": {"mechanism": _MULTISCALE, "conv": 4},
     "gated-conv": {"mechanism": _GATED, "conv": 4},
     "gated-conv-gate": {"mechanism": _GATED, "conv": 4, "gate": True},
+    "gated-conv-norm-sigmoid": {"mechanism": _GATED, "conv": 4, **_NORM_SIGMOID},
+    "gated-conv-norm-sigmoid-qk-norm": {
+        "mechanism": _GATED, "conv": 4, "qk_norm": True, **_NORM_SIGMOID,
+    },
     "delta-conv": {"mechanism": "delta", "conv": 4},
     "gated-delta-conv": {"mechanism": "gated-delta", "conv": 4},
+    "gated-delta-relu-conv": {
+        "mechanism": "gated-delta", "options": {"features": "relu"}, "conv": 4,
+    },
     "hybrid": {"mechanism": f"{_MULTISCALE} softmax", "conv": 4},
-}
+}  # fmt: skip
 """Entries of the study of probes. hybrid: one layer of each of the two."""
 
 
