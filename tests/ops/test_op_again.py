@@ -17,11 +17,12 @@ from stub_driver import (
     linear_attention,
     qkv,
 )
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cosformer
-from cosformer.ops import again, chunked
+from cosformer.ops import again, chunked, hopper
 from cosformer.ops.autograd import given_for, kernels
 from cosformer.ops.autograd.repeated import Repeated
 
@@ -148,13 +149,18 @@ class NoTapes(dict):
         return True
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_second_derivatives_are_those_of_an_ordinary_call(monkeypatch, gated):
+@pytest.mark.parametrize("name", ["apart", "gated", "q is k", "k is made of q", "v is k"])
+def test_second_derivatives_are_those_of_an_ordinary_call(monkeypatch, name):
     monkeypatch.setattr(kernels, "forward", chunked.forward)
     monkeypatch.setattr(kernels, "backward", chunked.backward)
-    q, k, v = (x.double().requires_grad_() for x in qkv(20))
-    gates = (-torch.rand(1, 2, 20, dtype=torch.float64)).requires_grad_() if gated else None
-    leaves = [q, k, v, *([gates] if gated else [])]
+    q, k, v = leaves = [x.double().requires_grad_() for x in qkv(20)]
+    gates = None
+    if name == "gated":
+        gates = (-torch.rand(1, 2, 20, dtype=torch.float64)).requires_grad_()
+        leaves.append(gates)
+    elif name != "apart":
+        k = {"q is k": q, "k is made of q": 0.7 * q + 0.1, "v is k": v}[name]
+        del leaves[1]
     options = cosine.Arguments(
         **stub_driver.COSINE | {"causal": True, "log_decay": gates, "impl": "chunked"}
     )
@@ -165,20 +171,129 @@ def test_second_derivatives_are_those_of_an_ordinary_call(monkeypatch, gated):
 
     def derivatives(out):
         first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-        return *first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+        total = sum(x.square().sum() for x in first)
+        return *first, *torch.autograd.grad(total, leaves, retain_graph=True)
 
     ordinary = cosformer.attention(q, k, v, causal=True, log_decay=gates, impl="chunked")
     assert_close(derivatives(repeated(q, k, v, gates)), derivatives(ordinary))
 
 
-def test_a_pass_with_work_of_torch_in_it_is_not_taken_for_a_tape(driver):
+def warmed(driver, inputs, grad, **options):
+    """The call after it was made often enough to be on tape, forward and backward."""
+    for _ in range(3):
+        both_passes(inputs, grad, causal=True, **options)
+    (call,) = again._calls.values()
+    assert all(call._tapes.values())
+    return call
+
+
+def test_both_passes_come_from_tapes(driver, monkeypatch):
+    inputs, grad = leaves(), qkv(seed=9)[0]
+    expected = both_passes(inputs, grad, causal=True)
+    warmed(driver, inputs, grad)
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(hopper, name, lambda *given: pytest.fail("was decided anew"))
+    assert both_passes(inputs, grad, causal=True) == expected
+
+
+@pytest.mark.parametrize("asked", [(True, False, False), (False, True, True), (False, False, True)])
+def test_gradients_that_nobody_asks_for_are_not_launched(driver, monkeypatch, asked):
+    inputs, grad = leaves(), qkv(seed=9)[0]
+    warmed(driver, inputs, grad)
+    chosen = [x.detach().requires_grad_(each) for x, each in zip(inputs, asked, strict=True)]
+    wanted = [x for x in chosen if x.requires_grad]
+
+    def call():
+        driver.launches.clear()
+        found = torch.autograd.grad(attention(*chosen, causal=True), wanted, grad)
+        return [stub_driver.head(x) for x in found], driver.launches[:]
+
+    right = stub_driver.each_time(monkeypatch, call)
+    assert [call() for _ in range(3)] == [right] * 3
+
+
+def test_gradients_and_saved_tensors_of_other_strides_have_tapes_of_their_own(driver, monkeypatch):
+    rows = torch.randn(1, 100, 2, 3 * 64).bfloat16().transpose(1, 2)
+    inputs = [x.requires_grad_() for x in rows.detach().split(64, -1)]
+    grad, turned = qkv(seed=9)[0], qkv(seed=9)[0].mT.contiguous().mT
+    moved = torch.cat([grad.flatten()[:1], grad.flatten()])[1:].view(grad.shape)
+    warmed(driver, inputs, grad)
+
+    def launched(grad, pack):
+        driver.launches.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = attention(*inputs, causal=True)
+        torch.autograd.grad(out, inputs, grad)
+        return driver.launches[:]
+
+    def plain(x):
+        return x
+
+    cases = [(grad, plain), (turned, plain), (moved, plain), (grad, torch.clone)]
+    cases.append((grad, lambda x: x.clone(memory_format=torch.contiguous_format)))
+    for case in cases:
+        right = stub_driver.each_time(monkeypatch, lambda case=case: launched(*case))
+        assert [launched(*case) for _ in range(3)] == [right] * 3
+
+
+def test_tensors_that_are_one_are_not_taken_for_two(driver, monkeypatch):
+    q, k, v = leaves()
+    grad = qkv(seed=9)[0]
+
+    def call(*inputs):
+        out = attention(*inputs, causal=True)
+        return [stub_driver.head(x) for x in (out, *torch.autograd.grad(out, inputs, grad))]
+
+    for _ in range(3):
+        call(q, q.detach().requires_grad_(), v)
+    for _ in range(3):
+        right = stub_driver.each_time(monkeypatch, lambda: call(q, k, v))
+        assert call(q, k, v) == right
+    (made,) = again._calls.values()
+    assert all(made._tapes.values())
+
+
+def test_a_pass_with_work_of_torch_in_it_has_no_tape(driver):
+    x, y = torch.randn(2, 8)
+    launch = hopper.nvrtc.Launch(driver.kernel("prepare", None, 0), (1, 1), 1, None, 5, bytes(72))
+
+    def work(filled):
+        made = torch.empty_like(x)
+        if filled:
+            made.zero_()
+        launch(x, y, made, None, None)
+        return [made]
+
+    driver.answers = dict.fromkeys([("prepare", 3), ("prepare", 4)], b"")
+    assert hopper.on_tape(lambda: work(False), [x, y], [])[1] is not None
+    assert hopper.on_tape(lambda: work(True), [x, y], [])[1] is None
+    assert hopper.on_tape(lambda: work(False), [x], [])[1] is None  # y is from elsewhere
+
+
+def test_gradients_of_groups_are_summed_by_torch(driver):
     q, k, v = leaves()
     grouped = [x[:, :1].detach().requires_grad_() for x in (k, v)]
     for _ in range(3):
         out = attention(q, *grouped, causal=True)
         torch.autograd.grad(out, [q, *grouped], qkv(seed=9)[0])
     (call,) = again._calls.values()
-    assert [name for name, tape in call._tapes.items() if tape is not None] == ["forward"]
+    assert list(call._tapes) == ["forward"]
+
+
+def test_another_stream_is_checked_again(driver, ordinary, monkeypatch):
+    attention(*qkv(), causal=True)
+    ordinary.clear()
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 6)
+    attention(*qkv(), causal=True)
+    assert len(ordinary) == 1
+
+
+def test_forward_mode_is_refused_as_by_an_ordinary_call(driver):
+    q, k, v = leaves()
+    warmed(driver, [q, k, v], qkv(seed=9)[0])
+    for tensors in ([q, k, v], [q.detach(), k.detach(), v.detach()]):
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward"):
+            attention(forward_ad.make_dual(tensors[0], k), *tensors[1:], causal=True)
 
 
 def test_threads_share_what_is_remembered(driver):

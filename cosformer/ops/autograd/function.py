@@ -1,5 +1,6 @@
 """The one differentiable function around all implementations in linear time."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -237,22 +238,23 @@ def _gradients_both_ways(given: Given, grads: Grads, asked: Asked) -> Gradients:
     from cosformer.ops.autograd.both_ways import both_ways
 
     by_torch = given._replace(options=given.options._replace(impl="chunked"))
-    return differentiable(lambda: both_ways(_causal_sums, by_torch), given, grads.out, asked)
+    return differentiable(functools.partial(both_ways, _causal_sums), by_torch, grads.out, asked)
 
 
 def differentiable(
-    attend: Callable[[], Tensor], given: Given, of_out: Tensor | None, asked: Asked
+    attend: Callable[[Given], Tensor], given: Given, of_out: Tensor | None, asked: Asked
 ) -> Gradients:
     """Gradients that have gradients: those of an output that is computed anew, by torch.
 
     Args:
-        attend: computes the output of what is `given`.
+        attend: computes the output of what is given.
         of_out: the output's gradient; None stands for zeros.
     """
     names = [name for name in ("q", "k", "v", "decay") if getattr(asked, name)]
-    leaves = [getattr(given, name) for name in names]
     with torch.enable_grad():
-        out = attend()
+        # of their own each: q may be k, or k may be made of q, and a gradient is of one argument
+        leaves = {name: getattr(given, name).view_as(getattr(given, name)) for name in names}
+        out = attend(given._replace(**leaves))
         of_out = torch.zeros_like(out) if of_out is None else of_out
-        found = torch.autograd.grad(out, leaves, of_out, create_graph=True)
+        found = torch.autograd.grad(out, list(leaves.values()), of_out, create_graph=True)
     return Gradients(**dict(zip(names, found, strict=True)))

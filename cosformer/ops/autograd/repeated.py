@@ -1,5 +1,7 @@
 """A call like earlier ones: what was decided for them serves again, forward and backward."""
 
+import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +71,7 @@ class Repeated:
         from cosformer.ops.autograd import kernels
 
         given = self.given(q, k, v, sums)
-        if "forward" in self._tapes:
+        if "forward" in self._tapes or _overlap(rows):
             return kernels.forward(given)
         found, self._tapes["forward"] = hopper.on_tape(
             lambda: hopper.forward(given), rows, self._fixed
@@ -82,7 +84,8 @@ class Repeated:
     ) -> Gradients:  # fmt: skip
         rows = [q, k, v, grad, results.out, results.total]
         rows += [x for x in (sums, results.kept) if x is not None]
-        key = (asked, grad.stride(), grad.data_ptr() % 16)
+        # hooks of saved tensors may give back others than those that were saved
+        key = (asked, *map(Tensor.stride, rows), _start(rows))
         if (tape := self._tapes.get(key)) is not None:
             swept = Swept(*tape(rows))
             if not asked.decay:
@@ -93,7 +96,8 @@ class Repeated:
         given = self.given(q, k, v, sums)
         if tape is None:
             grads = Grads(grad, None, None)
-            if key in self._tapes or q.shape[1] != k.shape[1]:  # groups are summed by torch
+            grouped = q.shape[1] != k.shape[1]  # whose gradients are summed by torch
+            if key in self._tapes or grouped or _overlap(rows):
                 return kernels.backward(given, results, grads, asked)
             found, self._tapes[key] = hopper.on_tape(
                 lambda: hopper.backward(given, results, grads, asked), rows, self._fixed
@@ -126,9 +130,22 @@ class _Repeated(Function):
         q, k, v, sums, out, total, kept = ctx.saved_tensors
         asked = Asked(*ctx.needs_input_grad[:4])
         if recorded():
-            given = ctx.by.given(q, k, v, sums)
-            found = differentiable(lambda: attend(given)[0], given, grad, asked)
+            found = differentiable(_output, ctx.by.given(q, k, v, sums), grad, asked)
         else:
             results = Results(out, total, None, kept)
             found = ctx.by.backward(q, k, v, sums, results, grad, asked)
         return found.q, found.k, found.v, found.decay, None
+
+
+def _output(given: Given) -> Tensor:
+    return attend(given)[0]
+
+
+def _start(rows: list[Tensor]) -> int:
+    """Where tensors begin, modulo 16 bytes; 0 where all begin at multiples of them."""
+    return functools.reduce(operator.or_, (x.data_ptr() for x in rows)) % 16
+
+
+def _overlap(rows: list[Tensor]) -> bool:
+    """Whether two tensors are one: a tape could not tell which of them a kernel was given."""
+    return len({x.data_ptr() for x in rows}) < len(rows)

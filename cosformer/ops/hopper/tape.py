@@ -67,8 +67,9 @@ def on_tape(
     """The results of a pass, and its tape; None if the pass does more than a tape can repeat.
 
     Args:
-        work: the pass. It reads tensors of `given`, which differ from call to call, and of
-            `fixed`, which do not, and which the caller keeps.
+        work: the pass.
+        given: the tensors that it reads and that differ from call to call, all of them distinct.
+        fixed: tensors that it reads in every call, which the caller keeps.
     """
     with noting_launches() as noted, _Allocations() as seen:
         results = work()
@@ -79,13 +80,12 @@ def on_tape(
     first_fixed = len(given) + len(seen.made)
     for n, place in enumerate((0, *kept), first_fixed):
         numbers.setdefault(place, n)
-    distinct = {x.data_ptr() for x in given}
     try:
         launches = [(launch, tuple(numbers[at] for at in places)) for launch, places in noted]
         returned = [None if x is None else seen.numbers[id(x)] for x in results]
     except KeyError:  # a part of a tensor, or one from elsewhere
         return results, None
-    if len(distinct) < len(given) or not launches:  # q may be k this time, and not the next
+    if not launches:
         return results, None
     rooms = [_room(x, given) for x in seen.made]
     return results, Tape(given[0].device, rooms, [0, *kept], launches, returned)
