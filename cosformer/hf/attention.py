@@ -121,6 +121,11 @@ def attention_mask_for(
     if attention_mask is None:
         return None
     key_mask = attention_mask[:, kv_offset : kv_offset + kv_length]
+    if key_mask.shape != (batch_size, kv_length):
+        raise ValueError(
+            f"attention_mask must be {PADDING}, for {batch_size} rows of {kv_offset + kv_length} "
+            f"tokens, got {list(attention_mask.shape)}"
+        )
     is_traced = torch.compiler.is_compiling()
     return None if not is_traced and bool(key_mask.all()) else key_mask
 

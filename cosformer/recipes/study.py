@@ -95,6 +95,7 @@ MLM: dict[str, Fields] = {
     SOFTMAX: {"mechanism": "softmax"},
     "softmax-conv": {"mechanism": "softmax", "conv": 5},
     "softmax-norm-sigmoid": {"mechanism": "softmax", **_NORM_SIGMOID},
+    "softmax-conv-norm-sigmoid": {"mechanism": "softmax", "conv": 5, **_NORM_SIGMOID},
     "cosformer": {"mechanism": "cosformer"},
     "cosformer-conv": {"mechanism": "cosformer", "conv": 5},
     "multiscale": {"mechanism": _MULTISCALE},

@@ -10,35 +10,42 @@ SOFTMAX = ("sdpa", "sdpa_flash", "sdpa_cudnn")
 """Candidates that compute softmax attention; the fastest of them is shown."""
 
 Group = list[Row]
-"""Times of one cell in one run."""
+"""Times of one pass of one cell in one run."""
 
 
 def speed_table(rows: Sequence[Row]) -> str:
     """Milliseconds of cosFormer and of softmax in the same run, a line for each machine and cell.
 
-    A cell that was measured again is shown as the newest run has it.
+    A pass of a cell that was measured again is shown as the newest run has it.
     """
     header = ["machine", "batch × heads × tokens × width"]
     for title in PASSES.values():
         header += [f"{title}: softmax", "cosFormer", "ratio"]
-    newest = {(_machine(group[0]), cell(group[0])): group for group in _groups(rows)}
-    lines = []
-    for (machine, sizes), group in sorted(newest.items(), key=_by_machine_and_length):
+    newest: dict[tuple[str, tuple[int, ...]], dict[str, Group]] = {}
+    for group in _groups(rows):
+        at = newest.setdefault((_machine(group[0]), cell(group[0])), {})
+        at[group[0].config["pass"]] = group
+    lines, shown = [], []
+    for (machine, sizes), found in sorted(newest.items(), key=_by_machine_and_length):
+        if len(found) < len(PASSES):
+            continue
         line = [machine, " × ".join(f"{size:,}" for size in sizes)]
         for name in PASSES:
-            ours, theirs = _pair(group, name)
+            ours, theirs = _pair(found[name])
             line += [milliseconds(theirs), milliseconds(ours), f"{theirs / ours:.1f} ×"]
+            shown.append(found[name])
         lines.append(line)
-    return f"{markdown(header, lines)}\n\n{_origin(list(newest.values()))}"
+    return f"{markdown(header, lines)}\n\n{_origin(shown)}"
 
 
 def _groups(rows: Sequence[Row]) -> Iterator[Group]:
-    """Times of causal attention by run and cell, the newest last; both sides in both passes."""
+    """Times of causal attention by run, cell and pass, the newest last; both sides are there."""
     found: dict[tuple[object, ...], Group] = {}
     for row in sorted(_chosen(rows), key=lambda row: row.date):
         if row.what == "time" and row.config["causal"]:
-            found.setdefault((row.date, _machine(row), cell(row)), []).append(row)
-    yield from (group for group in found.values() if all(_sides(group, name) for name in PASSES))
+            at = (row.date, _machine(row), cell(row), row.config["pass"])
+            found.setdefault(at, []).append(row)
+    yield from (group for group in found.values() if _has_both_sides(group))
 
 
 def _chosen(rows: Sequence[Row]) -> list[Row]:
@@ -49,16 +56,15 @@ def _chosen(rows: Sequence[Row]) -> list[Row]:
     return (run_with(cpu, "time") if cpu else []) + gpu
 
 
-def _sides(group: Group, pass_name: str) -> bool:
-    names = {row.config["candidate"] for row in group if row.config["pass"] == pass_name}
+def _has_both_sides(group: Group) -> bool:
+    names = {row.config["candidate"] for row in group}
     return bool(names & set(SOFTMAX)) and not names <= set(SOFTMAX)
 
 
-def _pair(group: Group, pass_name: str) -> tuple[float, float]:
-    """Times of one pass: ours, which is measured first, and that of the fastest softmax."""
-    of_pass = [row for row in group if row.config["pass"] == pass_name]
-    ours = next(row.value for row in of_pass if row.config["candidate"] not in SOFTMAX)
-    return ours, min(row.value for row in of_pass if row.config["candidate"] in SOFTMAX)
+def _pair(group: Group) -> tuple[float, float]:
+    """Our time, which is measured first, and that of the fastest softmax."""
+    ours = next(row.value for row in group if row.config["candidate"] not in SOFTMAX)
+    return ours, min(row.value for row in group if row.config["candidate"] in SOFTMAX)
 
 
 def _machine(row: Row) -> str:
@@ -67,9 +73,12 @@ def _machine(row: Row) -> str:
     return f"{row.hardware['name']}, {row.config['dtype']}"
 
 
-def _by_machine_and_length(entry: tuple[tuple[str, tuple[int, ...]], Group]) -> tuple[object, ...]:
-    (_, (batch, heads, length, width)), group = entry
-    return group[0].hardware["device"], _machine(group[0]), width, length, batch, heads
+def _by_machine_and_length(
+    entry: tuple[tuple[str, tuple[int, ...]], dict[str, Group]],
+) -> tuple[object, ...]:
+    (machine, (batch, heads, length, width)), found = entry
+    [row, *_] = next(iter(found.values()))
+    return row.hardware["device"], machine, width, length, batch, heads
 
 
 def _origin(groups: Sequence[Group]) -> str:
