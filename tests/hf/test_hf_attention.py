@@ -164,6 +164,10 @@ def test_dropout_of_weights_is_refused_in_training_alone():
     [
         ({"output_attentions": True}, "output_attentions must be None .* never formed.* got True"),
         (
+            {"attention_mask": torch.ones(2, 7, dtype=torch.int64)},
+            r"attention_mask must be \[batch, length\], .* 2 rows of 12 tokens, got \[2, 7\]",
+        ),
+        (
             {"attention_mask": torch.zeros(2, 1, 12, 12)},
             r"attention_mask must be \[batch, length\], .* got torch.float32 \[2, 1, 12, 12\]",
         ),
