@@ -33,6 +33,7 @@ from cosformer.training.loading import Loaded, kept_vocabulary, load
 from cosformer.training.phases import Phase
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin
+from cosformer.training.predictor import Predictor
 from cosformer.training.processes import Lost, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Progress, Started, duration, number
 from cosformer.training.start import inheriting
@@ -49,6 +50,7 @@ __all__ = [
     "Optimiser",
     "Parallel",
     "Place",
+    "Predictor",
     "Pretraining",
     "Progress",
     "Result",

@@ -36,7 +36,7 @@ from cosformer.training.folder import (
 )
 from cosformer.training.interrupt import uninterrupted
 from cosformer.training.learner import Diverged, Learner
-from cosformer.training.loading import create_task, model_of
+from cosformer.training.loading import create_task, keep_names, model_of
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
@@ -136,6 +136,8 @@ class Trainer:
             if processes.is_first:
                 if task.vocabulary is not None:
                     write_json(out / VOCABULARY, task.vocabulary.plain())
+                if task.names is not None:
+                    keep_names(out, task.names)
                 names = [phase.name for phase in todo]
                 log = closed.enter_context(Log(out / LOG, lambda row: self._is_done(row, names)))
                 if self._board is not None:
