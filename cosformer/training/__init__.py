@@ -21,6 +21,7 @@ from cosformer.training.folder import (
     LAST,
     LOG,
     comparable,
+    going_on,
     is_same_run,
     is_whole,
     load_config,

@@ -29,6 +29,7 @@ from cosformer.training.folder import (
     Log,
     adopt,
     comparable,
+    going_on,
     is_same_run,
     locked,
     require_visible,
@@ -90,6 +91,7 @@ class Trainer:
         if config.plugin is not None:
             load_plugin(config.plugin)
             config = replace(config, plugin=config.plugin.resolve())
+        config = going_on(config)
         self.config, self.device, self._task = config, resolved(config.device), task
         if config.graph and torch.device(self.device).type != "cuda":
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
@@ -251,29 +253,27 @@ class Trainer:
         """One step, and the line of the log where one is due."""
         learner.learn(fed)
         meter.add(fed.tokens)
-        is_last = learner.step == learner.phase.budget.steps
-        is_due = learner.step % self.config.log_every == 0 or is_last
+        is_due = not learner.phase.unlogged(learner.step, self.config.log_every)
         return self._logged(learner, meter, log) if is_due else None
 
     def _judges(self, learner: Learner) -> bool:
         """Whether the model is judged after its last step."""
-        is_last = learner.step == learner.phase.budget.steps
-        return learner.step % self.config.evaluation.every == 0 or is_last
+        is_end = learner.step in learner.phase.ends
+        return learner.step % self.config.evaluation.every == 0 or is_end
 
     def _logged(self, learner: Learner, meter: Meter, log: Log | None) -> Progress:
         loss, norm = learner.read()
-        steps = learner.phase.budget.steps
         speed, seconds = meter.read()
         event = Progress(
             phase=learner.phase.name,
             step=learner.step,
-            steps=steps,
+            steps=learner.phase.end(learner.step),
             loss=loss,
             lr=learner.lr,
             gradient_norm=norm,
             tokens_per_second=speed,
             memory=meter.memory(),
-            seconds_left=seconds * (steps - learner.step),
+            seconds_left=seconds * (learner.phase.budget.steps - learner.step),
         )
         if log is not None:
             log.append(asdict(event))

@@ -58,6 +58,23 @@ def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, sh
     assert (run / "log.jsonl").read_bytes() == log
 
 
+@pytest.mark.parametrize("by", ["--out", "--config"])
+def test_more_steps_extend_a_finished_run(here, by, shell):
+    command = (*LM, "--pretrain", "masked", "--out", "r")
+    shell.shows(*command)
+    assert "`--out r --steps` with more steps extends it" in shell.shows(*command)
+    more = command if by == "--out" else ("train", "lm", "--config=r/config.json")
+    shown = shell.shows(*more, "--steps", 20)
+    said = "extended: 2 steps to 20; after step 2 the learning rate is that of a run of 20 steps\n"
+    assert said in shown
+    assert "pretraining" not in shown
+    config = load("r").config
+    assert (config.ends, config.pretraining.budget.steps) == ((2, 20), 2)
+    assert config.evaluation.every == 1
+    assert "r is finished: 20 steps" in shell.shows(*more, "--steps", 20)
+    assert "must be at least the 20 of the run in r, got 2: it can be" in shell.refuses(*command)
+
+
 def test_the_recommended_model_writes_beyond_its_length_and_remembers_no_more(here, shell):
     shell.shows(*LM, "--length", "16", "--out", "r")
     assert len(shell.shows("generate", "r", "--tokens", "300", "--prompt", "green")) > 200
