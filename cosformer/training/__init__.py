@@ -60,6 +60,7 @@ __all__ = [
     "Started",
     "TaskConfig",
     "Trainer",
+    "Writer",
     "evaluate",
     "load",
     "train",
