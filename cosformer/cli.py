@@ -57,6 +57,7 @@ EXTRAS = {
     "safetensors": "train",
     "transformers": "hf",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
 }
 """Optional package -> the extra of this package that installs it."""
 

@@ -97,6 +97,9 @@ class Options:
     """CPU threads; as many as torch takes if not given. On a busy machine fewer are faster."""
     plugin: Path | None = None
     """Python file that registers mechanisms of your own; it is run before anything else."""
+    wandb: bool = False
+    """Show the run on Weights & Biases; with WANDB_MODE=offline, which is an environment variable,
+    without an account. --set wandb=false takes back what a file says."""
     out: Path | None = None
     """Folder of the run; one in runs/ that its settings name, if not given."""
     config: Path | None = None
@@ -254,6 +257,8 @@ def _flags(options: Options) -> dict[str, Any]:
     # a path is never read as a number, nor as none
     paths_given = {"start": options.start, "out": options.out, "plugin": options.plugin}
     found |= {name: str(path) for name, path in paths_given.items() if path is not None}
+    if options.wandb:
+        found["wandb"] = True
     if options.data is not None:
         inner = found.setdefault("task", {}).setdefault("options", {})
         inner[data_option(options.task)] = options.data

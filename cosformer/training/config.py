@@ -19,7 +19,7 @@ OF_TASK = ("kind", "vocabulary", "classes")
 """Fields of a model that follow from the task."""
 MOST_SEEDS = 2**30
 """Every step has a seed of 64 bits, made of the run's seed and the number of the step."""
-ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "plugin", "parallel")
+ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "wandb", "plugin", "parallel")
 """Settings that say where and how a run is kept: it may be continued with others."""
 
 
@@ -232,6 +232,8 @@ class RunConfig:
     """At most so much work is lost when the machine stops; 0 saves at every step."""
     tensorboard: bool = False
     """Whether TensorBoard's files are written beside the log."""
+    wandb: bool = False
+    """Whether Weights & Biases gets what the log gets."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.out, Path):

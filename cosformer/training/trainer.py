@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cosformer.config import plain
 from cosformer.models import parameter_count
 from cosformer.tasks import Task
-from cosformer.training.board import Board
+from cosformer.training.board import boards
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
@@ -21,7 +21,6 @@ from cosformer.training.feed import Fed, feed
 from cosformer.training.fingerprint import keep, require_same
 from cosformer.training.folder import (
     BEST,
-    BOARD,
     LAST,
     LOG,
     STATUS,
@@ -95,7 +94,7 @@ class Trainer:
         self.config, self.device, self._task = config, resolved(config.device), task
         if config.graph and torch.device(self.device).type != "cuda":
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
-        self._board = Board(config.out / BOARD) if config.tensorboard else None
+        self._boards = boards(config)
         self._given, self._processes = processes, processes or ALONE
         self._moment = "the start"  # where the run is, for a message about a process that fails
         self.place = Place()
@@ -142,8 +141,8 @@ class Trainer:
                     keep_names(out, task.names)
                 names = [phase.name for phase in todo]
                 log = closed.enter_context(Log(out / LOG, lambda row: self._is_done(row, names)))
-                if self._board is not None:
-                    closed.callback(self._board.close)
+                for board in self._boards:
+                    closed.callback(board.close)
             else:
                 require_same(out, task)  # another machine may have other data
             self._status("running")
@@ -151,8 +150,8 @@ class Trainer:
                 before = None if start is None else start.model
                 with processes.guarded(lambda: self._moment):
                     for event in self._phases(todo, found, before, log):
-                        if self._board is not None and processes.is_first:
-                            self._board.add(event)
+                        for board in self._boards if processes.is_first else ():
+                            board.add(event)
                         yield event
             except Exception as error:
                 with contextlib.suppress(OSError):  # the disk may be full: the first error says so

@@ -272,6 +272,27 @@ def test_runs_are_listed_with_their_state_and_an_odd_folder_hides_none(here, run
     assert shell("runs", "nowhere")[0] == 2
 
 
+def test_losses_of_runs_are_a_picture_with_a_colour_for_each(here, run, shell):
+    pytest.importorskip("matplotlib")
+    other = shutil.copytree(run, here / "runs" / "folder" / "s")
+    with (other / "log.jsonl").open("a") as log:
+        log.write('{"phase": "training", "st')  # a process was killed
+    (shutil.copytree(run, here / "runs" / "t") / "log.jsonl").unlink()
+    picture = here / "losses.svg"
+    assert "written: losses.svg (2 of 3 runs)\n" in shell.shows("runs", "--plot", "losses.svg")
+    drawn = picture.read_bytes()
+    for name in ("r, training", "folder/s, training", "folder/s, validation"):
+        assert f"<!-- {name} -->".encode() in drawn
+    shell.shows("runs", "--plot", "losses.svg")
+    assert picture.read_bytes() == drawn
+    assert "plot must end in .svg, .png, .pdf, got a.gif" in shell.refuses(
+        "runs", "--plot", "a.gif"
+    )
+    code, _, err = shell("runs", "runs/t", "--plot", "t.svg")
+    assert (code, "a run with losses in its log, got runs/t" in err) == (2, True)
+    assert not (here / "t.svg").exists()
+
+
 def test_a_run_that_diverges_ends_with_one_line_and_a_1(here, shell):
     command = [*LM, "--set", "optimiser.clip=none"]
     code, _, err = shell(*command, "--out", "r", "--lr", "1e30")
@@ -324,6 +345,7 @@ WRONG = [
         "must allow the 128 tokens of training",
     ),
     ("lm --data my.txt --set tensorboard=true", "pip install 'cosformer[tensorboard]'"),
+    ("lm --data my.txt --wandb", "pip install 'cosformer[wandb]'"),
     ("lm --set evaluation.every=0", "evaluation.every must be a whole number from 1 on, got 0"),
     (
         f"copying --mechanism reformer --set model.options.seed={2**70}",
@@ -338,6 +360,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(words, message, here, monkeypa
     (here / "own.tsv").write_text("stars\treview\n1\tgood\n0\tbad\n")
     before = sorted(here.iterdir())
     monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     assert message in shell.refuses("train", *words.split())
     assert sorted(here.iterdir()) == before
 
