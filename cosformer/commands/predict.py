@@ -25,7 +25,7 @@ class Options:
 
     cosformer predict runs/my-run --data rows.csv --format csv --out predicted.csv
 
-    echo 'a fine film' | cosformer predict runs/my-run
+    cosformer predict runs/my-run
     """
 
     run: Path
@@ -54,13 +54,13 @@ class Options:
             raise ValueError(f"text must name one column or two, got {' '.join(self.text)}")
         if self.text and self.data is None:
             raise ValueError(f"text must be left out for standard input, got {' '.join(self.text)}")
-        if self.data is not None and not self.data.is_file():
-            raise ValueError(
-                f"data must be a .tsv, .csv or .jsonl file, got {self.data}, which is none"
-            )
 
 
 def run(options: Options) -> int:
+    if options.data is not None and not options.data.is_file():
+        raise ValueError(
+            f"data must be a .tsv, .csv or .jsonl file, got {options.data}, which is no file"
+        )
     found = load(options.run, options.checkpoint, device=options.device, plugin=options.plugin)
     predictor = Predictor.of(found)
     if predictor.labels is None:

@@ -142,11 +142,14 @@ def runs_figure(runs: Sequence[Curves], file_format: str) -> bytes:
 
     def draw(figure: Any) -> None:
         axis = figure.subplots()
-        for run, colour in zip(runs, itertools.cycle(COLOURS_OF_RUNS), strict=False):
+        # colours end before runs may: those that come after have other dashes
+        looks = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS_OF_RUNS))
+        for run, (dashes, colour) in zip(runs, looks, strict=False):
+            line = {"color": colour, "linestyle": dashes}
             for what, style in STYLES.items():
                 if points := getattr(run, what):
                     label = f"{run.name}, {style['label']}"
-                    axis.plot(*zip(*points, strict=True), color=colour, **{**style, "label": label})
+                    axis.plot(*zip(*points, strict=True), **{**style, **line, "label": label})
         axis.set_xlabel("steps")
         axis.set_ylabel("loss, nats")
         draw_grid(axis)
