@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("cosformer.commands.train", "train a model on a task; again: continue"),
     "evaluate": ("cosformer.commands.evaluate", "judge a trained model on a split"),
     "generate": ("cosformer.commands.generate", "text from a trained language model"),
+    "predict": ("cosformer.commands.predict", "labels of texts from a trained classifier"),
     "export": ("cosformer.commands.export", "a trained model for Hugging Face Transformers"),
     "study": ("cosformer.commands.study", "many mechanisms under one protocol, side by side"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
@@ -56,6 +57,7 @@ EXTRAS = {
     "safetensors": "train",
     "transformers": "hf",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
 }
 """Optional package -> the extra of this package that installs it."""
 

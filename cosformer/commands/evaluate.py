@@ -154,6 +154,7 @@ def _rows(found: Loaded, options: Options, metrics: dict[str, float]) -> list[re
         "schedule": plain(config.schedule),
         "steps": found.place.step,
         "budget": plain(config.budget),
+        **({"extended": list(config.extended)} if config.extended else {}),
         "batch": config.budget.batch,
         "split": options.split,
         "samples": _samples(found, options),

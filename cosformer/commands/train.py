@@ -1,6 +1,7 @@
 """`cosformer train TASK`: from a task to a trained model; the same command again continues."""
 
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from cosformer.training import (
     Trainer,
     comparable,
     duration,
+    going_on,
     inheriting,
     is_same_run,
     is_whole,
@@ -80,7 +82,7 @@ class Options:
     batch: int | None = None
     """Sequences in a step."""
     steps: int | None = None
-    """Updates of the parameters."""
+    """Updates of the parameters; with --out of a run and more steps than it has, it is extended."""
     lr: float | None = None
     """The highest learning rate."""
     seed: int | None = None
@@ -95,6 +97,9 @@ class Options:
     """CPU threads; as many as torch takes if not given. On a busy machine fewer are faster."""
     plugin: Path | None = None
     """Python file that registers mechanisms of your own; it is run before anything else."""
+    wandb: bool = False
+    """Show the run on Weights & Biases; with WANDB_MODE=offline, which is an environment variable,
+    without an account. --set wandb=false takes back what a file says."""
     out: Path | None = None
     """Folder of the run; one in runs/ that its settings name, if not given."""
     config: Path | None = None
@@ -122,8 +127,11 @@ def run(options: Options) -> int:
 
 def _train(config: RunConfig, processes: Processes) -> int:
     """The same on each of the processes that train the run."""
-    if is_same_run(config) and (status := state_of(config.out))["state"] == "finished":
-        print(f"{config.out} is finished: {_summary(status)}; see `cosformer evaluate`")
+    config = going_on(config)
+    status = state_of(config.out) if is_same_run(config) else {}
+    if status.get("state") == "finished" and status["step"] >= config.budget.steps:
+        more = f"`--out {config.out} --steps` with more steps extends it"
+        print(f"{config.out} is finished: {_summary(status)}; see `cosformer evaluate`; {more}")
         return 0
     trainer = Trainer(config, processes=processes)
     if processes.is_first:
@@ -136,6 +144,11 @@ def _train(config: RunConfig, processes: Processes) -> int:
                     print(f"cosformer: train: {note}", file=sys.stderr)
                 start = "" if config.start is None else f", from {config.start}"
                 print(f"run: {config.out}{start} (the same command continues it)")
+                for before, steps in itertools.pairwise(config.ends):
+                    print(
+                        f"extended: {before:,} steps to {steps:,}; after step {before:,} the "
+                        f"learning rate is that of a run of {steps:,} steps"
+                    )
                 print(f"model: {_about(config, event.model)}")
             _show(event)
     except Diverged as error:
@@ -203,10 +216,27 @@ def _merged(config: RunConfig, options: Options, layers: Sequence[Mapping[str, A
         for layer in layers:
             if isinstance(given := layer.get("pretraining"), Mapping):
                 config = settings.merge(config, {"pretraining": given})
+    if _text(layers, "out") is not None and (config.out / CONFIG).is_file():
+        config = _extending(config, load_config(config.out), layers)
     if config.task.name != options.task:
         raise ValueError(f"task must be that of the config, {config.task.name}, got {options.task}")
     start, plugin = (None if p is None else p.resolve() for p in (config.start, config.plugin))
     return replace(config, task=_in_full(config.task), start=start, plugin=plugin)
+
+
+def _extending(
+    config: RunConfig, there: RunConfig, layers: Sequence[Mapping[str, Any]]
+) -> RunConfig:
+    """What follows from the first steps of a run stays as it is there when it gets other steps."""
+    if config.budget.steps == there.budget.steps and not there.extended:
+        return config
+    if _last(layers, "evaluation.every") is None:
+        evaluation = replace(config.evaluation, every=there.evaluation.every)
+        config = replace(config, evaluation=evaluation)
+    before, kept = config.pretraining, there.pretraining
+    if before and kept and _last(layers, "pretraining.budget") is None:
+        config = replace(config, pretraining=replace(before, budget=kept.budget))
+    return config
 
 
 def _flags(options: Options) -> dict[str, Any]:
@@ -227,6 +257,8 @@ def _flags(options: Options) -> dict[str, Any]:
     # a path is never read as a number, nor as none
     paths_given = {"start": options.start, "out": options.out, "plugin": options.plugin}
     found |= {name: str(path) for name, path in paths_given.items() if path is not None}
+    if options.wandb:
+        found["wandb"] = True
     if options.data is not None:
         inner = found.setdefault("task", {}).setdefault("options", {})
         inner[data_option(options.task)] = options.data

@@ -1,6 +1,13 @@
 """Rows to tables, figures and pages. Reads rows only: nothing here measures or knows the op."""
 
-from cosformer.report.learning import NAMES, floor_sentence, summary, verdict
+from cosformer.report.learning import (
+    NAMES,
+    Curves,
+    floor_sentence,
+    runs_figure,
+    summary,
+    verdict,
+)
 from cosformer.report.maps import Maps
 from cosformer.report.page import TITLES, Shown, page
 from cosformer.report.selection import LABELS, Times, crossover_sentence, times
@@ -11,6 +18,7 @@ __all__ = [
     "MISSING",
     "NAMES",
     "TITLES",
+    "Curves",
     "Maps",
     "Shown",
     "Times",
@@ -18,6 +26,7 @@ __all__ = [
     "floor_sentence",
     "markdown",
     "page",
+    "runs_figure",
     "summary",
     "times",
     "verdict",

@@ -1,16 +1,18 @@
 """Two runs side by side: their curves of loss, a table of their last values, and who won."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cosformer.records import Row
-from cosformer.report.figures import draw_grid, figure_bytes
+from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING
 
 NAMES = {"cosformer-gated": "cosFormer", "softmax": "softmax"}
 """The mechanisms of a demo and their names for readers: ours first."""
 COLOURS = {"cosformer-gated": "#0b6e99", "softmax": "#c4501b"}
+COLOURS_OF_RUNS = ("#0b6e99", *OTHER_COLOURS)
 AXES = {"step": "steps", "seconds": "seconds of its own"}
 """What losses are drawn against."""
 STYLES: dict[str, dict[str, Any]] = {
@@ -125,6 +127,35 @@ def learning_figure(rows: Sequence[Row], task: str, file_format: str) -> bytes:
         axes[0].set_ylabel("loss, nats")
 
     return figure_bytes(draw, (9.6, 3.4), file_format)
+
+
+class Curves(NamedTuple):
+    """The losses of a run: steps, counted from 1, and nats."""
+
+    name: str
+    train_loss: list[tuple[int, float]]
+    valid_loss: list[tuple[int, float]]
+
+
+def runs_figure(runs: Sequence[Curves], file_format: str) -> bytes:
+    """Losses of runs against steps, a colour for each: training thin, validation with dots."""
+
+    def draw(figure: Any) -> None:
+        axis = figure.subplots()
+        # colours end before runs may: those that come after have other dashes
+        looks = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS_OF_RUNS))
+        for run, (dashes, colour) in zip(runs, looks, strict=False):
+            line = {"color": colour, "linestyle": dashes}
+            for what, style in STYLES.items():
+                if points := getattr(run, what):
+                    label = f"{run.name}, {style['label']}"
+                    axis.plot(*zip(*points, strict=True), **{**style, **line, "label": label})
+        axis.set_xlabel("steps")
+        axis.set_ylabel("loss, nats")
+        draw_grid(axis)
+        figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=2)
+
+    return figure_bytes(draw, (7.2, 4.2 + 0.2 * len(runs)), file_format)
 
 
 def _draw_panel(axis: Any, rows: Sequence[Row], key: str, title: str) -> None:

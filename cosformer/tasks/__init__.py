@@ -2,13 +2,14 @@
 
 from cosformer.tasks import arena, files, generated, tables, text
 from cosformer.tasks.base import IGNORED, SPECIALS, SPLITS, Batch, Facts, Task
+from cosformer.tasks.classify import Read, Reader
 from cosformer.tasks.files import replacing
 from cosformer.tasks.language import LanguageTask, MaskedTask
 from cosformer.tasks.pretraining import from_inputs
 from cosformer.tasks.ragged import Array
-from cosformer.tasks.sequences import SequenceTask
-from cosformer.tasks.table import TASKS, create, has_vocabulary, options_of
-from cosformer.tasks.tables import KNOWN
+from cosformer.tasks.sequences import SequenceTask, cut_note, empty_note
+from cosformer.tasks.table import TASKS, create, has_vocabulary, option_of, options_of
+from cosformer.tasks.tables import KNOWN, Names
 from cosformer.tasks.text import FROM_PYTHON, TEXTS
 from cosformer.tasks.vocabulary import Vocabulary, Words, restore
 

@@ -142,7 +142,8 @@ def retrieval(
         ]
         for split in SPLITS
     }
-    return SequenceTask(splits, facts, device, Bytes())
+    called = tables.Names(tuple(table.classes), ())  # its columns hold names of papers, not texts
+    return SequenceTask(splits, facts, device, Bytes(), names=called)
 
 
 def image(*, data: Path | str | None = None, device: Device = "cpu") -> SequenceTask:

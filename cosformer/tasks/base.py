@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_whole
+from cosformer.tasks.tables import Names
 from cosformer.tasks.vocabulary import Vocabulary
 
 SPLITS = ("train", "valid", "test")
@@ -54,7 +55,7 @@ class Facts:
 
     def token(self, special: str) -> int:
         """The number of one of `SPECIALS`."""
-        return self.data_tokens + SPECIALS.index(special)
+        return special_token(special, self.data_tokens)
 
 
 class Task(abc.ABC):
@@ -65,6 +66,8 @@ class Task(abc.ABC):
     device: torch.device
     vocabulary: Vocabulary | None = None
     """How tokens are written, where they are those of a text."""
+    names: Names | None = None
+    """What the classes of texts are called, where a table says so."""
     notes: tuple[str, ...] = ()
     """What a user should know about the data, such as how many texts are cut; a sentence each."""
 
@@ -125,6 +128,11 @@ class BatchId:
     step: int
     batch_size: int
     ranks: int
+
+
+def special_token(special: str, data_tokens: int) -> int:
+    """The number of one of `SPECIALS` above so many tokens of the data."""
+    return data_tokens + SPECIALS.index(special)
 
 
 def sha256_of(tensors: Iterable[Tensor]) -> str:

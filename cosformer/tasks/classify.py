@@ -1,16 +1,19 @@
 """Classification of sentences and pairs of them: known sets, or tables of the user's."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from cosformer.tasks import files, tables
 from cosformer.tasks import vocabulary as vocabularies
-from cosformer.tasks.base import SPLITS, Facts, require_options
+from cosformer.tasks.base import SPLITS, Batch, Facts, require_options, special_token
 from cosformer.tasks.ragged import Array, Ragged
-from cosformer.tasks.sequences import SequenceTask, complete, cut_note, majority
+from cosformer.tasks.resident import Resident
+from cosformer.tasks.sequences import SequenceTask, complete, cut_note, empty_note, majority
 
 
 def classify(
@@ -50,23 +53,63 @@ def classify(
         floor_is="the most frequent class of the test split",
         towers=towers,
     )
-    columns = [[kind.encode(each.encode()) for each in column] for column in table.texts]
-    notes = []
-    if empty := sum(not len(each) for column in columns for each in column):
-        count = sum(map(len, columns))
-        notes.append(f"{empty:,} of {count:,} texts are empty and are read as one start token")
-    if len(columns) == 2 and towers == 1:
-        joined = [len(first) + 1 + len(second) for first, second in zip(*columns, strict=True)]
-        notes += cut_note(sum(each > length for each in joined), len(joined), length)
-        separator = facts.token("separator")
-        pairs = zip(*columns, strict=True)
-        columns = [[join(first, second, separator, length) for first, second in pairs]]
-    # an empty text is one token: a sequence with none has no mean
-    nothing = np.array([facts.token("start")])
-    columns = [[each if len(each) else nothing for each in column] for column in columns]
-    whole = [_ragged(column, table.labels, facts.vocabulary) for column in columns]
+    read = Reader(kind, length, towers).read(table.texts)
+    notes = empty_note(read.empty, sum(map(len, table.texts)))
+    if len(table.texts) == 2 and towers == 1:  # the task itself counts those that are not joined
+        notes += cut_note(read.cut, len(table.labels), length)
+    whole = [_ragged(tower, table.labels, facts.vocabulary) for tower in read.towers]
     splits = {split: [tower.take(indices[split]) for tower in whole] for split in SPLITS}
-    return SequenceTask(splits, facts, device, kind, notes)
+    names = tables.Names(tuple(table.classes), table.columns)
+    return SequenceTask(splits, facts, device, kind, notes, names)
+
+
+class Read(NamedTuple):
+    """Texts as sequences of tokens."""
+
+    towers: list[list[Array]]
+    """The sequences of each tower, none of which is empty."""
+    empty: int
+    """Texts that had no token, and are one start token now."""
+    cut: int
+    """Sequences that are longer than the reader's length; joined ones are cut already."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a classifier reads texts, the same where it learns and where it predicts."""
+
+    vocabulary: vocabularies.Vocabulary
+    length: int
+    """No sequence of a batch is longer."""
+    towers: int = 1
+    """2: the parts of a pair are read apart; 1: as one sequence with a separator between them."""
+
+    def read(self, columns: Sequence[Sequence[str]]) -> Read:
+        """Sequences of one column of texts, or of two whose texts are pairs."""
+        found = [[self.vocabulary.encode(text) for text in column] for column in columns]
+        empty = sum(not len(each) for column in found for each in column)
+        if len(found) == 2 and self.towers == 1:
+            pairs = list(zip(*found, strict=True))
+            cut = sum(len(first) + 1 + len(second) > self.length for first, second in pairs)
+            separator = special_token("separator", self.vocabulary.size)
+            found = [[join(first, second, separator, self.length) for first, second in pairs]]
+        else:
+            cut = sum(len(each) > self.length for column in found for each in column)
+        # an empty text is one token: a sequence with none has no mean
+        nothing = np.array([special_token("start", self.vocabulary.size)])
+        towers = [[each if len(each) else nothing for each in column] for column in found]
+        return Read(towers, empty, cut)
+
+    def batch(self, read: Read, device: torch.device | str) -> Batch:
+        """What a model is called with: all sequences side by side, without labels."""
+        batch: Batch = {}
+        pad = special_token("pad", self.vocabulary.size)
+        for suffix, tower in zip(("", "2"), read.towers, strict=False):
+            numbers = np.arange(len(tower))
+            ragged = _ragged(tower, numbers, special_token("start", self.vocabulary.size) + 1)
+            whole = Resident(ragged, pad=pad, length=self.length, device=torch.device(device))
+            batch[f"tokens{suffix}"], batch[f"mask{suffix}"] = whole.gather(numbers)
+        return batch
 
 
 def join(first: Array, second: Array, separator: int, length: int) -> Array:

@@ -67,6 +67,19 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} must be text in UTF-8: {error}") from None
 
 
+@contextlib.contextmanager
+def reading(path: Path, newline: str) -> Iterator[IO[str]]:
+    """A text to be read line by line, unpacked where needed: it may be larger than the memory."""
+    opener = OPENERS.get(path.suffix, open)
+    try:
+        with opener(path, "rt", encoding="utf-8", newline=newline) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8: {error}") from None
+    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} must be a whole {path.suffix} file: {error}") from None
+
+
 def plain_suffix(path: Path) -> str:
     """What kind of file it is: `.tsv` of `x.tsv.xz`."""
     return Path(path.stem).suffix if path.suffix in OPENERS else path.suffix

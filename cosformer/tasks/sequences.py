@@ -10,6 +10,7 @@ from cosformer.tasks.base import SPLITS, Batch, BatchId, Facts, Task, sha256_of
 from cosformer.tasks.order import Order
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.resident import Resident
+from cosformer.tasks.tables import Names
 from cosformer.tasks.vocabulary import Vocabulary
 
 HELD_OUT = 0.1
@@ -55,8 +56,10 @@ class SequenceTask(Task):
         device: torch.device | str = "cpu",
         vocabulary: Vocabulary | None = None,
         notes: Sequence[str] = (),
+        names: Names | None = None,
     ) -> None:
-        self.facts, self.device, self.vocabulary = facts, torch.device(device), vocabulary
+        self.facts, self.device = facts, torch.device(device)
+        self.vocabulary, self.names = vocabulary, names
         towers = [tower for split in SPLITS for tower in splits[split]]
         cut = sum(int((tower.lengths > facts.length).sum()) for tower in towers)
         self.notes = (*notes, *cut_note(cut, sum(map(len, towers)), facts.length))
@@ -78,6 +81,13 @@ def cut_note(cut: int, count: int, length: int) -> list[str]:
     if not cut:
         return []
     return [f"{cut:,} of {count:,} sequences are longer than length={length:,} and are cut"]
+
+
+def empty_note(empty: int, count: int) -> list[str]:
+    """A sentence that says how many texts have no token; none if none do."""
+    if not empty:
+        return []
+    return [f"{empty:,} of {count:,} texts are empty and are read as one start token"]
 
 
 def majority(labels: Array) -> float:

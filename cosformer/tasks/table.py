@@ -66,12 +66,22 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {option: coerce(value, types[option], option) for option, value in given.items()}
 
 
+def option_of(name: str, given: Mapping[str, Any], option: str) -> Any:
+    """One option of a task: as it is given, else its default."""
+    if option in given:
+        return options_of(name, given)[option]
+    return _parameters(name)[option].default
+
+
 def _types(name: str) -> dict[str, Any]:
     """The options of a task and their types."""
     known = [*TASKS, *tables.KNOWN]
     if name not in known:
         raise ValueError(f"task must be one of {', '.join(known)}, got {name!r}")
-    is_table = name in tables.KNOWN
-    parameters = inspect.signature(TASKS["classify" if is_table else name]).parameters
-    decided = {"learnt", "device"} | ({"name"} if is_table else set())
-    return {each: p.annotation for each, p in parameters.items() if each not in decided}
+    decided = {"learnt", "device"} | ({"name"} if name in tables.KNOWN else set())
+    return {each: p.annotation for each, p in _parameters(name).items() if each not in decided}
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    """The arguments of what builds a known task."""
+    return inspect.signature(TASKS["classify" if name in tables.KNOWN else name]).parameters

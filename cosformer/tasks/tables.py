@@ -3,9 +3,10 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,17 @@ TEXT_COLUMNS = (
     ("text",),
 )
 """Columns that are looked for, in this order, where none are named."""
+TRAINING = "--set task.options.{}=COLUMN"
+"""How a column is named where a task is learnt."""
+
+
+class Names(NamedTuple):
+    """What a table calls its classes, and the columns of its texts."""
+
+    labels: tuple[str, ...]
+    """The classes 0, 1, … in the user's words."""
+    columns: tuple[str, ...]
+    """One column, or two of pairs; none: such columns are looked for."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,8 @@ class Table:
     labels: Array
     classes: list[str]
     """What the labels 0, 1, … are called in the file."""
+    columns: tuple[str, ...]
+    """What the columns of texts are called in the file."""
     splits: dict[str, Array] = field(default_factory=dict)
     """Split -> numbers of its samples, where the file says so."""
 
@@ -76,47 +90,80 @@ def read(paths: Mapping[str, Path], *, text: Sequence[str] = (), label: str = "l
     for split, path in paths.items():
         found = _columns(path)
         count = len(next(iter(found.values())))
-        names = tuple(text) or _guess(found, path)
+        names = tuple(text) or _guess(found, path, TRAINING)
         for name in (*names, label):
-            if name not in found:
-                option = "label" if name == label else "text"
-                raise ValueError(
-                    f"{path} must have the column {name!r}, got {', '.join(map(repr, found))}: "
-                    f"--set task.options.{option}=COLUMN names another one"
-                )
+            _require(name, found, path, TRAINING.format("label" if name == label else "text"))
             columns.setdefault(name, []).extend(found[name])
         splits += [split] * count if split else found.get("split", [""] * count)
     labels, classes = _classes(columns[label])
-    return Table(tuple(columns[name] for name in names), labels, classes, _by_split(splits))
+    texts = tuple(columns[name] for name in names)
+    return Table(texts, labels, classes, names, _by_split(splits))
+
+
+def stream(path: Path, text: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+    """The texts of a table row by row: it may be larger than the memory, and needs no labels.
+
+    `text` names one column or two; none: they are looked for.
+    """
+    remedy = "--text COLUMN"
+    with files.reading(path, "" if files.plain_suffix(path) == ".csv" else "\n") as file:
+        rows = _rows(path, file)
+        header = next(rows)
+        names = tuple(text) or _guess(header, path, remedy)
+        for name in names:
+            _require(name, header, path, remedy)
+        at = [header.index(name) for name in names]
+        for cells in rows:
+            yield tuple(cells[n] for n in at)
 
 
 def _columns(path: Path) -> dict[str, list[str]]:
     """Columns by name, all as text."""
-    kind, content = files.plain_suffix(path), files.read_text(path)
+    newline = "" if files.plain_suffix(path) == ".csv" else "\n"
+    header, *lines = _rows(path, io.StringIO(files.read_text(path), newline=newline))
+    return {name: [cells[n] for cells in lines] for n, name in enumerate(header)}
+
+
+def _rows(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
+    """The header of a table, then its rows, one or more; all cells as text."""
+    kind, n = files.plain_suffix(path), 1
     if kind == ".jsonl":
-        rows = [_object(line, path, n) for n, line in enumerate(content.split("\n"), 1) if line]
-        header = list(rows[0]) if rows else []
-        for n, row in enumerate(rows, 1):
-            if missing := [name for name in header if row.get(name) is None]:
-                raise ValueError(f"{path}, object {n}, must have {missing[0]!r}, got {list(row)}")
-        lines = [[str(row[name]) for name in header] for row in rows]
-    elif kind in (".tsv", ".csv"):
-        if kind == ".tsv":  # published without quoting: a quote is a quote
-            table = [line.rstrip("\r").split("\t") for line in content.split("\n") if line]
-        else:
-            table = [row for row in csv.reader(io.StringIO(content, newline="")) if row]
-        header, lines = (table[0], table[1:]) if table else ([], [])
+        found = _objects(path, lines)
+    elif kind == ".tsv":  # published without quoting: a quote is a quote
+        texts = (line.removesuffix("\n") for line in lines)
+        found = (text.rstrip("\r").split("\t") for text in texts if text)
+    elif kind == ".csv":
+        found = (row for row in csv.reader(lines) if row)
     else:
         raise ValueError(f"{path} must be a .tsv, .csv or .jsonl file, packed or not, got {kind!r}")
-    for n, cells in enumerate(lines, 2):
-        if len(cells) != len(header):
-            raise ValueError(
-                f"{path}, row {n}, must have {len(header)} fields as the header has, "
-                f"got {len(cells)}"
-            )
-    if not lines:
+    try:
+        header = next(found, [])
+        yield header
+        for n, cells in enumerate(found, 2):
+            if len(cells) != len(header):
+                raise ValueError(
+                    f"{path}, row {n}, must have {len(header)} fields as the header has, "
+                    f"got {len(cells)}"
+                )
+            yield cells
+    except csv.Error as error:  # such as a cell of more than 131,072 characters
+        raise ValueError(f"{path} must be a CSV file: {error}; .jsonl has no such limit") from None
+    if n == 1:
         raise ValueError(f"{path} must have a header and one or more rows, got none")
-    return {name: [cells[n] for cells in lines] for n, name in enumerate(header)}
+
+
+def _objects(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
+    """The names in the first object of JSON lines, then what each object has under them."""
+    texts = ((n, line.removesuffix("\n")) for n, line in enumerate(lines, 1))
+    objects = (_object(text, path, n) for n, text in texts if text)
+    header: list[str] = []
+    for n, row in enumerate(objects, 1):
+        if n == 1:
+            header = list(row)
+            yield header
+        if missing := [name for name in header if row.get(name) is None]:
+            raise ValueError(f"{path}, object {n}, must have {missing[0]!r}, got {list(row)}")
+        yield [str(row[name]) for name in header]
 
 
 def _object(line: str, path: Path, number: int) -> dict[str, object]:
@@ -129,13 +176,22 @@ def _object(line: str, path: Path, number: int) -> dict[str, object]:
     return found
 
 
-def _guess(columns: Mapping[str, object], path: Path) -> tuple[str, ...]:
+def _require(name: str, columns: Iterable[str], path: Path, remedy: str) -> None:
+    """An error unless a table has a column; `remedy` says how another one is named."""
+    if name not in columns:
+        raise ValueError(
+            f"{path} must have the column {name!r}, got {', '.join(map(repr, columns))}: "
+            f"{remedy} names another one"
+        )
+
+
+def _guess(columns: Iterable[str], path: Path, remedy: str) -> tuple[str, ...]:
     for names in TEXT_COLUMNS:
         if all(name in columns for name in names):
             return names
     raise ValueError(
         f"text must name the column with the texts, got none for {path}, which has "
-        f"{', '.join(map(repr, columns))}: --set task.options.text=COLUMN names it"
+        f"{', '.join(map(repr, columns))}: {remedy.format('text')} names it"
     )
 
 

@@ -28,7 +28,8 @@ class Vocabulary(Protocol):
     widths: Array | None
     """Bytes that each token stands for; None where a text's bytes are not known from its tokens."""
 
-    def encode(self, text: bytes) -> Array: ...
+    def encode(self, text: str | bytes) -> Array:
+        """The tokens of a text; bytes are read as UTF-8."""
 
     def decode(self, tokens: Array) -> str: ...
 
@@ -46,8 +47,8 @@ class Bytes:
     size = 256
     widths: Array | None = np.ones(256, np.int64)
 
-    def encode(self, text: bytes) -> Array:
-        return np.frombuffer(text, np.uint8)
+    def encode(self, text: str | bytes) -> Array:
+        return np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
 
     def decode(self, tokens: Array) -> str:
         return bytes(np.asarray(tokens, np.uint8)).decode(errors="replace")
@@ -77,7 +78,7 @@ class Words:
         counts.setdefault("<unk>", 0)
         return cls([word for word, _ in counts.most_common()])
 
-    def encode(self, text: bytes) -> Array:
+    def encode(self, text: str | bytes) -> Array:
         unknown = self.numbers["<unk>"]
         return np.array([self.numbers.get(word, unknown) for word in _words(text)], np.int32)
 
@@ -113,7 +114,7 @@ class Merges:
             raise ValueError(f"vocabulary must lie in 257 to 65,536, got {size}")
         return cls(_learn(text, size - 256))
 
-    def encode(self, text: bytes) -> Array:
+    def encode(self, text: str | bytes) -> Array:
         found: list[int] = []
         for word in WORD.findall(_decode(text)):
             if word not in self._known:
@@ -182,11 +183,13 @@ def restore(plain: Mapping[str, Any]) -> Vocabulary:
     raise ValueError(f"vocabulary must be bytes, words or bpe, got {plain['kind']!r}")
 
 
-def _decode(text: bytes) -> str:
+def _decode(text: str | bytes) -> str:
+    if isinstance(text, str):
+        return text
     return text.decode(errors="replace")  # a cut may go through a character
 
 
-def _words(text: bytes) -> list[str]:
+def _words(text: str | bytes) -> list[str]:
     lines = _decode(text).removesuffix("\n").split("\n")
     return [word for line in lines for word in (*line.split(), "<eos>")]
 

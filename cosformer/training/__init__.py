@@ -21,6 +21,7 @@ from cosformer.training.folder import (
     LAST,
     LOG,
     comparable,
+    going_on,
     is_same_run,
     is_whole,
     load_config,
@@ -33,6 +34,7 @@ from cosformer.training.loading import Loaded, kept_vocabulary, load
 from cosformer.training.phases import Phase
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin
+from cosformer.training.predictor import Predictor
 from cosformer.training.processes import Lost, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Progress, Started, duration, number
 from cosformer.training.start import inheriting
@@ -49,6 +51,7 @@ __all__ = [
     "Optimiser",
     "Parallel",
     "Place",
+    "Predictor",
     "Pretraining",
     "Progress",
     "Result",
@@ -57,6 +60,7 @@ __all__ = [
     "Started",
     "TaskConfig",
     "Trainer",
+    "Writer",
     "evaluate",
     "load",
     "train",

@@ -1,6 +1,7 @@
 """A training run as one frozen value: recipes return it, a run folder keeps it."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ OF_TASK = ("kind", "vocabulary", "classes")
 """Fields of a model that follow from the task."""
 MOST_SEEDS = 2**30
 """Every step has a seed of 64 bits, made of the run's seed and the number of the step."""
-ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "plugin", "parallel")
+ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "wandb", "plugin", "parallel")
 """Settings that say where and how a run is kept: it may be continued with others."""
 
 
@@ -196,6 +197,9 @@ class RunConfig:
     """The learning rate over time."""
     budget: Budget = field(default_factory=Budget)
     """Steps and batches."""
+    extended: tuple[int, ...] = ()
+    """Numbers of steps that the run ended with before it was extended to `budget.steps`. A step has
+    the learning rate of a run that ends with the first of these numbers not below it."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     """When and on how much the model is judged."""
     pretraining: Pretraining | None = None
@@ -228,6 +232,8 @@ class RunConfig:
     """At most so much work is lost when the machine stops; 0 saves at every step."""
     tensorboard: bool = False
     """Whether TensorBoard's files are written beside the log."""
+    wandb: bool = False
+    """Whether Weights & Biases gets what the log gets."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.out, Path):
@@ -240,6 +246,11 @@ class RunConfig:
         check_choice("precision", self.precision, get_args(Precision))
         check_seed(self.seed, MOST_SEEDS)
         check_whole("log_every", self.log_every, 1)
+        if any(early >= late for early, late in itertools.pairwise((0, *self.ends))):
+            raise ValueError(
+                "extended must be whole numbers that rise from 1 on and stay below "
+                f"budget.steps={self.budget.steps}, got {self.extended}"
+            )
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must lie between 0 and 1, got {self.average}")
         if not self.save_seconds >= 0:  # nan is refused as well
@@ -249,6 +260,11 @@ class RunConfig:
             check_choice("model", name, fields)
             if name in OF_TASK:
                 raise ValueError(f"model.{name} must be left to the task, got {self.model[name]!r}")
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The steps after which the run ends, and has ended before it was extended."""
+        return (*self.extended, self.budget.steps)
 
     def model_config(self, facts: Facts) -> ModelConfig:
         """The model for a task with these facts."""

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +17,8 @@ from cosformer.training.config import ELSEWHERE, RunConfig
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
 LAST, BEST = "last.safetensors", "best.safetensors"
 BOARD, VOCABULARY, DATA = "tensorboard", "vocabulary.json", "data.json"
-WRITTEN = (CONFIG, STATUS, VOCABULARY, DATA, LAST, BEST)
+LABELS, WANDB = "labels.json", "wandb.json"
+WRITTEN = (CONFIG, STATUS, VOCABULARY, LABELS, WANDB, DATA, LAST, BEST)
 """Files that are replaced as a whole."""
 OF_EVERY_RUN = {"task", "out", "preset", "model", "optimiser", "schedule", "budget", "evaluation"}
 """Settings that every run keeps, however old it is."""
@@ -45,9 +47,31 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def adopt(config: RunConfig) -> None:
-    """Make the folder this run's, unless it is already; another one is refused."""
+    """Make the folder this run's, or its run as long as this one; another one is refused."""
     if not is_same_run(config):
         write_json(config.out / CONFIG, plain(config))
+    elif (there := load_config(config.out)).ends != config.ends:
+        write_json(config.out / CONFIG, plain(_as_long(there, config)))
+
+
+def going_on(config: RunConfig) -> RunConfig:
+    """The config of the run that goes on in its folder: one with more steps extends that run.
+
+    Fewer steps than the run has are an error; so are other settings, of which `is_same_run` tells.
+    """
+    if not (config.out / CONFIG).is_file():
+        return config
+    there = load_config(config.out)
+    found, wanted = (comparable(plain(each)) for each in (_as_long(there, config), config))
+    if differences(found, wanted) or config.extended not in ((), there.extended):
+        return config
+    steps, had = config.budget.steps, there.budget.steps
+    if steps < had:
+        raise ValueError(
+            f"budget.steps (--steps) must be at least the {had:,} of the run in {config.out}, "
+            f"got {steps:,}: it can be extended, not shortened"
+        )
+    return replace(config, extended=there.extended if steps == had else there.ends)
 
 
 def require_visible(folder: Path) -> None:
@@ -63,13 +87,19 @@ def require_visible(folder: Path) -> None:
 
 
 def is_same_run(config: RunConfig) -> bool:
-    """Whether the folder holds this run; False: nothing; one with anything else is refused."""
+    """Whether the folder holds this run, or a shorter one that it extends; False: nothing.
+
+    A folder with anything else is refused.
+    """
     if not config.out.exists():
         return False
     if not (config.out / CONFIG).exists():
         _require_empty(config.out)
         return False
-    found, wanted = (comparable(plain(each)) for each in (load_config(config.out), config))
+    there = load_config(config.out)
+    if config.ends[: len(there.ends)] == there.ends:
+        there = _as_long(there, config)
+    found, wanted = (comparable(plain(each)) for each in (there, config))
     if wrong := differences(found, wanted):
         there, here = (_setting(each, wrong[0]) for each in (found, wanted))
         others = len(wrong) - 1
@@ -163,6 +193,12 @@ def _is_kept(line: bytes, is_done: Callable[[dict[str, Any]], bool]) -> bool:
         return line.endswith(b"\n") and is_done(json.loads(line))
     except (ValueError, TypeError, LookupError):  # no JSON, or no line of a log
         return False
+
+
+def _as_long(config: RunConfig, other: RunConfig) -> RunConfig:
+    """The config with the steps of another."""
+    budget = replace(config.budget, steps=other.budget.steps)
+    return replace(config, budget=budget, extended=other.extended)
 
 
 def _is_locked(folder: Path) -> bool:

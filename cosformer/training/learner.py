@@ -90,7 +90,7 @@ class Learner:
         self.optimiser.zero_grad()
 
     def _set_rate(self) -> None:
-        share_of_highest = rate(self.config.schedule, self.step, self.phase.budget.steps)
+        share_of_highest = rate(self.config.schedule, self.step, self.phase.end(self.step + 1))
         lr = self.phase.optimiser.lr * share_of_highest
         if self._lr is not None:
             self._lr.fill_(lr)
@@ -146,8 +146,7 @@ class Learner:
 
     def _load_window(self, checkpoint: Checkpoint, step: int, where: str) -> None:
         """The rows of steps that no line of the log tells of yet."""
-        is_last = step == self.phase.budget.steps
-        rows = self._window[: 0 if is_last else step % self.config.log_every]
+        rows = self._window[: self.phase.unlogged(step, self.config.log_every)]
         found = {name: t for name, t in checkpoint.tensors.items() if name == "window"}
         require_like(found, {"window": rows}, where)
         rows.copy_(found["window"])

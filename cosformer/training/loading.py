@@ -15,18 +15,28 @@ from torch.overrides import TorchFunctionMode
 
 from cosformer.config import build
 from cosformer.models import Model, ModelConfig
-from cosformer.tasks import Task, Vocabulary, has_vocabulary, restore
+from cosformer.tasks import Names, Task, Vocabulary, has_vocabulary, restore
 from cosformer.training.checkpoint import Checkpoint, load_weights, read, require_like, weights
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.fingerprint import require_same
-from cosformer.training.folder import CONFIG, LAST, VOCABULARY, load_config, read_json
+from cosformer.training.folder import (
+    CONFIG,
+    LABELS,
+    LAST,
+    VOCABULARY,
+    load_config,
+    read_json,
+    write_json,
+)
 from cosformer.training.learner import create
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
 from cosformer.training.possible import outline
 
 CHECKPOINTS = ("best", "last")
+LABELS_FORMAT = 1
+"""Number of the layout of labels.json; raised when old files can no longer be read as they are."""
 HARMLESS = 2**22
 """Numbers of a tensor that may be made even where a checkpoint has fewer in all."""
 FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
@@ -71,6 +81,27 @@ def kept_vocabulary(folder: Path) -> Vocabulary | None:
     """How tokens are written in the run of a folder, where they are those of a text."""
     path = folder / VOCABULARY
     return restore(read_json(path)) if path.is_file() else None
+
+
+def keep_names(folder: Path, names: Names) -> None:
+    """Write what a run's classes and columns are called, so that they need no data later."""
+    columns, labels = list(names.columns), list(names.labels)
+    write_json(folder / LABELS, {"format": LABELS_FORMAT, "columns": columns, "labels": labels})
+
+
+def kept_names(folder: Path) -> Names | None:
+    """What the run of a folder calls its classes and columns; None: it does not say."""
+    path = folder / LABELS
+    if not path.is_file():
+        return None
+    found = read_json(path)
+    if found.get("format") != LABELS_FORMAT:
+        raise ValueError(f"{path} must have format {LABELS_FORMAT}, got {found.get('format')!r}")
+    for name in ("labels", "columns"):
+        given = found.get(name)
+        if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+            raise ValueError(f"{name} in {path} must be a list of texts, got {given!r}")
+    return Names(tuple(found["labels"]), tuple(found["columns"]))
 
 
 def load(

@@ -18,13 +18,28 @@ class Phase:
     budget: Budget
     is_last: bool
     """Whether its best checkpoint is that of the run."""
+    extended: tuple[int, ...] = ()
+    """Numbers of steps that it ended with before the run was extended."""
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The steps after which it ends, or has ended."""
+        return (*self.extended, self.budget.steps)
+
+    def end(self, step: int) -> int:
+        """The number of steps by which the learning rate of a step, counted from 1, is chosen."""
+        return next(end for end in self.ends if step <= end)
+
+    def unlogged(self, step: int, log_every: int) -> int:
+        """Steps up to this one that no line of the log tells of; every end has a line as well."""
+        before = max((end for end in self.ends if end <= step), default=0)
+        return min(step % log_every, step - before)
 
 
 def phases(config: RunConfig, task: Task) -> list[Phase]:
     """The phases of a run on this task."""
-    of_task = Phase(
-        "training", task, config.model_config(task.facts), config.optimiser, config.budget, True
-    )
+    model = config.model_config(task.facts)
+    of_task = Phase("training", task, model, config.optimiser, config.budget, True, config.extended)
     before = config.pretraining
     if before is None:
         return [of_task]

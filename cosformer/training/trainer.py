@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cosformer.config import plain
 from cosformer.models import parameter_count
 from cosformer.tasks import Task
-from cosformer.training.board import Board
+from cosformer.training.board import boards
 from cosformer.training.checkpoint import Checkpoint, read, weights, write
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
@@ -21,7 +21,6 @@ from cosformer.training.feed import Fed, feed
 from cosformer.training.fingerprint import keep, require_same
 from cosformer.training.folder import (
     BEST,
-    BOARD,
     LAST,
     LOG,
     STATUS,
@@ -29,6 +28,7 @@ from cosformer.training.folder import (
     Log,
     adopt,
     comparable,
+    going_on,
     is_same_run,
     locked,
     require_visible,
@@ -36,7 +36,7 @@ from cosformer.training.folder import (
 )
 from cosformer.training.interrupt import uninterrupted
 from cosformer.training.learner import Diverged, Learner
-from cosformer.training.loading import create_task, model_of
+from cosformer.training.loading import create_task, keep_names, model_of
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
@@ -90,10 +90,11 @@ class Trainer:
         if config.plugin is not None:
             load_plugin(config.plugin)
             config = replace(config, plugin=config.plugin.resolve())
+        config = going_on(config)
         self.config, self.device, self._task = config, resolved(config.device), task
         if config.graph and torch.device(self.device).type != "cuda":
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
-        self._board = Board(config.out / BOARD) if config.tensorboard else None
+        self._boards = boards(config)
         self._given, self._processes = processes, processes or ALONE
         self._moment = "the start"  # where the run is, for a message about a process that fails
         self.place = Place()
@@ -136,10 +137,12 @@ class Trainer:
             if processes.is_first:
                 if task.vocabulary is not None:
                     write_json(out / VOCABULARY, task.vocabulary.plain())
+                if task.names is not None:
+                    keep_names(out, task.names)
                 names = [phase.name for phase in todo]
                 log = closed.enter_context(Log(out / LOG, lambda row: self._is_done(row, names)))
-                if self._board is not None:
-                    closed.callback(self._board.close)
+                for board in self._boards:
+                    closed.callback(board.close)
             else:
                 require_same(out, task)  # another machine may have other data
             self._status("running")
@@ -147,8 +150,8 @@ class Trainer:
                 before = None if start is None else start.model
                 with processes.guarded(lambda: self._moment):
                     for event in self._phases(todo, found, before, log):
-                        if self._board is not None and processes.is_first:
-                            self._board.add(event)
+                        for board in self._boards if processes.is_first else ():
+                            board.add(event)
                         yield event
             except Exception as error:
                 with contextlib.suppress(OSError):  # the disk may be full: the first error says so
@@ -249,29 +252,27 @@ class Trainer:
         """One step, and the line of the log where one is due."""
         learner.learn(fed)
         meter.add(fed.tokens)
-        is_last = learner.step == learner.phase.budget.steps
-        is_due = learner.step % self.config.log_every == 0 or is_last
+        is_due = not learner.phase.unlogged(learner.step, self.config.log_every)
         return self._logged(learner, meter, log) if is_due else None
 
     def _judges(self, learner: Learner) -> bool:
         """Whether the model is judged after its last step."""
-        is_last = learner.step == learner.phase.budget.steps
-        return learner.step % self.config.evaluation.every == 0 or is_last
+        is_end = learner.step in learner.phase.ends
+        return learner.step % self.config.evaluation.every == 0 or is_end
 
     def _logged(self, learner: Learner, meter: Meter, log: Log | None) -> Progress:
         loss, norm = learner.read()
-        steps = learner.phase.budget.steps
         speed, seconds = meter.read()
         event = Progress(
             phase=learner.phase.name,
             step=learner.step,
-            steps=steps,
+            steps=learner.phase.end(learner.step),
             loss=loss,
             lr=learner.lr,
             gradient_norm=norm,
             tokens_per_second=speed,
             memory=meter.memory(),
-            seconds_left=seconds * (steps - learner.step),
+            seconds_left=seconds * (learner.phase.budget.steps - learner.step),
         )
         if log is not None:
             log.append(asdict(event))

@@ -51,7 +51,7 @@ class Writer:
 
 def encode(vocabulary: Vocabulary, text: str) -> list[int]:
     """Tokens of a text that goes on: words have no line's end after the last of them."""
-    tokens: list[int] = vocabulary.encode(text.encode()).tolist()
+    tokens: list[int] = vocabulary.encode(text).tolist()
     return tokens[:-1] if isinstance(vocabulary, Words) and not text.endswith("\n") else tokens
 
 

@@ -58,6 +58,23 @@ def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, sh
     assert (run / "log.jsonl").read_bytes() == log
 
 
+@pytest.mark.parametrize("by", ["--out", "--config"])
+def test_more_steps_extend_a_finished_run(here, by, shell):
+    command = (*LM, "--pretrain", "masked", "--out", "r")
+    shell.shows(*command)
+    assert "`--out r --steps` with more steps extends it" in shell.shows(*command)
+    more = command if by == "--out" else ("train", "lm", "--config=r/config.json")
+    shown = shell.shows(*more, "--steps", 20)
+    said = "extended: 2 steps to 20; after step 2 the learning rate is that of a run of 20 steps\n"
+    assert said in shown
+    assert "pretraining" not in shown
+    config = load("r").config
+    assert (config.ends, config.pretraining.budget.steps) == ((2, 20), 2)
+    assert config.evaluation.every == 1
+    assert "r is finished: 20 steps" in shell.shows(*more, "--steps", 20)
+    assert "must be at least the 20 of the run in r, got 2: it can be" in shell.refuses(*command)
+
+
 def test_the_recommended_model_writes_beyond_its_length_and_remembers_no_more(here, shell):
     shell.shows(*LM, "--length", "16", "--out", "r")
     assert len(shell.shows("generate", "r", "--tokens", "300", "--prompt", "green")) > 200
@@ -255,6 +272,27 @@ def test_runs_are_listed_with_their_state_and_an_odd_folder_hides_none(here, run
     assert shell("runs", "nowhere")[0] == 2
 
 
+def test_losses_of_runs_are_a_picture_with_a_colour_for_each(here, run, shell):
+    pytest.importorskip("matplotlib")
+    other = shutil.copytree(run, here / "runs" / "folder" / "s")
+    with (other / "log.jsonl").open("a") as log:
+        log.write('{"phase": "training", "st')  # a process was killed
+    (shutil.copytree(run, here / "runs" / "t") / "log.jsonl").unlink()
+    picture = here / "losses.svg"
+    assert "written: losses.svg (2 of 3 runs)\n" in shell.shows("runs", "--plot", "losses.svg")
+    drawn = picture.read_bytes()
+    for name in ("r, training", "folder/s, training", "folder/s, validation"):
+        assert f"<!-- {name} -->".encode() in drawn
+    shell.shows("runs", "--plot", "losses.svg")
+    assert picture.read_bytes() == drawn
+    assert "plot must end in .svg, .png, .pdf, got a.gif" in shell.refuses(
+        "runs", "--plot", "a.gif"
+    )
+    code, _, err = shell("runs", "runs/t", "--plot", "t.svg")
+    assert (code, "a run with losses in its log, got runs/t" in err) == (2, True)
+    assert not (here / "t.svg").exists()
+
+
 def test_a_run_that_diverges_ends_with_one_line_and_a_1(here, shell):
     command = [*LM, "--set", "optimiser.clip=none"]
     code, _, err = shell(*command, "--out", "r", "--lr", "1e30")
@@ -307,6 +345,7 @@ WRONG = [
         "must allow the 128 tokens of training",
     ),
     ("lm --data my.txt --set tensorboard=true", "pip install 'cosformer[tensorboard]'"),
+    ("lm --data my.txt --wandb", "pip install 'cosformer[wandb]'"),
     ("lm --set evaluation.every=0", "evaluation.every must be a whole number from 1 on, got 0"),
     (
         f"copying --mechanism reformer --set model.options.seed={2**70}",
@@ -321,6 +360,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(words, message, here, monkeypa
     (here / "own.tsv").write_text("stars\treview\n1\tgood\n0\tbad\n")
     before = sorted(here.iterdir())
     monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     assert message in shell.refuses("train", *words.split())
     assert sorted(here.iterdir()) == before
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -36,6 +37,26 @@ def test_own_tables_are_read_in_each_format(suffix, tmp_path):
     task = tasks.create("classify", data=path, label="mood")
     assert sum(task.sizes.values()) == 30
     assert min(task.sizes.values()) >= 3
+
+
+@pytest.mark.parametrize("suffix", LINES)
+def test_a_table_is_streamed_as_it_is_read_whole(suffix, tmp_path):
+    path = write(tmp_path / f"own.{suffix}")
+    whole = tables.read({"": path}, label="mood")
+    assert list(tables.stream(path)) == list(zip(*whole.texts, strict=True))
+
+
+def test_a_cell_beyond_the_limit_of_csv_is_one_error(tmp_path):
+    (tmp_path / "x.csv").write_text(f"label,text\n1,{'a' * 140_000}\n")
+    with pytest.raises(ValueError, match=r"field limit .*; \.jsonl has no such limit"):
+        tables.read({"": tmp_path / "x.csv"})
+
+
+@pytest.mark.parametrize("kind", get_args(vocabulary.Kind))
+def test_a_text_has_the_tokens_of_its_bytes(kind):
+    text = "Öl, oil and Öl.\nÖl"
+    found = vocabulary.create(kind, text.encode(), 260 if kind == "bpe" else None)
+    assert found.encode(text).tolist() == found.encode(text.encode()).tolist()
 
 
 def test_numbers_are_classes_in_the_order_of_their_value(tmp_path):

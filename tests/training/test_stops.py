@@ -65,6 +65,44 @@ def test_tensorboard_gets_what_the_log_gets(config, monkeypatch):
     assert [step for step, _ in shown["training"]["valid/accuracy"]] == [8, 16, 24]
 
 
+def test_wandb_gets_what_the_log_gets_and_goes_on_with_the_same_run(config, monkeypatch):
+    begun, logged, metrics, ended = [], [], [], []
+
+    def init(**given):
+        begun.append(given)
+        return types.SimpleNamespace(
+            define_metric=lambda name, step_metric=None: metrics.append((name, step_metric)),
+            log=logged.append,
+            finish=lambda: ended.append(1),
+        )
+
+    fake = types.SimpleNamespace(init=init, Error=LookupError)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    config = replace(config, wandb=True, pretraining=cases.pretraining())
+    train(config)
+    train(replace(config, budget=replace(config.budget, steps=27)))
+    assert (len(begun), len(ended)) == (2, 2)  # both phases are one run of theirs
+    assert begun[0]["id"] == begun[1]["id"]
+    assert (begun[0]["resume"], begun[0]["name"], begun[0]["config"]["seed"]) == ("allow", "run", 0)
+    assert ("pretraining/*", "pretraining/step") in metrics
+    rows = cases.log(config.out)
+    for phase in ("pretraining", "training"):
+        told = [(r["step"], r["loss"]) for r in rows if r["phase"] == phase and "loss" in r]
+        name = f"{phase}/loss"
+        assert [(x[f"{phase}/step"], x[name]) for x in logged if name in x] == told
+    steps = [each["training/step"] for each in logged if "training/valid/accuracy" in each]
+    assert steps == [8, 16, 24, 27]
+
+
+def test_a_run_that_wandb_does_not_take_is_one_error(config, monkeypatch):
+    def init(**_):
+        raise LookupError("no API key")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Error=LookupError))
+    with pytest.raises(ValueError, match="no API key; WANDB_MODE=offline needs no account"):
+        train(replace(config, wandb=True))
+
+
 def fill_the_disk(monkeypatch, is_full):
     """Checkpoints are written until the path of one is given for which it is full."""
     write = checkpoint.replacing
