@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic
@@ -27,6 +28,7 @@ from cosformer.commands.crew_run import (
     AnyTrial,
     Work,
 )
+from cosformer.recipes import ONE_BY_ONE
 from cosformer.records import Row
 from cosformer.training import LOG, duration, read_json, resolved
 
@@ -42,8 +44,6 @@ TOLD = 30.0
 """Seconds from one line of progress to the next where there is no terminal."""
 PATIENCE = 90.0
 """Seconds that a run may take to save itself."""
-ONE_BY_ONE = "-one-by-one"
-"""End of the folder's name of a run whose steps are not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +213,10 @@ class Crew(Generic[AnyTrial]):
             jobs=self.jobs,
         )
 
+    def processes(self) -> BaseContext:
+        """How processes are begun."""
+        return PROCESSES
+
     def more(self) -> None:
         """A run has ended: a crew that plans by results may now have more to do."""
 
@@ -222,7 +226,9 @@ class Crew(Generic[AnyTrial]):
 
     def _start(self, todo: Work[AnyTrial]) -> None:
         (todo.out / ROW).unlink(missing_ok=True)  # of a time when it failed
-        process = PROCESSES.Process(target=self.target, args=(todo,), name=todo.trial.name)
+        process = self.processes().Process(  # type: ignore[attr-defined]
+            target=self.target, args=(todo,), name=todo.trial.name
+        )
         process.start()
         self.running.append(Running(todo, process))
 

@@ -109,7 +109,7 @@ def run(options: Options) -> int:
         print(f"{config.out} is finished: {_summary(status)}; see `cosformer evaluate`")
         return 0
     trainer = Trainer(config)
-    _generate(config)
+    generate_sets(config)
     try:
         for count, event in enumerate(trainer.events()):
             if isinstance(event, Started) and count == 0:
@@ -279,7 +279,7 @@ def _name(config: RunConfig) -> str:
     return f"{config.task.name}-{kind}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
-def _generate(config: RunConfig) -> None:
+def generate_sets(config: RunConfig) -> None:
     """Generate the data sets that the task needs and the data folder lacks, on all cores."""
     options = options_of(config.task.name, config.task.options)
     seed, data = options.get("seed", 0), options.get("data")
