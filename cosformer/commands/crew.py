@@ -246,8 +246,8 @@ class Crew(Generic[AnyTrial]):
             print(f"{Screen.CLEAR}{each.name}: begun again without a CUDA graph", flush=True)
             without = todo.out.with_name(todo.out.name + ONE_BY_ONE)
             self.waiting.insert(0, replace(todo, graph=False, out=without))
-        elif code == CROWDED and self.jobs > 1:
-            self.jobs = max(1, min(self.jobs - 1, len(self.running)))
+        elif code == CROWDED and todo.jobs > 1:  # it was not alone
+            self.jobs = max(1, min(self.jobs, todo.jobs - 1, len(self.running)))
             told = f"out of memory beside others, goes on later; now {self.jobs} at a time"
             print(f"{Screen.CLEAR}{each.name}: {told}", flush=True)
             self.waiting.insert(0, replace(todo, jobs=self.jobs))

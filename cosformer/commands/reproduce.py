@@ -174,13 +174,13 @@ class Crew(crew.Crew[TableRun]):
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         this = records.Run.begin(device=self.device, seed=todo.trial.seed)
         code = each.process.exitcode or 0
-        told = f"{last} ({reason})" if code > 0 and last else reason
+        told = f"{last} (exit code {code})" if code > 0 and last else f"exit code {code}"
         row = this.row(FAILED, code, "exit code", **described(todo), reason=told)
         write_json(todo.out / ROW, dataclasses.asdict(row))
         self.took.append(each.seconds)
         self.again.discard(todo.trial)
         self.book.collect()
-        print(f"{crew.Screen.CLEAR}{each.name}: failed: {told}", flush=True)
+        print(f"{crew.Screen.CLEAR}{each.name}: failed, {reason}", flush=True)
 
     def _ended_runs(self) -> dict[TableRun, float | None]:
         failed = {trial for trial, row in self.book.rows().items() if row.what == FAILED}

@@ -38,6 +38,9 @@ OPTIONAL = {
     "study-lm",
     "study-mlm",
     "study-probes",
+    "reproduce-lra",
+    "reproduce-lra-pretrained",
+    "reproduce-lm",
 }
 """Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
 
