@@ -1,6 +1,7 @@
 """One run of many, in a process of its own: it learns, is judged, and leaves its row."""
 
 import dataclasses
+import math
 import multiprocessing
 import os
 import signal
@@ -165,6 +166,13 @@ def ended_row(
     size = parameter_count(trainer.result.model)
     what, value, unit, told = judge(Finished(config, task, trainer.result))
     return this.row(what, value, unit, **described, parameters=size, **told)
+
+
+def finite(value: Any) -> Any:
+    """The value with text in place of infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _task(config: RunConfig, device: str) -> Task:

@@ -44,9 +44,10 @@ class Options(CrewOptions):
     cosformer reproduce lm --small
     """
 
-    table: Literal["lra", "lra-pretrained", "lm"]
+    table: Literal["lra", "lra-pretrained", "lm", "mlm", "ablation"]
     """lra: Long-Range Arena; lra-pretrained: the same after pre-training on the inputs of each
-    task; lm: words of WikiText-2 and bytes of enwik8."""
+    task; lm: words of WikiText-2 and bytes of enwik8; mlm: masked tokens of WikiText-2, then
+    fine-tuning on sentences; ablation: feature maps, cosine and decay on bytes of enwik8."""
     only: tuple[str, ...] = ()
     """Mechanisms (lines of the table) by name; all of them if not given."""
     columns: tuple[str, ...] = ()
@@ -57,8 +58,8 @@ class Options(CrewOptions):
     retry: bool = False
     """Whether runs that have failed are tried again. One that diverged is not."""
     data: str | None = None
-    """Folder with the data sets (`cosformer data list`), the data folder if not given; for lm, also
-    a text file in place of both texts."""
+    """Folder with the data sets (`cosformer data list`), the data folder if not given; for lm
+    and ablation, also a text file in place of their texts."""
     out: Path | None = None
     """Folder of the runs; runs/reproduce-TABLE if not given."""
     rows: Path | None = None
@@ -193,10 +194,14 @@ def _columns(options: Options) -> tuple[str, ...]:
     if options.data is not None and Path(options.data).is_file():
         return options.columns or tuple(TABLES[options.table].columns)
     where, there = files.folder(options.data), list[str]()
-    for name, column in TABLES[options.table].of_size(options.size).items():
-        if options.columns and name not in options.columns:
+    known = TABLES[options.table].of_size(options.size)
+    wanted = {*options.columns, *(known[name].start for name in options.columns)}
+    for name, column in known.items():
+        if options.columns and name not in wanted:
             continue
         try:
+            if column.start and column.start not in there:
+                raise ValueError(f"it begins with runs of {column.start}, which is left out")
             for each in column.needs:
                 for file in SETS[each][0]:
                     files.require(where / file, each)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from cosformer.commands import crew_run
-from cosformer.commands.crew_run import Finished, Judged, Work, ended_row
+from cosformer.commands.crew_run import Finished, Judged, Work, ended_row, finite
 from cosformer.models import LanguageModel
 from cosformer.recipes import STUDIES, ProbeProtocol, TextProtocol, Trial
 from cosformer.records import Row
@@ -60,7 +60,7 @@ def _described(todo: Work[Trial]) -> dict[str, Any]:
     return {
         **dataclasses.asdict(trial),
         "mechanism": trial.fields["mechanism"],
-        "model": _finite({**p.model, **trial.fields}),
+        "model": finite({**p.model, **trial.fields}),
         "preset": p.preset,
         "batch": p.batch,
         "length": p.length,
@@ -80,13 +80,6 @@ def _data(todo: Work[Trial]) -> dict[str, Any]:
     assert isinstance(p, TextProtocol)
     is_known = todo.data is None or Path(todo.data).is_dir()
     return {"text": p.text if is_known else "another", "held_out": p.held_out}
-
-
-def _finite(value: Any) -> Any:
-    """The value with text in place of infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _judged_by_answers(run: Finished, p: ProbeProtocol) -> tuple[float, dict[str, Any]]:

@@ -4,6 +4,7 @@
 rates with the first seed, judged on validation, then further seeds at the best rate.
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,15 @@ from cosformer.check import check_choice
 from cosformer.recipes.protocols import Fields
 from cosformer.recipes.setting import Setting
 from cosformer.recipes.table import pretrained, recipe
-from cosformer.training import Budget, Evaluation, Objective, RunConfig, inheriting
+from cosformer.training import (
+    LAST,
+    Budget,
+    Evaluation,
+    Objective,
+    RunConfig,
+    inheriting,
+    load_config,
+)
 
 Size = Literal["full", "small"]
 ONE_BY_ONE = "-one-by-one"
@@ -88,6 +97,10 @@ _TINY: Fields = {"layers": 2, "width": 16, "heads": 2, "hidden": 32}
 _HYBRID = "cosformer-gated*3 softmax cosformer-gated*2"
 
 
+_TEXT = os.__file__
+"""A text that is on every machine, for small runs: the source of Python's module os."""
+
+
 def _named(*names: str) -> dict[str, Fields]:
     return {name: {"mechanism": name} for name in names}
 
@@ -147,9 +160,51 @@ _LM = {
         rates=(3e-3, 1e-3, 6e-3),
     ),
 }
-# a text that is on every machine: the source of Python's module os
+_MASKED = Column(
+    task="mlm",
+    metric="loss",
+    data="wikitext2",
+    options={"tokens": "bpe", "vocabulary": 8_192, "length": 256},
+    needs=("wikitext2",),
+    model={"dropout": 0.1},
+    steps=10_000,
+    judged=5,
+    rates=(1e-3, 3e-3, 3e-4),
+)
+_FINE = Column(task="sst2", steps=2_000, start="masked", rates=(3e-4, 1e-4, 1e-3))
+_MLM = {"masked": _MASKED} | {
+    name: replace(_FINE, task=name, needs=(name,))
+    for name in ("qqp", "sst2", "mnli", "imdb", "amazon")
+}
+_SMALL_MLM = _small(_MLM)
+_SMALL_MLM["masked"] = replace(
+    _SMALL_MLM["masked"],
+    data=_TEXT,
+    options={"tokens": "bpe", "vocabulary": 300, "length": 32},
+    model={**_TINY, "layers": 6},
+    needs=(),
+)
+_PLAIN: Fields = {"positions": "auto", "conv": 0, "norm": None, "gate": False}
+_DECAY = "cosformer-multiscale"
+_ABLATION = {
+    name: Column(
+        task=task,
+        metric="loss",
+        data="enwik8",
+        options={"length": 1_024},
+        needs=("enwik8",),
+        steps=1_500,
+        judged=3,
+        rates=(3e-3, 1e-3, 6e-3),
+    )
+    for name, task in (("masked", "mlm"), ("causal", "lm"))
+}
+_SMALL_ABLATION = {
+    name: replace(column, data=_TEXT, needs=(), model={**_TINY, "layers": 6})
+    for name, column in _small(_ABLATION, masked={"length": 32}, causal={"length": 32}).items()
+}
 _SMALL_LM = {
-    name: replace(column, data=os.__file__, needs=(), model={**column.model, "layers": 6})
+    name: replace(column, data=_TEXT, needs=(), model={**column.model, "layers": 6})
     for name, column in _small(_LM, wikitext2={"length": 32}, enwik8={"length": 32}).items()
 }
 
@@ -176,6 +231,29 @@ TABLES: dict[str, Table] = {
         | {"hybrid": {"mechanism": _HYBRID}},
         _LM,
         _SMALL_LM,
+    ),
+    "mlm": Table(
+        _named(
+            "softmax", "linear", "performer", "longformer", "reformer", "cosformer",
+            "cosformer-multiscale",
+        ),
+        _MLM,
+        _SMALL_MLM,
+    ),
+    "ablation": Table(
+        {
+            "identity": {"mechanism": "identity", **_PLAIN},
+            "leaky-relu": {"mechanism": "leaky-relu", **_PLAIN},
+            "relu": {"mechanism": "relu", **_PLAIN},
+            "softmax": {"mechanism": "softmax", **_PLAIN},
+            "relu-cosine": {"mechanism": "cosformer", **_PLAIN},
+            "relu-decay": {"mechanism": _DECAY, "options": {"horizon": math.inf}, **_PLAIN},
+            "relu-cosine-decay": {
+                "mechanism": _DECAY, "options": {"horizon": 1_024.0}, **_PLAIN,
+            },
+        },
+        _ABLATION,
+        _SMALL_ABLATION,
     ),
 }  # fmt: skip
 """Name -> the table. hybrid: one softmax layer, the last of two or the fourth of six."""
@@ -263,7 +341,7 @@ class TableRun:
         if p.pretrain is not None:
             found = pretrained(found, p.pretrain)
         if self.start:
-            found = replace(found, start=_folder_of(self.start, out.parent))
+            found = replace(found, start=_start(self.start, out))
             found = inheriting(found, found)
         return found
 
@@ -352,7 +430,12 @@ def _cell(run: TableRun, ended: Ended) -> Plan:
     return Plan([*tried, *(replace(best, seed=seed) for seed in seeds[1:])], 0)
 
 
-def _folder_of(name: str, runs: Path) -> Path:
-    """The folder of a run that has ended, by its name."""
-    without = runs / f"{name}{ONE_BY_ONE}"
-    return without if without.exists() else runs / name
+def _start(name: str, out: Path) -> Path:
+    """The folder of the run that the one in `out` begins with, by its name.
+
+    A run that has a checkpoint goes on with the path it began with, wherever both are now.
+    """
+    if (out / LAST).exists() and (before := load_config(out).start) is not None:
+        return before
+    without = out.parent / f"{name}{ONE_BY_ONE}"
+    return without if without.exists() else out.parent / name

@@ -41,6 +41,8 @@ OPTIONAL = {
     "reproduce-lra",
     "reproduce-lra-pretrained",
     "reproduce-lm",
+    "reproduce-mlm",
+    "reproduce-ablation",
 }
 """Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
 

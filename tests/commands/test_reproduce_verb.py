@@ -84,6 +84,7 @@ def test_rates_are_searched_then_seeds_and_a_second_call_runs_nothing(here, caps
     assert f"| softmax | – | {np.mean(chosen):.3f} ± " in SHOWN["reproduced"](kept(here))
 
 
+@pytest.mark.slow
 def test_a_table_that_was_cut_goes_on_where_its_folder_and_its_data_lie_elsewhere(
     here, monkeypatch, capsys
 ):
@@ -142,6 +143,7 @@ def test_a_run_that_diverged_is_a_row_and_has_no_seeds(here, monkeypatch):
     assert "diverged at rate 1e+30: " in SHOWN["reproduced"](kept(here))
 
 
+@pytest.mark.slow
 def test_runs_that_do_not_fit_beside_others_are_run_alone(here, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "work", is_crowded)
     assert reproduce.run(options(here)) == 0
@@ -206,6 +208,39 @@ def test_every_column_of_the_arena_ends_as_a_number(here, arena, table, monkeypa
     (line,) = (line for line in shown.splitlines() if line.startswith(f"| {only[-1]} |"))
     assert "–" not in line
     assert (table == "lra-pretrained") == ("of masked pre-training" in shown)
+
+
+@pytest.mark.slow
+def test_fine_tuning_begins_with_the_best_run_on_masked_tokens(here, monkeypatch):
+    rows = [
+        f"{split}\t{n % 2}\t{n} {'word ' * (1 + n % 9)}"
+        for split in ("train", "dev", "test")
+        for n in range(20)
+    ]
+    table = "\n".join(["split\tlabel\tsentence", *rows]) + "\n"
+    (here / "data").mkdir()
+    (here / "data" / "sst2.tsv.xz").write_bytes(lzma.compress(table.encode()))
+    chosen = {"only": ("longformer",), "columns": ("sst2",), "data": str(here / "data")}
+    assert reproduce.run(options(here, "mlm", **chosen)) == 0
+    masked, fine = ([r for r in kept(here) if r.config["column"] == c] for c in ("masked", "sst2"))
+    assert [(row.what, row.unit) for row in masked] == [("loss", "nats")] * 2
+    best = min(masked, key=lambda row: row.config["valid"]).config
+    assert {row.config["start"] for row in fine} == {
+        f"masked-longformer-lr{best['rate']:g}-seed0-small"
+    }
+    assert {row.config["length"] for row in fine} == {32}  # as long as the positions are
+
+
+@pytest.mark.slow
+def test_every_entry_of_the_ablation_ends_as_a_row(here, monkeypatch):
+    for name, column in TABLES["ablation"].small.items():
+        one = replace(column, rates=column.rates[:1], seeds=(0,))
+        monkeypatch.setitem(TABLES["ablation"].small, name, one)
+    only = ("identity", "relu-decay", "relu-cosine-decay")
+    assert reproduce.run(options(here, "ablation", only=only, columns=(), data="my.txt")) == 0
+    assert {row.config["text"] for row in kept(here)} == {"another"}
+    assert len(kept(here)) == 6
+    assert "none with a convolution" in SHOWN["reproduced"](kept(here))
 
 
 def test_rows_of_a_run_name_it(here):

@@ -1,6 +1,7 @@
 """The runs of a table, in which order, and what is left of them; every entry is a model."""
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,19 @@ def test_what_has_diverged_or_failed_is_done_and_never_the_best():
     assert {each.rate for each in found.runs if each.seed} == {3e-4}
     lost = plan("lra", ended("softmax", None, None, None), only=("softmax",), columns=("listops",))
     assert (len(lost.runs), lost.later) == (3, 0)
+
+
+def test_fine_tuning_waits_for_the_run_that_it_begins_with():
+    chosen = {"only": ("softmax",), "columns": ("masked", "sst2")}
+    first = plan("mlm", {}, **chosen)
+    assert ({each.column for each in first.runs}, first.later) == ({"masked"}, 2 + 5)
+    known = {replace(each, table="mlm"): each.rate for each in first.runs}  # 3e-4 has the least
+    found = plan("mlm", known, **chosen)
+    fine = [each for each in found.runs if each.column == "sst2"]
+    assert {each.start for each in fine} == {"masked-softmax-lr0.0003-seed0"}
+    assert (len(fine), found.later) == (3, 2)
+    lost = plan("mlm", dict.fromkeys(first.runs), **chosen)
+    assert (len(lost.runs), lost.later) == (3, 0)  # nothing to begin with
 
 
 def test_names_that_a_table_does_not_have_are_errors():
