@@ -39,7 +39,7 @@ class Options(CrewOptions):
 
     cosformer reproduce lra --columns listops image --only softmax cosformer cosformer-multiscale
 
-    cosformer reproduce lm --data my-folder
+    cosformer reproduce mlm --jobs 4
 
     cosformer reproduce lm --small
     """
