@@ -39,6 +39,8 @@ UNRECORDED = 3
 """Exit code of a process whose steps could not be recorded as a CUDA graph."""
 CROWDED = 4
 """Exit code of a process for which the GPU had no memory left."""
+NO_MEMORY = ("out of memory", "ALLOC_FAILED")
+"""What PyTorch, CUDA and cuBLAS say where there is none left."""
 INTERRUPTED = 143
 """Exit code of a process that was asked to end."""
 
@@ -130,10 +132,10 @@ def work(todo: Work[Any], row_of: Callable[[Work[Any]], Row]) -> None:
     except KeyboardInterrupt:
         print("interrupted, and saved", flush=True)
         sys.exit(INTERRUPTED)
-    except torch.OutOfMemoryError:
-        traceback.print_exc()
-        sys.exit(CROWDED)
     except RuntimeError as error:
+        if any(each in str(error) for each in NO_MEMORY):
+            traceback.print_exc()
+            sys.exit(CROWDED)
         if todo.graph and "captur" in str(error):  # so PyTorch and CUDA tell of it
             traceback.print_exc()
             sys.exit(UNRECORDED)

@@ -203,10 +203,11 @@ class Cell(NamedTuple):
 
 def reproduced_table(rows: Sequence[Row]) -> str:
     """The table of its rows beside published numbers, its protocol, and why cells are empty."""
-    if not (found := {row.config.get("table") for row in rows} & REPRODUCED.keys()):
+    name = str(rows[0].config.get("table"))
+    if name not in REPRODUCED:
         kinds = sorted({row.what for row in rows})
         raise ValueError(f"a run must have rows of one of {', '.join(REPRODUCED)}, got {kinds}")
-    about = REPRODUCED[found.pop()]
+    about = REPRODUCED[name]
     full = [row for row in rows if row.config["size"] == "full"]
     shown = list(_last(full or rows).values())
     cells = {

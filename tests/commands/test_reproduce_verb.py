@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cosformer import records
 from cosformer.commands import crew as crews
@@ -51,11 +52,13 @@ def breaks(todo):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def too_large(todo):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
 def is_crowded(todo):
     """Out of memory unless it is alone."""
-    if todo.jobs > 1:
-        raise SystemExit(crew_run.CROWDED)
-    work(todo)
+    crew_run.work(todo, too_large) if todo.jobs > 1 else work(todo)
 
 
 def test_rates_are_searched_then_seeds_and_a_second_call_runs_nothing(here, capsys):
