@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "predict": ("cosformer.commands.predict", "labels of texts from a trained classifier"),
     "export": ("cosformer.commands.export", "a trained model for Hugging Face Transformers"),
     "study": ("cosformer.commands.study", "many mechanisms under one protocol, side by side"),
+    "reproduce": ("cosformer.commands.reproduce", "published tables, measured anew, resumable"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
     "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
     "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),

@@ -157,11 +157,11 @@ def as_paragraphs(text: str) -> str:
 
 
 def fields(options: Any) -> dict[str, Any]:
-    """The fields of a dataclass, in the order in which they are declared."""
+    """The fields of a dataclass as they are declared, its own before those that it inherits."""
     return {
         name: member
-        for name, member in options.members.items()
-        if member.is_attribute and member.annotation is not None
+        for name, member in {**options.members, **options.inherited_members}.items()
+        if member.is_attribute and member.annotation and "property" not in member.labels
     }
 
 

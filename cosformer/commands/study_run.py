@@ -1,153 +1,66 @@
-"""One run of a study, in a process of its own: it learns, is judged, and leaves its row."""
+"""What a run of a study is judged by, and what its row tells."""
 
 import dataclasses
 import functools
 import json
 import math
-import multiprocessing
-import os
-import signal
 import statistics
-import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from cosformer import records
-from cosformer.models import LanguageModel, parameter_count
+from cosformer.commands import crew_run
+from cosformer.commands.crew_run import Finished, Judged, Work, ended_row, finite
+from cosformer.models import LanguageModel
 from cosformer.recipes import STUDIES, ProbeProtocol, TextProtocol, Trial
 from cosformer.records import Row
 from cosformer.tasks import LanguageTask, Task
-from cosformer.training import (
-    LOG,
-    Diverged,
-    Progress,
-    Result,
-    RunConfig,
-    Trainer,
-    evaluate,
-    losses_by_position,
-    resolved,
-    write_json,
-)
+from cosformer.training import LOG, RunConfig, evaluate, losses_by_position
 
-ROW = "row.json"
-"""The file, in the folder of a run that has ended, with its row."""
-DIVERGED = "diverged"
-"""The quantity of a run whose loss was not finite: its value is the step that was reached."""
 SPEED = "train_speed"
 """The quantity of a run that was timed."""
-UNRECORDED = 3
-"""Exit code of a process whose steps could not be recorded as a CUDA graph."""
-INTERRUPTED = 143
-"""Exit code of a process that was asked to end."""
-Judged = TypeVar("Judged")
+Found = TypeVar("Found")
 REMEMBERED = 65_536
 """Tokens after which the state of a stream is told, beside the length of the protocol."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """A trial, and where and how it is run."""
-
-    trial: Trial
-    out: Path
-    """Folder of the run."""
-    data: str | None
-    """Folder of the text, or a file in its place."""
-    device: str
-    graph: bool
-    """Whether steps are recorded as CUDA graphs."""
-    compile: bool
-    """Whether torch.compile makes one program of model and loss."""
-    threads: int
-    jobs: int
-    """Runs side by side, which share the speed of the device."""
-
-    @property
-    def printed(self) -> Path:
-        """The file with what the process prints, its errors too."""
-        return self.out.with_name(f"{self.out.name}.txt")
+def work(todo: Work[Trial]) -> None:
+    """Run a trial to its end, in a process of its own."""
+    crew_run.work(todo, row_of)
 
 
-def work(todo: Work) -> None:
-    """Run a trial from where it stands to its end; the row of its result is then in its folder.
-
-    SIGTERM, or the end of the process that began this one, saves the run and ends it.
-    """
-    todo.printed.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(todo.printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the parent tells by SIGTERM
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    torch.set_num_threads(todo.threads)
-    try:
-        row = row_of(todo)
-    except KeyboardInterrupt:
-        print("interrupted, and saved", flush=True)
-        sys.exit(INTERRUPTED)
-    except RuntimeError as error:
-        if todo.graph and "captur" in str(error):  # so PyTorch and CUDA tell of it
-            traceback.print_exc()
-            sys.exit(UNRECORDED)
-        raise
-    write_json(todo.out / ROW, dataclasses.asdict(row))
-
-
-def row_of(todo: Work) -> Row:
+def row_of(todo: Work[Trial]) -> Row:
     """Run a trial to its end; judge what it has learnt, unless it is timed."""
-    trial = todo.trial
-    config = trial.config(
-        todo.out, data=todo.data, device=todo.device, graph=todo.graph, compile=todo.compile
-    )
-    device = resolved(todo.device)
-    this = records.Run.begin(device=device, seed=trial.seed)
-    task = config.task.create(device)
-    trainer = Trainer(config, task)
-    try:
-        for event in trainer.events():
-            print(event, flush=True)
-            if isinstance(event, Progress) and not _is_asked_for():
-                raise KeyboardInterrupt
-    except Diverged as error:
-        print(error, flush=True)
-        at = {**_described(todo), "reason": str(error)}
-        return this.row(DIVERGED, trainer.place.step, "steps", **at)
-    model = trainer.result.model
-    at = {**_described(todo), "parameters": parameter_count(model), **_learnt(todo)}
+    return ended_row(todo, _described(todo), functools.partial(_judged, todo))
+
+
+def _judged(todo: Work[Trial], run: Finished) -> Judged:
+    trial, model, told = todo.trial, run.result.model, _learnt(todo)
     if trial.is_timed:
-        return this.row(SPEED, at["tokens_per_second"], "tokens/s", **at)
+        return Judged(SPEED, told["tokens_per_second"], "tokens/s", told)
     if isinstance(model, LanguageModel):
         lengths = (trial.protocol.length, REMEMBERED)
-        at["stream_bytes"] = {str(n): model.stream_memory(n) for n in lengths}
+        told["stream_bytes"] = {str(n): model.stream_memory(n) for n in lengths}
     p, study = trial.protocol, STUDIES[trial.study]
     if isinstance(p, ProbeProtocol):
-        value, more = _judged_by_answers(trainer.result, config, task, p)
+        value, more = _judged_by_answers(run, p)
     else:
         assert isinstance(p, TextProtocol)
-        value, more = _judged_by_losses(trainer.result, config, task, p)
-    return this.row(study.what, value, study.unit, **at, **more)
+        value, more = _judged_by_losses(run, p)
+    return Judged(study.what, value, study.unit, told | more)
 
 
-def _is_asked_for() -> bool:
-    """Whether the process that began this one is still there to keep the row."""
-    parent = multiprocessing.parent_process()
-    return parent is None or parent.is_alive()
-
-
-def _described(todo: Work) -> dict[str, Any]:
+def _described(todo: Work[Trial]) -> dict[str, Any]:
     """What the trial is, as a row's config has it."""
     trial, p = todo.trial, todo.trial.protocol
     return {
         **dataclasses.asdict(trial),
         "mechanism": trial.fields["mechanism"],
-        "model": _finite({**p.model, **trial.fields}),
+        "model": finite({**p.model, **trial.fields}),
         "preset": p.preset,
         "batch": p.batch,
         "length": p.length,
@@ -159,7 +72,7 @@ def _described(todo: Work) -> dict[str, Any]:
     }
 
 
-def _data(todo: Work) -> dict[str, Any]:
+def _data(todo: Work[Trial]) -> dict[str, Any]:
     """What is learnt from."""
     p = todo.trial.protocol
     if isinstance(p, ProbeProtocol):
@@ -169,21 +82,13 @@ def _data(todo: Work) -> dict[str, Any]:
     return {"text": p.text if is_known else "another", "held_out": p.held_out}
 
 
-def _finite(value: Any) -> Any:
-    """The value with text in place of infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _judged_by_answers(
-    result: Result, config: RunConfig, task: Task, p: ProbeProtocol
-) -> tuple[float, dict[str, Any]]:
+def _judged_by_answers(run: Finished, p: ProbeProtocol) -> tuple[float, dict[str, Any]]:
     """The share of right answers on the test split, and what else the row tells.
 
     `valid`: the same on validation; `by_length`: length -> the same on test, where a probe has
     further lengths, as `_beyond` returns it.
     """
+    config, task, result = run
 
     def accuracy(task: Task, length: int, samples: int) -> float:
         batch = max(1, p.batch * p.length // length)  # as many tokens as a step of training has
@@ -209,14 +114,13 @@ def _judged_by_answers(
     return value, told
 
 
-def _judged_by_losses(
-    result: Result, config: RunConfig, task: Task, p: TextProtocol
-) -> tuple[float, dict[str, Any]]:
+def _judged_by_losses(run: Finished, p: TextProtocol) -> tuple[float, dict[str, Any]]:
     """Bits a label on the whole validation split, and what else the row tells.
 
     The same by position, and for the next byte `far`: the same in longer sequences, a number for
     each length of training, as `_beyond` returns it.
     """
+    config, task, result = run
     losses, labels = losses_by_position(
         result.model, task, "valid", batch_size=p.batch, precision=config.precision
     )
@@ -248,8 +152,8 @@ def _far(
 
 
 def _beyond(
-    model: nn.Module, length: int, judge: Callable[[int], Judged], told: dict[str, Any]
-) -> Judged | None:
+    model: nn.Module, length: int, judge: Callable[[int], Found], told: dict[str, Any]
+) -> Found | None:
     """What a finished model is judged at a length beyond that of training.
 
     None: the model has a limit below that length, or it failed there. The failure does not cost
@@ -282,7 +186,7 @@ def _by_position(losses: Tensor, labels: Tensor, p: TextProtocol) -> dict[str, A
     }
 
 
-def _learnt(todo: Work) -> dict[str, Any]:
+def _learnt(todo: Work[Trial]) -> dict[str, Any]:
     """Speed and curves, from the log of the run.
 
     `curve`: step, mean loss in bits and seconds of training up to there, without evaluations;

@@ -135,7 +135,7 @@ def _train(config: RunConfig, processes: Processes) -> int:
         return 0
     trainer = Trainer(config, processes=processes)
     if processes.is_first:
-        _generate(config)
+        generate_sets(config)
     processes.wait()
     try:
         for count, event in enumerate(trainer.events()):
@@ -332,7 +332,7 @@ def _name(config: RunConfig) -> str:
     return f"{config.task.name}-{kind}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
-def _generate(config: RunConfig) -> None:
+def generate_sets(config: RunConfig) -> None:
     """Generate the data sets that the task needs and the data folder lacks, on all cores."""
     options = options_of(config.task.name, config.task.options)
     seed, data = options.get("seed", 0), options.get("data")

@@ -1,4 +1,4 @@
-"""Runs as functions that return a config; one for every task, and those of a study."""
+"""Runs as functions that return a config; one for every task, those of a study and of a table."""
 
 from cosformer.recipes.protocols import (
     PROBES,
@@ -7,6 +7,15 @@ from cosformer.recipes.protocols import (
     Protocol,
     Scale,
     TextProtocol,
+)
+from cosformer.recipes.reproduce import (
+    ONE_BY_ONE,
+    TABLES,
+    UNITS,
+    TableRun,
+    best_of,
+    check_table,
+    plan,
 )
 from cosformer.recipes.setting import RUNS, Setting, tenth, use_of
 from cosformer.recipes.study import STUDIES, Done, Stage, Trial, check_names, protocols, trials

@@ -195,6 +195,14 @@ class Trial:
         """Whether the speed of the run is asked for, and not what it has learnt."""
         return self.steps == self.protocol.timed
 
+    def spell(self, value: float | None) -> str:
+        """The value for readers; None: the run diverged."""
+        if value is None:
+            return "diverged"
+        if self.is_timed:
+            return f"{value:,.0f} tokens/s"
+        return f"{value:.4f} {STUDIES[self.study].unit}"
+
     @property
     def protocol(self) -> Protocol:
         return protocols(self.study, self.scale)[self.probe]

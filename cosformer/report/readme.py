@@ -38,6 +38,11 @@ OPTIONAL = {
     "study-lm",
     "study-mlm",
     "study-probes",
+    "reproduce-lra",
+    "reproduce-lra-pretrained",
+    "reproduce-lm",
+    "reproduce-mlm",
+    "reproduce-ablation",
 }
 """Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from cosformer.records import Row
 from cosformer.report.cells import cell_table
 from cosformer.report.mechanisms import mechanism_table
+from cosformer.report.reproduce import reproduced_table
 from cosformer.report.selection import (
     LABELS,
     PASSES,
@@ -113,6 +114,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "study": study_table,
     "exact": exact_table,
     "probes": probe_table,
+    "reproduced": reproduced_table,
 }
 
 

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from cosformer import records
-from cosformer.commands import study, study_run
-from cosformer.commands.study_run import UNRECORDED, row_of, work
+from cosformer.commands import crew as crews
+from cosformer.commands import crew_run, study, study_run
+from cosformer.commands.crew_run import UNRECORDED
+from cosformer.commands.study_run import row_of, work
 from cosformer.recipes import PROBES, PROTOCOLS, Trial
 from cosformer.training import losses_by_position, read_json
 
@@ -28,8 +30,8 @@ def quick(monkeypatch):
     """Two rates, and processes that need not import PyTorch each."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # it imports this package
     set_forkserver_preload(["cosformer.commands.study_run", "torch._dynamo"])
-    monkeypatch.setattr(study, "PROCESSES", get_context("forkserver"))
-    monkeypatch.setattr(study, "POLL", 0.01)
+    monkeypatch.setattr(crews, "PROCESSES", get_context("forkserver"))
+    monkeypatch.setattr(crews, "POLL", 0.01)
     shorter(monkeypatch, rates=(3e-3, 1e-3))
 
 
@@ -41,6 +43,18 @@ def options(here, task="lm", **changes):
     given = {"only": ONLY, "jobs": 2, "threads": 1, "device": "cpu", "scale": "tiny"}
     given |= {"data": "my.txt", "out": here / "runs", "rows": here / "rows.jsonl"}
     return study.Options(task, **(given | changes))
+
+
+def book(here):
+    return options(here).book
+
+
+def trial_of(row):
+    return book(Path()).trial_of(row)
+
+
+def results(here):
+    return book(here).results()
 
 
 def kept(here):
@@ -63,7 +77,7 @@ def test_runs_end_as_one_row_each_and_a_second_call_runs_nothing(here, capsys):
     ]  # fmt: skip
     for row in rows:
         c = row.config
-        run = study.trial_of(row).name
+        run = trial_of(row).name
         judged = read_json(here / "runs" / run / "status.json")["metrics"]
         assert (row.what, row.unit) == ("bits_per_byte", "bits")
         assert row.value == pytest.approx(judged["bits_per_byte"], rel=1e-5)
@@ -79,7 +93,7 @@ def test_runs_end_as_one_row_each_and_a_second_call_runs_nothing(here, capsys):
     (here / "rows.jsonl").write_bytes((here / "rows.jsonl").read_bytes()[:-9])  # a killed writer
     with pytest.warns(UserWarning, match="unfinished"):
         assert study.run(options(here)) == 0
-    assert [study.trial_of(row) for row in kept(here)] == [study.trial_of(row) for row in rows]
+    assert [trial_of(row) for row in kept(here)] == [trial_of(row) for row in rows]
     assert "4 runs, 4 done" in capsys.readouterr().out
 
 
@@ -87,7 +101,7 @@ def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(
     here, monkeypatch, capsys
 ):
     monkeypatch.setattr(study, "work", dies)
-    monkeypatch.setattr(study, "POLL", 0.01)
+    monkeypatch.setattr(crews, "POLL", 0.01)
     shorter(monkeypatch, rates=(3e-3,))
     assert study.run(options(here)) == 1
     assert [row.config["entry"] for row in kept(here)] == ["multiscale"]
@@ -161,11 +175,11 @@ def test_probes_are_rows_of_right_answers_by_length_where_there_is_no_limit(here
     rows = {(row.config["entry"], row.config["probe"]): row for row in kept(here)}
     assert len(rows) == 4
     for (_, probe), row in rows.items():
-        judged = read_json(here / "runs" / study.trial_of(row).name / "status.json")["metrics"]
+        judged = read_json(here / "runs" / trial_of(row).name / "status.json")["metrics"]
         assert (row.what, row.unit, row.config["length"]) == ("accuracy", "accuracy", 8)
         assert 0 <= row.value <= 1
         assert row.config["valid"] == judged["accuracy"]
-        assert study.results(here / "rows.jsonl")[study.trial_of(row)] == judged["accuracy"]
+        assert results(here)[trial_of(row)] == judged["accuracy"]
         assert ("by_length" in row.config) == (probe == "induction")
     endless, limited = (rows[name, "induction"] for name in ("multiscale", "cosformer"))
     assert limited.config["by_length"] == {"8": limited.value, "16": None, "32": None}
@@ -179,7 +193,7 @@ def test_rows_from_before_there_were_probes_are_still_known(here):
     records.append(
         here / "rows.jsonl", [records.Run.begin().row("bits_per_byte", 2.0, "bits", **config)]
     )
-    assert study.results(here / "rows.jsonl") == {trial: 2.0}
+    assert results(here) == {trial: 2.0}
 
 
 def test_masked_bytes_and_speed_have_rows_of_their_own(here, monkeypatch):
@@ -195,13 +209,13 @@ def test_masked_bytes_and_speed_have_rows_of_their_own(here, monkeypatch):
 
 
 def test_steps_that_cannot_be_recorded_are_taken_one_by_one(here, monkeypatch, capsys):
-    monkeypatch.setattr(study, "resolved", lambda device: "cuda")
+    monkeypatch.setattr(crews, "resolved", lambda device: "cuda")
     crew = study.Crew(options(here), [])
     (trial, *_) = study.trials("lm", "rates", {}, only=ONLY, finalists=1, scale="tiny")
     first = study.Crew(options(here), [trial]).waiting[0]
     assert first.graph
     ended = SimpleNamespace(join=lambda: None, exitcode=UNRECORDED)
-    crew.running = [study.Running(first, ended)]
+    crew.running = [crews.Running(first, ended)]
     crew._ended(crew.running[0])
     assert not crew.failed
     again = crew.waiting[0]
@@ -213,7 +227,7 @@ def test_steps_that_cannot_be_recorded_are_taken_one_by_one(here, monkeypatch, c
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_run_is_compiled_if_that_is_asked_for(here, monkeypatch, compiles):
     seen = []
-    monkeypatch.setattr(study_run, "Trainer", lambda config, task: seen.append(config) or stop())
+    monkeypatch.setattr(crew_run, "Trainer", lambda config, task: seen.append(config) or stop())
 
     def stop():
         raise KeyboardInterrupt
@@ -230,7 +244,7 @@ def test_a_run_that_diverged_is_a_row_and_is_not_run_again(here, monkeypatch):
     assert study.run(options(here, only=("softmax",))) == 0
     (row,) = kept(here)
     assert (row.what, row.unit) == ("diverged", "steps")
-    assert study.results(here / "rows.jsonl") == {study.trial_of(row): None}
+    assert results(here) == {trial_of(row): None}
     assert study.run(options(here, only=("softmax",))) == 0
     assert len(kept(here)) == 1
 
@@ -239,11 +253,11 @@ def test_the_live_table_fits_the_terminal(here, tmp_path):
     (trial, *_) = study.trials("lm", "rates", {}, only=ONLY, finalists=1, scale="tiny")
     crew = study.Crew(options(here), [trial])
     todo = crew.waiting[0]
-    crew.running = [study.Running(todo, SimpleNamespace()) for _ in range(40)]
+    crew.running = [crews.Running(todo, SimpleNamespace()) for _ in range(40)]
     todo.out.mkdir(parents=True)
     line = {"step": 2, "steps": 6, "loss": 1.0, "tokens_per_second": 9e9, "seconds_left": 1.0}
     (todo.out / "log.jsonl").write_text(json.dumps(line) + '\n{"metrics": {}}\n{"st')
-    shown = study.table(crew, 40, 24)
+    shown = crews.table(crew, 40, 24)
     assert len(shown) <= 24
     assert max(map(len, shown)) < 40
     assert "1.443" in shown[1]  # bits
@@ -262,7 +276,7 @@ def test_wrong_options_are_errors_that_name_them(here):
 
 @pytest.mark.slow
 def test_processes_that_import_everything_themselves_do_the_same(here, monkeypatch):
-    monkeypatch.setattr(study, "PROCESSES", get_context("spawn"))
+    monkeypatch.setattr(crews, "PROCESSES", get_context("spawn"))
     shorter(monkeypatch, rates=(3e-3,))
     assert study.run(options(here, only=("softmax",))) == 0
     assert [row.config["entry"] for row in kept(here)] == ["softmax"]

@@ -243,7 +243,7 @@ def test_all_that_a_task_is_made_of_is_generated_by_all_cores(here, capsys, monk
     note = lambda options: made.append((*options.names, options.count))  # noqa: E731
     monkeypatch.setattr(train.make, "run", note)
     options = ("task.options.sizes=[60,10,10]", "task.options.rising=5")
-    train._generate(resolve(Options("pathfinder", data=str(here), set=options)))
+    train.generate_sets(resolve(Options("pathfinder", data=str(here), set=options)))
     assert made == [("pathfinder", 80), ("snakes", 60)]
     assert "snakes: 60 samples are generated first" in capsys.readouterr().out
 
