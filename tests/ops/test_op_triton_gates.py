@@ -44,7 +44,8 @@ def test_second_derivatives_are_those_of_the_formula():
 
 def test_only_a_gpu_with_several_rows_is_given_to_the_kernel(monkeypatch):
     calls = []
-    monkeypatch.setattr(gates._RunningSum, "apply", lambda x, _: (calls.append(1), x)[1])
+    noted = staticmethod(lambda ctx, x, least: (calls.append(1), x.double())[1])
+    monkeypatch.setattr(gates._RunningSum, "forward", noted)
     given = draw(10, torch.float32)
     summed_gates(given, torch.float32)
     assert not calls
