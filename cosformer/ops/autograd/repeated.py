@@ -128,7 +128,8 @@ class _Repeated(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sums, out, total, kept = ctx.saved_tensors
-        asked = Asked(*ctx.needs_input_grad[:4])
+        *needed, _ = ctx.needs_input_grad
+        asked = Asked(*needed)
         if recorded():
             found = differentiable(_output, ctx.by.given(q, k, v, sums), grad, asked)
         else:
