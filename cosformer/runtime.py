@@ -83,10 +83,14 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
+def kernels_know(x: Tensor) -> bool:
+    """Whether Triton kernels can work on x, given that the call lets them."""
+    return HAS_TRITON and x.is_cuda and x.dtype != torch.float64 and x.numel() > 0
+
+
 def kernels_serve(x: Tensor) -> bool:
     """Whether Triton kernels that are no operators of torch can serve x in this call."""
-    there = HAS_TRITON and x.is_cuda and x.dtype != torch.float64
-    return there and x.numel() > 0 and eager(x)
+    return kernels_know(x) and eager(x)
 
 
 def has_room(x: Tensor) -> bool:

@@ -28,27 +28,35 @@ class Replayed:
     def __init__(self, update: Callable[[Batch], None], device: torch.device) -> None:
         self._update, self._device = update, device
         self._seen: Counter[Shape] = Counter()
-        self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Batch]] = {}
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        # one set of inputs for steps as they come and for replays: a compiled step that met another
+        # layout when it is recorded would be compiled anew, which no recording survives
+        self._inputs: dict[Shape, Batch] = {}
         # for steps that are taken as they come, too: autograd remembers where they ran
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, batch: Batch) -> None:
         shape = tuple((name, x.shape, x.dtype) for name, x in sorted(batch.items()))
-        self._seen[shape] += 1
-        if shape not in self._graphs:
-            if not self._is_due(shape, batch):
-                self._take(batch)
-                return
-            self._graphs[shape] = self._record(batch)
-        graph, inputs = self._graphs[shape]
+        if not self._serves(shape):
+            self._take(batch)
+            return
+        if shape not in self._inputs:
+            self._inputs[shape] = {name: x.clone() for name, x in batch.items()}
+        inputs = self._inputs[shape]
         for name, tensor in inputs.items():
             tensor.copy_(batch[name])
-        graph.replay()
+        self._seen[shape] += 1
+        if self._seen[shape] <= WARM:
+            self._take(inputs)
+            return
+        if shape not in self._graphs:
+            self._graphs[shape] = self._record(inputs)
+        self._graphs[shape].replay()
 
-    def _is_due(self, shape: Shape, batch: Batch) -> bool:
+    def _serves(self, shape: Shape) -> bool:
         # the model looks at a mask on the CPU, which cannot be recorded
-        hides = any(name.startswith("mask") for name in batch)
-        return not hides and self._seen[shape] > WARM and len(self._graphs) < MOST
+        hides = any(name.startswith("mask") for name, *_ in shape)
+        return not hides and (shape in self._inputs or len(self._inputs) < MOST)
 
     def _take(self, batch: Batch) -> None:
         """A step by itself."""
@@ -58,13 +66,12 @@ class Replayed:
             self._update(batch)
         outside.wait_stream(self._stream)
 
-    def _record(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch]:
-        inputs = {name: tensor.clone() for name, tensor in batch.items()}
+    def _record(self, inputs: Batch) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # other threads, which prepare batches, go on meanwhile
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._update(inputs)
-        return graph, inputs
+        return graph
 
 
 def on_device(value: float, device: torch.device) -> Tensor:

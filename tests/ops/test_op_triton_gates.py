@@ -3,7 +3,10 @@
 import pytest
 import torch
 from formula import results, tokens, uniform
+from functorch.compile import make_boxed_func
 from gate_cases import LEAST, LENGTHS, check_balanced, check_sums, draw
+from gate_cases import results as gate_results
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
 
 from cosformer import linear_attention
@@ -83,3 +86,31 @@ def test_gates_have_the_same_gradient_by_either(normaliser, monkeypatch):
     assert served == [1]
     for one, other in zip(*found, strict=True):
         assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+def test_the_operators_of_a_graph_hold_what_torch_asks_of_them():
+    given = draw(60, torch.float32, turned=True)
+    torch.library.opcheck(gates.gates_forward, (given, LEAST))
+    grad = torch.ones(given.shape, dtype=torch.float64)
+    torch.library.opcheck(gates.gates_backward, (given, LEAST, grad))
+
+
+def test_a_graph_has_the_kernels_in_it_and_their_numbers(monkeypatch):
+    """Of long rows inductor makes no running sums (PyTorch 2.11)."""
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph)
+
+    monkeypatch.setattr(gates, "kernels_know", lambda x: True)
+    compiled = torch.compile(
+        lambda x, least: summed_gates(x, torch.float32), backend=aot_autograd(fw_compiler=backend)
+    )
+    found, right = (gate_results(sums, draw(60, torch.float32)) for sums in (compiled, running_sum))
+    assert_close(found, right)
+    assert {name for name in seen if "gates" in name} == {
+        "cosformer.gates_forward.default",
+        "cosformer.gates_backward.default",
+    }
+    assert not [name for name in seen if "cumsum" in name]

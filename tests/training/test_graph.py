@@ -28,6 +28,7 @@ class Sums:
         self.total, self.calls, self.recorded = torch.zeros(()), 0, 0
         self.outside = self.stream = Stream(DEVICE)
         self.inside, self.is_recording = [], False  # where steps ran by themselves
+        self.laid = []  # where the tokens of every call lay, and how
         fakes = {"CUDAGraph": SimpleNamespace, "Stream": Stream, "stream": self.switched}
         fakes |= {"graph": self.recording, "current_stream": lambda device: self.stream}
         for name, fake in fakes.items():
@@ -54,6 +55,7 @@ class Sums:
             self.total += batch["tokens"].sum()
 
         self.calls += 1
+        self.laid.append((batch["tokens"].data_ptr(), batch["tokens"].stride()))
         self.last = kernels
         if not self.is_recording:
             assert self.stream.waits[-1] is self.outside
@@ -94,3 +96,13 @@ def test_batches_with_a_mask_are_not_recorded(monkeypatch):
     for _ in range(graph.WARM + 2):
         replayed({**batch(3, 1.0), "mask": torch.ones(2, 3, dtype=torch.bool)})
     assert (sums.recorded, sums.calls) == (0, graph.WARM + 2)
+
+
+def test_a_step_is_recorded_on_the_tensors_that_the_steps_before_had(monkeypatch):
+    """A compiled step that meets another layout is compiled anew, which no recording survives."""
+    sums = Sums(monkeypatch)
+    replayed = Replayed(sums.update, DEVICE)
+    for n in range(graph.WARM + 2):
+        replayed({"tokens": torch.full((2, 4), n)[:, 1:]})
+    assert len(sums.laid) == graph.WARM + 1
+    assert len(set(sums.laid)) == 1

@@ -1,6 +1,6 @@
 """L of a decay per token: the running sum of its gates, by torch or by one kernel each way."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 from cosformer.check import require_all
 from cosformer.ops.problem import GATE_RULE, least_gate, running_sum
-from cosformer.runtime import kernels_serve, recorded
+from cosformer.runtime import eager, kernels_know, kernels_serve, recorded
 
 
 def summed_gates(gates: Tensor, dtype: torch.dtype) -> Tensor:
@@ -18,10 +18,11 @@ def summed_gates(gates: Tensor, dtype: torch.dtype) -> Tensor:
     """
     least = least_gate(dtype)
     alone = gates.shape[-1] == gates.numel()  # a single row torch sums by a whole GPU
-    if kernels_serve(gates) and not alone:
+    if not alone and kernels_serve(gates):
         # past functorch, which is not there: 40 µs
-        sums: Tensor = super(Function, _RunningSum).apply(gates, least)
-        return sums
+        return cast(Tensor, super(Function, _RunningSum).apply(gates, least))
+    if not alone and torch.compiler.is_compiling() and kernels_know(gates):
+        return cast(Tensor, _RunningSum.apply(gates, least))
     if gates.is_cuda:
         require_all(gates <= 0, GATE_RULE, gates)
     return running_sum(gates, least)
@@ -32,13 +33,9 @@ class _RunningSum(Function):
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, least: float) -> Tensor:
-        from cosformer.ops.triton import sum_gates
-
         ctx.least = least
         ctx.save_for_backward(gates)
-        sums, fit = sum_gates(gates, least)
-        torch._assert_async(fit.all(), GATE_RULE)
-        return sums
+        return (_forward if eager(gates) else gates_forward)(gates, least)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -46,6 +43,44 @@ class _RunningSum(Function):
         if recorded():
             back = grad.flip(-1).cumsum(-1).flip(-1)
             return back.masked_fill(gates < ctx.least, 0).to(gates.dtype), None
-        from cosformer.ops.triton import sum_gates_backward
+        return (_backward if eager(grad) else gates_backward)(gates, ctx.least, grad), None
 
-        return sum_gates_backward(gates, ctx.least, grad), None
+
+def _forward(gates: Tensor, least: float) -> Tensor:
+    from cosformer.ops.triton import sum_gates
+
+    sums, fit = sum_gates(gates, least)
+    torch._assert_async(fit.all(), GATE_RULE)
+    return sums
+
+
+def _backward(gates: Tensor, least: float, grad: Tensor) -> Tensor:
+    from cosformer.ops.triton import sum_gates_backward
+
+    return sum_gates_backward(gates, least, grad)
+
+
+# In a graph the kernels are operators of torch, as those of the sweeps are: inductor's own running
+# sums in float64 are slow, and of long rows it makes none (PyTorch 2.11).
+gates_forward = torch.library.custom_op(
+    "cosformer::gates_forward",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor gates, float least) -> Tensor",
+)
+gates_backward = torch.library.custom_op(
+    "cosformer::gates_backward",
+    _backward,
+    mutates_args=(),
+    schema="(Tensor gates, float least, Tensor grad) -> Tensor",
+)
+
+
+@gates_forward.register_fake
+def _(gates: Tensor, least: float) -> Tensor:
+    return gates.new_empty(gates.shape, dtype=torch.float64)
+
+
+@gates_backward.register_fake
+def _(gates: Tensor, least: float, grad: Tensor) -> Tensor:
+    return gates.new_empty(gates.shape)
