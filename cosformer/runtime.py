@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils.checkpoint import checkpoint
+
+Result = TypeVar("Result")
 
 HAS_TRITON = find_spec("triton") is not None
 PLAIN = (Tensor, Parameter)
@@ -46,6 +49,17 @@ def readable(x: Tensor) -> bool:
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def recomputed(function: Callable[..., Result], *args: object, draws: bool = False) -> Result:
+    """`function(*args)`, computed again in the backward pass instead of kept for it.
+
+    Transforms of torch.func know nothing of checkpoints, so that under them everything is kept;
+    torch.compile decides itself what to keep. `draws`: whether the function draws random numbers.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or transformed():
+        return function(*args)
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=draws)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,7 +1,8 @@
 """What all models share: embeddings, a stack of blocks, the state of a stream, a token head."""
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,7 +14,7 @@ from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, re
 from cosformer.models.config import ModelConfig
 from cosformer.models.token_loss import summed_token_loss
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
-from cosformer.runtime import compute_dtype, readable
+from cosformer.runtime import compute_dtype, readable, recomputed
 
 EMBEDDING_STD = 0.02
 
@@ -48,6 +49,11 @@ class Backbone(nn.Module):
     split: Split | None = None
     """The ranks of which each has a stretch of every sequence in `forward`, set by
     ``cosformer.distributed.split``."""
+    recompute = False
+    """Whether blocks compute again in the backward pass what they would keep for it: a third more
+    work, for a fraction of the memory."""
+    calls: Sequence[Callable[..., Tensor]] | None = None
+    """What `forward` calls in place of the blocks, as compiled ones; None: the blocks."""
 
     def __init__(self, config: ModelConfig, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
@@ -110,8 +116,13 @@ class Backbone(nn.Module):
         if self.causal and all(inner.traits.causal == "exact" for inner in self._mechanisms):
             key_mask = None  # no real token sees what stands last, and softmax is faster unmasked
         vectors, context_mask = context or (None, None)
-        for block in self._stack:
-            x = block(x, vectors, causal=self.causal, key_mask=key_mask, context_mask=context_mask)
+        masks = {"key_mask": key_mask, "context_mask": context_mask}
+        for block in self.calls or self._stack:
+            call = functools.partial(block, causal=self.causal, **masks)
+            if self.recompute:
+                x = recomputed(call, x, vectors, draws=self.config.dropout > 0)
+            else:
+                x = call(x, vectors)
         x = self.norm(x)
         if order is None:
             return x
@@ -324,6 +335,9 @@ class Backbone(nn.Module):
 class TokenModel(nn.Module):
     """Tokens `[B, T]` to logits `[B, T, vocabulary]`: a backbone and a token head."""
 
+    token_loss = staticmethod(summed_token_loss)
+    """What `summed_loss` calls with vectors, the head's weights and labels."""
+
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
         super().__init__()
         self.config = config
@@ -341,7 +355,7 @@ class TokenModel(nn.Module):
         It never holds more than some of the logits, which of a large vocabulary are most of what
         training needs memory for.
         """
-        return summed_token_loss(self.backbone(tokens, key_mask), self.head.weight, labels)
+        return self.token_loss(self.backbone(tokens, key_mask), self.head.weight, labels)
 
 
 class TokenHead(nn.Module):

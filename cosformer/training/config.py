@@ -19,8 +19,11 @@ OF_TASK = ("kind", "vocabulary", "classes")
 """Fields of a model that follow from the task."""
 MOST_SEEDS = 2**30
 """Every step has a seed of 64 bits, made of the run's seed and the number of the step."""
-ELSEWHERE = ("out", "device", "save_seconds", "tensorboard", "wandb", "plugin", "parallel")
-"""Settings that say where and how a run is kept: it may be continued with others."""
+ELSEWHERE = (
+    "out", "device", "save_seconds", "tensorboard", "wandb", "plugin", "parallel", "compile",
+    "recompute",
+)  # fmt: skip
+"""Settings that say where and how a run is kept and computed: it may be continued with others."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +214,13 @@ class RunConfig:
     made, and again where the run is judged or used; none: no such file."""
     precision: Precision = "float32"
     """`bfloat16` computes in it where that is safe; parameters and sums stay float32."""
-    compile: bool = False
-    """Whether torch.compile makes one program of model and loss."""
+    compile: bool | None = None
+    """Whether torch.compile makes a program of each kind of block, and of the loss. None: where a
+    model of tokens is trained on a GPU, by one process or with plain data parallelism; steps are
+    then up to twice as fast, and the first one takes half a minute more."""
+    recompute: bool = False
+    """Whether blocks compute again in the backward pass what they would keep for it: a third more
+    work, for a fraction of the memory."""
     graph: bool = False
     """Whether steps on a GPU are recorded and replayed (CUDA graphs): a small model waits for
     Python otherwise."""

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cosformer.models import Model, ModelConfig, create_model
+from cosformer.models import Backbone, Model, ModelConfig, TokenModel, create_model
 from cosformer.tasks import Batch
 from cosformer.training.checkpoint import Checkpoint, load_weights, require_like, weights
 from cosformer.training.config import RunConfig
@@ -46,7 +48,8 @@ class Learner:
         self.optimiser = create_optimiser(self.groups, phase.optimiser, self._lr)
         self.average = _average(self.model, config.average)
         self.step = 0
-        self._loss = torch.compile(self._called) if config.compile else self._called
+        _backbone(self.model).recompute = config.recompute
+        self.compiled = Compiled(self.model) if self._compiles() else None
         # a row a step: the loss, then the norm of each group's gradient
         self._window = torch.zeros(config.log_every, 1 + len(self.groups), device=self.device)
         self._row = torch.zeros(1 + len(self.groups), device=self.device)
@@ -80,8 +83,8 @@ class Learner:
         parts = _parts(batch, self.phase.budget.accumulate)
         for n, part in enumerate(parts, 1):
             with self.processes.accumulating(self._called, is_last=n == len(parts)):
-                with autocast(self.device, self.config.precision):
-                    share = self._loss(part) / self._labels
+                with autocast(self.device, self.config.precision), self.compiled or nullcontext():
+                    share = self._called(part) / self._labels
                 self.processes.weighted(share).backward()
             loss += share.detach()
         self.processes.sum(loss)
@@ -111,6 +114,13 @@ class Learner:
         wrong = [f"weights of {name}" for name, norm in norms.items() if not norm.isfinite()]
         if wrong:
             raise self._diverged(self.step, wrong)
+
+    def _compiles(self) -> bool:
+        if self.config.compile is not None:
+            return self.config.compile
+        _, shard, context = self.processes.sizes
+        is_whole = shard * context == 1
+        return is_whole and self.device.type == "cuda" and isinstance(self.model, TokenModel)
 
     @property
     def lr(self) -> float:
@@ -175,6 +185,35 @@ class Learner:
 
     def _diverged(self, step: int, wrong: list[str]) -> Diverged:
         return Diverged(f"step {step} of {self.phase.name}: {', '.join(wrong)} not finite")
+
+
+class Compiled:
+    """A model whose blocks and loss are compiled, within `with`; elsewhere it is as it was.
+
+    Block by block: those that are alike are compiled once, in seconds where a whole model takes
+    minutes. An evaluation, with its other shapes, is not worth it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._backbone = _backbone(model)
+        self._calls = [torch.compile(block) for block in self._backbone.blocks]
+        self._model = model if isinstance(model, TokenModel) else None
+        self._token_loss = torch.compile(TokenModel.token_loss)
+
+    def __enter__(self) -> None:
+        self._backbone.calls = self._calls
+        if self._model is not None:
+            self._model.token_loss = self._token_loss
+
+    def __exit__(self, *_: object) -> None:
+        del self._backbone.calls
+        if self._model is not None:
+            del self._model.token_loss
+
+
+def _backbone(model: nn.Module) -> Backbone:
+    """The stack of blocks that every model of a task has."""
+    return cast(Backbone, model.get_submodule("backbone"))
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:

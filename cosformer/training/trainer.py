@@ -45,6 +45,8 @@ from cosformer.training.processes import ALONE, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 from cosformer.training.start import beginning, require_fit
 
+COMPILES = "torch.compile is at work in the first step, which may take a minute"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -354,6 +356,6 @@ def _started(learner: Learner) -> Started:
         parameters=parameter_count(learner.model),
         length=phase.task.facts.length,
         device=str(learner.device),
-        notes=phase.task.notes,
+        notes=(*phase.task.notes, *([COMPILES] if learner.compiled is not None else [])),
         mesh=learner.processes.sizes,
     )

@@ -15,7 +15,7 @@ WIDTH, VOCABULARY = 8, 50
 @pytest.fixture(params=[1, 3 * VOCABULARY, 1000 * VOCABULARY])
 def in_parts(request, monkeypatch):
     """Parts of one row, of a few, and all at once."""
-    monkeypatch.setattr(token_loss, "MOST_LOGITS", request.param)
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": request.param})
 
 
 def draw(dtype=torch.float64):
@@ -68,7 +68,7 @@ def test_16_bits_are_no_worse_than_all_logits_of_16_bits(dtype):
 def test_under_autocast_products_are_narrow_and_gradients_of_weights_are_not(monkeypatch):
     x, weight, labels = draw(torch.float32)
     right = derivatives(whole(x, weight, labels), x, weight)
-    monkeypatch.setattr(token_loss, "MOST_LOGITS", 1)
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": 1})
     with torch.autocast("cpu", torch.bfloat16):
         loss = summed_token_loss(x, weight, labels)
     found = derivatives(loss, x, weight)
@@ -91,7 +91,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_is_as_large_as_all_logits(monkeypatch):
-    monkeypatch.setattr(token_loss, "MOST_LOGITS", 2 * VOCABULARY)
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": 2 * VOCABULARY})
     x, weight, labels = draw()
     with Largest() as seen:
         summed_token_loss(x, weight, labels).backward()

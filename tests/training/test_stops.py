@@ -155,11 +155,11 @@ def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(finish
     again = replace(finished, out=tmp_path / "moved", save_seconds=5.0, device="auto")
     path = again.out / "config.json"
     kept = json.loads(path.read_text())
-    del kept["compile"], kept["optimiser"]["eps"]
+    del kept["seed"], kept["optimiser"]["eps"]
     path.write_text(json.dumps(kept))
     assert train(again).place.step == 24
-    with pytest.raises(ValueError, match="compile = False, here it is True"):
-        train(replace(again, compile=True))
+    with pytest.raises(ValueError, match="seed = 0, here it is 1"):
+        train(replace(again, seed=1))
 
 
 CONFIGS = ('{"architectures": ["Bert"]}', "[]", '{"task": 3}')

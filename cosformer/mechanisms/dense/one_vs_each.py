@@ -9,10 +9,9 @@ from torch import Tensor
 
 from cosformer.check import check_bool
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.recompute import recomputed
 from cosformer.mechanisms.request import Request, repeat_heads, seen
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.runtime import compute_dtype
+from cosformer.runtime import compute_dtype, recomputed
 
 SLICE = 2**22  # comparisons held at once: 16 MB in float32
 

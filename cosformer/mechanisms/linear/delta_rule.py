@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.mechanisms.padding import to_multiple
-from cosformer.mechanisms.recompute import recomputed
 from cosformer.ops.problem import least_gate, running_sum
-from cosformer.runtime import full_precision
+from cosformer.runtime import full_precision, recomputed
 
 CHUNK_LENGTH = 64
 SEGMENT_LENGTH = 16 * CHUNK_LENGTH

@@ -10,10 +10,9 @@ import cosformer.ops as ops
 from cosformer.check import check_generator
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.groups import goes_in_groups, in_groups
-from cosformer.mechanisms.recompute import recomputed
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.runtime import full_precision
+from cosformer.runtime import full_precision, recomputed
 
 SCRATCH = {"cpu": 2**20, "cuda": 2**28}
 """Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""

@@ -12,12 +12,11 @@ from torch import Tensor
 from cosformer.check import check_whole
 from cosformer.mechanisms.compiled import run_compiled
 from cosformer.mechanisms.padding import to_multiple
-from cosformer.mechanisms.recompute import recomputed
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.memo import Memo
-from cosformer.runtime import compute_dtype, untraced
+from cosformer.runtime import compute_dtype, recomputed, untraced
 
 _rotations: Memo[list[Tensor]] = Memo()
 
