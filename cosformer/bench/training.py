@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,8 +70,10 @@ class Options:
     """Type of matrix products, weights stay float32; float32 on cpu, bfloat16 on cuda."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
-    compile: bool = False
-    """Whether torch.compile makes one program of model and loss."""
+    compile: bool | None = None
+    """Whether torch.compile makes programs of blocks and loss; on cuda if not given."""
+    recompute: bool = False
+    """Whether blocks compute again in the backward pass what they would keep for it."""
     threads: int = 2
     """CPU threads of torch."""
     repeats: int = 5
@@ -135,8 +138,7 @@ def measure(options: Options) -> Iterator[records.Row]:
 
 def _measure_length(options: Options, this: records.Run, length: int) -> Iterator[records.Row]:
     """All mechanisms on sequences of one length."""
-    if options.compile:
-        torch.compiler.reset()  # what was compiled for other lengths serves nobody any more
+    torch.compiler.reset()  # what was compiled for other lengths serves nobody any more
     at = _config(options, length)
     task = tasks.create("lm", text="python", length=length, device=options.device)
     with contextlib.ExitStack() as feeds:
@@ -156,12 +158,16 @@ def _measure_length(options: Options, this: records.Run, length: int) -> Iterato
         models = {name: cast(LanguageModel, steps[name].model) for name in calls}
         yield from _speeds(this, at, times, models)
         for name in calls:
+            yield this.row("first_step", steps[name].first, "s", candidate=name, **at)
             extra = steps[name].peak_bytes()
             yield this.row("peak_memory", extra, "bytes", candidate=name, **at)
 
 
 class Steps:
     """Training, a step with every call: what a run does between two lines of its log."""
+
+    first: float
+    """Seconds that the first step took, in which kernels and blocks are compiled."""
 
     def __init__(self, config: RunConfig, model: ModelConfig, task: tasks.Task) -> None:
         budget = replace(config.budget, steps=MOST_STEPS)
@@ -172,7 +178,11 @@ class Steps:
         )
 
     def __call__(self) -> None:
+        begin, is_first = time.perf_counter(), self._learner.step == 0
         self._learner.learn(next(self._batches))
+        if is_first:
+            self._learner.check()  # which waits for the step
+            self.first = time.perf_counter() - begin
 
     @property
     def model(self) -> nn.Module:
@@ -224,6 +234,7 @@ def _run_config(options: Options, batch: int) -> RunConfig:
         budget=Budget(batch=batch),
         precision=options.given("dtype"),
         compile=options.compile,
+        recompute=options.recompute,
         seed=options.seed,
     )
 
@@ -232,7 +243,8 @@ def _config(options: Options, length: int) -> dict[str, Any]:
     return {
         "preset": options.given("preset"),
         "dtype": options.given("dtype"),
-        "compile": options.compile,
+        "compile": options.device == "cuda" if options.compile is None else options.compile,
+        "recompute": options.recompute,
         "repeats": options.repeats,
         "batch": options.given("tokens") // length,
         "length": length,

@@ -62,9 +62,9 @@ class CrewOptions:
     graph: bool = True
     """Whether steps on a GPU are recorded as CUDA graphs. A run whose steps cannot be is
     begun again without; its row says so."""
-    compile: bool = False
-    """Whether torch.compile makes one program of model and loss: a minute more at first, then
-    faster steps. It pays for long runs."""
+    compile: bool | None = None
+    """Whether torch.compile makes programs of blocks and loss, half a minute more at first for
+    faster steps; for models of tokens on a GPU if not given."""
 
     def __post_init__(self) -> None:
         for name in ("jobs", "threads"):

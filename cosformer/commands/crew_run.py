@@ -63,7 +63,7 @@ class Trial(Protocol):
     def seed(self) -> int: ...
 
     def config(
-        self, out: Path, *, data: str | None, device: str, graph: bool, compile: bool = False
+        self, out: Path, *, data: str | None, device: str, graph: bool, compile: bool | None = None
     ) -> RunConfig: ...
 
     def spell(self, value: float | None) -> str:
@@ -85,8 +85,8 @@ class Work(Generic[AnyTrial]):
     device: str
     graph: bool
     """Whether steps are recorded as CUDA graphs."""
-    compile: bool
-    """Whether torch.compile makes one program of model and loss."""
+    compile: bool | None
+    """Whether torch.compile makes programs of blocks and loss; None: as `RunConfig` has it."""
     threads: int
     jobs: int
     """Runs side by side, which share the speed of the device."""

@@ -314,7 +314,7 @@ class TableRun:
         return f"{value:.4f} {UNITS[self.protocol.metric]} on validation"
 
     def config(
-        self, out: Path, *, data: str | None, device: str, graph: bool, compile: bool = False
+        self, out: Path, *, data: str | None, device: str, graph: bool, compile: bool | None = None
     ) -> RunConfig:
         """`data`: None for the data folder; a text file in place of the column's text."""
         p = self.protocol

@@ -213,7 +213,7 @@ class Trial:
         return STUDIES[self.study].entries[self.entry]
 
     def config(
-        self, out: Path, *, data: str | None, device: str, graph: bool, compile: bool = False
+        self, out: Path, *, data: str | None, device: str, graph: bool, compile: bool | None = None
     ) -> RunConfig:
         """`data`: the folder of the protocol's text, or another file in its place."""
         p = self.protocol
