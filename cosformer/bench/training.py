@@ -70,8 +70,8 @@ class Options:
     """Type of matrix products, weights stay float32; float32 on cpu, bfloat16 on cuda."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
-    compile: bool | None = None
-    """Whether torch.compile makes programs of blocks and loss; on cuda if not given."""
+    compile: bool = True
+    """Whether torch.compile makes programs of blocks and loss on cuda."""
     recompute: bool = False
     """Whether blocks compute again in the backward pass what they would keep for it."""
     threads: int = 2
@@ -233,7 +233,7 @@ def _run_config(options: Options, batch: int) -> RunConfig:
         Path(),  # nothing is kept
         budget=Budget(batch=batch),
         precision=options.given("dtype"),
-        compile=options.compile,
+        compile=None if options.compile else False,
         recompute=options.recompute,
         seed=options.seed,
     )
@@ -243,7 +243,7 @@ def _config(options: Options, length: int) -> dict[str, Any]:
     return {
         "preset": options.given("preset"),
         "dtype": options.given("dtype"),
-        "compile": options.device == "cuda" if options.compile is None else options.compile,
+        "compile": options.compile and options.device == "cuda",
         "recompute": options.recompute,
         "repeats": options.repeats,
         "batch": options.given("tokens") // length,

@@ -62,9 +62,9 @@ class CrewOptions:
     graph: bool = True
     """Whether steps on a GPU are recorded as CUDA graphs. A run whose steps cannot be is
     begun again without; its row says so."""
-    compile: bool | None = None
-    """Whether torch.compile makes programs of blocks and loss, half a minute more at first for
-    faster steps; for models of tokens on a GPU if not given."""
+    compile: bool = True
+    """Whether torch.compile makes programs of blocks and loss where models of tokens learn on a
+    GPU: a slower first step for faster ones after it."""
 
     def __post_init__(self) -> None:
         for name in ("jobs", "threads"):
@@ -208,7 +208,7 @@ class Crew(Generic[AnyTrial]):
             data=self.data,
             device=self.device,
             graph=graph,
-            compile=options.compile,
+            compile=None if options.compile else False,
             threads=options.threads or max(1, (os.cpu_count() or 1) // self.jobs),
             jobs=self.jobs,
         )

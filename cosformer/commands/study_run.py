@@ -66,7 +66,7 @@ def _described(todo: Work[Trial]) -> dict[str, Any]:
         "length": p.length,
         "dtype": "bfloat16" if p.bfloat16 else "float32",
         "graph": todo.graph,
-        "compile": todo.device != "cpu" if todo.compile is None else todo.compile,
+        "compile": todo.compile is None and todo.device != "cpu",
         "jobs": todo.jobs,
         **_data(todo),
     }

@@ -225,7 +225,7 @@ def test_steps_that_cannot_be_recorded_are_taken_one_by_one(here, monkeypatch, c
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_a_run_is_compiled_if_that_is_asked_for(here, monkeypatch, compiles):
+def test_a_run_is_compiled_where_that_pays_unless_it_must_not_be(here, monkeypatch, compiles):
     seen = []
     monkeypatch.setattr(crew_run, "Trainer", lambda config, task: seen.append(config) or stop())
 
@@ -236,7 +236,7 @@ def test_a_run_is_compiled_if_that_is_asked_for(here, monkeypatch, compiles):
     todo = study.Crew(options(here, compile=compiles), [trial]).waiting[0]
     with pytest.raises(KeyboardInterrupt):
         study_run.row_of(todo)
-    assert seen[0].compile is compiles
+    assert seen[0].compile is (None if compiles else False)
 
 
 def test_a_run_that_diverged_is_a_row_and_is_not_run_again(here, monkeypatch):
