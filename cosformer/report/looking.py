@@ -6,7 +6,7 @@ from typing import Any
 
 from cosformer.records import Row
 from cosformer.report.html import Book, button, paragraph
-from cosformer.report.selection import LABELS
+from cosformer.report.selection import LABELS, origin
 from cosformer.report.training import mebibytes
 
 NAMES = {**LABELS, "cosformer-multiscale": "cosFormer, multiscale", "softmax": "softmax"}
@@ -38,15 +38,14 @@ def maps_part(rows: Sequence[Row]) -> str:
     said = (
         f"The exact weights of every head over the first {len(first.config['pieces'])} tokens of "
         "the validation text: each line of a map is a token, each column a token that it looks "
-        "at. The shade follows the square root of the weight. Point at a map, or move through it "
-        "with the arrow keys, to read a weight."
+        "at. The shade follows the square root of the weight, and below a map stands how many "
+        f"tokens its head looks back in the mean over {first.config['window']:,} tokens. Point at "
+        "a map, or move through it with the arrow keys, to read a weight."
     )
     further = (
-        "Below: the share of its weight that each head gives to tokens at a distance, over "
-        f"{first.config['window']:,} tokens. Tokens in the first half are left out, for they have "
-        "no far past."
+        "The share of its weight that each head gives to tokens at a distance. Tokens in the first "
+        "half of the window are left out, for they have no far past."
     )
-    # textContent of the script would do, but without a script the window can still be read
     text = html.escape("".join(first.config["pieces"]))
     return (
         f'{paragraph(said)}<div id="maps" class="maps">'
@@ -55,7 +54,8 @@ def maps_part(rows: Sequence[Row]) -> str:
         f' <output for="layer" id="layer-shown">1 of {layers}</output></p>'
         '<p id="weight" class="readout" aria-live="polite">&nbsp;</p>'
         '<div id="maps-drawn" class="columns"></div></div>'
-        f'{paragraph(further)}<div id="distances" class="columns"></div>'
+        f'<h3>Weight over distance</h3>{paragraph(further)}<p id="heads-key" class="key"></p>'
+        '<div id="distances" class="columns"></div>'
         f"<details><summary>The text of the window</summary><pre>{text}</pre></details>"
     )
 
@@ -69,15 +69,29 @@ def maps_data(rows: Sequence[Row], book: Book) -> list[dict[str, Any]]:
 
 
 def texts_part(rows: Sequence[Row], book: Book) -> str:
-    """A column for each model, a line for each prompt; empty without rows."""
-    found = newest(rows, "written")
+    """What models write after each prompt, side by side; empty without rows."""
+    found = [row for each in newest(rows, "written").values() for row in each]
+    prompts = dict.fromkeys(row.config["prompt"] for row in found)
+    return "".join(
+        f'<div class="columns">{"".join(_text(r, book) for r in found if r.config["prompt"] == p)}'
+        "</div>"
+        for p in prompts
+    )
+
+
+def models_note(rows: Sequence[Row]) -> str:
+    """Which models are looked at, and how well they have learnt; empty without rows."""
+    found = [each[0] for each in newest(rows, "reach").values()]
     if not found:
         return ""
-    columns = []
-    for name, mine in found.items():
-        boxes = "".join(_text(row, book) for row in mine)
-        columns.append(f"<div><h3>{html.escape(name_of(name))}</h3>{boxes}</div>")
-    return f'<div class="columns">{"".join(columns)}</div>'
+    c = found[0].config
+    losses = ", ".join(
+        f"{name_of(row.config['candidate'])} {row.config['valid']['loss']:.3f}" for row in found
+    )
+    setting = f"preset {c['preset']} of {c['layers']} layers, {c['steps']:,} steps"
+    learnt = f"sequences of {c['length']:,} tokens of {c['text']}"
+    said = f"By cosformer look. Loss on validation, nats: {losses}"
+    return f"{said}. {origin(found[0], f'{setting} on {learnt}')}."
 
 
 def memory_sentence(rows: Sequence[Row]) -> str:
@@ -89,23 +103,28 @@ def memory_sentence(rows: Sequence[Row]) -> str:
             continue
         first, last = min(sizes), max(sizes)
         if sizes[first] == sizes[last]:
-            flat.append(f"{name_of(name)} {mebibytes(sizes[last])} from {first:,} to {last:,}")
+            flat.append(
+                f"{name_of(name)} remembers {mebibytes(sizes[last])} from {first:,} to {last:,} "
+                "tokens"
+            )
         else:
             growing.append(
-                f"{name_of(name)} grows from {mebibytes(sizes[first])} at {first:,} to "
+                f"{name_of(name)} remembers {mebibytes(sizes[first])} at {first:,} tokens and "
                 f"{mebibytes(sizes[last])} at {last:,}"
             )
-    parts = [f"flat: {', '.join(flat)} tokens"] * bool(flat)
-    parts += [f"a cache: {', '.join(growing)} tokens"] * bool(growing)
-    return f"Memory of a stream. {'; '.join(parts).capitalize()}." if parts else ""
+    parts = [f"flat memory: {', '.join(flat)}"] * bool(flat)
+    parts += [f"a growing cache: {', '.join(growing)}"] * bool(growing)
+    said = "; ".join(parts)
+    return f"{said[0].upper()}{said[1:]}." if said else ""
 
 
 def _text(row: Row, book: Book) -> str:
     c = row.config
     held = button(f"{mebibytes(row.value)} after {c['tokens']:,} tokens", [row], book)
     return (
+        f"<div><h3>{html.escape(name_of(c['candidate']))}</h3>"
         f"<pre><b>{html.escape(c['prompt'])}</b>{html.escape(c['written'].rstrip())}</pre>"
-        f'<p class="origin">remembers {held}</p>'
+        f'<p class="origin">remembers {held}</p></div>'
     )
 
 

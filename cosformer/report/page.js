@@ -95,6 +95,12 @@
     return drawn("path", { d: shapes[n % shapes.length], class: "mark", fill: colour(n), stroke: "var(--paper)" });
   }
 
+  function swatch(n) {
+    const svg = drawn("svg", { class: "swatch", viewBox: "0 0 30 12", "aria-hidden": "true" });
+    svg.append(drawn("line", { x1: 0, x2: 30, y1: 6, y2: 6, class: "drawn", stroke: colour(n), "stroke-dasharray": dashes(n) }), mark(n, 15, 6));
+    return svg;
+  }
+
   function span(values, isLog) {
     const [low, high] = [Math.min(...values), Math.max(...values)];
     if (isLog) return [low / (high / low) ** 0.03, high * (high / low || 2) ** 0.03];
@@ -188,9 +194,7 @@
         const box = element("input", { type: "checkbox" });
         box.checked = line.on;
         box.addEventListener("change", () => { line.on = box.checked; redraw(); });
-        const swatch = drawn("svg", { viewBox: "0 0 30 12", "aria-hidden": "true" });
-        swatch.append(drawn("line", { x1: 0, x2: 30, y1: 6, y2: 6, class: "drawn", stroke: colour(n), "stroke-dasharray": dashes(n) }), mark(n, 15, 6));
-        return element("label", {}, box, swatch, line.name);
+        return element("label", {}, box, swatch(n), line.name);
       });
       switches.replaceChildren(switches.firstChild, ...labels);
       redraw();
@@ -209,18 +213,21 @@
 
   function watch(place, redraw) {
     let width = place.clientWidth;
-    new ResizeObserver(() => { if (place.clientWidth !== width) { width = place.clientWidth; redraw(); } }).observe(place);
+    const look = () => { if (place.clientWidth !== width) { width = place.clientWidth; redraw(); } };
+    new ResizeObserver(() => requestAnimationFrame(look)).observe(place); // not inside: sizes change again
   }
 
   // ---- maps of heads
 
   function maps(models) {
     const slider = document.getElementById("layer");
-    const [place, distances, readout] = ["maps-drawn", "distances", "weight"].map((id) => document.getElementById(id));
+    const [place, distances, readout, key] = ["maps-drawn", "distances", "weight", "heads-key"].map((id) => document.getElementById(id));
     const config = (model) => data.rows[model.layers[Math.min(slider.value, model.layers.length) - 1]].config;
     function redraw() {
       document.getElementById("layer-shown").textContent = `${slider.value} of ${slider.max}`;
       place.replaceChildren(...models.map((model) => element("div", {}, element("h3", {}, model.name), element("div", { class: "heads" }, ...config(model).heads.map((head, n) => map(model, config(model), head, n, readout))))));
+      const count = Math.max(...models.map((model) => config(model).heads.length));
+      key.replaceChildren(...Array.from({ length: count }, (_, n) => element("span", {}, swatch(n), ` head ${n + 1}`)));
       const most = Math.max(...models.flatMap((model) => config(model).heads.flatMap((head) => head.by_distance)));
       distances.replaceChildren(...models.map((model) => element("div", {}, element("h3", {}, model.name), element("div", { class: "plot" }))));
       models.forEach((model, m) => {
@@ -256,7 +263,7 @@
       const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (step) { event.preventDefault(); tell(i + step[0], j + step[1]); }
     });
-    return element("figure", {}, canvas, element("figcaption", {}, `head ${n + 1}: ${head.reach.toFixed(1)} tokens back${head.is_signed ? ", sizes of signed weights" : ""}`));
+    return element("figure", {}, canvas, element("figcaption", {}, `head ${n + 1}: ${head.reach.toFixed(1)} back${head.is_signed ? ", sizes of signed weights" : ""}`));
   }
 
   // ---- paper shows what is folded

@@ -23,7 +23,7 @@ from cosformer.report.html import (
     section,
     table,
 )
-from cosformer.report.looking import maps_data, maps_part, memory_sentence, texts_part
+from cosformer.report.looking import maps_data, maps_part, memory_sentence, models_note, texts_part
 from cosformer.report.mechanisms import length_claim, length_grid
 from cosformer.report.reproduce import (
     claim,
@@ -260,10 +260,12 @@ def _losses(sources: Sources, charts: list[Chart]) -> str:
 
 
 def _maps(sources: Sources) -> str:
-    found = maps_part(sources.get("looking", ()))
+    looked = sources.get("looking", ())
+    found = maps_part(looked)
     if not found:
         return _unmeasured("maps-of-heads", "Where heads look", "cosformer look RUN …")
-    return section("maps-of-heads", "Where heads look", found)
+    note = paragraph(models_note(looked), "origin")
+    return section("maps-of-heads", "Where heads look", found, note)
 
 
 def _writing(sources: Sources, book: Book, charts: list[Chart]) -> str:

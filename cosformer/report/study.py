@@ -254,11 +254,13 @@ def _grid(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]
                 Cell(name),
                 *_by_rate([*judged, *diverged], row, rates),
                 Cell(_spread([row.value for row in chosen], 3), chosen),
-                Cell(MISSING if name == COMPARED else beyond),
+                Cell(beyond, [*chosen, *best.get(COMPARED, ())])
+                if name != COMPARED
+                else Cell(MISSING),
                 Cell(f"{_mean(chosen, 'first')} / {_mean(chosen, 'last')}", chosen),
                 _speed(row, speeds.get(name)),
                 Cell(_state(row), [row]),
-                Cell(f"{row.config['parameters'] / 1e6:.2f} M"),
+                Cell(f"{row.config['parameters'] / 1e6:.2f} M", [row]),
             ]
         )
     for name in dict.fromkeys(map(entry_of, diverged)):

@@ -56,7 +56,7 @@ def trained(folder, name, mechanism="softmax", task="lm"):
         RunConfig(
             TaskConfig(task, {"text": str(folder / "text.txt"), "length": 16}),
             folder / name,
-            model={"layers": 2, "width": 8, "heads": 2, **recommended("lm", mechanism)},
+            model={"layers": 2, "width": 8, "heads": 2, **recommended(task, mechanism)},
             budget=Budget(steps=1, batch=1),
             evaluation=Evaluation(batches=1),
             device="cpu",

@@ -92,7 +92,8 @@ def probed(entry, value):
 def looked(candidate, weights):
     """What a model looks at and writes; weights `[H, T, T]`."""
     pieces = [f"w{n} " for n in range(weights.shape[-1])]
-    at = {"candidate": candidate}
+    at = {"candidate": candidate, "preset": "tiny", "length": 16, "steps": 9, "text": "manual"}
+    at["valid"] = {"loss": 2.0}
     yield from reach_rows(RUN, [weights, weights.flip(0)], pieces, at)
     told = {"prompt": "Once <upon>", "written": " a time", "tokens": 4}
     held = {"64": 2**20, "1024": 2**20 if candidate != "softmax" else 2**24}
