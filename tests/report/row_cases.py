@@ -1,12 +1,15 @@
 """Rows of runs with known numbers: a study, and a published table measured anew."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from cosformer import records
 from cosformer.bench import reach_rows
 from cosformer.records import Run
 from cosformer.report.reproduce import REPRODUCED
+from cosformer.report.selection import renamed
 
 RUN = Run(
     hardware={"device": "cuda", "name": "Test GPU"},
@@ -131,3 +134,9 @@ def page_sources(ops):
         "reproduce-lra": TABLE_ROWS,
         "looking": [*looked("cosformer", weights), *looked("softmax", weights.square())],
     }
+
+
+def published():
+    """File of results -> rows, of all that lie in the repository."""
+    files = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
+    return {path.stem: [renamed(row) for row in records.read(path)] for path in files}

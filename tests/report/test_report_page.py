@@ -1,20 +1,16 @@
 """The page of all rows is one whole file, tells what rows tell, and says where there are none."""
 
 import re
-from pathlib import Path
 
 import pytest
 from html_page import Page
-from row_cases import RUN, STUDY_ROWS, TABLE_ROWS, page_sources, studied
+from row_cases import RUN, STUDY_ROWS, TABLE_ROWS, page_sources, published, studied
 
-from cosformer import records
 from cosformer.report.html import UNMEASURED
 from cosformer.report.page import TITLES, headlines, page
 from cosformer.report.reproduce import REPRODUCED
-from cosformer.report.selection import renamed
 
 PARTS = [*TITLES, "speed", "probes", "losses", "maps-of-heads", "writing"]
-RESULTS = Path(__file__).parents[2] / "results"
 
 
 def read(sources):
@@ -102,10 +98,8 @@ def test_what_rows_say_is_text_and_never_html():
     assert "</script><" not in text.partition('id="data">')[2].partition("</script>")[0]
 
 
-@pytest.mark.skipif(not RESULTS.is_dir(), reason="a source distribution has no rows")
 def test_the_published_rows_make_a_page():
-    found = {p.stem: [renamed(r) for r in records.read(p)] for p in sorted(RESULTS.glob("*.jsonl"))}
-    check_is_whole(*read(found))
+    check_is_whole(*read(published()))
 
 
 @pytest.fixture
