@@ -7,7 +7,7 @@ from typing import Any
 from cosformer.records import Row
 from cosformer.report.mechanisms import REFERENCES
 from cosformer.report.reproduce import LOST, REPRODUCED
-from cosformer.report.selection import PASSES, crossover, runs_of_each, times
+from cosformer.report.selection import PASSES, crossover, run_with, runs_of_each, times
 from cosformer.report.study import (
     COMPARED,
     DRAWN,
@@ -99,7 +99,9 @@ def judged_chart(tables: Mapping[str, Sequence[Row]]) -> Chart | None:
 
 
 def memory_chart(
-    written: Sequence[Row], studies: Mapping[str, Sequence[Row]], generated: Sequence[Row]
+    written: Sequence[Row],
+    studies: Mapping[str, Sequence[Row]],
+    generated: Mapping[str, Sequence[Row]],
 ) -> Chart | None:
     """Memory of a stream as it grows: of models that write, of studies, and of bare decoders."""
     views = []
@@ -111,13 +113,14 @@ def memory_chart(
             lines = {name: _points(each) for name, each in held.items() if each}
             if lines:
                 views.append(_lines(title, lines, _first_entries(best)))
-    bare: dict[str, list[list[float]]] = {}
-    for row in generated:
-        if row.what == "stream_memory" and row.date == max(r.date for r in generated):
-            point = [row.config["position"], row.value / 2**20]
-            bare.setdefault(row.config["candidate"], []).append(point)
-    if bare:
-        views.append(_lines("decoders of `cosformer bench generation`", bare, tuple(bare)))
+    for rows in generated.values():
+        bare: dict[str, list[list[float]]] = {}
+        for row in run_with(rows, "token_time"):
+            if row.what == "stream_memory":
+                point = [row.config["position"], row.value / 2**20]
+                bare.setdefault(row.config["candidate"], []).append(point)
+        title = f"decoders of cosformer bench generation, {rows[0].hardware['name']}"
+        views += [_lines(title, bare, tuple(bare))] if bare else []
     title = "Memory of a stream"
     return _chart("stream", title, "tokens so far", "MiB", views) if views else None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.records import Row
-from cosformer.report.writing import MISSING, Cell, Grid
+from cosformer.report.writing import MISSING, Cell, Grid, words
 
 HERE = Path(__file__).parent
 UNMEASURED = "not measured yet"
@@ -95,6 +95,11 @@ def notes(title: str, lines: Sequence[str]) -> str:
     return f"<details><summary>{html.escape(title)}</summary><ul>{items}</ul></details>"
 
 
+def from_markdown(text: str) -> str:
+    """Tables, lists and paragraphs as the functions of `TABLES` write them."""
+    return "".join(_block(block) for block in text.split("\n\n") if block.strip())
+
+
 def button(text: str, rows: Sequence[Row], book: Book) -> str:
     """Text that opens its rows."""
     numbers = " ".join(map(str, book.numbers(rows)))
@@ -103,6 +108,16 @@ def button(text: str, rows: Sequence[Row], book: Book) -> str:
         f'<button type="button" class="rows" data-rows="{numbers}" aria-haspopup="dialog" '
         f'title="{many} behind it">{text}</button>'
     )
+
+
+def _block(block: str) -> str:
+    lines = block.strip().splitlines()
+    if lines[0].startswith("|"):
+        header, _, *rest = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+        return table(Grid(header, [words(*line) for line in rest]))
+    if lines[0].startswith("* "):
+        return f"<ul>{''.join(f'<li>{html.escape(line[2:])}</li>' for line in lines)}</ul>"
+    return paragraph(block, "origin")
 
 
 def _kind(line: Sequence[Cell]) -> str:

@@ -18,6 +18,7 @@ from cosformer.report.html import (
     Book,
     button,
     document,
+    from_markdown,
     notes,
     paragraph,
     section,
@@ -62,9 +63,10 @@ TITLES = {
     "ablation": "What each part of cosFormer is worth",
 }
 """Published tables, in the order of the page."""
+MACHINES = ("cuda", "cpu")
+"""Ends of the names of files that benchmarks write."""
 STUDIES = ("study-lm", "study-mlm")
 """Studies of text, whose runs have curves."""
-MACHINES = ("cuda", "cpu")
 
 
 class Headline(NamedTuple):
@@ -75,21 +77,27 @@ class Headline(NamedTuple):
     rows: Sequence[Row]
 
 
-def page(sources: Sources) -> str:
-    """From the rows of all files; a part without rows says that nothing is measured yet."""
+def page(sources: Sources, further: Mapping[str, Sequence[str]] | None = None) -> str:
+    """From the rows of all files; a part without rows says that nothing is measured yet.
+
+    `further`: heading -> tables in markdown that stand at the end, folded.
+    """
     book, charts = Book(sources), list[Chart]()
-    parts = {
-        "tables": [_reproduced(name, sources, book) for name in TITLES],
-        "speed": [_speed(sources, book, charts)],
-        "probes": [_probes(sources, book)],
-        "losses": [_losses(sources, charts)],
-        "maps": [_maps(sources)],
-        "writing": [_writing(sources, book, charts)],
-    }
-    body = [part for each in parts.values() for part in each]
+    parts = [
+        _head(sources),
+        _headlines(sources, book),
+        _contents(),
+        *(_reproduced(name, sources, book) for name in TITLES),
+        _speed(sources, book, charts),
+        _probes(sources, book),
+        _losses(sources, charts),
+        _maps(sources),
+        _writing(sources, book, charts),
+        _further(further or {}),
+        _dialog(),
+    ]
     data: dict[str, Any] = {"maps": maps_data(sources.get("looking", ()), book), "charts": charts}
-    top = [_head(sources), _headlines(sources, book), _contents()]
-    return document("cosFormer, measured", [*top, *body, _dialog()], data | book.plain())
+    return document("cosFormer, measured", parts, data | book.plain())
 
 
 def headlines(sources: Sources) -> list[Headline]:
@@ -154,7 +162,7 @@ def _head(sources: Sources) -> str:
     days = [row.date[:10] for row in rows]
     said = (
         f"{len(rows):,} measured rows from {', '.join(machines)}, {min(days)} to {max(days)}. "
-        "Every number on this page opens the rows that it is made of."
+        "A number with dots below it opens the rows that it is made of."
         if rows
         else "There are no rows yet."
     )
@@ -204,17 +212,15 @@ def _reproduced(name: str, sources: Sources, book: Book) -> str:
 
 
 def _speed(sources: Sources, book: Book, charts: list[Chart]) -> str:
-    measured = {
-        device: rows for device in MACHINES if (rows := sources.get(f"mechanisms-{device}"))
-    }
+    measured = _by_machine(sources, "mechanisms", "time")
     if not measured:
         return _unmeasured("speed", "Speed", "cosformer bench mechanisms")
     drawn = length_charts(measured)
     charts += drawn
     parts = [
         paragraph(
-            "Attention alone, on the same q, k and v for every mechanism. The classifier of the "
-            "paper's table is not part of these times."
+            "Attention alone, on the same q, k and v for every mechanism, then training steps of "
+            "whole decoders. The classifier of the paper's table of speed is not measured yet."
         ),
         *map(_figure, drawn),
     ]
@@ -223,11 +229,9 @@ def _speed(sources: Sources, book: Book, charts: list[Chart]) -> str:
         parts.append(paragraph(length_claim(rows), "verdict"))
         about = describe(runs_of_each(rows, "time"))
         parts.append(paragraph(f"By cosformer bench mechanisms. {about}.", "origin"))
-    for device in MACHINES:
-        if rows := sources.get(f"training-{device}"):
-            parts.append(table(training_grid(rows), book))
-            said = f"By cosformer bench training. {training_rule(rows)}."
-            parts.append(paragraph(said, "origin"))
+    for rows in _by_machine(sources, "training", "train_speed").values():
+        parts.append(table(training_grid(rows), book))
+        parts.append(paragraph(f"By cosformer bench training. {training_rule(rows)}.", "origin"))
     return section("speed", "Speed", *parts)
 
 
@@ -269,7 +273,7 @@ def _maps(sources: Sources) -> str:
 
 
 def _writing(sources: Sources, book: Book, charts: list[Chart]) -> str:
-    looked, generated = sources.get("looking", ()), sources.get("generation-cpu", ())
+    looked, generated = sources.get("looking", ()), _by_machine(sources, "generation", "token_time")
     written = [row for row in looked if row.what == "written"]
     parts = [texts_part(looked, book), paragraph(memory_sentence(looked), "verdict")]
     chart = memory_chart(written, _studies(sources), generated)
@@ -277,11 +281,26 @@ def _writing(sources: Sources, book: Book, charts: list[Chart]) -> str:
         return _unmeasured("writing", "What models write", "cosformer look RUN …")
     charts.append(chart)
     parts.append(_figure(chart))
-    if generated:
-        grid = generation_grid(generated)
+    for rows in generated.values():
+        grid = generation_grid(rows)
         parts.append(table(grid._replace(title="Time and memory of one more token"), book))
         parts.append(paragraph(f"By cosformer bench generation. {grid.title}.", "origin"))
     return section("writing", "What models write, and what they must remember", *parts)
+
+
+def _further(found: Mapping[str, Sequence[str]]) -> str:
+    folded = "".join(
+        f"<details><summary>{html.escape(heading)}</summary>{''.join(map(from_markdown, texts))}"
+        "</details>"
+        for heading, texts in found.items()
+    )
+    return section("further", "Further tables", folded) if folded else ""
+
+
+def _by_machine(sources: Sources, name: str, what: str) -> dict[str, Sequence[Row]]:
+    """Machine -> the rows of a benchmark, where it has measured this quantity."""
+    found = {device: sources.get(f"{name}-{device}", ()) for device in MACHINES}
+    return {n: rows for n, rows in found.items() if any(row.what == what for row in rows)}
 
 
 def _studies(sources: Sources) -> dict[str, Sequence[Row]]:

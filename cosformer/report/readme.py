@@ -1,7 +1,7 @@
 """`cosformer report`: measured rows into the tables of README.md and docs/, figures and a page."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from cosformer.report.writing import write_whole
 
 OPEN = re.compile(r"<!-- rows:(?P<name>\S*) -->\n")
 CLOSE = "<!-- /rows -->"
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LAID_OUT = {"reproduced", "study", "probes", "mechanisms", "training", "generation"}
+"""Tables that the page lays out itself; it shows the others as the marked files have them."""
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "time_vs_length.svg": ("ops-cpu", time_vs_length),
@@ -80,7 +83,8 @@ def run(options: Options) -> int:
             continue
         path = options.figures / name
         made[path] = draw(_rows_of(source, rows), path.suffix[1:])
-    made[options.page] = page({name: _rows_of(name, rows) for name in rows if rows[name]}).encode()
+    sources = {name: _rows_of(name, rows) for name in rows if rows[name]}
+    made[options.page] = page(sources, _further(marked.values(), rows)).encode()
     for path, content in made.items():
         print(f"{path}: {'written' if write_whole(path, content) else 'unchanged'}")
     return 0
@@ -114,6 +118,19 @@ def table(name: str, rows: dict[str, list[Row]]) -> str:
     sources = [source for source in files.split("+") if not _is_left_out(source, rows)]
     found = [row for source in sources for row in _rows_of(source, rows)]
     return TABLES[shape](found) if sources else ""
+
+
+def _further(texts: Iterable[str], rows: dict[str, list[Row]]) -> dict[str, list[str]]:
+    """Heading -> the tables below it that the page does not lay out itself."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        for mark in OPEN.finditer(text):
+            if mark["name"].partition("/")[2] in LAID_OUT:
+                continue
+            if made := table(mark["name"], rows):
+                *_, heading = ["", *HEADING.findall(text[: mark.start()])]
+                found.setdefault(heading, []).append(made)
+    return found
 
 
 def _is_left_out(source: str, rows: dict[str, list[Row]]) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cosformer.records import Row
 from cosformer.report.claims import CLAIMS, Score, claim_sentence
-from cosformer.report.selection import origin, other_commits
+from cosformer.report.selection import device_minutes, origin, other_commits
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
 
 LOST = ("diverged", "failed")
@@ -251,13 +251,14 @@ def protocol(name: str, rows: Sequence[Row]) -> list[str]:
         rates = ", ".join(f"{rate:g}" for rate in c["rates"])
         sizes = ", ".join(f"{name} {c['model'][name]}" for name in SIZES if name in c["model"])
         samples = " / ".join(f"{count:,}" for count in c["samples"].values())
+        minutes = device_minutes(shown, "seconds")
         before = ", after as many of masked pre-training" if c["pretrain"] else ""
         before += ", from the best run on masked tokens" if c["start"] else ""
         parts.append(
             f"{style.title.split(',')[0]}: {c['steps']:,} steps of {c['batch']} sequences of up "
             f"to {c['length']:,} tokens{before}; rates {rates}; preset {c['preset']}"
             f"{f' with {sizes}' if sizes else ''}; {samples} samples to learn from, to choose by "
-            f"and to judge by; floor: {c['floor_is']}{_spent(found)}"
+            f"and to judge by; floor: {c['floor_is']}{f'; {minutes}' if minutes else ''}"
         )
     return parts
 
@@ -317,13 +318,6 @@ def _cells(name: str, rows: Sequence[Row]) -> dict[tuple[str, str], _Found]:
         for entry in about.entries
         for column, style in about.columns.items()
     }
-
-
-def _spent(rows: Sequence[Row]) -> str:
-    """Minutes of the device: runs that went on side by side share it."""
-    told = [row.config for row in rows if "seconds" in row.config]
-    minutes = sum(c["seconds"] / c.get("jobs", 1) for c in told) / 60
-    return f"; {minutes:,.0f} minutes of the device" if told else ""
 
 
 def _last(rows: Sequence[Row]) -> dict[tuple[object, ...], Row]:

@@ -10,7 +10,7 @@ from typing import Any
 from cosformer.records import Row
 from cosformer.report.claims import CLAIMS, Pair, Score, claim_sentence
 from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
-from cosformer.report.selection import origin, other_commits, rows_of
+from cosformer.report.selection import device_minutes, origin, other_commits, rows_of
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
 
@@ -78,7 +78,7 @@ def study_rule(rows: Sequence[Row]) -> str:
         f"deviation and number. First / last: mean over the first {first} and the last {last} "
         "positions of a sequence. Tokens/s: of training alone on the device, or in parentheses "
         "beside other runs. State: of a stream after as many tokens as a sequence has. "
-        f"{_spent(rows)}{origin(newest, setting)}{other_commits(newest, judged)}."
+        f"{_cost(rows)}{origin(newest, setting)}{other_commits(newest, judged)}."
     )
 
 
@@ -125,7 +125,7 @@ def probe_rule(rows: Sequence[Row]) -> str:
         "below that length"
     )
     source = origin(newest, newest.config["dtype"]) + other_commits(newest, judged)
-    return f"{rule}. {_spent(rows)}{source}."
+    return f"{rule}. {_cost(rows)}{source}."
 
 
 def exact_table(rows: Sequence[Row]) -> str:
@@ -427,8 +427,6 @@ def _state(row: Row, length: int | None = None) -> str:
     return MISSING if found is None else mebibytes(sum(found.values()))
 
 
-def _spent(rows: Sequence[Row]) -> str:
-    """Minutes of the device that training took; runs that went on side by side share it."""
-    told = [row.config for row in rows if "train_seconds" in row.config]
-    minutes = sum(c["train_seconds"] / c["jobs"] for c in told) / 60
-    return f"Training took {minutes:,.0f} minutes of the device. " if told else ""
+def _cost(rows: Sequence[Row]) -> str:
+    minutes = device_minutes(rows, "train_seconds")
+    return f"Training took {minutes}. " if minutes else ""

@@ -85,6 +85,15 @@ def test_a_page_without_rows_says_so_everywhere():
     assert not found.rows
 
 
+def test_further_tables_are_taken_over_from_markdown():
+    table = "Title:\n\n| a | b |\n| :-- | --: |\n| x & y | **1** |\n\n* a point"
+    text = page({}, {"What <else>": [table]})
+    assert not Page(text).open
+    assert "<summary>What &lt;else&gt;</summary><p" in text
+    assert '<th scope="row">x &amp; y</th><td><strong>1</strong></td>' in text
+    assert "<li>a point</li>" in text
+
+
 def test_a_reason_stands_in_the_cell_that_it_emptied():
     text, _ = read({"reproduce-lra": TABLE_ROWS})
     assert '<span class="why">failed at rate 0.001: no room (exit code 4)</span>' in text
