@@ -15,6 +15,12 @@ HERE = Path(__file__).parent
 UNMEASURED = "not measured yet"
 """What a cell says in place of a number that nobody has measured."""
 
+DIALOG = (
+    '<dialog id="rows" aria-labelledby="rows-title"><form method="dialog">'
+    '<h2 id="rows-title">Rows</h2><button>Close</button></form><pre tabindex="0"></pre></dialog>'
+)
+"""Where the script shows rows."""
+
 
 class Book:
     """The rows that a page shows, each once, and the number by which the page calls it."""
@@ -44,23 +50,19 @@ class Book:
         return {"runs": [json.loads(each) for each in runs], "rows": rows}
 
 
-def document(title: str, parts: Sequence[str], data: Mapping[str, Any] | None = None) -> str:
+def document(title: str, parts: Sequence[str], data: Mapping[str, Any]) -> str:
     """The page; `data` is what its script draws from."""
     style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    drawn = ""
-    if data is not None:
-        # no `<` inside: neither </script> nor <!-- can end the block early
-        content = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace(
-            "<", "\\u003c"
-        )
-        drawn = f'<script type="application/json" id="data">{content}</script>'
-        drawn += f"<script>{script}</script>"
+    content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    content = content.replace("<", "\\u003c")  # neither </script> nor <!-- ends the block early
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{html.escape(title)}</title><style>{style}</style></head>"
-        f"<body><main>{''.join(parts)}</main>{drawn}</body></html>\n"
+        f"<body><main>{''.join(parts)}</main>{DIALOG}"
+        f'<script type="application/json" id="data">{content}</script>'
+        f"<script>{script}</script></body></html>\n"
     )
 
 

@@ -9,7 +9,12 @@ from cosformer.report.html import Book, button, paragraph
 from cosformer.report.selection import LABELS, origin
 from cosformer.report.training import mebibytes
 
-NAMES = {**LABELS, "cosformer-multiscale": "cosFormer, multiscale", "softmax": "softmax"}
+NAMES = {
+    **LABELS,
+    "cosformer-multiscale": "cosFormer, multiscale",
+    "cosformer-gated": "cosFormer, gated",
+    "softmax": "softmax",
+}
 """Names of mechanisms for readers who see their maps."""
 
 

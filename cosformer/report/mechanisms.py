@@ -30,7 +30,7 @@ def mechanism_table(rows: Sequence[Row]) -> str:
         f"Growth: the exponent p of length^p, forward + backward{host}, from 4,096 tokens. "
         "Milliseconds; causal where a mechanism can be, else full (marked *)"
     )
-    return f"{markdown(header, lines)}\n\n{explained}. {describe(run)}."
+    return f"{markdown(header, lines)}\n\n{length_claim(rows)}\n\n{explained}. {describe(run)}."
 
 
 def length_grid(rows: Sequence[Row]) -> Grid:

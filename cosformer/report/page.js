@@ -32,7 +32,6 @@
 
   function showRows(button) {
     const dialog = document.getElementById("rows");
-    if (!dialog) return;
     const numbers = button.dataset.rows.split(" ").map(Number);
     dialog.querySelector("h2").textContent = `${button.textContent}: ${numbers.length} row${numbers.length === 1 ? "" : "s"}`;
     dialog.querySelector("pre").textContent = numbers.map(spelt).join("\n\n");

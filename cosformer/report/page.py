@@ -49,7 +49,13 @@ from cosformer.report.study import (
     study_grids,
     study_rule,
 )
-from cosformer.report.training import generation_grid, mebibytes, training_grid, training_rule
+from cosformer.report.training import (
+    generation_grid,
+    mebibytes,
+    training_claim,
+    training_grid,
+    training_rule,
+)
 from cosformer.report.writing import MISSING, Cell, Grid
 
 Sources = Mapping[str, Sequence[Row]]
@@ -94,7 +100,6 @@ def page(sources: Sources, further: Mapping[str, Sequence[str]] | None = None) -
         _maps(sources),
         _writing(sources, book, charts),
         _further(further or {}),
-        _dialog(),
     ]
     data: dict[str, Any] = {"maps": maps_data(sources.get("looking", ()), book), "charts": charts}
     return document("cosFormer, measured", parts, data | book.plain())
@@ -231,6 +236,7 @@ def _speed(sources: Sources, book: Book, charts: list[Chart]) -> str:
         parts.append(paragraph(f"By cosformer bench mechanisms. {about}.", "origin"))
     for rows in _by_machine(sources, "training", "train_speed").values():
         parts.append(table(training_grid(rows), book))
+        parts.append(paragraph(training_claim(rows), "verdict"))
         parts.append(paragraph(f"By cosformer bench training. {training_rule(rows)}.", "origin"))
     return section("speed", "Speed", *parts)
 
@@ -332,11 +338,3 @@ def _filled(grid: Grid) -> Grid:
         for line in grid.lines
     ]
     return grid._replace(lines=lines)
-
-
-def _dialog() -> str:
-    return (
-        '<dialog id="rows" aria-labelledby="rows-title"><form method="dialog">'
-        '<h2 id="rows-title">Rows</h2><button>Close</button></form>'
-        '<pre tabindex="0"></pre></dialog>'
-    )

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
-from cosformer.report.selection import LABELS, origin, other_commits, run_with
+from cosformer.report.claims import speed_sentence
+from cosformer.report.selection import LABELS, Times, origin, other_commits, run_with
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds
 
 Spell = Callable[[float], str]
@@ -13,7 +14,8 @@ Spell = Callable[[float], str]
 def training_table(rows: Sequence[Row]) -> str:
     """Tokens a second by length, mechanisms side by side; the ratio is of steps in turns."""
     grid = training_grid(rows)
-    return f"{markdown(grid.header, grid.lines)}\n\n{training_rule(rows)}."
+    written = markdown(grid.header, grid.lines)
+    return f"{written}\n\n{training_claim(rows)}\n\n{training_rule(rows)}."
 
 
 def training_grid(rows: Sequence[Row]) -> Grid:
@@ -41,6 +43,16 @@ def training_grid(rows: Sequence[Row]) -> Grid:
         for batch, length in places
     ]
     return Grid(header, lines, "Training steps of a decoder")
+
+
+def training_claim(rows: Sequence[Row]) -> str:
+    """What speeds of training say about linear time."""
+    found: Times = {}
+    for row in run_with(rows, "train_speed"):
+        if row.what == "train_speed":
+            mine = found.setdefault(row.config["candidate"], {})
+            mine[row.config["length"]] = 1 / row.value  # seconds of a token, whatever the batch
+    return speed_sentence(found, {}, "cosformer", "softmax")
 
 
 def training_rule(rows: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from cosformer.config import plain
 from cosformer.demo import command, learning, looking, op
 from cosformer.demo.jobs import JOBS, Job
 from cosformer.demo.screen import Screen
-from cosformer.models import ModelConfig, create_model, recommended
+from cosformer.models import recommended
 from cosformer.report import NAMES, floor_sentence, verdict
 from cosformer.training import Budget, Evaluation, RunConfig, TaskConfig
 from cosformer.training.folder import locked, state_of, write_json
@@ -72,7 +72,7 @@ def test_the_demo_checks_trains_writes_and_leaves_a_page(options, capsys):
     page = Page((options.out / "demo.html").read_text())
     assert not page.open
     assert all(link.startswith(("#", "data:")) for link in page.links)  # it needs no network
-    assert (page.count["svg"], page.count["table"], page.count["pre"]) == (3, 2, 8)
+    assert (page.count["svg"], page.count["table"], page.count["pre"]) == (3, 2, 9)
     assert [len(model["layers"]) for model in page.data["maps"]] == [1, 1]
     rows = records.read(options.out / "demo.jsonl")
     losses = [row.config for row in rows if row.what == "train_loss"]
@@ -102,18 +102,6 @@ def test_both_wear_what_is_recommended_and_differ_by_no_more(tmp_path, name):
     assert (theirs.norm, theirs.gate, theirs.conv) == (None, False, 4)  # which is best for softmax
     assert ours.position_schemes(causal=True) == {"cosformer-gated": "none"}
     assert theirs.position_schemes(causal=True) == {"softmax": "rotary"}
-
-
-def test_maps_are_the_weights_that_the_model_uses():
-    torch.manual_seed(0)
-    model = create_model(ModelConfig(**SMALL, **recommended("lm"))).eval()
-    [[weights]] = model.attention_weights(torch.arange(9)[None])
-    torch.testing.assert_close(weights.sum(2), torch.ones(2, 9))
-    block = model.backbone.blocks[0]
-    x = block.attention_norm(model.backbone.embedding(torch.arange(9)))[None]
-    made = block.attention._project(x, None, 0, causal=True)
-    out = block.attention._finish(weights[None] @ made.v, made.gate)
-    torch.testing.assert_close(out, block.attention(x, causal=True))
 
 
 def test_maps_are_shaded_for_a_terminal():
