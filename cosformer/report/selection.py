@@ -225,7 +225,8 @@ def device_minutes(rows: Sequence[Row], seconds: str) -> str:
     """
     told = [row.config for row in rows if seconds in row.config]
     minutes = sum(c[seconds] / c.get("jobs", 1) for c in told) / 60
-    return f"{minutes:,.0f} minutes of the device" if told else ""
+    count = f"{minutes:,.0f} minutes" if minutes >= 1.5 else "about a minute or less"
+    return f"{count} of the device" if told else ""
 
 
 def origin(row: Row, setting: str) -> str:
