@@ -26,14 +26,16 @@
 
   function spelt(number) {
     const { run, config, ...own } = data.rows[number];
-    const lines = (value) => Object.entries(value).map(([key, each]) => `${JSON.stringify(key)}: ${JSON.stringify(each)}`);
-    return [...lines(own), ...lines(config).map((line) => `config.${line}`), ...lines(data.runs[run])].join("\n");
+    const lines = (value, before = "") =>
+      Object.entries(value).map(([key, each]) => `${before}${JSON.stringify(key)}: ${JSON.stringify(each)}`);
+    return [...lines(own), ...lines(config, "config."), ...lines(data.runs[run])].join("\n");
   }
 
   function showRows(button) {
     const dialog = document.getElementById("rows");
     const numbers = button.dataset.rows.split(" ").map(Number);
-    dialog.querySelector("h2").textContent = `${button.textContent}: ${numbers.length} row${numbers.length === 1 ? "" : "s"}`;
+    const many = numbers.length === 1 ? "1 row" : `${numbers.length} rows`;
+    dialog.querySelector("h2").textContent = `${button.textContent}: ${many}`;
     dialog.querySelector("pre").textContent = numbers.map(spelt).join("\n\n");
     dialog.showModal();
   }
@@ -72,11 +74,15 @@
 
   function lengthTicks([low, high], most) {
     const found = [];
-    for (let length = 2 ** Math.ceil(Math.log2(low) - 0.001); length <= high * 1.001; length *= 2) found.push(length);
+    const first = 2 ** Math.ceil(Math.log2(low) - 0.001);
+    for (let length = first; length <= high * 1.001; length *= 2) found.push(length);
     return found.filter((_, n) => (found.length - 1 - n) % Math.ceil(found.length / most) === 0);
   }
 
-  const number = (value) => (Math.abs(value) >= 1000 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3))));
+  function number(value) {
+    if (Math.abs(value) >= 1000 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");
+    return String(Number(value.toPrecision(3)));
+  }
   const short = (value) => (value >= 1024 && value % 1024 === 0 ? `${value / 1024}k` : number(value));
 
   // ---- lines that differ in colour, dashes and marks
@@ -84,19 +90,25 @@
   const colour = (n) => `var(--c${n % COLOURS})`;
   const dashes = (n) => DASHES[Math.floor(n / COLOURS) % DASHES.length];
 
-  function mark(n, x, y, size = 3.6) {
-    const shapes = [
-      `M${x - size} ${y}a${size} ${size} 0 1 0 ${2 * size} 0a${size} ${size} 0 1 0 ${-2 * size} 0`,
-      `M${x - size} ${y - size}h${2 * size}v${2 * size}h${-2 * size}z`,
-      `M${x} ${y - size * 1.3}l${size * 1.2} ${size * 2.2}h${-size * 2.4}z`,
-      `M${x} ${y - size * 1.4}l${size * 1.4} ${size * 1.4}l${-size * 1.4} ${size * 1.4}l${-size * 1.4} ${-size * 1.4}z`,
-    ];
-    return drawn("path", { d: shapes[n % shapes.length], class: "mark", fill: colour(n), stroke: "var(--paper)" });
+  const MARKS = [
+    "m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0", // a circle
+    "m-3.4 -3.4h6.8v6.8h-6.8z", // a square
+    "m0 -4.7l4.3 7.9h-8.6z", // a triangle
+    "m0 -5l5 5l-5 5l-5 -5z", // a diamond
+  ];
+
+  function mark(n, x, y) {
+    const d = `M${x.toFixed(1)} ${y.toFixed(1)}${MARKS[n % MARKS.length]}`;
+    return drawn("path", { d, class: "mark", fill: colour(n), stroke: "var(--paper)" });
+  }
+
+  function stroke(n, more) {
+    return { class: "drawn", stroke: colour(n), "stroke-dasharray": dashes(n), ...more };
   }
 
   function swatch(n) {
     const svg = drawn("svg", { class: "swatch", viewBox: "0 0 30 12", "aria-hidden": "true" });
-    svg.append(drawn("line", { x1: 0, x2: 30, y1: 6, y2: 6, class: "drawn", stroke: colour(n), "stroke-dasharray": dashes(n) }), mark(n, 15, 6));
+    svg.append(drawn("line", stroke(n, { x1: 0, x2: 30, y1: 6, y2: 6 })), mark(n, 15, 6));
     return svg;
   }
 
@@ -112,31 +124,36 @@
     const isWide = width > 560 && lines.length > 0 && lines.length < 13;
     const height = Math.min(420, Math.max(220, 0.55 * width));
     const longest = Math.max(0, ...lines.map((line) => line.name.length));
-    const box = { left: 52, right: width - (isWide ? Math.min(220, 7 * longest + 16) : 12), top: 12, bottom: height - 40 };
-    const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${lines.map((line) => line.name).join(", ") || "no line is switched on"}` });
-    const points = lines.flatMap((line) => line.points);
+    const margin = isWide ? Math.min(220, 7 * longest + 16) : 12;
+    const box = { left: 52, right: width - margin, top: 12, bottom: height - 40 };
+    const shown = lines.map((line) => line.name).join(", ") || "no line is switched on";
+    const about = { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${shown}` };
+    const svg = drawn("svg", about);
+    const write = (x, y, text, more) => svg.append(drawn("text", { x, y, "text-anchor": "middle", ...more }, text));
     place.replaceChildren(svg);
-    if (!points.length) return svg.append(drawn("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no line is switched on"));
-    const domains = { x: span(points.map((p) => p[0]), spec.x.log), y: spec.y.domain ?? span(points.map((p) => p[1]), spec.y.log) };
+    const points = lines.flatMap((line) => line.points);
+    if (!points.length) return write(width / 2, height / 2, shown);
+    const [across, up] = [0, 1].map((n) => points.map((point) => point[n]));
+    const domains = { x: span(across, spec.x.log), y: spec.y.domain ?? span(up, spec.y.log) };
     const x = scale(domains.x, [box.left, box.right], spec.x.log);
     const y = scale(domains.y, [box.bottom, box.top], spec.y.log);
     for (const value of ticks(domains.y, spec.y.log, 6)) {
       svg.append(drawn("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }));
-      svg.append(drawn("text", { x: box.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)));
+      write(box.left - 6, y(value) + 4, number(value), { "text-anchor": "end" });
     }
-    const isLength = /token|position/.test(spec.x.label) && !/million/.test(spec.x.label) && spec.x.log;
+    const isLength = /^(tokens|position)/.test(spec.x.label) && spec.x.log;
     const along = isLength ? lengthTicks(domains.x, width / 60) : ticks(domains.x, spec.x.log, width / 80);
     for (const value of spec.x.names ? spec.x.names.keys() : along) {
       svg.append(drawn("line", { class: "grid", x1: x(value), x2: x(value), y1: box.top, y2: box.bottom }));
-      svg.append(drawn("text", { x: x(value), y: box.bottom + 16, "text-anchor": "middle" }, spec.x.names ? spec.x.names[value] : short(value)));
+      write(x(value), box.bottom + 16, spec.x.names ? spec.x.names[value] : short(value));
     }
-    svg.append(drawn("text", { x: (box.left + box.right) / 2, y: height - 4, "text-anchor": "middle" }, spec.x.label));
-    svg.append(drawn("text", { x: 12, y: (box.top + box.bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(box.top + box.bottom) / 2})` }, spec.y.label));
+    const middle = (box.top + box.bottom) / 2;
+    write((box.left + box.right) / 2, height - 4, spec.x.label);
+    write(12, middle, spec.y.label, { transform: `rotate(-90 12 ${middle})` });
     for (const { name, points, n, below } of lines) {
-      const path = points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
-      svg.append(drawn("path", { class: "drawn", d: path, stroke: colour(n), "stroke-dasharray": dashes(n) }));
-      const marked = points.length > 16 ? points.slice(-1) : points;
-      for (const [a, b] of marked) {
+      const d = points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
+      svg.append(drawn("path", stroke(n, { d })));
+      for (const [a, b] of points.length > 16 ? points.slice(-1) : points) {
         const dot = mark(n, x(a), y(b));
         dot.append(drawn("title", {}, `${name}: ${number(b)} ${spec.y.label} at ${number(a)} ${spec.x.label}`));
         svg.append(dot);
@@ -155,12 +172,14 @@
 
   // Names at the ends of lines, pushed apart.
   function names(svg, lines, box, y) {
-    const ends = lines.map((line) => ({ ...line, at: y(line.points.at(-1)[1]) })).sort((a, b) => a.at - b.at);
+    const ends = lines.map((line) => ({ ...line, at: y(line.points.at(-1)[1]) }));
+    ends.sort((a, b) => a.at - b.at);
     let last = -Infinity;
     for (const end of ends) last = end.at = Math.max(end.at, last + 14);
     let limit = box.bottom + 6;
     for (const end of ends.reverse()) limit = (end.at = Math.min(end.at, limit)) - 14;
-    for (const end of ends) svg.append(drawn("text", { class: "name", x: box.right + 8, y: end.at + 4, style: `fill:${colour(end.n)}` }, end.name));
+    for (const { at, n, name } of ends)
+      svg.append(drawn("text", { x: box.right + 8, y: at + 4, style: `fill:${colour(n)}` }, name));
   }
 
   // ---- charts with switches
@@ -169,22 +188,26 @@
     const figure = document.getElementById(`chart-${spec.id}`);
     if (!figure) return;
     const numbers = new Map(spec.names.map((name, n) => [name, n])); // a name looks the same in every view
-    const choice = element("select", { id: `view-${spec.id}` }, ...spec.views.map((view, n) => element("option", { value: n }, view.name)));
+    const views = spec.views.map((view, n) => element("option", { value: n }, view.name));
+    const choice = element("select", { id: `view-${spec.id}` }, ...views);
     const place = element("div", { class: "plot" });
     const crossings = element("p", { class: "crossings", "aria-live": "polite" });
     const switches = element("fieldset", {}, element("legend", {}, "Lines:"));
     const all = element("button", { type: "button" }, "all");
     const none = element("button", { type: "button" }, "none");
-    const controls = element("p", { class: "control" }, element("label", { for: choice.id }, "Show"), choice, all, none);
+    const label = element("label", { for: choice.id }, "Show");
+    const controls = element("p", { class: "control" }, label, choice, all, none);
     figure.append(controls, place, crossings, switches);
 
     const view = () => spec.views[choice.value];
     function redraw() {
       const on = view().lines.filter((line) => line.on && line.points.length);
       const against = on.some((line) => line.name === view().against);
-      plot(place, spec, on.map((line) => ({ ...line, n: numbers.get(line.name), below: against && line.below })), `${spec.title}, ${view().name}`);
-      const found = on.filter((line) => against && line.below !== undefined).map((line) => `${line.name} ${crossing(line.below)}`);
-      crossings.textContent = found.length ? `Below ${view().against}, in circles: ${found.join("; ")}.` : "";
+      const lines = on.map((line) => ({ ...line, n: numbers.get(line.name), below: against && line.below }));
+      plot(place, spec, lines, `${spec.title}, ${view().name}`);
+      const found = on.filter((line) => against && line.below !== undefined);
+      const told = found.map((line) => `${line.name} ${crossing(line.below)}`).join("; ");
+      crossings.textContent = told ? `Below ${view().against}, in circles: ${told}.` : "";
     }
     function list() {
       const ordered = [...view().lines].sort((a, b) => numbers.get(a.name) - numbers.get(b.name));
@@ -219,36 +242,46 @@
   // ---- maps of heads
 
   function maps(models) {
-    const slider = document.getElementById("layer");
-    const [place, distances, readout, key] = ["maps-drawn", "distances", "weight", "heads-key"].map((id) => document.getElementById(id));
+    const ids = ["layer", "layer-shown", "maps-drawn", "distances", "weight", "heads-key"];
+    const [slider, output, place, distances, readout, key] = ids.map((id) => document.getElementById(id));
     const config = (model) => data.rows[model.layers[Math.min(slider.value, model.layers.length) - 1]].config;
+    const column = (model, inner) => element("div", {}, element("h3", {}, model.name), inner);
     function redraw() {
-      document.getElementById("layer-shown").textContent = `${slider.value} of ${slider.max}`;
-      place.replaceChildren(...models.map((model) => element("div", {}, element("h3", {}, model.name), element("div", { class: "heads" }, ...config(model).heads.map((head, n) => map(model, config(model), head, n, readout))))));
-      const count = Math.max(...models.map((model) => config(model).heads.length));
-      key.replaceChildren(...Array.from({ length: count }, (_, n) => element("span", {}, swatch(n), ` head ${n + 1}`)));
-      const most = Math.max(...models.flatMap((model) => config(model).heads.flatMap((head) => head.by_distance)));
-      distances.replaceChildren(...models.map((model) => element("div", {}, element("h3", {}, model.name), element("div", { class: "plot" }))));
-      models.forEach((model, m) => {
-        const heads = config(model).heads;
-        const names = heads[0].by_distance.map((_, n) => (n < 2 ? String(n) : short(2 ** (n - 1))));
-        const spec = { x: { label: "tokens back, up to twice as many", log: false, names }, y: { label: "share of the weight", log: false, domain: [0, most] } };
-        const lines = heads.map((head, n) => ({ name: `head ${n + 1}`, n, points: head.by_distance.map((share, i) => [i, share]) }));
-        plot(distances.children[m].lastChild, spec, lines, `${model.name}, layer ${slider.value}, weight by distance`);
-      });
+      output.textContent = `${slider.value} of ${slider.max}`;
+      const heads = models.map((model) => config(model).heads);
+      const drawnOf = (model, m) => heads[m].map((head, n) => map(model, config(model), head, n, readout));
+      place.replaceChildren(
+        ...models.map((model, m) => column(model, element("div", { class: "heads" }, ...drawnOf(model, m)))),
+      );
+      const count = Math.max(...heads.map((each) => each.length));
+      const named = (_, n) => element("span", {}, swatch(n), ` head ${n + 1}`);
+      key.replaceChildren(...Array.from({ length: count }, named));
+      distances.replaceChildren(...models.map((model) => column(model, element("div", { class: "plot" }))));
+      const most = Math.max(...heads.flat().flatMap((head) => head.by_distance));
+      models.forEach((model, m) => distance(distances.children[m].lastChild, model, heads[m], most));
     }
     slider.addEventListener("input", redraw);
     redraw();
     watch(distances, redraw);
   }
 
+  function distance(place, model, heads, most) {
+    const names = heads[0].by_distance.map((_, n) => (n < 2 ? String(n) : short(2 ** (n - 1))));
+    const x = { label: "tokens back, up to twice as many", log: false, names };
+    const y = { label: "share of the weight", log: false, domain: [0, most] };
+    const points = (head) => head.by_distance.map((share, n) => [n, share]);
+    const lines = heads.map((head, n) => ({ name: `head ${n + 1}`, n, points: points(head) }));
+    plot(place, { x, y }, lines, `${model.name}, weight by distance`);
+  }
+
   function map(model, config, head, n, readout) {
     const count = config.pieces.length;
-    const canvas = element("canvas", { width: count, height: count, tabindex: 0, role: "img", "aria-label": `${model.name}, layer ${config.layer}, head ${n + 1}: ${head.reach} tokens back in the mean` });
+    const about = `${model.name}, layer ${config.layer}, head ${n + 1}: ${head.reach} tokens back in the mean`;
+    const canvas = element("canvas", { width: count, height: count, tabindex: 0, role: "img", "aria-label": about });
     const image = new ImageData(count, count);
     const shade = (i, j) => DIGITS.indexOf(head.map[(i * (i + 1)) / 2 + j]);
     for (let i = 0; i < count; i++)
-      for (let j = 0; j <= i; j++) image.data.set([16, 122, 184, shade(i, j) * 4.05], 4 * (i * count + j)); // seen on light and on dark
+      for (let j = 0; j <= i; j++) image.data.set([16, 122, 184, shade(i, j) * 4.05], 4 * (i * count + j));
     canvas.getContext("2d").putImageData(image, 0, 0);
     let [i, j] = [0, 0];
     function tell(row, column) {
@@ -257,19 +290,29 @@
       const [query, key] = [i, j].map((k) => `${JSON.stringify(config.pieces[k])} (${k + 1})`);
       readout.textContent = `${model.name}, head ${n + 1}: ${query} gives ${weight.toFixed(3)} to ${key}`;
     }
-    canvas.addEventListener("pointermove", (event) => tell(Math.floor((event.offsetY / canvas.clientHeight) * count), Math.floor((event.offsetX / canvas.clientWidth) * count)));
+    canvas.addEventListener("pointermove", (event) => {
+      const [down, across] = [event.offsetY / canvas.clientHeight, event.offsetX / canvas.clientWidth];
+      tell(Math.floor(down * count), Math.floor(across * count));
+    });
     canvas.addEventListener("keydown", (event) => {
       const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (step) { event.preventDefault(); tell(i + step[0], j + step[1]); }
     });
-    return element("figure", {}, canvas, element("figcaption", {}, `head ${n + 1}: ${head.reach.toFixed(1)} back${head.is_signed ? ", sizes of signed weights" : ""}`));
+    const signed = head.is_signed ? ", sizes of signed weights" : "";
+    const caption = element("figcaption", {}, `head ${n + 1}: ${head.reach.toFixed(1)} back${signed}`);
+    return element("figure", {}, canvas, caption);
   }
 
   // ---- paper shows what is folded
 
   let folded = [];
-  addEventListener("beforeprint", () => { folded = [...document.querySelectorAll("details:not([open])")]; for (const each of folded) each.open = true; });
-  addEventListener("afterprint", () => { for (const each of folded) each.open = false; });
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("section:not(#further) details:not([open])")];
+    for (const each of folded) each.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const each of folded) each.open = false;
+  });
 
   for (const spec of data.charts) chart(spec);
   if (data.maps.length) maps(data.maps);
