@@ -33,13 +33,14 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("cosformer.commands.train", "train a model on a task; again: continue"),
     "evaluate": ("cosformer.commands.evaluate", "judge a trained model on a split"),
     "generate": ("cosformer.commands.generate", "text from a trained language model"),
+    "look": ("cosformer.commands.look", "where heads look and what models write, as rows"),
     "predict": ("cosformer.commands.predict", "labels of texts from a trained classifier"),
     "export": ("cosformer.commands.export", "a trained model for Hugging Face Transformers"),
     "study": ("cosformer.commands.study", "many mechanisms under one protocol, side by side"),
     "reproduce": ("cosformer.commands.reproduce", "published tables, measured anew, resumable"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
     "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
-    "report": ("cosformer.report.readme", "rows to tables in README.md and figures in docs/"),
+    "report": ("cosformer.report.readme", "rows to tables, figures and a page to look at"),
 }
 """Verb -> the module that does it, and one line of help.
 

@@ -4,6 +4,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,15 +18,15 @@ from cosformer.demo import looking, op
 from cosformer.demo.jobs import JOBS
 from cosformer.demo.learning import COMPARED, Pair, learn, plan
 from cosformer.demo.screen import Screen
+from cosformer.mechanisms import MECHANISMS
 from cosformer.models import RECOMMENDED
 from cosformer.records import Row
 from cosformer.report import (
     NAMES,
     TITLES,
-    Shown,
     crossover_sentence,
+    demo_page,
     floor_sentence,
-    page,
     summary,
     times,
     verdict,
@@ -92,10 +93,10 @@ def run(options: Options) -> int:
         pair = plan(this, name, configs, seconds, job.judged, before=pair)
         rows += show_learning(this, pair, seconds)
         pairs[name] = pair
-    shown = looking.shown(pairs["short"], options.seed)
-    rows += show_models(this, shown)
+    formulas = {name: MECHANISMS[name].formula for name in COMPARED}
+    rows += show_models(this, pairs["short"], formulas)
     records.append(file, rows)
-    write_whole(options.out / "demo.html", page(rows, shown).encode())
+    write_whole(options.out / "demo.html", demo_page(rows, formulas).encode())
     print(f"\n{textwrap.fill(verdict(rows), 100)}")
     print(f"\nIn {time.monotonic() - began:.0f} s. Page: {options.out / 'demo.html'}")
     ours = pairs["short"].configs[RECOMMENDED].out
@@ -147,24 +148,25 @@ def show_learning(this: records.Run, pair: Pair, seconds: float) -> list[Row]:
     return rows
 
 
-def show_models(this: records.Run, shown: Shown) -> list[Row]:
+def show_models(this: records.Run, pair: Pair, formulas: Mapping[str, str]) -> list[Row]:
     """Formula, text and maps of both models; rows say how far each head looks back."""
-    if not shown.texts:
-        print("\nThe time was too short for a checkpoint: there are no text and no maps.")
-        return []
     rows: list[Row] = []
-    for name, formula in shown.formulas.items():
-        print(f"\n{NAMES[name]}: {formula}")
+    for name, weights, found in looking.looked(this, pair):
+        print(f"\n{NAMES[name]}: {formulas[name]}")
         print(f"What the {NAMES[name]} model writes:")
-        for prompt, text in shown.texts[name].items():
-            line = " ".join(f"{prompt}{text}".split())  # line ends are on the page
-            print(textwrap.fill(line, 100, initial_indent="  | ", subsequent_indent="    "))
+        for row in found:
+            if row.what == "written":
+                # line ends are on the page
+                line = " ".join(f"{row.config['prompt']}{row.config['written']}".split())
+                print(textwrap.fill(line, 100, initial_indent="  | ", subsequent_indent="    "))
         print("Where its heads look (down: tokens, across: the tokens that they see):")
-        print(textwrap.indent(looking.shaded(shown.maps[name]), "  "))
-        found = list(looking.reach_rows(this, name, shown.maps[name]))
-        far = ", ".join(f"{row.value:.1f}" for row in found)
+        print(textwrap.indent(looking.shaded(weights), "  "))
+        reach = [head["reach"] for row in found for head in row.config.get("heads", ())]
+        far = ", ".join(f"{each:.1f}" for each in reach)
         print(f"  Tokens that each head looks back in the mean: {far}")
         rows += found
+    if not rows:
+        print("\nThe time was too short for a checkpoint: there are no text and no maps.")
     return rows
 
 

@@ -1,9 +1,13 @@
 """The causal language model: what comes next, for a whole sequence or token by token."""
 
+from typing import Any, cast
+
+import torch
 from torch import Tensor
 
 from cosformer.models.backbone import ModelState, TokenModel
 from cosformer.models.config import ModelConfig
+from cosformer.nn import AttentionLayer, Block
 
 
 class LanguageModel(TokenModel):
@@ -54,3 +58,27 @@ class LanguageModel(TokenModel):
         {'cosformer': 33792, 'softmax': 512000}
         """
         return self.backbone.stream_memory(length)
+
+    @torch.no_grad()
+    def attention_weights(self, tokens: Tensor) -> list[Tensor]:
+        """The exact weights by which heads read the tokens `[B, T]`: one `[B, H, T, T]` a layer.
+
+        A row for each token, a column for each token that it looks at. Quadratic, for pictures.
+
+        >>> model = LanguageModel(ModelConfig(layers=2, heads=4))
+        >>> [weights.shape for weights in model.attention_weights(torch.arange(9)[None])]
+        [torch.Size([1, 4, 9, 9]), torch.Size([1, 4, 9, 9])]
+        """
+        found: list[Tensor] = []
+
+        def keep(layer: AttentionLayer, given: Any, options: Any) -> None:
+            found.append(layer.weights(*given, **options))
+
+        layers = [cast(Block, block).attention for block in self.backbone.blocks]
+        hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+        try:
+            self(tokens)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found

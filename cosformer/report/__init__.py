@@ -1,5 +1,6 @@
 """Rows to tables, figures and pages. Reads rows only: nothing here measures or knows the op."""
 
+from cosformer.report.demo_page import TITLES, demo_page
 from cosformer.report.learning import (
     NAMES,
     Curves,
@@ -8,8 +9,6 @@ from cosformer.report.learning import (
     summary,
     verdict,
 )
-from cosformer.report.maps import Maps
-from cosformer.report.page import TITLES, Shown, page
 from cosformer.report.selection import LABELS, Times, crossover_sentence, times
 from cosformer.report.writing import MISSING, markdown, write_whole
 
@@ -19,13 +18,11 @@ __all__ = [
     "NAMES",
     "TITLES",
     "Curves",
-    "Maps",
-    "Shown",
     "Times",
     "crossover_sentence",
+    "demo_page",
     "floor_sentence",
     "markdown",
-    "page",
     "runs_figure",
     "summary",
     "times",

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cosformer.records import Row, growth_exponent
+from cosformer.report.claims import speed_sentence
 from cosformer.report.figures import draw_grid, figure_bytes, short
 from cosformer.report.selection import Times, describe, runs_of_each, times
-from cosformer.report.writing import MISSING, markdown, milliseconds
+from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds
 
 REFERENCES = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
 """Mechanisms that every panel shows, with their colours."""
 COLUMNS = 8
+LENGTHS = (1024, 2048, 4096, 16384, 65536)
+"""Lengths of the paper's table of speed, as far as they are measured, and longer ones."""
 
 
 def mechanism_table(rows: Sequence[Row]) -> str:
@@ -27,7 +30,34 @@ def mechanism_table(rows: Sequence[Row]) -> str:
         f"Growth: the exponent p of length^p, forward + backward{host}, from 4,096 tokens. "
         "Milliseconds; causal where a mechanism can be, else full (marked *)"
     )
-    return f"{markdown(header, lines)}\n\n{explained}. {describe(run)}."
+    return f"{markdown(header, lines)}\n\n{length_claim(rows)}\n\n{explained}. {describe(run)}."
+
+
+def length_grid(rows: Sequence[Row]) -> Grid:
+    """Milliseconds of both passes by length, and memory at the longest, a line for each."""
+    run = runs_of_each(rows, "time")
+    measured = {row.config["length"] for row in run if row.what == "time"}
+    lengths = [length for length in LENGTHS if length in measured] or sorted(measured)
+    header = ["mechanism", *(f"{length:,} tokens" for length in lengths)]
+    header.append(f"peak memory at {lengths[-1]:,}, × (q + k + v)")
+    lines = [
+        [
+            Cell(name),
+            *(_cell(run, "time", name, n, "forward_backward", milliseconds) for n in lengths),
+            _cell(run, "peak_memory", name, lengths[-1], "forward_backward", "{:.1f}".format),
+        ]
+        for name in _names(run)
+    ]
+    return Grid(header, lines, f"Milliseconds of forward + backward, {run[0].hardware['name']}")
+
+
+def length_claim(rows: Sequence[Row]) -> str:
+    """What times by length say about linear time."""
+    run = runs_of_each(rows, "time")
+    alone, _ = _alone(run)
+    grown = {name: _growth_of_time(run, name, alone.get(name, {})) for name in REFERENCES}
+    known = {name: growth for name, growth in grown.items() if growth is not None}
+    return speed_sentence(times(run, "forward_backward"), known, *REFERENCES)
 
 
 def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
@@ -80,23 +110,24 @@ def _line(run: Sequence[Row], name: str, length: int, alone: Mapping[int, float]
     for growth in (_growth_of_time(run, name, alone), memory and memory.value):
         cells.append(MISSING if growth is None else f"{growth:.2f}")
     for pass_name in ("forward", "forward_backward"):
-        cells.append(_value(run, "time", name, length, pass_name, milliseconds))
-    cells.append(_value(run, "peak_memory", name, length, "forward_backward", "{:.1f}".format))
+        cells.append(_cell(run, "time", name, length, pass_name, milliseconds).text)
+    last = _cell(run, "peak_memory", name, length, "forward_backward", "{:.1f}".format)
+    cells.append(last.text)
     return cells
 
 
-def _value(
+def _cell(
     run: Sequence[Row], what: str, name: str, length: int, pass_name: str, spell: Any
-) -> str:
+) -> Cell:
     """The number as text, or the reason why there is none."""
     for row in run:
         at = row.config
         if _of(row, name) and at.get("length") == length and at.get("pass") == pass_name:
             if row.what == what:
-                return str(spell(row.value))
+                return Cell(str(spell(row.value)), [row])
             if row.what == "failed":
-                return str(at["reason"]).partition(":")[0]
-    return MISSING
+                return Cell(str(at["reason"]).partition(":")[0], [row])
+    return Cell(MISSING)
 
 
 def _alone(run: Sequence[Row]) -> tuple[Times, str]:

@@ -1,163 +1,337 @@
-"""The page of a demo: one HTML file that needs nothing else, made of rows, text and maps."""
+"""The page of all rows: one HTML file with every table, figure and map, and their rows."""
 
 import html
-import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from cosformer.records import Row
-from cosformer.report.figures import time_vs_length
-from cosformer.report.learning import (
-    NAMES,
-    floor_sentence,
-    last_values,
-    learning_figure,
-    summary,
-    verdict,
+from cosformer.report.charts import (
+    Chart,
+    judged_chart,
+    length_charts,
+    loss_charts,
+    memory_chart,
 )
-from cosformer.report.maps import Maps, attention_figure
-from cosformer.report.selection import crossover_sentence, origin, times
+from cosformer.report.html import (
+    UNMEASURED,
+    Book,
+    button,
+    document,
+    from_markdown,
+    notes,
+    paragraph,
+    section,
+    table,
+)
+from cosformer.report.looking import maps_data, maps_part, memory_sentence, models_note, texts_part
+from cosformer.report.mechanisms import length_claim, length_grid
+from cosformer.report.reproduce import (
+    claim,
+    protocol,
+    reasons,
+    reproduced_grid,
+    rule,
+)
+from cosformer.report.selection import describe, runs_of_each
+from cosformer.report.speed import Pair, fastest_pairs
+from cosformer.report.study import (
+    COMPARED,
+    PAPER,
+    UNITS,
+    best_by_entry,
+    best_by_share,
+    of_most,
+    probe_claim,
+    probe_grids,
+    probe_rule,
+    study_claim,
+    study_grids,
+    study_rule,
+)
+from cosformer.report.training import (
+    generation_grid,
+    mebibytes,
+    training_claim,
+    training_grid,
+    training_rule,
+)
+from cosformer.report.writing import MISSING, Cell, Grid
+
+Sources = Mapping[str, Sequence[Row]]
+"""Name of a file of results -> its rows."""
 
 TITLES = {
-    "short": "A language model of Python's manual",
-    "long": "Both models go on in long windows",
+    "lra": "Long-Range Arena",
+    "lra-pretrained": "Long-Range Arena after self-pretraining",
+    "lm": "Causal language modelling",
+    "mlm": "Masked pre-training, then fine-tuning",
+    "ablation": "What each part of cosFormer is worth",
 }
-"""What is learnt, in the order of the page."""
-KINDS = ("ours", "theirs")
-"""Classes of the two mechanisms in the style."""
-STYLE = """
-:root { --ink: #222; --faint: #6a7077; --line: #e3e6e9; --paper: #fff; --box: #f5f7f8;
-        --ours: #0b6e99; --theirs: #c4501b }
-body { max-width: 60rem; margin: 2.5rem auto; padding: 0 1rem; color: var(--ink);
-       background: var(--paper); font: 16px/1.55 system-ui, sans-serif }
-h1, h2 { line-height: 1.2 } h1 { margin-bottom: 0 } h2 { margin-top: 3rem }
-.origin { color: var(--faint); font-size: .85rem }
-.verdict { font-size: 1.2rem; border-left: 4px solid var(--ours); padding: .2rem 0 .2rem 1rem }
-.table { overflow-x: auto } table { border-collapse: collapse }
-td, th { padding: .3rem 1.5rem .3rem 0; text-align: right; font-variant-numeric: tabular-nums }
-td:first-child, th:first-child { text-align: left } tr + tr { border-top: 1px solid var(--line) }
-th:nth-child(2), .ours { color: var(--ours) } th:nth-child(3), .theirs { color: var(--theirs) }
-pre { background: var(--box); border-radius: 6px; padding: .8rem 1rem; margin: .6rem 0;
-      white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .6rem 1rem }
-.pair > * { margin: 0 } svg { max-width: 100%; height: auto }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #ddd; --faint: #969ca3; --line: #33373c; --paper: #16181b; --box: #22252a;
-          --ours: #57b6df; --theirs: #e58a5c }
-  svg { filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen }
-}
-"""
+"""Published tables, in the order of the page."""
+MACHINES = ("cuda", "cpu")
+"""Ends of the names of files that benchmarks write."""
+STUDIES = ("study-lm", "study-mlm")
+"""Studies of text, whose runs have curves."""
 
 
-class Shown(NamedTuple):
-    """What is no number: each by the name of the mechanism."""
+class Headline(NamedTuple):
+    """A figure that stands at the top."""
 
-    formulas: Mapping[str, str]
-    texts: Mapping[str, Mapping[str, str]] = {}
-    """Prompt -> what the trained model wrote after it."""
-    maps: Mapping[str, Maps] = {}
-    """The weights of each head over a window of text."""
-    window: str = ""
-    """The text of that window."""
+    number: str
+    text: str
+    rows: Sequence[Row]
 
 
-def page(rows: Sequence[Row], shown: Shown) -> str:
-    """From one run of the demo."""
+def page(sources: Sources, further: Mapping[str, Sequence[str]] | None = None) -> str:
+    """From the rows of all files; a part without rows says that nothing is measured yet.
+
+    `further`: heading -> tables in markdown that stand at the end, folded.
+    """
+    book, charts = Book(sources), list[Chart]()
     parts = [
-        f"<h1>cosFormer beside softmax</h1>{_paragraph(origin(rows[0], 'CPU'), 'origin')}",
-        _paragraph(verdict(rows), "verdict"),
-        _compared(shown.formulas),
+        _head(sources),
+        _headlines(sources, book),
+        _contents(),
+        *(_reproduced(name, sources, book) for name in TITLES),
+        _speed(sources, book, charts),
+        _probes(sources, book),
+        _losses(sources, charts),
+        _maps(sources),
+        _writing(sources, book, charts),
+        _further(further or {}),
     ]
-    parts += [_task(rows, task) for task in TITLES if last_values(rows, task, "train_loss")]
-    if shown.texts:
-        parts.append(_texts(shown.texts))
-    if shown.maps:
-        parts.append(_maps(shown))
-    parts.append(_op(rows))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>cosFormer demo</title><style>{STYLE}</style></head>"
-        f"<body>{''.join(parts)}</body></html>\n"
+    data: dict[str, Any] = {"maps": maps_data(sources.get("looking", ()), book), "charts": charts}
+    return document("cosFormer, measured", parts, data | book.plain())
+
+
+def headlines(sources: Sources) -> list[Headline]:
+    """The figures that rows allow, each of one sentence."""
+    found: list[Headline] = []
+    pairs = fastest_pairs(
+        [row for name in ("ops-cuda", "ops-cpu") for row in sources.get(name, ())]
     )
+    for device in MACHINES:
+        mine = [pair for pair in pairs if pair.ours.hardware["device"] == device]
+        if mine:
+            found.append(_faster(max(mine, key=lambda pair: pair.ours.config["length"])))
+    if study := _studies(sources).get("study-lm"):
+        best = best_by_entry(of_most(study))
+        chosen = best_by_share(best).get(Fraction(0))
+        if chosen and COMPARED in best:
+            found += _learnt(best, chosen)
+    return found
 
 
-def _compared(formulas: Mapping[str, str]) -> str:
+def _faster(pair: Pair) -> Headline:
+    ours, theirs = pair
+    c, where = ours.config, ours.hardware["name"]
+    text = (
+        f"as fast as the fastest softmax of PyTorch: causal attention, forward + backward, "
+        f"{c['length']:,} tokens, {where}"
+    )
+    return Headline(f"{theirs.value / ours.value:.3g} ×", text, pair)
+
+
+def _learnt(best: Mapping[str, Sequence[Row]], chosen: str) -> list[Headline]:
+    """Losses beside softmax, and what a stream remembers."""
+    found = []
+    means = {name: sum(r.value for r in rows) / len(rows) for name, rows in best.items()}
+    unit = UNITS[best[chosen][0].what]
+    who = {
+        chosen: f"the best model without exact layers, {chosen}, has",
+        PAPER: "cosFormer as published has",
+    }
+    for name in dict.fromkeys([chosen, PAPER]):
+        if name in best:
+            numbers = f"{means[name]:.3f}, softmax {means[COMPARED]:.3f}"
+            text = f"{unit} against softmax: {who[name]} {numbers}"
+            beyond = f"{means[name] - means[COMPARED]:+.3f}"
+            found.append(Headline(beyond, text, [*best[name], *best[COMPARED]]))
+    ours, theirs = (best[name][0] for name in (chosen, COMPARED))
+    both = ours.config["stream_bytes"].keys() & theirs.config["stream_bytes"].keys()
+    if both:
+        length = max(both, key=int)
+        held = [sum(row.config["stream_bytes"][length].values()) for row in (ours, theirs)]
+        text = (
+            f"is all that a stream of {int(length):,} tokens remembers; softmax keeps "
+            f"{mebibytes(held[1])}"
+        )
+        found.append(Headline(mebibytes(held[0]), text, [ours, theirs]))
+    return found
+
+
+def _head(sources: Sources) -> str:
+    rows = [row for each in sources.values() for row in each]
+    machines = dict.fromkeys(str(row.hardware["name"]) for row in rows)
+    days = [row.date[:10] for row in rows]
     said = (
-        "Two models that differ in their attention alone learn from the same batches, in turns. "
-        "cosFormer has a decay γ for each token, a norm and a gate after its heads, and no other "
-        "positions: its sums over j are a small state, so its time is linear. Softmax has what "
-        "helps it most, rotary positions and a short convolution, and PyTorch's fused kernel: its "
-        "time is quadratic. Each has the rate that was best for it in runs of 1,500 steps."
+        f"{len(rows):,} measured rows from {', '.join(machines)}, {min(days)} to {max(days)}. "
+        "A number with dots below it opens the rows that it is made of."
+        if rows
+        else "There are no rows yet."
     )
-    lines = "\n".join(f"{NAMES[name] + ':':<11}{each}" for name, each in formulas.items())
-    return f"{_paragraph(said)}<pre>{html.escape(lines)}</pre>"
-
-
-def _task(rows: Sequence[Row], task: str) -> str:
-    figure = _inline(learning_figure(rows, task, "svg"))
-    last = next(iter(last_values(rows, task, "train_loss").values())).config
-    said = f"{last['step']:,} steps with windows of {last['length']:,} tokens."
     return (
-        f"<h2>{TITLES[task]}</h2>{_paragraph(said)}{_table(summary(rows, task))}"
-        f"{_paragraph(floor_sentence(rows, task))}{figure}"
+        "<header><h1>cosFormer, measured</h1>"
+        + paragraph(
+            "Attention in linear time beside softmax and its rivals, in one code base, by one "
+            "protocol for each table. Bad results stand here as they are."
+        )
+        + paragraph(said, "origin")
+        + "</header>"
     )
 
 
-def _texts(texts: Mapping[str, Mapping[str, str]]) -> str:
-    """A column for each mechanism, a line for each prompt."""
-    heads = [
-        f'<h3 class="{kind}">{NAMES[name]}</h3>' for name, kind in zip(texts, KINDS, strict=True)
-    ]
-    boxes = [
-        f"<pre><b>{html.escape(prompt)}</b>{html.escape(written[prompt].rstrip())}</pre>"
-        for prompt in next(iter(texts.values()))
-        for written in texts.values()
-    ]
-    return f'<h2>What both models write</h2><div class="pair">{"".join(heads + boxes)}</div>'
+def _headlines(sources: Sources, book: Book) -> str:
+    boxes = "".join(
+        f"<li><b>{button(html.escape(each.number), each.rows, book)}</b> "
+        f"{html.escape(each.text)}</li>"
+        for each in headlines(sources)
+    )
+    return f'<ul class="headlines">{boxes}</ul>' if boxes else ""
 
 
-def _maps(shown: Shown) -> str:
+def _contents() -> str:
+    titles = {**TITLES, "speed": "Speed", "probes": "Probes", "losses": "Losses"}
+    titles |= {"maps-of-heads": "Where heads look", "writing": "What models write"}
+    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in titles.items())
+    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
+
+
+def _reproduced(name: str, sources: Sources, book: Book) -> str:
+    """A published table measured anew, and the study of the same subject, where there is one."""
+    rows = sources.get(f"reproduce-{name}", ())
+    parts = [
+        table(_filled(reproduced_grid(name, rows)), book),
+        paragraph(claim(name, rows), "verdict"),
+        notes("Protocol", protocol(name, rows)),
+        notes("Cells that are empty or not final", reasons(name, rows)),
+        paragraph(f"By cosformer reproduce {name}. {rule(name, rows)}", "origin"),
+    ]
+    if study := _studies(sources).get(f"study-{name}"):
+        parts.append("<h3>Many mechanisms under one protocol</h3>")
+        parts += [table(grid, book) for grid in study_grids(study)]
+        parts.append(paragraph(study_claim(study), "verdict"))
+        parts.append(paragraph(f"By cosformer study {name}. {study_rule(study)}", "origin"))
+    return section(name, TITLES[name], *parts)
+
+
+def _speed(sources: Sources, book: Book, charts: list[Chart]) -> str:
+    parts = []
+    if measured := _by_machine(sources, "mechanisms", "time"):
+        drawn = length_charts(measured)
+        charts += drawn
+        said = "Attention alone, on the same q, k and v for every mechanism."
+        parts += [paragraph(said), *map(_figure, drawn)]
+    for rows in measured.values():
+        parts.append(table(length_grid(rows), book))
+        parts.append(paragraph(length_claim(rows), "verdict"))
+        about = describe(runs_of_each(rows, "time"))
+        parts.append(paragraph(f"By cosformer bench mechanisms. {about}.", "origin"))
+    for rows in _by_machine(sources, "training", "train_speed").values():
+        parts.append(table(training_grid(rows), book))
+        parts.append(paragraph(training_claim(rows), "verdict"))
+        parts.append(paragraph(f"By cosformer bench training. {training_rule(rows)}.", "origin"))
+    if not parts:
+        return _unmeasured("speed", "Speed", "cosformer bench mechanisms")
+    missing = "The classifier of the paper's own table of speed is not measured yet."
+    return section("speed", "Speed", *parts, paragraph(missing))
+
+
+def _probes(sources: Sources, book: Book) -> str:
+    rows = sources.get("study-probes", ())
+    if not any(row.what == "accuracy" for row in rows):
+        return _unmeasured("probes", "Probes", "cosformer study probes")
+    return section(
+        "probes",
+        "Probes",
+        *(table(grid, book) for grid in probe_grids(rows)),
+        paragraph(probe_claim(rows), "verdict"),
+        paragraph(f"By cosformer study probes. {probe_rule(rows)}", "origin"),
+    )
+
+
+def _losses(sources: Sources, charts: list[Chart]) -> str:
+    drawn = loss_charts(_studies(sources))
+    tables = {name: rows for name in TITLES if (rows := sources.get(f"reproduce-{name}"))}
+    judged = judged_chart(tables)
+    drawn += [judged] if judged else []
+    if not drawn:
+        return _unmeasured("losses", "Losses", "cosformer study lm")
+    charts += drawn
     said = (
-        "The exact weights of every head over the first tokens of the validation text: each row "
-        "is a token and sums to 1, each column a token that it looks at. Colour follows the "
-        "square root of the weight. The text of the window:"
+        "Each entry at its best rate; a line is switched on and off by its name. Positions beyond "
+        "the length of training have losses where models were judged on longer sequences."
     )
-    figure = _inline(attention_figure(shown.maps, "svg"))
-    text = f"<pre>{html.escape(shown.window)}</pre>"
-    return f"<h2>Where both models look</h2>{figure}{_paragraph(said)}{text}"
+    return section("losses", "Losses", paragraph(said), *map(_figure, drawn))
 
 
-def _op(rows: Sequence[Row]) -> str:
-    """Errors and times of the op."""
-    errors = [row for row in rows if row.what == "error"]
-    worst = max((row.value for row in errors), default=0.0)
-    exact = (
-        f"The linear form in float32 differs from the quadratic formula in float64 by at most "
-        f"{worst:.1e} of the largest value, in {len(errors)} comparisons of outputs, gradients "
-        f"and a stream."
+def _maps(sources: Sources) -> str:
+    looked = sources.get("looking", ())
+    found = maps_part(looked)
+    if not found:
+        return _unmeasured("maps-of-heads", "Where heads look", "cosformer look RUN …")
+    note = paragraph(models_note(looked), "origin")
+    return section("maps-of-heads", "Where heads look", found, note)
+
+
+def _writing(sources: Sources, book: Book, charts: list[Chart]) -> str:
+    looked, generated = sources.get("looking", ()), _by_machine(sources, "generation", "token_time")
+    written = [row for row in looked if row.what == "written"]
+    parts = [texts_part(looked, book), paragraph(memory_sentence(looked), "verdict")]
+    chart = memory_chart(written, _studies(sources), generated)
+    if chart is None:
+        return _unmeasured("writing", "What models write", "cosformer look RUN …")
+    charts.append(chart)
+    parts.append(_figure(chart))
+    for rows in generated.values():
+        grid = generation_grid(rows)
+        parts.append(table(grid._replace(title="Time and memory of one more token"), book))
+        parts.append(paragraph(f"By cosformer bench generation. {grid.title}.", "origin"))
+    return section("writing", "What models write, and what they must remember", *parts)
+
+
+def _further(found: Mapping[str, Sequence[str]]) -> str:
+    folded = "".join(
+        f"<details><summary>{html.escape(heading)}</summary>{''.join(map(from_markdown, texts))}"
+        "</details>"
+        for heading, texts in found.items()
     )
-    parts = [f"<h2>The op</h2>{_paragraph(exact)}"] if errors else []
-    if found := times(rows, "forward"):
-        parts.append(_paragraph(crossover_sentence(found) + "."))
-        parts.append(_inline(time_vs_length(rows, "svg")))
-    return "".join(parts)
+    return section("further", "Further tables", folded) if folded else ""
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    header, *rest = lines
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
-        for line in rest
+def _by_machine(sources: Sources, name: str, what: str) -> dict[str, Sequence[Row]]:
+    """Machine -> the rows of a benchmark, where it has measured this quantity."""
+    found = {device: sources.get(f"{name}-{device}", ()) for device in MACHINES}
+    return {n: rows for n, rows in found.items() if any(row.what == what for row in rows)}
+
+
+def _studies(sources: Sources) -> dict[str, Sequence[Row]]:
+    found = {name: sources.get(name, ()) for name in STUDIES}
+    return {n: rows for n, rows in found.items() if any(row.what in UNITS for row in rows)}
+
+
+def _figure(chart: Chart) -> str:
+    """Where the script draws a chart."""
+    title = html.escape(chart["title"])
+    return (
+        f'<figure class="chart" id="chart-{chart["id"]}"><figcaption>{title}</figcaption></figure>'
     )
-    return f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _paragraph(text: str, kind: str = "") -> str:
-    return f'<p class="{kind}">{html.escape(text)}</p>' if kind else f"<p>{html.escape(text)}</p>"
+def _unmeasured(name: str, title: str, command: str) -> str:
+    return section(name, title, paragraph(f"{UNMEASURED.capitalize()}: {command}", "why"))
 
 
-def _inline(svg: bytes) -> str:
-    """The picture itself, without the prologue that only a file of its own has."""
-    return re.sub(r"^.*?(?=<svg)", "", svg.decode(), flags=re.DOTALL)
+def _filled(grid: Grid) -> Grid:
+    """The table of ours in which empty cells say that nothing was measured."""
+    lines = [
+        [
+            Cell(UNMEASURED)
+            if cell.text == MISSING and not cell.rows and line[0].text != "floor"
+            else cell
+            for cell in line
+        ]
+        for line in grid.lines
+    ]
+    return grid._replace(lines=lines)

@@ -1,7 +1,7 @@
-"""`cosformer report`: measured rows into the tables of README.md and docs/, and into figures."""
+"""`cosformer report`: measured rows into the tables of README.md and docs/, figures and a page."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from cosformer import records
 from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.mechanisms import mechanism_figure
+from cosformer.report.page import page
 from cosformer.report.selection import renamed
 from cosformer.report.study import study_figure
 from cosformer.report.tables import TABLES
@@ -16,6 +17,9 @@ from cosformer.report.writing import write_whole
 
 OPEN = re.compile(r"<!-- rows:(?P<name>\S*) -->\n")
 CLOSE = "<!-- /rows -->"
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LAID_OUT = {"reproduced", "study", "probes", "mechanisms", "training", "generation"}
+"""Tables that the page lays out itself; it shows the others as the marked files have them."""
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "time_vs_length.svg": ("ops-cpu", time_vs_length),
@@ -49,7 +53,8 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Options:
-    """Rewrite the tables of README.md and the figures of docs/ from measured rows."""
+    """Rewrite the tables of README.md and the figures of docs/ from measured rows, and write a page
+    with all of them to look at: tables, curves, maps, and the rows behind every number."""
 
     results: Path = Path("results")
     """Folder of the rows, *.jsonl."""
@@ -57,6 +62,8 @@ class Options:
     """File whose blocks from <!-- rows:FILE/TABLE --> to <!-- /rows --> are made anew."""
     figures: Path = Path("docs")
     """Folder the figures are written to; blocks in its pages (*.md) are made anew, too."""
+    page: Path = Path("out/report.html")
+    """The page that is written: all rows in one HTML file, which needs nothing else."""
 
     def __post_init__(self) -> None:
         if not self.results.is_dir():
@@ -68,14 +75,16 @@ class Options:
 def run(options: Options) -> int:
     """Make everything first, write afterwards: an error leaves all files as they were."""
     rows = {path.stem: records.read(path) for path in sorted(options.results.glob("*.jsonl"))}
-    pages = [options.readme, *sorted(options.figures.glob("*.md"))]
-    marked = {page: text for page in pages if OPEN.search(text := page.read_text("utf-8"))}
-    made = {page: renew(text, rows).encode() for page, text in marked.items()}
+    texts = [options.readme, *sorted(options.figures.glob("*.md"))]
+    marked = {path: text for path in texts if OPEN.search(text := path.read_text("utf-8"))}
+    made = {path: renew(text, rows).encode() for path, text in marked.items()}
     for name, (source, draw) in FIGURES.items():
         if _is_left_out(source, rows):
             continue
         path = options.figures / name
         made[path] = draw(_rows_of(source, rows), path.suffix[1:])
+    sources = {name: _rows_of(name, rows) for name in rows if rows[name]}
+    made[options.page] = page(sources, _further(marked.values(), rows)).encode()
     for path, content in made.items():
         print(f"{path}: {'written' if write_whole(path, content) else 'unchanged'}")
     return 0
@@ -109,6 +118,19 @@ def table(name: str, rows: dict[str, list[Row]]) -> str:
     sources = [source for source in files.split("+") if not _is_left_out(source, rows)]
     found = [row for source in sources for row in _rows_of(source, rows)]
     return TABLES[shape](found) if sources else ""
+
+
+def _further(texts: Iterable[str], rows: dict[str, list[Row]]) -> dict[str, list[str]]:
+    """Heading -> the tables below it that the page does not lay out itself."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        for mark in OPEN.finditer(text):
+            if mark["name"].partition("/")[2] in LAID_OUT:
+                continue
+            if made := table(mark["name"], rows):
+                *_, heading = ["", *HEADING.findall(text[: mark.start()])]
+                found.setdefault(heading, []).append(made)
+    return found
 
 
 def _is_left_out(source: str, rows: dict[str, list[Row]]) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cosformer.records import Row
-from cosformer.report.selection import origin, other_commits
-from cosformer.report.writing import MISSING, markdown
+from cosformer.report.claims import CLAIMS, Score, claim_sentence
+from cosformer.report.selection import device_minutes, origin, other_commits
+from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
 
 LOST = ("diverged", "failed")
 """Quantities of runs that have no value; their rows say why."""
@@ -191,48 +192,132 @@ REPRODUCED: dict[str, Reproduced] = {
 """Name of a table, as rows have it -> what it has beside rows. Published numbers are copied."""
 
 
-class Cell(NamedTuple):
-    """What is known of one mechanism in one column."""
-
-    text: str
-    value: float | None
-    """The mean over seeds, as it is written."""
-    why: str
-    """Why the cell is empty or not final; empty where it is final or nothing was run."""
-
-
 def reproduced_table(rows: Sequence[Row]) -> str:
     """The table of its rows beside published numbers, its protocol, and why cells are empty."""
     name = str(rows[0].config.get("table"))
     if name not in REPRODUCED:
         kinds = sorted({row.what for row in rows})
         raise ValueError(f"a run must have rows of one of {', '.join(REPRODUCED)}, got {kinds}")
-    about = REPRODUCED[name]
-    full = [row for row in rows if row.config["size"] == "full"]
-    shown = list(_last(full or rows).values())
-    cells = {
+    grid = reproduced_grid(name, rows)
+    about = [*protocol(name, rows), *reasons(name, rows)]
+    return "\n\n".join(
+        [
+            f"{grid.title}:",
+            markdown(grid.header, grid.lines),
+            claim(name, rows),
+            *(["\n".join(f"* {line}" for line in about)] if about else []),
+            rule(name, rows),
+        ]
+    )
+
+
+def reproduced_grid(name: str, rows: Sequence[Row]) -> Grid:
+    """Our lines, each above the published one. Cells without rows hold `MISSING`."""
+    about, cells = REPRODUCED[name], _cells(name, rows)
+    header = ["mechanism", *(style.title for style in about.columns.values())]
+    header += ["mean"] if about.mean else []
+    lines = [words("floor", *_floors(_shown(rows), about))]
+    for entry in about.entries:
+        mine = [cells[entry, column].cell for column in about.columns]
+        lines.append([Cell(entry), *mine, *_mean(cells, entry, about)])
+        if entry in about.published:
+            lines.append(_published(about.published[entry]))
+    lines += map(_published, about.others)
+    return Grid(header, lines, f"{about.unit[0].upper()}{about.unit[1:]}")
+
+
+def claim(name: str, rows: Sequence[Row]) -> str:
+    """What the table says about the paper's claim."""
+    about, scores = REPRODUCED[name], dict[str, dict[str, Score]]()
+    titles = {column: style.title.split(",")[0] for column, style in about.columns.items()}
+    for (entry, column), found in _cells(name, rows).items():
+        if found.score is not None:
+            scores.setdefault(entry, {})[titles[column]] = found.score
+    lower = {titles[column]: style.lower for column, style in about.columns.items()}
+    mean = [titles[column] for column in about.mean]
+    toy = "A toy size, whose numbers mean nothing. " if rows and not _full(rows) else ""
+    return toy + claim_sentence(CLAIMS[name], scores, lower=lower, mean=mean)
+
+
+def protocol(name: str, rows: Sequence[Row]) -> list[str]:
+    """What all mechanisms of a column have in common, a line for each column that was run."""
+    parts = []
+    for column, style in REPRODUCED[name].columns.items():
+        shown = [row for row in _shown(rows) if row.config["column"] == column]
+        found = [row for row in shown if row.what not in LOST]
+        if not found:
+            continue
+        c = found[-1].config
+        rates = ", ".join(f"{rate:g}" for rate in c["rates"])
+        sizes = ", ".join(f"{name} {c['model'][name]}" for name in SIZES if name in c["model"])
+        samples = " / ".join(f"{count:,}" for count in c["samples"].values())
+        minutes = device_minutes(shown, "seconds")
+        before = ", after as many of masked pre-training" if c["pretrain"] else ""
+        before += ", from the best run on masked tokens" if c["start"] else ""
+        parts.append(
+            f"{style.title.split(',')[0]}: {c['steps']:,} steps of {c['batch']} sequences of up "
+            f"to {c['length']:,} tokens{before}; rates {rates}; preset {c['preset']}"
+            f"{f' with {sizes}' if sizes else ''}; {samples} samples to learn from, to choose by "
+            f"and to judge by; floor: {c['floor_is']}{f'; {minutes}' if minutes else ''}"
+        )
+    return parts
+
+
+def reasons(name: str, rows: Sequence[Row]) -> list[str]:
+    """Why cells are empty or not final, a line each."""
+    columns = REPRODUCED[name].columns
+    return [
+        f"{columns[column].title.split(',')[0]}, {entry}: {found.cell.why}"
+        for (entry, column), found in _cells(name, rows).items()
+        if found.cell.why
+    ]
+
+
+def rule(name: str, rows: Sequence[Row]) -> str:
+    """How a cell is made, what a reader must know to compare, and where rows are from."""
+    about, shown = REPRODUCED[name], _shown(rows)
+    worn = (
+        "each with the positions, convolution, norm and gate that are recommended for it"
+        if about.is_dressed
+        else "each with the positions that it wants, and none with a convolution, a norm or a gate"
+    )
+    made = (
+        f"One protocol for all mechanisms, {worn}. All rates with one seed; the rate and the "
+        "checkpoint that are best on validation are judged on test: mean ± standard deviation "
+        f"(seeds). Padding is no data: no mechanism sees it. {MISSING}: no value, and a line "
+        f"beside the table says why; not run where nothing is said. {UNFINISHED}: not all runs "
+        f"have ended. {about.remarks}."
+    )
+    if not shown:
+        return made
+    newest = max(shown, key=lambda row: row.date)
+    source = origin(newest, newest.config["dtype"]) + other_commits(newest, shown)
+    return f"{made} {source}."
+
+
+class _Found(NamedTuple):
+    """What is known of one mechanism in one column."""
+
+    cell: Cell
+    score: Score | None
+
+
+def _full(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.config["size"] == "full"]
+
+
+def _shown(rows: Sequence[Row]) -> list[Row]:
+    """The last row of each run, of toys only where there is nothing else."""
+    return list(_last(_full(rows) or rows).values())
+
+
+def _cells(name: str, rows: Sequence[Row]) -> dict[tuple[str, str], _Found]:
+    about, shown = REPRODUCED[name], _shown(rows)
+    return {
         (entry, column): _cell(_of(shown, entry, column), style)
         for entry in about.entries
         for column, style in about.columns.items()
     }
-    header = ["mechanism", *(style.title for style in about.columns.values())]
-    header += ["mean"] if about.mean else []
-    lines = [["floor", *_floors(shown, about)]]
-    for entry in about.entries:
-        mine = [cells[entry, column].text for column in about.columns]
-        lines.append([entry, *mine, *_mean(cells, entry, about)])
-        if entry in about.published:
-            lines.append(_published(about.published[entry]))
-    lines += map(_published, about.others)
-    return "\n\n".join(
-        [
-            f"{about.unit[0].upper()}{about.unit[1:]}:",
-            markdown(header, lines),
-            _protocol(shown, about, is_toy=not full),
-            *_reasons(cells, about),
-            f"{about.remarks}.",
-        ]
-    )
 
 
 def _last(rows: Sequence[Row]) -> dict[tuple[object, ...], Row]:
@@ -246,46 +331,46 @@ def _of(rows: Sequence[Row], entry: str, column: str) -> list[Row]:
     return [row for row in rows if (row.config["entry"], row.config["column"]) == wanted]
 
 
-def _cell(rows: Sequence[Row], style: Shown) -> Cell:
+def _cell(rows: Sequence[Row], style: Shown) -> _Found:
     """All rates were tried with the first seed, and validation chooses one."""
-    if not rows:
-        return Cell(MISSING, None, "")
     lost = [row for row in rows if row.what in LOST]
     judged = [row for row in rows if row.what not in LOST]
     why = "; ".join(
         f"{row.what} at rate {row.config['rate']:g}: {row.config['reason']}" for row in lost
     )
     if not judged:
-        return Cell(MISSING, None, why)
+        return _Found(Cell(MISSING, rows, why), None)
     first = min(row.config["seed"] for row in rows)
     sign = 1 if style.lower else -1
     tried = [row for row in judged if row.config["seed"] == first] or judged
     best = min(tried, key=lambda row: sign * row.config["valid"])
-    values = [
-        style.factor * row.value for row in judged if row.config["rate"] == best.config["rate"]
-    ]
+    chosen = [row for row in judged if row.config["rate"] == best.config["rate"]]
     at_rates = {row.config["rate"] for row in rows if row.config["seed"] == first}
     wanted_rates, wanted_seeds = len(best.config["rates"]), best.config["seeds"]
     missing = []
     if len(at_rates) < wanted_rates:
         missing.append(f"{len(at_rates)} of {wanted_rates} rates have ended")
-    if len(values) < wanted_seeds:
-        missing.append(f"{len(values)} of {wanted_seeds} seeds have a value")
-    mean = statistics.fmean(values)
-    text = f"{mean:.{style.digits}f}"
-    if len(values) > 1:
-        text += f" ± {statistics.stdev(values):.{style.digits}f} ({len(values)})"
+    if len(chosen) < wanted_seeds:
+        missing.append(f"{len(chosen)} of {wanted_seeds} seeds have a value")
+    score = Score.of([style.factor * row.value for row in chosen])
+    text = f"{score.mean:.{style.digits}f}"
+    if len(chosen) > 1:
+        text += f" ± {score.deviation:.{style.digits}f} ({len(chosen)})"
     told = "; ".join(filter(None, [*missing, why]))
-    return Cell(text + (UNFINISHED if missing else ""), mean, told)
+    return _Found(Cell(text + (UNFINISHED if missing else ""), rows, told), score)
 
 
-def _mean(cells: Mapping[tuple[str, str], Cell], entry: str, about: Reproduced) -> list[str]:
+def _mean(cells: Mapping[tuple[str, str], _Found], entry: str, about: Reproduced) -> list[Cell]:
     """The mean over columns, where all of them have a value; nothing for a table without means."""
     if not about.mean:
         return []
-    values = [cells[entry, column].value for column in about.mean]
-    known = [value for value in values if value is not None]
-    return [f"{statistics.fmean(known):.1f}" if len(known) == len(values) else MISSING]
+    found = [cells[entry, column] for column in about.mean]
+    known = [each.score.mean for each in found if each.score is not None]
+    if len(known) < len(found):
+        return words(MISSING)
+    return [
+        Cell(f"{statistics.fmean(known):.1f}", [row for each in found for row in each.cell.rows])
+    ]
 
 
 def _floors(rows: Sequence[Row], about: Reproduced) -> list[str]:
@@ -301,51 +386,5 @@ def _floors(rows: Sequence[Row], about: Reproduced) -> list[str]:
     return [*found, *([MISSING] if about.mean else [])]
 
 
-def _published(line: Published) -> list[str]:
-    return [f"*{line.name}*", *(f"*{value}*" for value in line.values)]
-
-
-def _protocol(rows: Sequence[Row], about: Reproduced, *, is_toy: bool) -> str:
-    """What all mechanisms of a column have in common, and how a cell is made."""
-    parts = []
-    for column, style in about.columns.items():
-        found = [row for row in rows if row.config["column"] == column and row.what not in LOST]
-        if not found:
-            continue
-        c = found[-1].config
-        rates = ", ".join(f"{rate:g}" for rate in c["rates"])
-        sizes = ", ".join(f"{name} {c['model'][name]}" for name in SIZES if name in c["model"])
-        samples = " / ".join(f"{count:,}" for count in c["samples"].values())
-        before = ", after as many of masked pre-training" if c["pretrain"] else ""
-        before += ", from the best run on masked tokens" if c["start"] else ""
-        parts.append(
-            f"* {style.title.split(',')[0]}: {c['steps']:,} steps of {c['batch']} sequences of up "
-            f"to {c['length']:,} tokens{before}; rates {rates}; preset {c['preset']}"
-            f"{f' with {sizes}' if sizes else ''}; {samples} samples to learn from, to choose by "
-            f"and to judge by; floor: {c['floor_is']}"
-        )
-    newest = max(rows, key=lambda row: row.date)
-    worn = (
-        "each with the positions, convolution, norm and gate that are recommended for it"
-        if about.is_dressed
-        else "each with the positions that it wants, and none with a convolution, a norm or a gate"
-    )
-    rule = (
-        f"One protocol for all mechanisms, {worn}. All rates with one seed; the rate and the "
-        "checkpoint that are best on validation are judged on test: mean ± standard deviation "
-        f"(seeds). Padding is no data: no mechanism sees it. {MISSING}: no value, and below is "
-        f"why; not run where nothing is said. {UNFINISHED}: not all runs have ended"
-    )
-    toy = "A toy size, whose numbers mean nothing. " if is_toy else ""
-    source = origin(newest, newest.config["dtype"]) + other_commits(newest, rows)
-    return "\n".join([*parts, "", f"{toy}{rule}. {source}."])
-
-
-def _reasons(cells: Mapping[tuple[str, str], Cell], about: Reproduced) -> list[str]:
-    """Why cells are empty or not final, a line each."""
-    lines = [
-        f"* {about.columns[column].title.split(',')[0]}, {entry}: {cell.why}"
-        for (entry, column), cell in cells.items()
-        if cell.why
-    ]
-    return ["\n".join(lines)] if lines else []
+def _published(line: Published) -> list[Cell]:
+    return words(f"*{line.name}*", *(f"*{value}*" for value in line.values))

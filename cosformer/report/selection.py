@@ -218,6 +218,17 @@ def other_commits(row: Row, rows: Sequence[Row]) -> str:
     return f"; other lines: commit {', '.join(others)}" if others else ""
 
 
+def device_minutes(rows: Sequence[Row], seconds: str) -> str:
+    """Minutes of the device that runs took, in words; runs that went on side by side share it.
+
+    `seconds`: the name under which the configs of rows tell it; empty where none does.
+    """
+    told = [row.config for row in rows if seconds in row.config]
+    minutes = sum(c[seconds] / c.get("jobs", 1) for c in told) / 60
+    count = f"{minutes:,.0f} minutes" if minutes >= 1.5 else "about a minute or less"
+    return f"{count} of the device" if told else ""
+
+
 def origin(row: Row, setting: str) -> str:
     """One line: the machine of a row, its setting, and the code that measured it."""
     where = row.hardware["name"]

@@ -1,6 +1,7 @@
 """One table of causal attention on every machine measured: cosFormer beside softmax."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from cosformer.records import Row
 from cosformer.report.selection import PASSES, cell, plain, rows_of, run_with
@@ -11,6 +12,24 @@ SOFTMAX = ("sdpa", "sdpa_flash", "sdpa_cudnn")
 
 Group = list[Row]
 """Times of one pass of one cell in one run."""
+
+
+class Pair(NamedTuple):
+    """A time of cosFormer and one of softmax, of the same run and cell."""
+
+    ours: Row
+    theirs: Row
+
+
+def fastest_pairs(rows: Sequence[Row]) -> list[Pair]:
+    """Both passes of causal attention beside the fastest softmax, the newest of every cell."""
+    if not any(row.what == "time" for row in rows):
+        return []
+    newest: dict[tuple[str, tuple[int, ...]], Pair] = {}
+    for group in _groups(rows):
+        if group[0].config["pass"] == "forward_backward":
+            newest[_machine(group[0]), cell(group[0])] = _pair(group)
+    return list(newest.values())
 
 
 def speed_table(rows: Sequence[Row]) -> str:
@@ -31,7 +50,7 @@ def speed_table(rows: Sequence[Row]) -> str:
             continue
         line = [machine, " × ".join(f"{size:,}" for size in sizes)]
         for name in PASSES:
-            ours, theirs = _pair(found[name])
+            ours, theirs = (row.value for row in _pair(found[name]))
             line += [milliseconds(theirs), milliseconds(ours), f"{theirs / ours:.1f} ×"]
             shown.append(found[name])
         lines.append(line)
@@ -61,10 +80,11 @@ def _has_both_sides(group: Group) -> bool:
     return bool(names & set(SOFTMAX)) and not names <= set(SOFTMAX)
 
 
-def _pair(group: Group) -> tuple[float, float]:
+def _pair(group: Group) -> Pair:
     """Our time, which is measured first, and that of the fastest softmax."""
-    ours = next(row.value for row in group if row.config["candidate"] not in SOFTMAX)
-    return ours, min(row.value for row in group if row.config["candidate"] in SOFTMAX)
+    ours = next(row for row in group if row.config["candidate"] not in SOFTMAX)
+    softmax = (row for row in group if row.config["candidate"] in SOFTMAX)
+    return Pair(ours, min(softmax, key=lambda row: row.value))
 
 
 def _machine(row: Row) -> str:

@@ -3,15 +3,16 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from cosformer.records import Row
+from cosformer.report.claims import CLAIMS, Pair, Score, claim_sentence
 from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
-from cosformer.report.selection import origin, other_commits, rows_of
+from cosformer.report.selection import device_minutes, origin, other_commits, rows_of
 from cosformer.report.training import mebibytes
-from cosformer.report.writing import MISSING, markdown
+from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
 
 UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per masked byte"}
 """Quantity of a study's rows -> how a table calls it."""
@@ -30,28 +31,93 @@ entry without exact layers."""
 
 def study_table(rows: Sequence[Row]) -> str:
     """A table for each size, the best entry first; all rates and seeds are in it."""
-    judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
+    parts = [f"{grid.title}:\n\n{_written(grid)}" for grid in study_grids(rows)]
+    return "\n\n".join([*parts, study_claim(rows), study_rule(rows)])
+
+
+def study_grids(rows: Sequence[Row]) -> list[Grid]:
+    """The table of each size, and after it that of losses beyond its length, where rows have it."""
+    judged, grids = judged_rows(rows), []
     unit = UNITS[judged[0].what]
-    parts = []
-    for size in sorted(set(map(_size, judged))):
-        mine = [row for row in judged if _size(row) == size]
-        diverged = [row for row in rows if row.what == "diverged" and _size(row) == size]
-        alone = [r for r in rows if r.what == "train_speed" and _size(r)[:-1] == size[:-1]]
-        found = _table(mine, diverged, {_entry(row): row for row in alone})
-        parts.append(f"{_spell(mine[0])}, {unit} on validation:\n\n{found}")
-        if far := _far_table(mine):
+    for size in sorted(set(map(size_of, judged))):
+        mine = [row for row in judged if size_of(row) == size]
+        diverged = [row for row in rows if row.what == "diverged" and size_of(row) == size]
+        alone = [r for r in rows if r.what == "train_speed" and size_of(r)[:-1] == size[:-1]]
+        speeds = {entry_of(row): row for row in alone}
+        title = f"{spell_size(mine[0])}, {unit} on validation"
+        grids.append(_grid(mine, diverged, speeds)._replace(title=title))
+        if (far := _far_grid(mine)).lines:
             span = f"the {size[0]:,} bytes up to a position"
-            parts.append(f"The same models on longer sequences, {unit} of {span}:\n\n{far}")
-    return "\n\n".join([*parts, _explain(judged)])
+            title = f"The same models on longer sequences, {unit} of {span}"
+            grids.append(far._replace(title=title))
+    return grids
+
+
+def study_claim(rows: Sequence[Row]) -> str:
+    """What the runs say about the paper's claim, by the protocol that most entries were tried by;
+    the best entry without exact layers is told too."""
+    judged = of_most(rows)
+    unit, best = UNITS[judged[0].what], best_by_entry(judged)
+    about = CLAIMS[f"study {judged[0].config['study']}"]
+    constant = best_by_share(best).get(Fraction(0), PAPER)
+    if constant != PAPER:
+        about = about._replace(also=(Pair(constant),))
+    scores = {name: {unit: Score.of([r.value for r in each])} for name, each in best.items()}
+    return claim_sentence(about, scores, lower={unit: True})
+
+
+def study_rule(rows: Sequence[Row]) -> str:
+    """What the columns of a study mean, what its runs cost, and where its rows are from."""
+    judged = judged_rows(rows)
+    newest = max(judged, key=lambda row: row.date)
+    c = newest.config
+    setting = f"{c['text']}, {c['dtype']}"
+    first, last = c["bin"], 2 * c["bin"]
+    return (
+        "Rates: what the first seed reached. Mean of seeds: at the best rate, with their standard "
+        f"deviation and number. First / last: mean over the first {first} and the last {last} "
+        "positions of a sequence. Tokens/s: of training alone on the device, or in parentheses "
+        "beside other runs. State: of a stream after as many tokens as a sequence has. "
+        f"{_cost(rows)}{origin(newest, setting)}{other_commits(newest, judged)}."
+    )
 
 
 def probe_table(rows: Sequence[Row]) -> str:
     """Right answers of every entry on every probe; a table for each number of steps."""
-    judged = rows_of(rows, "accuracy")
-    parts = []
+    parts = [f"{grid.title}:\n\n{_written(grid)}" for grid in probe_grids(rows)]
+    return "\n\n".join([*parts, probe_claim(rows), probe_rule(rows)])
+
+
+def probe_grids(rows: Sequence[Row]) -> list[Grid]:
+    """A table of right answers for each number of steps."""
+    judged, grids = rows_of(rows, "accuracy"), []
     for steps in sorted({row.config["steps"] for row in judged}):
         found = _answers([row for row in judged if row.config["steps"] == steps])
-        parts.append(f"{steps:,} steps, right answers on test in %:\n\n{found}")
+        grids.append(found._replace(title=f"{steps:,} steps, right answers on test in %"))
+    return grids
+
+
+def probe_claim(rows: Sequence[Row]) -> str:
+    """Who answers most in the longest runs; the paper says nothing about it."""
+    judged = rows_of(rows, "accuracy")
+    longest = [r for r in judged if r.config["steps"] == max(r.config["steps"] for r in judged)]
+    found = _by_probe(longest)
+    means = {
+        name: 100 * statistics.fmean(r.value for probe in found.values() for r in probe[name])
+        for name in dict.fromkeys(map(entry_of, longest))
+        if all(name in probe for probe in found.values())
+    }
+    if not means:
+        return "The paper has no such table; no entry has answered every probe yet."
+    best = max(means, key=lambda name: means[name])
+    shown = dict.fromkeys([best, *(name for name in (COMPARED, PAPER) if name in means)])
+    told = ", ".join(f"{name} {means[name]:.1f} %" for name in shown)
+    return f"The paper has no such table; right answers in the mean over all probes are: {told}."
+
+
+def probe_rule(rows: Sequence[Row]) -> str:
+    """How a cell of the probes is made, and where their rows are from."""
+    judged = rows_of(rows, "accuracy")
     newest = max(judged, key=lambda row: row.date)
     rule = (
         "Mean of seeds, with their standard deviation and number, at the rate that is best on "
@@ -59,22 +125,16 @@ def probe_table(rows: Sequence[Row]) -> str:
         "below that length"
     )
     source = origin(newest, newest.config["dtype"]) + other_commits(newest, judged)
-    return "\n\n".join([*parts, f"{rule}. {source}."])
+    return f"{rule}. {_cost(rows)}{source}."
 
 
 def exact_table(rows: Sequence[Row]) -> str:
     """The best entry for every share of exact (softmax) layers, softmax as it is usual, and the
     paper's cosFormer; by the protocol that most entries were tried by. Models that are larger than
     softmax's by more than a tenth are left out."""
-    judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
-    sizes = Counter(map(_size, judged))
-    judged = [row for row in judged if _size(row) == max(sizes, key=lambda size: sizes[size])]
-    best = _by_entry(judged)
-    compared, chosen = best.get(COMPARED), dict[Fraction, str]()
-    most = math.inf if compared is None else LARGER * compared[0].config["parameters"]
-    for name in sorted(best, key=lambda name: _loss(best[name][0])):  # by the seed that all have
-        if best[name][0].config["parameters"] <= most:
-            chosen.setdefault(_exact_layers(best[name][0]), name)
+    judged = of_most(rows)
+    best = best_by_entry(judged)
+    compared, chosen = best.get(COMPARED), best_by_share(best)
     names = [name for name in best if name in {*chosen.values(), COMPARED, PAPER}]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
     header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
@@ -91,34 +151,45 @@ def exact_table(rows: Sequence[Row]) -> str:
         some = f"{exact.numerator} of {exact.denominator}"
         share = "none" if not exact else "all" if exact == 1 else some
         size = f"{row.config['parameters'] / 1e6:.2f} M"
-        cells = [share, name, _spread(values, 3), beyond, _at_far(best[name], FAR[-1]), size]
+        cells = [share, name, _spread(values, 3), beyond, _at_far(best[name], FAR[-1]).text, size]
         lines.append([*cells, _state(row), _state(row, far)])
     shown = [row for name in names for row in best[name]]
     newest = max(shown, key=lambda row: row.date)
     told = (
-        f"{_spell(newest)}, at the best of the rates that were tried: mean ± deviation (seeds). "
-        f"At {FAR[-1]} × the length: of bytes that stand {FAR[-1] - 1} to {FAR[-1]} times as far "
-        "from the start as a model has seen in training"
+        f"{spell_size(newest)}, at the best of the rates that were tried: mean ± deviation "
+        f"(seeds). At {FAR[-1]} × the length: of bytes that stand {FAR[-1] - 1} to {FAR[-1]} "
+        "times as far from the start as a model has seen in training"
     )
     source = origin(newest, newest.config["text"]) + other_commits(newest, shown)
     return f"{markdown(header, lines)}\n\n{told}. {source}."
+
+
+def best_by_share(best: Mapping[str, Sequence[Row]]) -> dict[Fraction, str]:
+    """The best entry for every share of exact layers; much larger models than softmax's do not
+    count. `best`: as `best_by_entry` has it."""
+    compared, chosen = best.get(COMPARED), dict[Fraction, str]()
+    most = math.inf if compared is None else LARGER * compared[0].config["parameters"]
+    for name in sorted(best, key=lambda name: _loss(best[name][0])):  # by the seed that all have
+        if best[name][0].config["parameters"] <= most:
+            chosen.setdefault(_exact_layers(best[name][0]), name)
+    return chosen
 
 
 def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
     """Loss in training against tokens, and against seconds of the device for entries that were
     timed alone; loss on validation by position. Of the longest runs of the full protocol: the best
     entries, softmax, and the best without exact layers."""
-    judged = [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
+    judged = judged_rows(rows)
     full = [row for row in judged if row.config["scale"] == "full"] or judged
-    size = max(map(_size, full))
-    longest = [row for row in judged if _size(row) == size]
-    best = sorted((each[0] for each in _by_entry(longest).values()), key=_loss)
+    size = max(map(size_of, full))
+    longest = [row for row in judged if size_of(row) == size]
+    best = sorted((each[0] for each in best_by_entry(longest).values()), key=_loss)
     constant = next((row for row in best if COMPARED not in row.config["mechanism"]), None)
-    drawn = [r for n, r in enumerate(best) if n < DRAWN or _entry(r) == COMPARED or r is constant]
-    timed = [row for row in rows if row.what == "train_speed" and _size(row)[:-1] == size[:-1]]
-    speeds = {_entry(row): row.value for row in timed}
-    scales: dict[str, dict[str, float]] = {"million tokens": {_entry(row): 1e6 for row in drawn}}
-    if any(_entry(row) in speeds for row in drawn):
+    drawn = [r for n, r in enumerate(best) if n < DRAWN or entry_of(r) == COMPARED or r is constant]
+    timed = [row for row in rows if row.what == "train_speed" and size_of(row)[:-1] == size[:-1]]
+    speeds = {entry_of(row): row.value for row in timed}
+    scales: dict[str, dict[str, float]] = {"million tokens": {entry_of(row): 1e6 for row in drawn}}
+    if any(entry_of(row) in speeds for row in drawn):
         scales["seconds of the device"] = speeds
 
     def draw(figure: Any) -> None:
@@ -137,7 +208,7 @@ def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
 def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> None:
     """A curve of each entry; the number of tokens is divided by what `scale` has for it."""
     for row, colour in zip(drawn, OTHER_COLOURS, strict=False):
-        name, c = _entry(row), row.config
+        name, c = entry_of(row), row.config
         if name in scale:
             points = [(step * c["batch"] * c["length"], loss) for step, loss, _ in c["curve"]]
             along = [tokens / scale[name] for tokens, _ in points]
@@ -150,76 +221,111 @@ def _draw_positions(axis: Any, drawn: Sequence[Row]) -> None:
     for row, colour in zip(drawn, OTHER_COLOURS, strict=False):
         c = row.config
         along = [(n + 0.5) * c["bin"] for n in range(len(c["by_position"]))]
-        axis.plot(along, c["by_position"], color=colour, label=_entry(row))
+        axis.plot(along, c["by_position"], color=colour, label=entry_of(row))
     axis.set_xlabel("position")
     axis.set_ylabel(f"{UNITS[drawn[0].what]}, on validation")
     draw_grid(axis)
 
 
-def _table(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> str:
+def judged_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows of runs that came to their end; an error if there are none."""
+    return [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
+
+
+def of_most(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the protocol that most runs have."""
+    judged = judged_rows(rows)
+    sizes = Counter(map(size_of, judged))
+    return [row for row in judged if size_of(row) == max(sizes, key=lambda size: sizes[size])]
+
+
+def _grid(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> Grid:
     rates = sorted({row.config["rate"] for row in (*judged, *diverged)})
-    best = _by_entry(judged)
+    best = best_by_entry(judged)
     means = {name: statistics.fmean(row.value for row in each) for name, each in best.items()}
     header = ["entry", *(f"rate {rate:g}" for rate in rates), "mean of seeds", "− softmax"]
     header += ["first / last", "tokens/s", "state", "parameters"]
-    lines = []
-    for name in best:
-        row = best[name][0]
+    lines: list[list[Cell]] = []
+    for name, chosen in best.items():
+        row = chosen[0]
         beyond = f"{means[name] - means[COMPARED]:+.3f}" if COMPARED in means else MISSING
         lines.append(
             [
-                name,
+                Cell(name),
                 *_by_rate([*judged, *diverged], row, rates),
-                _spread([row.value for row in best[name]], 3),
-                MISSING if name == COMPARED else beyond,
-                f"{_mean(best[name], 'first')} / {_mean(best[name], 'last')}",
+                Cell(_spread([row.value for row in chosen], 3), chosen),
+                Cell(beyond, [*chosen, *best.get(COMPARED, ())])
+                if name != COMPARED
+                else Cell(MISSING),
+                Cell(f"{_mean(chosen, 'first')} / {_mean(chosen, 'last')}", chosen),
                 _speed(row, speeds.get(name)),
-                _state(row),
-                f"{row.config['parameters'] / 1e6:.2f} M",
+                Cell(_state(row), [row]),
+                Cell(f"{row.config['parameters'] / 1e6:.2f} M", [row]),
             ]
         )
-    lost = [name for name in dict.fromkeys(map(_entry, diverged)) if name not in best]
-    lines += [[name, *["diverged"] * len(rates), *[MISSING] * 6] for name in lost]
-    return markdown(header, lines)
+    for name in dict.fromkeys(map(entry_of, diverged)):
+        if name not in best:
+            mine = [row for row in diverged if entry_of(row) == name]
+            lines.append([Cell(name), *[Cell("diverged", mine)] * len(rates), *words(*MISSING * 6)])
+    return Grid(header, lines)
 
 
-def _far_table(judged: Sequence[Row]) -> str:
-    """The loss by position beyond the length of training; empty where no row has it."""
-    length, lines = judged[0].config["length"], []
-    for name, rows in _by_entry(judged).items():
-        if any(row.config.get("far") for row in rows):
-            lines.append([name, *(_at_far(rows, n) for n in FAR)])
-    header = ["entry", *(f"{n * length:,}" for n in FAR)]
-    return markdown(header, lines) if lines else ""
+def _far_grid(judged: Sequence[Row]) -> Grid:
+    """The loss by position beyond the length of training; no lines where no row has it."""
+    length = judged[0].config["length"]
+    lines = [
+        [Cell(name), *(_at_far(rows, n) for n in FAR)]
+        for name, rows in best_by_entry(judged).items()
+        if any(row.config.get("far") for row in rows)
+    ]
+    return Grid(["entry", *(f"{n * length:,}" for n in FAR)], lines)
 
 
-def _at_far(rows: Sequence[Row], times: int) -> str:
+def _at_far(rows: Sequence[Row], times: int) -> Cell:
     """The loss up to so many lengths of training, the mean of the rows that have it."""
-    found = [row.config["far"][times - 1] for row in rows if row.config.get("far")]
-    values = [value for value in found if value is not None]
-    return f"{statistics.fmean(values):.3f}" if values else MISSING
+    have = [row for row in rows if row.config.get("far")]
+    have = [row for row in have if row.config["far"][times - 1] is not None]
+    if not have:
+        return Cell(MISSING)
+    return Cell(f"{statistics.fmean(row.config['far'][times - 1] for row in have):.3f}", have)
 
 
-def _answers(judged: Sequence[Row]) -> str:
+def _written(grid: Grid) -> str:
+    return markdown(grid.header, grid.lines)
+
+
+def _by_probe(judged: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
+    """Probe -> entry -> its rows at its best rate."""
+    probes = [probe for _, _, probe in sorted({_probe(row) for row in judged})]
+    return {
+        probe: best_by_entry([row for row in judged if _probe(row)[-1] == probe])
+        for probe in probes
+    }
+
+
+def _answers(judged: Sequence[Row]) -> Grid:
     """Entries by probes, the entry with the most right answers first."""
-    columns: dict[str, dict[str, list[float]]] = {}
+    columns: dict[str, dict[str, list[tuple[float, Row]]]] = {}
     totals: dict[str, float] = {}
-    for _, _, probe in sorted({_probe(row) for row in judged}):
-        of_probe = _by_entry([row for row in judged if _probe(row)[-1] == probe])
+    for of_probe in _by_probe(judged).values():
         for name, rows in of_probe.items():
             totals[name] = totals.get(name, 0.0) + statistics.fmean(row.value for row in rows)
-            for title, value in (pair for row in rows for pair in _by_length(row)):
-                found = columns.setdefault(title, {})
-                if value is not None:
-                    found.setdefault(name, []).append(100 * value)
+            for row in rows:
+                for title, value in _by_length(row):
+                    found = columns.setdefault(title, {})
+                    if value is not None:
+                        found.setdefault(name, []).append((100 * value, row))
     lines = [
-        [
-            name,
-            *(_spread(found[name], 1) if name in found else MISSING for found in columns.values()),
-        ]
+        [Cell(name), *(_answered(found.get(name, [])) for found in columns.values())]
         for name in sorted(totals, key=lambda name: -totals[name])
     ]
-    return markdown(["entry", *columns], lines)
+    return Grid(["entry", *columns], lines)
+
+
+def _answered(found: Sequence[tuple[float, Row]]) -> Cell:
+    if not found:
+        return Cell(MISSING)
+    return Cell(_spread([value for value, _ in found], 1), [row for _, row in found])
 
 
 def _by_length(row: Row) -> Iterator[tuple[str, float | None]]:
@@ -237,18 +343,18 @@ def _probe(row: Row) -> tuple[str, int, str]:
     return c["task"], c["length"], c["probe"]
 
 
-def _size(row: Row) -> tuple[int, str, int]:
+def size_of(row: Row) -> tuple[int, str, int]:
     """What runs must share to be compared; the number of steps is last."""
     c = row.config
     return c["length"], c["preset"], c["steps"]
 
 
-def _spell(row: Row) -> str:
+def spell_size(row: Row) -> str:
     c = row.config
     return f"{c['steps']:,} steps of {c['batch']} × {c['length']:,} tokens, preset {c['preset']}"
 
 
-def _entry(row: Row) -> str:
+def entry_of(row: Row) -> str:
     return str(row.config["entry"])
 
 
@@ -258,31 +364,32 @@ def _loss(row: Row) -> float:
     return -float(c["valid"]) if "valid" in c else row.value
 
 
-def _by_entry(judged: Sequence[Row]) -> dict[str, list[Row]]:
+def best_by_entry(judged: Sequence[Row]) -> dict[str, list[Row]]:
     """Entry -> its rows at its best rate, by seed; the best entry first.
 
     All rates were tried with the first seed.
     """
     found = {}
-    for name in dict.fromkeys(map(_entry, judged)):
-        mine = sorted((r for r in judged if _entry(r) == name), key=lambda r: r.config["seed"])
+    for name in dict.fromkeys(map(entry_of, judged)):
+        mine = sorted((r for r in judged if entry_of(r) == name), key=lambda r: r.config["seed"])
         first = min((r for r in mine if r.config["seed"] == mine[0].config["seed"]), key=_loss)
         found[name] = [row for row in mine if row.config["rate"] == first.config["rate"]]
     return dict(sorted(found.items(), key=lambda item: statistics.fmean(map(_loss, item[1]))))
 
 
-def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator[str]:
+def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator[Cell]:
     """What the first seed reached at each rate; the best is bold."""
     for rate in rates:
         at = {**best.config, "rate": rate}
         names = ("entry", "rate", "seed")
         found = [r for r in rows if all(r.config[name] == at[name] for name in names)]
         if not found:
-            yield MISSING
+            yield Cell(MISSING)
         elif found[0].what == "diverged":
-            yield "diverged"
+            yield Cell("diverged", found[:1])
         else:
-            yield f"**{found[0].value:.3f}**" if found[0] is best else f"{found[0].value:.3f}"
+            text = f"{found[0].value:.3f}"
+            yield Cell(f"**{text}**" if found[0] is best else text, found[:1])
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
@@ -297,12 +404,12 @@ def _mean(rows: Sequence[Row], name: str) -> str:
     return f"{statistics.fmean(row.config[name] for row in rows):.3f}"
 
 
-def _speed(row: Row, alone: Row | None) -> str:
+def _speed(row: Row, alone: Row | None) -> Cell:
     """Of a run that had the device for itself, or in parentheses of one beside others."""
     if alone is not None:
-        return f"{alone.value:,.0f}"
+        return Cell(f"{alone.value:,.0f}", [alone])
     speed = f"{row.config['tokens_per_second']:,.0f}"
-    return speed if row.config["jobs"] == 1 else f"({speed})"
+    return Cell(speed if row.config["jobs"] == 1 else f"({speed})", [row])
 
 
 def _exact_layers(row: Row) -> Fraction:
@@ -320,15 +427,6 @@ def _state(row: Row, length: int | None = None) -> str:
     return MISSING if found is None else mebibytes(sum(found.values()))
 
 
-def _explain(judged: Sequence[Row]) -> str:
-    newest = max(judged, key=lambda row: row.date)
-    c = newest.config
-    setting = f"{c['text']}, {c['dtype']}"
-    first, last = c["bin"], 2 * c["bin"]
-    return (
-        "Rates: what the first seed reached. Mean of seeds: at the best rate, with their standard "
-        f"deviation and number. First / last: mean over the first {first} and the last {last} "
-        "positions of a sequence. Tokens/s: of training alone on the device, or in parentheses "
-        "beside other runs. State: of a stream after as many tokens as a sequence has. "
-        f"{origin(newest, setting)}{other_commits(newest, judged)}."
-    )
+def _cost(rows: Sequence[Row]) -> str:
+    minutes = device_minutes(rows, "train_seconds")
+    return f"Training took {minutes}. " if minutes else ""

@@ -4,16 +4,23 @@ import math
 from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
-from cosformer.report.selection import LABELS, origin, other_commits, run_with
-from cosformer.report.writing import MISSING, markdown, milliseconds
+from cosformer.report.claims import speed_sentence
+from cosformer.report.selection import LABELS, Times, origin, other_commits, run_with
+from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds
 
 Spell = Callable[[float], str]
 
 
 def training_table(rows: Sequence[Row]) -> str:
     """Tokens a second by length, mechanisms side by side; the ratio is of steps in turns."""
+    grid = training_grid(rows)
+    written = markdown(grid.header, grid.lines)
+    return f"{written}\n\n{training_claim(rows)}\n\n{training_rule(rows)}."
+
+
+def training_grid(rows: Sequence[Row]) -> Grid:
+    """The newest run, a line for each batch and length."""
     run = run_with(rows, "train_speed")
-    speeds = [row for row in run if row.what == "train_speed"]
     names = list(dict.fromkeys(row.config["candidate"] for row in run))
     columns: list[tuple[str, str, Sequence[str], Spell]] = [
         ("tokens/s", "train_speed", names, "{:,.0f}".format),
@@ -27,19 +34,47 @@ def training_table(rows: Sequence[Row]) -> str:
     header += [f"{title}: {LABELS.get(n, n)}" for title, _, who, _ in shown for n in who]
     places = list(dict.fromkeys((r.config["batch"], r.config["length"]) for r in run))
     lines = [
-        [f"{batch:,} × {length:,}"]
+        [Cell(f"{batch:,} × {length:,}")]
         + [
-            _value(run, what, name, {"batch": batch, "length": length}, spell)
+            _cell(run, what, name, {"batch": batch, "length": length}, spell)
             for _, what, who, spell in shown
             for name in who
         ]
         for batch, length in places
     ]
-    return f"{markdown(header, lines)}\n\n{_explain(speeds[0])}."
+    return Grid(header, lines, "Training steps of a decoder")
+
+
+def training_claim(rows: Sequence[Row]) -> str:
+    """What speeds of training say about linear time."""
+    found: Times = {}
+    for row in run_with(rows, "train_speed"):
+        if row.what == "train_speed":
+            mine = found.setdefault(row.config["candidate"], {})
+            mine[row.config["length"]] = 1 / row.value  # seconds of a token, whatever the batch
+    return speed_sentence(found, {}, "cosformer", "softmax")
+
+
+def training_rule(rows: Sequence[Row]) -> str:
+    """What the columns of training steps mean, and where their rows are from."""
+    row = next(row for row in run_with(rows, "train_speed") if row.what == "train_speed")
+    c = row.config
+    model = f"decoder {c['preset']} of {c['parameters'] / 1e6:,.1f} million parameters"
+    setting = f"{model}, {c['dtype']}" + (", compiled" if c["compile"] else "")
+    return (
+        "Forward, backward and AdamW, mechanisms in turns on the same batches. Memory: beyond "
+        f"weights and the optimiser's. {origin(row, setting)}"
+    )
 
 
 def generation_table(rows: Sequence[Row]) -> str:
     """Time of a token and memory of its stream, a line for each mechanism."""
+    grid = generation_grid(rows)
+    return f"{markdown(grid.header, grid.lines)}\n\n{grid.title}."
+
+
+def generation_grid(rows: Sequence[Row]) -> Grid:
+    """The newest run, a line for each mechanism."""
     run = run_with(rows, "token_time")
     names = list(dict.fromkeys(row.config["candidate"] for row in run))
     positions = sorted({r.config["position"] for r in run if r.what == "token_time"})
@@ -47,14 +82,14 @@ def generation_table(rows: Sequence[Row]) -> str:
     header += [f"ms per token at {position:,}" for position in positions]
     header += [f"memory of the stream at {position:,}" for position in positions]
     lines = [
-        [LABELS.get(name, name)]
-        + [_value(run, "token_time", name, {"position": p}, milliseconds) for p in positions]
-        + [_value(run, "stream_memory", name, {"position": p}, mebibytes) for p in positions]
+        [Cell(LABELS.get(name, name))]
+        + [_cell(run, "token_time", name, {"position": p}, milliseconds) for p in positions]
+        + [_cell(run, "stream_memory", name, {"position": p}, mebibytes) for p in positions]
         for name in names
     ]
     first = next(row for row in run if row.what == "token_time")
     setting = f"decoder {first.config['preset']}, {first.config['dtype']}, one stream"
-    return f"{markdown(header, lines)}\n\n{origin(first, setting)}."
+    return Grid(header, lines, origin(first, setting))
 
 
 def data_table(rows: Sequence[Row]) -> str:
@@ -140,23 +175,13 @@ def mebibytes(count: float) -> str:
     return f"{count / 2**20:,.0f} MiB" if count >= 10 * 2**20 else f"{count / 2**20:.2g} MiB"
 
 
-def _value(run: Sequence[Row], what: str, name: str, at: dict[str, int], spell: Spell) -> str:
+def _cell(run: Sequence[Row], what: str, name: str, at: dict[str, int], spell: Spell) -> Cell:
     """The number of one mechanism and setting as text; the reason if there is none."""
     for row in run:
         c = row.config
         if c["candidate"] == name and all(c.get(key) == value for key, value in at.items()):
             if row.what == what:
-                return spell(row.value)
+                return Cell(spell(row.value), [row])
             if row.what == "failed":
-                return str(c["reason"]).partition(":")[0]
-    return MISSING
-
-
-def _explain(row: Row) -> str:
-    c = row.config
-    model = f"decoder {c['preset']} of {c['parameters'] / 1e6:,.1f} million parameters"
-    setting = f"{model}, {c['dtype']}" + (", compiled" if c["compile"] else "")
-    return (
-        "Forward, backward and AdamW, mechanisms in turns on the same batches. Memory: beyond "
-        f"weights and the optimiser's. {origin(row, setting)}"
-    )
+                return Cell(str(c["reason"]).partition(":")[0], [row])
+    return Cell(MISSING)

@@ -3,14 +3,42 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from cosformer.records import Row
 
 MISSING = "–"
 
 
-def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+class Cell(NamedTuple):
+    """What stands in one place of a table."""
+
+    text: str
+    rows: Sequence[Row] = ()
+    """The rows that the text is made of."""
+    why: str = ""
+    """Why there is no number; empty where there is one, or where nothing was measured."""
+
+
+class Grid(NamedTuple):
+    """A table before it is written as markdown or HTML."""
+
+    header: Sequence[str]
+    lines: Sequence[Sequence[Cell]]
+    title: str = ""
+    """What stands in it, in one line."""
+
+
+def words(*texts: str) -> list[Cell]:
+    """Cells that no rows are behind."""
+    return [Cell(text) for text in texts]
+
+
+def markdown(header: Sequence[str], lines: Sequence[Sequence[str | Cell]]) -> str:
     """A table in markdown: first column left, the others right."""
     rule = [":--"] + ["--:"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *lines))
+    texts = ([cell.text if isinstance(cell, Cell) else cell for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *texts))
 
 
 def milliseconds(value: float) -> str:

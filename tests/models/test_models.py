@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cosformer.mechanisms import MECHANISMS
-from cosformer.models import ModelConfig, create_model
+from cosformer.models import ModelConfig, create_model, recommended
 
 KINDS = ("decoder", "masked-lm", "classifier", "pairs", "encoder-decoder")
 SIDES = ("left", "right", "between")
@@ -214,3 +214,16 @@ def test_a_limit_of_cross_attention_is_named_as_such():
     limited = {"max_length": 16, "mechanism": "cosformer-gated", "positions": "auto"}
     decoder = create_model(ModelConfig(kind="encoder-decoder", **limited)).backbone
     assert (decoder.limit, decoder.limited_by) == (16, "cosformer in cross attention")
+
+
+def test_attention_weights_are_those_that_a_language_model_uses():
+    torch.manual_seed(0)
+    sizes = {"layers": 1, "width": 16, "heads": 2}
+    model = create_model(ModelConfig(**sizes, **recommended("lm"))).eval()
+    [[weights]] = model.attention_weights(torch.arange(9)[None])
+    assert_close(weights.sum(2), torch.ones(2, 9))
+    block = model.backbone.blocks[0]
+    x = block.attention_norm(model.backbone.embedding(torch.arange(9)))[None]
+    made = block.attention._project(x, None, 0, causal=True)
+    out = block.attention._finish(weights[None] @ made.v, made.gate)
+    assert_close(out, block.attention(x, causal=True))

@@ -19,7 +19,9 @@ def folder(tmp_path, rows):
 
 
 def _options(folder):
-    return readme.Options(folder / "results", folder / "README.md", folder / "docs")
+    return readme.Options(
+        folder / "results", folder / "README.md", folder / "docs", folder / "out" / "report.html"
+    )
 
 
 def test_blocks_are_replaced_and_a_second_report_changes_nothing(folder, rows, capsys):
@@ -31,7 +33,8 @@ def test_blocks_are_replaced_and_a_second_report_changes_nothing(folder, rows, c
     capsys.readouterr()
     readme.run(_options(folder))
     assert (folder / "README.md").read_text() == after
-    assert capsys.readouterr().out.count("unchanged") == 2
+    assert capsys.readouterr().out.count("unchanged") == 3
+    assert (folder / "out" / "report.html").read_text().startswith("<!doctype html>")
 
 
 WRONG = [

@@ -3,48 +3,11 @@
 import re
 
 import pytest
+from row_cases import RUN, SIZE, STUDY_ROWS, studied
 
-from cosformer.records import Run
 from cosformer.report.readme import renew
 from cosformer.report.study import study_figure
 from cosformer.report.tables import TABLES
-
-RUN = Run(
-    hardware={"device": "cuda", "name": "Test GPU"},
-    versions={"torch": "2.13.0"},
-    commit="0123456789ab",
-    seed=None,
-    date="2026-01-01T00:00:00+00:00",
-)
-
-
-SIZE = {"study": "lm", "scale": "full", "preset": "small", "batch": 32, "length": 1024}
-
-
-def judged(entry, rate, value, *, seed=0, steps=1500, what="bits_per_byte", **changes):
-    at = {"entry": entry, "rate": rate, "seed": seed, "steps": steps, **SIZE}
-    at |= {"text": "enwik8", "dtype": "bfloat16", "bin": 128}
-    at |= {"first": value + 0.2, "last": value - 0.1, "tokens_per_second": 1e5, "jobs": 8}
-    at |= {"mechanism": f"{entry} softmax", "by_position": [value + 0.2, value]}
-    at |= {"curve": [[50, value + 1, 3.0], [100, value, 6.0]]}
-    at |= {"parameters": 4_805_632, "stream_bytes": {"1024": {"a": 2**20, "conv": 2**20}}}
-    return RUN.row(what, value, "bits", **(at | changes))
-
-
-ROWS = [
-    judged("softmax", 1e-3, 1.7),
-    judged("softmax", 3e-3, 1.6),
-    judged("multiscale", 1e-3, 1.8),
-    judged("multiscale", 3e-3, 1.5),
-    judged("multiscale", 3e-3, 1.6, seed=1),
-    judged("multiscale", 1e-3, 1.0, seed=1),  # not the best rate by the first seed
-    judged("cosformer", 1e-3, 2.9),
-    RUN.row("diverged", 70, "steps", entry="cosformer", rate=3e-3, seed=0, steps=1500, **SIZE),
-    judged("softmax", 3e-3, 1.4, steps=7500),
-    RUN.row(
-        "train_speed", 123_456.0, "tokens/s", entry="softmax", rate=3e-3, seed=0, steps=200, **SIZE
-    ),
-]
 
 
 def cells(table):
@@ -53,7 +16,7 @@ def cells(table):
 
 
 def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
-    first, _ = TABLES["study"](ROWS).split("7,500 steps")
+    first, _ = TABLES["study"](STUDY_ROWS).split("7,500 steps")
     header, _, *lines = cells(first)
     assert header[:5] == ["entry", "rate 0.001", "rate 0.003", "mean of seeds", "− softmax"]
     rest = ["2 MiB", "4.81 M"]
@@ -67,7 +30,7 @@ def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
 
 
 def test_longer_runs_have_a_table_of_their_own_and_the_line_below_says_whence():
-    *_, longer = TABLES["study"](ROWS).split(
+    *_, longer = TABLES["study"](STUDY_ROWS).split(
         "7,500 steps of 32 × 1,024 tokens, preset small, bits per"
     )
     assert cells(longer)[2][:3] == ["softmax", "**1.400**", "1.400"]
@@ -76,8 +39,8 @@ def test_longer_runs_have_a_table_of_their_own_and_the_line_below_says_whence():
 
 
 def test_longer_sequences_have_a_table_and_speeds_of_their_own():
-    longer = judged("softmax", 3e-3, 1.3, scale="4k", length=4096, batch=8, stream_bytes={})
-    *_, last = TABLES["study"]([*ROWS, longer]).split("1,500 steps of 8 × 4,096 tokens")
+    longer = studied("softmax", 3e-3, 1.3, scale="4k", length=4096, batch=8, stream_bytes={})
+    *_, last = TABLES["study"]([*STUDY_ROWS, longer]).split("1,500 steps of 8 × 4,096 tokens")
     assert cells(last)[2][:2] == ["softmax", "**1.300**"]
     assert "(100,000)" in last
     assert "123,456" not in last
@@ -85,7 +48,7 @@ def test_longer_sequences_have_a_table_and_speeds_of_their_own():
 
 def test_masked_heldhave_no_stream_and_a_unit_of_their_own():
     masked = {"what": "bits_per_masked_byte", "stream_bytes": {}}
-    table = TABLES["study"]([judged("multiscale", 1e-3, 3.0, **masked)])
+    table = TABLES["study"]([studied("multiscale", 1e-3, 3.0, **masked)])
     assert "bits per masked byte" in table
     assert cells(table)[2] == ["multiscale", "**3.000**", "3.000", "–", "3.200 / 2.900",
                                "(100,000)", "–", "4.81 M"]  # fmt: skip
@@ -93,15 +56,15 @@ def test_masked_heldhave_no_stream_and_a_unit_of_their_own():
 
 def test_losses_beyond_the_training_length_have_a_table_of_their_own():
     far = [2.0, 2.25, 9.0, 2.5, 9.0, 9.0, 9.0, None]
-    more = judged("softmax", 3e-3, 1.5, seed=1, far=[bits and bits + 0.5 for bits in far])
-    rows = [judged("softmax", 3e-3, 1.6, far=far), more, judged("cosformer", 3e-3, 1.0, far=None)]
+    more = studied("softmax", 3e-3, 1.5, seed=1, far=[bits and bits + 0.5 for bits in far])
+    rows = [studied("softmax", 3e-3, 1.6, far=far), more, studied("cosformer", 3e-3, 1.0, far=None)]
     _, table = TABLES["study"](rows).split("longer sequences, bits per byte of the 1,024 bytes")
     assert cells(table) == [
         ["entry", "1,024", "2,048", "4,096", "8,192"],
         [":--", *["--:"] * 4],
         ["softmax", "2.250", "2.500", "2.750", "–"],
     ]
-    assert "longer sequences" not in TABLES["study"](ROWS)
+    assert "longer sequences" not in TABLES["study"](STUDY_ROWS)
 
 
 def test_probes_stand_at_the_rate_that_is_best_on_validation():
@@ -131,14 +94,14 @@ def test_probes_stand_at_the_rate_that_is_best_on_validation():
 
 
 def test_curves_are_of_the_best_entries_of_the_longest_runs_against_tokens_and_seconds():
-    many = [judged(f"entry-{n}", 3e-3, 1.0 + n / 10) for n in range(6)]
-    many += [judged(f"entry-{n}", 3e-3, 1.0 + n / 10, mechanism="linear") for n in (6, 7)]
-    picture = study_figure([*many, *ROWS[:8], ROWS[-1]], "svg").decode()
+    many = [studied(f"entry-{n}", 3e-3, 1.0 + n / 10) for n in range(6)]
+    many += [studied(f"entry-{n}", 3e-3, 1.0 + n / 10, mechanism="linear") for n in (6, 7)]
+    picture = study_figure([*many, *STUDY_ROWS[:8], STUDY_ROWS[-1]], "svg").decode()
     drawn = re.findall("<!-- (.*?) -->", picture)  # words are outlines, beside what they say
     shown = [f"entry-{n}" for n in (0, 1, 2, 3, 6)]  # the last is the best without exact layers
     assert [name for name in drawn if name.startswith("entry")] == shown
     assert {"softmax", "position", "million tokens", "seconds of the device"} <= set(drawn)
-    longest = re.findall("<!-- (.*?) -->", study_figure(ROWS, "svg").decode())
+    longest = re.findall("<!-- (.*?) -->", study_figure(STUDY_ROWS, "svg").decode())
     assert "softmax" in longest
     assert "multiscale" not in longest
     untimed = study_figure(many, "svg").decode()
@@ -150,7 +113,7 @@ def test_an_entry_that_always_diverged_is_shown():
     lost = RUN.row(
         "diverged", 70, "steps", entry="cosformer", rate=1e-3, seed=0, steps=1500, **SIZE
     )
-    *_, line = cells(TABLES["study"]([judged("softmax", 1e-3, 1.7), lost]))
+    *_, line = cells(TABLES["study"]([studied("softmax", 1e-3, 1.7), lost]))
     assert line == ["cosformer", "diverged", *["–"] * 6]
 
 
@@ -163,20 +126,20 @@ def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
 @pytest.mark.parametrize("name", ["study-lm", "study-mlm"])
 def test_a_study_of_text_fills_its_block(name):
     page = f"<!-- rows:{name}/study -->\nold\n<!-- /rows -->\n"
-    assert "| softmax |" in renew(page, {name: ROWS})
+    assert "| softmax |" in renew(page, {name: STUDY_ROWS})
 
 
 def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax():
     held = {"stream_bytes": {"1024": {"a": 2**20}, "65536": {"a": 2**21}}}
     rows = [
-        judged("softmax", 3e-3, 1.5, mechanism="softmax", **held),
-        judged("good", 3e-3, 1.4, mechanism="linear*5 softmax", far=[1.4] * 7 + [1.5], **held),
-        judged("good", 3e-3, 1.5, mechanism="linear*5 softmax", seed=1, **held),
-        judged("worse", 3e-3, 1.6, mechanism="linear*2 softmax linear*3", **held),
-        judged("none", 3e-3, 1.7, mechanism="linear", **held),
-        judged("large", 3e-3, 1.3, mechanism="linear", parameters=10**8, **held),
-        judged("cosformer", 3e-3, 2.9, mechanism="cosformer", **held),
-        judged("cosformer", 3e-3, 1.1, mechanism="cosformer", steps=7500, **held),
+        studied("softmax", 3e-3, 1.5, mechanism="softmax", **held),
+        studied("good", 3e-3, 1.4, mechanism="linear*5 softmax", far=[1.4] * 7 + [1.5], **held),
+        studied("good", 3e-3, 1.5, mechanism="linear*5 softmax", seed=1, **held),
+        studied("worse", 3e-3, 1.6, mechanism="linear*2 softmax linear*3", **held),
+        studied("none", 3e-3, 1.7, mechanism="linear", **held),
+        studied("large", 3e-3, 1.3, mechanism="linear", parameters=10**8, **held),
+        studied("cosformer", 3e-3, 2.9, mechanism="cosformer", **held),
+        studied("cosformer", 3e-3, 1.1, mechanism="cosformer", steps=7500, **held),
     ]
     found = cells(TABLES["exact"](rows))
     assert [line[:4] for line in found[2:]] == [
