@@ -37,7 +37,7 @@ SHARED = [
     (ops, mechanisms, training, {"repeats": 0}, "repeats must be at least 1, got 0"),
     (ops, mechanisms, training, {"seed": 2**63}, f"seed must be below {2**63}, got {2**63}"),
     (ops, mechanisms, demo, {"lengths": (8, 0)}, "lengths must be one or more positive numbers"),
-    (training, generation, {"preset": "giant"}, "preset must be one of tiny, .*, got 'huge'"),
+    (training, generation, {"preset": "giant"}, "preset must be one of tiny, .*, got 'giant'"),
 ]
 BAD += [(module, given, said) for *modules, given, said in SHARED for module in modules]
 
