@@ -117,9 +117,9 @@ def headlines(sources: Sources) -> list[Headline]:
             found.append(_faster(max(mine, key=lambda pair: pair.ours.config["length"])))
     if study := _studies(sources).get("study-lm"):
         best = best_by_entry(of_most(study))
-        chosen = best_by_share(best).get(Fraction(0))
-        if chosen and COMPARED in best:
-            found += _learnt(best, chosen)
+        shares = best_by_share(best)
+        if Fraction(0) in shares and COMPARED in best:
+            found += _learnt(best, shares)
     return found
 
 
@@ -133,16 +133,19 @@ def _faster(pair: Pair) -> Headline:
     return Headline(f"{theirs.value / ours.value:.3g} ×", text, pair)
 
 
-def _learnt(best: Mapping[str, Sequence[Row]], chosen: str) -> list[Headline]:
-    """Losses beside softmax, and what a stream remembers."""
-    found = []
+def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -> list[Headline]:
+    """Losses beside softmax, and what a stream remembers. `shares`: of exact layers -> an entry."""
+    found, chosen = list[Headline](), shares[Fraction(0)]
     means = {name: sum(r.value for r in rows) / len(rows) for name, rows in best.items()}
     unit = UNITS[best[chosen][0].what]
     who = {
-        chosen: f"the best model without exact layers, {chosen}, has",
-        PAPER: "cosFormer as published has",
+        shares[share]: f"with {share} of the layers exact, {shares[share]} has"
+        for share in sorted(shares)[:2]
+        if 0 < share < 1
     }
-    for name in dict.fromkeys([chosen, PAPER]):
+    who[chosen] = f"the best model without exact layers, {chosen}, has"
+    who.setdefault(PAPER, "cosFormer as published has")
+    for name in who:
         if name in best:
             numbers = f"{means[name]:.3f}, softmax {means[COMPARED]:.3f}"
             text = f"{unit} against softmax: {who[name]} {numbers}"
@@ -154,7 +157,7 @@ def _learnt(best: Mapping[str, Sequence[Row]], chosen: str) -> list[Headline]:
         length = max(both, key=int)
         held = [sum(row.config["stream_bytes"][length].values()) for row in (ours, theirs)]
         text = (
-            f"is all that a stream of {int(length):,} tokens remembers; softmax keeps "
+            f"is all that {chosen} remembers of {int(length):,} tokens; softmax keeps "
             f"{mebibytes(held[1])}"
         )
         found.append(Headline(mebibytes(held[0]), text, [ours, theirs]))
