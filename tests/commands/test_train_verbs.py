@@ -318,7 +318,7 @@ WRONG = [
     ("classify --data own.tsv", "--set task.options.text=COLUMN names it"),
     ("classify --data own.tsv --set task.options.text=review", "--set task.options.label=COLUMN n"),
     ("copying --mechanism sofmax", "got 'sofmax'; did you mean 'softmax'?"),
-    ("lm --preset huge", "preset must be one of tiny, mini"),
+    ("lm --preset giant", "preset must be one of tiny, mini"),
     ("lm --steps 0", "steps must be a whole number from 1 on, got 0"),
     ("lm --steps five", "--steps must be a whole number, got 'five'; see --help"),
     ("lm --step 5", "did you mean --steps?"),
