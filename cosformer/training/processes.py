@@ -45,6 +45,9 @@ class Processes:
     """A process that is alone; `Together` is one of many."""
 
     rank, count, sizes = 0, 1, (1, 1, 1)
+    sharing: dist.ProcessGroup | None = None
+    """All processes, for what threads exchange, if they share parameters: each then keeps its part
+    of a checkpoint. None: the first has all, and writes it."""
 
     @property
     def is_first(self) -> bool:
@@ -82,10 +85,6 @@ class Processes:
     def sum(self, number: Tensor) -> Tensor:
         """The sum of a tensor over all processes, in place."""
         return number
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Tensors in one piece on the first process, on which others may have parts."""
-        return tensors
 
     def agreed(self, wish: bool) -> bool:
         """What the first process wishes; all are interrupted if a signal has come to any one."""
@@ -182,6 +181,8 @@ class Together(Processes):
         self._handlers: dict[int, Callable[..., Any]] = {}
         is_gloo = dist.get_backend() == "gloo"
         soon = timedelta(seconds=parallel.timeout)
+        if shard > 1:
+            self.sharing = dist.new_group(None, soon, "gloo")
         self._control = dist.group.WORLD if is_gloo else dist.new_group(None, soon, "gloo")
 
     def part(self, batch: Batch) -> Batch:
@@ -254,14 +255,6 @@ class Together(Processes):
     def sum(self, number: Tensor) -> Tensor:
         dist.all_reduce(number)
         return number
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        found = {}
-        for name, tensor in tensors.items():
-            full = in_full(tensor)  # one after the other: a GPU has one of them at a time
-            if self.is_first:
-                found[name] = full.cpu()
-        return found
 
     def agreed(self, wish: bool) -> bool:
         told = torch.tensor([max(self._arrived, default=0), wish and self.is_first])
