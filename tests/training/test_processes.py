@@ -20,6 +20,7 @@ import training_cases as cases
 from cosformer import cli, training
 from cosformer.tasks import IGNORED
 from cosformer.training import Budget, Evaluation, Optimiser, Parallel, learner, load, train
+from cosformer.training.checkpoint import read
 from cosformer.training.folder import state_of
 from cosformer.training.phases import phases
 from cosformer.training.possible import require_shared
@@ -127,26 +128,32 @@ def test_phases_and_averages_do_not_depend_on_the_processes(exact, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_processes(alone, tmp_path):
-    """One, then four that are asked to stop, then two, then one: all save the same step."""
+    """One, then four that are asked to stop, then two, two others, and one: all save one step.
+
+    Parts of four, in another mesh, are read by two, whose parts others read whole."""
     config = replace(settings(tmp_path / "run"), save_seconds=1e9)
     events = training.Trainer(config).events()
     while next(events).step < 2:
         pass
     events.close()
-    for count, mesh, step in ((4, Parallel(shard=2, context=2), 3), (2, Parallel(), 5)):
+    todo = [(4, Parallel(shard=2, context=2), 3), (2, Parallel(shard=2), 4), (2, Parallel(), 5)]
+    for count, mesh, step in todo:
         shared = replace(config, parallel=mesh)
         codes = many.ended(count, train_until, shared, step, said=tmp_path / "said")
         assert codes == [130] * count
         assert state_of(config.out)["step"] == load(config.out, "last").place.step == step
         assert state_of(config.out)["state"] == "interrupted"
+        assert (config.out / "last.parts").is_dir() == (mesh.shard > 1)
     train(config)
     assert_close(config.out, alone)
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_with_as_many_processes_ends_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("mesh", [Parallel(), Parallel(data=2, shard=2)], ids=["rows", "shards"])
+def test_a_run_that_goes_on_with_as_many_processes_ends_with_the_same_bits(mesh, tmp_path):
     """Of sums of four numbers, whose order counts."""
-    whole, stopped = (replace(settings(tmp_path / name), save_seconds=1e9) for name in "ab")
+    given = {"save_seconds": 1e9, "parallel": mesh}
+    whole, stopped = (replace(settings(tmp_path / name), **given) for name in "ab")
     for config, step in ((whole, None), (stopped, 3), (stopped, None)):
         codes = many.ended(4, train_until, config, step, torch.float32, said=tmp_path / "said")
         assert codes == [0 if step is None else 130] * 4
@@ -229,13 +236,18 @@ def ran(out, said, *more):
 
 
 @pytest.mark.slow
-def test_a_full_disk_of_one_rank_ends_all_and_all_say_why(tmp_path):
-    out = tmp_path / "run"
-    codes, said = ran(out, tmp_path / "said", *plugin(tmp_path, FULL))
-    assert codes == [2, 1]
-    assert said[0].startswith("cosformer: train: [Errno 28] No space left on device: checkpoint of")
-    told = r"rank 0 has failed at step \d of training: \[Errno 28\] No space left"
-    assert re.search(told, said[1])
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_full_disk_of_one_rank_ends_all_and_all_say_why(shard, tmp_path):
+    """Of the rank that has all, or of one that has a part."""
+    out, bad = tmp_path / "run", shard - 1
+    code = FULL.replace('== "0"', f'== "{bad}"')
+    shared = ("--set", f"parallel.shard={shard}")
+    codes, said = ran(out, tmp_path / "said", *shared, *plugin(tmp_path, code))
+    assert (codes[bad], codes[1 - bad]) == (2, 1)
+    begins = "cosformer: train: [Errno 28] No space left on device: checkpoint of"
+    assert said[bad].startswith(begins)
+    told = rf"rank {bad} has failed.*: \[Errno 28\] No space left"
+    assert re.search(told, said[1 - bad])
     assert state_of(out)["state"] == "failed"
 
 
@@ -268,6 +280,20 @@ def test_torchrun_brings_a_killed_rank_back_to_the_same_end(tmp_path):
     assert process.returncode == 0, out
     assert "from step 5 on" in out
     cases.assert_same_outcome(killed, whole)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_it_shares_parameters_leaves_a_whole_checkpoint(tmp_path):
+    """At the sixth step, while the fifth may be on its way to the disk."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    said, shared = tmp_path / "said", ("--set", "parallel.shard=2")
+    assert many.ended(2, cli.main, [*words(whole), *shared], said=said) == [0, 0]
+    died = [*words(killed), *shared, *plugin(tmp_path, DIES)]
+    assert many.ended(2, cli.main, died, said=said)[1] == -signal.SIGKILL
+    assert read(killed / "last.safetensors").facts["place"]["step"] in (4, 5)
+    assert many.ended(2, cli.main, [*words(killed), *shared], said=said) == [0, 0]
+    cases.assert_same_outcome(killed, whole)
+    assert len(list((killed / "last.parts").iterdir())) == 1
 
 
 @pytest.mark.slow
