@@ -30,7 +30,7 @@ from cosformer.training.folder import (
     write_json,
 )
 from cosformer.training.learner import Diverged, Learner
-from cosformer.training.loading import Loaded, kept_vocabulary, load
+from cosformer.training.loading import Loaded, export_weights, kept_vocabulary, load
 from cosformer.training.phases import Phase
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin
