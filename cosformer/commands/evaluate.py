@@ -19,6 +19,7 @@ from cosformer.training import (
     load,
     number,
     resolved,
+    shown,
     write_json,
 )
 
@@ -61,7 +62,7 @@ def run(options: Options) -> int:
         with (
             joined(Parallel(), resolved(options.device)) as processes,
             processes.guarded(lambda: f"judging {options.run}"),
-            processes.shown(),
+            shown(is_first=processes.is_first),
         ):
             return _judge(options, processes)
     except Lost as error:

@@ -35,7 +35,7 @@ from cosformer.training.phases import Phase
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin
 from cosformer.training.predictor import Predictor
-from cosformer.training.processes import Lost, Processes, joined
+from cosformer.training.processes import ALONE, Lost, Processes, joined, met, shown
 from cosformer.training.progress import Evaluated, Event, Progress, Started, duration, number
 from cosformer.training.start import inheriting
 from cosformer.training.trainer import Result, Trainer, train

@@ -1,6 +1,7 @@
 """One run on many processes: it ends where one process ends, whatever has happened."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -17,7 +18,10 @@ import torch
 import torch.distributed as dist
 import training_cases as cases
 
-from cosformer import cli, training
+from cosformer import cli, records, training
+from cosformer.commands import crew as crews
+from cosformer.commands import reproduce
+from cosformer.commands.crew_share import Taken
 from cosformer.tasks import IGNORED
 from cosformer.training import Budget, Evaluation, Optimiser, Parallel, learner, load, train
 from cosformer.training.checkpoint import read
@@ -328,6 +332,47 @@ def test_many_judge_as_one_does(whole, tmp_path, shell):
     words = ["evaluate", str(out), "--device", "cpu"]
     assert many.ended(3, cli.main, words, said=said) == [0, 0, 0]
     assert json.loads(found.read_text())["metrics"] == pytest.approx(one, rel=1e-6)
+
+
+def forked(words):
+    """A command whose runs are forked, from a process that has imported all."""
+    crews.PROCESSES = multiprocessing.get_context("fork")
+    reproduce.Crew.processes = crews.Crew.processes
+    return cli.main(words)
+
+
+TRIALS = {
+    "study": (["lm", "--scale", "tiny", "--only", "softmax", "cosformer", "multiscale"], 3),
+    # two rates of each of two columns, then the best of each with two further seeds
+    "reproduce": (["ablation", "--small", "--only", "relu", "identity"], None),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", TRIALS)
+def test_each_trial_is_run_by_one_of_the_processes(verb, tmp_path):
+    """The first writes all rows, and ends when all have; what comes next follows from all rows."""
+    (tmp_path / "my.txt").write_text("ten green bottles hanging on the wall\n" * 200)
+    given, count = TRIALS[verb]
+    rows, said = tmp_path / "rows.jsonl", tmp_path / "said"
+    words = [verb, *given, "--jobs", "1", "--device", "cpu", "--data", str(tmp_path / "my.txt")]
+    words += ["--out", str(tmp_path / "runs"), "--rows", str(rows), "--threads", "1"]
+    words += ["--rates", "1e-3"] if verb == "study" else []
+    assert many.ended(2, forked, words, said=said) == [0, 0], (said / "0").read_text()
+    names = [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+    assert len(records.read(rows)) == len(names) == (count or len(names))
+
+
+def test_a_trial_is_taken_once():
+    store, names = dist.HashStore(), [f"trial {n}" for n in range(20)]
+    team = [Taken(store, rank, 3) for rank in range(3)]
+    for n, name in enumerate(names):
+        first = team[n % 3]
+        assert first.takes(name)
+        assert [each.takes(name) for each in team] == [each is first for each in team]
+    for each in reversed(team):  # the first waits for the others
+        failed = each.failures({f"of {each.rank}": "why"})
+    assert failed == {"of 0": "why", "of 1": "why", "of 2": "why"}
 
 
 def test_the_parts_of_a_batch_are_the_batch():
