@@ -326,12 +326,16 @@ def test_many_judge_as_one_does(whole, tmp_path, shell):
     kept["budget"]["batch"] = 2998  # of 3,000
     (out / "config.json").write_text(json.dumps(kept))
     said, found = tmp_path / "said", out / "metrics-test-best.json"
-    shell.shows("evaluate", out, "--device", "cpu")
-    one = json.loads(found.read_text())["metrics"]
-    found.unlink()
     words = ["evaluate", str(out), "--device", "cpu"]
-    assert many.ended(3, cli.main, words, said=said) == [0, 0, 0]
-    assert json.loads(found.read_text())["metrics"] == pytest.approx(one, rel=1e-6)
+    shell.shows(*words)
+    one = json.loads(found.read_text())["metrics"]
+    for count, mesh in ((3, []), (2, ["--shard", "2"]), (2, ["--context", "2"])):
+        found.unlink()
+        assert many.ended(count, cli.main, [*words, *mesh], said=said) == [0] * count
+        assert json.loads(found.read_text())["metrics"] == pytest.approx(one, rel=1e-6)
+    assert "shard · context must be the number of processes, 1, got 2 · 1" in shell.refuses(
+        *words, "--shard", "2"
+    )
 
 
 def forked(words):
