@@ -9,6 +9,9 @@ was on the rank before it in that direction:
 `to_right` and `to_left` are made of the keys of rank m, and `pass` says how much of a state is left
 behind all tokens of rank m, by their decays. Every rank gathers all of them by one message and sums
 those within its reach for itself. The gradients go the same way in the opposite direction.
+
+An exchange is begun and waited for by two functions, and so it is in the backward pass: what a rank
+computes between the two, it computes while messages are on their way, forward and backward.
 """
 
 from collections.abc import Callable
@@ -47,8 +50,9 @@ def send(message: Message, stretch: Stretch, reach: Reach) -> Callable[[], Carri
 
     If rank m is within the reach of rank n, then n must be within that of m.
     """
-    told = _Told(message, stretch)
-    return lambda: Carried(*_Carry.apply(*message, stretch, reach, told))
+    way = _Way(stretch, reach)
+    begun = _Begin.apply(*message, way)
+    return lambda: Carried(*_End.apply(begun, message.log_pass, way))
 
 
 def sum_over_ranks(x: Tensor, stretch: Stretch) -> Tensor:
@@ -64,41 +68,67 @@ def gather(x: Tensor, dim: int, stretch: Stretch) -> Tensor:
     return rows.movedim(0, dim)
 
 
-class _Carry(Function):
-    """(to_right, to_left, log_pass) -> (from_left, from_right)."""
+class _Way:
+    """What the two functions of an exchange know of each other."""
+
+    told: "_Told"
+    back: Callable[[], Carried]  # waits for what the backward pass has begun to tell
+    arrived: Carried  # as the backward pass has it, with its history
+
+    def __init__(self, stretch: Stretch, reach: Reach) -> None:
+        self.stretch, self.reach = stretch, reach
+
+
+class _Begin(Function):
+    """(to_right, to_left, log_pass) -> a tensor without numbers, by which `_End` follows."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        to_right: Tensor | None,
-        to_left: Tensor | None,
-        log_pass: Tensor,
-        stretch: Stretch,
-        reach: Reach,
-        told: "_Told",
-    ) -> tuple[Tensor | None, Tensor | None]:
-        logs, rights, lefts = told.wait()
-        n = stretch.rank
-        before, after = slice(reach.first, n), slice(n + 1, reach.last + 1)
-        from_left = None if rights is None else _arrived(logs[before], rights[before])
-        from_right = None
-        if lefts is not None:
-            from_right = _arrived(logs[after].flip(0), lefts[after].flip(0))
-        ctx.stretch, ctx.reach = stretch, reach
-        ctx.save_for_backward(log_pass, from_left, from_right)
-        return from_left, from_right
+        ctx: Any, to_right: Tensor | None, to_left: Tensor | None, log_pass: Tensor, way: _Way
+    ) -> Tensor:
+        way.told = _Told(Message(to_right, to_left, log_pass), way.stretch)
+        ctx.way = way
+        ctx.save_for_backward(log_pass)
+        return log_pass.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, of_left: Tensor | None, of_right: Tensor | None) -> tuple[Any, ...]:
-        log_pass, from_left, from_right = ctx.saved_tensors
-        of_left, of_right = (None if x is None else x.contiguous() for x in (of_left, of_right))
-        back = send(Message(of_right, of_left, log_pass), ctx.stretch, ctx.reach)()
+    def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
+        (log_pass,) = ctx.saved_tensors
+        back, (from_left, from_right) = ctx.way.back(), ctx.way.arrived
+        del ctx.way.back, ctx.way.arrived
         of_pass = None
         if ctx.needs_input_grad[2]:
             pairs = ((from_left, back.from_right), (from_right, back.from_left))
             sums = [(x * grad).flatten(2).sum(2) for x, grad in pairs if x is not None]
             of_pass = (log_pass.exp() * sum(sums)).sum_to_size(log_pass.shape)
-        return back.from_right, back.from_left, of_pass, None, None, None
+        return back.from_right, back.from_left, of_pass, None
+
+
+class _End(Function):
+    """-> (from_left, from_right)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, begun: Tensor, log_pass: Tensor, way: _Way
+    ) -> tuple[Tensor | None, Tensor | None]:
+        logs, rights, lefts = way.told.wait()
+        n, reach = way.stretch.rank, way.reach
+        before, after = slice(reach.first, n), slice(n + 1, reach.last + 1)
+        from_left = None if rights is None else _arrived(logs[before], rights[before])
+        from_right = None
+        if lefts is not None:
+            from_right = _arrived(logs[after].flip(0), lefts[after].flip(0))
+        ctx.way = way
+        ctx.save_for_backward(log_pass, from_left, from_right)
+        return from_left, from_right
+
+    @staticmethod
+    def backward(ctx: Any, of_left: Tensor | None, of_right: Tensor | None) -> tuple[Any, ...]:
+        log_pass, *arrived = ctx.saved_tensors
+        of_left, of_right = (None if x is None else x.contiguous() for x in (of_left, of_right))
+        ctx.way.arrived = Carried(*arrived)
+        ctx.way.back = send(Message(of_right, of_left, log_pass), ctx.way.stretch, ctx.way.reach)
+        return log_pass.new_empty(0), None, None
 
 
 class _Told:
