@@ -36,7 +36,7 @@ def split(
     see the tokens of other ranks. Every rank must call it, and go backward if one does. The
     gradient of a parameter is this rank's share: sum it over the ranks.
 
-    `stream` and `step` stay as they are: each rank has streams of its own.
+    `stream` and generation raise: they need whole sequences, which `unsplit` lets a model have.
 
     Args:
         model: an `AttentionLayer`, a `LanguageModel`, a `MaskedLanguageModel`, or any module in
