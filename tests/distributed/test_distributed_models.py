@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from model_checks import CHECKS
-from ranks import failures
+from ranks import alternating, failures
 from torch import nn
 
 import cosformer
@@ -23,7 +23,7 @@ from cosformer.nn import AttentionLayer
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_output_and_gradients_are_those_of_one_process(ranks):
-    assert failures(CHECKS, ranks) == {}
+    assert failures(alternating(CHECKS, ranks), ranks) == {}
 
 
 @pytest.mark.parametrize("length", [8, 256])

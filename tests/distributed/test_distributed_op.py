@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from op_checks import CHECKS, gates, tokens
-from ranks import failures
+from ranks import alternating, failures
 
 import cosformer
 from cosformer import distributed
@@ -15,9 +15,10 @@ from cosformer.distributed import exchange, passes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_output_and_gradients_are_those_of_one_process(ranks):
-    assert failures(CHECKS, ranks) == {}
+    checks = {name: check for name, check in CHECKS.items() if ranks != 3 or "pairs" not in name}
+    assert failures(alternating(checks, ranks), ranks) == {}
 
 
 STATE = 8 * 2 * 2 * 2 * 4 * (3 + 1)  # float64, batch, heads, cosine and sine, width, values and 1
