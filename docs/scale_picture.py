@@ -29,7 +29,7 @@ GPUS, TOKENS = (8, 64, 1024), (2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
 
 HERE = Path(__file__).parent
 PAGE, PICTURE, ROWS = HERE / "scale.md", HERE / "scale.svg", HERE.parent / "results/ops-cuda.jsonl"
-BEGIN, END = "<!-- made by docs/scale_picture.py -->\n", "\n<!-- /made -->"
+BEGIN, END = "<!-- made by docs/scale_picture.py -->\n", "<!-- /made -->"
 
 
 class Cost(NamedTuple):
@@ -78,6 +78,38 @@ def measured() -> Model:
     return Model(times["auto"] / 65_536, times["sdpa_cudnn"] / 65_536**2)
 
 
+def constants() -> str:
+    """What the model is made of, and whence it comes."""
+    token, pair = measured()
+    at = "ms for 65,536 tokens on an H200"
+    lines = [
+        [
+            "linear attention",
+            f"{token * 1e9:.2f} ns a token",
+            f"measured: {token * 65_536e3:.3g} {at}",
+        ],
+        [
+            "softmax",
+            f"{pair * 1e12:.2f} ps a pair, of which half are seen",
+            f"measured: {pair * 65_536**2 * 1e3:.3g} {at}, by cuDNN",
+        ],
+        ["a state", f"{STATE:,} bytes", "counted by a test"],
+        ["keys and values", f"{KEYS_AND_VALUES:,} bytes a token", "bfloat16"],
+        [
+            "the state of a rank's own keys",
+            f"{READ_AGAIN:g} of its attention",
+            "assumed: it reads half of the bytes",
+        ],
+        [
+            "links",
+            f"{NEAR / 1e9:.0f} GB/s within 8 GPUs, {FAR / 1e9:.0f} GB/s between machines",
+            "assumed",
+        ],
+        ["a hop", f"{LATENCY * 1e6:.0f} µs", "assumed"],
+    ]
+    return markdown(["constant", "value", "whence"], lines)
+
+
 def table() -> str:
     """Bytes and seconds, a line for each number of GPUs and tokens."""
     header = ["GPUs", "tokens", "a GPU receives: states", "ring", "a layer takes: states", "ring"]
@@ -119,9 +151,11 @@ def picture() -> bytes:
 
 
 def page(text: str) -> str:
-    """The page with the table as the model gives it now."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END, 1)[1]
+    """The page with both tables as the model has them now."""
+    first, second, third = text.split(BEGIN)
+    made = ((second, constants()), (third, table()))
+    parts = (f"{now}\n{END}{old.split(END, 1)[1]}" for old, now in made)
+    return BEGIN.join([first, *parts])
 
 
 def spelled(value: float, units: dict[str, float]) -> str:
