@@ -131,6 +131,22 @@ def test_phases_and_averages_do_not_depend_on_the_processes(exact, tmp_path):
 
 
 @pytest.mark.slow
+def test_shards_compute_in_bfloat16_to_its_rounding(tmp_path):
+    """… and keep parameters and moments in float32."""
+    given = {"precision": "bfloat16", "optimiser": Optimiser(lr=1e-3)}
+    one, two = (settings(tmp_path / name, **given) for name in ("one", "two"))
+    train(one)
+    shared = replace(two, parallel=Parallel(shard=2))
+    codes = many.ended(2, train_until, shared, None, torch.float32, said=tmp_path / "said")
+    assert codes == [0, 0]
+    losses = [[row["loss"] for row in cases.log(x.out) if "loss" in row] for x in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=2**-8)
+    assert losses[0] != losses[1]  # one process keeps small parameters in float32
+    stored = cases.tensors(two.out / "last.safetensors").values()
+    assert {tensor.dtype for tensor in stored} == {torch.float32}
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_processes(alone, tmp_path):
     """One, then four that are asked to stop, then two, two others, and one: all save one step.
 
@@ -288,12 +304,14 @@ def test_torchrun_brings_a_killed_rank_back_to_the_same_end(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_shares_parameters_leaves_a_whole_checkpoint(tmp_path):
-    """At the sixth step, while the fifth may be on its way to the disk."""
+    """The first rank at the second step; then the other at the sixth, while the fifth is written."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     said, shared = tmp_path / "said", ("--set", "parallel.shard=2")
     assert many.ended(2, cli.main, [*words(whole), *shared], said=said) == [0, 0]
-    died = [*words(killed), *shared, *plugin(tmp_path, DIES)]
-    assert many.ended(2, cli.main, died, said=said)[1] == -signal.SIGKILL
+    for rank, step in ((0, 1), (1, 5)):
+        code = DIES.replace('== "1"', f'== "{rank}"').replace("step == 5", f"step == {step}")
+        died = [*words(killed), *shared, *plugin(tmp_path, code)]
+        assert many.ended(2, cli.main, died, said=said)[rank] == -signal.SIGKILL
     assert read(killed / "last.safetensors").facts["place"]["step"] in (4, 5)
     assert many.ended(2, cli.main, [*words(killed), *shared], said=said) == [0, 0]
     cases.assert_same_outcome(killed, whole)
