@@ -1,26 +1,20 @@
 """The cost model of docs/scale.md: its tables are what it gives, its constants are measured."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from drawings import DOCS, drawing
 
 from cosformer import distributed
 from cosformer.distributed import exchange
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "scale.md").read_text()
 
 
 @pytest.fixture(scope="module")
 def model():
-    spec = importlib.util.spec_from_file_location("scale_picture", DOCS / "scale_picture.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return drawing("scale_picture")
 
 
 def test_the_page_has_the_tables_that_the_model_gives(model):
@@ -40,18 +34,12 @@ def test_what_was_measured_is_what_the_readme_shows(model):
     assert f"Below {model.MANY} GPUs" in PAGE
 
 
-def test_a_state_has_the_bytes_that_are_counted(model, tmp_path, monkeypatch):
+def test_a_state_has_the_bytes_that_are_counted(model, group, monkeypatch):
     """But for its decays and a length, by which messages begin."""
-    sent = []
-    gather = exchange._all_gather
+    sent, gather = [], exchange._all_gather
     monkeypatch.setattr(
         exchange, "_all_gather", lambda x, y, **o: sent.append(y.nbytes) or gather(x, y, **o)
     )
-    meeting = f"file://{tmp_path / 'meeting'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    try:
-        q, k, v = torch.ones(3, 1, model.HEADS, 8, model.WIDTH, dtype=torch.bfloat16)
-        distributed.attention(q, k, v, causal=True)
-    finally:
-        dist.destroy_process_group()
+    q, k, v = torch.ones(3, 1, model.HEADS, 8, model.WIDTH, dtype=torch.bfloat16)
+    distributed.attention(q, k, v, causal=True)
     assert sent == [model.STATE + 8 * (1 + model.HEADS)]

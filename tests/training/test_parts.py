@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from cosformer.training import checkpoint, parts
 from cosformer.training.checkpoint import Checkpoint, clean, read, write
@@ -16,14 +15,6 @@ TENSORS = {
     "optimiser.step.weight": torch.tensor(7.0),
     "window": torch.zeros(0, 4),
 }
-
-
-@pytest.fixture(scope="module")
-def group(tmp_path_factory):
-    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -304,7 +304,7 @@ def test_torchrun_brings_a_killed_rank_back_to_the_same_end(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_shares_parameters_leaves_a_whole_checkpoint(tmp_path):
-    """The first rank at the second step; then the other at the sixth, while the fifth is written."""
+    """The first rank at the second step, then the other at the sixth, as the fifth is written."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     said, shared = tmp_path / "said", ("--set", "parallel.shard=2")
     assert many.ended(2, cli.main, [*words(whole), *shared], said=said) == [0, 0]
