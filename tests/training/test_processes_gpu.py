@@ -81,6 +81,7 @@ def test_a_run_under_a_group_ends_as_that_of_one_process(rank, tmp_path):
     """It is saved at every step, while it goes on."""
     model = {"layers": 1, "width": 32, "heads": 2}
     given = {"device": DEVICE, "average": None, "model": model, "save_seconds": 0.0}
+    given["compile"] = False
     one, many = (cases.config(tmp_path / name, **given) for name in ("one", "many"))
     for _ in Trainer(one, processes=ALONE).events():
         pass
