@@ -248,7 +248,9 @@ class _Handing:
             self._sent = _bytes(*given)  # must live until it is sent
             operations.append(self._operation(dist.isend, self._sent, distance))
         if self._place - distance >= (0 if given is self._own else 1):  # nothing comes to the first
-            self._received = torch.empty_like(_bytes(*self._own))
+            log_pass, state = self._own
+            size = 8 * log_pass.numel() + state.nbytes
+            self._received = state.new_empty(size + -size % 8, dtype=torch.uint8)
             operations.append(self._operation(dist.irecv, self._received, -distance))
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
@@ -259,9 +261,9 @@ class _Handing:
         if self._received is None:
             return
         log_pass, state = self._own
-        exact, size = 8 * log_pass.numel(), state.numel() * state.dtype.itemsize
+        exact, end = 8 * log_pass.numel(), 8 * log_pass.numel() + state.nbytes
         log_earlier = self._received[:exact].view(torch.float64).view(log_pass.shape)
-        earlier = self._received[exact : exact + size].view(state.dtype).view(state.shape)
+        earlier = self._received[exact:end].view(state.dtype).view(state.shape)
         if self.found is not None:
             log_later, later = self.found
             left = log_later.exp().to(state.dtype).expand(state.shape[:2])
