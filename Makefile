@@ -44,6 +44,7 @@ bench-training: .venv/ready  ## training steps, generated tokens and generated d
 
 report: .venv/ready       ## rows -> tables in README.md and docs/, figures in docs/
 	$(BIN)/cosformer report
+	$(BIN)/python docs/scale_picture.py
 
 docs: .venv/ready         ## the site of docs/ in out/site, from its pages and the docstrings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

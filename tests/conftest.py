@@ -57,3 +57,14 @@ def interpreted():
     """Triton's kernels run in Python, on the CPU."""
     if not pytest.importorskip("triton").knobs.runtime.interpret:
         pytest.skip("needs TRITON_INTERPRET=1 before Triton's import")
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """A group of one rank, in the process of the tests."""
+    import torch.distributed as dist
+
+    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()

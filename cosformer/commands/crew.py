@@ -28,6 +28,7 @@ from cosformer.commands.crew_run import (
     AnyTrial,
     Work,
 )
+from cosformer.commands.crew_share import Share
 from cosformer.recipes import ONE_BY_ONE
 from cosformer.records import Row
 from cosformer.training import LOG, duration, read_json, resolved
@@ -88,9 +89,25 @@ class Book(Generic[AnyTrial]):
         return self.kind(**{name: row.config[name] for name in names if name in row.config})
 
     def rows(self) -> dict[AnyTrial, Row]:
-        """Trials that have ended -> their last row."""
+        """Trials that have ended -> their last row, whether the file has it already or not."""
+        known = self._kept()
+        return known | self._new(known)
+
+    def _kept(self) -> dict[AnyTrial, Row]:
         found = records.read(self.path) if self.path.exists() else []
         return {self.trial_of(row): row for row in found}
+
+    def _new(self, known: Mapping[AnyTrial, Row]) -> dict[AnyTrial, Row]:
+        """Rows of runs that have ended, and that are not known; a failure is known until it is
+        mended."""
+        new = dict[AnyTrial, Row]()
+        for each in sorted(self.folder.glob(f"*/{ROW}")):
+            with contextlib.suppress(FileNotFoundError):  # it is run again, elsewhere
+                row = Row(**read_json(each))
+                before = known.get(trial := self.trial_of(row))
+                if before is None or (before.what == FAILED and row.what != FAILED):
+                    new[trial] = row
+        return new
 
     def results(self) -> dict[AnyTrial, float | None]:
         """Trials that have ended -> their value on validation; None: diverged, or failed."""
@@ -101,13 +118,7 @@ class Book(Generic[AnyTrial]):
 
     def collect(self) -> None:
         """Add the rows of runs that have ended to the file, each once, whoever was killed."""
-        known, new = self.rows(), dict[AnyTrial, Row]()
-        for each in sorted(self.folder.glob(f"*/{ROW}")):
-            row = Row(**read_json(each))
-            before = known.get(trial := self.trial_of(row))
-            if before is None or (before.what == FAILED and row.what != FAILED):
-                new[trial] = row
-        if new:
+        if new := self._new(self._kept()):
             records.append(self.path, new.values())
 
 
@@ -164,14 +175,21 @@ class Crew(Generic[AnyTrial]):
         book: Book[AnyTrial],
         data: str | None,
         target: Callable[[Work[AnyTrial]], None],
+        share: Share | None = None,
     ) -> None:
-        """`target`: what the process of a trial does. `data`: as `Work` has it."""
+        """`target`: what the process of a trial does. `data`: as `Work` has it.
+
+        `share`: which trials are this crew's; None: all.
+        """
         self.options, self.book, self.data, self.target = options, book, data, target
+        self.share = share or Share()
         self.device = resolved(options.device)
         self.has_gpu = self.device.startswith("cuda")
         self.jobs = options.jobs or (ON_GPU if self.has_gpu else ON_CPU)
         self.waiting = [self.work_on(trial) for trial in todo]
         self.running: list[Running[AnyTrial]] = []
+        self.elsewhere: set[AnyTrial] = set()
+        """Trials that other crews have taken."""
         self.failed: dict[str, str] = {}
         self.took: list[float] = []
         """Seconds of each run that has ended."""
@@ -183,11 +201,15 @@ class Crew(Generic[AnyTrial]):
         end = None if minutes is None else time.monotonic() + 60 * minutes
         screen = Screen()
         try:
-            while self.waiting or self.running:
+            while self.waiting or self.running or self.is_needed():
                 if end is not None and time.monotonic() >= end:
                     break
                 while self.waiting and len(self.running) < self.jobs:
-                    self._start(self.waiting.pop(0))
+                    todo = self.waiting.pop(0)
+                    if self.share.takes(todo.trial.name):
+                        self._start(todo)
+                    else:
+                        self.elsewhere.add(todo.trial)
                 time.sleep(POLL)
                 for each in [r for r in self.running if not r.process.is_alive()]:
                     self._ended(each)
@@ -195,7 +217,16 @@ class Crew(Generic[AnyTrial]):
         finally:
             print(Screen.CLEAR, end="", flush=True)
             self._stop()
+            self.collect()
+
+    def collect(self) -> None:
+        """Keep the rows of runs that have ended, as the first of many crews does for all."""
+        if self.share.is_first:
             self.book.collect()
+
+    def is_needed(self) -> bool:
+        """Whether there may be more to do, though nothing waits or runs here."""
+        return False
 
     def work_on(self, trial: AnyTrial) -> Work[AnyTrial]:
         """The trial as it is run here."""
@@ -209,9 +240,14 @@ class Crew(Generic[AnyTrial]):
             device=self.device,
             graph=graph,
             compile=None if options.compile else False,
-            threads=options.threads or max(1, (os.cpu_count() or 1) // self.jobs),
-            jobs=self.jobs,
+            threads=options.threads or max(1, (os.cpu_count() or 1) // self.side_by_side),
+            jobs=self.jobs if self.has_gpu else self.side_by_side,
         )
+
+    @property
+    def side_by_side(self) -> int:
+        """Runs at a time on this machine, those of other crews included."""
+        return self.jobs * self.share.neighbours
 
     def processes(self) -> BaseContext:
         """How processes are begun."""
@@ -239,7 +275,7 @@ class Crew(Generic[AnyTrial]):
         todo, code = each.work, each.process.exitcode
         if (todo.out / ROW).exists():
             self.took.append(each.seconds)
-            self.book.collect()
+            self.collect()
             said = todo.trial.spell(self.book.results().get(todo.trial))
             print(f"{Screen.CLEAR}{each.name}: {said} in {duration(each.seconds)}", flush=True)
         elif code == UNRECORDED:
@@ -267,6 +303,11 @@ class Crew(Generic[AnyTrial]):
                     each.process.kill()
                     each.process.join()
 
+    @property
+    def left(self) -> int:
+        """Trials that have not ended, and that no other crew has taken."""
+        return self.total - len(self.took) - len(self.failed) - len(self.elsewhere)
+
     def seconds_left(self) -> float | None:
         """About how long all that is left takes, by the runs that have ended or are running."""
         lasts = [
@@ -275,7 +316,7 @@ class Crew(Generic[AnyTrial]):
         known = self.took or [spent + left for spent, left in lasts]
         if not known:
             return None
-        waiting = self.total - len(self.took) - len(self.failed) - len(lasts)
+        waiting = max(0, self.left - len(lasts))
         seconds = sum(left for _, left in lasts) + waiting * statistics.fmean(known)
         return seconds / self.jobs
 
@@ -316,8 +357,11 @@ def table(crew: Crew[Any], columns: int, rows: int) -> list[str]:
     seconds = crew.seconds_left()
     left = "" if seconds is None else f", about {duration(seconds)} left"
     ended = len(crew.took)
-    waiting = crew.total - ended - len(crew.failed) - len(crew.running)
-    count = f"{ended} of {crew.total} ended, {len(crew.running)} run, {waiting} wait{left}"
+    others = f", {len(crew.elsewhere)} elsewhere" if crew.elsewhere else ""
+    count = (
+        f"{ended} of {crew.total} ended, {len(crew.running)} run, "
+        f"{crew.left - len(crew.running)} wait{others}{left}"
+    )
     return [line[: columns - 1] for line in [*shown, count]]
 
 

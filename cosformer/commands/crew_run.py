@@ -19,6 +19,7 @@ from cosformer.models import parameter_count
 from cosformer.records import Row
 from cosformer.tasks import Task, has_vocabulary
 from cosformer.training import (
+    ALONE,
     Diverged,
     Progress,
     Result,
@@ -156,7 +157,7 @@ def ended_row(
     device = resolved(todo.device)
     this = records.Run.begin(device=device, seed=todo.trial.seed)
     task = _task(config, device)
-    trainer = Trainer(config, task)
+    trainer = Trainer(config, task, ALONE)  # of many each has trials of its own
     try:
         for event in trainer.events():
             print(event, flush=True)

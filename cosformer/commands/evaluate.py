@@ -1,11 +1,12 @@
 """`cosformer evaluate RUN`: what a trained model is worth, on the screen and as a file."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from cosformer import records
+from cosformer.check import check_whole
 from cosformer.config import plain
 from cosformer.models import LanguageModel
 from cosformer.training import (
@@ -18,7 +19,10 @@ from cosformer.training import (
     judged_by,
     load,
     number,
+    phases,
+    require_stretches,
     resolved,
+    shown,
     write_json,
 )
 
@@ -32,6 +36,8 @@ class Options:
     """Judge a trained model on one split of its task; metrics-SPLIT-CHECKPOINT.json keeps them.
 
     cosformer evaluate runs/my-run --split valid
+
+    torchrun --nproc-per-node=8 -m cosformer evaluate runs/my-run --shard 8
     """
 
     run: Path
@@ -48,8 +54,15 @@ class Options:
     """Python file that registers the run's mechanism; the one of the run's config if not given."""
     rows: Path | None = None
     """File that the metrics are added to as rows, as results/learning-cuda.jsonl."""
+    shard: int = 1
+    """Of the processes that torchrun has started so many share the parameters of the model."""
+    context: int = 1
+    """So many of these processes have a stretch of every sequence each; those that shard and
+    context leave have rows of each batch."""
 
     def __post_init__(self) -> None:
+        for name in ("shard", "context"):
+            check_whole(name, getattr(self, name), 1)
         if self.batches is not None and self.batches < 1:
             raise ValueError(f"batches must be at least 1, got {self.batches}")
 
@@ -57,11 +70,12 @@ class Options:
 def run(options: Options) -> int:
     if options.rows is not None:
         records.require_rows(options.rows, "rows")
+    parallel = Parallel(shard=options.shard, context=options.context)
     try:
         with (
-            joined(Parallel(), resolved(options.device)) as processes,
+            joined(parallel, resolved(options.device)) as processes,
             processes.guarded(lambda: f"judging {options.run}"),
-            processes.shown(),
+            shown(is_first=processes.is_first),
         ):
             return _judge(options, processes)
     except Lost as error:
@@ -71,10 +85,16 @@ def run(options: Options) -> int:
 
 def _judge(options: Options, processes: Processes) -> int:
     """The same on each of the processes that share every batch."""
-    found = load(options.run, options.checkpoint, device=options.device, plugin=options.plugin)
+    device = resolved(options.device)
+    # shards go to a GPU that need not have room for all of the model
+    at_first = "cpu" if options.shard > 1 else device
+    found = load(options.run, options.checkpoint, device=at_first, plugin=options.plugin)
+    found = replace(found, device=device)
     facts = found.task.facts
+    if options.context > 1:
+        require_stretches(phases(found.config, found.task)[-1], options.context)
     metrics = evaluate(
-        found.model,
+        processes.sharded(found.model, found.config.precision),
         found.task,
         options.split,
         batch_size=found.config.budget.batch,

@@ -1,11 +1,12 @@
-"""`cosformer export RUN --to hf DIR`: a trained model as a folder that other programs load."""
+"""`cosformer export RUN --to FORMAT PATH`: a trained model as other programs load it."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cosformer.models import parameter_count
 from cosformer.tasks import Vocabulary
-from cosformer.training import kept_vocabulary, load
+from cosformer.training import export_weights, kept_vocabulary, load
 
 POSITIONAL = "run"
 TOKENIZED = ("bytes", "bpe")
@@ -14,16 +15,22 @@ TOKENIZED = ("bytes", "bpe")
 
 @dataclass(frozen=True)
 class Options:
-    """Write a model and its tokenizer as Hugging Face Transformers reads them. After
-    `import cosformer.hf`, `AutoModelForCausalLM.from_pretrained(DIR)` gives the same logits.
+    """Write a model for other programs. hf: a folder with model and tokenizer as Hugging Face
+    Transformers reads them: after `import cosformer.hf`,
+    `AutoModelForCausalLM.from_pretrained(DIR)` gives the same logits. safetensors: one file with
+    all weights, also of a run whose checkpoints many processes wrote in parts.
 
     cosformer export runs/my-run --to hf my-model
+
+    cosformer export runs/my-run --to safetensors my-model.safetensors
     """
 
     run: Path
-    """Folder of the run: of a language model, a masked one or a classifier of single sequences."""
-    to: tuple[Literal["hf"], Path]
-    """The format, and the folder to write, which must be new or empty."""
+    """Folder of the run; for hf that of a language model, a masked one or a classifier of single
+    sequences."""
+    to: tuple[Literal["hf", "safetensors"], Path]
+    """The format, and the folder to write, which must be new or empty, or the file, which must be
+    new."""
     checkpoint: Literal["best", "last"] = "best"
     """The weights that were best on validation, or the last ones."""
     plugin: Path | None = None
@@ -31,9 +38,22 @@ class Options:
 
 
 def run(options: Options) -> int:
+    kind, path = options.to
+    return _to_hf(options, path) if kind == "hf" else _to_file(options, path)
+
+
+def _to_file(options: Options, path: Path) -> int:
+    if path.exists():
+        raise ValueError(f"to must be a new file, got {path}, which exists")
+    loaded = load(options.run, options.checkpoint, device="cpu", plugin=options.plugin)
+    export_weights(loaded.model, path)
+    print(f"{path}: {parameter_count(loaded.model):,} parameters of {options.run}")
+    return 0
+
+
+def _to_hf(options: Options, folder: Path) -> int:
     import cosformer.hf as hf
 
-    _, folder = options.to
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"to must be a folder that is new or empty, got {folder}")
     loaded = load(options.run, options.checkpoint, device="cpu", plugin=options.plugin)

@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
@@ -13,12 +14,13 @@ from cosformer import records
 from cosformer.commands import crew
 from cosformer.commands.crew import Book, CrewOptions, Running
 from cosformer.commands.crew_run import DIVERGED, FAILED, ROW
+from cosformer.commands.crew_share import LOOK, Share, shared
 from cosformer.commands.reproduce_run import described, work
 from cosformer.commands.train import generate_sets
 from cosformer.data import SETS
 from cosformer.recipes import RUNS, TABLES, TableRun, check_table, plan
 from cosformer.tasks import arena, files
-from cosformer.training import write_json
+from cosformer.training import shown, write_json
 
 POSITIONAL = "table"
 WORDS = {
@@ -90,12 +92,19 @@ class Options(CrewOptions):
 
 
 def run(options: Options) -> int:
-    """0, also where time is up; 1 if runs have failed."""
+    """0, also where time is up; 1 if runs have failed. Of many processes the first tells."""
+    share = shared()
+    with shown(is_first=share.is_first):
+        return _run(options, share)
+
+
+def _run(options: Options, share: Share) -> int:
     book = options.book
     records.require_rows(book.path, "rows")
     options = replace(options, columns=_columns(options))
-    book.collect()
-    team = Crew(options)
+    if share.is_first:
+        book.collect()
+    team = Crew(options, share)
     planned, later = team.planned()
     done = len(planned) - len(team.waiting)
     print(
@@ -103,8 +112,13 @@ def run(options: Options) -> int:
         f"runs in {book.folder}, rows in {book.path}",
         flush=True,
     )
-    _generate({each.trial.column: each.trial for each in team.waiting}.values(), options.data)
+    first = {each.trial.column: each.trial for each in team.waiting}.values()
+    share.after_first(lambda: _generate(first, options.data))
     team.work()
+    share.failures({})  # which are rows; all have ended
+    if not share.is_first:
+        return 0
+    team.collect()
     planned, later = team.planned()
     rows = book.rows()
     found = [rows[each] for each in planned if each in rows]
@@ -128,9 +142,10 @@ class Crew(crew.Crew[TableRun]):
 
     options: Options
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, share: Share | None = None) -> None:
         book = options.book
-        super().__init__(options, (), book=book, data=options.data, target=work)
+        super().__init__(options, (), book=book, data=options.data, target=work, share=share)
+        self._looked = time.monotonic()
         self.again = {t for t, row in book.rows().items() if options.retry and row.what == FAILED}
         """Runs that failed in an earlier call and have not failed again."""
         self.more()
@@ -163,8 +178,20 @@ class Crew(crew.Crew[TableRun]):
         at_work = {each.work.trial for each in self.running}
         known = {each.trial: each for each in self.waiting}
         left = [trial for trial in runs if trial not in ended and trial not in at_work]
-        self.waiting = [known.get(trial) or self.work_on(trial) for trial in left]
+        free = [trial for trial in left if trial not in self.elsewhere]
+        self.waiting = [known.get(trial) or self.work_on(trial) for trial in free]
+        self.elsewhere &= set(left)
         self.total = len(self.took) + len(self.running) + len(left) + later
+
+    def is_needed(self) -> bool:
+        """Whether runs of other crews have yet to end, after which there may be more."""
+        if not self.elsewhere:
+            return False
+        if time.monotonic() > self._looked + LOOK:
+            self.more()
+            self._looked = time.monotonic()
+        # one that is tried again elsewhere, and fails again, does not come to an end here
+        return bool(self.elsewhere - self.again or self.waiting)
 
     def lost(self, each: Running[TableRun], reason: str) -> None:
         """A run that has failed is a row with its reason."""
@@ -180,7 +207,7 @@ class Crew(crew.Crew[TableRun]):
         write_json(todo.out / ROW, dataclasses.asdict(row))
         self.took.append(each.seconds)
         self.again.discard(todo.trial)
-        self.book.collect()
+        self.collect()
         print(f"{crew.Screen.CLEAR}{each.name}: failed, {reason}", flush=True)
 
     def _ended_runs(self) -> dict[TableRun, float | None]:

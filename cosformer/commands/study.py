@@ -10,8 +10,10 @@ from cosformer import records
 from cosformer.check import check_positive, check_whole
 from cosformer.commands import crew
 from cosformer.commands.crew import Book, CrewOptions
+from cosformer.commands.crew_share import Share, shared
 from cosformer.commands.study_run import work
 from cosformer.recipes import PROBES, RUNS, STUDIES, Scale, Stage, Trial, check_names, trials
+from cosformer.training import shown
 
 POSITIONAL = "task"
 WORDS = {
@@ -94,10 +96,17 @@ class Options(CrewOptions):
 
 
 def run(options: Options) -> int:
-    """0, also where time is up; 1 if runs have failed."""
+    """0, also where time is up; 1 if runs have failed. Of many processes the first tells."""
+    share = shared()
+    with shown(is_first=share.is_first):
+        return _run(options, share)
+
+
+def _run(options: Options, share: Share) -> int:
     book = options.book
     records.require_rows(book.path, "rows")
-    book.collect()
+    if share.is_first:
+        book.collect()
     done = book.results()
     planned = trials(
         options.task,
@@ -115,8 +124,10 @@ def run(options: Options) -> int:
         f"runs in {options.folder}, rows in {book.path}",
         flush=True,
     )
-    team = Crew(options, todo)
+    team = Crew(options, todo, share)
     team.work()
+    failed = share.failures(team.failed)
+    team.collect()
     done = book.results()
     ended = sum(trial in done for trial in planned)
     ranked = {t: v for t in planned if (v := done.get(t)) is not None}
@@ -125,16 +136,20 @@ def run(options: Options) -> int:
     for trial in best[:10]:
         print(f"  {trial.spell(ranked[trial])}  {trial.name}")
     more = "" if ended == len(planned) else "; the same command goes on"
-    print(f"{ended} of {len(planned)} runs are done, {len(team.failed)} have failed{more}")
-    for name, reason in team.failed.items():
+    print(f"{ended} of {len(planned)} runs are done, {len(failed)} have failed{more}")
+    if not share.is_first:
+        return 0
+    for name, reason in failed.items():
         print(f"cosformer: study: {name} failed: {reason}", file=sys.stderr)
-    return 1 if team.failed else 0
+    return 1 if failed else 0
 
 
 class Crew(crew.Crew[Trial]):
     """Processes that work on trials of a study."""
 
-    def __init__(self, options: Options, todo: Sequence[Trial]) -> None:
+    def __init__(self, options: Options, todo: Sequence[Trial], share: Share | None = None) -> None:
         if options.stage == "speed":  # a run beside another would not tell its own speed
             options = replace(options, jobs=1)
-        super().__init__(options, todo, book=options.book, data=options.data, target=work)
+        super().__init__(
+            options, todo, book=options.book, data=options.data, target=work, share=share
+        )

@@ -43,6 +43,7 @@ from cosformer.training import (
     load_plugin,
     number,
     resolved,
+    shown,
     state_of,
 )
 
@@ -117,7 +118,7 @@ def run(options: Options) -> int:
         with (
             joined(config.parallel, resolved(config.device)) as processes,
             processes.guarded(lambda: "the command line"),
-            processes.shown(),
+            shown(is_first=processes.is_first),
         ):
             return _train(config, processes)
     except Lost as error:

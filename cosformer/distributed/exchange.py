@@ -7,8 +7,14 @@ was on the rank before it in that direction:
     from_right_{m−1} = pass_m · from_right_m + to_left_m
 
 `to_right` and `to_left` are made of the keys of rank m, and `pass` says how much of a state is left
-behind all tokens of rank m, by their decays. Every rank gathers all of them by one message and sums
-those within its reach for itself. The gradients go the same way in the opposite direction.
+behind all tokens of rank m, by their decays; it is 0 where a sequence begins or ends on rank m. Few
+ranks gather all of them by one message, and each sums those within its reach for itself. Many ranks
+hand them on, each after it has added its own: to the next rank, then to the first, second, fourth …
+after it, so that what a rank receives, and the hops, grow as log₂(ranks). The gradients go the same
+way in the opposite direction.
+
+An exchange is begun and waited for by two functions, and so it is in the backward pass: what a rank
+computes between the two, it computes while messages are on their way, forward and backward.
 """
 
 from collections.abc import Callable
@@ -25,6 +31,9 @@ from cosformer.runtime import compute_dtype
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """PyTorch 2.13 has another name for it."""
+MANY = 16
+"""Ranks from which on states are handed on: fewer gather them in less time, for one hop is faster
+than several until the bytes are many."""
 
 
 class Message(NamedTuple):
@@ -32,7 +41,7 @@ class Message(NamedTuple):
 
     to_right: Tensor | None  # [B, H, …], of the dtype of `to_left`
     to_left: Tensor | None
-    log_pass: Tensor  # [b, H] float64: the logarithm of `pass`; b is 1 or the batch
+    log_pass: Tensor  # [b, H] float64: the logarithm of `pass`, −∞ for 0; b is 1 or the batch
 
 
 class Carried(NamedTuple):
@@ -42,13 +51,18 @@ class Carried(NamedTuple):
     from_right: Tensor | None
 
 
-def send(message: Message, stretch: Stretch, reach: Reach) -> Callable[[], Carried]:
+def send(
+    message: Message, stretch: Stretch, reach: Reach, furthest: int | None = None
+) -> Callable[[], Carried]:
     """Begin to tell; the function that is returned waits for what comes, and is called once.
 
-    If rank m is within the reach of rank n, then n must be within that of m.
+    If rank m is within the reach of rank n, then n must be within that of m. No reach is further
+    than `furthest` ranks, which is the same on all of them; None: any may be.
     """
-    told = _Told(message, stretch)
-    return lambda: Carried(*_Carry.apply(*message, stretch, reach, told))
+    last = len(stretch.lengths) - 1
+    way = _Way(stretch, reach, last if furthest is None else min(furthest, last))
+    begun = _Begin.apply(*message, way)
+    return lambda: Carried(*_End.apply(begun, message.log_pass, way))
 
 
 def sum_over_ranks(x: Tensor, stretch: Stretch) -> Tensor:
@@ -64,76 +78,111 @@ def gather(x: Tensor, dim: int, stretch: Stretch) -> Tensor:
     return rows.movedim(0, dim)
 
 
-class _Carry(Function):
-    """(to_right, to_left, log_pass) -> (from_left, from_right)."""
+class _Way:
+    """What the two functions of an exchange know of each other."""
+
+    told: "_Told | _HandedOn"
+    back: Callable[[], Carried]  # waits for what the backward pass has begun to tell
+    arrived: Carried  # as the backward pass has it, with its history
+
+    def __init__(self, stretch: Stretch, reach: Reach, furthest: int) -> None:
+        self.stretch, self.reach, self.furthest = stretch, reach, furthest
+
+
+class _Begin(Function):
+    """(to_right, to_left, log_pass) -> a tensor without numbers, by which `_End` follows."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        to_right: Tensor | None,
-        to_left: Tensor | None,
-        log_pass: Tensor,
-        stretch: Stretch,
-        reach: Reach,
-        told: "_Told",
-    ) -> tuple[Tensor | None, Tensor | None]:
-        logs, rights, lefts = told.wait()
-        n = stretch.rank
-        before, after = slice(reach.first, n), slice(n + 1, reach.last + 1)
-        from_left = None if rights is None else _arrived(logs[before], rights[before])
-        from_right = None
-        if lefts is not None:
-            from_right = _arrived(logs[after].flip(0), lefts[after].flip(0))
-        ctx.stretch, ctx.reach = stretch, reach
-        ctx.save_for_backward(log_pass, from_left, from_right)
-        return from_left, from_right
+        ctx: Any, to_right: Tensor | None, to_left: Tensor | None, log_pass: Tensor, way: _Way
+    ) -> Tensor:
+        message = Message(to_right, to_left, log_pass)
+        is_many = len(way.stretch.lengths) >= MANY
+        way.told = _HandedOn(message, way) if is_many else _Told(message, way)
+        ctx.way = way
+        ctx.save_for_backward(log_pass)
+        return log_pass.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, of_left: Tensor | None, of_right: Tensor | None) -> tuple[Any, ...]:
-        log_pass, from_left, from_right = ctx.saved_tensors
-        of_left, of_right = (None if x is None else x.contiguous() for x in (of_left, of_right))
-        back = send(Message(of_right, of_left, log_pass), ctx.stretch, ctx.reach)()
+    def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
+        (log_pass,) = ctx.saved_tensors
+        back, (from_left, from_right) = ctx.way.back(), ctx.way.arrived
+        del ctx.way.back, ctx.way.arrived
         of_pass = None
         if ctx.needs_input_grad[2]:
             pairs = ((from_left, back.from_right), (from_right, back.from_left))
             sums = [(x * grad).flatten(2).sum(2) for x, grad in pairs if x is not None]
             of_pass = (log_pass.exp() * sum(sums)).sum_to_size(log_pass.shape)
-        return back.from_right, back.from_left, of_pass, None, None, None
+        return back.from_right, back.from_left, of_pass, None
+
+
+class _End(Function):
+    """-> (from_left, from_right)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, begun: Tensor, log_pass: Tensor, way: _Way
+    ) -> tuple[Tensor | None, Tensor | None]:
+        from_left, from_right = way.told.wait()
+        ctx.way = way
+        ctx.save_for_backward(log_pass, from_left, from_right)
+        return from_left, from_right
+
+    @staticmethod
+    def backward(ctx: Any, of_left: Tensor | None, of_right: Tensor | None) -> tuple[Any, ...]:
+        log_pass, *arrived = ctx.saved_tensors
+        of_left, of_right = (None if x is None else x.contiguous() for x in (of_left, of_right))
+        ctx.way.arrived = Carried(*arrived)
+        way = ctx.way
+        back = Message(of_right, of_left, log_pass)
+        way.back = send(back, way.stretch, way.reach, way.furthest)
+        return log_pass.new_empty(0), None, None
 
 
 class _Told:
-    """The messages of all ranks, on their way."""
+    """The messages of all ranks, on their way to each."""
 
-    def __init__(self, message: Message, stretch: Stretch) -> None:
-        self._stretch = stretch
+    def __init__(self, message: Message, way: _Way) -> None:
+        self._way = way
         self._pass_shape, states = message.log_pass.shape, [x for x in message[:2] if x is not None]
         self._sent = tuple(x is not None for x in message[:2])
         self._state_shape, self._dtype = states[0].shape, states[0].dtype
-        length = message.log_pass.new_full((1,), stretch.lengths[stretch.rank])
+        lengths = way.stretch.lengths
+        length = message.log_pass.new_full((1,), lengths[way.stretch.rank])
         with torch.no_grad():
-            exact = torch.cat([length, message.log_pass.flatten()])  # float64
-            parts = [exact, *(x.flatten() for x in states)]
-            mine = torch.cat([x.contiguous().view(torch.uint8) for x in parts])
-            mine = F.pad(mine, (0, -len(mine) % 8))  # so that every rank's float64 are aligned
-            self._mine = mine  # which must live until it has been sent
-            self._exact = exact.numel()
-            self._all = mine.new_empty(len(stretch.lengths) * len(mine))
-        self._work = _all_gather(self._all, mine, group=stretch.group, async_op=True)
+            self._exact = 1 + message.log_pass.numel()
+            self._mine = _bytes(length, message.log_pass, *states)  # must live until it is sent
+            self._all = self._mine.new_empty(len(lengths) * len(self._mine))
+        self._work = _all_gather(self._all, self._mine, group=way.stretch.group, async_op=True)
 
-    def wait(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """log_pass `[ranks, b, H]`, and the states to the right and to the left, `[ranks, …]`."""
+    def wait(self) -> Carried:
         assert self._work is not None
         self._work.wait()
-        rows = self._all.unflatten(0, (len(self._stretch.lengths), -1))
+        stretch, reach = self._way.stretch, self._way.reach
+        rows = self._all.unflatten(0, (len(stretch.lengths), -1))
         exact = rows[:, : 8 * self._exact].view(torch.float64)
-        self._stretch.check_told(exact[:, 0])
+        stretch.check_told(exact[:, 0])
+        logs = exact[:, 1:].unflatten(1, self._pass_shape)
         found: list[Tensor | None] = []
         begin, size = 8 * self._exact, self._state_shape.numel() * self._dtype.itemsize
         for sent in self._sent:
             part = rows[:, begin : begin + size].view(self._dtype) if sent else None
             found.append(None if part is None else part.unflatten(1, self._state_shape))
             begin += size if sent else 0
-        return exact[:, 1:].unflatten(1, self._pass_shape), found[0], found[1]
+        rights, lefts = found
+        before, after = slice(reach.first, stretch.rank), slice(stretch.rank + 1, reach.last + 1)
+        from_right = None
+        if lefts is not None:
+            from_right = _arrived(logs[after].flip(0), lefts[after].flip(0))
+        return Carried(
+            None if rights is None else _arrived(logs[before], rights[before]), from_right
+        )
+
+
+def _bytes(*parts: Tensor) -> Tensor:
+    """Numbers one after another, filled up so that float64 behind them are aligned."""
+    found = torch.cat([x.flatten().contiguous().view(torch.uint8) for x in parts])
+    return F.pad(found, (0, -len(found) % 8))
 
 
 def _arrived(logs: Tensor, states: Tensor) -> Tensor:
@@ -142,6 +191,96 @@ def _arrived(logs: Tensor, states: Tensor) -> Tensor:
     left = torch.cat([behind, torch.zeros_like(logs[:1])]).exp()
     left = left.to(states.dtype).expand(-1, *states.shape[1:3])
     return torch.einsum("nbh,nbhx->bhx", left, states.flatten(3)).unflatten(2, states.shape[3:])
+
+
+class _HandedOn:
+    """What ranks hand on to each other, in both directions."""
+
+    def __init__(self, message: Message, way: _Way) -> None:
+        self._way, lengths = way, way.stretch.lengths
+        self._length = message.log_pass.new_full((1,), lengths[way.stretch.rank])
+        self._lengths = self._length.new_empty(len(lengths))
+        self._work = _all_gather(
+            self._lengths, self._length, group=way.stretch.group, async_op=True
+        )
+        with torch.no_grad():
+            self._right, self._left = (
+                None if state is None else _Handing(state, message.log_pass, way.stretch, sign)
+                for state, sign in ((message.to_right, 1), (message.to_left, -1))
+            )
+
+    def wait(self) -> Carried:
+        assert self._work is not None
+        self._work.wait()
+        self._way.stretch.check_told(self._lengths)
+        both = [each for each in (self._right, self._left) if each is not None]
+        distance = 0
+        while distance < self._way.furthest:
+            for each in both if distance else ():  # the first hop is under way
+                each.hop(distance, each.found)
+            for each in both:
+                each.take()
+            distance = 2 * distance or 1
+        rank, reach = self._way.stretch.rank, self._way.reach
+        right, left = self._right, self._left
+        return Carried(
+            None if right is None else right.arrived(is_near=reach.first < rank),
+            None if left is None else left.arrived(is_near=reach.last > rank),
+        )
+
+
+class _Handing:
+    """What ranks hand on in one direction, in which `place` counts them from 0."""
+
+    def __init__(self, state: Tensor, log_pass: Tensor, stretch: Stretch, sign: int) -> None:
+        """`sign`: 1 to the right, −1 to the left."""
+        self._stretch, self._sign, self._last = stretch, sign, len(stretch.lengths) - 1
+        self._place = stretch.rank if sign > 0 else self._last - stretch.rank
+        self._own = (log_pass, state)
+        self.found: tuple[Tensor, Tensor] | None = None
+        """log_pass and state of ranks before this one, as if they were one rank."""
+        self.hop(1, self._own)
+
+    def hop(self, distance: int, given: tuple[Tensor, Tensor] | None) -> None:
+        """Begin to send to the rank at a distance, and to receive from the one behind."""
+        self._sent, self._received, operations = None, None, []
+        if given is not None and self._place + distance <= self._last:
+            self._sent = _bytes(*given)  # must live until it is sent
+            operations.append(self._operation(dist.isend, self._sent, distance))
+        if self._place - distance >= (0 if given is self._own else 1):  # nothing comes to the first
+            log_pass, state = self._own
+            size = 8 * log_pass.numel() + state.nbytes
+            self._received = state.new_empty(size + -size % 8, dtype=torch.uint8)
+            operations.append(self._operation(dist.irecv, self._received, -distance))
+        self._works = dist.batch_isend_irecv(operations) if operations else []
+
+    def take(self) -> None:
+        """Wait, and put what has come before what has come until now."""
+        for work in self._works:
+            work.wait()
+        if self._received is None:
+            return
+        log_pass, state = self._own
+        exact, end = 8 * log_pass.numel(), 8 * log_pass.numel() + state.nbytes
+        log_earlier = self._received[:exact].view(torch.float64).view(log_pass.shape)
+        earlier = self._received[exact:end].view(state.dtype).view(state.shape)
+        if self.found is not None:
+            log_later, later = self.found
+            left = log_later.exp().to(state.dtype).expand(state.shape[:2])
+            earlier = later + torch.einsum("bh,bh...->bh...", left, earlier)
+            log_earlier = log_earlier + log_later
+        self.found = (log_earlier, earlier)
+
+    def arrived(self, *, is_near: bool) -> Tensor:
+        """The state that reaches this rank; zeros if no rank is near enough."""
+        return self.found[1] if self.found and is_near else torch.zeros_like(self._own[1])
+
+    def _operation(
+        self, operation: Callable[..., Any], tensor: Tensor, distance: int
+    ) -> dist.P2POp:
+        peer = self._stretch.rank + self._sign * distance
+        group = self._stretch.group
+        return dist.P2POp(operation, tensor, dist.get_global_rank(group, peer), group)
 
 
 class _Sum(Function):

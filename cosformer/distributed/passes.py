@@ -139,22 +139,26 @@ class _Between(NamedTuple):
         )
         return [out]
 
-    def log_pass(self, part: Part) -> Tensor:
+    def log_pass(self, part: Part, rank: int) -> Tensor:
         """The logarithm of what is left of a state behind all tokens of this rank: `[b, H_kv]`.
 
-        Nobody asks for it where a sequence ends on this rank; it is 0 there, and has no gradient.
+        Nothing is left where a sequence begins or ends on this rank; there is no gradient then.
         """
-        heads, decay = part.k.shape[1], part.decay
-        if decay is not None and decay.shape[2] and self.pieces.first is self.pieces.last:
+        heads, decay, reach = part.k.shape[1], part.decay, self.pieces.reach
+        passes = self.pieces.first is self.pieces.last and reach.first < rank < reach.last
+        if decay is not None and decay.shape[2] and passes:
             return decay[..., -1].expand(-1, heads)
         batch = 1 if self.asked.given.log_decay is None else part.k.shape[0]
-        return torch.zeros(batch, heads, dtype=torch.float64, device=part.k.device)
+        log = 0.0 if passes else -math.inf
+        return torch.full((batch, heads), log, dtype=torch.float64, device=part.k.device)
 
 
 def _causal(first: Part, last: Part, between: _Between, stretch: Stretch) -> Tensor:
     """Only the first sequence of a rank has keys on earlier ranks, and the last on later ones."""
     state = _state(last, last.until_end)
-    receive = send(Message(state, None, between.log_pass(last)), stretch, between.pieces.reach)
+    receive = send(
+        Message(state, None, between.log_pass(last, stretch.rank)), stretch, between.pieces.reach
+    )
     others = between.outputs()
     if last is not first:
         others.append(_compute(last, last.problem, None))
@@ -166,7 +170,9 @@ def _both_ways(first: Part, last: Part, between: _Between, stretch: Stretch) -> 
     """Sums over a rank's own keys, earlier and later ones, which share one denominator."""
     to_right, to_left = _state(last, last.until_end), _state(first, first.since_start)
     receive = send(
-        Message(to_right, to_left, between.log_pass(last)), stretch, between.pieces.reach
+        Message(to_right, to_left, between.log_pass(last, stretch.rank)),
+        stretch,
+        between.pieces.reach,
     )
     parts = [first] if last is first else [first, last]
     sums = [_Sums(part) for part in parts]

@@ -1,5 +1,6 @@
 """Layers and models over ranks: what each of their parts needs of the tokens on other ranks."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ def split(
     see the tokens of other ranks. Every rank must call it, and go backward if one does. The
     gradient of a parameter is this rank's share: sum it over the ranks.
 
-    `stream` and `step` stay as they are: each rank has streams of its own.
+    `stream` and generation raise: they need whole sequences, which `unsplit` lets a model have.
 
     Args:
         model: an `AttentionLayer`, a `LanguageModel`, a `MaskedLanguageModel`, or any module in
@@ -107,8 +108,8 @@ class Ranks:
         to_left = x[:, None, :after] if after else None
         rank, last = stretch.rank, len(stretch.lengths) - 1
         reach = Reach(max(rank - 1, 0), min(rank + 1, last))
-        nothing_fades = x.new_zeros(1, 1, dtype=torch.float64)
-        found = send(Message(to_right, to_left, nothing_fades), stretch, reach)()
+        nothing_passes = x.new_full((1, 1), -math.inf, dtype=torch.float64)
+        found = send(Message(to_right, to_left, nothing_passes), stretch, reach, furthest=1)()
         assert found.from_left is not None
         later = x[:, :0] if found.from_right is None else found.from_right[:, 0]
         return found.from_left[:, 0], later

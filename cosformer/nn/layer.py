@@ -247,6 +247,7 @@ class AttentionLayer(HeadProjections):
         """
         if not isinstance(state, LayerState | None):
             raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
+        self._check_whole("a stream needs", x)
         self._check_inputs(x, None)
         before = self.empty_state(x.shape[0]) if state is None else state
         self._check_conv_state(before, len(x))
@@ -301,6 +302,15 @@ class AttentionLayer(HeadProjections):
         )
         return self._finish(out, made.gate), LayerState(after, state.position + 1, made.conv)
 
+    def _check_whole(self, what: str, x: Tensor) -> None:
+        """Refuse what nobody computes over ranks, of which each has a stretch."""
+        if self.split is not None:
+            raise ValueError(
+                f"{what} whole sequences, got a stretch of {x.shape[1]} tokens in a layer that is "
+                "split over ranks: cosformer.distributed.unsplit first; a prompt of any length can "
+                "then be read by stream in pieces, on one rank"
+            )
+
     def weights(
         self,
         x: Tensor,
@@ -311,8 +321,7 @@ class AttentionLayer(HeadProjections):
         start: int = 0,
     ) -> Tensor:
         """The mechanism's dense matrix `[B, H, T, S]`; quadratic, for pictures and tests."""
-        if self.split is not None:
-            raise ValueError("weights need whole sequences: cosformer.distributed.unsplit first")
+        self._check_whole("weights need", x)
         self._check_inputs(x, context)
         first = self._first(x, context, causal, start)
         made = self._project(x, context, first, causal=causal, key_mask=key_mask)

@@ -3,7 +3,7 @@
 from cosformer.tasks import arena, files, generated, tables, text
 from cosformer.tasks.base import IGNORED, SPECIALS, SPLITS, Batch, Facts, Task
 from cosformer.tasks.classify import Read, Reader
-from cosformer.tasks.files import replacing
+from cosformer.tasks.files import replacing, sync_names
 from cosformer.tasks.language import LanguageTask, MaskedTask
 from cosformer.tasks.pretraining import from_inputs
 from cosformer.tasks.ragged import Array

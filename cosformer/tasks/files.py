@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ FETCHED = ("wikitext2", "tinyshakespeare", "enwik8", "imdb", "image")
 """Data sets that `cosformer data get` has a source for; files of others are the user's to bring."""
 LIMIT = 2**33
 """Bytes that a packed file may unpack to: a few of them can be made to fill any memory."""
+_ASKING = threading.Lock()
 OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 
 
@@ -106,11 +108,16 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)  # replaced, if the interrupt came right after
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_names(path.parent)
+
+
+def sync_names(folder: Path) -> None:
+    """Return when the names of the files in a folder are on disk as well."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name is on disk as well
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def save_arrays(path: Path, **arrays: Array) -> None:
@@ -137,6 +144,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
 
 
 def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
+    with _ASKING:  # of two threads that ask at once one would be told 0, and leave it so
+        mask = os.umask(0)
+        os.umask(mask)
     return mask

@@ -30,12 +30,13 @@ from cosformer.training.folder import (
     write_json,
 )
 from cosformer.training.learner import Diverged, Learner
-from cosformer.training.loading import Loaded, kept_vocabulary, load
-from cosformer.training.phases import Phase
+from cosformer.training.loading import Loaded, export_weights, kept_vocabulary, load
+from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin
+from cosformer.training.possible import require_stretches
 from cosformer.training.predictor import Predictor
-from cosformer.training.processes import Lost, Processes, joined
+from cosformer.training.processes import ALONE, Lost, Processes, joined, met, shown
 from cosformer.training.progress import Evaluated, Event, Progress, Started, duration, number
 from cosformer.training.start import inheriting
 from cosformer.training.trainer import Result, Trainer, train

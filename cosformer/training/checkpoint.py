@@ -1,7 +1,7 @@
-"""Checkpoints: one safetensors file each, written whole or not at all, read without pickle."""
+"""Checkpoints: one safetensors file, or a list of parts; whole or not at all, without pickle."""
 
+import contextlib
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosformer.tasks import replacing
+from cosformer.training.parts import Listed, Parts, checksum, folder_of, listed, put, sweep
 from cosformer.training.processes import laid_like
 
-FORMAT = 3
-"""Number of the layout below; raised when old files can no longer be read as they are."""
+FORMAT, IN_PARTS = 3, 4
+"""Numbers of the layouts: of a file with all tensors, and of one with a list of parts; raised when
+old files can no longer be read as they are."""
 KIND = "cosformer checkpoint"
+LIST = "parts"
+"""The tensor, of bytes, that is the list of parts."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +31,34 @@ class Checkpoint:
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors below `name.`, which is cut off; none if there is no such part."""
         prefix = name + "."
-        return {k.removeprefix(prefix): t for k, t in self.tensors.items() if k.startswith(prefix)}
+        names = [each for each in self.tensors if each.startswith(prefix)]
+        return {each.removeprefix(prefix): self.tensors[each] for each in names}
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Replace the file at once; whatever happens, the old one or the new one is there."""
-    import safetensors.torch
+    _put(path, checkpoint, FORMAT)
+    sweep(path, None)
 
-    about = {"kind": KIND, "format": str(FORMAT), "facts": json.dumps(dict(checkpoint.facts))}
+
+def write_list(path: Path, parts: Listed, facts: Mapping[str, Any]) -> None:
+    """The same by the list of parts that all processes have written."""
+    _put(path, Checkpoint({LIST: parts.written()}, facts), IN_PARTS)
+    sweep(path, parts.token)
+
+
+def _put(path: Path, checkpoint: Checkpoint, number: int) -> None:
+    about = {"kind": KIND, "format": str(number), "facts": json.dumps(dict(checkpoint.facts))}
     tensors = {name: each.detach().cpu().contiguous() for name, each in checkpoint.tensors.items()}
     about["checksum"] = _checksum(tensors, about["facts"])
-    content = safetensors.torch.save(tensors, about)
-    try:
-        with replacing(path) as file:
-            file.write(content)
-    except OSError as error:
-        kept = "the one before it is kept" if path.exists() else "there is none before it"
-        message = f"{error.strerror}: checkpoint of {len(content):,} bytes not written, {kept}"
-        raise OSError(error.errno, message, str(path)) from error
+    put(path, tensors, about)
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint that `write` wrote; anything else is an error, and nothing in it is executed."""
+    """A checkpoint that `write` wrote; anything else is an error, and nothing in it is executed.
+
+    Tensors in parts are read, and compared with their checksums, when they are asked for.
+    """
     import safetensors
 
     if not path.is_file():
@@ -57,7 +66,7 @@ def read(path: Path) -> Checkpoint:
     try:
         with safetensors.safe_open(path, "pt") as file:
             about = file.metadata() or {}
-            _check_kind(path, about)
+            number = _format(path, about)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, RuntimeError) as error:
         raise ValueError(
@@ -71,7 +80,24 @@ def read(path: Path) -> Checkpoint:
         raise ValueError(f"facts of {path} must be an object, got {type(facts).__name__}")
     if about.get("checksum") != _checksum(tensors, about["facts"]):
         raise ValueError(f"checkpoint must be as it was written, got {path}: bytes have changed")
-    return Checkpoint(tensors, facts)
+    if number == FORMAT:
+        return Checkpoint(tensors, facts)
+    try:
+        return Checkpoint(Parts(path, listed(tensors[LIST])), facts)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"checkpoint must list its parts, got {path}: {error}") from None
+
+
+def clean(path: Path) -> None:
+    """Remove parts that processes wrote and did not live to list; a broken file keeps them all."""
+    if not folder_of(path).is_dir():
+        return
+    if not path.is_file():
+        sweep(path, None)
+        return
+    with contextlib.suppress(ValueError):
+        found = read(path).tensors
+        sweep(path, found.listed.token if isinstance(found, Parts) else None)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -88,8 +114,17 @@ def load_weights(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> 
     model.load_state_dict({name: laid_like(stored[owner[name]], own[name]) for name in owner})
 
 
+def fill(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: str) -> None:
+    """Copy stored tensors into those of the same names; of one in parts each process its own."""
+    require_like(stored, wanted, where)
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(laid_like(stored[name], tensor))
+
+
 def require_like(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str) -> None:
     """An error unless names, shapes and dtypes are the same: kernels trust them."""
+    stored = stored.outline() if isinstance(stored, Parts) else stored
     if wrong := sorted(wanted.keys() ^ stored.keys()):
         raise ValueError(
             f"{where} must have the tensors of the model, got a difference: {wrong[0]}"
@@ -101,12 +136,8 @@ def require_like(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], whe
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """CRC-32 of names, bytes and facts, by which a flipped bit is noticed."""
-    total = zlib.crc32(facts.encode())
-    for name in sorted(tensors):
-        total = zlib.crc32(name.encode(), total)
-        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
-    return f"{total:08x}"
+    named = [each for name in sorted(tensors) for each in (name.encode(), tensors[name])]
+    return checksum(facts.encode(), *named)
 
 
 def _owner(model: nn.Module) -> dict[str, str]:
@@ -118,11 +149,12 @@ def _owner(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _check_kind(path: Path, about: Mapping[str, str]) -> None:
+def _format(path: Path, about: Mapping[str, str]) -> int:
     if about.get("kind") != KIND or "facts" not in about:
         raise ValueError(f"checkpoint must be one that cosformer wrote, got {path}")
-    if about.get("format") != str(FORMAT):
+    if about.get("format") not in (str(FORMAT), str(IN_PARTS)):
         raise ValueError(
-            f"checkpoint must have format {FORMAT}, got {about.get('format')} in {path}: "
-            "use the version of cosformer that wrote it"
+            f"checkpoint must have format {FORMAT} or {IN_PARTS}, got {about.get('format')} in "
+            f"{path}: use the version of cosformer that wrote it"
         )
+    return int(about["format"])

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from cosformer.config import build, differences, plain
 from cosformer.tasks import replacing
+from cosformer.training.checkpoint import clean
 from cosformer.training.config import ELSEWHERE, RunConfig
 
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
@@ -43,6 +44,8 @@ def locked(folder: Path) -> Iterator[None]:
             ) from None
         for path in _unfinished(folder):
             path.unlink()
+        for name in (LAST, BEST):
+            clean(folder / name)
         yield
 
 

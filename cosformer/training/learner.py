@@ -11,12 +11,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cosformer.models import Backbone, Model, ModelConfig, TokenModel, create_model
 from cosformer.tasks import Batch
-from cosformer.training.checkpoint import Checkpoint, load_weights, require_like, weights
+from cosformer.training.checkpoint import Checkpoint, fill, weights
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import Losses, autocast
 from cosformer.training.feed import Fed
 from cosformer.training.graph import Replayed, on_device
-from cosformer.training.optimiser import create_optimiser, grouped, load_moments, moments
+from cosformer.training.optimiser import begin_moments, create_optimiser, grouped, moments
+from cosformer.training.parts import Parts
 from cosformer.training.phases import Phase
 from cosformer.training.processes import ALONE, Processes, in_full, laid_like
 from cosformer.training.schedule import rate
@@ -140,12 +141,17 @@ class Learner:
 
     def restore(self, checkpoint: Checkpoint, step: int, where: str) -> None:
         """Go on where a checkpoint was written; `where` names it in errors."""
-        load_weights(self.model, checkpoint.part("model"), where)
+        begin_moments(self.model, self.optimiser)
+        self._filled = self.phase.unlogged(step, self.config.log_every)
+        stored, sharing = checkpoint.tensors, self.processes.sharing
+        if sharing is not None and isinstance(stored, Parts):
+            from cosformer.training.sharded import fill_parts
+
+            fill_parts(self.tensors(), stored, where, sharing)
+        else:
+            fill(self.tensors(), stored, where)
         if self.average is not None:
-            load_weights(self.average.module, checkpoint.part("average"), where)
             self.average.n_averaged.fill_(step)
-        load_moments(self.model, self.optimiser, checkpoint.part("optimiser"), where)
-        self._load_window(checkpoint, step, where)
         self.step = step
 
     def begin_from(self, before: nn.Module) -> None:
@@ -153,14 +159,6 @@ class Learner:
         take_over(self.model, before)
         if self.average is not None:
             self.average = _average(self.model, self.config.average)
-
-    def _load_window(self, checkpoint: Checkpoint, step: int, where: str) -> None:
-        """The rows of steps that no line of the log tells of yet."""
-        rows = self._window[: self.phase.unlogged(step, self.config.log_every)]
-        found = {name: t for name, t in checkpoint.tensors.items() if name == "window"}
-        require_like(found, {"window": rows}, where)
-        rows.copy_(found["window"])
-        self._filled = len(rows)
 
     def _clip(self) -> list[Tensor]:
         """The norm of each group's gradient; all are scaled if the whole is too long."""

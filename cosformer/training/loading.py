@@ -1,6 +1,7 @@
 """A run's model and task again, to be judged or used."""
 
 import contextlib
+import json
 import math
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from cosformer.config import build
+from cosformer.config import build, plain
 from cosformer.models import Model, ModelConfig
 from cosformer.tasks import Names, Task, Vocabulary, has_vocabulary, restore
 from cosformer.training.checkpoint import Checkpoint, load_weights, read, require_like, weights
@@ -30,6 +31,7 @@ from cosformer.training.folder import (
     write_json,
 )
 from cosformer.training.learner import create
+from cosformer.training.parts import put
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
 from cosformer.training.possible import outline
@@ -132,6 +134,16 @@ def load(
     where = resolved(device)
     model.to(where).eval()
     return Loaded(model, folder, config, place, where)
+
+
+def export_weights(model: Model, path: Path) -> None:
+    """One file of safetensors with all weights, by the names that the model has for them.
+
+    A tensor that has two names is there once, as `safetensors.torch.load_model` wants it. The
+    model's config is JSON in the file's metadata, as `model`.
+    """
+    tensors = {name: each.cpu().contiguous() for name, each in weights(model).items()}
+    put(path, tensors, {"format": "pt", "model": json.dumps(plain(model.config))})
 
 
 def _load_plugin(folder: Path, given: Path | None, kept: Path | None) -> None:

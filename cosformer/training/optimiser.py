@@ -1,14 +1,10 @@
 """AdamW over parameters in groups with names."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from cosformer.training.checkpoint import require_like
 from cosformer.training.config import Optimiser
-from cosformer.training.processes import laid_like
 
 GROUPS = ("matrices", "embeddings", "vectors")
 """Weights of matrices decay. Rows of embeddings do not: rare tokens would fade away; nor do biases
@@ -66,20 +62,9 @@ def moments(model: nn.Module, optimiser: AdamW) -> dict[str, Tensor]:
     }
 
 
-def load_moments(
-    model: nn.Module, optimiser: AdamW, stored: Mapping[str, Tensor], where: str
-) -> None:
-    """Give every parameter the state that `moments` named."""
-    parameters, count = dict(model.named_parameters()), torch.zeros((), dtype=torch.float32)
-    wanted = {
-        f"{key}.{name}": count if key == COUNT else parameter
-        for name, parameter in parameters.items()
-        for key in STATE
-    }
-    require_like(stored, wanted, where)  # AdamW's kernel trusts these sizes
-    for name, parameter in parameters.items():
-        found = {key: stored[f"{key}.{name}"].to(parameter.device) for key in STATE}
-        optimiser.state[parameter] = {
-            key: tensor if key == COUNT else laid_like(tensor, parameter)
-            for key, tensor in found.items()
-        }
+def begin_moments(model: nn.Module, optimiser: AdamW) -> None:
+    """Give every parameter the state of a step that was never taken, to be filled by another's."""
+    for parameter in model.parameters():
+        count = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        both = {key: torch.zeros_like(parameter) for key in STATE if key != COUNT}
+        optimiser.state[parameter] = {COUNT: count, **both}

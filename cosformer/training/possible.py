@@ -57,10 +57,10 @@ def require_shared(todo: Sequence[Phase], config: RunConfig, processes: Processe
                 f"row for each process and part, got {phase.budget.batch}"
             )
         if context > 1:
-            _require_stretches(phase, context)
+            require_stretches(phase, context)
 
 
-def _require_stretches(phase: Phase, context: int) -> None:
+def require_stretches(phase: Phase, context: int) -> None:
     """An error unless processes can have a stretch of each sequence."""
     if phase.model.kind not in ("decoder", "masked-lm"):
         raise ValueError(

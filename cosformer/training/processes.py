@@ -45,6 +45,9 @@ class Processes:
     """A process that is alone; `Together` is one of many."""
 
     rank, count, sizes = 0, 1, (1, 1, 1)
+    sharing: dist.ProcessGroup | None = None
+    """All processes, for what threads exchange, if they share parameters: each then keeps its part
+    of a checkpoint. None: the first has all, and writes it."""
 
     @property
     def is_first(self) -> bool:
@@ -83,22 +86,9 @@ class Processes:
         """The sum of a tensor over all processes, in place."""
         return number
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Tensors in one piece on the first process, on which others may have parts."""
-        return tensors
-
     def agreed(self, wish: bool) -> bool:
         """What the first process wishes; all are interrupted if a signal has come to any one."""
         return wish
-
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """What is printed to stdout in the block is shown by the first process alone."""
-        with contextlib.ExitStack() as closed:
-            if not self.is_first:
-                nowhere = closed.enter_context(open(os.devnull, "w"))
-                closed.enter_context(contextlib.redirect_stdout(nowhere))
-            yield
 
     def wait(self) -> None:
         """Return when all processes have come here."""
@@ -121,6 +111,29 @@ ALONE = Processes()
 """This process and no other."""
 
 
+def met(soon: timedelta) -> tuple[Store, int, int] | None:
+    """Where the processes that torchrun has started tell each other, this one's rank, their number.
+
+    None: this process is alone.
+    """
+    if _started() == 1:
+        return None
+    store, rank, count = next(iter(rendezvous("env://", timeout=soon)))
+    # torchrun's store may outlive a restart, with addresses of processes that are gone
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+    return PrefixStore(f"attempt {restarts}", store), rank, count
+
+
+@contextlib.contextmanager
+def shown(*, is_first: bool) -> Iterator[None]:
+    """What is printed to stdout in the block is shown by the first process alone."""
+    with contextlib.ExitStack() as closed:
+        if not is_first:
+            nowhere = closed.enter_context(open(os.devnull, "w"))
+            closed.enter_context(contextlib.redirect_stdout(nowhere))
+        yield
+
+
 @contextlib.contextmanager
 def joined(parallel: Parallel, device: str) -> Iterator[Processes]:
     """All processes of the run, as torchrun has started them, or this one alone.
@@ -130,18 +143,15 @@ def joined(parallel: Parallel, device: str) -> Iterator[Processes]:
     if dist.is_available() and dist.is_initialized():
         yield Together(parallel, device, None)
         return
-    if any(name not in os.environ for name in ADDRESS) or os.environ["WORLD_SIZE"] == "1":
-        parallel.sizes(1)
+    parallel.sizes(_started())  # an error before anybody waits for anybody
+    found = met(timedelta(seconds=parallel.timeout))
+    if found is None:
         yield ALONE
         return
-    parallel.sizes(int(os.environ["WORLD_SIZE"]))  # an error before anybody waits for anybody
+    store, rank, count = found
     is_gpu = torch.device(device).type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
-    soon = timedelta(seconds=parallel.timeout)
-    store, rank, count = next(iter(rendezvous("env://", timeout=soon)))
-    # torchrun's store may outlive a restart, with addresses of processes that are gone
-    store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
         store=PrefixStore("group", store),
@@ -182,6 +192,8 @@ class Together(Processes):
         self._handlers: dict[int, Callable[..., Any]] = {}
         is_gloo = dist.get_backend() == "gloo"
         soon = timedelta(seconds=parallel.timeout)
+        if shard > 1:
+            self.sharing = dist.new_group(None, soon, "gloo")
         self._control = dist.group.WORLD if is_gloo else dist.new_group(None, soon, "gloo")
 
     def part(self, batch: Batch) -> Batch:
@@ -254,14 +266,6 @@ class Together(Processes):
     def sum(self, number: Tensor) -> Tensor:
         dist.all_reduce(number)
         return number
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        found = {}
-        for name, tensor in tensors.items():
-            full = in_full(tensor)  # one after the other: a GPU has one of them at a time
-            if self.is_first:
-                found[name] = full.cpu()
-        return found
 
     def agreed(self, wish: bool) -> bool:
         told = torch.tensor([max(self._arrived, default=0), wish and self.is_first])
@@ -349,6 +353,11 @@ class Together(Processes):
         """The ranks that have told of such a thing."""
         assert self._store is not None
         return [rank for rank in range(self.count) if self._store.check([f"{what}/{rank}"])]
+
+
+def _started() -> int:
+    """How many processes torchrun has started; 1: this one alone, whoever has."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in ADDRESS) else 1
 
 
 def in_full(tensor: Tensor) -> Tensor:

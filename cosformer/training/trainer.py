@@ -2,18 +2,18 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cosformer.config import plain
 from cosformer.models import parameter_count
 from cosformer.tasks import Task
 from cosformer.training.board import boards
-from cosformer.training.checkpoint import Checkpoint, read, weights, write
+from cosformer.training.checkpoint import Checkpoint, read
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.evaluation import evaluate, is_better, judged_by
@@ -41,8 +41,9 @@ from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
 from cosformer.training.possible import require_possible, require_shared
-from cosformer.training.processes import ALONE, Processes, joined
+from cosformer.training.processes import ALONE, Lost, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
+from cosformer.training.saver import Saver
 from cosformer.training.start import beginning, require_fit
 
 COMPILES = "torch.compile is at work in the first step, which may take a minute"
@@ -112,8 +113,9 @@ class Trainer:
             yield from self._events(self._processes)
 
     def _events(self, processes: Processes) -> Iterator[Event]:
-        """The same, with all processes there; the first alone writes."""
+        """The same, with all processes there; the first alone writes, but for shared tensors."""
         out = self.config.out
+        self._saver = Saver(processes)
         start = beginning(self.config)
         known = out if start is None else start.folder
         task = self._task or create_task(self.config, known, self.device)
@@ -148,6 +150,7 @@ class Trainer:
             else:
                 require_same(out, task)  # another machine may have other data
             self._status("running")
+            closed.callback(self._saver.settle)
             try:
                 before = None if start is None else start.model
                 with processes.guarded(lambda: self._moment):
@@ -156,6 +159,7 @@ class Trainer:
                             board.add(event)
                         yield event
             except Exception as error:
+                self._saver.settle(is_left=isinstance(error, Lost))
                 with contextlib.suppress(OSError):  # the disk may be full: the first error says so
                     self._status("failed", str(error))
                 raise
@@ -223,6 +227,7 @@ class Trainer:
                 with meter.stopped():
                     yield evaluated
             for fed in batches:
+                self._saver.check()
                 self._moment = f"step {learner.step + 1} of {learner.phase.name}"
                 with uninterrupted():
                     progress = self._learnt(learner, fed, meter, log)
@@ -237,6 +242,7 @@ class Trainer:
                 elif self._processes.agreed(time.monotonic() - saved >= self.config.save_seconds):
                     place = self._save(learner, place, meter, log)
                     saved = time.monotonic()
+            self._saver.wait()
         except (KeyboardInterrupt, GeneratorExit) as error:
             # of many processes all are interrupted together, and a reader leaves only one
             if self._processes.count == 1 or isinstance(error, KeyboardInterrupt):
@@ -245,10 +251,13 @@ class Trainer:
 
     def _rescue(self, learner: Learner, place: Place, meter: Meter, log: Log | None) -> None:
         """Save the steps after the last checkpoint, unless something in them is not finite."""
-        is_kept = (self.place.phase, self.place.step) == (place.phase, learner.step)
-        if learner.step > place.step and not is_kept:
-            with contextlib.suppress(Diverged):
-                self._save(learner, replace(place, pending=self._judges(learner)), meter, log)
+        with uninterrupted():
+            self._saver.wait()
+            is_kept = (self.place.phase, self.place.step) == (place.phase, learner.step)
+            if learner.step > place.step and not is_kept:
+                with contextlib.suppress(Diverged):
+                    self._save(learner, replace(place, pending=self._judges(learner)), meter, log)
+                    self._saver.wait()
 
     def _learnt(self, learner: Learner, fed: Fed, meter: Meter, log: Log | None) -> Progress | None:
         """One step, and the line of the log where one is due."""
@@ -300,12 +309,13 @@ class Trainer:
             place, event = self._evaluated(learner, place, metrics)
             if log is not None:
                 log.append(asdict(event))
-            return self._save(learner, place, meter, log), event
+            is_kept = event.best and phase.is_last
+            return self._save(learner, place, meter, log, is_best=is_kept), event
 
     def _evaluated(
         self, learner: Learner, place: Place, metrics: dict[str, float]
     ) -> tuple[Place, Evaluated]:
-        """What the metrics change; the best model is kept."""
+        """What the metrics change."""
         phase = learner.phase
         name = judged_by(phase.task.facts)
         is_best = is_better(phase.task.facts, metrics[name], place.best)
@@ -313,37 +323,43 @@ class Trainer:
         place = replace(
             place, step=learner.step, pending=False, metric=name, best=best, metrics=metrics
         )
-        if is_best and phase.is_last:
-            tensors = {f"model.{name}": t for name, t in weights(learner.judged).items()}
-            self._write(BEST, tensors, _facts(learner, place))
         return place, Evaluated(phase.name, learner.step, metrics, is_best)
 
-    def _save(self, learner: Learner, place: Place, meter: Meter, log: Log | None) -> Place:
-        """Where the run stands once that is kept."""
+    def _save(
+        self,
+        learner: Learner,
+        place: Place,
+        meter: Meter,
+        log: Log | None,
+        *,
+        is_best: bool = False,
+    ) -> Place:
+        """Where the run stands; it is kept, as the best too if it is, while training goes on."""
         place = replace(place, step=learner.step, seconds=meter.seconds)
         learner.check()
         if log is not None:
             log.sync()
-        self._write(LAST, learner.tensors(), _facts(learner, place))
-        self.place = place
-        self._status("running")
+        self._saver.wait()  # two copies at a time would take memory
+        facts = {"place": asdict(place), "model": plain(learner.phase.model)}
+        last = Checkpoint(self._saver.copied(learner.tensors()), facts)
+        files = {self.config.out / LAST: last}
+        if is_best:
+            judged = last.part("average") or last.part("model")
+            named = {f"model.{name}": tensor for name, tensor in judged.items()}
+            files = {self.config.out / BEST: Checkpoint(named, facts), **files}
+        self._saver.begin(files, lambda: self._kept(place))
         return place
 
-    def _write(self, name: str, tensors: Mapping[str, Tensor], facts: dict[str, object]) -> None:
-        """A checkpoint of what all processes have, by the first."""
-        whole = self._processes.whole(tensors)
-        if self._processes.is_first:
-            write(self.config.out / name, Checkpoint(whole, facts))
+    def _kept(self, place: Place) -> None:
+        """The run stands there from now on."""
+        self.place = place
+        self._status("running")
 
     def _status(self, state: str, message: str | None = None) -> None:
         if not self._processes.is_first:
             return
         status = {"state": state, **asdict(self.place), "message": message}
         write_json(self.config.out / STATUS, status)
-
-
-def _facts(learner: Learner, place: Place) -> dict[str, object]:
-    return {"place": asdict(place), "model": plain(learner.phase.model)}
 
 
 def _started(learner: Learner) -> Started:

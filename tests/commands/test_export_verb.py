@@ -1,11 +1,12 @@
-"""`cosformer export`: a run as a folder of Hugging Face Transformers."""
+"""`cosformer export`: a run as a folder of Hugging Face Transformers, or as one file."""
 
 import json
 
 import pytest
 import torch
 
-from cosformer.models import Sampling, generate
+from cosformer.config import build
+from cosformer.models import ModelConfig, Sampling, create_model, generate
 from cosformer.training import load
 
 pytest.importorskip("transformers")
@@ -52,3 +53,19 @@ def test_a_run_without_text_has_no_tokenizer(tmp_path, shell, monkeypatch):
     assert out.startswith("model: CosformerFor")
     assert out.endswith("no tokenizer: its tokens are not those of a text\n")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "cosformer"
+
+
+def test_one_file_has_all_weights_and_says_of_what_model(trained, tmp_path, shell):
+    import safetensors.torch
+
+    path = tmp_path / "model.safetensors"
+    out = shell.shows("export", trained, "--to", "safetensors", path)
+    assert out.startswith(f"{path}: ")
+    with safetensors.safe_open(path, "pt") as file:
+        config = build(ModelConfig, json.loads(file.metadata()["model"]))
+    model, run = create_model(config).eval(), load(trained, device="cpu")
+    safetensors.torch.load_model(model, path)
+    tokens = torch.arange(9)[None]
+    assert torch.equal(model(tokens), run.model(tokens))
+    refusal = shell.refuses("export", trained, "--to", "safetensors", path)
+    assert f"to must be a new file, got {path}, which exists" in refusal

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import handed_on
 from torch import Tensor
 
 import cosformer
@@ -197,6 +198,29 @@ def pairs_of_ranks_have_sequences_of_their_own() -> None:
         close(out, cosformer.attention(*whole, **options).chunk(2, 2)[place], str(options))
 
 
+def what_is_handed_on_has_one_size(causal: bool) -> None:
+    """However long a sequence is, a rank hands on at most a state a hop, of which there are few."""
+    ranks, sizes, operation = dist.get_world_size(), [], dist.P2POp
+
+    def counted(kind, tensor, *where):
+        if kind is dist.isend:
+            sizes.append(tensor.nbytes)
+        return operation(kind, tensor, *where)
+
+    header, state = 8 * 2, 8 * 2 * 2 * 2 * 4 * (3 + 1)
+    directions, hops = 1 if causal else 2, 1 + math.ceil(math.log2(ranks - 1)) if ranks > 2 else 1
+    dist.P2POp = counted
+    try:
+        for length in (8, 512):
+            parts = [mine(x, even(ranks * length)) for x in tokens(length=ranks * length)]
+            distributed.attention(*parts, causal=causal, decay=0.9)
+            assert set(sizes) <= {header + state}
+            assert len(sizes) <= directions * hops
+            sizes.clear()
+    finally:
+        dist.P2POp = operation
+
+
 def kernels_agree(causal: bool, decay: float | None) -> None:
     """Those of Triton sum keys to states and read states, in float32."""
     whole = tokens(width=16, value_width=16)
@@ -214,6 +238,10 @@ def kernels_agree(causal: bool, decay: float | None) -> None:
 
 CHECKS = {name: partial(agrees, **options) for name, options in cases().items()}
 CHECKS |= {f"other lengths, {x}": partial(other_lengths_raise, x) for x in (True, False)}
+CHECKS |= {
+    f"sizes, causal={causal}": partial(handed_on, partial(what_is_handed_on_has_one_size, causal))
+    for causal in (True, False)
+}
 CHECKS["pairs of ranks"] = pairs_of_ranks_have_sequences_of_their_own
 CHECKS |= {
     f"kernels, causal={causal}, decay={decay}": partial(kernels_agree, causal, decay)

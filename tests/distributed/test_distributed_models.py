@@ -5,19 +5,25 @@ import copy
 import pytest
 import torch
 from model_checks import CHECKS
-from ranks import failures
+from ranks import alternating, failures
 from torch import nn
 
 import cosformer
 from cosformer import distributed
-from cosformer.models import ModelConfig, create_model, recommended
+from cosformer.models import (
+    ModelConfig,
+    Sampling,
+    create_model,
+    generate_tokens,
+    recommended,
+)
 from cosformer.nn import AttentionLayer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_output_and_gradients_are_those_of_one_process(ranks):
-    assert failures(CHECKS, ranks) == {}
+    assert failures(alternating(CHECKS, ranks), ranks) == {}
 
 
 @pytest.mark.parametrize("length", [8, 256])
@@ -31,14 +37,24 @@ def test_what_travels_through_a_model_does_not_grow_with_the_length(group, sent,
     assert sorted(sent) == sorted([inputs, state] * 2 * 3)  # forward and back, of three layers
 
 
-def test_streams_stay_those_of_one_process(group):
+def test_a_prompt_over_ranks_is_no_beginning_of_a_stream(group):
     model = create_model(ModelConfig(layers=1, width=16, heads=2))
     tokens = torch.zeros(1, 5, dtype=torch.long)
-    wanted, _ = model.stream(tokens)
+    wanted, _ = model.eval().stream(tokens)
+    distributed.split(model)
+    with pytest.raises(ValueError, match=r"a stream needs whole sequences, got a stretch of 5"):
+        model.stream(tokens)
+    with pytest.raises(ValueError, match=r"a stream needs whole .*cosformer.distributed.unsplit"):
+        next(generate_tokens(model, [0] * 5, Sampling(max_new_tokens=1)))
+    found, _ = distributed.unsplit(model).stream(tokens)
+    assert torch.equal(found, wanted)
+
+
+def test_a_rank_has_as_many_tokens_as_it_was_said_to_have(group):
+    model = create_model(ModelConfig(layers=1, width=16, heads=2))
     distributed.split(model, lengths=[7])
-    torch.testing.assert_close(model.stream(tokens)[0], wanted)
     with pytest.raises(ValueError, match=r"lengths\[0\] must be the tokens of this rank, 5, got 7"):
-        model(tokens)
+        model(torch.zeros(1, 5, dtype=torch.long))
 
 
 def test_a_copy_of_a_split_model_is_split(group):
@@ -95,5 +111,5 @@ def test_a_layer_over_ranks_has_neither_a_context_nor_weights(group):
     layer, x = distributed.split(AttentionLayer(16, 4)), torch.randn(1, 4, 16)
     with pytest.raises(ValueError, match=r"context must be None .*, got \[1, 3, 16\]"):
         layer(x, x[:, :3])
-    with pytest.raises(ValueError, match="weights need whole sequences"):
+    with pytest.raises(ValueError, match="weights need whole sequences, got a stretch of 4"):
         layer.weights(x)

@@ -1,23 +1,19 @@
 """The picture and the table of docs/decay.md show what the op computes."""
 
-import importlib.util
 import re
-from pathlib import Path
 
+import drawings
 import pytest
 import torch
 
 import cosformer
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = drawings.DOCS
 
 
 @pytest.fixture(scope="module")
 def drawing():
-    spec = importlib.util.spec_from_file_location("decay_picture", DOCS / "decay_picture.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return drawings.drawing("decay_picture")
 
 
 def test_the_weights_drawn_are_those_of_the_op(drawing):

@@ -1,44 +1,45 @@
-"""The table of docs/scale.md is what the model above it gives."""
+"""The cost model of docs/scale.md: its tables are what it gives, its constants are measured."""
 
 import re
-from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
-README = (Path(__file__).parents[2] / "README.md").read_text()
-TOKENS = {"64K": 2**16, "1M": 2**20, "64M": 2**26}
+import pytest
+import torch
+from drawings import DOCS, drawing
 
+from cosformer import distributed
+from cosformer.distributed import exchange
 
-def _three_digits(value: float, units: dict[str, float]) -> str:
-    """In the first unit that is not above it."""
-    unit = next((name for name, size in units.items() if value >= size), list(units)[-1])
-    number = value / units[unit]
-    return f"{number:,.0f} {unit}" if number >= 1000 else f"{number:.3g} {unit}"
+PAGE = (DOCS / "scale.md").read_text()
 
 
-def test_every_row_follows_from_the_model():
-    (code,) = (x for x in re.findall(r"(?s)```python\n(.*?)```", PAGE) if "LATENCY =" in x)
-    names = {}
-    exec(code, names)
-    rows = re.findall(r"(?m)^\| ([\d,]+) \| (\w+) \| (.*) \| (.*) \| (.*) \| (.*) \|$", PAGE)
-    assert len(rows) == 9
-    for gpus, tokens, *shown in rows:
-        size = (int(gpus.replace(",", "")), TOKENS[tokens])
-        (received, takes), (received_by_ring, ring_takes) = (
-            names["states"](*size),
-            names["ring"](*size),
-        )
-        sizes, times = {"GB": 1e9, "MB": 1e6}, {"s": 1, "ms": 1e-3}
-        assert shown == [
-            _three_digits(received, sizes),
-            _three_digits(received_by_ring, sizes),
-            _three_digits(takes, times),
-            _three_digits(ring_takes, times),
-        ]
+@pytest.fixture(scope="module")
+def model():
+    return drawing("scale_picture")
 
 
-def test_its_measured_constants_are_those_of_the_readme():
-    softmax, ours = re.search(
-        r"H200.* 1 × 16 × 65,536 × 64 \| ([\d.]+) \| ([\d.]+)", README
-    ).groups()
-    linear, pairs = re.search(r"(?s)LINEAR = ([\d.]+)e-3.*SOFTMAX = ([\d.]+)e-3", PAGE).groups()
-    assert (float(linear), float(pairs)) == (float(ours), float(softmax))
+def test_the_page_has_the_tables_that_the_model_gives(model):
+    assert model.page(PAGE) == PAGE
+
+
+def test_the_picture_can_be_drawn_again(model):
+    assert model.picture() == model.picture()
+    assert model.PICTURE.read_bytes().startswith(b"<?xml")
+
+
+def test_what_was_measured_is_what_the_readme_shows(model):
+    readme = (DOCS.parent / "README.md").read_text()
+    cell = r"H200.* 1 × 16 × 65,536 × 64 \| ([\d.]+) \| ([\d.]+)"
+    softmax, ours = (float(each) / 1e3 for each in re.search(cell, readme).groups())
+    assert model.measured() == pytest.approx((ours / 2**16, softmax / 2**32), rel=0.01)
+    assert f"Below {model.MANY} GPUs" in PAGE
+
+
+def test_a_state_has_the_bytes_that_are_counted(model, group, monkeypatch):
+    """But for its decays and a length, by which messages begin."""
+    sent, gather = [], exchange._all_gather
+    monkeypatch.setattr(
+        exchange, "_all_gather", lambda x, y, **o: sent.append(y.nbytes) or gather(x, y, **o)
+    )
+    q, k, v = torch.ones(3, 1, model.HEADS, 8, model.WIDTH, dtype=torch.bfloat16)
+    distributed.attention(q, k, v, causal=True)
+    assert sent == [model.STATE + 8 * (1 + model.HEADS)]

@@ -72,7 +72,7 @@ OURS = {"kind": "cosformer checkpoint", "format": str(FORMAT), "facts": "{}"}
 FOREIGN = [
     (None, "one that cosformer wrote"),
     ({"kind": "a cake", "facts": "{}"}, "one that cosformer wrote"),
-    (OURS | {"format": "7"}, f"format {FORMAT}, got 7"),
+    (OURS | {"format": "7"}, f"format {FORMAT} or 4, got 7"),
     (OURS | {"facts": "{"}, "facts in JSON"),
     (OURS | {"facts": "[]"}, "facts of .* must be an object, got list"),
 ]

@@ -11,7 +11,7 @@ import pytest
 import torch
 import training_cases as cases
 
-from cosformer.training import checkpoint, folder, train
+from cosformer.training import folder, parts, train
 from cosformer.training.folder import state_of
 
 pytestmark = pytest.mark.slow  # every kill needs a new process
@@ -34,7 +34,7 @@ def dies_in_write(config, number):
         with whole(path) as file:
             yield Half(file) if next(writes) == number else file
 
-    folder.replacing = checkpoint.replacing = half
+    folder.replacing = parts.replacing = half
     in_process(config)
 
 

@@ -1,7 +1,9 @@
 """One run on many processes: it ends where one process ends, whatever has happened."""
 
 import json
+import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,9 +18,13 @@ import torch
 import torch.distributed as dist
 import training_cases as cases
 
-from cosformer import cli, training
+from cosformer import cli, records, training
+from cosformer.commands import crew as crews
+from cosformer.commands import reproduce
+from cosformer.commands.crew_share import Taken
 from cosformer.tasks import IGNORED
 from cosformer.training import Budget, Evaluation, Optimiser, Parallel, learner, load, train
+from cosformer.training.checkpoint import read
 from cosformer.training.folder import state_of
 from cosformer.training.phases import phases
 from cosformer.training.possible import require_shared
@@ -125,27 +131,49 @@ def test_phases_and_averages_do_not_depend_on_the_processes(exact, tmp_path):
 
 
 @pytest.mark.slow
+def test_shards_compute_in_bfloat16_to_its_rounding(tmp_path):
+    """… and keep parameters and moments in float32."""
+    given = {"precision": "bfloat16", "optimiser": Optimiser(lr=1e-3)}
+    one, two = (settings(tmp_path / name, **given) for name in ("one", "two"))
+    train(one)
+    shared = replace(two, parallel=Parallel(shard=2))
+    codes = many.ended(2, train_until, shared, None, torch.float32, said=tmp_path / "said")
+    assert codes == [0, 0]
+    losses = [[row["loss"] for row in cases.log(x.out) if "loss" in row] for x in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=2**-8)
+    assert losses[0] != losses[1]  # one process keeps small parameters in float32
+    stored = cases.tensors(two.out / "last.safetensors").values()
+    assert {tensor.dtype for tensor in stored} == {torch.float32}
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_processes(alone, tmp_path):
-    """One, then four that are asked to stop, then two, then one: all save the same step."""
+    """One, then four that are asked to stop, then two, two others, and one: all save one step.
+
+    Parts of four, in another mesh, are read by two, whose parts others read whole."""
     config = replace(settings(tmp_path / "run"), save_seconds=1e9)
     events = training.Trainer(config).events()
     while next(events).step < 2:
         pass
     events.close()
-    for count, mesh, step in ((4, Parallel(shard=2, context=2), 3), (2, Parallel(), 5)):
+    todo = [(4, Parallel(shard=2, context=2), 3), (2, Parallel(shard=2), 4), (2, Parallel(), 5)]
+    for count, mesh, step in todo:
         shared = replace(config, parallel=mesh)
         codes = many.ended(count, train_until, shared, step, said=tmp_path / "said")
         assert codes == [130] * count
         assert state_of(config.out)["step"] == load(config.out, "last").place.step == step
         assert state_of(config.out)["state"] == "interrupted"
+        assert (config.out / "last.parts").is_dir() == (mesh.shard > 1)
     train(config)
     assert_close(config.out, alone)
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_with_as_many_processes_ends_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("mesh", [Parallel(), Parallel(data=2, shard=2)], ids=["rows", "shards"])
+def test_a_run_that_goes_on_with_as_many_processes_ends_with_the_same_bits(mesh, tmp_path):
     """Of sums of four numbers, whose order counts."""
-    whole, stopped = (replace(settings(tmp_path / name), save_seconds=1e9) for name in "ab")
+    given = {"save_seconds": 1e9, "parallel": mesh}
+    whole, stopped = (replace(settings(tmp_path / name), **given) for name in "ab")
     for config, step in ((whole, None), (stopped, 3), (stopped, None)):
         codes = many.ended(4, train_until, config, step, torch.float32, said=tmp_path / "said")
         assert codes == [0 if step is None else 130] * 4
@@ -154,13 +182,13 @@ def test_a_run_that_goes_on_with_as_many_processes_ends_with_the_same_bits(tmp_p
 
 FULL = """
 import errno, os
-from cosformer.training import checkpoint
+from cosformer.training import parts
 
 def full(path):
     raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 if os.environ["RANK"] == "0":
-    checkpoint.replacing = full
+    parts.replacing = full
 """
 HANGS = """
 import os, time
@@ -228,12 +256,18 @@ def ran(out, said, *more):
 
 
 @pytest.mark.slow
-def test_a_full_disk_of_one_rank_ends_all_and_all_say_why(tmp_path):
-    out = tmp_path / "run"
-    codes, said = ran(out, tmp_path / "said", *plugin(tmp_path, FULL))
-    assert codes == [2, 1]
-    assert said[0].startswith("cosformer: train: [Errno 28] No space left on device: checkpoint of")
-    assert "rank 0 has failed at step 1 of training: [Errno 28] No space left" in said[1]
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_full_disk_of_one_rank_ends_all_and_all_say_why(shard, tmp_path):
+    """Of the rank that has all, or of one that has a part."""
+    out, bad = tmp_path / "run", shard - 1
+    code = FULL.replace('== "0"', f'== "{bad}"')
+    shared = ("--set", f"parallel.shard={shard}")
+    codes, said = ran(out, tmp_path / "said", *shared, *plugin(tmp_path, code))
+    assert (codes[bad], codes[1 - bad]) == (2, 1)
+    begins = "cosformer: train: [Errno 28] No space left on device: checkpoint of"
+    assert said[bad].startswith(begins)
+    told = rf"rank {bad} has failed.*: \[Errno 28\] No space left"
+    assert re.search(told, said[1 - bad])
     assert state_of(out)["state"] == "failed"
 
 
@@ -269,6 +303,22 @@ def test_torchrun_brings_a_killed_rank_back_to_the_same_end(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_killed_while_it_shares_parameters_leaves_a_whole_checkpoint(tmp_path):
+    """The first rank at the second step, then the other at the sixth, as the fifth is written."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    said, shared = tmp_path / "said", ("--set", "parallel.shard=2")
+    assert many.ended(2, cli.main, [*words(whole), *shared], said=said) == [0, 0]
+    for rank, step in ((0, 1), (1, 5)):
+        code = DIES.replace('== "1"', f'== "{rank}"').replace("step == 5", f"step == {step}")
+        died = [*words(killed), *shared, *plugin(tmp_path, code)]
+        assert many.ended(2, cli.main, died, said=said)[rank] == -signal.SIGKILL
+    assert read(killed / "last.safetensors").facts["place"]["step"] in (4, 5)
+    assert many.ended(2, cli.main, [*words(killed), *shared], said=said) == [0, 0]
+    cases.assert_same_outcome(killed, whole)
+    assert len(list((killed / "last.parts").iterdir())) == 1
+
+
+@pytest.mark.slow
 def test_sigterm_saves_the_same_step_of_all_ranks_once(tmp_path):
     out = tmp_path / "run"
     slow = plugin(tmp_path, SLOW)
@@ -294,12 +344,57 @@ def test_many_judge_as_one_does(whole, tmp_path, shell):
     kept["budget"]["batch"] = 2998  # of 3,000
     (out / "config.json").write_text(json.dumps(kept))
     said, found = tmp_path / "said", out / "metrics-test-best.json"
-    shell.shows("evaluate", out, "--device", "cpu")
-    one = json.loads(found.read_text())["metrics"]
-    found.unlink()
     words = ["evaluate", str(out), "--device", "cpu"]
-    assert many.ended(3, cli.main, words, said=said) == [0, 0, 0]
-    assert json.loads(found.read_text())["metrics"] == pytest.approx(one, rel=1e-6)
+    shell.shows(*words)
+    one = json.loads(found.read_text())["metrics"]
+    for count, mesh in ((3, []), (2, ["--shard", "2"]), (2, ["--context", "2"])):
+        found.unlink()
+        assert many.ended(count, cli.main, [*words, *mesh], said=said) == [0] * count
+        assert json.loads(found.read_text())["metrics"] == pytest.approx(one, rel=1e-6)
+    assert "shard · context must be the number of processes, 1, got 2 · 1" in shell.refuses(
+        *words, "--shard", "2"
+    )
+
+
+def forked(words):
+    """A command whose runs are forked, from a process that has imported all."""
+    crews.PROCESSES = multiprocessing.get_context("fork")
+    reproduce.Crew.processes = crews.Crew.processes
+    return cli.main(words)
+
+
+TRIALS = {
+    "study": (["lm", "--scale", "tiny", "--only", "softmax", "cosformer", "multiscale"], 3),
+    # two rates, then the better one with a further seed
+    "reproduce": (["lm", "--small", "--columns", "enwik8", "--only", "softmax"], 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", TRIALS)
+def test_each_trial_is_run_by_one_of_the_processes(verb, tmp_path):
+    """The first writes all rows, and ends when all have; what comes next follows from all rows."""
+    (tmp_path / "my.txt").write_text("ten green bottles hanging on the wall\n" * 200)
+    given, count = TRIALS[verb]
+    rows, said = tmp_path / "rows.jsonl", tmp_path / "said"
+    words = [verb, *given, "--jobs", "1", "--device", "cpu", "--data", str(tmp_path / "my.txt")]
+    words += ["--out", str(tmp_path / "runs"), "--rows", str(rows), "--threads", "1"]
+    words += ["--rates", "1e-3"] if verb == "study" else []
+    assert many.ended(2, forked, words, said=said) == [0, 0], (said / "0").read_text()
+    names = [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+    assert len(records.read(rows)) == len(names) == count
+
+
+def test_a_trial_is_taken_once():
+    store, names = dist.HashStore(), [f"trial {n}" for n in range(20)]
+    team = [Taken(store, rank, 3) for rank in range(3)]
+    for n, name in enumerate(names):
+        first = team[n % 3]
+        assert first.takes(name)
+        assert [each.takes(name) for each in team] == [each is first for each in team]
+    for each in reversed(team):  # the first waits for the others
+        failed = each.failures({f"of {each.rank}": "why"})
+    assert failed == {"of 0": "why", "of 1": "why", "of 2": "why"}
 
 
 def test_the_parts_of_a_batch_are_the_batch():

@@ -16,7 +16,7 @@ import training_cases as cases
 from cosformer import training
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, create_model
-from cosformer.training import checkpoint, load, possible, train
+from cosformer.training import load, parts, possible, train
 from cosformer.training.folder import adopt, state_of
 
 
@@ -105,14 +105,14 @@ def test_a_run_that_wandb_does_not_take_is_one_error(config, monkeypatch):
 
 def fill_the_disk(monkeypatch, is_full):
     """Checkpoints are written until the path of one is given for which it is full."""
-    write = checkpoint.replacing
+    write = parts.replacing
 
     def replacing(path):
         if is_full(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path)
 
-    monkeypatch.setattr(checkpoint, "replacing", replacing)
+    monkeypatch.setattr(parts, "replacing", replacing)
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(config, whole, monkeypatch):
