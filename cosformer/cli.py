@@ -57,6 +57,7 @@ EXTRAS = {
     "matplotlib": "plot",
     "numpy": "tasks",
     "safetensors": "train",
+    "tokenizers": "train",
     "transformers": "hf",
     "tensorboard": "tensorboard",
     "wandb": "wandb",

@@ -71,7 +71,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "nn": {"torch"},
     "models": {"torch"},
     "distributed": {"torch"},
-    "tasks": {"torch", "numpy"},
+    "tasks": {"torch", "numpy", "tokenizers"},
     "data": {"numpy"},
     "report": {"matplotlib"},
     "hf": {"torch", "transformers", "tokenizers"},

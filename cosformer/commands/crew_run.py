@@ -17,7 +17,7 @@ import torch
 from cosformer import records
 from cosformer.models import parameter_count
 from cosformer.records import Row
-from cosformer.tasks import Task, has_vocabulary
+from cosformer.tasks import Task
 from cosformer.training import (
     ALONE,
     Diverged,
@@ -25,6 +25,7 @@ from cosformer.training import (
     Result,
     RunConfig,
     Trainer,
+    create_task,
     kept_vocabulary,
     resolved,
     write_json,
@@ -179,11 +180,9 @@ def finite(value: Any) -> Any:
 
 
 def _task(config: RunConfig, device: str) -> Task:
-    """The task of a run; one that starts from another run has its vocabulary."""
-    if config.start is None or not has_vocabulary(config.task.name):
-        return config.task.create(device)
-    known = kept_vocabulary(config.out) or kept_vocabulary(config.start)
-    return config.task.create(device, known)
+    """The task of a run with its own vocabulary, or else that of the run that it starts from."""
+    known = config.out if kept_vocabulary(config.out) else config.start
+    return create_task(config, known or config.out, device)
 
 
 def _is_asked_for() -> bool:

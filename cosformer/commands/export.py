@@ -9,8 +9,6 @@ from cosformer.tasks import Vocabulary
 from cosformer.training import export_weights, kept_vocabulary, load
 
 POSITIONAL = "run"
-TOKENIZED = ("bytes", "bpe")
-"""Kinds of vocabularies that become a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ def _to_hf(options: Options, folder: Path) -> int:
         _set_specials(model, vocabulary)
         tokens = f"no tokenizer: there is none for {vocabulary.kind}"
     model.save_pretrained(folder)
-    if vocabulary is not None and vocabulary.kind in TOKENIZED:
-        hf.create_tokenizer(vocabulary.plain()).save_pretrained(folder)
+    if vocabulary is not None and (tokenizer := vocabulary.tokenizer()) is not None:
+        hf.create_tokenizer(tokenizer).save_pretrained(folder)
         tokens = f"a tokenizer ({vocabulary.kind}, {vocabulary.size:,} tokens)"
     print(f"{folder}: {type(model).__name__}, {tokens}")
     return 0

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from cosformer.check import check_whole
 from cosformer.tasks.tables import Names
-from cosformer.tasks.vocabulary import Vocabulary
+from cosformer.tasks.vocabulary import SPECIALS, Vocabulary
 
 SPLITS = ("train", "valid", "test")
 """The parts of a data set: to learn from, to choose by, to judge by."""
 IGNORED = -100
 """Label of a token that nothing is asked about; PyTorch's cross entropy leaves it out."""
-SPECIALS = ("pad", "mask", "separator", "start")
-"""Special tokens of every task; their numbers follow those of the data's own tokens."""
 
 Batch = dict[str, Tensor]
 """`tokens` [B, T] and `mask` [B, T] (True: a real token); `labels`: one for each

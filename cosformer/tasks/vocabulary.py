@@ -1,23 +1,37 @@
 """Texts to tokens: bytes, words, or byte pairs merged by how often they occur.
 
-Merging (BPE, Sennrich et al. 2016) is our own: this part needs torch and numpy alone, and the
-libraries for it are compiled packages of their own.
+Merging (BPE, Sennrich et al. 2016) is that of the package tokenizers, which is imported on first
+use: bytes and words need torch and numpy alone.
 """
 
-import heapq
+import importlib.util
 import itertools
+import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 
 from cosformer.tasks.ragged import Array
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 Kind = Literal["bytes", "bpe", "words"]
-WORD = re.compile(r" ?[^\W\d_]+| ?\d+| ?[^\w\s]+|\s+(?=\S)|\s+|_+")
-"""Stretches that merging does not cross: words with the blank before them, numbers, signs."""
+SPECIALS = ("pad", "mask", "separator", "start")
+"""Special tokens of every task; their numbers follow those of the data's own tokens."""
+CUT = re.compile(r"(?<=\S)(?=[ \n])")
+"""Where a blank begins after something else: no merge goes across it."""
+LINE = re.compile(r"(?<=\S)(?=\n)")
+"""The same at ends of lines alone."""
+BLANK = r"[\s\x1c-\x1f]"
+WORD_OF_PAIRS = (
+    r" ?[\p{L}\p{Nl}\p{No}]+| ?\p{Nd}+| ?[^\p{L}\p{N}_\s\x1c-\x1f]+"
+    rf"|{BLANK}+(?=[^\s\x1c-\x1f])|{BLANK}+|_+"
+)
+"""Stretches that merging does not cross in a vocabulary that was kept as `pairs`."""
 
 
 class Vocabulary(Protocol):
@@ -39,6 +53,12 @@ class Vocabulary(Protocol):
     def plain(self) -> dict[str, Any]:
         """What JSON can keep of it, for `restore`."""
 
+    def tokenizer(self) -> "Tokenizer | None":
+        """The same as a tokenizer of the package tokenizers, which knows the special tokens too.
+
+        None where there is none.
+        """
+
 
 class Bytes:
     """UTF-8 as it is."""
@@ -58,6 +78,9 @@ class Bytes:
 
     def plain(self) -> dict[str, Any]:
         return {"kind": self.kind}
+
+    def tokenizer(self) -> "Tokenizer | None":
+        return _of_pairs(())
 
 
 class Words:
@@ -92,35 +115,54 @@ class Words:
     def plain(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": self.names}
 
+    def tokenizer(self) -> "Tokenizer | None":
+        return None
 
-class Merges:
-    """Bytes, and merges of neighbours: token 256 + n is the pair of tokens with number n."""
+
+class BytePairs:
+    """Bytes, and merges of neighbours, by a byte-level tokenizer of the package tokenizers.
+
+    What `plain` gives is what that package keeps in a `tokenizer.json`.
+    """
 
     kind: Kind = "bpe"
 
-    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
-        self.ranks = {pair: n for n, pair in enumerate(pairs)}
-        self.size = 256 + len(self.ranks)
-        self.pieces = [bytes([n]) for n in range(256)]
-        for left, right in self.ranks:
-            self.pieces.append(self.pieces[left] + self.pieces[right])
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer.encode_special_tokens = True  # "<mask>" in a text is a text
+        numbers = tokenizer.get_vocab(with_added_tokens=False)
+        self.size = len(numbers)
+        if sorted(numbers.values()) != list(range(self.size)):
+            raise ValueError("tokens must have the numbers from 0 on, without a gap")
+        names = sorted(numbers, key=numbers.__getitem__)
+        byte = {letter: n for n, letter in enumerate(_letters())}
+        self.pieces = [bytes(byte[letter] for letter in name) for name in names]
         self.widths: Array | None = np.array([len(piece) for piece in self.pieces])
         self._known: dict[str, list[int]] = {}
 
     @classmethod
-    def learn(cls, text: bytes, size: int) -> "Merges":
+    def learn(cls, text: bytes, size: int) -> "BytePairs":
         """The `size - 256` merges that are most frequent in a text, or as many as it has."""
         if not 256 < size <= 65536:
             raise ValueError(f"vocabulary must lie in 257 to 65,536, got {size}")
-        return cls(_learn(text, size - 256))
+        _require_tokenizers()
+        from tokenizers import models, pre_tokenizers, trainers
+
+        tokenizer = _byte_level(models.BPE())
+        letters = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, min_frequency=2, initial_alphabet=letters, show_progress=False
+        )
+        tokenizer.train_from_iterator(LINE.split(_decode(text)), trainer)
+        return cls(_with_specials(tokenizer))
 
     def encode(self, text: str | bytes) -> Array:
-        found: list[int] = []
-        for word in WORD.findall(_decode(text)):
+        words = CUT.split(_decode(text))
+        for word in words:
             if word not in self._known:
-                self._known[word] = self._merge(list(word.encode()))
-            found += self._known[word]
-        return np.array(found, np.uint16)
+                self._known[word] = self._tokenizer.encode(word).ids
+        found = itertools.chain.from_iterable(map(self._known.__getitem__, words))
+        return np.fromiter(found, np.uint16)
 
     def decode(self, tokens: Array) -> str:
         joined = b"".join(self.pieces[n] for n in np.asarray(tokens).tolist())
@@ -130,16 +172,11 @@ class Merges:
         return self.pieces[token]
 
     def plain(self) -> dict[str, Any]:
-        return {"kind": self.kind, "pairs": [list(pair) for pair in self.ranks]}
+        found: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        return found
 
-    def _merge(self, tokens: list[int]) -> list[int]:
-        while len(tokens) > 1:
-            pairs = list(itertools.pairwise(tokens))
-            best = min(pairs, key=lambda pair: self.ranks.get(pair, 1 << 30))
-            if best not in self.ranks:
-                break
-            tokens = _replace(tokens, best, 256 + self.ranks[best])
-        return tokens
+    def tokenizer(self) -> "Tokenizer | None":
+        return self._tokenizer
 
 
 def create(
@@ -157,7 +194,7 @@ def create(
             )
         return learnt
     if kind == "bpe":
-        return Merges.learn(text, 2048 if size is None else size)
+        return BytePairs.learn(text, 2048 if size is None else size)
     if size is not None:
         raise ValueError(f"vocabulary must be given for tokens = 'bpe' alone, got {size}")
     if kind == "bytes":
@@ -168,25 +205,30 @@ def create(
 
 
 def restore(plain: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary that `plain` describes."""
+    """The vocabulary that `plain` describes.
+
+    Byte pairs are a `tokenizer.json`, or, as older runs keep them, `{"kind": "bpe", "pairs": …}`.
+    """
+    kind = "bpe" if "model" in plain else plain.get("kind")
+    if kind not in get_args(Kind):
+        raise ValueError(f"vocabulary must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    if kind == "bpe":
+        _require_tokenizers()
     try:
-        if plain["kind"] == "bytes":
+        if kind == "bytes":
             return Bytes()
-        if plain["kind"] == "words":
+        if kind == "words":
             return Words(plain["names"])
-        if plain["kind"] == "bpe":
-            return Merges((left, right) for left, right in plain["pairs"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        return BytePairs(_of_pairs(plain["pairs"]) if "pairs" in plain else _of_file(plain))
+    except Exception as error:  # tokenizers raises that class itself for a broken file
         raise ValueError(
             f"vocabulary must be as it was kept, got a broken one: {error!r}"
         ) from None
-    raise ValueError(f"vocabulary must be bytes, words or bpe, got {plain['kind']!r}")
 
 
 def _decode(text: str | bytes) -> str:
-    if isinstance(text, str):
-        return text
-    return text.decode(errors="replace")  # a cut may go through a character
+    raw = text.encode() if isinstance(text, str) else text  # refuses halves of characters
+    return raw.decode(errors="replace")  # a cut may go through a character
 
 
 def _words(text: str | bytes) -> list[str]:
@@ -194,49 +236,59 @@ def _words(text: str | bytes) -> list[str]:
     return [word for line in lines for word in (*line.split(), "<eos>")]
 
 
-def _learn(text: bytes, count: int) -> list[tuple[int, int]]:
-    """Pairs in the order in which they are merged. Counts are kept, not taken anew each time."""
-    found = Counter(WORD.findall(_decode(text)))
-    words = [list(word.encode()) for word in found]
-    times = list(found.values())
-    pairs: Counter[tuple[int, int]] = Counter()
-    where: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for n, tokens in enumerate(words):
-        for pair in itertools.pairwise(tokens):
-            pairs[pair] += times[n]
-            where[pair].add(n)
-    merges: list[tuple[int, int]] = []
-    # ties go to the smaller pair: the same merges on every machine
-    heap = [(-times_seen, pair) for pair, times_seen in pairs.items()]
-    heapq.heapify(heap)
-    while len(merges) < count and heap:
-        negative, best = heapq.heappop(heap)
-        if -negative != pairs[best]:  # counted anew since: a later entry is right
-            continue
-        if pairs[best] < 2:
-            break
-        new, changed = 256 + len(merges), set[tuple[int, int]]()
-        merges.append(best)
-        for n in where.pop(best):
-            before, words[n] = words[n], _replace(words[n], best, new)
-            for sign, tokens in ((-1, before), (1, words[n])):
-                for pair in itertools.pairwise(tokens):
-                    pairs[pair] += sign * times[n]
-                    changed.add(pair)
-            for pair in itertools.pairwise(words[n]):
-                where[pair].add(n)
-        for pair in changed:
-            heapq.heappush(heap, (-pairs[pair], pair))
-    return merges
+def _of_file(content: Mapping[str, Any]) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(json.dumps(content))
 
 
-def _replace(tokens: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    merged, n = list[int](), 0
-    while n < len(tokens):
-        if n + 1 < len(tokens) and (tokens[n], tokens[n + 1]) == pair:
-            merged.append(new)
-            n += 2
-        else:
-            merged.append(tokens[n])
-            n += 1
-    return merged
+def _of_pairs(pairs: Iterable[tuple[int, int]]) -> "Tokenizer":
+    """Token n is byte n, and token 256 + n the pair of tokens with number n."""
+    _require_tokenizers()
+    from tokenizers import Regex, models, pre_tokenizers
+
+    names, merges = _letters(), list[tuple[str, str]]()
+    for left, right in pairs:
+        merges.append((names[left], names[right]))
+        names.append(names[left] + names[right])
+    numbers = {name: n for n, name in enumerate(names)}
+    if len(numbers) < len(names):
+        raise ValueError("pairs must be all different")
+    tokenizer = _byte_level(models.BPE(vocab=numbers, merges=merges))
+    words = pre_tokenizers.Split(Regex(WORD_OF_PAIRS), "isolated")
+    as_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_letters])
+    return _with_specials(tokenizer)
+
+
+def _byte_level(model: Any) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _with_specials(tokenizer: "Tokenizer") -> "Tokenizer":
+    tokenizer.add_special_tokens([f"<{name}>" for name in SPECIALS])
+    return tokenizer
+
+
+def _require_tokenizers() -> None:
+    if importlib.util.find_spec("tokenizers") is None:
+        raise ModuleNotFoundError(
+            "byte pairs need the package tokenizers: pip install 'cosformer[train]'",
+            name="tokenizers",
+        )
+
+
+def _letters() -> list[str]:
+    """The letter by which byte-level tokenizers write each byte.
+
+    Bytes that are visible letters of Latin-1 are written as themselves, the others in order from
+    the 256th letter on.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]

@@ -30,7 +30,13 @@ from cosformer.training.folder import (
     write_json,
 )
 from cosformer.training.learner import Diverged, Learner
-from cosformer.training.loading import Loaded, export_weights, kept_vocabulary, load
+from cosformer.training.loading import (
+    Loaded,
+    create_task,
+    export_weights,
+    kept_vocabulary,
+    load,
+)
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin

@@ -18,8 +18,8 @@ from cosformer.training.config import ELSEWHERE, RunConfig
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
 LAST, BEST = "last.safetensors", "best.safetensors"
 BOARD, VOCABULARY, DATA = "tensorboard", "vocabulary.json", "data.json"
-LABELS, WANDB = "labels.json", "wandb.json"
-WRITTEN = (CONFIG, STATUS, VOCABULARY, LABELS, WANDB, DATA, LAST, BEST)
+TOKENIZER, LABELS, WANDB = "tokenizer.json", "labels.json", "wandb.json"
+WRITTEN = (CONFIG, STATUS, VOCABULARY, TOKENIZER, LABELS, WANDB, DATA, LAST, BEST)
 """Files that are replaced as a whole."""
 OF_EVERY_RUN = {"task", "out", "preset", "model", "optimiser", "schedule", "budget", "evaluation"}
 """Settings that every run keeps, however old it is."""

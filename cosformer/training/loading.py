@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from cosformer.training.folder import (
     CONFIG,
     LABELS,
     LAST,
+    TOKENIZER,
     VOCABULARY,
     load_config,
     read_json,
@@ -74,15 +75,41 @@ class Loaded:
 
 
 def create_task(config: RunConfig, folder: Path, device: str) -> Task:
-    """The task of a run; one that started from another has its vocabulary, as `folder` keeps it."""
-    has_learnt = config.start is not None and has_vocabulary(config.task.name)
-    return config.task.create(device, kept_vocabulary(folder) if has_learnt else None)
+    """The task of a run, with the vocabulary that `folder` keeps.
+
+    It is the run's own, or that of the run that it starts from; where there is none, the task
+    learns one.
+    """
+    task = config.task
+    if not has_vocabulary(task.name):
+        return task.create(device)
+    learnt = kept_vocabulary(folder)
+    if learnt is not None and config.start is None:  # a text may have fewer pairs than asked for
+        task = replace(task, options={**task.options, **options_of_vocabulary(learnt)})
+    return task.create(device, learnt)
+
+
+def options_of_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The options by which a task asks for a vocabulary."""
+    is_learnt = vocabulary.kind == "bpe"
+    return {"tokens": vocabulary.kind, "vocabulary": vocabulary.size if is_learnt else None}
+
+
+def keep_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
+    """Write how a run's tokens are written, so that they need no data later."""
+    name = TOKENIZER if vocabulary.kind == "bpe" else VOCABULARY
+    write_json(folder / name, vocabulary.plain())
 
 
 def kept_vocabulary(folder: Path) -> Vocabulary | None:
-    """How tokens are written in the run of a folder, where they are those of a text."""
-    path = folder / VOCABULARY
-    return restore(read_json(path)) if path.is_file() else None
+    """How tokens are written in the run of a folder, where they are those of a text.
+
+    Runs from before `tokenizer.json` have their byte pairs in `vocabulary.json`.
+    """
+    for path in (folder / TOKENIZER, folder / VOCABULARY):
+        if path.is_file():
+            return restore(read_json(path))
+    return None
 
 
 def keep_names(folder: Path, names: Names) -> None:

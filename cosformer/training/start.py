@@ -9,7 +9,7 @@ from cosformer.tasks import Vocabulary, has_vocabulary
 from cosformer.training.config import RunConfig
 from cosformer.training.folder import BEST, CONFIG, LAST, load_config
 from cosformer.training.learner import create
-from cosformer.training.loading import Loaded, kept_vocabulary, load
+from cosformer.training.loading import Loaded, kept_vocabulary, load, options_of_vocabulary
 from cosformer.training.phases import Phase
 
 BACKBONE = (
@@ -132,7 +132,7 @@ def _tokens(task: str, folder: Path) -> dict[str, Any]:
     found = kept_vocabulary(folder)
     if found is None or not has_vocabulary(task):
         return {}
-    return {"tokens": found.kind, "vocabulary": found.size if found.kind == "bpe" else None}
+    return options_of_vocabulary(found)
 
 
 def _described(vocabulary: Vocabulary | None) -> str:

@@ -24,7 +24,6 @@ from cosformer.training.folder import (
     LAST,
     LOG,
     STATUS,
-    VOCABULARY,
     Log,
     adopt,
     comparable,
@@ -36,7 +35,7 @@ from cosformer.training.folder import (
 )
 from cosformer.training.interrupt import uninterrupted
 from cosformer.training.learner import Diverged, Learner
-from cosformer.training.loading import create_task, keep_names, model_of
+from cosformer.training.loading import create_task, keep_names, keep_vocabulary, model_of
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
@@ -140,7 +139,7 @@ class Trainer:
             log = None
             if processes.is_first:
                 if task.vocabulary is not None:
-                    write_json(out / VOCABULARY, task.vocabulary.plain())
+                    keep_vocabulary(out, task.vocabulary)
                 if task.names is not None:
                     keep_names(out, task.names)
                 names = [phase.name for phase in todo]

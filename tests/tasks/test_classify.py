@@ -119,7 +119,7 @@ def test_a_pair_has_a_separator_that_is_no_data_and_an_empty_text_is_one_token(f
 
 def test_a_vocabulary_that_was_learnt_before_is_used(tmp_path):
     path = write(tmp_path / "own.csv")
-    learnt = vocabulary.Merges.learn(b"say twice, say twice", 260)
+    learnt = vocabulary.BytePairs.learn(b"say twice, say twice", 260)
     task = tasks.create("classify", data=path, label="mood", tokens="bpe", learnt=learnt)
     assert task.vocabulary is learnt
     assert task.facts.data_tokens == 260

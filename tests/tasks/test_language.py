@@ -1,6 +1,11 @@
 """Texts, vocabularies and windows: every token is asked for once, nothing is lost on the way."""
 
+import itertools
 import json
+import re
+import sys
+import unicodedata
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -33,13 +38,80 @@ def test_text_comes_back_from_its_tokens_and_a_vocabulary_from_json(kind):
 
 
 def test_merging_takes_the_most_frequent_pair_first_and_shortens_the_text():
-    found = vocabulary.Merges.learn(b"abab abab abab cd", 258)
+    found = vocabulary.BytePairs.learn(b"abab abab abab cd", 258)
     assert found.pieces[256:] == [b"ab", b"abab"]
-    assert found.encode(b"abab ab").tolist() == [257, 32, 256]
-    story = vocabulary.Merges.learn(STORY, 400)
+    assert [found.pieces[n] for n in found.encode("abab ab")] == [b"abab", b" ", b"ab"]
+    story = vocabulary.BytePairs.learn(STORY, 400)
     assert len(story.encode(STORY)) < len(STORY) / 3
     # it stops where nothing occurs twice
-    assert vocabulary.Merges.learn(b"abc", 1000).size == 256
+    assert vocabulary.BytePairs.learn(b"abc", 1000).size == 256
+
+
+BLANKS = "a b  c\n\nd \t\n e\u3000f\x1c g!\x1c\n\x85 h\r\n<mask>"
+
+
+def test_a_text_may_be_cut_where_a_blank_begins():
+    found = vocabulary.BytePairs.learn(2 * (STORY + BLANKS.encode()), 500)
+    for each in (STORY.decode(), BLANKS, ""):
+        assert found.encode(each).tolist() == found.tokenizer().encode(each).ids
+
+
+def test_what_a_special_token_is_called_is_a_text_like_others():
+    found = vocabulary.BytePairs.learn(STORY, 300)
+    assert found.decode(found.encode("a <mask> b")) == "a <mask> b"
+    names = [found.tokenizer().id_to_token(found.size + n) for n in range(4)]
+    assert names == [f"<{name}>" for name in tasks.SPECIALS]
+
+
+def old_pairs(text, count):
+    """Merges as runs kept them before `tokenizer.json`, found by counting all pairs each time."""
+    words, pairs = [list(word.encode()) for word in OLD_WORD.findall(text)], []
+    for _ in range(count):
+        counts = Counter(pair for word in words for pair in itertools.pairwise(word))
+        pairs.append(counts.most_common(1)[0][0])
+        words = [merged(word, pairs[-1], 255 + len(pairs)) for word in words]
+    return pairs
+
+
+def merged(word, pair, number):
+    at = 0
+    while at < len(word) - 1:
+        if (word[at], word[at + 1]) == pair:
+            word = [*word[:at], number, *word[at + 2 :]]
+        at += 1
+    return word
+
+
+OLD_WORD = re.compile(r" ?[^\W\d_]+| ?\d+| ?[^\w\s]+|\s+(?=\S)|\s+|_+")
+LETTERS = [
+    chr(n) for n in range(1, 0x3100) if unicodedata.category(chr(n)) not in ("Cn", "Cs", "Co")
+]
+"""Letters that this Python's Unicode knows; of later ones two programs may think differently."""
+
+
+def test_pairs_of_an_older_run_are_read_as_they_were():
+    text = STORY.decode() + "_a__b ²½ 12x the then there. \t\n  end" * 9
+    pairs = old_pairs(text, 60)
+    found = vocabulary.restore({"kind": "bpe", "pairs": [list(pair) for pair in pairs]})
+    assert found.size == 316
+    for each in (text, BLANKS, " ".join(f"{x}a{x}{x}1" for x in LETTERS)):
+        words = [list(word.encode()) for word in OLD_WORD.findall(each)]
+        for n, pair in enumerate(pairs):  # in their order is by their rank
+            words = [merged(word, pair, 256 + n) for word in words]
+        assert found.encode(each).tolist() == [token for word in words for token in word]
+        assert found.decode(found.encode(each)) == each
+
+
+def test_without_tokenizers_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    for begin in (
+        lambda: vocabulary.create("bpe", STORY),
+        lambda: vocabulary.restore({"kind": "bpe", "pairs": []}),
+    ):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'cosformer\[train\]'") as found:
+            begin()
+        assert found.value.name == "tokenizers"
+    assert vocabulary.create("bytes", STORY).size == 256
 
 
 def test_unknown_words_are_one_token():
@@ -113,7 +185,17 @@ def test_a_folder_has_its_own_splits_or_is_split_by_file_and_one_file_is_cut(tmp
     assert b"".join(found.values()) == bytes(range(200))
 
 
-BROKEN = [{"kind": "cake"}, {}, *({"kind": "bpe", "pairs": [x]} for x in ([1], [1, 900]))]
+LOST = vocabulary.BytePairs.learn(STORY, 260).plain()
+del LOST["model"]["vocab"]["a"]
+BROKEN = [
+    {"kind": "cake"},
+    {},
+    {"kind": "bpe"},
+    {"model": {"type": "cake"}},
+    {"kind": "words"},
+    LOST,
+]
+BROKEN += [{"kind": "bpe", "pairs": x} for x in ([[1]], [[1, 900]], [[65, 66], [65, 66]])]
 
 
 def test_the_last_bytes_of_one_file_can_be_held_out(tmp_path):

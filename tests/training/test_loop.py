@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import training_cases as cases
 
 from cosformer import training
 from cosformer.models import ModelConfig, create_model
-from cosformer.tasks import create
+from cosformer.tasks import create, restore
 from cosformer.training import evaluate, load, losses_by_position, progress, train, trainer
 from cosformer.training.feed import described, feed
 from cosformer.training.learner import Learner
@@ -216,6 +217,24 @@ def test_a_vocabulary_outlives_the_data(config, tmp_path, name, kind):
     assert found.decode(found.encode(b"two three")) == "two three"
     with pytest.raises(ValueError, match=r"text .*my.txt', which does not exist"):
         _ = load(config.out).task
+
+
+def test_a_run_that_kept_its_byte_pairs_in_vocabulary_json_is_judged_and_goes_on(config, tmp_path):
+    (tmp_path / "my.txt").write_text("one two three, " * 100)
+    options = {"text": str(tmp_path / "my.txt"), "length": 8, "tokens": "bpe"}
+    pairs = {"kind": "bpe", "pairs": [[111, 110], [256, 101], [32, 116]]}  # on, one, " t"
+    task = training.TaskConfig("lm", options).create("cpu", restore(pairs))
+    asked = training.TaskConfig("lm", {**options, "vocabulary": 300})  # more than there are
+    short = replace(config, task=asked, budget=training.Budget(steps=1, batch=2))
+    list(training.Trainer(short, task).events())
+    (config.out / "tokenizer.json").unlink()
+    (config.out / "vocabulary.json").write_text(json.dumps(pairs))
+    found = load(config.out)
+    assert found.vocabulary.encode("one").tolist() == [257]
+    assert math.isfinite(evaluate(found.model, found.task, "valid", batch_size=2)["loss"])
+    train(replace(short, budget=replace(short.budget, steps=2)))
+    assert load(config.out).vocabulary.plain() == found.vocabulary.plain()
+    assert (config.out / "tokenizer.json").is_file()
 
 
 def test_a_task_without_text_has_no_vocabulary(whole):
