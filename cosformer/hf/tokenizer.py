@@ -12,6 +12,7 @@ SPECIALS = {
     "mask_token": "<mask>",
     "sep_token": "<separator>",
     "bos_token": "<start>",
+    "eos_token": "<start>",
 }
 """What Transformers calls the special tokens of `cosformer.tasks` -> how they are written."""
 
@@ -20,7 +21,8 @@ def create_tokenizer(tokenizer: "Tokenizer") -> PreTrainedTokenizerFast:
     """The tokenizer that gives a text the tokens of a run's vocabulary, of bytes or merged pairs.
 
     Every text has tokens. The special tokens of `cosformer.tasks` follow those of the vocabulary.
-    A text that spells one, as `<mask>`, gets that token.
+    A text that spells one, as `<mask>`, gets that token. What begins a text ends the one before it,
+    for tools that ask for such a token; none is added to a text.
 
     Args:
         tokenizer: what `tokenizer()` of a vocabulary of `cosformer.tasks` gives, which is also
