@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cosformer.models import parameter_count
+from cosformer.models import Classifier, parameter_count
 from cosformer.tasks import Vocabulary
-from cosformer.training import export_weights, kept_vocabulary, load
+from cosformer.training import Predictor, export_weights, kept_vocabulary, load
 
 POSITIONAL = "run"
 
@@ -60,9 +60,16 @@ def _to_hf(options: Options, folder: Path) -> int:
     if vocabulary is not None:
         _set_specials(model, vocabulary)
         tokens = f"no tokenizer: there is none for {vocabulary.kind}"
+    reads = None
+    if vocabulary is not None and isinstance(loaded.model, Classifier):
+        predictor = Predictor.of(loaded)
+        reads = predictor.reader.length
+        if predictor.labels is not None:
+            model.config.id2label = dict(enumerate(predictor.labels))
+            model.config.label2id = {label: n for n, label in enumerate(predictor.labels)}
     model.save_pretrained(folder)
     if vocabulary is not None and (tokenizer := vocabulary.tokenizer()) is not None:
-        hf.create_tokenizer(tokenizer).save_pretrained(folder)
+        hf.create_tokenizer(tokenizer, reads).save_pretrained(folder)
         tokens = f"a tokenizer ({vocabulary.kind}, {vocabulary.size:,} tokens)"
     print(f"{folder}: {type(model).__name__}, {tokens}")
     return 0

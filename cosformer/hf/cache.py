@@ -130,15 +130,21 @@ class ModelCache(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[StreamLayer()])
 
-    def read(self, backbone: Backbone, tokens: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Vectors `[B, T, width]` of the next tokens `[B, T]`."""
+    def read(
+        self,
+        backbone: Backbone,
+        tokens: Tensor,
+        key_mask: Tensor | None,
+        hidden: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Vectors `[B, T, width]` of the next tokens, as `Backbone.stream` takes and gives them."""
         stream = cast(StreamLayer, self.layers[0])
         one = tokens.shape[1] == 1 and key_mask is None and stream.state is not None
-        if one and not _records(backbone.embedding.weight):
+        if one and hidden is None and not _records(backbone.embedding.weight, tokens):
             backbone.check_step(tokens, stream.state)
             x, state = backbone.step(tokens, stream.state)
         else:
-            x, state = backbone.stream(tokens, stream.state, key_mask=key_mask)
+            x, state = backbone.stream(tokens, stream.state, key_mask=key_mask, hidden=hidden)
         assert isinstance(state, ModelState)
         stream.state, stream.length = state, state.length
         return x

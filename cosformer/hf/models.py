@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from cosformer.hf.adapt import adapted
 from cosformer.hf.cache import ModelCache
 from cosformer.hf.config import CosformerConfig
-from cosformer.models import EMBEDDING_STD, Backbone, Kind, class_head, pooled
+from cosformer.models import EMBEDDING_STD, Backbone, Kind, class_head, pool
 
 TIED = {"lm_head.weight": "model.backbone.embedding.weight"}
 """The parameter that is tied -> the one that it is, where the config ties them."""
@@ -32,6 +32,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _is_stateful = True  # assisted decoding, which takes tokens back, is refused by its name
     _no_split_modules = ["ModelBlock"]  # noqa: RUF012
+    accepts_loss_kwargs = True  # Trainer then says how many labels a whole batch has
     kind: Kind | None = None
 
     def __init__(self, config: CosformerConfig) -> None:
@@ -42,6 +43,19 @@ class CosformerPreTrainedModel(PreTrainedModel):
                 f"the config's mechanism, got {config._attn_implementation!r}"
             )
         config.model_config(self.kind)  # refuses the config of another kind
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As Transformers does it; weights that are not kept on a device are refused."""
+        made = super().from_pretrained(*args, **kwargs)
+        model = made[0] if isinstance(made, tuple) else made
+        for name, parameter in model.named_parameters():
+            if parameter.is_meta:
+                raise ValueError(
+                    "device_map must keep all weights of a Cosformer model on their devices, "
+                    f"because streams read them outside of modules, got {name} offloaded"
+                )
+        return made
 
     @classmethod
     def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
@@ -75,38 +89,11 @@ class CosformerPreTrainedModel(PreTrainedModel):
     def _backbone(self) -> Backbone:
         return cast(Backbone, self.base_model.backbone)
 
-    def _tokens(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        past_key_values: ModelCache | None,
-        inputs_embeds: Any,
-        output_attentions: bool | None,
-        output_hidden_states: bool | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Tokens `[B, T]` and their key mask, True = real token; what cannot be had is refused."""
-        if inputs_embeds is not None or input_ids is None:
-            raise ValueError(
-                "input_ids must be given, and inputs_embeds must be None, for a Cosformer model, "
-                f"got inputs_embeds of type {type(inputs_embeds).__name__}"
-            )
-        asked = {
-            "output_attentions": output_attentions,
-            "output_hidden_states": output_hidden_states,
-        }
-        for name, value in asked.items():
-            if value or (value is None and getattr(self.config, name)):
-                raise ValueError(f"{name} must be False for a Cosformer model, got True")
-        if attention_mask is None:
-            return input_ids, None
-        length = input_ids.shape[1]
-        before = 0 if past_key_values is None else past_key_values.get_seq_length()
-        if attention_mask.dim() != 2 or attention_mask.shape[1] not in (length, before + length):
-            raise ValueError(
-                f"attention_mask must be [batch, length], 1 for real tokens, of {length} tokens "
-                f"after {before} others, got {list(attention_mask.shape)}"
-            )
-        return input_ids, attention_mask[:, attention_mask.shape[1] - length :].bool()
+    def _token_loss(
+        self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> Any:
+        size, items = self.config.vocab_size, num_items_in_batch
+        return self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=items)
 
     def _finish(self) -> None:
         """What is made here has its first numbers already."""
@@ -130,7 +117,7 @@ class CosformerModel(CosformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         past_key_values: ModelCache | None = None,
         use_cache: bool | None = None,
-        inputs_embeds: None = None,
+        inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> BaseModelOutputWithPast:
@@ -142,28 +129,58 @@ class CosformerModel(CosformerPreTrainedModel):
                 before too. With a cache padding stands on the left.
             past_key_values: the cache that an earlier call returned; it goes on from there.
             use_cache: whether to return a cache; not by default.
-            inputs_embeds, output_attentions, output_hidden_states: refused.
+            inputs_embeds: vectors `[B, T, hidden_size]` in place of `input_ids`.
+            output_attentions: refused, because weights are never formed.
+            output_hidden_states: whether to return what goes into the first block and what comes
+                out of each, the last of which is `last_hidden_state`.
         """
-        tokens, mask = self._tokens(
-            input_ids,
-            attention_mask,
-            past_key_values,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-        )
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"input_ids or inputs_embeds must be given, got {given}")
+        tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
+        if self._asks("output_attentions", output_attentions):
+            raise ValueError("output_attentions must be False for a Cosformer model, got True")
+        hidden: list[Tensor] | None = None
+        if self._asks("output_hidden_states", output_hidden_states):
+            hidden = []
+        mask = self._key_mask(attention_mask, tokens.shape[1], past_key_values)
+        cache = None
         if past_key_values is None and not use_cache:
-            x: Any = self.backbone(tokens, mask)
-            return BaseModelOutputWithPast(last_hidden_state=x)
+            x: Tensor = self.backbone(tokens, mask, hidden=hidden)
+        else:
+            cache = self._cache(past_key_values)
+            if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
+                mask = None
+            x = cache.read(self.backbone, tokens, mask, hidden)
+        states = None if hidden is None else (*hidden[:-1], x)
+        return BaseModelOutputWithPast(
+            last_hidden_state=cast(Any, x), past_key_values=cache, hidden_states=cast(Any, states)
+        )
+
+    def _key_mask(
+        self, attention_mask: Tensor | None, length: int, past_key_values: ModelCache | None
+    ) -> Tensor | None:
+        """The mask `[B, T]` of the new tokens, so many, True = real token."""
+        if attention_mask is None:
+            return None
+        before = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if attention_mask.dim() != 2 or attention_mask.shape[1] not in (length, before + length):
+            raise ValueError(
+                f"attention_mask must be [batch, length], 1 for real tokens, of {length} tokens "
+                f"after {before} others, got {list(attention_mask.shape)}"
+            )
+        return attention_mask[:, attention_mask.shape[1] - length :].bool()
+
+    def _asks(self, name: str, given: bool | None) -> bool:
+        return bool(getattr(self.config, name) if given is None else given)
+
+    def _cache(self, given: ModelCache | None) -> ModelCache:
         if not self.config.causal:
             raise ValueError("use_cache must be False for a model that is not causal, got True")
-        cache = ModelCache() if past_key_values is None else past_key_values
+        cache = ModelCache() if given is None else given
         if not isinstance(cache, ModelCache):
             raise TypeError(f"past_key_values must be a ModelCache, got {type(cache).__name__}")
-        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-            mask = None
-        x = cache.read(self.backbone, tokens, mask)
-        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache)
+        return cache
 
 
 class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
@@ -191,15 +208,18 @@ class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        inputs_embeds: None = None,
+        inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits `[B, T, vocab_size]`, and the loss where labels are given.
 
         Args:
             labels: `[B, T]`, the tokens themselves; -100 is not asked for.
             logits_to_keep: logits of the last so many tokens alone, or of these positions; 0: all.
+            num_items_in_batch: labels by which the sum of losses is divided, where a batch comes in
+                several calls; those of this call if not given.
             others: as in `CosformerModel`.
         """
         found = self.model(
@@ -215,9 +235,12 @@ class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
         logits = self.lm_head(found.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+            loss = self._token_loss(logits, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=found.past_key_values
+            loss=loss,
+            logits=logits,
+            past_key_values=found.past_key_values,
+            hidden_states=found.hidden_states,
         )
 
 
@@ -239,9 +262,10 @@ class CosformerForMaskedLM(CosformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        inputs_embeds: None = None,
+        inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> MaskedLMOutput:
         """Logits `[B, T, vocab_size]`, and the loss where labels `[B, T]` are not -100."""
         found = self.model(
@@ -254,14 +278,15 @@ class CosformerForMaskedLM(CosformerPreTrainedModel):
         logits = self.lm_head(found.last_hidden_state)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
-        return MaskedLMOutput(loss=loss, logits=logits)
+            loss = self._token_loss(logits, labels, num_items_in_batch)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
 
 
 class CosformerForSequenceClassification(CosformerPreTrainedModel):
     """A sequence to logits of classes: a `cosformer.models.Classifier`."""
 
     kind: Kind = "classifier"
+    accepts_loss_kwargs = False  # every row has one label
 
     def __init__(self, config: CosformerConfig) -> None:
         super().__init__(config)
@@ -275,19 +300,24 @@ class CosformerForSequenceClassification(CosformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        inputs_embeds: None = None,
+        inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> SequenceClassifierOutput:
         """Logits `[B, num_labels]`, and the loss of labels `[B]` by the config's problem_type."""
-        tokens, mask = self._tokens(
-            input_ids, attention_mask, None, inputs_embeds, output_attentions, output_hidden_states
+        found = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
         )
-        logits = self.score(pooled(self.model.backbone, tokens, mask))
+        mask = None if attention_mask is None else attention_mask.bool()
+        logits = self.score(pool(found.last_hidden_state, mask, self.config.pooling))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
 
 
 def _token_head(config: CosformerConfig) -> nn.Linear:

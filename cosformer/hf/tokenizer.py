@@ -17,7 +17,9 @@ SPECIALS = {
 """What Transformers calls the special tokens of `cosformer.tasks` -> how they are written."""
 
 
-def create_tokenizer(tokenizer: "Tokenizer") -> PreTrainedTokenizerFast:
+def create_tokenizer(
+    tokenizer: "Tokenizer", max_length: int | None = None
+) -> PreTrainedTokenizerFast:
     """The tokenizer that gives a text the tokens of a run's vocabulary, of bytes or merged pairs.
 
     Every text has tokens. The special tokens of `cosformer.tasks` follow those of the vocabulary.
@@ -27,6 +29,7 @@ def create_tokenizer(tokenizer: "Tokenizer") -> PreTrainedTokenizerFast:
     Args:
         tokenizer: what `tokenizer()` of a vocabulary of `cosformer.tasks` gives, which is also
             what a run of byte pairs keeps in `tokenizer.json`.
+        max_length: where `truncation=True` cuts a text; None: nowhere.
 
     >>> from cosformer.tasks import Bytes
     >>> create_tokenizer(Bytes().tokenizer())("hé").input_ids
@@ -47,4 +50,5 @@ def create_tokenizer(tokenizer: "Tokenizer") -> PreTrainedTokenizerFast:
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
+        **({} if max_length is None else {"model_max_length": max_length}),
     )

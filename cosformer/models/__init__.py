@@ -9,7 +9,7 @@ from cosformer.models.create import Model, create_model, parameter_count
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.encoder import Classifier, MaskedLanguageModel, PairClassifier
 from cosformer.models.encoder import class_head as class_head
-from cosformer.models.encoder import pooled as pooled
+from cosformer.models.encoder import pool as pool
 from cosformer.models.generation import generate, generate_tokens
 from cosformer.models.presets import PARAMETERS, PRESETS
 from cosformer.models.recommended import RECOMMENDED, Use, recommended

@@ -38,6 +38,10 @@ class ModelState(NamedTuple):
 class Backbone(nn.Module):
     """Tokens `[B, T]` to vectors `[B, T, width]`: embedding, positions, blocks, norm.
 
+    `forward` and `stream` take vectors `[B, T, width]` in place of tokens, which are then not
+    embedded, and a list `hidden`, to which they add the vectors `[B, T, width]` that go into the
+    first block and those that come out of each block, before the last norm.
+
     A token behind `key_mask` is as if it were not there, wherever it stands: positions count real
     tokens. The vectors of masked tokens mean nothing.
 
@@ -94,7 +98,11 @@ class Backbone(nn.Module):
         return not self.cross and all(self._shifts(block.attention) for block in self._stack)
 
     def forward(
-        self, tokens: Tensor, key_mask: Tensor | None = None, context: Context | None = None
+        self,
+        tokens: Tensor,
+        key_mask: Tensor | None = None,
+        context: Context | None = None,
+        hidden: list[Tensor] | None = None,
     ) -> Tensor:
         """Vectors `[B, T, width]`; with cls pooling `[B, 1 + T, width]`, that of the cls first."""
         self.check_tokens("tokens", tokens, key_mask)
@@ -107,7 +115,7 @@ class Backbone(nn.Module):
             order = real_first(key_mask)
         self._check_length(length)
         if key_mask is not None and order is not None:  # padding goes last, where it shifts none
-            tokens, key_mask = tokens.gather(1, order), key_mask.gather(1, order)
+            tokens, key_mask = _taken(tokens, order), key_mask.gather(1, order)
         x = self._embed(tokens, start + torch.arange(tokens.shape[1], device=tokens.device))
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), 1, -1), x], 1)
@@ -117,19 +125,24 @@ class Backbone(nn.Module):
             key_mask = None  # no real token sees what stands last, and softmax is faster unmasked
         vectors, context_mask = context or (None, None)
         masks = {"key_mask": key_mask, "context_mask": context_mask}
+        found = [] if hidden is None else [x]
         for block in self.calls or self._stack:
             call = functools.partial(block, causal=self.causal, **masks)
             if self.recompute:
                 x = recomputed(call, x, vectors, draws=self.config.dropout > 0)
             else:
                 x = call(x, vectors)
+            if hidden is not None:
+                found.append(x)
         x = self.norm(x)
-        if order is None:
-            return x
-        back = order.argsort(1)
-        if self.cls is not None:
-            back = torch.cat([torch.zeros_like(back[:, :1]), back + 1], 1)
-        return x.gather(1, back[..., None].expand_as(x))
+        if order is not None:
+            back = order.argsort(1)
+            if self.cls is not None:
+                back = torch.cat([torch.zeros_like(back[:, :1]), back + 1], 1)
+            x, found = _taken(x, back), [_taken(each, back) for each in found]
+        if hidden is not None:
+            hidden += found
+        return x
 
     def empty_state(self, batch: int, context: Context | None = None) -> ModelState:
         """The state before the first token of so many streams, which look at a context if any."""
@@ -138,7 +151,12 @@ class Backbone(nn.Module):
         return ModelState(layers, position, 0, context)
 
     def stream(
-        self, tokens: Tensor, state: ModelState | None = None, *, key_mask: Tensor | None = None
+        self,
+        tokens: Tensor,
+        state: ModelState | None = None,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: list[Tensor] | None = None,
     ) -> tuple[Tensor, ModelState]:
         """Vectors of the next tokens `[B, T]` of a stream, and the state after them.
 
@@ -151,17 +169,21 @@ class Backbone(nn.Module):
         check_model_state(state, tokens, len(self.blocks))
         if key_mask is not None:
             self._check_padding(key_mask, state.position)
-        real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
+        real = every_token(tokens) if key_mask is None else key_mask
         length = state.length + tokens.shape[1]
         self._check_length(length)
         x = self._embed(tokens, state.position[:, None] + ranks(real))
         vectors, context_mask = state.context or (None, None)
-        layers = []
+        layers, found = [], [x]
         for block, before in zip(self._stack, state.layers, strict=True):
             x, after = block.stream(
                 x, before, vectors, key_mask=key_mask, context_mask=context_mask
             )
             layers.append(after)
+            if hidden is not None:
+                found.append(x)
+        if hidden is not None:
+            hidden += found
         position = state.position + real.sum(1)
         return self.norm(x), ModelState(tuple(layers), position, length, state.context)
 
@@ -195,18 +217,22 @@ class Backbone(nn.Module):
             raise ValueError("step records no gradients: use stream, or torch.no_grad() around it")
 
     def check_tokens(self, name: str, tokens: Tensor, key_mask: Tensor | None) -> None:
-        """Check tokens, which the message calls `name`, and their mask."""
+        """Check tokens or vectors, which the message calls `name`, and their mask."""
         check_tensor(name, tokens)
-        if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        width = self.config.width
+        is_whole = tokens.dim() == 2 and tokens.dtype in (torch.int64, torch.int32)
+        is_vectors = tokens.dim() == 3 and tokens.is_floating_point() and tokens.shape[2] == width
+        if not is_whole and not is_vectors:
             raise ValueError(
-                f"{name} must be int64 [batch, length], got {tokens.dtype} {list(tokens.shape)}"
+                f"{name} must be int64 [batch, length], or vectors [batch, length, {width}], "
+                f"got {tokens.dtype} {list(tokens.shape)}"
             )
         if key_mask is None:
             return
         check_tensor("key_mask", key_mask)
-        if key_mask.shape != tokens.shape or key_mask.dtype != torch.bool:
+        if key_mask.shape != tokens.shape[:2] or key_mask.dtype != torch.bool:
             raise ValueError(
-                f"key_mask must be bool {list(tokens.shape)}, as {name} (True = real token), "
+                f"key_mask must be bool {list(tokens.shape[:2])}, as {name} (True = real token), "
                 f"got {key_mask.dtype} {list(key_mask.shape)}"
             )
 
@@ -249,7 +275,7 @@ class Backbone(nn.Module):
 
     def _embed(self, tokens: Tensor, position: Tensor) -> Tensor:
         try:
-            x = self.embedding(tokens)
+            x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         except IndexError:  # torch has looked: a GPU, which asserts it, does not wait for this
             raise _unknown_token(tokens, self.config.vocabulary) from None
         if self.positions is not None:
@@ -373,6 +399,11 @@ class TokenHead(nn.Module):
         return F.linear(x, self.weight)
 
 
+def every_token(tokens: Tensor) -> Tensor:
+    """The mask `[B, T]` by which all tokens `[B, T]`, or vectors `[B, T, width]`, are real."""
+    return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+
+
 def check_model_state(state: ModelState, tokens: Tensor, layers: int) -> None:
     """Check that a state is one of so many layers, for as many streams as tokens `[B, T]` have."""
     if not isinstance(state, ModelState):
@@ -384,6 +415,11 @@ def check_model_state(state: ModelState, tokens: Tensor, layers: int) -> None:
             f"state must be of {len(tokens)} streams, the batch of tokens, "
             f"got {len(state.position)}"
         )
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """Tokens `[B, T]`, or vectors `[B, T, width]`, in an order `[B, T]`."""
+    return x.gather(1, order if x.dim() == 2 else order[..., None].expand_as(x))
 
 
 def _unknown_token(tokens: Tensor, vocabulary: int) -> ValueError:

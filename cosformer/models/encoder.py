@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from cosformer.models.backbone import EMBEDDING_STD, Backbone, TokenModel
+from cosformer.models.backbone import EMBEDDING_STD, Backbone, TokenModel, every_token
 from cosformer.models.config import ModelConfig
 
 
@@ -66,11 +66,15 @@ def pooled(backbone: Backbone, tokens: Tensor, key_mask: Tensor | None) -> Tenso
             "a model that is split over ranks must have an output for each token: one vector of a "
             "whole sequence needs the tokens of all ranks"
         )
-    x: Tensor = backbone(tokens, key_mask)
-    if backbone.config.pooling == "cls":
+    return pool(backbone(tokens, key_mask), key_mask, backbone.config.pooling)
+
+
+def pool(x: Tensor, key_mask: Tensor | None, pooling: str) -> Tensor:
+    """One vector per sequence, `[B, width]`, of those that a backbone gave."""
+    if pooling == "cls":
         return x[:, 0]
-    real = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
-    if backbone.config.pooling == "first":
+    real = every_token(x) if key_mask is None else key_mask
+    if pooling == "first":
         real = real & (real.cumsum(1) == 1)
     kept = torch.where(real[..., None], x, 0)  # not x · mask: a masked vector may be anything
     return kept.sum(1) / real.sum(1, keepdim=True).clamp(min=1)

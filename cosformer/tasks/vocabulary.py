@@ -271,7 +271,16 @@ def _byte_level(model: Any) -> "Tokenizer":
 
 
 def _with_specials(tokenizer: "Tokenizer") -> "Tokenizer":
+    """The same with the special tokens, and pairs of texts that have a separator between them."""
+    from tokenizers import processors
+
     tokenizer.add_special_tokens([f"<{name}>" for name in SPECIALS])
+    between = "<separator>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A",
+        pair=f"$A {between} $B",
+        special_tokens=[(between, tokenizer.token_to_id(between))],
+    )
     return tokenizer
 
 

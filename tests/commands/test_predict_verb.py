@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from cosformer.commands.predict import Options, predicted
+from cosformer.models import PairClassifier
 from cosformer.training import (
     Budget,
     Evaluation,
@@ -208,3 +209,33 @@ def test_text_is_generated_without_the_data(run, here, shell):
     config["task"]["options"]["text"] = str(here / "gone.txt")
     (run / "config.json").write_text(json.dumps(config))
     shell.shows("generate", run, "--prompt", "To be", "--tokens", "5", "--device", "cpu")
+
+
+def exported(run, to, shell):
+    """The same run behind Transformers' pipeline, with its own words for labels."""
+    transformers = pytest.importorskip("transformers")
+    shell.shows("export", run, "--to", "hf", to)
+    return transformers.pipeline("text-classification", str(to), top_k=None, truncation=True)
+
+
+def as_predicted(given):
+    return {each["label"]: pytest.approx(each["score"], abs=1e-5) for each in given}
+
+
+def test_an_exported_classifier_has_labels_and_probabilities_of_predict(tastes, tmp_path, shell):
+    texts = ["lemon", "honey, sugar " * 20]
+    found = exported(tastes, tmp_path / "model", shell)(texts, batch_size=2)
+    predictor = Predictor.of(load(tastes, device="cpu"))
+    for row, given in zip(predictor.probabilities([texts]).tolist(), found, strict=True):
+        assert dict(zip(predictor.labels, row, strict=True)) == as_predicted(given)
+
+
+def test_an_exported_classifier_of_joined_pairs_reads_two_texts(pairs, tmp_path, shell):
+    if isinstance(load(pairs, device="cpu").model, PairClassifier):
+        refusal = shell.refuses("export", pairs, "--to", "hf", tmp_path / "model")
+        assert "kind must be decoder, masked-lm or classifier" in refusal
+        return
+    given = exported(pairs, tmp_path / "model", shell)({"text": "honey", "text_pair": "sugar"})
+    predictor = Predictor.of(load(pairs, device="cpu"))
+    [row] = predictor.probabilities([["honey"], ["sugar"]]).tolist()
+    assert dict(zip(predictor.labels, row, strict=True)) == as_predicted(given)
