@@ -50,6 +50,61 @@ def test_a_prompt_may_be_read_in_pieces():
     assert torch.equal(found, written(model, x, "greedy"))
 
 
+OTHER_WAYS = {
+    "penalties": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "min_new_tokens": 2},
+    "shares": {"do_sample": True, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.9},
+    "ends": {"eos_token_id": list(range(90))},
+    "guided": {"guidance_scale": 1.5},
+    "any cache": {"cache_implementation": "static"},  # Transformers says that it is ignored
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_options_of_generate_work_with_and_without_a_cache(way):
+    model, x, options = cases.native(), cases.tokens(), OTHER_WAYS[way]
+    caches = (True,) if way == "any cache" else (True, False)
+    found = []
+    for cache in caches:
+        torch.manual_seed(2)
+        found.append(
+            model.generate(x, max_new_tokens=7, pad_token_id=0, use_cache=cache, **options)
+        )
+    assert torch.equal(found[0], found[-1])
+    assert torch.equal(found[0], written(model, x, "greedy")) == (way == "any cache")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_vectors_in_place_of_tokens_write_the_same(way):
+    model, x = cases.native(conv=3), cases.tokens()
+    given = {"attention_mask": left_padded(x), "inputs_embeds": model.get_input_embeddings()(x)}
+    expected = written(model, x, way, attention_mask=left_padded(x))[:, 12:]
+    for cache in (True, False):
+        torch.manual_seed(2)
+        more = {**WAYS[way], **given, "use_cache": cache}
+        assert torch.equal(model.generate(max_new_tokens=7, pad_token_id=0, **more), expected)
+
+
+def test_what_generate_tells_of_itself_is_that_of_the_full_pass():
+    model, x = cases.native(), cases.tokens()
+    asked = {"return_dict_in_generate": True, "output_logits": True, "output_hidden_states": True}
+    found = written(model, x, "greedy", **asked)
+    with torch.no_grad():
+        whole = model(found.sequences[:, :-1], output_hidden_states=True)
+    torch.testing.assert_close(torch.stack(found.logits, 1), whole.logits[:, 11:])
+    for layer, expected in enumerate(whole.hidden_states):
+        steps = torch.cat([each[layer] for each in found.hidden_states], 1)
+        torch.testing.assert_close(steps, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_writes_the_same():
+    torch._dynamo.reset()
+    model, x = cases.native(), cases.tokens()
+    expected = written(model, x, "greedy", attention_mask=left_padded(x))
+    model.forward = torch.compile(model.forward)
+    assert torch.equal(written(model, x, "greedy", attention_mask=left_padded(x)), expected)
+
+
 def test_gradients_go_through_the_cache():
     model, x = cases.native(), cases.tokens()
     begun = model(x[:, :6], use_cache=True)

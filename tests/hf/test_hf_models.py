@@ -222,8 +222,9 @@ def test_adapters_learn_and_merge():
     ("given", "message"),
     [
         ({"output_attentions": True}, "output_attentions must be False for a Cosformer model"),
-        ({"output_hidden_states": True}, "output_hidden_states must be False for a Cosformer"),
-        ({"inputs_embeds": torch.zeros(2, 12, 32)}, "inputs_embeds must be None, .* Tensor"),
+        ({"inputs_embeds": torch.zeros(2, 12, 32)}, "inputs_embeds must be given, got both"),
+        ({"input_ids": None}, "input_ids or inputs_embeds must be given, got neither"),
+        ({"input_ids": torch.zeros(2, 12, 31)}, r"or vectors \[batch, length, 32\], .* 12, 31\]"),
         ({"attention_mask": torch.ones(2, 5)}, r"attention_mask must be .* 12 tokens .* \[2, 5\]"),
         ({"attention_mask": torch.ones(2, 15)}, r"attention_mask must be .* after 0 .* \[2, 15\]"),
     ],
@@ -231,7 +232,7 @@ def test_adapters_learn_and_merge():
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_had_is_refused_by_its_name(kind, given, message):
     with pytest.raises(ValueError, match=message):
-        cases.native(KINDS[kind][0])(cases.tokens(), **given)
+        cases.native(KINDS[kind][0])(**{"input_ids": cases.tokens(), **given})
 
 
 def test_the_config_of_another_kind_is_refused():

@@ -13,6 +13,25 @@ SAMPLES = [{"input_ids": torch.arange(20) % 7, "labels": torch.arange(20) % 7} f
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory")
+def test_a_batch_in_pieces_is_one_batch_however_many_labels_each_piece_has(tmp_path):
+    samples = [dict(each) for each in SAMPLES[:4]]
+    for n, each in enumerate(samples):
+        each["labels"] = torch.where(torch.arange(20) < 4 * n + 2, each["labels"], -100)
+    found = []
+    for pieces in (1, 4):
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=2, per_device_train_batch_size=4 // pieces, optim="sgd",
+            gradient_accumulation_steps=pieces, learning_rate=1.0, report_to=[], use_cpu=True,
+            disable_tqdm=True, save_strategy="no", logging_strategy="no", max_grad_norm=0.0,
+        )  # fmt: skip
+        model = cases.native()
+        Trainer(model, arguments, train_dataset=samples).train()
+        found.append(model.lm_head.weight.detach())
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(found[0], cases.native().lm_head.weight, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
 @pytest.mark.parametrize("make", [cases.native, lambda: cases.gpt2("cosformer-multiscale")])
 def test_a_few_steps_learn_and_the_checkpoint_is_what_was_learnt(make, tmp_path):
     arguments = TrainingArguments(

@@ -227,3 +227,25 @@ def test_attention_weights_are_those_that_a_language_model_uses():
     made = block.attention._project(x, None, 0, causal=True)
     out = block.attention._finish(weights[None] @ made.v, made.gate)
     assert_close(out, block.attention(x, causal=True))
+
+
+@pytest.mark.parametrize("mechanism", ["cosformer", "softmax", "gated-delta"])
+def test_vectors_stand_for_tokens_and_hidden_ones_are_told(mechanism):
+    backbone = make(mechanism, layers=3, positions="learned").backbone
+    tokens, key_mask = pad(draw(2, 9), "between")
+    vectors = backbone.embedding(tokens)
+    hidden = []
+    out = backbone(vectors, key_mask, hidden=hidden)
+    assert torch.equal(out, backbone(tokens, key_mask))
+    assert [x.shape for x in hidden] == 4 * [out.shape]
+    assert torch.equal(backbone.norm(hidden[-1]), out)
+    pieces, state = [], None
+    for piece in backbone.embedding(tokens).split((6, 1, 7), 1):
+        told = []
+        _, state = backbone.stream(piece, state, hidden=told)
+        pieces.append(told)
+    hidden = []
+    backbone(tokens, hidden=hidden)
+    for layer, expected in enumerate(hidden):
+        found = torch.cat([told[layer] for told in pieces], 1)
+        assert_close(found, expected, atol=1e-9, rtol=1e-9)
