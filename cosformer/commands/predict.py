@@ -105,7 +105,7 @@ def _samples(options: Options, predictor: Predictor) -> Iterator[tuple[str, ...]
     columns, towers = predictor.columns, predictor.reader.towers
     parts = len(columns) or (2 if towers == 2 else None)  # None: the run does not say
     if options.data is None:
-        for n, line in enumerate(sys.stdin, 1):
+        for n, line in enumerate(_lines(), 1):
             text = line.removesuffix("\n")
             sample = tuple(text.split("\t")) if parts == 2 else (text,)
             if parts == 2 and len(sample) != 2:
@@ -121,6 +121,14 @@ def _samples(options: Options, predictor: Predictor) -> Iterator[tuple[str, ...]
                 f"for {options.data}"
             )
         yield sample
+
+
+def _lines() -> Iterator[str]:
+    """Lines of standard input."""
+    try:
+        yield from sys.stdin
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input must be text in UTF-8: {error}") from None
 
 
 def _csv(cells: Sequence[object]) -> str:

@@ -228,8 +228,13 @@ def _merged(config: RunConfig, options: Options, layers: Sequence[Mapping[str, A
 def _extending(
     config: RunConfig, there: RunConfig, layers: Sequence[Mapping[str, Any]]
 ) -> RunConfig:
-    """What follows from the first steps of a run stays as it is there when it gets other steps."""
-    if config.budget.steps == there.budget.steps and not there.extended:
+    """What follows from the first steps of a run stays as it is there when it gets other steps.
+
+    It gets other steps where they are asked for, not where the recipe has others.
+    """
+    if _last(layers, "budget.steps") is None:
+        config = replace(config, budget=replace(config.budget, steps=there.budget.steps))
+    elif config.budget.steps == there.budget.steps and not there.extended:
         return config
     if _last(layers, "evaluation.every") is None:
         evaluation = replace(config.evaluation, every=there.evaluation.every)

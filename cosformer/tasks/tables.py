@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ TEXT_COLUMNS = (
 """Columns that are looked for, in this order, where none are named."""
 TRAINING = "--set task.options.{}=COLUMN"
 """How a column is named where a task is learnt."""
+
+MARK = "\ufeff"
+"""What some spreadsheets put before the first letter of a file."""
 
 
 class Names(NamedTuple):
@@ -108,7 +112,7 @@ def stream(path: Path, text: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
     remedy = "--text COLUMN"
     with files.reading(path, "" if files.plain_suffix(path) == ".csv" else "\n") as file:
         rows = _rows(path, file)
-        header = next(rows)
+        header = next(rows)  # an error where there is none
         names = tuple(text) or _guess(header, path, remedy)
         for name in names:
             _require(name, header, path, remedy)
@@ -127,6 +131,8 @@ def _columns(path: Path) -> dict[str, list[str]]:
 def _rows(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
     """The header of a table, then its rows, one or more; all cells as text."""
     kind, n = files.plain_suffix(path), 1
+    each = iter(lines)
+    lines = itertools.chain([next(each, "").removeprefix(MARK)], each)
     if kind == ".jsonl":
         found = _objects(path, lines)
     elif kind == ".tsv":  # published without quoting: a quote is a quote
@@ -137,8 +143,8 @@ def _rows(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
     else:
         raise ValueError(f"{path} must be a .tsv, .csv or .jsonl file, packed or not, got {kind!r}")
     try:
-        header = next(found, [])
-        yield header
+        if header := next(found, []):
+            yield header
         for n, cells in enumerate(found, 2):
             if len(cells) != len(header):
                 raise ValueError(

@@ -68,7 +68,7 @@ class Bytes:
     widths: Array | None = np.ones(256, np.int64)
 
     def encode(self, text: str | bytes) -> Array:
-        return np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
+        return np.frombuffer(_raw(text), np.uint8)
 
     def decode(self, tokens: Array) -> str:
         return bytes(np.asarray(tokens, np.uint8)).decode(errors="replace")
@@ -227,8 +227,17 @@ def restore(plain: Mapping[str, Any]) -> Vocabulary:
 
 
 def _decode(text: str | bytes) -> str:
-    raw = text.encode() if isinstance(text, str) else text  # refuses halves of characters
-    return raw.decode(errors="replace")  # a cut may go through a character
+    return _raw(text).decode(errors="replace")  # a cut may go through a character
+
+
+def _raw(text: str | bytes) -> bytes:
+    try:
+        return text.encode() if isinstance(text, str) else text
+    except UnicodeEncodeError as error:  # so Python reads bytes that are not UTF-8
+        wrong = error.object[error.start]
+        raise ValueError(
+            f"text must be in UTF-8, got {wrong!r} as character {error.start + 1}"
+        ) from None
 
 
 def _words(text: str | bytes) -> list[str]:

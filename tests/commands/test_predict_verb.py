@@ -110,6 +110,8 @@ def test_pairs_are_two_columns_or_two_texts_with_a_tab(pairs, tmp_path, monkeypa
     assert shell.shows("predict", pairs) == from_file
     monkeypatch.setattr("sys.stdin", io.StringIO("lemon sugar\n"))
     assert "line 1 must be two texts with one tab between them" in shell.refuses("predict", pairs)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"lemon\tsugar\xff\n"), "utf-8"))
+    assert "standard input must be text in UTF-8: 'utf-8' codec" in shell.refuses("predict", pairs)
     named = ("--data", path, "--text", "sentence1")
     assert "text must name 2 columns" in shell.refuses("predict", pairs, *named)
 

@@ -72,6 +72,8 @@ def test_more_steps_extend_a_finished_run(here, by, shell):
     assert (config.ends, config.pretraining.budget.steps) == ((2, 20), 2)
     assert config.evaluation.every == 1
     assert "r is finished: 20 steps" in shell.shows(*more, "--steps", 20)
+    as_it_is = ("train", "lm", "--data", "my.txt", *TINY[2:], "--pretrain", "masked", "--out", "r")
+    assert "r is finished: 20 steps" in shell.shows(*as_it_is)  # not the steps of the recipe
     assert "must be at least the 20 of the run in r, got 2: it can be" in shell.refuses(*command)
 
 

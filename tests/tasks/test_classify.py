@@ -44,6 +44,11 @@ def test_a_table_is_streamed_as_it_is_read_whole(suffix, tmp_path):
     path = write(tmp_path / f"own.{suffix}")
     whole = tables.read({"": path}, label="mood")
     assert list(tables.stream(path)) == list(zip(*whole.texts, strict=True))
+    path.write_text(path.read_text(), encoding="utf-8-sig")  # as some spreadsheets save it
+    assert tables.read({"": path}, label="mood").texts == whole.texts
+    path.write_text("")
+    with pytest.raises(ValueError, match="must have a header and one or more rows, got none"):
+        next(tables.stream(path))
 
 
 def test_a_cell_beyond_the_limit_of_csv_is_one_error(tmp_path):
@@ -57,6 +62,8 @@ def test_a_text_has_the_tokens_of_its_bytes(kind):
     text = "Öl, oil and Öl.\nÖl"
     found = vocabulary.create(kind, text.encode(), 260 if kind == "bpe" else None)
     assert found.encode(text).tolist() == found.encode(text.encode()).tolist()
+    with pytest.raises(ValueError, match=r"text must be in UTF-8, got '\\udcff' as character 3"):
+        found.encode("ab\udcff")
 
 
 def test_numbers_are_classes_in_the_order_of_their_value(tmp_path):
