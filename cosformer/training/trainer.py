@@ -21,6 +21,7 @@ from cosformer.training.feed import Fed, feed
 from cosformer.training.fingerprint import keep, require_same
 from cosformer.training.folder import (
     BEST,
+    DATA,
     LAST,
     LOG,
     STATUS,
@@ -128,8 +129,12 @@ class Trainer:
         with contextlib.ExitStack() as closed:
             if processes.is_first:
                 closed.enter_context(locked(out))
+                has_data = (out / DATA).exists()
+                if has_data:
+                    require_same(out, task)  # before the folder says that it is a longer run
                 adopt(self.config)
-                keep(out, task)
+                if not has_data:
+                    keep(out, task)
             processes.wait()
             require_visible(out)
             found = self._found()

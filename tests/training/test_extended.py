@@ -115,3 +115,13 @@ def test_a_run_that_is_older_than_extensions_can_be_extended(finished):
     path.write_text(json.dumps(kept))
     assert train(longer(finished, 26)).place.step == 26
     assert load_config(finished.out).ends == (24, 26)
+
+
+def test_a_run_on_other_data_is_left_as_it_was(finished):
+    path, config = finished.out / "data.json", (finished.out / "config.json").read_bytes()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"content": "other"}))
+    with pytest.raises(
+        ValueError, match=r"data must be those that the run in .* got other content"
+    ):
+        train(longer(finished, 48))
+    assert (finished.out / "config.json").read_bytes() == config
