@@ -121,28 +121,22 @@ class Backbone(nn.Module):
             x = torch.cat([self.cls.expand(len(x), 1, -1), x], 1)
             if key_mask is not None:
                 key_mask = torch.cat([torch.ones_like(key_mask[:, :1]), key_mask], 1)
+            if order is not None:
+                order = torch.cat([torch.zeros_like(order[:, :1]), order + 1], 1)
         if self.causal and all(inner.traits.causal == "exact" for inner in self._mechanisms):
             key_mask = None  # no real token sees what stands last, and softmax is faster unmasked
         vectors, context_mask = context or (None, None)
         masks = {"key_mask": key_mask, "context_mask": context_mask}
-        found = [] if hidden is None else [x]
+        x = _told(x, hidden, order)
         for block in self.calls or self._stack:
             call = functools.partial(block, causal=self.causal, **masks)
             if self.recompute:
                 x = recomputed(call, x, vectors, draws=self.config.dropout > 0)
             else:
                 x = call(x, vectors)
-            if hidden is not None:
-                found.append(x)
+            x = _told(x, hidden, order)
         x = self.norm(x)
-        if order is not None:
-            back = order.argsort(1)
-            if self.cls is not None:
-                back = torch.cat([torch.zeros_like(back[:, :1]), back + 1], 1)
-            x, found = _taken(x, back), [_taken(each, back) for each in found]
-        if hidden is not None:
-            hidden += found
-        return x
+        return x if order is None else _taken(x, order.argsort(1))
 
     def empty_state(self, batch: int, context: Context | None = None) -> ModelState:
         """The state before the first token of so many streams, which look at a context if any."""
@@ -174,16 +168,13 @@ class Backbone(nn.Module):
         self._check_length(length)
         x = self._embed(tokens, state.position[:, None] + ranks(real))
         vectors, context_mask = state.context or (None, None)
-        layers, found = [], [x]
+        layers, x = [], _told(x, hidden)
         for block, before in zip(self._stack, state.layers, strict=True):
             x, after = block.stream(
                 x, before, vectors, key_mask=key_mask, context_mask=context_mask
             )
             layers.append(after)
-            if hidden is not None:
-                found.append(x)
-        if hidden is not None:
-            hidden += found
+            x = _told(x, hidden)
         position = state.position + real.sum(1)
         return self.norm(x), ModelState(tuple(layers), position, length, state.context)
 
@@ -415,6 +406,17 @@ def check_model_state(state: ModelState, tokens: Tensor, layers: int) -> None:
             f"state must be of {len(tokens)} streams, the batch of tokens, "
             f"got {len(state.position)}"
         )
+
+
+def _told(x: Tensor, hidden: list[Tensor] | None, order: Tensor | None = None) -> Tensor:
+    """x, which comes from what is now the last of `hidden`, so that gradients go through that.
+
+    There its tokens stand as they did before they were taken in `order`.
+    """
+    if hidden is None:
+        return x
+    hidden.append(x if order is None else _taken(x, order.argsort(1)))
+    return x if order is None else _taken(hidden[-1], order)
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:

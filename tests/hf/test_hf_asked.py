@@ -62,11 +62,11 @@ def test_hidden_states_are_what_each_block_is_given_and_gives(kind):
 @every_kind
 def test_hidden_states_keep_gradients(kind):
     model, x = made(kind).train(), cases.tokens()
-    out = model(x, output_hidden_states=True)
+    out = model(x, attention_mask=padded(x), output_hidden_states=True)
     for each in out.hidden_states:
         each.retain_grad()
     out.logits.sum().backward()
-    assert all(each.grad is not None for each in out.hidden_states)
+    assert all(each.grad is not None and each.grad.any() for each in out.hidden_states)
 
 
 @every_kind
