@@ -5,7 +5,12 @@ import hf_cases as cases
 import pytest
 import torch
 from test_hf_models import KINDS, padded
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    pipeline,
+)
 
 import cosformer.hf as hf
 from cosformer.tasks import Bytes
@@ -149,6 +154,15 @@ def test_weights_that_are_left_on_a_disk_are_refused(tmp_path):
         AutoModelForCausalLM.from_pretrained(
             tmp_path, device_map=devices, offload_folder=tmp_path / "disk"
         )
+
+
+@pytest.mark.parametrize("mechanism", ["cosformer-gated", "performer", "linformer"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_can_be_made_in_half_precision(mechanism, dtype):
+    config = made("masked-lm", mechanism=mechanism).config
+    model = AutoModelForMaskedLM.from_config(config, dtype=dtype).eval()
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert model(cases.tokens()).logits.isfinite().all()
 
 
 @every_kind

@@ -190,7 +190,9 @@ def orthogonal_rows(rows: int, width: int, generator: torch.Generator | None = N
     check_generator(generator)
     device = "cpu" if generator is None else generator.device
     blocks = -(-rows // width)
-    gaussian = torch.randn(2, blocks, width, width, generator=generator, device=device)
+    dtype = compute_dtype(torch.get_default_dtype())  # qr has no 16 bits
+    shape = (2, blocks, width, width)
+    gaussian = torch.randn(shape, generator=generator, device=device, dtype=dtype)
     q, r = torch.linalg.qr(gaussian[0])
     # The signs that qr leaves are not drawn, and exp(ωx) is not even in ω: a bias that stays.
     uniform = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.reshape(-1, width)
