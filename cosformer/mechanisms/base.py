@@ -18,6 +18,7 @@ from cosformer.check import (
     check_whole,
 )
 from cosformer.mechanisms.cache import Cache
+from cosformer.mechanisms.held import HeldCache, with_positions
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split, hide
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import full_precision
@@ -39,9 +40,9 @@ class Mechanism(nn.Module):
     """Maps q, k, v to values. A subclass has `traits`, `attend`, `dense` and `cost`.
 
     `attend(q, k, v, request) -> out` computes, `dense(q, k, request)` is the matrix A with
-    out = A v. A mechanism that streams with a cache or a window also has `keep`. One with a state
-    of constant size also has `state_type`, `empty_state`, `check_state`, `advance`, `step` and
-    `state_size`.
+    out = A v. A mechanism that streams with a cache or a window also has `keep`, and where not all
+    that is kept is seen `seen_held`. One with a state of constant size also has `state_type`,
+    `empty_state`, `check_state`, `advance`, `step` and `state_size`.
     """
 
     traits: Traits  # of the class; an instance whose options change them has its own
@@ -152,7 +153,37 @@ class Mechanism(nn.Module):
             controls: the `traits.controls`, each `[B, H_kv, 1]`.
         """
         with full_precision(q):
+            if isinstance(state, HeldCache):
+                state.write(k, v)
+                return self.attend_held(q, state), state
             return self.advance(q, k, v, state, Request(True, None, 0, controls))
+
+    def held_state(self, k: Tensor, v: Tensor, length: int, position: Tensor) -> Any:
+        """The state before the first token in memory of a fixed size, which `step` alone changes.
+
+        Args:
+            k, v: `[B, H_kv, 0, ·]`, tokens such as will come.
+            length: the most tokens of a stream, for a mechanism that keeps all of them.
+            position: `[B]` int64, how many tokens each stream has had; the caller moves it on.
+        """
+        empty = self.empty_state(k, v)
+        if not isinstance(empty, Cache):
+            return with_positions(empty, k.shape[0])
+        length = self.held_length(length)
+        k, v = (x.new_zeros(*x.shape[:2], length, x.shape[3]) for x in (empty.k, empty.v))
+        return HeldCache(k, v, position, self.owner)
+
+    def held_length(self, length: int) -> int:
+        """For how many tokens of a stream `held_state` has memory, if it shall have so many."""
+        return length
+
+    def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
+        """Output `[B, H, 1, V]` of the newest token of every stream, which the state holds."""
+        return self.attend(q, state.k, state.v, Request(False, self.seen_held(state), 0, {}))
+
+    def seen_held(self, state: HeldCache) -> Tensor:
+        """Which entries the newest token of every stream sees, bool `[B, length]`."""
+        return state.index() <= state.position[:, None]
 
     def weights(
         self,

@@ -31,8 +31,9 @@ class ModelState(NamedTuple):
 
     layers: tuple[LayerState, ...]
     position: Tensor  # [B] int64: real tokens so far
-    length: int  # tokens so far, padding included
+    length: int | Tensor  # tokens so far, padding included; [B] in memory of a fixed size
     context: Context | None  # what an encoder-decoder looks at
+    room: int | None = None  # the most tokens of a stream in memory of a fixed size; None: any
 
 
 class Backbone(nn.Module):
@@ -144,6 +145,31 @@ class Backbone(nn.Module):
         position = torch.zeros(batch, dtype=torch.int64, device=self.embedding.weight.device)
         return ModelState(layers, position, 0, context)
 
+    def held_state(
+        self, batch: int, length: int | None = None, context: Context | None = None
+    ) -> ModelState:
+        """The state of so many streams in memory of a fixed size, which `step` alone changes.
+
+        length: the most tokens of a stream, which layers that keep all tokens need to know.
+        """
+        if length is None and self.keeps_tokens:
+            raise ValueError("length must be a number where layers keep all tokens, got None")
+        position = torch.zeros(batch, dtype=torch.int64, device=self.embedding.weight.device)
+        place = position.clone()
+        rooms = [length] if self.keeps_tokens else []
+        rooms += [] if self.positions is None else [self.config.max_length]
+        layers = tuple(
+            block.attention.held_state(batch, length or 0, position, place)
+            for block in self._stack
+        )
+        room = min((each for each in rooms if each is not None), default=None)
+        return ModelState(layers, position, place, context, room)
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether a layer keeps all tokens of a stream, so that its memory grows with them."""
+        return any(inner.traits.state == "cache" for inner in self._mechanisms)
+
     def stream(
         self,
         tokens: Tensor,
@@ -164,6 +190,8 @@ class Backbone(nn.Module):
         if key_mask is not None:
             self._check_padding(key_mask, state.position)
         real = every_token(tokens) if key_mask is None else key_mask
+        if isinstance(state.length, Tensor):
+            raise ValueError("state must not be one of a fixed size in stream, which step alone takes")
         length = state.length + tokens.shape[1]
         self._check_length(length)
         x = self._embed(tokens, state.position[:, None] + ranks(real))
@@ -182,16 +210,25 @@ class Backbone(nn.Module):
         """The vector `[B, 1, width]` of one more token `[B, 1]`, and the state after it.
 
         For inference. The given state is used up: go on with the returned one. The tokens are
-        those that a model has checked, or chosen.
+        those that a model has checked, or chosen. Streams in memory of a fixed size
+        (`held_state`) are changed where they are, so that the step can be recorded as a CUDA
+        graph; one that has no room left stays at its last position.
         """
         length = state.length + 1
-        self._check_length(length)
+        if isinstance(length, int):
+            self._check_length(length)
         x = self._embed(tokens, state.position[:, None])
         vectors, context_mask = state.context or (None, None)
         layers = []
         for block, before in zip(self._stack, state.layers, strict=True):
             x, after = block.step(x, before, vectors, context_mask=context_mask)
             layers.append(after)
+        if isinstance(state.length, Tensor):
+            state.length.add_(1)
+            state.position.add_(1)
+            if state.room is not None:
+                state.position.clamp_(max=state.room - 1)
+            return self.norm(x), state
         return self.norm(x), ModelState(tuple(layers), state.position + 1, length, state.context)
 
     def check_step(self, tokens: Tensor, state: ModelState) -> None:

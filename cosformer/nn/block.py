@@ -1,5 +1,6 @@
 """The block that models are stacked from: attention and feed-forward, each after a norm."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -103,10 +104,10 @@ class Block(nn.Module):
         """
         out, after = self.attention.take_step(self.attention_norm(x), state)
         x = x + self.dropout(out)
-        return self._after_attention(x, context, context_mask, after.position - 1), after
+        return self._after_attention(x, context, context_mask, state.position), after
 
     def _after_attention(
-        self, x: Tensor, context: Tensor | None, context_mask: Tensor | None, start: int
+        self, x: Tensor, context: Tensor | None, context_mask: Tensor | None, start: int | Tensor
     ) -> Tensor:
         """x with cross attention and feed-forward added; its first token stands at `start`."""
         if self.cross is None and context is not None:
@@ -118,7 +119,21 @@ class Block(nn.Module):
             raise ValueError("context must be given to a block with cross attention, got None")
         if context_mask is not None and context is None:
             raise ValueError("context_mask must be None without a context")
-        if self.cross is not None and self.cross_norm is not None:
-            seen = self.cross(self.cross_norm(x), context, key_mask=context_mask, start=start)
-            x = x + self.dropout(seen)
+        if self.cross is not None and self.cross_norm is not None and context is not None:
+            x = x + self.dropout(self._look(self.cross_norm(x), context, context_mask, start))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def _look(
+        self, x: Tensor, context: Tensor, mask: Tensor | None, start: int | Tensor
+    ) -> Tensor:
+        """Cross attention of x; streams that stand at one position, of many, go together."""
+        assert self.cross is not None
+        if not isinstance(start, Tensor):
+            out: Tensor = self.cross(x, context, key_mask=mask, start=start)
+            return out
+        seen = torch.empty_like(x)
+        for place in start.unique().tolist():
+            rows = start == place
+            real = None if mask is None else mask[rows]
+            seen[rows] = self.cross(x[rows], context[rows], key_mask=real, start=place)
+        return seen

@@ -16,7 +16,7 @@ from cosformer.check import (
     check_mapping,
     check_whole,
 )
-from cosformer.mechanisms import Split, create, mechanism_class, refuse
+from cosformer.mechanisms import Split, create, keep_in_place, mechanism_class, refuse
 from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
@@ -36,7 +36,7 @@ class LayerState(NamedTuple):
     """What a stream through a layer remembers."""
 
     mechanism: Any  # what the mechanism remembers
-    position: int  # how many tokens came before
+    position: int | Tensor  # how many tokens came before; [B] in memory of a fixed size
     conv: Tensor | None = None  # [B, width − 1, columns]: last inputs of the short convolution
 
 
@@ -232,10 +232,8 @@ class AttentionLayer(HeadProjections):
         stream raises.
         """
         check_whole("batch", batch, 0)
-        empty, shape = self.out_proj.weight.new_empty, (batch, self.num_kv_heads, 0)
-        k, v = empty(*shape, self.mechanism.width), empty(*shape, self.value_dim)
         conv = None if self.conv is None else self.conv.empty_state(batch)
-        return LayerState(self.mechanism.empty_state(k, v), 0, conv)
+        return LayerState(self.mechanism.empty_state(*self._no_tokens(batch)), 0, conv)
 
     def stream(
         self, x: Tensor, state: LayerState | None = None, *, key_mask: Tensor | None = None
@@ -292,15 +290,37 @@ class AttentionLayer(HeadProjections):
         self.mechanism.check_state(state.mechanism, k, v)
         self._check_conv_state(state, batch)
 
+    def held_state(
+        self, batch: int, length: int, position: Tensor, place: Tensor
+    ) -> LayerState:
+        """The state of so many streams in memory of a fixed size, which `take_step` alone changes.
+
+        Args:
+            length: the most tokens of a stream, where the mechanism keeps all of them.
+            position, place: `[B]` int64, how many tokens each stream has had, without padding
+                and with it; the caller moves them on.
+        """
+        conv = None if self.conv is None else self.conv.empty_state(batch)
+        held = self.mechanism.held_state(*self._no_tokens(batch), length, position)
+        return LayerState(held, place, conv)
+
     def take_step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """`step` for callers that have checked x and the state, as models have."""
-        if state.position >= (self.mechanism.traits.max_length or math.inf):
-            self.mechanism.check_length(state.position + 1)
-        made = self._project(x, None, state.position, causal=True, before=state.conv)
+        position, held = state.position, isinstance(state.position, Tensor)
+        if not held and position >= (self.mechanism.traits.max_length or math.inf):
+            self.mechanism.check_length(position + 1)
+        made = self._project(x, None, position, causal=True, before=state.conv)
         out, after = self.mechanism.step(
             made.q, made.k, self._drop(made.v), state.mechanism, controls=made.controls
         )
-        return self._finish(out, made.gate), LayerState(after, state.position + 1, made.conv)
+        out = self._finish(out, made.gate)
+        if not held:
+            return out, LayerState(after, position + 1, made.conv)
+        if after is not state.mechanism:
+            keep_in_place(state.mechanism, after)
+        if state.conv is not None:
+            state.conv.copy_(made.conv)
+        return out, state
 
     def _check_whole(self, what: str, x: Tensor) -> None:
         """Refuse what nobody computes over ranks, of which each has a stretch."""
@@ -376,6 +396,11 @@ class AttentionLayer(HeadProjections):
             )
         return first
 
+    def _no_tokens(self, batch: int) -> tuple[Tensor, Tensor]:
+        """No keys and no values, as the mechanism gets them."""
+        empty, shape = self.out_proj.weight.new_empty, (batch, self.num_kv_heads, 0)
+        return empty(*shape, self.mechanism.width), empty(*shape, self.value_dim)
+
     def _check_conv_state(self, state: LayerState, batch: int) -> None:
         if self.conv is not None:
             self.conv.check_state(state.conv, batch)
@@ -386,7 +411,7 @@ class AttentionLayer(HeadProjections):
         self,
         x: Tensor,
         context: Tensor | None,
-        start: int,
+        start: int | Tensor,
         *,
         causal: bool,
         key_mask: Tensor | None = None,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cosformer.check import check_whole
 from cosformer.mechanisms import SinePositions, check_rotary
-from cosformer.ops.features import rotate
+from cosformer.ops.features import positions, rotate
 
 
 class Positions(nn.Module):
@@ -22,14 +22,17 @@ class Positions(nn.Module):
         """The width of the queries and keys that the mechanism receives."""
         return self.head_dim
 
-    def embed(self, x: Tensor, start: int) -> Tensor:
+    def embed(self, x: Tensor, start: int | Tensor) -> Tensor:
         """Tokens `[B, T, E]`, the first at `start`, as the projections to q and k see them."""
         return x
 
     def encode(
-        self, q: Tensor, k: Tensor, query_start: int, key_start: int
+        self, q: Tensor, k: Tensor, query_start: int | Tensor, key_start: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """q `[B, H, T, D]` and k `[B, H_kv, S, D]` as the mechanism sees them."""
+        """q `[B, H, T, D]` and k `[B, H_kv, S, D]` as the mechanism sees them.
+
+        Their first tokens stand at these positions, a number or `[B]`, one for each stream.
+        """
         return q, k
 
 
@@ -43,7 +46,9 @@ class Learned(Positions):
         check_whole("max_length", max_length, 1)
         self.table = nn.Parameter(0.02 * torch.randn(max_length, embed_dim))
 
-    def embed(self, x: Tensor, start: int) -> Tensor:
+    def embed(self, x: Tensor, start: int | Tensor) -> Tensor:
+        if isinstance(start, Tensor):
+            return x + self.table[positions(start, x.shape[1], x).long()]
         end = start + x.shape[1]
         if end > len(self.table):
             raise ValueError(f"length must be at most max_length={len(self.table)}, got {end}")
@@ -53,9 +58,8 @@ class Learned(Positions):
 class Sinusoidal(Positions):
     """Sines and cosines of the position, added to what q and k are projected from."""
 
-    def embed(self, x: Tensor, start: int) -> Tensor:
-        position = start + torch.arange(x.shape[1], device=x.device)
-        return x + sinusoids(position, x.shape[2]).to(x.dtype)
+    def embed(self, x: Tensor, start: int | Tensor) -> Tensor:
+        return x + sinusoids(positions(start, x.shape[1], x), x.shape[2]).to(x.dtype)
 
 
 class Rotary(Positions):
@@ -66,11 +70,11 @@ class Rotary(Positions):
         check_rotary(head_dim, 1e4)
 
     def encode(
-        self, q: Tensor, k: Tensor, query_start: int, key_start: int
+        self, q: Tensor, k: Tensor, query_start: int | Tensor, key_start: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         return (
-            rotate(q, _index(query_start, q)),
-            rotate(k, _index(key_start, k)),
+            rotate(q, positions(query_start, q.shape[2], q)),
+            rotate(k, positions(key_start, k.shape[2], k)),
         )
 
 
@@ -88,10 +92,10 @@ class Stochastic(Positions):
         return self.realizations
 
     def encode(
-        self, q: Tensor, k: Tensor, query_start: int, key_start: int
+        self, q: Tensor, k: Tensor, query_start: int | Tensor, key_start: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        queries = self.sines.queries(q, _index(query_start, q))
-        return queries, self.sines.keys(k, _index(key_start, k))
+        queries = self.sines.queries(q, positions(query_start, q.shape[2], q))
+        return queries, self.sines.keys(k, positions(key_start, k.shape[2], k))
 
 
 POSITIONS: dict[str, type[Positions]] = {
@@ -110,8 +114,3 @@ def sinusoids(position: Tensor, width: int) -> Tensor:
     pairs = torch.arange(0, width, 2, dtype=torch.float64, device=position.device)
     angle = position.double()[..., None] * torch.exp(-math.log(1e4) * pairs / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
-
-
-def _index(start: int, x: Tensor) -> Tensor:
-    """The positions `[1, T]` of `[B, H, T, D]`, of which the first is `start`."""
-    return start + torch.arange(x.shape[2], dtype=torch.float64, device=x.device)[None]

@@ -5,8 +5,9 @@ import math
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.request import Request, Split, repeat_heads, seen
-from cosformer.mechanisms.sdpa import masked_softmax, sdpa_for
+from cosformer.mechanisms.sdpa import masked_softmax, sdpa, sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
 
 
@@ -19,6 +20,14 @@ class Softmax(Mechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         return sdpa_for(q, k, v, request)
+
+    def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
+        if q.is_cuda:
+            return sdpa(q, state.k, state.v, attn_mask=self.seen_held(state)[:, None, None])
+        last, seen = int(state.position.max()), None  # a CPU waits for nothing to know it
+        if len(q) > 1 and int(state.position.min()) < last:
+            seen = self.seen_held(state)[:, None, None, : last + 1]
+        return sdpa(q, state.k[:, :, : last + 1], state.v[:, :, : last + 1], attn_mask=seen)
 
     def attend_split(
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from cosformer.check import check_whole
 from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.request import Request, repeat_heads, seen
 from cosformer.mechanisms.sdpa import masked_softmax, sdpa_for
@@ -61,6 +62,13 @@ class Synthesizer(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, Any]:
         return super().advance(q, k[..., :0], v, state, request)
+
+    def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
+        dtype, here = long_dtype(q), state.position[:, None]
+        keys = state.index().expand(q.shape[0], -1)
+        score = self.scores(q.to(compute_dtype(q.dtype)), here, keys)
+        weights = masked_softmax(score, self.seen_held(state)[:, None, None]).to(dtype)
+        return (weights @ repeat_heads(state.v, q).to(dtype)).to(q.dtype)
 
     def state_size(self, length: int) -> int:
         return self.key_heads * self.value_width * self.keep(length)

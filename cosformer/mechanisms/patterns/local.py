@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.check import check_whole
+from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.patterns.masked import Masked
 from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, columns
@@ -49,6 +51,12 @@ class Local(Masked):
 
     def keep(self, position: int) -> int:
         return min(position, self.reach)
+
+    def held_length(self, length: int) -> int:
+        return self.reach + 1
+
+    def seen_held(self, state: HeldCache) -> Tensor:
+        return Mechanism.seen_held(self, state)  # older tokens have been written over
 
     def pairs(self, length: int) -> int:
         return length * min(2 * self.reach + 1, length)

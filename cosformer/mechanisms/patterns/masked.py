@@ -8,12 +8,13 @@ from torch import Tensor
 
 from cosformer.check import check_choice
 from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.patterns.blocked import blocked_attention
 from cosformer.mechanisms.patterns.flex import flex_pattern, flex_serves
 from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, neighbours
 from cosformer.mechanisms.request import Request, hide, repeat_heads
-from cosformer.mechanisms.sdpa import masked_softmax
+from cosformer.mechanisms.sdpa import masked_softmax, sdpa_for
 from cosformer.mechanisms.traits import Cost
 from cosformer.runtime import compute_dtype, transformed
 
@@ -112,6 +113,13 @@ class Masked(Mechanism):
         found = (found & kept(i[..., None], j[:, None]))[:, None]  # [B 1 T S]
         score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)
         return masked_softmax(score, found)
+
+    def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
+        return sdpa_for(q, state.k, state.v, Request(False, self.seen_held(state), 0, {}))
+
+    def seen_held(self, state: HeldCache) -> Tensor:
+        i, j = state.position[:, None], state.index()
+        return (j <= i) & self.pattern(j.shape[1], j.device)(i, j)
 
     def pairs(self, length: int) -> int:
         """How many pairs of a query and a key there are in a sequence."""

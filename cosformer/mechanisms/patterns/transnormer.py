@@ -6,9 +6,10 @@ from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.cache import Cache
+from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.padding import ranks, real_first, take, to_multiple, with_real_first
 from cosformer.mechanisms.request import Request, repeat_heads
-from cosformer.mechanisms.sdpa import masked_softmax, sdpa
+from cosformer.mechanisms.sdpa import masked_softmax, sdpa, sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
 
 
@@ -72,6 +73,15 @@ class TransNormerLocal(Mechanism):
 
     def keep(self, position: int) -> int:
         return position % self.block
+
+    def held_length(self, length: int) -> int:
+        return self.block
+
+    def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
+        return sdpa_for(q, state.k, state.v, Request(False, self.seen_held(state), 0, {}))
+
+    def seen_held(self, state: HeldCache) -> Tensor:
+        return state.index() <= state.position[:, None] % self.block
 
     def cost(self, length: int) -> Cost:
         return self.cost_of_pairs(length, length * self.block)
