@@ -11,9 +11,10 @@ from cosformer.models.encoder import Classifier, MaskedLanguageModel, PairClassi
 from cosformer.models.encoder import class_head as class_head
 from cosformer.models.encoder import pool as pool
 from cosformer.models.generation import generate, generate_tokens
+from cosformer.models.generator import Generator, Stream
 from cosformer.models.presets import PARAMETERS, PRESETS
 from cosformer.models.recommended import RECOMMENDED, Use, recommended
-from cosformer.models.sampling import Sampling, choose
+from cosformer.models.sampling import Sampling
 from cosformer.models.translation import EncoderDecoder
 
 __all__ = [  # what users call; the names that other rooms need are imported as themselves
@@ -22,12 +23,14 @@ __all__ = [  # what users call; the names that other rooms need are imported as 
     "RECOMMENDED",
     "Classifier",
     "EncoderDecoder",
+    "Generator",
     "LanguageModel",
     "MaskedLanguageModel",
     "ModelConfig",
     "ModelState",
     "PairClassifier",
     "Sampling",
+    "Stream",
     "create_model",
     "generate",
     "generate_tokens",

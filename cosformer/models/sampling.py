@@ -1,15 +1,18 @@
 """The choice of a token from its logits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosformer.check import check_number, check_seed, check_whole
 
-BLOCK = 1024
-"""Tokens whose noise is drawn at once."""
+ALL = 2**62
+"""More tokens than any vocabulary has."""
+GOLDEN = -0x61C8864680B583EB  # 0x9e3779b97f4a7c15
+"""The odd 64 bits nearest to 2⁶⁴ over the golden ratio, by which a hash counts."""
 
 
 @dataclass(frozen=True)
@@ -52,37 +55,112 @@ class Sampling:
             raise TypeError(f"stop must be a tuple of ints, got {self.stop!r}")
 
 
-def choose(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
-    """A token `[B]` for each row of logits `[B, vocabulary]`; noise `[B]` lies in [0, 1).
+class Plan(NamedTuple):
+    """What a choice for several streams must compute: the work depends on it, not on the rows."""
 
-    The chosen token is the first, likeliest first, whose cumulated probability exceeds the noise.
+    most: int | None  # candidates among which some row chooses; None: the vocabulary
+    ranked: bool  # whether candidates stand by their logits, as top-k and top-p need
+    masked: bool  # whether some row may not choose among all tokens
+
+    @classmethod
+    def of(cls, samplings: Iterable[Sampling]) -> "Plan":
+        """The plan for streams that choose like these; counts are rounded up, so that few differ.
+
+        >>> Plan.of([Sampling(temperature=0), Sampling(top_k=40)])
+        Plan(most=64, ranked=True, masked=False)
+        """
+        given = list(samplings)
+        counts = [1 if each.temperature == 0 else each.top_k for each in given]
+        known = [count for count in counts if count is not None]
+        most = None if len(known) < len(counts) else 1 << (max(known) - 1).bit_length()
+        ranked = most != 1 and any(each.top_k or each.top_p is not None for each in given)
+        return cls(most, ranked, any(each.data_tokens is not None for each in given))
+
+
+class Choices(NamedTuple):
+    """How each of B streams chooses, as tensors where its logits are."""
+
+    temperature: Tensor  # [B] float64
+    top_k: Tensor  # [B] int64
+    top_p: Tensor  # [B] float64; 2 for all
+    data_tokens: Tensor  # [B] int64
+    seed: Tensor  # [B] int64
+    drawn: Tensor  # [B] int64: how many tokens each has chosen
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device | str | None = None) -> "Choices":
+        """Choices of so many streams, to be set."""
+        whole = [torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(4)]
+        real = [torch.zeros(batch, dtype=torch.float64, device=device) for _ in range(2)]
+        return cls(real[0], whole[0], real[1], *whole[1:])
+
+    def set(self, row: int, sampling: Sampling, drawn: int = 0) -> None:
+        """Let a stream choose like this, after so many tokens that it has chosen."""
+        top_p = 2.0 if sampling.top_p is None else sampling.top_p
+        values = (
+            sampling.temperature,
+            sampling.top_k or ALL,
+            top_p,
+            sampling.data_tokens or ALL,
+            sampling.seed,
+            drawn,
+        )
+        for tensor, value in zip(self, values, strict=True):
+            tensor[row] = value
+
+    def noise(self) -> Tensor:
+        """`[B]` float64 in [0, 1): a hash of each stream's seed and of how many it has chosen.
+
+        The same on every device, whatever the other streams are (SplitMix64: Steele, Lea and
+        Flood, 2014).
+        """
+        bits = _mixed(_mixed(self.seed + GOLDEN) + GOLDEN * self.drawn)
+        return (bits >> 11).bitwise_and(2**53 - 1).double() * 2.0**-53
+
+
+def choose(logits: Tensor, choices: Choices, plan: Plan, noise: Tensor | None = None) -> Tensor:
+    """A token `[B]` for each row of logits `[B, vocabulary]`; -1 where they are not finite.
+
+    The chosen token is the first whose cumulated probability exceeds the noise `[B]`, which is that
+    of the choices if None: likeliest first where the plan is ranked, else by the vocabulary.
     """
-    if not bool(logits.isfinite().all()):
-        raise ValueError("logits must be finite, got NaN or inf: the model has diverged")
-    logits = logits[:, : sampling.data_tokens]
-    if sampling.temperature == 0:
-        return logits.argmax(-1)
-    scores, tokens = logits.double().sort(dim=-1, descending=True, stable=True)
-    if sampling.top_k is not None:
-        scores, tokens = scores[:, : sampling.top_k], tokens[:, : sampling.top_k]
-    below = scores - scores[:, :1]  # at most 0, so that no temperature makes it inf
-    reached = (below / sampling.temperature).softmax(-1).cumsum(-1)
-    total = reached[:, -1:]
-    if sampling.top_p is not None:  # the first token that reaches it is among them
-        last = (reached < sampling.top_p).sum(-1, keepdim=True).clamp(max=reached.shape[1] - 1)
-        total = reached.gather(1, last)
+    if plan.masked:
+        index = torch.arange(logits.shape[1], device=logits.device)
+        logits = logits.masked_fill(index >= choices.data_tokens[:, None], -torch.inf)
+    best, likeliest = logits.max(-1)  # NaN is the largest of all
+    chosen = likeliest
+    if plan.most != 1:
+        noise = choices.noise() if noise is None else noise
+        sampled = _sampled(logits.double() - best.double()[:, None], choices, plan, noise)
+        chosen = torch.where(choices.temperature == 0, likeliest, sampled)
+    return torch.where(best.isfinite(), chosen, -1)
+
+
+def _sampled(below: Tensor, choices: Choices, plan: Plan, noise: Tensor) -> Tensor:
+    """Tokens by logits that are at most 0, so that no temperature makes them inf."""
+    heat = choices.temperature[:, None]
+    scores, tokens = below / heat.where(heat > 0, 1), None
+    if plan.ranked and plan.most is not None and plan.most < below.shape[1]:
+        scores, tokens = scores.topk(plan.most)
+    elif plan.ranked:
+        scores, tokens = scores.sort(dim=-1, descending=True, stable=True)
+    ends = (choices.data_tokens[:, None] - 1).clamp(max=scores.shape[1] - 1)
+    if plan.ranked:
+        ends = torch.minimum(ends, choices.top_k[:, None] - 1)
+        rank = torch.arange(scores.shape[1], device=scores.device)
+        scores = scores.masked_fill(rank > ends, -torch.inf)
+    reached = scores.softmax(-1).cumsum(-1)
+    if plan.ranked:  # the first token that reaches top_p is among them
+        enough = (reached < choices.top_p[:, None]).sum(-1, keepdim=True)
+        ends = torch.minimum(ends, enough)
+    total = reached.gather(1, ends)
     chosen = torch.searchsorted(reached, noise.to(reached)[:, None] * total, right=True)
-    return tokens.gather(1, chosen.clamp(max=reached.shape[1] - 1))[:, 0]
+    chosen = torch.minimum(chosen, ends)
+    return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
 
 
-def draws(rows: list[int], sampling: Sampling, device: torch.device) -> Iterator[Tensor]:
-    """Noise `[B]` of these prompts for each new token in turn.
-
-    It is drawn on the CPU, so that it is the same for any device, and a block at a time, so that a
-    text of any length needs no more memory.
-    """
-    generators = [torch.Generator().manual_seed(sampling.seed + row) for row in rows]
-    for begin in range(0, sampling.max_new_tokens, BLOCK):
-        count = min(BLOCK, sampling.max_new_tokens - begin)
-        drawn = [torch.rand(count, generator=each, dtype=torch.float64) for each in generators]
-        yield from torch.stack(drawn, 1).to(device)
+def _mixed(bits: Tensor) -> Tensor:
+    """64 bits, of which each depends on all that came in; a shift to the right fills with zeros."""
+    bits = (bits ^ ((bits >> 30) & (2**34 - 1))) * -0x40A7B892E31B1A47  # 0xbf58476d1ce4e5b9
+    bits = (bits ^ ((bits >> 27) & (2**37 - 1))) * -0x6B2FB644ECCEEE15  # 0x94d049bb133111eb
+    return bits ^ ((bits >> 31) & (2**33 - 1))

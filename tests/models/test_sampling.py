@@ -1,20 +1,27 @@
 """The choice of a token: what temperature, top-k and top-p leave, and how often."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from cosformer.models import Sampling, choose
-from cosformer.models.sampling import draws
+from cosformer.models import Sampling
+from cosformer.models.sampling import Choices, Plan, choose
 
 LOGITS = torch.tensor([2.0, 0.0, 3.0, 1.0, -1.0])  # likeliest: 2, 0, 3, 1, 4
 EVEN = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
 
 
+def chosen(logits, noise, *samplings):
+    """What is chosen for each noise by samplings in turn."""
+    choices = Choices.empty(len(samplings))
+    for row, sampling in enumerate(samplings):
+        choices.set(row, sampling)
+    repeated = Choices(*(x.repeat(len(noise) // len(samplings)) for x in choices))
+    return choose(logits.expand(len(noise), -1), repeated, Plan.of(samplings), noise)
+
+
 def shares(**options):
     """How often each token is chosen under evenly spread noise."""
-    tokens = choose(LOGITS.expand(len(EVEN), -1), Sampling(**options), EVEN)
+    tokens = chosen(LOGITS, EVEN, Sampling(**options))
     return torch.bincount(tokens, minlength=5) / len(EVEN)
 
 
@@ -27,7 +34,7 @@ def test_tokens_come_as_often_as_the_softmax_says(temperature):
 def test_temperature_zero_takes_the_likeliest():
     assert shares(temperature=0)[2] == 1
     tie = torch.tensor([[0.0, 5.0, 5.0]])
-    assert choose(tie, Sampling(temperature=0), EVEN[:1]).tolist() == [1]
+    assert chosen(tie, EVEN[:1], Sampling(temperature=0)).tolist() == [1]
 
 
 def test_a_temperature_of_almost_zero_is_no_nan():
@@ -57,23 +64,46 @@ def test_top_p_looks_at_what_top_k_left():
 def test_noise_at_its_ends_chooses_a_token_that_is_left():
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     for options in ({}, {"top_k": 2}, {"top_p": 0.9}):
-        tokens = choose(LOGITS.expand(2, -1), Sampling(**options), ends).tolist()
-        assert tokens[0] == 2
-        assert tokens[1] == {"": 4, "top_k": 0, "top_p": 3}[next(iter(options), "")]
+        tokens = chosen(LOGITS, ends, Sampling(**options)).tolist()
+        assert tokens == {"": [0, 4], "top_k": [2, 0], "top_p": [2, 3]}[next(iter(options), "")]
 
 
-def test_a_row_draws_from_its_own_seed():
-    sampling, cpu = Sampling(seed=5, max_new_tokens=2500), torch.device("cpu")
-    both = torch.stack([*draws([0, 1], sampling, cpu)], 1)
-    assert torch.equal(both[1], torch.cat([*draws([0], replace(sampling, seed=6), cpu)]))
-    assert not torch.equal(both[0], both[1])
-    at_once = torch.rand(2500, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    assert torch.equal(both[0], at_once)  # though it is drawn in blocks
+def test_streams_that_choose_in_different_ways_do_so_together():
+    ways = [{"temperature": 0}, {"top_k": 2}, {"top_p": 0.9}, {}, {"data_tokens": 3, "top_k": 9}]
+    ways = [Sampling(**{"temperature": 1.3, **way}) for way in ways]
+    for subset in (ways, ways[:2], ways[3:4] + ways[:1]):
+        together = chosen(LOGITS, EVEN, *subset)
+        for n, way in enumerate(subset):
+            tokens = together[n :: len(subset)]
+            alone = chosen(LOGITS, EVEN[n :: len(subset)], way)
+            found, right = (torch.bincount(x, minlength=5) / len(alone) for x in (tokens, alone))
+            assert (found - right).abs().max() < 1e-3
+    assert Plan.of(ways[:2]).most == 2  # no more is sorted than someone asks for
 
 
-def test_logits_of_a_diverged_model_are_refused():
-    with pytest.raises(ValueError, match="logits must be finite"):
-        choose(torch.tensor([[1.0, float("nan")]]), Sampling(), EVEN[:1])
+def test_noise_is_even_and_a_stream_draws_from_its_own_seed():
+    choices = Choices.empty(4)
+    for row, seed in enumerate((5, 6, 2**63 - 1, 0)):
+        choices.set(row, Sampling(seed=seed))
+    drawn = []
+    for _ in range(4000):
+        drawn.append(choices.noise())
+        choices.drawn.add_(1)
+    noise = torch.stack(drawn, 1)
+    alone = Choices.empty(1)
+    alone.set(0, Sampling(seed=6), drawn=1234)
+    assert torch.equal(alone.noise()[0], noise[1, 1234])
+    assert ((noise >= 0) & (noise < 1)).all()
+    counts = torch.histc(noise.flatten(), 16, 0, 1)
+    assert (counts - 1000).abs().max() < 5 * 1000**0.5
+    assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 0.08
+    assert torch.corrcoef(torch.stack([noise[0, 1:], noise[0, :-1]]))[0, 1].abs() < 0.08
+
+
+def test_logits_of_a_diverged_model_give_no_token():
+    bad = torch.tensor([[1.0, float("nan")], [float("inf"), 0.0], [1.0, 2.0]])
+    for way in (Sampling(), Sampling(temperature=0), Sampling(top_k=2)):
+        assert (chosen(bad, EVEN[:3], way) < 0).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(

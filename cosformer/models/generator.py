@@ -1,0 +1,424 @@
+"""Text from many streams at once, which join and leave at any time."""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.check import check_whole
+from cosformer.models.backbone import Context, ModelState
+from cosformer.models.decoder import LanguageModel
+from cosformer.models.sampling import Plan, Sampling
+from cosformer.models.slots import Slots, Stream
+from cosformer.models.tokens import Tokens, check_tokens, pad
+from cosformer.models.translation import EncoderDecoder
+
+GREEDY = Sampling(temperature=0)
+AHEAD = 16
+"""Tokens of each stream that a GPU makes before the host looks at them."""
+PIECE = 512
+"""Tokens of a prompt that are read between two rounds of tokens."""
+TOGETHER = 2**15
+"""The most tokens of all prompts that are read at once."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A stream on its way."""
+
+    name: int
+    sampling: Sampling
+    given: Tokens | Stream
+    left: int  # tokens that are still to be asked for
+    owed: int  # tokens that have not come back yet
+    row: int | None = None
+    ended: bool = False
+
+    @property
+    def length(self) -> int:
+        return _length(self.given)
+
+
+class Round(NamedTuple):
+    """Tokens that were asked for and have not come back yet."""
+
+    rows: list[tuple[Request, int, int]]  # the request, its row, how many of its tokens count
+    tokens: Tensor  # [steps, rows], on the host
+    back: torch.cuda.Event | None  # after it the tokens are there
+
+
+@dataclass
+class Reading:
+    """Prompts that are being read together, but for the last token of each."""
+
+    requests: list[Request]
+    tokens: Tensor  # [requests, longest]
+    mask: Tensor | None
+    state: ModelState
+    done: int = 0  # tokens read
+
+
+class Generator:
+    """Continues prompts that may be submitted at any time, up to `slots` of them at once.
+
+    Iterate over it for the tokens, as pairs of a request and a token; it ends when no request has
+    tokens left, and goes on after the next `submit`. Prompts are read in pieces between rounds of
+    tokens, so that running streams do not wait for a long one. A prompt that finds no free slot
+    waits for one. The weights must not change while streams run.
+
+    Args:
+        model: a language model in evaluation mode, with mechanisms that stream.
+        slots: the most streams at a time. Their memory is taken at once; `memory` says how much.
+        length: the most tokens of a stream, prompt included, where layers keep all tokens (as
+            softmax does): it decides on the size of their caches. None: the config's `max_length`.
+            A model whose states are constant has no use for it, and refuses it.
+        piece: tokens of a prompt that are read between two rounds.
+        ahead: tokens of each stream in a round. A GPU makes a round without waiting for the host,
+            which looks at a round while the next is made. None: 16 on a GPU, 1 on a CPU.
+
+    >>> model = LanguageModel(ModelConfig()).eval()
+    >>> generator = Generator(model, slots=2)
+    >>> requests = [generator.submit(text, Sampling(max_new_tokens=3)) for text in (b"A", b"rose")]
+    >>> sorted(request for request, token in generator)
+    [0, 0, 0, 1, 1, 1]
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        slots: int = 256,
+        *,
+        length: int | None = None,
+        piece: int = PIECE,
+        ahead: int | None = None,
+    ) -> None:
+        if not isinstance(model, LanguageModel):
+            raise TypeError(f"model must be a LanguageModel, got {type(model).__name__}")
+        self._prepare(model, slots, length, None, piece, ahead)
+
+    @classmethod
+    def with_contexts(
+        cls, model: LanguageModel | EncoderDecoder, slots: int, length: int, context: Context | None
+    ) -> "Generator":
+        """For `generate`: request n looks at row n of the context, if there is one."""
+        self = cls.__new__(cls)
+        self._prepare(model, slots, length if model.backbone.keeps_tokens else None, context)
+        return self
+
+    def _prepare(
+        self,
+        model: LanguageModel | EncoderDecoder,
+        slots: int,
+        length: int | None,
+        context: Context | None,
+        piece: int = PIECE,
+        ahead: int | None = None,
+    ) -> None:
+        if model.training:
+            raise ValueError("model must be in evaluation mode: call model.eval() first")
+        check_whole("slots", slots, 1)
+        check_whole("piece", piece, 1)
+        keeps = model.backbone.keeps_tokens
+        if length is not None:
+            check_whole("length", length, 1)
+            if not keeps:
+                raise ValueError(
+                    f"length must be None where no layer keeps all tokens, got {length}: the "
+                    "memory of such a stream does not depend on it"
+                )
+        elif keeps:
+            length = model.config.max_length
+        rows = None
+        if context is not None:
+            rows = Context(*(None if x is None else torch.zeros_like(x[:slots]) for x in context))
+        self.model, self.slots, self.length, self.piece = model, slots, length, piece
+        self._streams = Slots(model, slots, length, rows)
+        self._context = context
+        records = self._streams.records
+        self._ahead = (AHEAD if records else 1) if ahead is None else check_whole("ahead", ahead, 1)
+        self._depth = 1 if records else 0  # rounds that are made while the host looks at another
+        self._rows: list[Request | None] = [None] * slots
+        self._requests: dict[int, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._reading: Reading | None = None
+        self._rounds: deque[Round] = deque()
+        self._ready: deque[tuple[int, int]] = deque()
+        self._names = itertools.count()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of the streams of all slots by the mechanism that needs them, taken at once.
+
+        >>> Generator(LanguageModel(ModelConfig()).eval(), slots=10).memory
+        {'cosformer': 338080}
+        """
+        return self._streams.memory
+
+    @property
+    def active(self) -> set[int]:
+        """The requests that have tokens left to give."""
+        return set(self._requests)
+
+    def submit(self, prompt: Tokens | Stream, sampling: Sampling = GREEDY) -> int:
+        """Continue a prompt, or a stream from `save` or `read`; the number of this request.
+
+        A stream is not used up: submitted again, with another seed, it is another sample.
+        """
+        self._check(prompt, sampling)
+        return self.submit_checked(prompt, sampling)
+
+    def submit_checked(self, prompt: Tokens | Stream, sampling: Sampling) -> int:
+        """`submit` for callers that have checked their arguments."""
+        request = self._request(prompt, sampling)
+        self._requests[request.name] = request
+        self._waiting.append(request)
+        return request.name
+
+    def _request(self, prompt: Tokens | Stream, sampling: Sampling) -> Request:
+        count = sampling.max_new_tokens
+        return Request(next(self._names), sampling, prompt, count, count)
+
+    def save(self, request: int) -> Stream:
+        """The stream of a request as it is after the tokens so far, to be submitted again.
+
+        It continues as the request does if its sampling is the same. Some of the tokens so far may
+        not have been iterated over yet: they still come.
+        """
+        found = self._requests.get(request)
+        while found is not None and found.row is None and not found.ended:  # not read yet
+            self._work()
+        while self._rounds:
+            self._land()
+        if found is None or found.row is None or found.ended:
+            raise ValueError(f"request must be one that has tokens left, got {request}")
+        return self._streams.take(found.row)
+
+    def read(self, prompt: Tokens) -> Stream:
+        """A prompt as a stream that has read it, to be submitted as often as samples are wanted."""
+        self._check(prompt, Sampling(max_new_tokens=1))
+        reading = self._begin_reading([self._request(prompt, GREEDY)])
+        while not self._read_piece(reading):
+            pass
+        return Stream(int(prompt[-1]), reading.state)
+
+    def cancel(self, request: int) -> None:
+        """End a request: no more of its tokens come."""
+        found = self._requests.get(request)
+        if found is not None:
+            self._end(found)
+        self._ready = deque(pair for pair in self._ready if pair[0] != request)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return self
+
+    def __next__(self) -> tuple[int, int]:
+        while not self._ready:
+            if not self._work():
+                raise StopIteration
+        return self._ready.popleft()
+
+    def _work(self) -> bool:
+        """Read a piece, ask for a round, look at one; whether there was anything to do."""
+        began = self._admit()
+        launched = self._launch()
+        if self._rounds and (not launched or len(self._rounds) > self._depth):
+            self._land()
+            return True
+        return began or launched
+
+    @torch.no_grad()
+    def _admit(self) -> bool:
+        """Begin with waiting requests where slots are free, or read on; whether any were."""
+        if self._reading is None:
+            group = self._next_group(self._rows.count(None))
+            if not group:
+                return False
+            if isinstance(group[0].given, Stream):
+                self._streams.put(self._seat(group[0]), group[0].given, group[0].sampling)
+                return True
+            self._reading = self._begin_reading(group)
+        if self._read_piece(self._reading):
+            for n, request in enumerate(self._reading.requests):
+                if not request.ended:
+                    row, given = self._seat(request), request.given
+                    assert not isinstance(given, Stream)
+                    self._streams.put_from(row, self._reading.state, n, len(given) - 1)
+                    self._streams.begin(row, int(given[-1]), request.sampling)
+            self._reading = None
+        return True
+
+    def _seat(self, request: Request) -> int:
+        """A free row, which is the request's from now on."""
+        row = request.row = self._rows.index(None)
+        self._rows[row] = request
+        return row
+
+    def _next_group(self, free: int) -> list[Request]:
+        """The requests that have waited longest and can be read together: a stream by itself, or
+        prompts that padding may make equally long, or those that are."""
+        if not free or not self._waiting:
+            return []
+        first = self._waiting[0]
+        group, longest, most = [first], first.length, first.sampling.max_new_tokens
+        if not isinstance(first.given, Stream):
+            backbone = self.model.backbone
+            limit = backbone.limit or math.inf
+            for request in itertools.islice(self._waiting, 1, None):
+                if len(group) == free:
+                    break
+                length = max(longest, request.length)
+                tokens = max(most, request.sampling.max_new_tokens)
+                fits = length + tokens - 1 <= limit and length * (len(group) + 1) <= TOGETHER
+                alike = request.length == longest or (backbone.shifts and fits)
+                if alike and not isinstance(request.given, Stream):
+                    group, longest, most = [*group, request], length, tokens
+        for request in group:
+            self._waiting.remove(request)
+        return group
+
+    def _begin_reading(self, requests: list[Request]) -> Reading:
+        device, context = self._streams.device, None
+        if self._context is not None:
+            names = [request.name for request in requests]
+            context = Context(*(None if x is None else x[names] for x in self._context))
+        prompts = [request.given[:-1] for request in requests]  # the last is read by the first step
+        tokens, mask = pad(prompts, device, left=True)  # type: ignore[arg-type]
+        state = self.model.backbone.empty_state(len(requests), context)
+        return Reading(requests, tokens, mask, state)
+
+    @torch.no_grad()
+    def _read_piece(self, reading: Reading) -> bool:
+        """Read on; whether the prompts are at their end. Where no stream waits, a piece is long."""
+        piece = max(self.piece, TOGETHER // len(reading.requests))
+        if any(self._rows):
+            piece = self.piece
+        part = slice(reading.done, reading.done + piece)
+        tokens = reading.tokens[:, part]
+        if tokens.shape[1]:
+            mask = None if reading.mask is None else reading.mask[:, part]
+            _, reading.state = self.model.backbone.stream(tokens, reading.state, key_mask=mask)
+        reading.done += tokens.shape[1]
+        return reading.done == reading.tokens.shape[1]
+
+    def _launch(self) -> bool:
+        """Ask for a round of tokens from all streams; whether there are any."""
+        running = [request for request in self._rows if request is not None]
+        if not running:
+            return False
+        count = self._compact(len(running))
+        plan = Plan.of(request.sampling for request in running)
+        steps = min(self._ahead, max(request.left for request in running))
+        streams, records = self._streams, self._streams.device.type == "cuda"
+        tokens = torch.empty(steps, count, dtype=torch.int64, pin_memory=records)
+        for n in range(steps):
+            streams.step(count, plan)
+            tokens[n].copy_(streams.held.chosen[:count], non_blocking=True)
+        back = None
+        if records:
+            back = torch.cuda.Event()
+            back.record(torch.cuda.current_stream(streams.device))
+        rows = []
+        for request in running:
+            assert request.row is not None
+            rows.append((request, request.row, min(steps, request.left)))
+            request.left -= steps
+            if request.left <= 0:  # what comes after the round finds the row free
+                self._rows[request.row] = request.row = None
+        self._rounds.append(Round(rows, tokens, back))
+        return True
+
+    def _compact(self, running: int) -> int:
+        """How many rows a step takes: all that run are among the first ones.
+
+        On a GPU a power of two, so that few graphs serve any number of streams.
+        """
+        count = running
+        if self._streams.records:
+            count = min(self.slots, 1 << (running - 1).bit_length())
+        for row in range(count, self.slots):
+            request = self._rows[row]
+            if request is not None:
+                to = self._rows.index(None)
+                self._streams.move(row, to)
+                self._rows[to], self._rows[row], request.row = request, None, to
+        return count
+
+    def _land(self) -> None:
+        """Look at the oldest round: its tokens are ready to be given."""
+        rows, tokens, back = self._rounds.popleft()
+        if back is not None:
+            back.synchronize()
+        for n, line in enumerate(tokens.tolist()):
+            for request, row, count in rows:
+                if n < count and not request.ended:
+                    self._arrive(request, line[row])
+
+    def _arrive(self, request: Request, token: int) -> None:
+        request.owed -= 1
+        if token < 0:
+            self._end(request)
+            raise ValueError("logits must be finite, got NaN or inf: the model has diverged")
+        self._ready.append((request.name, token))
+        if not request.owed or token in request.sampling.stop:
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        request.ended, request.left = True, 0
+        if request.row is not None:
+            self._rows[request.row] = request.row = None
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._requests.pop(request.name, None)
+
+    def _check(self, prompt: Tokens | Stream, sampling: Sampling) -> None:
+        """Refuse what could not be continued to its end."""
+        config = self.model.config
+        check_sampling(self.model, sampling)
+        if isinstance(prompt, Stream):
+            layers, streams = len(prompt.state.layers), len(prompt.state.position)
+            if layers != config.layers or streams != 1:
+                raise ValueError(
+                    f"prompt must be one stream of {config.layers} layers, got {streams} of "
+                    f"{layers} layers"
+                )
+        else:
+            check_tokens("prompts", [prompt], config.vocabulary)
+        length = _length(prompt)
+        check_room(self.model, length, sampling)
+        if self.length is not None and length + sampling.max_new_tokens - 1 > self.length:
+            raise ValueError(
+                f"length must be at least {length + sampling.max_new_tokens - 1} for "
+                f"max_new_tokens={sampling.max_new_tokens} after a prompt of {length} tokens, got "
+                f"{self.length}: make the generator with a larger one, for its caches"
+            )
+
+
+def check_sampling(model: LanguageModel | EncoderDecoder, sampling: Sampling) -> None:
+    """Refuse what is no sampling, or stops at tokens that the model does not have."""
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling must be a Sampling, got {type(sampling).__name__}")
+    last = model.config.vocabulary - 1
+    if any(not 0 <= token <= last for token in sampling.stop):
+        raise ValueError(f"stop must hold tokens from 0 to {last}, got {sampling.stop}")
+
+
+def check_room(model: LanguageModel | EncoderDecoder, length: int, sampling: Sampling) -> None:
+    """Refuse more tokens after a prompt of some length than the model is made for."""
+    limit = model.backbone.limit
+    # The last token is chosen, and not read again.
+    if limit is not None and length + sampling.max_new_tokens - 1 > limit:
+        raise ValueError(
+            f"max_new_tokens must be at most {limit + 1 - length} after a prompt of {length} "
+            f"tokens, for the model's limit of {limit} ({model.backbone.limited_by}), got "
+            f"{sampling.max_new_tokens}: a model made with recommended('lm') has none"
+        )
+
+
+def _length(prompt: Tokens | Stream) -> int:
+    """Tokens that were given."""
+    return int(prompt.state.position[0]) + 1 if isinstance(prompt, Stream) else len(prompt)

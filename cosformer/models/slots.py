@@ -1,0 +1,200 @@
+"""Many streams of a model in memory of a fixed size, all moved on by one call.
+
+The whole step (embedding, all layers, head, choice of a token) reads and writes tensors that stay
+where they are. On a GPU it is recorded as a CUDA graph for each number of streams, and a replay
+asks for all its kernels at once.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.mechanisms import HeldCache, map_streams
+from cosformer.models.backbone import Context, ModelState
+from cosformer.models.decoder import LanguageModel
+from cosformer.models.sampling import Choices, Plan, Sampling, choose
+from cosformer.models.translation import EncoderDecoder
+from cosformer.nn import LayerState
+
+SCRATCH = 16
+"""Tokens for which the streams that warm a recording up have memory."""
+
+
+class Stream(NamedTuple):
+    """A stream by itself: all that it needs to go on, here or in another generator."""
+
+    token: int  # the last token, which the state has not read yet
+    state: ModelState  # after all tokens before it, of one stream
+    drawn: int = 0  # how many of its tokens were chosen
+
+
+class Held(NamedTuple):
+    """What a step reads and writes, for B streams."""
+
+    state: ModelState
+    token: Tensor  # [B] int64: the token that each stream reads next
+    chosen: Tensor  # [B] int64: what was chosen last; -1 where logits were not finite
+    choices: Choices
+
+
+class Slots:
+    """So many streams of a model, of which a step moves the first few on."""
+
+    def __init__(
+        self,
+        model: LanguageModel | EncoderDecoder,
+        count: int,
+        length: int | None = None,
+        context: Context | None = None,
+    ) -> None:
+        """length: the most tokens of a stream, where layers keep all tokens."""
+        self.model, self.device = model, model.head.weight.device
+        self.held = _held(model, count, length, context)
+        self._views: dict[int, Held] = {}
+        self._graphs: dict[tuple[int, Plan], torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    @property
+    def records(self) -> bool:
+        """Whether steps are CUDA graphs. Cross attention reads positions on the host: it cannot."""
+        return self.device.type == "cuda" and not self.model.backbone.cross
+
+    @torch.no_grad()
+    def step(self, count: int, plan: Plan) -> None:
+        """Move the first `count` streams on by a token; `held.chosen` has what they chose."""
+        if not self.records:
+            _step(self.model, self._rows(count), plan)
+            return
+        with torch.cuda.device(self.device):
+            if (count, plan) not in self._graphs:
+                self._graphs[count, plan] = self._record(count, plan)
+            self._graphs[count, plan].replay()
+
+    @torch.no_grad()
+    def put(self, row: int, stream: Stream, sampling: Sampling) -> None:
+        """Make a row this stream, which goes on by choosing like this."""
+        self.put_from(row, stream.state, 0, int(stream.state.position[0]))
+        self.begin(row, stream.token, sampling, stream.drawn)
+
+    def begin(self, row: int, token: int, sampling: Sampling, drawn: int = 0) -> None:
+        """The token that a row reads next, and how it goes on."""
+        self.held.token[row] = token
+        self.held.choices.set(row, sampling, drawn)
+
+    @torch.no_grad()
+    def put_from(self, row: int, given: ModelState, of: int, position: int) -> None:
+        """Make a row the stream `of` of a state of several, which has had `position` tokens."""
+        state = self.held.state
+
+        def copy(mine: Tensor, theirs: Tensor) -> Tensor:
+            mine[row] = theirs[of] if theirs.dim() else theirs
+            return mine
+
+        for mine, theirs in zip(state.layers, given.layers, strict=True):
+            if isinstance(mine.mechanism, HeldCache):
+                mine.mechanism.put(row, theirs.mechanism, of, position)
+            else:
+                map_streams(copy, mine.mechanism, theirs.mechanism)
+            if mine.conv is not None:
+                copy(mine.conv, theirs.conv)
+        state.position[row] = position
+        state.length[row] = given.length  # type: ignore[index]
+        if state.context is not None:
+            map_streams(copy, state.context, given.context)
+
+    @torch.no_grad()
+    def take(self, row: int) -> Stream:
+        """A row as a stream by itself; the row stays as it is."""
+        held, state = self.held, self.held.state
+        position, length = int(state.position[row]), int(state.length[row])  # type: ignore[index]
+
+        def own(mine: Tensor) -> Tensor:
+            return mine[row : row + 1].clone()
+
+        layers = []
+        for block, layer in zip(self.model.backbone.blocks, state.layers, strict=True):
+            inner, mine = block.attention.mechanism, layer.mechanism  # type: ignore[union-attr]
+            if isinstance(mine, HeldCache):
+                kept = mine.take(row, inner.keep(position))  # type: ignore[operator, union-attr]
+            else:
+                kept = map_streams(own, mine)
+            conv = None if layer.conv is None else own(layer.conv)
+            layers.append(LayerState(kept, length, conv))
+        context = None if state.context is None else map_streams(own, state.context)
+        taken = ModelState(tuple(layers), own(state.position), length, context)
+        return Stream(int(held.token[row]), taken, int(held.choices.drawn[row]))
+
+    @torch.no_grad()
+    def move(self, row: int, to: int) -> None:
+        """Make a row the stream of another one."""
+
+        def copy(mine: Tensor) -> Tensor:
+            mine[to] = mine[row]
+            return mine
+
+        map_streams(copy, self.held)
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of all streams by the mechanism that needs them; `conv`: short convolutions."""
+        found: dict[str, int] = {}
+        names = self.model.config.mechanisms
+        for name, layer in zip(names, self.held.state.layers, strict=True):
+            for what, part in ((name, layer.mechanism), ("conv", layer.conv)):
+                if isinstance(part, HeldCache):
+                    part = (part.k, part.v)  # layers share their positions
+                if part is not None:
+                    found[what] = found.get(what, 0) + _nbytes(part)
+        return found
+
+    def _rows(self, count: int) -> Held:
+        """The first rows, in the same memory."""
+        if count not in self._views:
+            self._views[count] = map_streams(lambda mine: mine[:count], self.held)
+        return self._views[count]
+
+    def _record(self, count: int, plan: Plan) -> torch.cuda.CUDAGraph:
+        """The step as a graph. Kernels are compiled and libraries set up by other streams first."""
+        rows = self._rows(count)
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            room = SCRATCH if self.model.backbone.keeps_tokens else None
+            scratch = _held(self.model, count, room, None)
+            for _ in range(2):
+                _step(self.model, scratch, plan)
+        side.synchronize()
+        del scratch
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            _step(self.model, rows, plan)
+        return graph
+
+
+def _held(
+    model: LanguageModel | EncoderDecoder, count: int, length: int | None, context: Context | None
+) -> Held:
+    state = model.backbone.held_state(count, length, context)
+    token = torch.zeros_like(state.position)
+    return Held(state, token, token.clone(), Choices.empty(count, token.device))
+
+
+def _nbytes(state: Any) -> int:
+    sizes: list[int] = []
+
+    def count(mine: Tensor) -> Tensor:
+        sizes.append(mine.nbytes)
+        return mine
+
+    map_streams(count, state)
+    return sum(sizes)
+
+
+def _step(model: LanguageModel | EncoderDecoder, held: Held, plan: Plan) -> None:
+    """One token of every stream of `held`, in place."""
+    x, _ = model.backbone.step(held.token[:, None], held.state)
+    chosen = choose(model.head(x[:, 0]), held.choices, plan)
+    held.chosen.copy_(chosen)
+    torch.clamp(chosen, min=0, out=held.token)
+    held.choices.drawn.add_(1)

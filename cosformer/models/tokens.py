@@ -1,0 +1,43 @@
+"""Sequences of tokens from outside: checked, and put side by side."""
+
+import numbers
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Tokens = Sequence[int]
+
+
+def pad(
+    sequences: Sequence[Tokens], device: torch.device, *, left: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Tokens `[B, longest]` and their key mask, which is None where all are equally long."""
+    longest = max(map(len, sequences))
+    tokens = torch.zeros(len(sequences), longest, dtype=torch.int64, device=device)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        place = slice(longest - len(sequence), None) if left else slice(len(sequence))
+        tokens[row, place] = torch.tensor(list(sequence), device=device)
+        mask[row, place] = True
+    return tokens, None if all(len(each) == longest for each in sequences) else mask
+
+
+def check_tokens(name: str, sequences: Sequence[Tokens], vocabulary: int) -> None:
+    """Sequences of one token or more, each a whole number below `vocabulary`."""
+    if not isinstance(sequences, Sequence):
+        raise TypeError(f"{name} must be a sequence of sequences, got {type(sequences).__name__}")
+    for n, sequence in enumerate(sequences):
+        if not isinstance(sequence, Sequence) or isinstance(sequence, str):
+            raise TypeError(
+                f"{name} must be sequences of ints each, got {type(sequence).__name__} in {n}"
+            )
+        if len(sequence) == 0:
+            raise ValueError(f"{name} must have at least one token each, got none in {n}")
+        for token in sequence:
+            if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+                raise TypeError(f"{name} must be sequences of ints each, got {token!r} in {n}")
+            if not 0 <= token < vocabulary:
+                raise ValueError(
+                    f"{name} must hold tokens from 0 to {vocabulary - 1}, got {token} in {n}"
+                )
