@@ -21,6 +21,7 @@ from cosformer.mechanisms.cache import Cache
 from cosformer.mechanisms.held import HeldCache, with_positions
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split, hide
 from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops import After, Clock, Layout
 from cosformer.runtime import full_precision
 
 Counted = TypeVar("Counted")
@@ -176,6 +177,22 @@ class Mechanism(nn.Module):
     def held_length(self, length: int) -> int:
         """For how many tokens of a stream `held_state` has memory, if it shall have so many."""
         return length
+
+    def prepared(
+        self, state: Any, layout: Layout, after: After, clock: Clock, base: float | None
+    ) -> Callable[[Tensor], Tensor] | None:
+        """A step from a layer's projections to its heads, which changes such a state in place.
+
+        None where there is none: the layer then goes through `step`.
+
+        Args:
+            state: from `held_state`.
+            layout: where the numbers of a token lie in a row of projections.
+            after: norm and gate of the heads.
+            clock: what all layers of a step share.
+            base: of rotary positions, which the layer has; None: it has no positions.
+        """
+        return None
 
     def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
         """Output `[B, H, 1, V]` of the newest token of every stream, which the state holds."""

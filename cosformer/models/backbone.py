@@ -117,7 +117,7 @@ class Backbone(nn.Module):
         self._check_length(length)
         if key_mask is not None and order is not None:  # padding goes last, where it shifts none
             tokens, key_mask = _taken(tokens, order), key_mask.gather(1, order)
-        x = self._embed(tokens, start + torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.embed(tokens, start + torch.arange(tokens.shape[1], device=tokens.device))
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), 1, -1), x], 1)
             if key_mask is not None:
@@ -194,7 +194,7 @@ class Backbone(nn.Module):
             raise ValueError("state must not be one of a fixed size in stream, which step alone takes")
         length = state.length + tokens.shape[1]
         self._check_length(length)
-        x = self._embed(tokens, state.position[:, None] + ranks(real))
+        x = self.embed(tokens, state.position[:, None] + ranks(real))
         vectors, context_mask = state.context or (None, None)
         layers, x = [], _told(x, hidden)
         for block, before in zip(self._stack, state.layers, strict=True):
@@ -217,17 +217,14 @@ class Backbone(nn.Module):
         length = state.length + 1
         if isinstance(length, int):
             self._check_length(length)
-        x = self._embed(tokens, state.position[:, None])
+        x = self.embed(tokens, state.position[:, None])
         vectors, context_mask = state.context or (None, None)
         layers = []
         for block, before in zip(self._stack, state.layers, strict=True):
             x, after = block.step(x, before, vectors, context_mask=context_mask)
             layers.append(after)
         if isinstance(state.length, Tensor):
-            state.length.add_(1)
-            state.position.add_(1)
-            if state.room is not None:
-                state.position.clamp_(max=state.room - 1)
+            move_on(state)
             return self.norm(x), state
         return self.norm(x), ModelState(tuple(layers), state.position + 1, length, state.context)
 
@@ -301,7 +298,8 @@ class Backbone(nn.Module):
     def _stack(self) -> list[Block]:
         return cast(list[Block], list(self.blocks))
 
-    def _embed(self, tokens: Tensor, position: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Vectors of tokens that stand at these positions, before the first block."""
         try:
             x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         except IndexError:  # torch has looked: a GPU, which asserts it, does not wait for this
@@ -430,6 +428,15 @@ class TokenHead(nn.Module):
 def every_token(tokens: Tensor) -> Tensor:
     """The mask `[B, T]` by which all tokens `[B, T]`, or vectors `[B, T, width]`, are real."""
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+
+
+def move_on(state: ModelState) -> None:
+    """Count one more token of streams in memory of a fixed size."""
+    assert isinstance(state.length, Tensor)
+    state.length.add_(1)
+    state.position.add_(1)
+    if state.room is not None:
+        state.position.clamp_(max=state.room - 1)
 
 
 def check_model_state(state: ModelState, tokens: Tensor, layers: int) -> None:

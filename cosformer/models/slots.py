@@ -5,17 +5,18 @@ where they are. On a GPU it is recorded as a CUDA graph for each number of strea
 asks for all its kernels at once.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from cosformer.mechanisms import HeldCache, map_streams
-from cosformer.models.backbone import Context, ModelState
+from cosformer.models.backbone import Context, ModelState, move_on
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Choices, Plan, Sampling, choose
 from cosformer.models.translation import EncoderDecoder
-from cosformer.nn import LayerState
+from cosformer.nn import Block, BlockStep, LayerState, PreparedBlock, norm_of
+from cosformer.ops import Clock, State, normed_linear
 
 SCRATCH = 16
 """Tokens for which the streams that warm a recording up have memory."""
@@ -51,7 +52,8 @@ class Slots:
         """length: the most tokens of a stream, where layers keep all tokens."""
         self.model, self.device = model, model.head.weight.device
         self.held = _held(model, count, length, context)
-        self._views: dict[int, Held] = {}
+        self._blocks = [PreparedBlock(cast(Block, block)) for block in model.backbone.blocks]
+        self._steps: dict[int, Step] = {}
         self._graphs: dict[tuple[int, Plan], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -64,7 +66,7 @@ class Slots:
     def step(self, count: int, plan: Plan) -> None:
         """Move the first `count` streams on by a token; `held.chosen` has what they chose."""
         if not self.records:
-            _step(self.model, self._rows(count), plan)
+            self._rows(count)(plan)
             return
         with torch.cuda.device(self.device):
             if (count, plan) not in self._graphs:
@@ -122,6 +124,7 @@ class Slots:
             conv = None if layer.conv is None else own(layer.conv)
             layers.append(LayerState(kept, length, conv))
         context = None if state.context is None else map_streams(own, state.context)
+        layers = [layer._replace(mechanism=_at(layer.mechanism, length)) for layer in layers]
         taken = ModelState(tuple(layers), own(state.position), length, context)
         return Stream(int(held.token[row]), taken, int(held.choices.drawn[row]))
 
@@ -148,28 +151,69 @@ class Slots:
                     found[what] = found.get(what, 0) + _nbytes(part)
         return found
 
-    def _rows(self, count: int) -> Held:
-        """The first rows, in the same memory."""
-        if count not in self._views:
-            self._views[count] = map_streams(lambda mine: mine[:count], self.held)
-        return self._views[count]
+    def _rows(self, count: int) -> "Step":
+        """The step of the first rows."""
+        if count not in self._steps:
+            held = map_streams(lambda mine: mine[:count], self.held)
+            self._steps[count] = Step(self.model, self._blocks, held)
+        return self._steps[count]
 
     def _record(self, count: int, plan: Plan) -> torch.cuda.CUDAGraph:
         """The step as a graph. Kernels are compiled and libraries set up by other streams first."""
-        rows = self._rows(count)
+        step = self._rows(count)
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             room = SCRATCH if self.model.backbone.keeps_tokens else None
-            scratch = _held(self.model, count, room, None)
+            scratch = Step(self.model, self._blocks, _held(self.model, count, room, None))
             for _ in range(2):
-                _step(self.model, scratch, plan)
+                scratch(plan)
         side.synchronize()
         del scratch
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            _step(self.model, rows, plan)
+            step(plan)
         return graph
+
+
+class Step:
+    """One token of streams in memory of a fixed size, from the last token to the next."""
+
+    def __init__(
+        self, model: LanguageModel | EncoderDecoder, blocks: list[PreparedBlock], held: Held
+    ) -> None:
+        self.model, self.held, state = model, held, held.state
+        assert isinstance(state.length, Tensor)
+        self.clock = Clock(state.position, state.length)
+        self.norm = norm_of(model.backbone.norm)
+        layers = zip(blocks, state.layers, strict=True)
+        self.blocks = [self._bound(block, layer) for block, layer in layers]
+
+    def _bound(self, block: PreparedBlock, layer: LayerState) -> BlockStep:
+        found = block.bind(layer, self.clock)
+        if found is not None:
+            return found
+        vectors, mask = self.held.state.context or (None, None)
+
+        def step(x: Tensor, added: Tensor | None) -> tuple[Tensor, None]:
+            x = x if added is None else x + added
+            out, _ = block.block.step(x[:, None], layer, vectors, context_mask=mask)
+            return out[:, 0], None
+
+        return step
+
+    def __call__(self, plan: Plan) -> None:
+        held, added = self.held, None
+        self.clock.tick()
+        x = self.model.backbone.embed(held.token, held.state.position)
+        for block in self.blocks:
+            x, added = block(x, added)
+        _, logits = normed_linear(x, added, self.norm, self.model.head.weight, None)
+        chosen = choose(logits, held.choices, plan)
+        held.chosen.copy_(chosen)
+        torch.clamp(chosen, min=0, out=held.token)
+        held.choices.drawn.add_(1)
+        move_on(held.state)
 
 
 def _held(
@@ -178,6 +222,15 @@ def _held(
     state = model.backbone.held_state(count, length, context)
     token = torch.zeros_like(state.position)
     return Held(state, token, token.clone(), Choices.empty(count, token.device))
+
+
+def _at(state: Any, place: int) -> Any:
+    """A state whose sums stand at this position: prepared blocks count it for all layers."""
+    if isinstance(state, State):
+        return state._replace(position=torch.full_like(state.position, place))
+    if isinstance(state, tuple):
+        return type(state)(*(_at(part, place) for part in state))
+    return state
 
 
 def _nbytes(state: Any) -> int:
@@ -189,12 +242,3 @@ def _nbytes(state: Any) -> int:
 
     map_streams(count, state)
     return sum(sizes)
-
-
-def _step(model: LanguageModel | EncoderDecoder, held: Held, plan: Plan) -> None:
-    """One token of every stream of `held`, in place."""
-    x, _ = model.backbone.step(held.token[:, None], held.state)
-    chosen = choose(model.head(x[:, 0]), held.choices, plan)
-    held.chosen.copy_(chosen)
-    torch.clamp(chosen, min=0, out=held.token)
-    held.choices.drawn.add_(1)

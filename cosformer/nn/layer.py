@@ -1,7 +1,7 @@
 """One attention layer around every mechanism: to compare two mechanisms, change one word."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,12 +20,11 @@ from cosformer.mechanisms import Split, create, keep_in_place, mechanism_class, 
 from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
+from cosformer.ops import GATES
 
 NO_OPTIONS: Mapping[str, Any] = {}
 HORIZON = 4096
 """The horizon of a layer whose options name none."""
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
-"""What a gate may be of its projection."""
 CONVOLVED = ("input", "qkv")
 """What a short convolution may act on."""
 OWN = {"name": "mechanism", "heads": "num_heads", "key_heads": "num_kv_heads", "width": "embed_dim"}

@@ -65,16 +65,19 @@ class Sinusoidal(Positions):
 class Rotary(Positions):
     """Pairs of q and k turned by an angle that grows with the position."""
 
+    base = 1e4
+    """What is turned by position · base^(−2n/width) is pair n."""
+
     def __init__(self, embed_dim: int, head_dim: int, key_heads: int, max_length: int | None):
         super().__init__(embed_dim, head_dim, key_heads, max_length)
-        check_rotary(head_dim, 1e4)
+        check_rotary(head_dim, self.base)
 
     def encode(
         self, q: Tensor, k: Tensor, query_start: int | Tensor, key_start: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         return (
-            rotate(q, positions(query_start, q.shape[2], q)),
-            rotate(k, positions(key_start, k.shape[2], k)),
+            rotate(q, positions(query_start, q.shape[2], q), self.base),
+            rotate(k, positions(key_start, k.shape[2], k), self.base),
         )
 
 

@@ -25,6 +25,7 @@ from cosformer.ops.problem import (
     whole_limit,
 )
 from cosformer.ops.raised import row_divisor
+from cosformer.ops.rows import Norm, added_linear, normed_linear
 from cosformer.ops.state import State, check_continues, check_state_shape
 from cosformer.ops.step import (
     Recurrence,
@@ -34,6 +35,7 @@ from cosformer.ops.step import (
     step,
     take_step,
 )
+from cosformer.ops.token import GATES, After, Clock, Layout, SumsToken, joined_state
 
 __all__ = [  # what users call; the other names are for other rooms
     "State",

@@ -1,14 +1,17 @@
 """Softmax attention ("Attention Is All You Need", Vaswani et al., 2017), PyTorch's own."""
 
 import math
+from typing import Any
 
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.dense.softmax_token import SoftmaxToken
 from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.request import Request, Split, repeat_heads, seen
 from cosformer.mechanisms.sdpa import masked_softmax, sdpa, sdpa_for
 from cosformer.mechanisms.traits import Cost, Traits
+from cosformer.ops import After, Clock, Layout
 
 
 class Softmax(Mechanism):
@@ -20,6 +23,13 @@ class Softmax(Mechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, request: Request) -> Tensor:
         return sdpa_for(q, k, v, request)
+
+    def prepared(
+        self, state: Any, layout: Layout, after: After, clock: Clock, base: float | None
+    ) -> SoftmaxToken | None:
+        if SoftmaxToken.serves(state, base):
+            return SoftmaxToken(layout, state, after, clock, base)
+        return None
 
     def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
         if q.is_cuda:

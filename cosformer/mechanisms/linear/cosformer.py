@@ -104,6 +104,18 @@ class Cosformer(Mechanism):
     ) -> tuple[Tensor, ops.State]:
         return ops.take_step(q, k, v, state, self._recurrence(k.device)), state
 
+    def held_state(self, k: Tensor, v: Tensor, length: int, position: Tensor) -> ops.State:
+        held = super().held_state(k, v, length, position)
+        return held if k.is_cuda else ops.joined_state(held)
+
+    def prepared(
+        self, state: Any, layout: ops.Layout, after: ops.After, clock: ops.Clock, base: float | None
+    ) -> ops.SumsToken | None:
+        by = self._recurrence(state.key_value.device)
+        if base is not None or not ops.SumsToken.serves(state, by):
+            return None
+        return ops.SumsToken(layout, state, by, after, clock)
+
     def state_size(self, length: int) -> int:
         sums = ops.WEIGHTS[self.kind] * self.width * (self.value_width + 1)
         return self.key_heads * (sums + isinstance(self.decay, Sequence))

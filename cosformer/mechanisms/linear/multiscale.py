@@ -50,6 +50,24 @@ class DecayingCosformer(LinearMechanism):
         super().check_state(state, k, v)
         ops.check_continues(state.sums, k, v, self.horizon, "cosine", self.rates)
 
+    def held_state(self, k: Tensor, v: Tensor, length: int, position: Tensor) -> Any:
+        held = super().held_state(k, v, length, position)
+        return held if k.is_cuda else held._replace(sums=ops.joined_state(held.sums))
+
+    def prepared(
+        self, state: Any, layout: ops.Layout, after: ops.After, clock: ops.Clock, base: float | None
+    ) -> ops.SumsToken | None:
+        sums = state.sums
+        k = sums.key_sum[:, :, 0, None, :]
+        controls = dict.fromkeys(self.traits.controls, k[..., 0])
+        by = self._recurrence(k, Request(True, None, 0, controls))._replace(log_decay=None)
+        if base is not None or not ops.SumsToken.serves(sums, by):
+            return None
+        return ops.SumsToken(layout, sums, by, after, clock, self.log_most)
+
+    log_most: float | None = None
+    """The logarithm of the largest decay, where a control decides on that of each token."""
+
     @property
     def rates(self) -> ops.Rates | None:
         """The decay that a state must have; None where every token has its own."""

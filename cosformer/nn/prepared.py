@@ -1,0 +1,125 @@
+"""Blocks made ready for single tokens: weights side by side, and no module between operations.
+
+In a step of a model nothing is large: what costs is how many kernels a GPU starts, and how many
+calls a CPU makes. A prepared block takes a row `[B, E]` of x through five products and kernels.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cosformer.nn.block import Block, FeedForward
+from cosformer.nn.layer import AttentionLayer, LayerState
+from cosformer.nn.positions import Rotary
+from cosformer.ops import After, Clock, Layout, Norm, added_linear, normed_linear
+from cosformer.runtime import autocasts
+
+BlockStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""x `[B, E]` and what is still to be added to it -> the same after a block."""
+
+
+class PreparedBlock:
+    """A block whose weights lie as a step reads them: copies, so they must not change meanwhile."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.plain = _is_plain(block)
+        if not self.plain:
+            return
+        layer = block.attention
+        self.layout = Layout.of(
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+            layer.value_dim,
+            gate=layer.gate is not None,
+            controls=len(layer.controls),
+            ones=layer.mechanism.traits.state == "constant" and not layer.out_proj.weight.is_cuda,
+        )
+        self.weight, self.bias = _side_by_side(layer, self.layout)
+        forward = block.feed_forward
+        assert isinstance(forward, FeedForward)
+        self.up, self.up_bias = forward.up.weight, forward.up.bias
+        if forward.gate is not None:
+            self.up = torch.cat([forward.gate.weight, self.up])
+            self.up_bias = torch.cat([forward.gate.bias, self.up_bias])
+
+    def bind(self, state: LayerState, clock: Clock) -> BlockStep | None:
+        """The step that changes such a state in place; None where the block must go its own way."""
+        layer = self.block.attention
+        if not self.plain or autocasts(layer.out_proj.weight):
+            return None
+        weight = None if layer.norm is None else layer.norm.weight
+        eps = 0.0 if layer.norm is None or layer.norm.eps is None else layer.norm.eps
+        base = layer.positions.base if isinstance(layer.positions, Rotary) else None
+        after = After(weight, eps, layer.gate_kind)
+        attend = layer.mechanism.prepared(state.mechanism, self.layout, after, clock, base)
+        return None if attend is None else self._with(attend)
+
+    def _with(self, attend: Callable[[Tensor], Tensor]) -> BlockStep:
+        block, weight, bias, up, up_bias = (
+            self.block, self.weight, self.bias, self.up, self.up_bias,
+        )  # fmt: skip
+        first, second = norm_of(block.attention_norm), norm_of(block.feed_forward_norm)
+        out, forward = block.attention.out_proj, block.feed_forward
+        assert isinstance(forward, FeedForward)
+        out_weight, out_bias = out.weight, out.bias
+        down, down_bias, glu = forward.down.weight, forward.down.bias, forward.gate is not None
+
+        def step(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            x, rows = normed_linear(x, added, first, weight, bias)
+            x, added = added_linear(x, attend(rows), out_weight, out_bias)
+            x, inner = normed_linear(x, added, second, up, up_bias, gelu=not glu)
+            if glu:
+                gate, inner = inner.chunk(2, -1)
+                inner = F.silu(gate) * inner
+            return added_linear(x, inner, down, down_bias)
+
+        return step
+
+
+def norm_of(norm: nn.LayerNorm) -> Norm:
+    """A layer norm as the ops take it."""
+    return Norm(norm.weight, norm.bias, norm.eps)
+
+
+def _is_plain(block: Block) -> bool:
+    """Whether nothing stands between projections and mechanism, but rotary positions."""
+    layer = block.attention
+    known = isinstance(layer.positions, Rotary | None) and type(layer) is AttentionLayer
+    extra = (layer.conv, layer.q_norm, layer.k_norm, block.cross)
+    shared = layer.mechanism.traits.shared_qk or layer.in_proj_weight is None
+    own = type(block) is Block and type(block.feed_forward) is FeedForward
+    return known and own and not shared and all(part is None for part in extra)
+
+
+def _side_by_side(layer: AttentionLayer, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    """The weights and biases of all that a layer projects from its input, as the layout says."""
+    assert layer.in_proj_weight is not None
+    values = layout.key_heads * layout.value_width
+    before = layer.in_proj_weight.shape[0] - values  # queries and keys
+    linears = ([] if layer.gate is None else [layer.gate]) + list(layer.controls.values())
+    biases = [layer.in_proj_bias, *(linear.bias for linear in linears)]
+
+    def laid(qkv: Tensor, others: list[Tensor], one: float) -> Tensor:
+        """Rows of the layout, of `[rows, …]`; after the values of a head one of this number."""
+        v = qkv[before:]
+        if layout.ones:
+            v = v.unflatten(0, (layout.key_heads, -1))
+            v = torch.cat([v, v.new_full((len(v), 1, *v.shape[2:]), one)], 1).flatten(0, 1)
+        found = torch.cat([qkv[:before], v, *others])
+        missing = found.new_zeros(layout.columns - len(found), *found.shape[1:])
+        return torch.cat([found, missing])
+
+    with torch.no_grad():
+        weight = laid(layer.in_proj_weight, [linear.weight for linear in linears], 0.0)
+        if not layout.ones and all(bias is None for bias in biases):
+            return weight, None
+        parts = [layer.in_proj_weight, *(linear.weight for linear in linears)]
+        known = [
+            part.new_zeros(len(part)) if bias is None else bias
+            for part, bias in zip(parts, biases, strict=True)
+        ]
+        return weight, laid(known[0], known[1:], 1.0)

@@ -1,0 +1,170 @@
+"""One token of streams in memory of a fixed size, from a layer's projections to its heads.
+
+Everything between two matrix products of a layer is one call here: the features, the state, the
+norm of heads and their gate.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cosformer.ops.problem import basis, least_gate
+from cosformer.ops.state import State
+from cosformer.ops.step import Recurrence
+from cosformer.ops.triton import sums_token, token_serves
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+"""What a gate may be of its projection."""
+
+
+class Layout(NamedTuple):
+    """Where the numbers of a token lie in a row of its projections; queries come first."""
+
+    heads: int
+    key_heads: int
+    width: int  # of a head's queries and keys
+    value_width: int
+    ones: bool  # whether a 1 follows the values of every head
+    k: int  # where keys begin
+    v: int
+    gate: int
+    control: int  # where the numbers of key heads begin, which a mechanism asks for
+    columns: int
+
+    @classmethod
+    def of(
+        cls, heads: int, key_heads: int, width: int, value_width: int, *, gate: bool, controls: int,
+        ones: bool,
+    ) -> "Layout":  # fmt: skip
+        """The layout of a layer with so many controls; rows end at a multiple of 8."""
+        k = heads * width
+        v = k + key_heads * width
+        gates = v + key_heads * (value_width + ones)
+        control = gates + gate * heads * value_width
+        end = control + controls * key_heads
+        return cls(heads, key_heads, width, value_width, ones, k, v, gates, control, end + -end % 8)
+
+
+class After(NamedTuple):
+    """What a layer does to its heads."""
+
+    norm: Tensor | None  # the weight of an RMSNorm per head
+    eps: float
+    gate: str  # a name of GATES, or "" for none
+
+    def __call__(self, heads: Tensor, rows: Tensor, layout: Layout) -> Tensor:
+        """Heads `[.., V]` of all streams as `[B, H·V]`, after norm and gate."""
+        if self.norm is not None:
+            heads = F.rms_norm(heads.to(self.norm.dtype), self.norm.shape, self.norm, self.eps)
+        out = heads.reshape(len(rows), -1)
+        if self.gate:
+            end = layout.gate + layout.heads * layout.value_width
+            out = out * GATES[self.gate](rows[:, layout.gate : end])
+        return out
+
+
+class Clock:
+    """What all layers of a step share: made by the first that asks, gone with the next token."""
+
+    def __init__(self, position: Tensor, place: Tensor) -> None:
+        self.position, self.place = position, place  # [B] int64, without padding and with it
+        self._made: dict[Any, Any] = {}
+
+    def tick(self) -> None:
+        """The next token."""
+        self._made.clear()
+
+    def recall(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once for a token."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
+def joined_state(state: State) -> State:
+    """An empty state whose sums lie in one memory `[B, H, R, D, V + 1]`: a CPU updates it at once."""
+    *shape, width = state.key_value.shape
+    joined = state.key_value.new_zeros(*shape, width + 1)
+    return state._replace(key_value=joined[..., :-1], key_sum=joined[..., -1])
+
+
+class SumsToken:
+    """The step of cosFormer and its decaying forms: rows of projections `[B, columns]` to heads."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        state: State,
+        by: Recurrence,
+        after: After,
+        clock: Clock,
+        log_most: float | None = None,
+    ) -> None:
+        """log_most: the logarithm of the largest decay, where a control decides on each token's."""
+        decay = None if by.decay is None else by.decay.contiguous()
+        self.by = by._replace(theta=by.theta.contiguous(), decay=decay)
+        self.layout, self.state, self.after = layout, state, after
+        self.clock, self.log_most = clock, log_most
+        self.kernel = state.key_value.is_cuda
+        if not self.kernel:
+            self._prepare()
+
+    @staticmethod
+    def serves(state: State, by: Recurrence) -> bool:
+        """Whether such a stream can be stepped here."""
+        if not by.is_cosformer or by.weight == "raised_cosine":
+            return False
+        if state.key_value.is_cuda:
+            return token_serves(state)
+        return state.key_value.stride(3) == state.key_value.shape[4] + 1  # as `joined_state` makes
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self.kernel:
+            return sums_token(rows, self, self.clock.place)
+        layout, joined = self.layout, self._joined
+        batch, heads, width = len(rows), layout.key_heads, joined.shape[1]
+        numbers = rows if rows.dtype == joined.dtype else rows.to(joined.dtype)
+        features = numbers[:, : layout.v].relu().view(batch, -1, 1, layout.width)
+        if self.by.weight != "plain":
+            features = features * self.clock.recall(self._turn, self._basis)  # [B, H + H_kv, R, D]
+        read = features[:, : layout.heads].reshape(batch * heads, -1, width)
+        keys = features[:, layout.heads :].reshape(batch * heads, width, 1)
+        values = numbers[:, layout.v : layout.gate].reshape(batch * heads, 1, -1)
+        if self.log_most is not None:
+            self._fade(numbers)
+        elif self._left is not None:
+            joined.mul_(self._left)
+        joined.baddbmm_(keys, values)
+        out = read.bmm(joined)  # [B·H_kv, groups, V + 1]
+        made = out[..., :-1] / out[..., -1:].clamp(min=self.by.eps)
+        return self.after(made, rows, layout).to(rows.dtype)
+
+    def _prepare(self) -> None:
+        sums, by = self.state.key_value, self.by
+        shape, strides = (*sums.shape[:4], sums.shape[4] + 1), sums.stride()
+        self._joined = sums.as_strided(shape, strides).flatten(2, 3).flatten(0, 1)
+        self._turn = by.weight, *by.theta.flatten().tolist()
+        self._left = None
+        if by.decay is not None:
+            left = by.decay.to(sums.dtype).expand(sums.shape[:2])
+            self._left = left.reshape(-1, 1, 1)
+
+    def _basis(self) -> Tensor:
+        """cos and sin of each stream's angle, `[B, 1 or H + H_kv, R, 1]`."""
+        layout, place = self.layout, self.clock.place.to(torch.float64).reshape(-1, 1)
+        psi = basis(place, self.by.theta, self.by.weight, self._joined.dtype).mT  # [b, h, R, 1]
+        if psi.shape[1] == 1:
+            return psi
+        groups = layout.heads // layout.key_heads
+        return torch.cat([psi.repeat_interleave(groups, 1), psi], 1)
+
+    def _fade(self, numbers: Tensor) -> None:
+        """Shrink all sums by the decay of the token."""
+        at = self.layout.control
+        log = F.logsigmoid(numbers[:, at : at + self.layout.key_heads]) + self.log_most
+        assert isinstance(self.state.log_decay, Tensor)
+        self.state.log_decay.add_(log.clamp(min=least_gate(log.dtype)))
+        self._joined.mul_(log.exp().view(-1, 1, 1))

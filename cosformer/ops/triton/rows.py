@@ -1,0 +1,68 @@
+"""Launches of what surrounds attention in a step."""
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.triton.passes import INTERPRETED
+from cosformer.ops.triton.tiles import padded
+from cosformer.runtime import HAS_TRITON
+
+WIDEST = 8192
+"""Numbers in a row that a program holds at once."""
+
+
+def rows_serve(x: Tensor) -> bool:
+    """Whether the kernels take rows such as x `[rows, width]`."""
+    there = HAS_TRITON and (x.is_cuda or INTERPRETED)
+    return there and x.dtype != torch.float64 and x.shape[-1] <= WIDEST
+
+
+def linear_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    norm: tuple[Tensor, Tensor, float] | None = None,
+    gelu: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """residual + gelu(norm(x) weightᵀ + bias) for x `[rows, K]`, weight `[N, K]`, by one kernel.
+
+    For few rows: every program multiplies some rows of the weight by all of them.
+    """
+    from cosformer.ops.triton.kernels.rows import linear_rows_kernel
+
+    rows, width = x.shape
+    columns = weight.shape[0]
+    out = x.new_empty(rows, columns)
+    tile = padded(width)
+    # More programs than multiprocessors, each with enough loads under way.
+    block = 4 if columns <= 4096 else 8
+    norm_weight, norm_bias, eps = (x, x, 0.0) if norm is None else norm
+    linear_rows_kernel[(-(-columns // block),)](
+        x, weight, x if bias is None else bias, x if residual is None else residual,
+        norm_weight, norm_bias, out, columns, eps, x.stride(0), weight.stride(0),
+        0 if residual is None else residual.stride(0), out.stride(0),
+        K=width, ROWS=rows, BLOCK_N=block, BLOCK_K=tile, NORM=norm is not None,
+        BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None,
+        num_warps=min(8, max(1, block * tile // 1024)),
+    )  # fmt: skip
+    return out
+
+
+def add_norm(
+    x: Tensor, added: Tensor | None, norm: tuple[Tensor, Tensor, float]
+) -> tuple[Tensor, Tensor]:
+    """x + added and its layer norm, for rows `[rows, K]`, by one kernel."""
+    from cosformer.ops.triton.kernels.rows import add_norm_kernel
+
+    rows, width = x.shape
+    out = x.new_empty(rows, width)
+    total = x if added is None else x.new_empty(rows, width)
+    add_norm_kernel[(rows,)](
+        x, x if added is None else added, norm[0], norm[1], total, out, norm[2],
+        x.stride(0), 0 if added is None else added.stride(0),
+        K=width, BLOCK_K=padded(width), ADD=added is not None,
+        num_warps=min(8, max(1, padded(width) // 256)),
+    )  # fmt: skip
+    return total, out
