@@ -4,6 +4,7 @@ Everything between two matrix products of a layer is one call here: the features
 norm of heads and their gate.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,10 @@ from cosformer.ops.triton import sums_token, token_serves
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 """What a gate may be of its projection."""
+
+
+FEW = 8
+"""Angles up to which a CPU is faster by Python's own sines than by calls of torch."""
 
 
 class Layout(NamedTuple):
@@ -139,13 +144,15 @@ class SumsToken:
             joined.mul_(self._left)
         joined.baddbmm_(keys, values)
         out = read.bmm(joined)  # [B·H_kv, groups, V + 1]
-        made = out[..., :-1] / out[..., -1:].clamp(min=self.by.eps)
+        above, below = out.split_with_sizes(self._columns, -1)
+        made = above / below.clamp_(min=self.by.eps)
         return self.after(made, rows, layout).to(rows.dtype)
 
     def _prepare(self) -> None:
         sums, by = self.state.key_value, self.by
         shape, strides = (*sums.shape[:4], sums.shape[4] + 1), sums.stride()
         self._joined = sums.as_strided(shape, strides).flatten(2, 3).flatten(0, 1)
+        self._columns = [sums.shape[4], 1]
         self._turn = by.weight, *by.theta.flatten().tolist()
         self._left = None
         if by.decay is not None:
@@ -154,8 +161,14 @@ class SumsToken:
 
     def _basis(self) -> Tensor:
         """cos and sin of each stream's angle, `[B, 1 or H + H_kv, R, 1]`."""
-        layout, place = self.layout, self.clock.place.to(torch.float64).reshape(-1, 1)
-        psi = basis(place, self.by.theta, self.by.weight, self._joined.dtype).mT  # [b, h, R, 1]
+        layout, place, (_, *theta) = self.layout, self.clock.place, self._turn
+        if len(place) * len(theta) <= FEW:
+            angles = [turn * here for here in place.tolist() for turn in theta]
+            waves = [wave(angle) for angle in angles for wave in (math.cos, math.sin)]
+            psi = torch.tensor(waves, dtype=self._joined.dtype).view(len(place), -1, 2, 1)
+        else:
+            turns = place.to(torch.float64).reshape(-1, 1), self.by.theta, self.by.weight
+            psi = basis(*turns, self._joined.dtype).mT  # [b, h, R, 1]
         if psi.shape[1] == 1:
             return psi
         groups = layout.heads // layout.key_heads

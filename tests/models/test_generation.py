@@ -11,8 +11,17 @@ from streaming import in_pieces
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
-import cosformer.models
-from cosformer.models import ModelConfig, Sampling, create_model, generate, generate_tokens
+import cosformer.models.slots
+from cosformer.models import (
+    Backbone,
+    ModelConfig,
+    Sampling,
+    create_model,
+    generate,
+    generate_tokens,
+)
+from cosformer.models.sampling import choose
+from cosformer.models.slots import Step
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0)
 SHORT = Sampling(max_new_tokens=7, temperature=0)
@@ -145,41 +154,40 @@ def test_padding_is_refused_where_it_would_shift_positions(arguments):
         both.backbone.stream(draw(1, 2), both.empty_state(draw(1, 3)), key_mask=mask)
 
 
-def watch(model):
-    """The calls that read tokens from now on: the method, the shape, the numbers then held."""
-    calls = []
-    for name in ("stream", "step"):
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls that read tokens: what they do, the shape, and the numbers that are then held."""
+    found = []
 
-        def read(*given, _name=name, _method=getattr(model.backbone, name), **options):  # noqa: B008
-            x, state = _method(*given, **options)
-            held = [leaf.numel() for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-            calls.append((_name, list(given[0].shape), sum(held)))
-            return x, state
+    def stream(self, tokens, *given, _method=Backbone.stream, **options):
+        found.append(("stream", list(tokens.shape), 0))
+        return _method(self, tokens, *given, **options)
 
-        setattr(model.backbone, name, read)
-    return calls
+    def step(self, plan, _method=Step.__call__):
+        _method(self, plan)
+        held = [leaf.numel() for leaf in tree_leaves(self.held) if isinstance(leaf, torch.Tensor)]
+        found.append(("step", list(self.held.token.shape), sum(held)))
+
+    monkeypatch.setattr(Backbone, "stream", stream)
+    monkeypatch.setattr(Step, "__call__", step)
+    return found
 
 
 @pytest.mark.parametrize("name", ["cosformer", "softmax"])
-def test_a_prompt_is_read_once_and_then_one_token_at_a_time(name):
-    model = make(name)
-    calls = watch(model)
-    generate(model, PROMPTS, GREEDY)
-    assert [call[:2] for call in calls] == [("stream", [4, 8]), *[("step", [4, 1])] * 12]
-    assert len({held for _, _, held in calls[1:]}) == 1
+def test_a_prompt_is_read_once_and_then_one_token_at_a_time(name, calls):
+    generate(make(name), PROMPTS, GREEDY)
+    assert [call[:2] for call in calls] == [("stream", [4, 8]), *[("step", [4])] * 12]
+    assert len({held for _, _, held in calls[1:]}) == 1  # memory does not grow
 
 
-def test_prompts_of_an_absolute_mechanism_go_by_their_lengths():
-    model = make("spe")
-    calls = watch(model)
-    generate(model, PROMPTS, Sampling(max_new_tokens=1))
+def test_prompts_of_an_absolute_mechanism_go_by_their_lengths(calls):
+    generate(make("spe"), PROMPTS, Sampling(max_new_tokens=1))
     assert [shape for name, shape, _ in calls if name == "stream"] == [[1, 2], [2, 8]]
 
 
-def test_generation_ends_when_every_row_has_ended():
-    model = make()
-    calls = watch(model)
-    found = generate(model, PROMPTS, Sampling(max_new_tokens=30, stop=tuple(range(VOCABULARY))))
+def test_generation_ends_when_every_row_has_ended(calls):
+    stop = tuple(range(VOCABULARY))
+    found = generate(make(), PROMPTS, Sampling(max_new_tokens=30, stop=stop))
     assert [len(tokens) for tokens in found] == [1, 1, 1, 1]
     assert [name for name, _, _ in calls] == ["stream", "step"]
 
@@ -217,11 +225,16 @@ def test_a_generated_token_goes_through_few_files(layers, most):
     assert len(set(road)) <= 10
 
 
-def test_logits_are_made_of_the_last_token_alone():
-    model, seen = make(), []
-    model.head.register_forward_pre_hook(lambda _, x: seen.append(list(x[0].shape)))
-    generate(model, PROMPTS, Sampling(max_new_tokens=2))
-    assert seen == [[4, 16], [4, 16]]
+def test_logits_are_made_of_the_last_token_alone(monkeypatch):
+    seen = []
+
+    def look(logits, *given):
+        seen.append(list(logits.shape))
+        return choose(logits, *given)
+
+    monkeypatch.setattr(cosformer.models.slots, "choose", look)
+    generate(make(), PROMPTS, Sampling(max_new_tokens=2))
+    assert seen == [[4, VOCABULARY]] * 2
 
 
 def test_it_ends_with_a_stop_token_row_by_row():

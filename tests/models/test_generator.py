@@ -1,0 +1,223 @@
+"""A generator: streams join, leave, are saved and go on, and none is changed by the others."""
+
+import pytest
+import torch
+from model_cases import STREAMS, VOCABULARY, draw, make
+from torch.testing import assert_close
+
+from cosformer.mechanisms import map_streams
+from cosformer.models import Generator, Sampling, generate
+from cosformer.models.sampling import Plan
+from cosformer.models.slots import Slots
+
+GREEDY = Sampling(max_new_tokens=12, temperature=0)
+WARM = Sampling(max_new_tokens=9, temperature=1.3, top_p=0.95, seed=4)
+PROMPTS = [draw(n, 1, seed=n)[:, 0].tolist() for n in (3, 9, 1, 9, 5, 2)]
+HYBRID = {"mechanism": "cosformer-gated softmax", "positions": "auto"}
+KINDS = {
+    "cosformer": {},
+    "cosformer-gated": {"norm": True, "gate": "sigmoid", "positions": "auto"},
+    "cosformer-multiscale": {"glu": True, "key_heads": 1, "positions": "none"},
+    "softmax": {"positions": "rotary"},
+    "hybrid": HYBRID,
+    "local": {},
+    "delta": {"conv": 3},
+    "spe": {},
+}
+
+
+def build(name):
+    given = {"mechanism": name, "tied": False, **KINDS[name]}
+    return make(**given)
+
+
+def collected(generator):
+    found = {}
+    for request, token in generator:
+        found.setdefault(request, []).append(token)
+    return found
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@torch.no_grad()
+def test_slots_of_every_mechanism_give_what_a_full_pass_does(name):
+    """Streams at different positions, put into rows in another order, and moved in between."""
+    model, tokens = make(name), draw(2, 14)
+    slots, lengths = Slots(model, 4, 20), (9, 4)
+    for row, length in enumerate(lengths):
+        _, state = model.stream(tokens[row : row + 1, :length])
+        slots.put_from(3 - row, state, 0, length)
+        slots.begin(3 - row, int(tokens[row, length]), GREEDY)
+    slots.move(3, 0)
+    slots.move(2, 1)
+    for _ in range(3):
+        slots.step(2, Plan.of([GREEDY]))
+        for row, length in enumerate(lengths):
+            at = int(slots.held.state.position[row])
+            right = model(tokens[row : row + 1, :at])[0, -1]
+            assert int(slots.held.chosen[row]) == int(right.argmax())
+            slots.held.token[row] = tokens[row, at]  # as if it had been chosen
+    taken = slots.take(0)
+    logits, _ = model.stream(tokens[:1, 12:], taken.state)
+    assert_close(logits, model(tokens[:1])[:, 12:], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_requests_get_what_each_gets_alone_whenever_they_come(name):
+    model = build(name)
+    length = {"length": 40} if model.backbone.keeps_tokens else {}
+    generator, found = Generator(model, slots=3, piece=2, **length), {}
+    ways = [GREEDY, WARM, GREEDY, Sampling(max_new_tokens=4, top_k=5), WARM, GREEDY]
+    waiting = list(zip(PROMPTS, ways, strict=True))
+    for prompt, sampling in waiting[:2]:
+        generator.submit(prompt, sampling)
+    for n, (request, token) in enumerate(generator):
+        found.setdefault(request, []).append(token)
+        if n % 3 == 0 and len(found) < 6 and n // 3 < 4:  # others join while some run
+            generator.submit(*waiting[2 + n // 3])
+    alone = [generate(model, [prompt], sampling)[0] for prompt, sampling in waiting]
+    assert [found[request] for request in range(6)] == alone
+    assert generator.active == set()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_stream_is_saved_and_goes_on_elsewhere(name, tmp_path):
+    model = build(name)
+    length = {"length": 40} if model.backbone.keeps_tokens else {}
+    whole = generate(model, [PROMPTS[1]], WARM)[0]
+    first = Generator(model, slots=2, **length)
+    first.submit(PROMPTS[0], GREEDY)
+    request = first.submit(PROMPTS[1], WARM)
+    tokens = [next(first) for _ in range(7)]
+    stream = first.save(request)
+    given = stream.drawn
+    torch.save(stream, tmp_path / "stream.pt")
+    again = torch.load(tmp_path / "stream.pt", weights_only=False)
+    rest = Sampling(max_new_tokens=9 - given, temperature=1.3, top_p=0.95, seed=4)
+    assert 0 < given < 9
+    assert collected_alone(model, again, rest, length) == whole[given:]
+    assert [token for name, token in tokens if name == request] == whole[: len(tokens) // 2][:given]
+    assert collected(first)[request][-1] == whole[-1]  # the saved one was left alone
+
+
+def collected_alone(model, stream, sampling, length):
+    generator = Generator(model, slots=1, **length)
+    generator.submit(stream, sampling)
+    return [token for _, token in generator]
+
+
+@pytest.mark.parametrize("name", ["cosformer", "hybrid"])
+def test_many_samples_of_one_prompt_read_it_once(name, monkeypatch):
+    model = build(name)
+    generator = Generator(model, slots=4)
+    stream = generator.read(PROMPTS[1])
+    monkeypatch.setattr(type(model.backbone), "stream", None)  # nothing is read again
+    warm = {"max_new_tokens": 6, "temperature": 1.5}
+    for seed in range(6):
+        generator.submit(stream, Sampling(**warm, seed=seed))
+    found = collected(generator)
+    monkeypatch.undo()
+    ways = [Sampling(**warm, seed=seed) for seed in range(6)]
+    alone = [generate(model, [PROMPTS[1]], way)[0] for way in ways]
+    assert list(found.values()) == alone
+    assert len(set(map(tuple, alone))) > 1
+
+
+def test_a_long_prompt_does_not_stall_running_streams():
+    """One piece of the prompt, then a token of the others, in turn."""
+    model, order = make(max_length=200), []
+    generator = Generator(model, slots=2, piece=10)
+    short = generator.submit([1, 2], Sampling(max_new_tokens=30, temperature=0))
+    next(generator)
+    stream = model.backbone.stream
+
+    def read(tokens, *given, **options):
+        order.append(list(tokens.shape))
+        return stream(tokens, *given, **options)
+
+    model.backbone.stream = read
+    long = generator.submit(draw(1, 101)[0].tolist(), Sampling(max_new_tokens=2, temperature=0))
+    for request, _ in generator:
+        order.append(request)
+    first = order.index(long)
+    assert order[:first] == [[1, 10], short] * 9 + [[1, 10]] + [short]
+    assert order.count(short) == 29
+
+
+def test_memory_is_declared_and_a_full_cache_is_named():
+    gated, hybrid = build("cosformer-gated"), build("hybrid")
+    once, twice = (Generator(gated, slots=slots).memory for slots in (2, 4))
+    assert {name: 2 * size for name, size in once.items()} == twice
+    short, long = (Generator(hybrid, slots=3, length=length).memory for length in (10, 20))
+    assert short["cosformer-gated"] == long["cosformer-gated"]
+    assert long["softmax"] == 2 * short["softmax"] == 3 * 20 * 2 * 16 * 8
+    full = Generator(hybrid, slots=3, length=10)
+    message = "length must be at least 11 for max_new_tokens=9 after a prompt of 3 tokens, got 10"
+    with pytest.raises(ValueError, match=message):
+        full.submit([1, 2, 3], Sampling(max_new_tokens=9))
+    full.submit([1, 2], Sampling(max_new_tokens=9, temperature=0))
+    assert len(collected(full)[0]) == 9
+    with pytest.raises(ValueError, match="length must be None where no layer keeps all tokens"):
+        Generator(gated, length=10)
+
+
+def test_an_idle_row_that_runs_along_does_no_harm():
+    model = build("hybrid")
+    slots = Slots(model, 2, 6)
+    for _ in range(9):  # past its room
+        slots.step(2, Plan.of([GREEDY]))
+    assert slots.held.state.position.tolist() == [5, 5]
+    finite = []
+    map_streams(lambda x: finite.append(bool(x.isfinite().all())) or x, slots.held)
+    assert all(finite)
+
+
+def test_a_cancelled_request_gives_no_more_and_others_go_on():
+    model = make()
+    generator = Generator(model, slots=2)
+    requests = [generator.submit(prompt, GREEDY) for prompt in PROMPTS[:3]]
+    next(generator)
+    generator.cancel(requests[0])
+    generator.cancel(requests[2])  # which still waits
+    found = collected(generator)
+    assert list(found) == [requests[1]]
+    assert found[requests[1]] == generate(model, [PROMPTS[1]], GREEDY)[0]
+
+
+def test_a_diverged_model_is_named():
+    model = make()
+    with torch.no_grad():
+        model.backbone.embedding.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="logits must be finite, got NaN or inf: the model has"):
+        generate(model, [[1, 2]], GREEDY)
+
+
+BAD = [
+    ({"model": 3}, "model must be a LanguageModel, got int"),
+    ({"slots": 0}, "slots must be a whole number from 1 on, got 0"),
+    ({"piece": 0}, "piece must be a whole number from 1 on, got 0"),
+    ({"ahead": 0}, "ahead must be a whole number from 1 on, got 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Generator(**{"model": make(), **arguments})
+
+
+def test_bad_requests_are_named():
+    model = make()
+    generator = Generator(model, slots=1)
+    for prompt, sampling, message in (
+        ([VOCABULARY], GREEDY, "prompts must hold tokens from 0 to 22, got 23"),
+        ([1], None, "sampling must be a Sampling, got NoneType"),
+        ([1] * 40, GREEDY, "max_new_tokens must be at most 9 after a prompt of 40"),
+        (Generator(make(layers=1), 1).read([1]), GREEDY, "one stream of 2 layers, got 1 of 1"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            generator.submit(prompt, sampling)
+    with pytest.raises(ValueError, match="request must be one that has tokens left, got 7"):
+        generator.save(7)
+    with pytest.raises(ValueError, match="model must be in evaluation mode"):
+        Generator(model.train())
