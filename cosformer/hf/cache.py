@@ -146,6 +146,7 @@ class ModelCache(Cache):
         else:
             x, state = backbone.stream(tokens, stream.state, key_mask=key_mask, hidden=hidden)
         assert isinstance(state, ModelState)
+        assert isinstance(state.length, int)
         stream.state, stream.length = state, state.length
         return x
 

@@ -200,7 +200,7 @@ class Mechanism(nn.Module):
 
     def seen_held(self, state: HeldCache) -> Tensor:
         """Which entries the newest token of every stream sees, bool `[B, length]`."""
-        return state.index() <= state.position[:, None]
+        return state.entries() <= state.position[:, None]
 
     def weights(
         self,

@@ -28,7 +28,7 @@ class HeldCache(NamedTuple):
             if mine.shape[3]:
                 mine.scatter_(2, place.expand_as(given), given.to(mine.dtype))
 
-    def index(self) -> Tensor:
+    def entries(self) -> Tensor:
         """`[1, length]`: the numbers of the entries."""
         return torch.arange(self.k.shape[2], device=self.k.device)[None]
 
@@ -60,7 +60,9 @@ def map_streams(change: Callable[..., Tensor], state: Any, *others: Any) -> Any:
         return change(state, *others)
     if isinstance(state, State):
         names = ["key_value", "key_sum", "position"] + ["log_decay"] * state.per_token
-        changed = {n: change(getattr(state, n), *(getattr(o, n) for o in others)) for n in names}
+        changed: dict[str, Any] = {
+            name: change(*(getattr(each, name) for each in (state, *others))) for name in names
+        }
         return state._replace(**changed)
     if isinstance(state, tuple):
         parts = [map_streams(change, *each) for each in zip(state, *others, strict=True)]

@@ -159,8 +159,7 @@ class Backbone(nn.Module):
         rooms = [length] if self.keeps_tokens else []
         rooms += [] if self.positions is None else [self.config.max_length]
         layers = tuple(
-            block.attention.held_state(batch, length or 0, position, place)
-            for block in self._stack
+            block.attention.held_state(batch, length or 0, position, place) for block in self._stack
         )
         room = min((each for each in rooms if each is not None), default=None)
         return ModelState(layers, position, place, context, room)
@@ -191,7 +190,7 @@ class Backbone(nn.Module):
             self._check_padding(key_mask, state.position)
         real = every_token(tokens) if key_mask is None else key_mask
         if isinstance(state.length, Tensor):
-            raise ValueError("state must not be one of a fixed size in stream, which step alone takes")
+            raise ValueError("state must grow with its tokens in stream, got one of a fixed size")
         length = state.length + tokens.shape[1]
         self._check_length(length)
         x = self.embed(tokens, state.position[:, None] + ranks(real))

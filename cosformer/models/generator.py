@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_whole
+from cosformer.mechanisms import map_streams
 from cosformer.models.backbone import Context, ModelState
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Plan, Sampling
@@ -36,12 +37,9 @@ class Request:
     given: Tokens | Stream
     left: int  # tokens that are still to be asked for
     owed: int  # tokens that have not come back yet
+    length: int  # tokens that were given
     row: int | None = None
     ended: bool = False
-
-    @property
-    def length(self) -> int:
-        return _length(self.given)
 
 
 class Round(NamedTuple):
@@ -135,13 +133,15 @@ class Generator:
             length = model.config.max_length
         rows = None
         if context is not None:
-            rows = Context(*(None if x is None else torch.zeros_like(x[:slots]) for x in context))
+            rows = map_streams(lambda x: torch.zeros_like(x[:slots]), context)
         self.model, self.slots, self.length, self.piece = model, slots, length, piece
         self._streams = Slots(model, slots, length, rows)
         self._context = context
         records = self._streams.records
         self._ahead = (AHEAD if records else 1) if ahead is None else check_whole("ahead", ahead, 1)
         self._depth = 1 if records else 0  # rounds that are made while the host looks at another
+        device = self._streams.device
+        self._made = torch.empty(self._ahead, slots, dtype=torch.int64, device=device)
         self._rows: list[Request | None] = [None] * slots
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -181,7 +181,7 @@ class Generator:
 
     def _request(self, prompt: Tokens | Stream, sampling: Sampling) -> Request:
         count = sampling.max_new_tokens
-        return Request(next(self._names), sampling, prompt, count, count)
+        return Request(next(self._names), sampling, prompt, count, count, _length(prompt))
 
     def save(self, request: int) -> Stream:
         """The stream of a request as it is after the tokens so far, to be submitted again.
@@ -285,7 +285,7 @@ class Generator:
         device, context = self._streams.device, None
         if self._context is not None:
             names = [request.name for request in requests]
-            context = Context(*(None if x is None else x[names] for x in self._context))
+            context = map_streams(lambda x: x[names], self._context)
         prompts = [request.given[:-1] for request in requests]  # the last is read by the first step
         tokens, mask = pad(prompts, device, left=True)  # type: ignore[arg-type]
         state = self.model.backbone.empty_state(len(requests), context)
@@ -313,22 +313,24 @@ class Generator:
         count = self._compact(len(running))
         plan = Plan.of(request.sampling for request in running)
         steps = min(self._ahead, max(request.left for request in running))
-        streams, records = self._streams, self._streams.device.type == "cuda"
-        tokens = torch.empty(steps, count, dtype=torch.int64, pin_memory=records)
-        for n in range(steps):
-            streams.step(count, plan)
-            tokens[n].copy_(streams.held.chosen[:count], non_blocking=True)
+        on_gpu = self._streams.device.type == "cuda"
+        made = self._made[:steps, :count]
+        for line in made:
+            self._streams.step(count, plan)
+            line.copy_(self._streams.held.chosen[:count])
+        tokens = torch.empty(steps, count, dtype=torch.int64, pin_memory=on_gpu)
+        tokens.copy_(made, non_blocking=on_gpu)
         back = None
-        if records:
+        if on_gpu:
             back = torch.cuda.Event()
-            back.record(torch.cuda.current_stream(streams.device))
+            back.record(torch.cuda.current_stream(self._streams.device))
         rows = []
         for request in running:
             assert request.row is not None
             rows.append((request, request.row, min(steps, request.left)))
             request.left -= steps
             if request.left <= 0:  # what comes after the round finds the row free
-                self._rows[request.row] = request.row = None
+                self._leave(request)
         self._rounds.append(Round(rows, tokens, back))
         return True
 
@@ -367,10 +369,14 @@ class Generator:
         if not request.owed or token in request.sampling.stop:
             self._end(request)
 
+    def _leave(self, request: Request) -> None:
+        if request.row is not None:
+            self._rows[request.row] = None
+        request.row = None
+
     def _end(self, request: Request) -> None:
         request.ended, request.left = True, 0
-        if request.row is not None:
-            self._rows[request.row] = request.row = None
+        self._leave(request)
         if request in self._waiting:
             self._waiting.remove(request)
         self._requests.pop(request.name, None)

@@ -16,8 +16,10 @@ from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Choices, Plan, Sampling, choose
 from cosformer.models.translation import EncoderDecoder
 from cosformer.nn import Block, BlockStep, LayerState, PreparedBlock, norm_of
-from cosformer.ops import Clock, State, normed_linear
+from cosformer.ops import Clock, State, likeliest_serves, normed_linear, take_likeliest
 
+LIKELIEST = Plan(1, ranked=False, masked=False)
+"""The plan of streams that all take their likeliest token."""
 SCRATCH = 16
 """Tokens for which the streams that warm a recording up have memory."""
 
@@ -98,7 +100,7 @@ class Slots:
                 mine.mechanism.put(row, theirs.mechanism, of, position)
             else:
                 map_streams(copy, mine.mechanism, theirs.mechanism)
-            if mine.conv is not None:
+            if mine.conv is not None and theirs.conv is not None:
                 copy(mine.conv, theirs.conv)
         state.position[row] = position
         state.length[row] = given.length  # type: ignore[index]
@@ -209,6 +211,10 @@ class Step:
         for block in self.blocks:
             x, added = block(x, added)
         _, logits = normed_linear(x, added, self.norm, self.model.head.weight, None)
+        if plan == LIKELIEST and likeliest_serves(logits):
+            counts = (held.choices.drawn, self.clock.place, self.clock.position)
+            take_likeliest(logits, held.chosen, held.token, counts, held.state.room)
+            return
         chosen = choose(logits, held.choices, plan)
         held.chosen.copy_(chosen)
         torch.clamp(chosen, min=0, out=held.token)

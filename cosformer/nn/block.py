@@ -123,9 +123,7 @@ class Block(nn.Module):
             x = x + self.dropout(self._look(self.cross_norm(x), context, context_mask, start))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
-    def _look(
-        self, x: Tensor, context: Tensor, mask: Tensor | None, start: int | Tensor
-    ) -> Tensor:
+    def _look(self, x: Tensor, context: Tensor, mask: Tensor | None, start: int | Tensor) -> Tensor:
         """Cross attention of x; streams that stand at one position, of many, go together."""
         assert self.cross is not None
         if not isinstance(start, Tensor):

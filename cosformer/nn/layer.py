@@ -289,9 +289,7 @@ class AttentionLayer(HeadProjections):
         self.mechanism.check_state(state.mechanism, k, v)
         self._check_conv_state(state, batch)
 
-    def held_state(
-        self, batch: int, length: int, position: Tensor, place: Tensor
-    ) -> LayerState:
+    def held_state(self, batch: int, length: int, position: Tensor, place: Tensor) -> LayerState:
         """The state of so many streams in memory of a fixed size, which `take_step` alone changes.
 
         Args:
@@ -305,19 +303,19 @@ class AttentionLayer(HeadProjections):
 
     def take_step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """`step` for callers that have checked x and the state, as models have."""
-        position, held = state.position, isinstance(state.position, Tensor)
-        if not held and position >= (self.mechanism.traits.max_length or math.inf):
+        position = state.position
+        if isinstance(position, int) and position >= (self.mechanism.traits.max_length or math.inf):
             self.mechanism.check_length(position + 1)
         made = self._project(x, None, position, causal=True, before=state.conv)
         out, after = self.mechanism.step(
             made.q, made.k, self._drop(made.v), state.mechanism, controls=made.controls
         )
         out = self._finish(out, made.gate)
-        if not held:
+        if isinstance(position, int):
             return out, LayerState(after, position + 1, made.conv)
         if after is not state.mechanism:
             keep_in_place(state.mechanism, after)
-        if state.conv is not None:
+        if state.conv is not None and made.conv is not None:
             state.conv.copy_(made.conv)
         return out, state
 

@@ -5,6 +5,7 @@ calls a CPU makes. A prepared block takes a row `[B, E]` of x through five produ
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,8 @@ class PreparedBlock:
         self.weight, self.bias = _side_by_side(layer, self.layout)
         forward = block.feed_forward
         assert isinstance(forward, FeedForward)
-        self.up, self.up_bias = forward.up.weight, forward.up.bias
+        self.up: Tensor = forward.up.weight
+        self.up_bias: Tensor = forward.up.bias
         if forward.gate is not None:
             self.up = torch.cat([forward.gate.weight, self.up])
             self.up_bias = torch.cat([forward.gate.bias, self.up_bias])
@@ -100,8 +102,9 @@ def _side_by_side(layer: AttentionLayer, layout: Layout) -> tuple[Tensor, Tensor
     assert layer.in_proj_weight is not None
     values = layout.key_heads * layout.value_width
     before = layer.in_proj_weight.shape[0] - values  # queries and keys
-    linears = ([] if layer.gate is None else [layer.gate]) + list(layer.controls.values())
-    biases = [layer.in_proj_bias, *(linear.bias for linear in linears)]
+    linears = [] if layer.gate is None else [layer.gate]
+    linears += cast(list[nn.Linear], list(layer.controls.values()))
+    biases: list[Tensor | None] = [layer.in_proj_bias, *(linear.bias for linear in linears)]
 
     def laid(qkv: Tensor, others: list[Tensor], one: float) -> Tensor:
         """Rows of the layout, of `[rows, …]`; after the values of a head one of this number."""
@@ -117,9 +120,9 @@ def _side_by_side(layer: AttentionLayer, layout: Layout) -> tuple[Tensor, Tensor
         weight = laid(layer.in_proj_weight, [linear.weight for linear in linears], 0.0)
         if not layout.ones and all(bias is None for bias in biases):
             return weight, None
-        parts = [layer.in_proj_weight, *(linear.weight for linear in linears)]
+        parts: list[Tensor] = [layer.in_proj_weight, *(linear.weight for linear in linears)]
         known = [
-            part.new_zeros(len(part)) if bias is None else bias
+            part.new_zeros(part.shape[0]) if bias is None else bias
             for part, bias in zip(parts, biases, strict=True)
         ]
         return weight, laid(known[0], known[1:], 1.0)

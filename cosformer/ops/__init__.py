@@ -25,7 +25,13 @@ from cosformer.ops.problem import (
     whole_limit,
 )
 from cosformer.ops.raised import row_divisor
-from cosformer.ops.rows import Norm, added_linear, normed_linear
+from cosformer.ops.rows import (
+    Norm,
+    added_linear,
+    likeliest_serves,
+    normed_linear,
+    take_likeliest,
+)
 from cosformer.ops.state import State, check_continues, check_state_shape
 from cosformer.ops.step import (
     Recurrence,

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.ops.triton import add_norm, linear_rows, rows_serve
+from cosformer.ops.triton import likeliest_serves as likeliest_serves
+from cosformer.ops.triton import take_likeliest as take_likeliest
 
 FEW = 4
 """Rows up to which a GPU multiplies a weight by all of them in one kernel of ours: above, the

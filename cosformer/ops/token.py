@@ -90,7 +90,7 @@ class Clock:
 
 
 def joined_state(state: State) -> State:
-    """An empty state whose sums lie in one memory `[B, H, R, D, V + 1]`: a CPU updates it at once."""
+    """An empty state whose sums lie in one memory `[B, H, R, D, V + 1]`, updated by one call."""
     *shape, width = state.key_value.shape
     joined = state.key_value.new_zeros(*shape, width + 1)
     return state._replace(key_value=joined[..., :-1], key_sum=joined[..., -1])
@@ -139,7 +139,7 @@ class SumsToken:
         keys = features[:, layout.heads :].reshape(batch * heads, width, 1)
         values = numbers[:, layout.v : layout.gate].reshape(batch * heads, 1, -1)
         if self.log_most is not None:
-            self._fade(numbers)
+            self._fade(numbers, self.log_most)
         elif self._left is not None:
             joined.mul_(self._left)
         joined.baddbmm_(keys, values)
@@ -174,10 +174,10 @@ class SumsToken:
         groups = layout.heads // layout.key_heads
         return torch.cat([psi.repeat_interleave(groups, 1), psi], 1)
 
-    def _fade(self, numbers: Tensor) -> None:
+    def _fade(self, numbers: Tensor, log_most: float) -> None:
         """Shrink all sums by the decay of the token."""
         at = self.layout.control
-        log = F.logsigmoid(numbers[:, at : at + self.layout.key_heads]) + self.log_most
+        log = F.logsigmoid(numbers[:, at : at + self.layout.key_heads]) + log_most
         assert isinstance(self.state.log_decay, Tensor)
         self.state.log_decay.add_(log.clamp(min=least_gate(log.dtype)))
         self._joined.mul_(log.exp().view(-1, 1, 1))

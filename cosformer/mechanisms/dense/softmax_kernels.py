@@ -9,7 +9,8 @@ def _turned(x, place, turns, HALF: tl.constexpr):
     """A vector [2·HALF] whose pairs (x_2n, x_2n+1) are turned by place · turns_n, in float64."""
     even, odd = tl.split(tl.reshape(x, (HALF, 2)))
     angle = place.to(tl.float64) * tl.load(turns + tl.arange(0, HALF))
-    cos, sin = tl.cos(angle).to(tl.float32), tl.sin(angle).to(tl.float32)
+    cos = tl.cos(angle).to(tl.float32)
+    sin = tl.sin(angle).to(tl.float32)
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (2 * HALF,))
 
 
@@ -52,13 +53,16 @@ def part_kernel(
 ):  # fmt: skip
     """Softmax of a query head over a stretch of its stream's keys, not divided yet."""
     program = tl.program_id(0).to(tl.int64)  # a stream and a head
-    row, head = program // heads, (program % heads) // groups
+    row = program // heads
+    head = (program % heads) // groups
     split = tl.program_id(1)
     end = tl.load(position + row) + 1
     first = split * stretch
     last = tl.minimum(first + stretch, end)
-    lane, column = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-    in_k, in_v = lane < K, column < V
+    lane = tl.arange(0, BLOCK_K)
+    column = tl.arange(0, BLOCK_V)
+    in_k = lane < K
+    in_v = column < V
     query = tl.load(queries + program * K + lane, mask=in_k, other=0.0).to(tl.float32) * scale
     keys = k_cache + row * k_b + head * k_h
     values = v_cache + row * v_b + head * v_h
@@ -94,8 +98,10 @@ def join_kernel(
 ):  # fmt: skip
     """All stretches of a query head together, divided, then its norm and its gate."""
     program = tl.program_id(0).to(tl.int64)
-    split, column = tl.arange(0, SPLITS), tl.arange(0, BLOCK_V)
-    in_s, in_v = split < splits, column < V
+    split = tl.arange(0, SPLITS)
+    column = tl.arange(0, BLOCK_V)
+    in_s = split < splits
+    in_v = column < V
     at = program * splits + split
     top = tl.load(tops + at, mask=in_s, other=-float("inf"))
     share = tl.exp(top - tl.max(top, 0))
@@ -110,6 +116,7 @@ def join_kernel(
     if GATE:
         gates = rows + (program // heads) * row_b + at_gate + (program % heads) * V
         x = tl.load(gates + column, mask=in_v, other=0.0).to(tl.float32)
-        open = 1.0 / (1.0 + tl.exp(-x))
-        made *= open * x if GATE == "silu" else open
+        made *= 1.0 / (1.0 + tl.exp(-x))
+        if GATE == "silu":
+            made *= x
     tl.store(out + program * V + column, made.to(out.dtype.element_ty), mask=in_v)

@@ -115,7 +115,7 @@ class SoftmaxToken:
 
 
 def stretch_of(length: int, programs: int) -> int:
-    """Keys of a stretch: enough stretches to occupy a GPU, where there are few streams and heads."""
+    """Keys of a stretch: few enough to occupy a GPU where there are few streams and heads."""
     least, most = STRETCHES
     fair = -(-length * programs // PROGRAMS)
     return min(most, max(least, 1 << (fair - 1).bit_length()))

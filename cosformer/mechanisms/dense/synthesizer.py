@@ -65,7 +65,7 @@ class Synthesizer(Mechanism):
 
     def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
         dtype, here = long_dtype(q), state.position[:, None]
-        keys = state.index().expand(q.shape[0], -1)
+        keys = state.entries().expand(q.shape[0], -1)
         score = self.scores(q.to(compute_dtype(q.dtype)), here, keys)
         weights = masked_softmax(score, self.seen_held(state)[:, None, None]).to(dtype)
         return (weights @ repeat_heads(state.v, q).to(dtype)).to(q.dtype)

@@ -63,10 +63,12 @@ class DecayingCosformer(LinearMechanism):
         by = self._recurrence(k, Request(True, None, 0, controls))._replace(log_decay=None)
         if base is not None or not ops.SumsToken.serves(sums, by):
             return None
-        return ops.SumsToken(layout, sums, by, after, clock, self.log_most)
+        return ops.SumsToken(layout, sums, by, after, clock, self._log_most)
 
-    log_most: float | None = None
-    """The logarithm of the largest decay, where a control decides on that of each token."""
+    @property
+    def _log_most(self) -> float | None:
+        """The logarithm of the largest decay, where a control decides on that of each token."""
+        return None
 
     @property
     def rates(self) -> ops.Rates | None:
@@ -166,6 +168,10 @@ class CosformerGated(DecayingCosformer):
         gates begin as `cosformer.multiscale_decays` for every token."""
         super().__init__(heads, width, key_heads=key_heads, horizon=horizon)
         self.log_most = math.log(ops.vanishing_decay(self.horizon))
+
+    @property
+    def _log_most(self) -> float:
+        return self.log_most
 
     def control_bias(self, name: str) -> Tensor | None:
         rates = torch.tensor(ops.multiscale_decays(self.key_heads), dtype=torch.float64)

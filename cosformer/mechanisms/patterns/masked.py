@@ -118,7 +118,7 @@ class Masked(Mechanism):
         return sdpa_for(q, state.k, state.v, Request(False, self.seen_held(state), 0, {}))
 
     def seen_held(self, state: HeldCache) -> Tensor:
-        i, j = state.position[:, None], state.index()
+        i, j = state.position[:, None], state.entries()
         return (j <= i) & self.pattern(j.shape[1], j.device)(i, j)
 
     def pairs(self, length: int) -> int:

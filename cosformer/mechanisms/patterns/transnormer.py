@@ -81,7 +81,7 @@ class TransNormerLocal(Mechanism):
         return sdpa_for(q, state.k, state.v, Request(False, self.seen_held(state), 0, {}))
 
     def seen_held(self, state: HeldCache) -> Tensor:
-        return state.index() <= state.position[:, None] % self.block
+        return state.entries() <= state.position[:, None] % self.block
 
     def cost(self, length: int) -> Cost:
         return self.cost_of_pairs(length, length * self.block)

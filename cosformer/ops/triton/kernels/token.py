@@ -35,13 +35,16 @@ def sums_token_kernel(
     row = (program // heads).to(tl.int64)
     rows += row * row_b
     out += row * out_b
-    lane, column = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-    in_k, in_v = lane < K, column < V
+    lane = tl.arange(0, BLOCK_K)
+    column = tl.arange(0, BLOCK_V)
+    in_k = lane < K
+    in_v = column < V
     inside = in_k[:, None] & in_v[None, :]
     cells = row * kv_b + head * kv_h + lane[:, None] * kv_k + column[None, :]
     sums_at = key_sum + row * ks_b + head * ks_h + lane
     # All loads of the state are issued before the first wait.
-    states, sums = (), ()
+    states = ()
+    sums = ()
     for r in tl.static_range(R):
         states += (tl.load(key_value + r * kv_r + cells, mask=inside, other=0.0),)
         sums += (tl.load(sums_at + r * ks_r, mask=in_k, other=0.0),)
@@ -82,6 +85,7 @@ def sums_token_kernel(
             made *= tl.load(norm_weight + column, mask=in_v, other=0.0).to(tl.float32)
         if GATE:
             x = tl.load(rows + at_gate + mine * V + column, mask=in_v, other=0.0).to(tl.float32)
-            open = 1.0 / (1.0 + tl.exp(-x))
-            made *= open * x if GATE == "silu" else open
+            made *= 1.0 / (1.0 + tl.exp(-x))
+            if GATE == "silu":
+                made *= x
         tl.store(out + mine * V + column, made.to(out.dtype.element_ty), mask=in_v)

@@ -1,0 +1,40 @@
+"""The end of a greedy step: the likeliest token, and one more token counted."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["room"])
+def likeliest_kernel(
+    logits, chosen, token, drawn, place, position, columns, logits_b, room,
+    BLOCK: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """The first of the largest logits of a row; -1 where one is NaN, or the largest not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * logits_b
+    lane = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    at = tl.zeros([BLOCK], tl.int32)
+    wrong = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, columns, BLOCK):
+        here = start + lane
+        x = tl.load(logits + here, mask=here < columns, other=-float("inf")).to(tl.float32)
+        wrong = tl.where(x != x, 1, wrong)
+        at = tl.where(x > best, here, at)
+        best = tl.maximum(best, x)
+    top = tl.max(best, 0)
+    first = tl.min(tl.where(best == top, at, columns), 0)
+    real = (tl.max(wrong, 0) == 0) & (tl.abs(top) < float("inf"))
+    tl.store(chosen + row, tl.where(real, first, -1).to(tl.int64))
+    tl.store(token + row, tl.where(real, first, 0).to(tl.int64))
+    # Each program counts for its own row, and threads share the cells: all read before any writes.
+    counts = tl.load(drawn + row)
+    places = tl.load(place + row)
+    positions = tl.load(position + row)
+    tl.debug_barrier()
+    tl.store(drawn + row, counts + 1)
+    tl.store(place + row, places + 1)
+    moved = positions + 1
+    if ROOM:
+        moved = tl.minimum(moved, room - 1)
+    tl.store(position + row, moved)

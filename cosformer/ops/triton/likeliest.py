@@ -1,0 +1,34 @@
+"""The launch that ends a greedy step."""
+
+from torch import Tensor
+
+from cosformer.runtime import HAS_TRITON
+
+BLOCK = 4096
+"""Logits that a program looks at together."""
+
+
+def likeliest_serves(logits: Tensor) -> bool:
+    """Whether the kernel takes such logits."""
+    return HAS_TRITON and logits.is_cuda and logits.shape[1] < 2**31 - BLOCK
+
+
+def take_likeliest(
+    logits: Tensor,
+    chosen: Tensor,
+    token: Tensor,
+    counts: tuple[Tensor, Tensor, Tensor],
+    room: int | None,
+) -> None:
+    """Write the likeliest token of each row of logits `[B, V]`, and count it, by one kernel.
+
+    Args:
+        chosen, token: `[B]` int64, for the token, and for -1 or 0 where logits are not finite.
+        counts: `[B]` int64 each, to be increased: the third stays below `room`, if that is given.
+    """
+    from cosformer.ops.triton.kernels.likeliest import likeliest_kernel
+
+    likeliest_kernel[(len(logits),)](
+        logits, chosen, token, *counts, logits.shape[1], logits.stride(0), room or 0,
+        BLOCK=BLOCK, ROOM=room is not None, num_warps=16,
+    )  # fmt: skip
