@@ -236,11 +236,12 @@ class Generator:
         """Begin with waiting requests where slots are free, or read on; whether any were."""
         if self._reading is None:
             group = self._next_group(self._rows.count(None))
-            if not group:
-                return False
-            if isinstance(group[0].given, Stream):
+            began = bool(group)
+            while group and isinstance(group[0].given, Stream):
                 self._streams.put(self._seat(group[0]), group[0].given, group[0].sampling)
-                return True
+                group = self._next_group(self._rows.count(None))
+            if not group:
+                return began
             self._reading = self._begin_reading(group)
         if self._read_piece(self._reading):
             for n, request in enumerate(self._reading.requests):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from cosformer.check import check_number, check_seed, check_whole
 
 ALL = 2**62
 """More tokens than any vocabulary has."""
+FEW = 16
+"""Streams up to which a CPU is faster by Python's own numbers than by calls of torch."""
 GOLDEN = -0x61C8864680B583EB  # 0x9e3779b97f4a7c15
 """The odd 64 bits nearest to 2⁶⁴ over the golden ratio, by which a hash counts."""
 
@@ -58,23 +60,37 @@ class Sampling:
 class Plan(NamedTuple):
     """What a choice for several streams must compute: the work depends on it, not on the rows."""
 
-    most: int | None  # candidates among which some row chooses; None: the vocabulary
-    ranked: bool  # whether candidates stand by their logits, as top-k and top-p need
-    masked: bool  # whether some row may not choose among all tokens
+    most: int | None = 1  # candidates among which some row chooses; None: the vocabulary
+    ranked: bool = False  # whether candidates stand by their logits, as top-k and top-p need
+    uneven: bool = False  # whether some row chooses among fewer candidates than others
+    nucleus: bool = False  # whether some row has a top-p
+    greedy: bool = False  # whether some row takes its likeliest token, where others do not
+    masked: bool = False  # whether some row may not choose among all tokens
 
     @classmethod
     def of(cls, samplings: Iterable[Sampling]) -> "Plan":
-        """The plan for streams that choose like these; counts are rounded up, so that few differ.
+        """The plan for streams that choose like these.
 
-        >>> Plan.of([Sampling(temperature=0), Sampling(top_k=40)])
-        Plan(most=64, ranked=True, masked=False)
+        >>> Plan.of([Sampling(temperature=0)]).most, Plan.of([Sampling(top_k=40)]).most
+        (1, 40)
         """
-        given = list(samplings)
-        counts = [1 if each.temperature == 0 else each.top_k for each in given]
+        given = set(samplings)
+        masked = any(each.data_tokens is not None for each in given)
+        drawn = [each for each in given if each.temperature > 0]
+        counts = {each.top_k for each in drawn}
+        if counts <= {1}:  # of which there may be none
+            return cls(masked=masked)
         known = [count for count in counts if count is not None]
-        most = None if len(known) < len(counts) else 1 << (max(known) - 1).bit_length()
-        ranked = most != 1 and any(each.top_k or each.top_p is not None for each in given)
-        return cls(most, ranked, any(each.data_tokens is not None for each in given))
+        most, uneven = max(known, default=None), len(counts) > 1
+        if uneven and most is not None:  # rounded up, so that few plans differ
+            most = None if None in counts else 1 << (most - 1).bit_length()
+        nucleus = any(each.top_p is not None for each in drawn)
+        return cls(most, bool(known) or nucleus, uneven, nucleus, len(drawn) < len(given), masked)
+
+    @property
+    def needs_ends(self) -> bool:
+        """Whether rows may end at different candidates."""
+        return self.uneven or self.nucleus or self.masked
 
 
 class Choices(NamedTuple):
@@ -114,8 +130,10 @@ class Choices(NamedTuple):
         The same on every device, whatever the other streams are (SplitMix64: Steele, Lea and
         Flood, 2014).
         """
-        bits = _mixed(_mixed(self.seed + GOLDEN) + GOLDEN * self.drawn)
-        return (bits >> 11).bitwise_and(2**53 - 1).double() * 2.0**-53
+        if self.seed.is_cpu and len(self.seed) <= FEW:
+            pairs = zip(self.seed.tolist(), self.drawn.tolist(), strict=True)
+            return torch.tensor([_bits(*pair) * 2.0**-53 for pair in pairs], dtype=torch.float64)
+        return _bits(self.seed, self.drawn).double() * 2.0**-53
 
 
 def choose(logits: Tensor, choices: Choices, plan: Plan, noise: Tensor | None = None) -> Tensor:
@@ -132,35 +150,48 @@ def choose(logits: Tensor, choices: Choices, plan: Plan, noise: Tensor | None = 
     if plan.most != 1:
         noise = choices.noise() if noise is None else noise
         sampled = _sampled(logits.double() - best.double()[:, None], choices, plan, noise)
-        chosen = torch.where(choices.temperature == 0, likeliest, sampled)
+        chosen = sampled
+        if plan.greedy:
+            chosen = torch.where(choices.temperature == 0, likeliest, sampled)
     return torch.where(best.isfinite(), chosen, -1)
 
 
 def _sampled(below: Tensor, choices: Choices, plan: Plan, noise: Tensor) -> Tensor:
     """Tokens by logits that are at most 0, so that no temperature makes them inf."""
     heat = choices.temperature[:, None]
-    scores, tokens = below / heat.where(heat > 0, 1), None
+    scores, tokens = below / (heat.where(heat > 0, 1) if plan.greedy else heat), None
     if plan.ranked and plan.most is not None and plan.most < below.shape[1]:
         scores, tokens = scores.topk(plan.most)
     elif plan.ranked:
         scores, tokens = scores.sort(dim=-1, descending=True, stable=True)
-    ends = (choices.data_tokens[:, None] - 1).clamp(max=scores.shape[1] - 1)
-    if plan.ranked:
+    last = scores.shape[1] - 1
+    ends = torch.full_like(choices.top_k, last)[:, None] if plan.needs_ends else None
+    if plan.uneven and ends is not None:
         ends = torch.minimum(ends, choices.top_k[:, None] - 1)
-        rank = torch.arange(scores.shape[1], device=scores.device)
+        rank = torch.arange(last + 1, device=scores.device)
         scores = scores.masked_fill(rank > ends, -torch.inf)
     reached = scores.softmax(-1).cumsum(-1)
-    if plan.ranked:  # the first token that reaches top_p is among them
+    if plan.masked and ends is not None:
+        ends = torch.minimum(ends, choices.data_tokens[:, None] - 1)
+    if plan.nucleus and ends is not None:  # the first token that reaches top_p is among them
         enough = (reached < choices.top_p[:, None]).sum(-1, keepdim=True)
         ends = torch.minimum(ends, enough)
-    total = reached.gather(1, ends)
-    chosen = torch.searchsorted(reached, noise.to(reached)[:, None] * total, right=True)
-    chosen = torch.minimum(chosen, ends)
+    total = reached[:, -1:] if ends is None else reached.gather(1, ends)
+    chosen = torch.searchsorted(reached, noise[:, None] * total, right=True)
+    chosen = chosen.clamp(max=last) if ends is None else torch.minimum(chosen, ends)
     return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
 
 
-def _mixed(bits: Tensor) -> Tensor:
-    """64 bits, of which each depends on all that came in; a shift to the right fills with zeros."""
+def _bits(seed: Any, drawn: Any) -> Any:
+    """The 53 bits of `Choices.noise`, for ints or tensors of them."""
+    return (_mixed(_mixed(seed + GOLDEN) + GOLDEN * drawn) >> 11) & (2**53 - 1)
+
+
+def _mixed(bits: Any) -> Any:
+    """64 bits, of which each depends on all that came in; Python's ints may have more, in front.
+
+    A shift to the right fills with zeros.
+    """
     bits = (bits ^ ((bits >> 30) & (2**34 - 1))) * -0x40A7B892E31B1A47  # 0xbf58476d1ce4e5b9
     bits = (bits ^ ((bits >> 27) & (2**37 - 1))) * -0x6B2FB644ECCEEE15  # 0x94d049bb133111eb
     return bits ^ ((bits >> 31) & (2**33 - 1))

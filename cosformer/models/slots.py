@@ -18,7 +18,7 @@ from cosformer.models.translation import EncoderDecoder
 from cosformer.nn import Block, BlockStep, LayerState, PreparedBlock, norm_of
 from cosformer.ops import Clock, State, likeliest_serves, normed_linear, take_likeliest
 
-LIKELIEST = Plan(1, ranked=False, masked=False)
+LIKELIEST = Plan()
 """The plan of streams that all take their likeliest token."""
 SCRATCH = 16
 """Tokens for which the streams that warm a recording up have memory."""

@@ -90,6 +90,8 @@ def test_noise_is_even_and_a_stream_draws_from_its_own_seed():
         drawn.append(choices.noise())
         choices.drawn.add_(1)
     noise = torch.stack(drawn, 1)
+    choices.drawn.zero_()
+    assert torch.equal(Choices(*(x.repeat(9) for x in choices)).noise()[:4], noise[:, 0])
     alone = Choices.empty(1)
     alone.set(0, Sampling(seed=6), drawn=1234)
     assert torch.equal(alone.noise()[0], noise[1, 1234])
