@@ -107,6 +107,11 @@ def kernels_serve(x: Tensor) -> bool:
     return kernels_know(x) and eager(x)
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Whether a step on x goes by kernels; a test says so of a CPU where these are interpreted."""
+    return x.is_cuda
+
+
 def has_room(x: Tensor) -> bool:
     """Whether the largest programs fit on the device of x; Triton's interpreter has no limit."""
     if not x.is_cuda:

@@ -15,7 +15,7 @@ from cosformer.nn.block import Block, FeedForward
 from cosformer.nn.layer import AttentionLayer, LayerState
 from cosformer.nn.positions import Rotary
 from cosformer.ops import After, Clock, Layout, Norm, added_linear, normed_linear
-from cosformer.runtime import autocasts
+from cosformer.runtime import autocasts, on_gpu
 
 BlockStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """x `[B, E]` and what is still to be added to it -> the same after a block."""
@@ -37,7 +37,7 @@ class PreparedBlock:
             layer.value_dim,
             gate=layer.gate is not None,
             controls=len(layer.controls),
-            ones=layer.mechanism.traits.state == "constant" and not layer.out_proj.weight.is_cuda,
+            ones=layer.mechanism.traits.state == "constant" and not on_gpu(layer.out_proj.weight),
         )
         self.weight, self.bias = _side_by_side(layer, self.layout)
         forward = block.feed_forward

@@ -41,7 +41,7 @@ from cosformer.ops.step import (
     step,
     take_step,
 )
-from cosformer.ops.token import GATES, After, Clock, Layout, SumsToken, joined_state
+from cosformer.ops.token import GATES, After, Clock, Layout, SumsToken, laid_out
 
 __all__ = [  # what users call; the other names are for other rooms
     "State",

@@ -11,6 +11,7 @@ from torch import Tensor
 from cosformer.ops.triton import add_norm, linear_rows, rows_serve
 from cosformer.ops.triton import likeliest_serves as likeliest_serves
 from cosformer.ops.triton import take_likeliest as take_likeliest
+from cosformer.runtime import on_gpu
 
 FEW = 4
 """Rows up to which a GPU multiplies a weight by all of them in one kernel of ours: above, the
@@ -35,7 +36,7 @@ def normed_linear(
     gelu: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x + added `[rows, K]`, and gelu(norm(x + added) weightᵀ + bias) `[rows, N]`."""
-    if x.is_cuda and rows_serve(x):
+    if on_gpu(x) and rows_serve(x):
         if len(x) <= FEW and added is None:
             return x, linear_rows(x, weight, bias, norm=norm, gelu=gelu)
         x, made = add_norm(x, added, norm)
@@ -50,7 +51,7 @@ def added_linear(
     x: Tensor, made: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """x `[rows, N]` and what is to be added to it: made `[rows, K]` weightᵀ + bias."""
-    if not x.is_cuda:
+    if not on_gpu(x):
         return x + F.linear(made, weight, bias), None
     if len(x) <= FEW and rows_serve(made):
         return linear_rows(made, weight, bias, residual=x), None

@@ -16,6 +16,7 @@ from cosformer.ops.problem import basis, least_gate
 from cosformer.ops.state import State
 from cosformer.ops.step import Recurrence
 from cosformer.ops.triton import sums_token, token_serves
+from cosformer.runtime import on_gpu
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 """What a gate may be of its projection."""
@@ -89,8 +90,15 @@ class Clock:
         return self._made[name]
 
 
-def joined_state(state: State) -> State:
-    """An empty state whose sums lie in one memory `[B, H, R, D, V + 1]`, updated by one call."""
+def laid_out(state: State) -> State:
+    """An empty state whose sums lie as a step wants them.
+
+    On a CPU they share one memory `[B, H, R, D, V + 1]`, which one call updates. Kernels want rows
+    that begin at even addresses: both sums have a memory of their own.
+    """
+    if on_gpu(state.key_value):
+        sums = (state.key_value.contiguous(), state.key_sum.contiguous())
+        return state._replace(key_value=sums[0], key_sum=sums[1])
     *shape, width = state.key_value.shape
     joined = state.key_value.new_zeros(*shape, width + 1)
     return state._replace(key_value=joined[..., :-1], key_sum=joined[..., -1])
@@ -113,7 +121,7 @@ class SumsToken:
         self.by = by._replace(theta=by.theta.contiguous(), decay=decay)
         self.layout, self.state, self.after = layout, state, after
         self.clock, self.log_most = clock, log_most
-        self.kernel = state.key_value.is_cuda
+        self.kernel = on_gpu(state.key_value)
         if not self.kernel:
             self._prepare()
 
@@ -122,9 +130,9 @@ class SumsToken:
         """Whether such a stream can be stepped here."""
         if not by.is_cosformer or by.weight == "raised_cosine":
             return False
-        if state.key_value.is_cuda:
+        if on_gpu(state.key_value):
             return token_serves(state)
-        return state.key_value.stride(3) == state.key_value.shape[4] + 1  # as `joined_state` makes
+        return state.key_value.stride(3) == state.key_value.shape[4] + 1  # as `laid_out` makes it
 
     def __call__(self, rows: Tensor) -> Tensor:
         if self.kernel:

@@ -4,11 +4,16 @@ import pytest
 import torch
 from model_cases import STREAMS, VOCABULARY, draw, make
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosformer.mechanisms import map_streams
 from cosformer.models import Generator, Sampling, generate
 from cosformer.models.sampling import Plan
 from cosformer.models.slots import Slots
+from cosformer.ops.triton import INTERPRETED
+
+if INTERPRETED:
+    from triton.runtime.interpreter import GridExecutor
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0)
 WARM = Sampling(max_new_tokens=9, temperature=1.3, top_p=0.95, seed=4)
@@ -142,6 +147,68 @@ def test_a_long_prompt_does_not_stall_running_streams():
     first = order.index(long)
     assert order[:first] == [[1, 10], short] * 9 + [[1, 10]] + [short]
     assert order.count(short) == 29
+
+
+MODULES = (
+    "cosformer.ops.rows",
+    "cosformer.ops.token",
+    "cosformer.ops.triton.likeliest",
+    "cosformer.mechanisms.dense.softmax_token",
+    "cosformer.nn.prepared",
+)
+
+
+class Operators(TorchDispatchMode):
+    """The names of operators of torch that a GPU would start a kernel for."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, given=(), options=None):
+        name = function.overloadpacket.__name__
+        if name not in VIEWS:
+            self.names.append(name)
+        return function(*given, **(options or {}))
+
+
+VIEWS = {"view", "slice", "select", "t", "detach", "new_empty", "empty", "unsqueeze", "expand"}
+VIEWS |= {"alias", "transpose", "_unsafe_view"}
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("batch", [1, 6])
+@pytest.mark.parametrize("name", ["cosformer", "cosformer-gated", "softmax", "hybrid"])
+@torch.no_grad()
+def test_a_step_by_kernels_is_that_by_torch_and_starts_few(name, batch, monkeypatch):
+    """The kernels of a GPU, interpreted: five for each layer of sums, and two after the last."""
+    model = build(name).float()
+    layers = [block.attention.mechanism.traits.state for block in model.backbone.blocks]
+    tokens, found = draw(batch, 5), []
+    for kernels in (False, True):
+        for module in MODULES if kernels else ():
+            monkeypatch.setattr(f"{module}.on_gpu", lambda x: True)
+        slots = Slots(model, batch, 16 if model.backbone.keeps_tokens else None)
+        for n in range(5):
+            slots.held.token.copy_(tokens[:, n])
+            slots.step(batch, Plan.of([GREEDY]))
+        found.append(slots)
+    states = []
+    map_streams(lambda *x: states.append(x) or x[0], *(each.held.state.layers for each in found))
+    for mine, theirs in states:
+        assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found[0].held.chosen, found[1].held.chosen)
+    launches = []
+    monkeypatch.setattr(GridExecutor, "__call__", lambda self, *a, **b: launches.append(self.fn))
+    with Operators() as operators:
+        slots.step(batch, Plan.of([GREEDY]))
+    embedding = 1 + (model.backbone.positions is not None) * 2
+    if batch == 1:
+        assert len(launches) == sum(5 if state == "constant" else 7 for state in layers) + 2
+        assert len(operators.names) == embedding
+    else:  # products by libraries, of which there are four, and gelu
+        assert len(launches) == sum(3 if state == "constant" else 5 for state in layers) + 2
+        assert len(operators.names) == embedding + 5 * len(layers) + 1
 
 
 def test_memory_is_declared_and_a_full_cache_is_named():

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from cosformer.mechanisms import HeldCache
 from cosformer.mechanisms.dense.softmax_token import SoftmaxToken, stretch_of
-from cosformer.ops import After, Clock, Layout, Norm, State, SumsToken, joined_state
+from cosformer.ops import After, Clock, Layout, Norm, State, SumsToken, laid_out
 from cosformer.ops.step import Recurrence
 from cosformer.ops.triton import INTERPRETED, add_norm, linear_rows, sums_token, take_likeliest
 
@@ -86,7 +86,7 @@ def test_a_token_of_sums_by_one_kernel_is_that_of_torch(case):
     after = After(draw(sizes[3], seed=8) if given["norm"] else None, 1e-6, given["gate"])
     options = {"gate": bool(given["gate"]), "controls": int(per_token)}
     layouts = [Layout.of(*sizes, **options, ones=ones) for ones in (False, True)]
-    time, joined = clock(batch), joined_state(empty)
+    time, joined = clock(batch), laid_out(empty)
     if per_token:
         joined = joined._replace(log_decay=empty.log_decay.clone())
     torches = SumsToken(layouts[1], joined, by, after, time, given["log_most"])

@@ -6,7 +6,7 @@ from torch import Tensor
 from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.sdpa import sdpa
 from cosformer.ops import After, Clock, Layout
-from cosformer.runtime import HAS_TRITON
+from cosformer.runtime import HAS_TRITON, on_gpu
 
 PROGRAMS = 528
 """Programs among which the keys of all streams are shared out: four for each of an H200's
@@ -25,7 +25,7 @@ class SoftmaxToken:
     ) -> None:
         """base: of rotary positions; None: queries and keys are not turned."""
         self.layout, self.state, self.after, self.clock = layout, state, after, clock
-        self.base, self.kernels = base, state.k.is_cuda
+        self.base, self.kernels = base, on_gpu(state.k)
         pairs = torch.arange(0, layout.width, 2, dtype=torch.float64, device=state.k.device)
         self.turns = (base or 1.0) ** (-pairs / layout.width)  # angles between neighbours
         self.scale = layout.width**-0.5
@@ -34,7 +34,7 @@ class SoftmaxToken:
     def serves(state: HeldCache, base: float | None) -> bool:
         """Whether such a stream can be stepped here."""
         width = state.k.shape[3]
-        if not state.k.is_cuda:
+        if not on_gpu(state.k):
             return True
         whole = base is None or width & (width - 1) == 0  # pairs of a power of two
         return HAS_TRITON and whole and state.k.dtype != torch.float64 and width <= 256

@@ -105,8 +105,7 @@ class Cosformer(Mechanism):
         return ops.take_step(q, k, v, state, self._recurrence(k.device)), state
 
     def held_state(self, k: Tensor, v: Tensor, length: int, position: Tensor) -> ops.State:
-        held = super().held_state(k, v, length, position)
-        return held if k.is_cuda else ops.joined_state(held)
+        return ops.laid_out(super().held_state(k, v, length, position))
 
     def prepared(
         self, state: Any, layout: ops.Layout, after: ops.After, clock: ops.Clock, base: float | None

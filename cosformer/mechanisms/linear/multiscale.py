@@ -52,7 +52,7 @@ class DecayingCosformer(LinearMechanism):
 
     def held_state(self, k: Tensor, v: Tensor, length: int, position: Tensor) -> Any:
         held = super().held_state(k, v, length, position)
-        return held if k.is_cuda else held._replace(sums=ops.joined_state(held.sums))
+        return held._replace(sums=ops.laid_out(held.sums))
 
     def prepared(
         self, state: Any, layout: ops.Layout, after: ops.After, clock: ops.Clock, base: float | None

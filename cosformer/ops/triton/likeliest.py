@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from cosformer.runtime import HAS_TRITON
+from cosformer.runtime import HAS_TRITON, on_gpu
 
 BLOCK = 4096
 """Logits that a program looks at together."""
@@ -10,7 +10,7 @@ BLOCK = 4096
 
 def likeliest_serves(logits: Tensor) -> bool:
     """Whether the kernel takes such logits."""
-    return HAS_TRITON and logits.is_cuda and logits.shape[1] < 2**31 - BLOCK
+    return HAS_TRITON and on_gpu(logits) and logits.shape[1] < 2**31 - BLOCK
 
 
 def take_likeliest(
