@@ -1,4 +1,4 @@
-"""`cosformer bench generation`: tokens a second, and memory of a stream, near and far into a text."""
+"""`cosformer bench generation`: tokens a second and memory of a stream, by context."""
 
 import functools
 import itertools
@@ -78,7 +78,7 @@ class Options:
     preset: str | None = None
     """Size of the decoder; tiny, that of the demo, on cpu, base (125M) on cuda."""
     positions: tuple[int, ...] | None = None
-    """Tokens before those that are timed; 100 and 8,000 on cpu, 2,048, 16,384 and 65,536 on cuda."""
+    """Tokens before those that are timed; 100 and 8,000 on cpu, 2,048, 16,384, 65,536 on cuda."""
     batches: tuple[int, ...] | None = None
     """Streams at once; 1 on cpu, 1, 64 and 256 on cuda."""
     peer: bool = True
@@ -108,7 +108,8 @@ class Options:
         if self.given("preset") not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
         able = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
-        names = [part.partition("*")[0] for each in self.given("mechanisms") for part in each.split()]
+        parts = " ".join(self.given("mechanisms")).split()
+        names = [part.partition("*")[0] for part in parts]
         if not names or not set(names) <= set(able):
             raise ValueError(f"mechanisms must be among {', '.join(able)}, got {self.mechanisms}")
         for mechanism in self.given("mechanisms"):
@@ -167,7 +168,7 @@ def measure(options: Options) -> Iterator[records.Row]:
 def _ratios(
     this: records.Run, options: Options, speeds: dict[tuple[str, Cell], float]
 ) -> Iterator[records.Row]:
-    """How many times as fast each is as softmax; its speed with fewer streams, if all do not fit."""
+    """How many times as fast each is as softmax, of which fewer streams may have fitted."""
     rival = "softmax"
     for (name, cell), speed in speeds.items():
         there = {c.batch: x for (n, c), x in speeds.items() if (n, c.position) == (rival, cell[1])}
@@ -180,7 +181,7 @@ def _ratios(
 
 
 def _in_turns(this: records.Run, options: Options) -> Iterator[records.Row]:
-    """Rows of a CPU: all mechanisms and positions take turns, so a change in load meets all alike."""
+    """Rows of a CPU: all candidates take turns, so that a change in load meets all alike."""
     positions, sampling = options.given("positions"), options.given("sampling")
     about = {"preset": options.given("preset"), "dtype": "float32", "repeats": options.samples}
     calls, held = {}, {}
@@ -235,13 +236,13 @@ def _one_by_one(this: records.Run, options: Options) -> Iterator[records.Row]:
     for batch in batches[:2] if options.peer else ():
         cell, config = Cell(batch, first), PRESETS[options.given("preset")]
         measured = functools.partial(transformers_speed, config, *cell, options.seed)
-        speed, reason = attempt(measured, "cuda")
+        theirs, reason = attempt(measured, "cuda")
         at = {**cell._asdict(), **about, "context": READ}
-        if speed is None:
+        if theirs is None:
             yield failed(this, PEER, reason, at)
             continue
-        yield this.row("token_time", 1e3 * batch / speed, "ms", candidate=PEER, **at)
-        yield this.row("generation_speed", speed, "tokens/s", candidate=PEER, **at)
+        yield this.row("token_time", 1e3 * batch / theirs, "ms", candidate=PEER, **at)
+        yield this.row("generation_speed", theirs, "tokens/s", candidate=PEER, **at)
 
 
 def _speed(model: LanguageModel, cell: Cell, options: Options) -> tuple[float, int]:

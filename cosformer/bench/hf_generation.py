@@ -29,7 +29,8 @@ def transformers_speed(config: ModelConfig, batch: int, prompt: int, seed: int) 
         max_position_embeddings=prompt + BEFORE + TIMED + 1,
         tie_word_embeddings=config.tied,
     )
-    model = LlamaForCausalLM(llama).to("cuda", torch.bfloat16).eval()
+    model: Any = LlamaForCausalLM(llama)  # type: ignore[no-untyped-call]
+    model = model.to("cuda", torch.bfloat16).eval()
     tokens = torch.randint(config.vocabulary, (batch, prompt), device="cuda")
     clock = _Clock()
     options: dict[str, Any] = {
