@@ -55,6 +55,7 @@ TOKENS = 16
 """Tokens that one timed call generates on a CPU; before the first it copies the state."""
 ROUNDS = 8
 """Rounds of tokens in one sample on a GPU."""
+CUDA = "cuda"
 PEER = "transformers"
 """The candidate of Hugging Face Transformers."""
 READ, FILLED = "read", "filled"
@@ -214,11 +215,11 @@ def _one_by_one(this: records.Run, options: Options) -> Iterator[records.Row]:
     about = {"preset": options.given("preset"), "dtype": "bfloat16", "repeats": options.samples}
     about["sampling"] = "greedy"
     for name in options.given("mechanisms"):
-        model = _model(options, name, max(positions) + 2**16).to("cuda", torch.bfloat16)
+        model = _model(options, name, max(positions) + 2**16).to(CUDA, torch.bfloat16)
         for asked in cells:
             cell, found, reason = asked, None, ""
             while found is None:  # half as many streams where all do not fit
-                found, reason = attempt(functools.partial(_speed, model, cell, options), "cuda")
+                found, reason = attempt(functools.partial(_speed, model, cell, options), CUDA)
                 if found is None and ("memory" not in reason or cell.batch == 1):
                     break
                 cell = cell if found is not None else cell._replace(batch=cell.batch // 2)
@@ -236,7 +237,7 @@ def _one_by_one(this: records.Run, options: Options) -> Iterator[records.Row]:
     for batch in batches[:2] if options.peer else ():
         cell, config = Cell(batch, first), PRESETS[options.given("preset")]
         measured = functools.partial(transformers_speed, config, *cell, options.seed)
-        theirs, reason = attempt(measured, "cuda")
+        theirs, reason = attempt(measured, CUDA)
         at = {**cell._asdict(), **about, "context": READ}
         if theirs is None:
             yield failed(this, PEER, reason, at)

@@ -16,7 +16,7 @@ from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Choices, Plan, Sampling, choose
 from cosformer.models.translation import EncoderDecoder
 from cosformer.nn import Block, BlockStep, LayerState, PreparedBlock, norm_of
-from cosformer.ops import Clock, State, likeliest_serves, normed_linear, take_likeliest
+from cosformer.ops import Clock, Linear, State, likeliest_serves, normed_linear, take_likeliest
 
 LIKELIEST = Plan()
 """The plan of streams that all take their likeliest token."""
@@ -187,7 +187,8 @@ class Step:
         self.model, self.held, state = model, held, held.state
         assert isinstance(state.length, Tensor)
         self.clock = Clock(state.position, state.length)
-        self.norm = norm_of(model.backbone.norm)
+        self.norm, self.head = norm_of(model.backbone.norm), Linear.of(model.head.weight, None)
+        self.by_kernel = likeliest_serves(model.head.weight)
         layers = zip(blocks, state.layers, strict=True)
         self.blocks = [self._bound(block, layer) for block, layer in layers]
 
@@ -210,8 +211,8 @@ class Step:
         x = self.model.backbone.embed(held.token, held.state.position)
         for block in self.blocks:
             x, added = block(x, added)
-        _, logits = normed_linear(x, added, self.norm, self.model.head.weight, None)
-        if plan == LIKELIEST and likeliest_serves(logits):
+        _, logits = normed_linear(x, added, self.norm, self.head)
+        if self.by_kernel and plan == LIKELIEST:
             counts = (held.choices.drawn, self.clock.place, self.clock.position)
             take_likeliest(logits, held.chosen, held.token, counts, held.state.room)
             return

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cosformer.nn.block import Block, FeedForward
 from cosformer.nn.layer import AttentionLayer, LayerState
 from cosformer.nn.positions import Rotary
-from cosformer.ops import After, Clock, Layout, Norm, added_linear, normed_linear
+from cosformer.ops import After, Clock, Layout, Linear, Norm, added_linear, normed_linear
 from cosformer.runtime import autocasts, on_gpu
 
 BlockStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
@@ -39,14 +39,14 @@ class PreparedBlock:
             controls=len(layer.controls),
             ones=layer.mechanism.traits.state == "constant" and not on_gpu(layer.out_proj.weight),
         )
-        self.weight, self.bias = _side_by_side(layer, self.layout)
+        self.projection = Linear.of(*_side_by_side(layer, self.layout))
         forward = block.feed_forward
         assert isinstance(forward, FeedForward)
-        self.up: Tensor = forward.up.weight
-        self.up_bias: Tensor = forward.up.bias
+        up, bias = forward.up.weight.detach(), forward.up.bias.detach()
         if forward.gate is not None:
-            self.up = torch.cat([forward.gate.weight, self.up])
-            self.up_bias = torch.cat([forward.gate.bias, self.up_bias])
+            up = torch.cat([forward.gate.weight.detach(), up])
+            bias = torch.cat([forward.gate.bias.detach(), bias])
+        self.up = Linear.of(up, bias)
 
     def bind(self, state: LayerState, clock: Clock) -> BlockStep | None:
         """The step that changes such a state in place; None where the block must go its own way."""
@@ -61,23 +61,23 @@ class PreparedBlock:
         return None if attend is None else self._with(attend)
 
     def _with(self, attend: Callable[[Tensor], Tensor]) -> BlockStep:
-        block, weight, bias, up, up_bias = (
-            self.block, self.weight, self.bias, self.up, self.up_bias,
-        )  # fmt: skip
+        block, projection, up = self.block, self.projection, self.up
         first, second = norm_of(block.attention_norm), norm_of(block.feed_forward_norm)
-        out, forward = block.attention.out_proj, block.feed_forward
+        forward = block.feed_forward
         assert isinstance(forward, FeedForward)
-        out_weight, out_bias = out.weight, out.bias
-        down, down_bias, glu = forward.down.weight, forward.down.bias, forward.gate is not None
+        last = block.attention.out_proj
+        output = Linear.of(last.weight, last.bias)
+        down = Linear.of(forward.down.weight, forward.down.bias)
+        glu = forward.gate is not None
 
         def step(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | None]:
-            x, rows = normed_linear(x, added, first, weight, bias)
-            x, added = added_linear(x, attend(rows), out_weight, out_bias)
-            x, inner = normed_linear(x, added, second, up, up_bias, gelu=not glu)
+            x, rows = normed_linear(x, added, first, projection)
+            x, added = added_linear(x, attend(rows), output)
+            x, inner = normed_linear(x, added, second, up, gelu=not glu)
             if glu:
                 gate, inner = inner.chunk(2, -1)
                 inner = F.silu(gate) * inner
-            return added_linear(x, inner, down, down_bias)
+            return added_linear(x, inner, down)
 
         return step
 

@@ -3,6 +3,7 @@
 from cosformer.ops.attention import attention, attention_weights, attention_with_state
 from cosformer.ops.decays import multiscale_decays, read_decay
 from cosformer.ops.dispatch import IMPLS, compute
+from cosformer.ops.layout import GATES, After, Layout
 from cosformer.ops.linear import (
     Arguments,
     check_arguments,
@@ -26,6 +27,7 @@ from cosformer.ops.problem import (
 )
 from cosformer.ops.raised import row_divisor
 from cosformer.ops.rows import (
+    Linear,
     Norm,
     added_linear,
     likeliest_serves,
@@ -41,7 +43,7 @@ from cosformer.ops.step import (
     step,
     take_step,
 )
-from cosformer.ops.token import GATES, After, Clock, Layout, SumsToken, laid_out
+from cosformer.ops.token import Clock, SumsToken, laid_out
 
 __all__ = [  # what users call; the other names are for other rooms
     "State",

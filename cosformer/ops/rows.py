@@ -26,18 +26,25 @@ class Norm(NamedTuple):
     eps: float
 
 
+class Linear(NamedTuple):
+    """A linear layer, and whether kernels of ours take rows of it."""
+
+    weight: Tensor  # [N, K]
+    bias: Tensor | None
+    kernels: bool
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None) -> "Linear":
+        return cls(weight, bias, on_gpu(weight) and rows_serve(weight))
+
+
 def normed_linear(
-    x: Tensor,
-    added: Tensor | None,
-    norm: Norm,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    gelu: bool = False,
+    x: Tensor, added: Tensor | None, norm: Norm, linear: Linear, *, gelu: bool = False
 ) -> tuple[Tensor, Tensor]:
     """x + added `[rows, K]`, and gelu(norm(x + added) weightᵀ + bias) `[rows, N]`."""
-    if on_gpu(x) and rows_serve(x):
-        if len(x) <= FEW and added is None:
+    weight, bias, kernels = linear
+    if kernels:
+        if added is None and len(x) <= FEW:
             return x, linear_rows(x, weight, bias, norm=norm, gelu=gelu)
         x, made = add_norm(x, added, norm)
     else:
@@ -47,12 +54,11 @@ def normed_linear(
     return x, F.gelu(made) if gelu else made
 
 
-def added_linear(
-    x: Tensor, made: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def added_linear(x: Tensor, made: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
     """x `[rows, N]` and what is to be added to it: made `[rows, K]` weightᵀ + bias."""
-    if not on_gpu(x):
+    weight, bias, kernels = linear
+    if not kernels:
         return x + F.linear(made, weight, bias), None
-    if len(x) <= FEW and rows_serve(made):
+    if len(x) <= FEW:
         return linear_rows(made, weight, bias, residual=x), None
     return x, F.linear(made, weight, bias)

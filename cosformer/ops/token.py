@@ -6,70 +6,21 @@ norm of heads and their gate.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosformer.ops.layout import After, Layout, SumsStep
 from cosformer.ops.problem import basis, least_gate
 from cosformer.ops.state import State
 from cosformer.ops.step import Recurrence
 from cosformer.ops.triton import sums_token, token_serves
 from cosformer.runtime import on_gpu
 
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
-"""What a gate may be of its projection."""
-
-
 FEW = 8
 """Angles up to which a CPU is faster by Python's own sines than by calls of torch."""
-
-
-class Layout(NamedTuple):
-    """Where the numbers of a token lie in a row of its projections; queries come first."""
-
-    heads: int
-    key_heads: int
-    width: int  # of a head's queries and keys
-    value_width: int
-    ones: bool  # whether a 1 follows the values of every head
-    k: int  # where keys begin
-    v: int
-    gate: int
-    control: int  # where the numbers of key heads begin, which a mechanism asks for
-    columns: int
-
-    @classmethod
-    def of(
-        cls, heads: int, key_heads: int, width: int, value_width: int, *, gate: bool, controls: int,
-        ones: bool,
-    ) -> "Layout":  # fmt: skip
-        """The layout of a layer with so many controls; rows end at a multiple of 8."""
-        k = heads * width
-        v = k + key_heads * width
-        gates = v + key_heads * (value_width + ones)
-        control = gates + gate * heads * value_width
-        end = control + controls * key_heads
-        return cls(heads, key_heads, width, value_width, ones, k, v, gates, control, end + -end % 8)
-
-
-class After(NamedTuple):
-    """What a layer does to its heads."""
-
-    norm: Tensor | None  # the weight of an RMSNorm per head
-    eps: float
-    gate: str  # a name of GATES, or "" for none
-
-    def __call__(self, heads: Tensor, rows: Tensor, layout: Layout) -> Tensor:
-        """Heads `[.., V]` of all streams as `[B, H·V]`, after norm and gate."""
-        if self.norm is not None:
-            heads = F.rms_norm(heads.to(self.norm.dtype), self.norm.shape, self.norm, self.eps)
-        out = heads.reshape(len(rows), -1)
-        if self.gate:
-            end = layout.gate + layout.heads * layout.value_width
-            out = out * GATES[self.gate](rows[:, layout.gate : end])
-        return out
 
 
 class Clock:
@@ -118,8 +69,9 @@ class SumsToken:
     ) -> None:
         """log_most: the logarithm of the largest decay, where a control decides on each token's."""
         decay = None if by.decay is None else by.decay.contiguous()
-        self.by = by._replace(theta=by.theta.contiguous(), decay=decay)
-        self.layout, self.state, self.after = layout, state, after
+        theta = by.theta.contiguous()
+        self.given = SumsStep(layout, state, after, theta, decay, log_most, by.eps)
+        self.layout, self.state, self.after, self.by = layout, state, after, by
         self.clock, self.log_most = clock, log_most
         self.kernel = on_gpu(state.key_value)
         if not self.kernel:
@@ -136,7 +88,7 @@ class SumsToken:
 
     def __call__(self, rows: Tensor) -> Tensor:
         if self.kernel:
-            return sums_token(rows, self, self.clock.place)
+            return sums_token(rows, self.given, self.clock.place)
         layout, joined = self.layout, self._joined
         batch, heads, width = len(rows), layout.key_heads, joined.shape[1]
         numbers = rows if rows.dtype == joined.dtype else rows.to(joined.dtype)

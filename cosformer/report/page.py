@@ -13,6 +13,7 @@ from cosformer.report.charts import (
     loss_charts,
     memory_chart,
 )
+from cosformer.report.generation import token_grid
 from cosformer.report.html import (
     UNMEASURED,
     Book,
@@ -288,7 +289,8 @@ def _writing(sources: Sources, book: Book, charts: list[Chart]) -> str:
     charts.append(chart)
     parts.append(_figure(chart))
     for rows in generated.values():
-        grid = generation_grid(rows)
+        many = any(row.config.get("batch", 1) > 1 for row in rows)
+        grid = token_grid(rows) if many else generation_grid(rows)
         parts.append(table(grid._replace(title="Time and memory of one more token"), book))
         parts.append(paragraph(f"By cosformer bench generation. {grid.title}.", "origin"))
     return section("writing", "What models write, and what they must remember", *parts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from cosformer import records
 from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
+from cosformer.report.generation import generation_figure
 from cosformer.report.mechanisms import mechanism_figure
 from cosformer.report.page import page
 from cosformer.report.selection import renamed
@@ -18,7 +19,7 @@ from cosformer.report.writing import write_whole
 OPEN = re.compile(r"<!-- rows:(?P<name>\S*) -->\n")
 CLOSE = "<!-- /rows -->"
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-LAID_OUT = {"reproduced", "study", "probes", "mechanisms", "training", "generation"}
+LAID_OUT = {"reproduced", "study", "probes", "mechanisms", "training", "generation", "tokens"}
 """Tables that the page lays out itself; it shows the others as the marked files have them."""
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
@@ -26,6 +27,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "time_vs_length_cuda.svg": ("ops-cuda", token_time_vs_length),
     "mechanisms.svg": ("mechanisms-cpu", mechanism_figure),
     "mechanisms_cuda.svg": ("mechanisms-cuda", mechanism_figure),
+    "generation_cuda.svg": ("generation-cuda", generation_figure),
     "study_lm.svg": ("study-lm", study_figure),
     "study_mlm.svg": ("study-mlm", study_figure),
 }
@@ -37,6 +39,7 @@ OPTIONAL = {
     "training-cpu",
     "training-cuda",
     "generation-cpu",
+    "generation-cuda",
     "data-cpu",
     "learning-cuda",
     "study-lm",

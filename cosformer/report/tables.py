@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
 from cosformer.report.cells import cell_table
+from cosformer.report.generation import token_table
 from cosformer.report.mechanisms import mechanism_table
 from cosformer.report.reproduce import reproduced_table
 from cosformer.report.selection import (
@@ -109,6 +110,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "mechanisms": mechanism_table,
     "training": training_table,
     "generation": generation_table,
+    "tokens": token_table,
     "data": data_table,
     "learning": learning_table,
     "study": study_table,

@@ -36,7 +36,7 @@ def training_grid(rows: Sequence[Row]) -> Grid:
     lines = [
         [Cell(f"{batch:,} × {length:,}")]
         + [
-            _cell(run, what, name, {"batch": batch, "length": length}, spell)
+            cell_of(run, what, name, {"batch": batch, "length": length}, spell)
             for _, what, who, spell in shown
             for name in who
         ]
@@ -83,8 +83,8 @@ def generation_grid(rows: Sequence[Row]) -> Grid:
     header += [f"memory of the stream at {position:,}" for position in positions]
     lines = [
         [Cell(LABELS.get(name, name))]
-        + [_cell(run, "token_time", name, {"position": p}, milliseconds) for p in positions]
-        + [_cell(run, "stream_memory", name, {"position": p}, mebibytes) for p in positions]
+        + [cell_of(run, "token_time", name, {"position": p}, milliseconds) for p in positions]
+        + [cell_of(run, "stream_memory", name, {"position": p}, mebibytes) for p in positions]
         for name in names
     ]
     first = next(row for row in run if row.what == "token_time")
@@ -175,7 +175,7 @@ def mebibytes(count: float) -> str:
     return f"{count / 2**20:,.0f} MiB" if count >= 10 * 2**20 else f"{count / 2**20:.2g} MiB"
 
 
-def _cell(run: Sequence[Row], what: str, name: str, at: dict[str, int], spell: Spell) -> Cell:
+def cell_of(run: Sequence[Row], what: str, name: str, at: dict[str, int], spell: Spell) -> Cell:
     """The number of one mechanism and setting as text; the reason if there is none."""
     for row in run:
         c = row.config

@@ -10,6 +10,7 @@ from cosformer import records, tasks
 from cosformer.bench import data, generation, training
 from cosformer.bench.flops import peak_flops, training_flops
 from cosformer.models import PRESETS, LanguageModel
+from cosformer.report.generation import generation_figure
 from cosformer.report.tables import TABLES
 from cosformer.training import Budget, RunConfig, TaskConfig
 
@@ -97,10 +98,67 @@ def test_a_token_is_timed_by_position_and_a_sum_does_not_grow(tmp_path):
     held = {(row.config["candidate"], row.config["position"]): row.value for row in streams}
     assert held["cosformer", 4] == held["cosformer", 40]
     assert held["softmax", 40] > 9 * held["softmax", 4]
-    ratios = {r.config["candidate"]: r.value for r in rows if r.what == "stream_memory_ratio"}
-    assert ratios["cosformer"] == 1
+    speeds = {
+        (r.config["candidate"], r.config["position"]): r.value
+        for r in rows
+        if r.what == "generation_speed"
+    }
+    ratios = {r.config["position"]: r.value for r in rows if r.what == "generation_speed_ratio"}
+    right = {n: speeds["cosformer", n] / speeds["softmax", n] for n in (4, 40)}
+    assert ratios == pytest.approx(right)
     assert sum(row.what == "token_time" for row in rows) == 4
     assert "| mechanism | ms per token at 4 | ms per token at 40 |" in TABLES["generation"](rows)
+
+
+def test_streams_of_a_gpu_are_counted_with_half_of_them_where_all_do_not_fit(tmp_path, monkeypatch):
+    """On a CPU: what is measured where, not how fast."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        records, "describe_hardware", lambda device: {"device": device, "name": "x"}
+    )
+    monkeypatch.setattr(generation, "CUDA", "cpu")
+    monkeypatch.setattr(generation, "TOKENS", 1)
+    monkeypatch.setattr(generation, "ROUNDS", 1)
+    peers, speed = [], generation._speed
+    monkeypatch.setattr(generation, "transformers_speed", lambda *given: peers.append(given) or 9.0)
+
+    def short_of_memory(model, cell, options):
+        if model.config.mechanism == "softmax" and cell.batch * cell.position > 100:
+            raise RuntimeError("out of memory")
+        return speed(model, cell, options)
+
+    monkeypatch.setattr(generation, "_speed", short_of_memory)
+    given = {"preset": "tiny", "positions": (5, 40), "batches": (1, 4, 6), "repeats": 1}
+    mechanisms = ("cosformer-gated", "cosformer-gated softmax", "softmax")
+    options = generation.Options(
+        device="cuda", out=tmp_path / "rows.jsonl", mechanisms=mechanisms, threads=1, **given
+    )
+    assert generation.run(options) == 0
+    rows = records.read(options.path)
+    found = {}
+    for row in rows:
+        if row.what == "generation_speed":
+            c = row.config
+            found.setdefault(c["candidate"], []).append((c["batch"], c["position"], c["context"]))
+    usual = [(1, 5, "read"), (4, 5, "read"), (6, 5, "read"), (4, 40, "filled")]
+    assert [found[name] for name in mechanisms[:2]] == [usual] * 2
+    assert found["softmax"] == [*usual[:3], (2, 40, "filled")]
+    assert found["transformers"] == [(1, 5, "read"), (4, 5, "read")]
+    assert [each[1:3] for each in peers] == [(1, 5), (4, 5)]
+    held = {
+        (r.config["candidate"], r.config["position"]): r.value
+        for r in rows
+        if r.what == "stream_memory"
+    }
+    assert held["cosformer-gated", 5] == held["cosformer-gated", 40]
+    assert held["softmax", 40] - 8 == 8 * (held["softmax", 5] - 8)  # 8 bytes of its position
+    far = [
+        row for row in rows if row.what == "generation_speed_ratio" and row.config["position"] == 40
+    ]
+    assert [row.config["to_batch"] for row in far] == [2, 2]
+    table = TABLES["tokens"](rows)
+    assert "| softmax, static cache | 2 | 40 (filled) |" in table
+    assert b"<svg" in generation_figure(rows, "svg")
 
 
 def test_generated_sets_are_timed_and_nothing_is_kept(tmp_path):

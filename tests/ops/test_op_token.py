@@ -1,7 +1,5 @@
 """Kernels of a model's step, under Triton's interpreter, against the same in plain torch."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +8,7 @@ from torch.testing import assert_close
 from cosformer.mechanisms import HeldCache
 from cosformer.mechanisms.dense.softmax_token import SoftmaxToken, stretch_of
 from cosformer.ops import After, Clock, Layout, Norm, State, SumsToken, laid_out
+from cosformer.ops.layout import SumsStep
 from cosformer.ops.step import Recurrence
 from cosformer.ops.triton import INTERPRETED, add_norm, linear_rows, sums_token, take_likeliest
 
@@ -90,13 +89,11 @@ def test_a_token_of_sums_by_one_kernel_is_that_of_torch(case):
     if per_token:
         joined = joined._replace(log_decay=empty.log_decay.clone())
     torches = SumsToken(layouts[1], joined, by, after, time, given["log_most"])
-    kernels = SimpleNamespace(
-        layout=layouts[0], state=empty, by=by, after=after, log_most=given["log_most"]
-    )
+    given = SumsStep(layouts[0], empty, after, by.theta, by.decay, given["log_most"], EPS)
     for token in range(4):
         rows = draw(batch, layouts[0].columns, seed=token)
         right = torches(with_ones(rows, *layouts))
-        assert_close(sums_token(rows, kernels, time.place), right, rtol=1e-4, atol=1e-5)
+        assert_close(sums_token(rows, given, time.place), right, rtol=1e-4, atol=1e-5)
         time.tick()
         time.place.add_(1)
     for mine, theirs in zip(empty.tensors, joined.tensors, strict=True):

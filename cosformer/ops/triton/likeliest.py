@@ -1,5 +1,6 @@
 """The launch that ends a greedy step."""
 
+import torch
 from torch import Tensor
 
 from cosformer.runtime import HAS_TRITON, on_gpu
@@ -8,9 +9,10 @@ BLOCK = 4096
 """Logits that a program looks at together."""
 
 
-def likeliest_serves(logits: Tensor) -> bool:
-    """Whether the kernel takes such logits."""
-    return HAS_TRITON and on_gpu(logits) and logits.shape[1] < 2**31 - BLOCK
+def likeliest_serves(weight: Tensor) -> bool:
+    """Whether the kernel takes logits by such a weight, `[vocabulary, width]`."""
+    small = weight.dtype != torch.float64 and len(weight) < 2**31 - BLOCK
+    return HAS_TRITON and on_gpu(weight) and small
 
 
 def take_likeliest(

@@ -1,17 +1,13 @@
 """The launch of a token's step from a layer's projections."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from cosformer.ops.layout import SumsStep
 from cosformer.ops.state import State
 from cosformer.ops.triton.passes import INTERPRETED
 from cosformer.ops.triton.tiles import padded
 from cosformer.runtime import HAS_TRITON
-
-if TYPE_CHECKING:
-    from cosformer.ops.token import SumsToken
 
 CELLS = 16384
 """Numbers of a sum of one head that a program holds at once."""
@@ -26,23 +22,26 @@ def token_serves(state: State) -> bool:
     return there and small and contiguous and state.key_value.dtype == torch.float32
 
 
-def sums_token(rows: Tensor, given: "SumsToken", place: Tensor) -> Tensor:
-    """`SumsToken` on rows `[B, columns]` of projections, by one kernel: `[B, H·V]`."""
+def sums_token(rows: Tensor, given: SumsStep, place: Tensor) -> Tensor:
+    """Heads `[B, H·V]` of rows `[B, columns]` of projections, by one kernel.
+
+    place: `[B]` int64, how many tokens each stream has had, padding included.
+    """
     from cosformer.ops.triton.kernels.token import sums_token_kernel
 
-    layout, state, by, after = given.layout, given.state, given.by, given.after
+    layout, state, after, theta, decay, log_most, eps = given
     key_value, key_sum = state.key_value, state.key_sum
     batch, heads, states, width, value_width = key_value.shape
     out = rows.new_empty(batch, layout.heads * value_width)
-    how = "token" if given.log_most is not None else "" if by.decay is None else "head"
-    fade = place if by.decay is None else by.decay
+    how = "token" if log_most is not None else "" if decay is None else "head"
+    fade = place if decay is None else decay
     faded = state.log_decay if isinstance(state.log_decay, Tensor) else place
     block_k, block_v = padded(width), padded(value_width)
     sums_token_kernel[(batch * heads,)](
-        rows, out, key_value, key_sum, place, by.theta, fade, faded,
+        rows, out, key_value, key_sum, place, theta, fade, faded,
         rows if after.norm is None else after.norm, heads, layout.heads // heads,
-        by.eps, after.eps, given.log_most or 0.0,
-        rows.stride(0), out.stride(0), int(by.theta.numel() > 1), int(fade.numel() > 1),
+        eps, after.eps, log_most or 0.0,
+        rows.stride(0), out.stride(0), int(theta.numel() > 1), int(fade.numel() > 1),
         faded.stride(0), layout.k, layout.v, layout.gate, layout.control,
         *key_value.stride()[:4], *key_sum.stride()[:3],
         K=width, V=value_width, BLOCK_K=block_k, BLOCK_V=block_v, R=states, FADE=how,
