@@ -20,8 +20,6 @@ from cosformer.ops import Clock, Linear, State, likeliest_serves, normed_linear,
 
 LIKELIEST = Plan()
 """The plan of streams that all take their likeliest token."""
-SCRATCH = 16
-"""Tokens for which the streams that warm a recording up have memory."""
 
 
 class Stream(NamedTuple):
@@ -161,17 +159,19 @@ class Slots:
         return self._steps[count]
 
     def _record(self, count: int, plan: Plan) -> torch.cuda.CUDAGraph:
-        """The step as a graph. Kernels are compiled and libraries set up by other streams first."""
+        """The step as a graph. One step before it compiles kernels and sets libraries up, and is
+        undone: its token of a cache will be written over by the step that comes next."""
         step = self._rows(count)
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
+        kept = _changed(step.held)
+        before = [tensor.clone() for tensor in kept]
+        side, here = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        side.wait_stream(here)
         with torch.cuda.stream(side):
-            room = SCRATCH if self.model.backbone.keeps_tokens else None
-            scratch = Step(self.model, self._blocks, _held(self.model, count, room, None))
-            for _ in range(2):
-                scratch(plan)
-        side.synchronize()
-        del scratch
+            step(plan)
+        here.wait_stream(side)
+        for tensor, value in zip(kept, before, strict=True):
+            tensor.copy_(value)
+        del before
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step(plan)
@@ -229,6 +229,22 @@ def _held(
     state = model.backbone.held_state(count, length, context)
     token = torch.zeros_like(state.position)
     return Held(state, token, token.clone(), Choices.empty(count, token.device))
+
+
+def _changed(held: Held) -> list[Tensor]:
+    """All tensors that a step changes, but for caches."""
+    found: list[Tensor] = []
+
+    def keep(mine: Tensor) -> Tensor:
+        found.append(mine)
+        return mine
+
+    state = held.state
+    map_streams(keep, (state.position, state.length, held.token, held.chosen, held.choices))
+    for layer in state.layers:
+        cached = isinstance(layer.mechanism, HeldCache)
+        map_streams(keep, (None if cached else layer.mechanism, layer.conv))
+    return found
 
 
 def _at(state: Any, place: int) -> Any:

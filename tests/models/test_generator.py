@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cosformer.mechanisms import map_streams
 from cosformer.models import Generator, Sampling, generate
 from cosformer.models.sampling import Plan
-from cosformer.models.slots import Slots
+from cosformer.models.slots import Slots, _changed
 from cosformer.ops.triton import INTERPRETED
 
 if INTERPRETED:
@@ -237,6 +237,30 @@ def test_an_idle_row_that_runs_along_does_no_harm():
     finite = []
     map_streams(lambda x: finite.append(bool(x.isfinite().all())) or x, slots.held)
     assert all(finite)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@torch.no_grad()
+def test_a_step_is_undone_by_what_it_has_changed(name):
+    """As before a graph is recorded: caches need no copy, the next step writes over them."""
+    model = make(name)
+    found = []
+    for undoes in (False, True):
+        slots = Slots(model, 2, 20)
+        slots.held.token.copy_(torch.tensor([3, 4]))
+        for n in range(9):
+            if undoes and n == 7:
+                kept = _changed(slots.held)
+                before = [tensor.clone() for tensor in kept]
+                slots.held.token.add_(5).remainder_(VOCABULARY)
+                slots.step(2, Plan.of([GREEDY]))
+                for tensor, value in zip(kept, before, strict=True):
+                    tensor.copy_(value)
+            slots.step(2, Plan.of([GREEDY]))
+        found.append(slots.held)
+    pairs = []
+    map_streams(lambda *x: pairs.append(x) or x[0], *found)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
 def test_a_cancelled_request_gives_no_more_and_others_go_on():

@@ -158,3 +158,4 @@ def test_few_streams_share_their_keys_among_many_programs():
     assert stretch_of(2048, 12) == 64
     assert stretch_of(65536, 768) == 1024
     assert [stretch_of(length, 12) for length in (16, 16384)] == [64, 512]
+    assert stretch_of(2**20, 12) == 4096  # no more parts than a program can join

@@ -14,7 +14,7 @@ def _turned(x, place, turns, HALF: tl.constexpr):
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (2 * HALF,))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def place_kernel(
     rows, queries, k_cache, v_cache, position, place, turns,
     length, heads, key_heads, row_b, at_k, at_v, k_b, k_h, k_s, v_b, v_h, v_s,

@@ -13,6 +13,8 @@ PROGRAMS = 528
 multiprocessors."""
 STRETCHES = (64, 1024)
 """The fewest and the most keys of a program."""
+PARTS = 256
+"""The most stretches of a stream, which one program joins."""
 KEYS = 64
 """Keys that a program looks at together."""
 
@@ -117,8 +119,8 @@ class SoftmaxToken:
 def stretch_of(length: int, programs: int) -> int:
     """Keys of a stretch: few enough to occupy a GPU where there are few streams and heads."""
     least, most = STRETCHES
-    fair = -(-length * programs // PROGRAMS)
-    return min(most, max(least, 1 << (fair - 1).bit_length()))
+    fair = min(most, -(-length * programs // PROGRAMS))
+    return _padded(max(fair, -(-length // PARTS)), least)
 
 
 def _widths(state: HeldCache) -> tuple[int, int]:
