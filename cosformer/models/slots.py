@@ -8,15 +8,16 @@ asks for all its kernels at once.
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosformer.mechanisms import HeldCache, map_streams
-from cosformer.models.backbone import Context, ModelState, move_on
+from cosformer.models.backbone import Context, ModelState, TokenHead, move_on
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Choices, Plan, Sampling, choose
 from cosformer.models.translation import EncoderDecoder
-from cosformer.nn import Block, BlockStep, LayerState, PreparedBlock, norm_of
+from cosformer.nn import Block, BlockStep, LayerState, PreparedBlock, is_own, norm_of
 from cosformer.ops import Clock, Linear, State, likeliest_serves, normed_linear, take_likeliest
+from cosformer.runtime import autocasts
 
 LIKELIEST = Plan()
 """The plan of streams that all take their likeliest token."""
@@ -188,6 +189,8 @@ class Step:
         assert isinstance(state.length, Tensor)
         self.clock = Clock(state.position, state.length)
         self.norm, self.head = norm_of(model.backbone.norm), Linear.of(model.head.weight, None)
+        last = is_own(model.head, TokenHead) and is_own(model.backbone.norm, nn.LayerNorm)
+        self.own_head = last and not autocasts(model.head.weight)
         self.by_kernel = likeliest_serves(model.head.weight)
         layers = zip(blocks, state.layers, strict=True)
         self.blocks = [self._bound(block, layer) for block, layer in layers]
@@ -211,7 +214,10 @@ class Step:
         x = self.model.backbone.embed(held.token, held.state.position)
         for block in self.blocks:
             x, added = block(x, added)
-        _, logits = normed_linear(x, added, self.norm, self.head)
+        if self.own_head:
+            _, logits = normed_linear(x, added, self.norm, self.head)
+        else:
+            logits = self.model.head(self.model.backbone.norm(x if added is None else x + added))
         if self.by_kernel and plan == LIKELIEST:
             counts = (held.choices.drawn, self.clock.place, self.clock.position)
             take_likeliest(logits, held.chosen, held.token, counts, held.state.room)

@@ -10,6 +10,7 @@ from cosformer.nn.layer import check_gate as check_gate
 from cosformer.nn.positions import sinusoids as sinusoids
 from cosformer.nn.prepared import BlockStep as BlockStep
 from cosformer.nn.prepared import PreparedBlock as PreparedBlock
+from cosformer.nn.prepared import is_own as is_own
 from cosformer.nn.prepared import norm_of as norm_of
 
 __all__ = [  # what users call; the others are for the models

@@ -87,14 +87,34 @@ def norm_of(norm: nn.LayerNorm) -> Norm:
     return Norm(norm.weight, norm.bias, norm.eps)
 
 
+def is_own(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is one of this class, with no forward or hook of somebody else's."""
+    changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+    return type(module) is kind and not changed
+
+
 def _is_plain(block: Block) -> bool:
-    """Whether nothing stands between projections and mechanism, but rotary positions."""
-    layer = block.attention
-    known = isinstance(layer.positions, Rotary | None) and type(layer) is AttentionLayer
+    """Whether nothing stands between projections and mechanism, but rotary positions.
+
+    A module that was exchanged or hooked, as by adapters, must be called, and is not plain.
+    """
+    layer, forward = block.attention, block.feed_forward
+    if not (
+        is_own(block, Block) and is_own(layer, AttentionLayer) and is_own(forward, FeedForward)
+    ):
+        return False
+    kinds: dict[type[nn.Module], list[nn.Module | None]] = {
+        nn.Linear: [layer.out_proj, layer.gate, *layer.controls.values(), *forward.children()],
+        nn.LayerNorm: [block.attention_norm, block.feed_forward_norm],
+        nn.RMSNorm: [layer.norm],
+        AttentionLayer: [layer],
+        type(layer.mechanism): [layer.mechanism],
+    }
+    owned = [each is None or is_own(each, kind) for kind, found in kinds.items() for each in found]
     extra = (layer.conv, layer.q_norm, layer.k_norm, block.cross)
     shared = layer.mechanism.traits.shared_qk or layer.in_proj_weight is None
-    own = type(block) is Block and type(block.feed_forward) is FeedForward
-    return known and own and not shared and all(part is None for part in extra)
+    turned = isinstance(layer.positions, Rotary | None)
+    return all(owned) and turned and not shared and all(part is None for part in extra)
 
 
 def _side_by_side(layer: AttentionLayer, layout: Layout) -> tuple[Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cosformer.models import PRESETS, LanguageModel, Sampling
-from cosformer.models.sampling import choose
+from cosformer.models.sampling import Choices, Plan, choose
 from cosformer.tasks import vocabulary as vocabularies
 from cosformer.training.writer import Writer, encode
 
@@ -47,7 +47,7 @@ def scripted(text):
     """A writer whose model writes this, byte by byte, whatever it has read."""
     model = LanguageModel(replace(PRESETS["tiny"], max_length=len(text) + 8)).eval()
     script = iter(torch.nn.functional.one_hot(torch.tensor([*text])[:, None], 256).float())
-    model.head.forward = lambda x: next(script)
+    model.head.forward = lambda x: next(script)  # a head that was exchanged is called
     sampling = Sampling(max_new_tokens=len(text), temperature=0)
     return Writer(model, vocabularies.Bytes(), sampling)
 
@@ -80,10 +80,13 @@ def test_words_of_a_prompt_do_not_end_its_line_and_a_blank_stands_before_what_fo
     assert "".join(writer.stream("to be")) == text
 
 
-def test_tokens_that_are_no_data_are_never_chosen():
-    logits, noise = torch.tensor([[0.0, 0.0, 0.0, 50.0]]), torch.tensor([0.99])
-    assert choose(logits, Sampling(), noise).item() == 3
-    assert choose(logits, Sampling(data_tokens=3), noise).item() == 2
+@pytest.mark.parametrize("way", [{}, {"top_k": 4}, {"top_p": 0.999}, {"temperature": 0}])
+def test_tokens_that_are_no_data_are_never_chosen(way):
+    logits, noise = torch.tensor([[1.0, 0.0, 1.5, 50.0]]), torch.tensor([0.99])
+    for data_tokens, right in ((None, (3,)), (3, (0, 1, 2))):
+        sampling, choices = Sampling(data_tokens=data_tokens, **way), Choices.empty(1)
+        choices.set(0, sampling)
+        assert choose(logits, choices, Plan.of([sampling]), noise).item() in right
 
 
 BAD = [

@@ -263,6 +263,19 @@ def test_a_step_is_undone_by_what_it_has_changed(name):
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
+def test_modules_that_were_exchanged_or_hooked_are_called():
+    """As adapters do: a step must not read weights past them."""
+    model, prompt = build("cosformer-gated"), [1, 2, 3]
+    plain = generate(model, [prompt], GREEDY)
+    block = model.backbone.blocks[0]
+    for module in (block.attention.out_proj, block.feed_forward.up, block.feed_forward, model.head):
+        hook = module.register_forward_hook(lambda module, given, out: -out)
+        hooked = generate(model, [prompt], GREEDY)
+        assert hooked != plain
+        hook.remove()
+    assert generate(model, [prompt], GREEDY) == plain
+
+
 def test_a_cancelled_request_gives_no_more_and_others_go_on():
     model = make()
     generator = Generator(model, slots=2)
