@@ -5,8 +5,8 @@ from torch import Tensor
 
 from cosformer.runtime import HAS_TRITON, on_gpu
 
-BLOCK = 4096
-"""Logits that a program looks at together."""
+BLOCK = 16384
+"""Logits that a program looks at together: there are few programs, so all its loads go at once."""
 
 
 def likeliest_serves(weight: Tensor) -> bool:
@@ -32,5 +32,5 @@ def take_likeliest(
 
     likeliest_kernel[(len(logits),)](
         logits, chosen, token, *counts, logits.shape[1], logits.stride(0), room or 0,
-        BLOCK=BLOCK, ROOM=room is not None, num_warps=16,
+        BLOCK=BLOCK, ROOM=room is not None, num_warps=32,
     )  # fmt: skip

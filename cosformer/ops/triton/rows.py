@@ -1,5 +1,7 @@
 """Launches of what surrounds attention in a step."""
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,9 @@ from cosformer.ops.triton.passes import INTERPRETED
 from cosformer.ops.triton.tiles import padded
 from cosformer.runtime import HAS_TRITON
 
+EARLY = {"launch_pdl": True} if os.environ.get("COSFORMER_EARLY_LAUNCH") == "1" else {}
+"""Whether a kernel of a step may start, and load weights, before the one in front of it has ended
+(programmatic dependent launch, on Hopper and later); set the variable to 1 to try it."""
 WIDEST = 8192
 """Numbers in a row that a program holds at once."""
 
@@ -44,8 +49,8 @@ def linear_rows(
         norm_weight, norm_bias, out, columns, eps, x.stride(0), weight.stride(0),
         0 if residual is None else residual.stride(0), out.stride(0),
         K=width, ROWS=rows, BLOCK_N=block, BLOCK_K=tile, NORM=norm is not None,
-        BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None,
-        num_warps=min(8, max(1, block * tile // 1024)),
+        BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None, EARLY=bool(EARLY),
+        num_warps=min(8, max(1, block * tile // 1024)), **EARLY,
     )  # fmt: skip
     return out
 

@@ -21,6 +21,7 @@ def linear_rows_kernel(
     columns, eps, x_r, w_r, res_r, out_r,
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     NORM: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,  # whether it may start before the kernel in front of it has ended
 ):  # fmt: skip
     """Columns of residual + gelu(norm(x) weightᵀ + bias), for all rows: weights are read once."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -29,6 +30,9 @@ def linear_rows_kernel(
     in_k = k < K
     cells = n.to(tl.int64)[:, None] * w_r + k[None, :]
     w = tl.load(weight + cells, mask=in_n[:, None] & in_k[None, :], other=0.0).to(tl.float32)
+    if EARLY:  # weights are nobody's result: their loads need not wait
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     for row in tl.static_range(ROWS):
         here = tl.load(x + row * x_r + k, mask=in_k, other=0.0).to(tl.float32)
         if NORM:

@@ -3,14 +3,7 @@
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _psi(angle, r: tl.constexpr):
-    """The r-th basis function at an angle."""
-    if r == 0:
-        return tl.cos(angle)
-    else:
-        return tl.sin(angle)
+from cosformer.ops.triton.kernels.step import _psi
 
 
 @triton.jit
@@ -28,6 +21,7 @@ def sums_token_kernel(
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     R: tl.constexpr, FADE: tl.constexpr,  # "" for no decay, "head" for γ, "token" for a control
     NORM: tl.constexpr, GATE: tl.constexpr,  # "" for none, "silu" or "sigmoid"
+    EARLY: tl.constexpr,  # whether it may start before the kernel in front of it has ended
 ):  # fmt: skip
     """One key head of one stream: its state is moved on, its query heads are served."""
     program = tl.program_id(0)
@@ -48,6 +42,9 @@ def sums_token_kernel(
     for r in tl.static_range(R):
         states += (tl.load(key_value + r * kv_r + cells, mask=inside, other=0.0),)
         sums += (tl.load(sums_at + r * ks_r, mask=in_k, other=0.0),)
+    if EARLY:  # the state is the result of an earlier step
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     keys = tl.load(rows + at_k + head * K + lane, mask=in_k, other=0.0).to(tl.float32)
     keys = tl.where(keys <= 0, 0.0, keys)
     values = tl.load(rows + at_v + head * V + column, mask=in_v, other=0.0).to(tl.float32)
