@@ -1,6 +1,7 @@
 """`cosformer bench generation`: tokens a second and memory of a stream, by context."""
 
 import functools
+import gc
 import itertools
 import statistics
 import time
@@ -232,8 +233,8 @@ def _one_by_one(this: records.Run, options: Options) -> Iterator[records.Row]:
             yield this.row("token_time", 1e3 * cell.batch / speed, "ms", **at)
             yield this.row("generation_speed", speed, "tokens/s", **at)
             yield this.row("stream_memory", memory, "bytes", **at)
-        del model
-        torch.cuda.empty_cache()
+            gc.collect()  # streams of one cell must not stand beside those of the next
+            torch.cuda.empty_cache()
     for batch in batches[:2] if options.peer else ():
         cell, config = Cell(batch, first), PRESETS[options.given("preset")]
         measured = functools.partial(transformers_speed, config, *cell, options.seed)

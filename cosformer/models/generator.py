@@ -22,6 +22,8 @@ from cosformer.models.translation import EncoderDecoder
 GREEDY = Sampling(temperature=0)
 AHEAD = 16
 """Tokens of each stream that a GPU makes before the host looks at them."""
+WASTE = 4
+"""How many times the rows that it needs a step may take, rather than record another graph."""
 PIECE = 512
 """Tokens of a prompt that are read between two rounds of tokens."""
 TOGETHER = 2**15
@@ -311,8 +313,8 @@ class Generator:
         running = [request for request in self._rows if request is not None]
         if not running:
             return False
-        count = self._compact(len(running))
         plan = Plan.of(request.sampling for request in running)
+        count = self._compact(len(running), plan)
         steps = min(self._ahead, max(request.left for request in running))
         on_gpu = self._streams.device.type == "cuda"
         made = self._made[:steps, :count]
@@ -335,14 +337,20 @@ class Generator:
         self._rounds.append(Round(rows, tokens, back))
         return True
 
-    def _compact(self, running: int) -> int:
+    def _compact(self, running: int, plan: Plan) -> int:
         """How many rows a step takes: all that run are among the first ones.
 
-        On a GPU a power of two, so that few graphs serve any number of streams.
+        On a GPU few graphs serve any number of streams, because recording one takes as long as many
+        steps: one for a power of two, with room for those that wait, or one that there is already.
         """
         count = running
         if self._streams.records:
-            count = min(self.slots, 1 << (running - 1).bit_length())
+            reading = 0 if self._reading is None else len(self._reading.requests)
+            soon = min(self.slots, running + reading + len(self._waiting))
+            wanted = min(self.slots, 1 << (soon - 1).bit_length())
+            there = self._streams.recorded(plan)
+            fitting = [each for each in there if running <= each <= WASTE * wanted]
+            count = min(fitting, default=wanted)
         for row in range(count, self.slots):
             request = self._rows[row]
             if request is not None:

@@ -63,6 +63,10 @@ class Slots:
         """Whether steps are CUDA graphs. Cross attention reads positions on the host: it cannot."""
         return self.device.type == "cuda" and not self.model.backbone.cross
 
+    def recorded(self, plan: Plan) -> list[int]:
+        """For how many rows there is a graph of such a step."""
+        return [count for count, known in self._graphs if known == plan]
+
     @torch.no_grad()
     def step(self, count: int, plan: Plan) -> None:
         """Move the first `count` streams on by a token; `held.chosen` has what they chose."""

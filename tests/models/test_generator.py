@@ -67,12 +67,16 @@ def test_slots_of_every_mechanism_give_what_a_full_pass_does(name):
     assert_close(logits, model(tokens[:1])[:, 12:], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("ahead", [1, 5])
 @pytest.mark.parametrize("name", KINDS)
-def test_requests_get_what_each_gets_alone_whenever_they_come(name):
+def test_requests_get_what_each_gets_alone_whenever_they_come(name, ahead):
+    """Also where rounds of tokens are asked for before the last are looked at, as on a GPU."""
     model = build(name)
     length = {"length": 40} if model.backbone.keeps_tokens else {}
-    generator, found = Generator(model, slots=3, piece=2, **length), {}
-    ways = [GREEDY, WARM, GREEDY, Sampling(max_new_tokens=4, top_k=5), WARM, GREEDY]
+    generator, found = Generator(model, slots=3, piece=2, ahead=ahead, **length), {}
+    generator._depth = int(ahead > 1)
+    stop = tuple(range(0, VOCABULARY, 3))
+    ways = [GREEDY, WARM, GREEDY, Sampling(max_new_tokens=30, top_k=5, stop=stop), WARM, GREEDY]
     waiting = list(zip(PROMPTS, ways, strict=True))
     for prompt, sampling in waiting[:2]:
         generator.submit(prompt, sampling)
