@@ -9,7 +9,7 @@ READER = tl.constexpr(2**40)
 
 
 @triton.jit
-def _psi(angle, r: tl.constexpr):
+def wave(angle, r: tl.constexpr):
     """The r-th basis function at an angle."""
     if r == 0:
         return tl.cos(angle)
@@ -111,14 +111,14 @@ def step_kernel(
                 angle = (here.to(tl.float64) * turn).to(tl.float32)
                 tl.debug_barrier()  # threads may share a cell: all read it before any writes
                 for r in tl.static_range(R):
-                    psi = _psi(angle, r)
+                    psi = wave(angle, r)
                     summed = sums[r] * left + psi * keys
                     tl.store(key_sums + r * ks_r, summed, mask=in_k)
                     read_sum += psi * summed
             # Σ_r ψ_r states_r at the token's position: what every query head reads.
             read = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
             for r in tl.static_range(R):
-                psi = _psi(angle, r)
+                psi = wave(angle, r)
                 state = states[r] * left + psi * pairs
                 tl.store(key_value + r * kv_r + cells, state, mask=inside)
                 read += psi * state

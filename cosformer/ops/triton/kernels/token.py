@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.kernels.step import _psi
+from cosformer.ops.triton.kernels.step import wave
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def sums_token_kernel(
     read = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     read_sum = tl.zeros([BLOCK_K], tl.float32)
     for r in tl.static_range(R):
-        psi = _psi(angle, r)
+        psi = wave(angle, r)
         state = states[r] * left + psi * pairs
         tl.store(key_value + r * kv_r + cells, state, mask=inside)
         read += psi * state
