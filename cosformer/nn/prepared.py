@@ -12,10 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.nn.block import Block, FeedForward
+from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.layer import AttentionLayer, LayerState
 from cosformer.nn.positions import Rotary
-from cosformer.ops import After, Clock, Layout, Linear, Norm, added_linear, normed_linear
-from cosformer.runtime import autocasts, on_gpu
+from cosformer.ops import (
+    After,
+    Clock,
+    Layout,
+    Linear,
+    Norm,
+    added_linear,
+    convolve,
+    normed_linear,
+)
+from cosformer.runtime import autocasts, compute_dtype, on_gpu
 
 BlockStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """x `[B, E]` and what is still to be added to it -> the same after a block."""
@@ -37,7 +47,7 @@ class PreparedBlock:
             layer.value_dim,
             gate=layer.gate is not None,
             controls=len(layer.controls),
-            ones=layer.mechanism.traits.state == "constant" and not on_gpu(layer.out_proj.weight),
+            ones=_has_ones(layer),
         )
         self.projection = Linear.of(*_side_by_side(layer, self.layout))
         forward = block.feed_forward
@@ -58,7 +68,15 @@ class PreparedBlock:
         base = layer.positions.base if isinstance(layer.positions, Rotary) else None
         after = After(weight, eps, layer.gate_kind)
         attend = layer.mechanism.prepared(state.mechanism, self.layout, after, clock, base)
-        return None if attend is None else self._with(attend)
+        inputs, conv = state.conv, layer.conv
+        if attend is None or inputs is None or conv is None:
+            return None if attend is None else self._with(attend)
+        taps = conv.weight.detach()[:, 0].T.to(compute_dtype(conv.weight.dtype)).contiguous()
+
+        def convolved(rows: Tensor) -> Tensor:
+            return attend(convolve(rows, inputs, taps, conv.bias))
+
+        return self._with(convolved)
 
     def _with(self, attend: Callable[[Tensor], Tensor]) -> BlockStep:
         block, projection, up = self.block, self.projection, self.up
@@ -105,14 +123,22 @@ def _is_plain(block: Block) -> bool:
         nn.Linear: [layer.out_proj, layer.gate, *layer.controls.values(), *forward.children()],
         nn.LayerNorm: [block.attention_norm, block.feed_forward_norm],
         nn.RMSNorm: [layer.norm],
+        ShortConvolution: [layer.conv],
         AttentionLayer: [layer],
         type(layer.mechanism): [layer.mechanism],
     }
     owned = [each is None or is_own(each, kind) for kind, found in kinds.items() for each in found]
-    extra = (layer.conv, layer.q_norm, layer.k_norm, block.cross)
+    extra = (layer.q_norm, layer.k_norm, block.cross)
     shared = layer.mechanism.traits.shared_qk or layer.in_proj_weight is None
     turned = isinstance(layer.positions, Rotary | None)
+    if layer.conv is not None and (layer.conv_on != "qkv" or _has_ones(layer)):
+        return False
     return all(owned) and turned and not shared and all(part is None for part in extra)
+
+
+def _has_ones(layer: AttentionLayer) -> bool:
+    """Whether a 1 follows the values of every head, as sums on a CPU want it."""
+    return layer.mechanism.traits.state == "constant" and not on_gpu(layer.out_proj.weight)
 
 
 def _side_by_side(layer: AttentionLayer, layout: Layout) -> tuple[Tensor, Tensor | None]:

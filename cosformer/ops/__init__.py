@@ -30,6 +30,7 @@ from cosformer.ops.rows import (
     Linear,
     Norm,
     added_linear,
+    convolve,
     likeliest_serves,
     normed_linear,
     take_likeliest,

@@ -5,10 +5,11 @@ A residual is kept apart as (x, added) until the next norm, so that a GPU adds b
 
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.ops.triton import add_norm, linear_rows, rows_serve
+from cosformer.ops.triton import add_norm, convolve_rows, linear_rows, rows_serve
 from cosformer.ops.triton import likeliest_serves as likeliest_serves
 from cosformer.ops.triton import take_likeliest as take_likeliest
 from cosformer.runtime import on_gpu
@@ -62,3 +63,21 @@ def added_linear(x: Tensor, made: Tensor, linear: Linear) -> tuple[Tensor, Tenso
     if len(x) <= FEW:
         return linear_rows(made, weight, bias, residual=x), None
     return x, F.linear(made, weight, bias)
+
+
+def convolve(rows: Tensor, state: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
+    """Rows `[B, ≥ C]` whose first columns are convolved with the last inputs, which move on by one.
+
+    Args:
+        state: `[B, width − 1, C]`, the last inputs, changed in place.
+        taps: `[width, C]`, in float32 or above.
+    """
+    if on_gpu(rows) and rows.dtype != torch.float64:
+        convolve_rows(rows, state, taps, bias)
+        return rows
+    columns = taps.shape[1]
+    window = torch.cat([state, rows[:, None, :columns]], 1)
+    made = (window * taps).sum(1)
+    state.copy_(window[:, 1:])
+    made = made if bias is None else made + bias
+    return torch.cat([made.to(rows.dtype), rows[:, columns:]], 1)

@@ -12,6 +12,8 @@ from cosformer.runtime import HAS_TRITON
 EARLY = {"launch_pdl": True} if os.environ.get("COSFORMER_EARLY_LAUNCH") == "1" else {}
 """Whether a kernel of a step may start, and load weights, before the one in front of it has ended
 (programmatic dependent launch, on Hopper and later); set the variable to 1 to try it."""
+CONVOLVED = 512
+"""Columns of a row that a program convolves."""
 WIDEST = 8192
 """Numbers in a row that a program holds at once."""
 
@@ -71,3 +73,20 @@ def add_norm(
         num_warps=min(8, max(1, padded(width) // 256)),
     )  # fmt: skip
     return total, out
+
+
+def convolve_rows(rows: Tensor, state: Tensor, taps: Tensor, bias: Tensor | None) -> None:
+    """A short convolution of the first columns of rows `[B, ≥ C]`, in place, by one kernel.
+
+    Args:
+        state: `[B, width − 1, C]`, the last inputs, which move on by one.
+        taps: `[width, C]` float32.
+    """
+    from cosformer.ops.triton.kernels.rows import convolve_kernel
+
+    width, columns = taps.shape
+    convolve_kernel[(len(rows), -(-columns // CONVOLVED))](
+        rows, state, taps, taps if bias is None else bias, columns, rows.stride(0),
+        state.stride(0), state.stride(1), WIDTH=width, BLOCK=CONVOLVED, BIAS=bias is not None,
+        num_warps=4,
+    )  # fmt: skip

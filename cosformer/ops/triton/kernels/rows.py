@@ -62,3 +62,29 @@ def add_norm_kernel(
         tl.store(total + row * K + k, here.to(total.dtype.element_ty), mask=in_k)
     made = _normed(here, in_k, norm_weight, norm_bias, k, K, eps)
     tl.store(out + row * K + k, made.to(out.dtype.element_ty), mask=in_k)
+
+
+@triton.jit
+def convolve_kernel(
+    rows, state, taps, bias, columns, row_b, state_b, state_t,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Columns of a row, in place: Σ_n taps_n ⊙ the last inputs, of which the row is the newest."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    here = tl.load(rows + row * row_b + column, mask=inside, other=0.0)
+    last = (WIDTH - 1) * columns
+    made = here.to(tl.float32) * tl.load(taps + last + column, mask=inside, other=0.0)
+    if BIAS:
+        made += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    for n in tl.static_range(WIDTH - 1):
+        at = state + row * state_b + n * state_t + column
+        before = tl.load(at, mask=inside, other=0.0)
+        made += before.to(tl.float32) * tl.load(taps + n * columns + column, mask=inside, other=0.0)
+        if n > 0:  # inputs move on by one
+            tl.store(at - state_t, before, mask=inside)
+    if WIDTH > 1:
+        at = state + row * state_b + (WIDTH - 2) * state_t + column
+        tl.store(at, here.to(state.dtype.element_ty), mask=inside)
+    tl.store(rows + row * row_b + column, made.to(rows.dtype.element_ty), mask=inside)
