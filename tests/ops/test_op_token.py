@@ -1,5 +1,10 @@
 """Kernels of a model's step, under Triton's interpreter, against the same in plain torch."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -159,3 +164,13 @@ def test_few_streams_share_their_keys_among_many_programs():
     assert stretch_of(65536, 768) == 1024
     assert [stretch_of(length, 12) for length in (16, 16384)] == [64, 512]
     assert stretch_of(2**20, 12) == 4096  # no more parts than a program can join
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_a_gpu_that_is_not_there():
+    """The interpreter takes what the compiler refuses."""
+    script = Path(__file__).parent / "compile_steps_script.py"
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 11

@@ -113,7 +113,7 @@ def join_kernel(
     if NORM:
         made *= tl.rsqrt(tl.sum(tl.where(in_v, made * made, 0.0), 0) / V + norm_eps)
         made *= tl.load(norm_weight + column, mask=in_v, other=0.0).to(tl.float32)
-    if GATE:
+    if GATE != "":
         gates = rows + (program // heads) * row_b + at_gate + (program % heads) * V
         x = tl.load(gates + column, mask=in_v, other=0.0).to(tl.float32)
         made *= 1.0 / (1.0 + tl.exp(-x))

@@ -15,7 +15,7 @@ def _normed(x, inside, weight, bias, lanes, width, eps):
     return apart * scale * w + b
 
 
-@triton.jit(do_not_specialize=["x_r", "res_r", "out_r"])
+@triton.jit
 def linear_rows_kernel(
     x, weight, bias, residual, norm_weight, norm_bias, out,
     columns, eps, x_r, w_r, res_r, out_r,
@@ -47,7 +47,7 @@ def linear_rows_kernel(
         tl.store(out + row * out_r + n, made.to(out.dtype.element_ty), mask=in_n)
 
 
-@triton.jit(do_not_specialize=["x_r", "added_r"])
+@triton.jit
 def add_norm_kernel(
     x, added, norm_weight, norm_bias, total, out, eps, x_r, added_r,
     K: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr,

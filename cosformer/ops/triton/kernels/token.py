@@ -80,7 +80,7 @@ def sums_token_kernel(
         if NORM:
             made *= tl.rsqrt(tl.sum(tl.where(in_v, made * made, 0.0), 0) / V + norm_eps)
             made *= tl.load(norm_weight + column, mask=in_v, other=0.0).to(tl.float32)
-        if GATE:
+        if GATE != "":
             x = tl.load(rows + at_gate + mine * V + column, mask=in_v, other=0.0).to(tl.float32)
             made *= 1.0 / (1.0 + tl.exp(-x))
             if GATE == "silu":
