@@ -189,7 +189,8 @@ class Generator:
         """The stream of a request as it is after the tokens so far, to be submitted again.
 
         It continues as the request does if its sampling is the same. Some of the tokens so far may
-        not have been iterated over yet: they still come.
+        not have been iterated over yet: they still come. A GPU makes up to two rounds of `ahead`
+        tokens before they are iterated over; a request whose last token is made has no stream.
         """
         found = self._requests.get(request)
         while found is not None and found.row is None and not found.ended:  # not read yet
@@ -197,7 +198,10 @@ class Generator:
         while self._rounds:
             self._land()
         if found is None or found.row is None or found.ended:
-            raise ValueError(f"request must be one that has tokens left, got {request}")
+            raise ValueError(
+                "request must be one whose tokens are not all made yet, where rounds of "
+                f"ahead={self._ahead} tokens are made at a time, got {request}"
+            )
         return self._streams.take(found.row)
 
     def read(self, prompt: Tokens) -> Stream:
