@@ -114,12 +114,12 @@ def memory_chart(
             if lines:
                 views.append(_lines(title, lines, _first_entries(best)))
     for rows in generated.values():
-        held: dict[str, dict[float, float]] = {}  # the same for any number of streams
+        sizes: dict[str, dict[float, float]] = {}  # the same for any number of streams
         for row in run_with(rows, "token_time"):
             if row.what == "stream_memory":
-                mine = held.setdefault(row.config["candidate"], {})
+                mine = sizes.setdefault(row.config["candidate"], {})
                 mine[row.config["position"]] = row.value / 2**20
-        bare = {name: [[n, mine[n]] for n in sorted(mine)] for name, mine in held.items()}
+        bare = {name: [[n, mine[n]] for n in sorted(mine)] for name, mine in sizes.items()}
         title = f"decoders of cosformer bench generation, {rows[0].hardware['name']}"
         views += [_lines(title, bare, tuple(bare))] if bare else []
     title = "Memory of a stream"
