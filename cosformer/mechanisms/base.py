@@ -170,6 +170,13 @@ class Mechanism(nn.Module):
         empty = self.empty_state(k, v)
         if not isinstance(empty, Cache):
             return with_positions(empty, k.shape[0])
+        kind, base = type(self), Mechanism
+        simple = self.traits.positions == "none" and kind.keep is base.keep
+        if not simple and kind.attend_held is base.attend_held and kind.seen_held is base.seen_held:
+            raise ValueError(
+                f"{name_of(self)} cannot generate: it must have seen_held, or attend_held, to say "
+                "what the newest token sees of its cache"
+            )
         length = self.held_length(length)
         k, v = (x.new_zeros(*x.shape[:2], length, x.shape[3]) for x in (empty.k, empty.v))
         return HeldCache(k, v, position, self.owner)

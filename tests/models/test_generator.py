@@ -6,7 +6,7 @@ from model_cases import STREAMS, VOCABULARY, draw, make
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cosformer.mechanisms import map_streams
+from cosformer.mechanisms import Mechanism, Traits, map_streams
 from cosformer.models import Generator, Sampling, generate
 from cosformer.models.sampling import Plan
 from cosformer.models.slots import Slots, _changed
@@ -301,6 +301,18 @@ def test_a_diverged_model_is_named():
         model.backbone.embedding.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="logits must be finite, got NaN or inf: the model has"):
         generate(model, [[1, 2]], GREEDY)
+
+
+def test_a_mechanism_that_sees_some_of_its_cache_must_say_which():
+    class Windowed(Mechanism):
+        traits = Traits(causal="exact", state="window")
+
+        def keep(self, position):
+            return min(position, 4)
+
+    k = torch.zeros(1, 2, 0, 8)
+    with pytest.raises(ValueError, match="Windowed cannot generate: it must have seen_held, or"):
+        Windowed(2, 8).held_state(k, k, 10, torch.zeros(1, dtype=torch.int64))
 
 
 BAD = [
