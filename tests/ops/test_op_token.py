@@ -119,7 +119,7 @@ def with_ones(rows, plain, ones):
 
 @pytest.mark.parametrize("base", [None, 1e4])
 @pytest.mark.parametrize("gate", ["", "sigmoid"])
-@pytest.mark.parametrize(("heads", "key_heads", "length"), [(2, 2, 20), (4, 2, 200)])
+@pytest.mark.parametrize(("heads", "key_heads", "length"), [(2, 2, 20), (4, 2, 70)])
 def test_a_token_of_softmax_by_kernels_is_that_of_torch(base, gate, heads, key_heads, length):
     batch, width, value_width = 3, 16, 24
     layout = Layout.of(
@@ -132,7 +132,7 @@ def test_a_token_of_softmax_by_kernels_is_that_of_torch(base, gate, heads, key_h
     after = After(draw(value_width, seed=8) if gate else None, 1e-6, gate)
     time = Clock(position, position + 4)
     torches, kernels = (SoftmaxToken(layout, cache, after, time, base) for cache in caches)
-    for token in range(3):
+    for token in range(2):
         rows = draw(batch, layout.columns, seed=token)
         assert_close(kernels._by_kernels(rows), torches(rows), rtol=1e-4, atol=1e-5)
         time.tick()
