@@ -54,7 +54,7 @@ def cosformer_attention(
         `[B, T, H, V]`, and None for the weights, which are never formed.
     """
     weights = {"horizon": _horizon(module, None)}
-    return _attend("cosformer", module, query, key, value, attention_mask, weights, given)
+    return attend("cosformer", module, query, key, value, attention_mask, weights, given)
 
 
 def multiscale_attention(
@@ -73,7 +73,7 @@ def multiscale_attention(
     decay = ops.multiscale_decays(key.shape[1])
     weights = {"horizon": _horizon(module, MULTISCALE_HORIZON), "decay": decay}
     name = "cosformer-multiscale"
-    return _attend(name, module, query, key, value, attention_mask, weights, given)
+    return attend(name, module, query, key, value, attention_mask, weights, given)
 
 
 def attention_mask_for(
@@ -142,7 +142,7 @@ def _sequences(
     return (~seen).expand(batch, length).cumsum(-1)
 
 
-def _attend(
+def attend(
     name: str,
     module: nn.Module,
     q: Tensor,
@@ -152,11 +152,9 @@ def _attend(
     weights: dict[str, Any],
     given: dict[str, Any],
 ) -> tuple[Tensor, None]:
+    """What the attention functions return; `weights` are the horizon and the decay of the op."""
     _check(name, module, mask, given)
-    causal = given.get("is_causal")
-    if causal is None:
-        causal = getattr(module, "is_causal", True)
-        causal = causal and getattr(getattr(module, "config", None), "is_causal", True)
+    causal = is_causal(module, given)
     across = getattr(module, "is_cross_attention", False) or getattr(module, "is_decoder", False)
     if not causal and (across or q.shape[2] != k.shape[2]):
         raise ValueError(
@@ -175,9 +173,18 @@ def _attend(
         out = stream.attend(q, k, v, key_mask, weights)
     else:
         out = ops.attention(
-            q, k, v, causal=bool(causal), key_mask=key_mask, cu_seqlens=packed, **weights
+            q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=packed, **weights
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+def is_causal(module: nn.Module, given: dict[str, Any]) -> bool:
+    """Whether a layer's tokens see those before them alone: as the call says, else its module."""
+    causal = given.get("is_causal")
+    if causal is None:
+        causal = getattr(module, "is_causal", True)
+        causal = causal and getattr(getattr(module, "config", None), "is_causal", True)
+    return bool(causal)
 
 
 def _check(name: str, module: nn.Module, mask: Tensor | None, given: dict[str, Any]) -> None:
