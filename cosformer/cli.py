@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "look": ("cosformer.commands.look", "where heads look and what models write, as rows"),
     "predict": ("cosformer.commands.predict", "labels of texts from a trained classifier"),
     "export": ("cosformer.commands.export", "a trained model for Hugging Face Transformers"),
+    "convert": ("cosformer.commands.convert", "a pretrained softmax model becomes a cosFormer"),
     "study": ("cosformer.commands.study", "many mechanisms under one protocol, side by side"),
     "reproduce": ("cosformer.commands.reproduce", "published tables, measured anew, resumable"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),

@@ -19,7 +19,12 @@ from transformers.quantizers.auto import (
     register_quantizer,
 )
 
-from cosformer.hf.attention import attention_mask_for, cosformer_attention, multiscale_attention
+from cosformer.hf.attention import (
+    MULTISCALE_HORIZON,
+    attention_mask_for,
+    cosformer_attention,
+    multiscale_attention,
+)
 from cosformer.hf.cache import CosformerCache, ModelCache
 from cosformer.hf.config import CosformerConfig
 from cosformer.hf.converted import (

@@ -1,5 +1,8 @@
 """Training: runs that resume, judge themselves and keep what they learnt."""
 
+from cosformer.training.checkpoint import Checkpoint, load_weights, weights
+from cosformer.training.checkpoint import read as read_checkpoint
+from cosformer.training.checkpoint import write as write_checkpoint
 from cosformer.training.config import (
     MOST_SEEDS,
     Budget,
@@ -25,10 +28,12 @@ from cosformer.training.folder import (
     is_same_run,
     is_whole,
     load_config,
+    locked,
     read_json,
     state_of,
     write_json,
 )
+from cosformer.training.interrupt import uninterrupted
 from cosformer.training.learner import Diverged, Learner
 from cosformer.training.loading import (
     Loaded,
@@ -37,6 +42,7 @@ from cosformer.training.loading import (
     kept_vocabulary,
     load,
 )
+from cosformer.training.optimiser import load_moments, moments
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin
@@ -44,6 +50,7 @@ from cosformer.training.possible import require_stretches
 from cosformer.training.predictor import Predictor
 from cosformer.training.processes import ALONE, Lost, Processes, joined, met, shown
 from cosformer.training.progress import Evaluated, Event, Progress, Started, duration, number
+from cosformer.training.schedule import rate
 from cosformer.training.start import inheriting
 from cosformer.training.trainer import Result, Trainer, train
 from cosformer.training.writer import Writer, encode

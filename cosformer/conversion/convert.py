@@ -1,0 +1,295 @@
+"""A pretrained model is loaded, converted in two stages that can be interrupted, and saved."""
+
+import dataclasses
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cosformer.hf as hf
+from cosformer.check import check_whole
+from cosformer.config import differences
+from cosformer.conversion.settings import Conversion
+from cosformer.conversion.stages import Progress, Stage, Training, distil, match, short_names
+from cosformer.conversion.texts import Batches
+from cosformer.training import (
+    Checkpoint,
+    comparable,
+    load_moments,
+    load_weights,
+    locked,
+    moments,
+    read_checkpoint,
+    read_json,
+    resolved,
+    uninterrupted,
+    weights,
+    write_checkpoint,
+    write_json,
+)
+
+CHECKPOINT, RESULT = "conversion.safetensors", "conversion.json"
+"""What a conversion can go on from, and what has come of it; the latter ends it."""
+DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+"""Names in configs of the dropout of attention weights, which linear attention never forms."""
+REPLACED = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
+UNNEEDED = (*REPLACED, "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx", "openvino", "README.md", ".*")
+"""Files of a model's folder that are not taken over: its weights, by whatever program."""
+REPORTS = 20
+"""How often a stage tells how far it is."""
+SAVED_EVERY = 60.0
+"""Seconds between two checkpoints."""
+
+
+def convert_pretrained(
+    model: Path | str,
+    texts: Sequence[str],
+    out: Path | str,
+    settings: Conversion | None = None,
+    *,
+    device: str = "auto",
+) -> Iterator[Progress]:
+    """Convert a model of Transformers' and save it; iterating does the work.
+
+        for progress in convert_pretrained("my-bert", texts, "my-cosformer"):
+            print(progress)
+
+    After `import cosformer.hf`, `AutoModel.from_pretrained(out)`, or the model's own class, loads
+    what was saved. If the work was interrupted, the same call goes on from the last checkpoint. If
+    it was done already, there is nothing to iterate over.
+
+    Args:
+        model: folder of an encoder or a decoder with its tokenizer, as `save_pretrained` writes it.
+            Its layers must call Transformers' attention functions, as BERT and GPT-2 do.
+        texts: texts of the kind that the model is for; no labels are needed.
+        out: the folder to save to, which must be new, empty or that of the same conversion.
+        settings: what takes the place of softmax, where, and how it is learnt.
+        device: `auto` (a GPU where there is one), `cpu` or `cuda`.
+
+    Yields:
+        How far a stage is, with the error of each layer, about 20 times a stage.
+    """
+    out, settings = Path(out), settings or Conversion()
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a folder, got the file {out}")
+    with locked(out):
+        if is_converted(out, Path(model), settings):
+            return
+        converter = Converter(model, texts, settings, device=device, out=out)
+        yield from converter.match()
+        yield from converter.distil()
+        converter.save()
+
+
+def is_converted(out: Path, model: Path, settings: Conversion) -> bool:
+    """Whether a folder has the result of this conversion; one with anything else is refused."""
+    if (out / RESULT).is_file():
+        require_same(read_json(out / RESULT), _facts(model, settings), out)
+        return True
+    there = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+    if CHECKPOINT not in there and (wrong := sorted(there - {"lock"})):
+        raise ValueError(f"out must be new, empty or a conversion, got {out} with {wrong[0]}")
+    return False
+
+
+def require_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
+    """An error unless what was begun in a folder is what is asked for."""
+    if wrong := differences({name: found.get(name) for name in wanted}, wanted):
+        raise ValueError(
+            f"out must be a new folder or that of the same conversion, got {out}, in which "
+            f"{', '.join(wrong)} is another"
+        )
+
+
+class Converter:
+    """A model under conversion: `match`, then `distil`, then `save`."""
+
+    def __init__(
+        self,
+        model: Path | str,
+        texts: Sequence[str],
+        settings: Conversion,
+        *,
+        device: str = "auto",
+        out: Path | None = None,
+    ) -> None:
+        """`out`: where checkpoints are kept; none: there are none."""
+        from transformers import AutoTokenizer
+
+        self.folder, self.settings, self.out = Path(model), settings, out
+        self.device, self._began = torch.device(resolved(device)), time.monotonic()
+        self.model = load(self.folder, self.device)
+        layers, sizes = hf.find_layers(self.model)
+        kept = settings.kept(len(layers))
+        torch.manual_seed(settings.seed)  # what wide feature maps begin with
+        plan = {
+            name: hf.EXACT if n in kept else settings.mechanism for n, name in enumerate(layers)
+        }
+        self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        hf.replace_attention(
+            self.model,
+            hf.ConvertedConfig(
+                plan,
+                sizes,
+                features=settings.expansion * sizes[2],
+                horizon=self._horizon(),
+            ),
+        )
+        self.batches = Batches(
+            texts,
+            self.tokenizer,
+            batch=settings.batch,
+            length=min(settings.length, self._longest() or settings.length),
+            seed=settings.seed,
+        )
+        self.errors: dict[str, dict[str, float]] = {}
+        self._stored = self._read()
+
+    def match(self) -> Iterator[Progress]:
+        """Stage 1. Layers that `exact_count` asks for become softmax again at its end."""
+        if self._stored is not None and self._stored.facts["stage"] == "distil":
+            layers = self._stored.facts["layers"]
+            self._keep_exact([name for name, kind in layers.items() if kind == hf.EXACT])
+            return
+        stage = match(self.model, self.settings.match_steps, self.settings.match_rate)
+        yield from self._train(stage)
+        if self.settings.exact_count:
+            errors, names = self.errors["match"], short_names(list(hf.heads_of(self.model)))
+            worst = sorted(names, key=lambda name: errors[names[name]], reverse=True)
+            self._keep_exact(worst[: self.settings.exact_count])
+
+    def distil(self) -> Iterator[Progress]:
+        """Stage 2."""
+        if self.settings.distil_steps:
+            teacher = load(self.folder, self.device)
+            steps, highest = self.settings.distil_steps, self.settings.distil_rate
+            yield from self._train(distil(self.model, teacher, steps, highest))
+
+    def save(self) -> None:
+        """Write the model, its tokenizer and what is known of the conversion; `out` is given."""
+        assert self.out is not None
+        seconds = self._seconds()
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.out) as made:
+            unneeded = shutil.ignore_patterns(*UNNEEDED)
+            shutil.copytree(self.folder, made, ignore=unneeded, dirs_exist_ok=True)
+            self.model.save_pretrained(made)
+            facts = _facts(self.folder, self.settings)
+            layers = self.model.config.quantization_config.layers
+            result = {"layers": layers, "errors": self.errors, "seconds": round(seconds, 1)}
+            for path in sorted(Path(made).iterdir()):
+                os.replace(path, self.out / path.name)
+        write_json(self.out / RESULT, facts | result)
+        (self.out / CHECKPOINT).unlink(missing_ok=True)
+
+    def _train(self, stage: Stage) -> Iterator[Progress]:
+        if not stage.steps:
+            return
+        training, offset = Training(stage), self._offset(stage)
+        self._restore(training)
+        every = max(1, stage.steps // REPORTS)
+        began, first, saved = time.monotonic(), training.step, time.monotonic()
+        while training.step < stage.steps:
+            try:
+                with uninterrupted():
+                    training.learn(self.batches(offset + training.step, self.device))
+            except KeyboardInterrupt:
+                self._write(training)
+                raise
+            is_last = training.step == stage.steps
+            if is_last or training.step % every == 0:
+                self.errors[stage.name] = training.read()
+                pace = (time.monotonic() - began) / (training.step - first)
+                left = pace * (stage.steps - training.step)
+                yield Progress(
+                    stage.name, training.step, stage.steps, self.errors[stage.name], left
+                )
+                if is_last or time.monotonic() - saved > SAVED_EVERY:
+                    self._write(training)
+                    saved = time.monotonic()
+
+    def _offset(self, stage: Stage) -> int:
+        """Steps of earlier stages: no stage begins with the texts of the one before."""
+        return self.settings.match_steps if stage.name == "distil" else 0
+
+    def _keep_exact(self, names: Sequence[str]) -> None:
+        plan = self.model.config.quantization_config
+        for name in names:
+            module = self.model.get_submodule(name)
+            if hasattr(module, "cosformer"):
+                del module.cosformer
+            plan.layers[name] = hf.EXACT
+
+    def _read(self) -> Checkpoint | None:
+        if self.out is None or not (self.out / CHECKPOINT).is_file():
+            return None
+        stored = read_checkpoint(self.out / CHECKPOINT)
+        require_same(dict(stored.facts), _facts(self.folder, self.settings), self.out)
+        self.errors = dict(stored.facts["errors"])
+        self._began -= stored.facts["seconds"]
+        return stored
+
+    def _restore(self, training: Training) -> None:
+        stored, where = self._stored, CHECKPOINT
+        if stored is not None and stored.facts["stage"] == training.stage.name:
+            load_weights(training.parameters, stored.part("model"), where)
+            load_moments(training.parameters, training.optimiser, stored.part("optimiser"), where)
+            training.step = check_whole("step", stored.facts["step"], 0)
+
+    def _write(self, training: Training) -> None:
+        if self.out is None:
+            return
+        state = moments(training.parameters, training.optimiser)
+        tensors = {f"model.{name}": x for name, x in weights(training.parameters).items()}
+        tensors |= {f"optimiser.{name}": x for name, x in state.items()}
+        facts = _facts(self.folder, self.settings) | {
+            "stage": training.stage.name,
+            "step": training.step,
+            "layers": self.model.config.quantization_config.layers,
+            "errors": self.errors,
+            "seconds": self._seconds(),
+        }
+        write_checkpoint(self.out / CHECKPOINT, Checkpoint(tensors, facts))
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _longest(self) -> int | None:
+        """Most tokens that the model has positions for."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def _horizon(self) -> float:
+        if self.settings.horizon is not None:
+            return self.settings.horizon
+        if self.settings.mechanism == "cosformer" and (longest := self._longest()) is not None:
+            return float(longest)
+        return float(hf.MULTISCALE_HORIZON)
+
+
+def load(folder: Path, device: torch.device | str = "cpu") -> Any:
+    """The model of a folder in float32, by its own class, without dropout of attention weights."""
+    import transformers
+
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model must be a folder with config.json, got {folder}")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(f"model must be neither quantized nor converted, got {folder}")
+    for name in DROPOUTS:
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    names = [name for name in config.architectures or () if hasattr(transformers, name)]
+    kind = getattr(transformers, names[0]) if names else transformers.AutoModel
+    found = kind.from_pretrained(folder, config=config, dtype=torch.float32)
+    return found.to(device).eval()
+
+
+def _facts(model: Path, settings: Conversion) -> dict[str, Any]:
+    """What must be the same for a conversion to go on."""
+    return {"model": str(model.resolve()), "settings": comparable(dataclasses.asdict(settings))}

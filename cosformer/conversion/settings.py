@@ -1,0 +1,63 @@
+"""What a conversion is asked to do."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from cosformer.check import check_choice, check_positive, check_seed, check_whole
+
+Replacement = Literal["cosformer-multiscale", "cosformer"]
+"""What may take the place of softmax."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Settings that decide what comes of a conversion."""
+
+    mechanism: Replacement = "cosformer-multiscale"
+    """What takes the place of softmax: cosformer-multiscale (with learned decays) or cosformer."""
+    exact: tuple[int, ...] = ()
+    """Numbers of layers that stay softmax: 0 is the first one, -1 the last."""
+    exact_count: int = 0
+    """How many layers stay softmax beside these: those whose output is matched worst."""
+    expansion: int = 2
+    """Features of the learned map of each head, in widths of a head; 0: relu without a map."""
+    horizon: float | None = None
+    """The horizon; none: 65,536, or of cosformer the model's longest sequence."""
+    match_steps: int = 300
+    """Steps in which each layer learns its softmax layer's output."""
+    match_rate: float = 1e-2
+    """Highest learning rate of these steps."""
+    distil_steps: int = 600
+    """Steps in which the whole model learns the hidden states and the output of the original."""
+    distil_rate: float = 1e-4
+    """Highest learning rate of these steps; that of feature maps and decays is 4 times as high."""
+    batch: int = 32
+    """Texts in a step."""
+    length: int = 128
+    """Most tokens of a text; what is longer is cut off."""
+    seed: int = 0
+    """Seed of the order of the texts and of what a wide feature map begins with."""
+
+    def __post_init__(self) -> None:
+        check_choice("mechanism", self.mechanism, get_args(Replacement))
+        for name in ("exact_count", "expansion", "match_steps", "distil_steps"):
+            check_whole(name, getattr(self, name), 0)
+        for name in ("batch", "length"):
+            check_whole(name, getattr(self, name), 1)
+        for name in ("match_rate", "distil_rate"):
+            check_positive(name, getattr(self, name))
+        if self.horizon is not None:
+            check_positive("horizon", self.horizon)
+        check_seed(self.seed)
+
+    def kept(self, layers: int) -> set[int]:
+        """The numbers of `exact`, from 0 on, in a model of so many layers."""
+        if wrong := [number for number in self.exact if not -layers <= number < layers]:
+            raise ValueError(f"exact must be numbers below the {layers} layers, got {wrong[0]}")
+        kept = {number % layers for number in self.exact}
+        if len(kept) + self.exact_count >= layers:
+            raise ValueError(
+                f"exact and exact_count must leave one of {layers} layers to convert, "
+                f"got {self.exact} and {self.exact_count}"
+            )
+        return kept

@@ -1,0 +1,158 @@
+"""The two stages of a conversion: each layer by itself, then the whole model."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+import cosformer.hf as hf
+from cosformer.training import Diverged, Schedule, duration, rate
+
+SCHEDULE = Schedule(shape="cosine", warmup=0.05, final=0.02)
+LOUDER = 4.0
+"""By which factor new parameters learn faster than pretrained ones, where all learn."""
+
+Losses = Mapping[str, Tensor]
+
+
+class Stage(NamedTuple):
+    """What is learnt, by which parameters and for how long."""
+
+    name: str
+    steps: int
+    groups: list[tuple[float, list[nn.Parameter]]]
+    """Highest learning rates and their parameters."""
+    losses: Callable[[Mapping[str, Tensor]], Losses]
+    """The errors on a batch, by what they are of; their sum is made small."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is."""
+
+    stage: str
+    step: int
+    steps: int
+    losses: Mapping[str, float]
+    """Mean errors since the last report, by layer and, at last, of the output."""
+    seconds_left: float
+
+    def __str__(self) -> str:
+        width = len(str(self.steps))
+        errors = "  ".join(f"{name} {value:.4f}" for name, value in self.losses.items())
+        return (
+            f"{self.stage} {self.step:>{width}}/{self.steps}  {errors}  "
+            f"{duration(self.seconds_left)} left"
+        )
+
+
+def match(model: Any, steps: int, highest: float) -> Stage:
+    """Each layer's replacement learns the output of softmax, which all later layers still get."""
+    names = short_names(list(hf.heads_of(model)))
+
+    def losses(inputs: Mapping[str, Tensor]) -> Losses:
+        with hf.matching(model) as found, torch.no_grad():
+            model(**inputs)
+        return {names[layer]: errors[0] for layer, errors in found.items()}
+
+    own = [parameter for heads in hf.heads_of(model).values() for parameter in heads.parameters()]
+    return Stage("match", steps, [(highest, own)], losses)
+
+
+def distil(model: Any, teacher: Any, steps: int, highest: float) -> Stage:
+    """The whole model but its embeddings learns hidden states and output of the original.
+
+    The errors are those of every hidden state, Σ (own − teacher's)² / Σ teacher's² over the number
+    of layers, and of the output: the divergence of logits from the teacher's, or, of a model
+    without logits, the error of the mean of the last hidden states.
+    """
+
+    def losses(inputs: Mapping[str, Tensor]) -> Losses:
+        with torch.no_grad():
+            wanted = teacher(**inputs, output_hidden_states=True)
+        own, mask = model(**inputs, output_hidden_states=True), inputs["attention_mask"]
+        pairs = list(zip(own.hidden_states, wanted.hidden_states, strict=True))[1:]
+        found = {
+            f"layer {n}": hf.relative_error(x, y, mask) / len(pairs)
+            for n, (x, y) in enumerate(pairs)
+        }
+        if getattr(own, "logits", None) is not None:
+            return found | {"logits": divergence(own.logits, wanted.logits, mask)}
+        means = (pooled(each.last_hidden_state, mask) for each in (own, wanted))
+        return found | {"embedding": hf.relative_error(*means, None)}
+
+    new = {id(p) for heads in hf.heads_of(model).values() for p in heads.parameters()}
+    tables = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for p in module.parameters()
+    }
+    parameters = list(model.parameters())
+    for parameter in parameters:  # those of rare tokens would be moved by what others learn
+        parameter.requires_grad_(id(parameter) not in tables)
+    old = [p for p in parameters if id(p) not in new | tables]
+    added = [p for p in parameters if id(p) in new]
+    return Stage("distil", steps, [(highest, old), (LOUDER * highest, added)], losses)
+
+
+def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
+    """The mean `[B, width]` of hidden states `[B, T, width]` over the real tokens of each row."""
+    real = mask[..., None].to(hidden.dtype)
+    return (hidden * real).sum(1) / real.sum(1)
+
+
+def divergence(own: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
+    """Kullback and Leibler's, of the wanted logits from our own: its mean over real tokens."""
+    logs = (each.float().log_softmax(-1) for each in (own, wanted))
+    each = nn.functional.kl_div(*logs, reduction="none", log_target=True).sum(-1)
+    real = mask.to(each.dtype) if each.shape == mask.shape else torch.ones_like(each)
+    return (each * real).sum() / real.sum()
+
+
+class Training:
+    """A stage under way: `learn` takes one step."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.step = stage, 0
+        self.parameters = nn.ParameterList([p for _, each in stage.groups for p in each])
+        self.optimiser = AdamW(
+            [{"params": parameters, "lr": highest} for highest, parameters in stage.groups],
+            betas=(0.9, 0.99),
+            weight_decay=0.0,
+            fused=True,
+        )
+        self._window: list[dict[str, Tensor]] = []
+
+    def learn(self, inputs: Mapping[str, Tensor]) -> None:
+        share = rate(SCHEDULE, self.step, self.stage.steps)
+        groups = zip(self.optimiser.param_groups, self.stage.groups, strict=True)
+        for group, (highest, _) in groups:
+            group["lr"] = share * highest
+        losses = self.stage.losses(inputs)
+        torch.stack(list(losses.values())).sum().backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.step += 1
+        self._window.append({name: loss.detach() for name, loss in losses.items()})
+
+    def read(self) -> dict[str, float]:
+        """Mean errors of the steps since the last reading."""
+        names = list(self._window[0])
+        rows = torch.stack([torch.stack([row[name] for name in names]) for row in self._window])
+        found = dict(zip(names, rows.mean(0).tolist(), strict=True))
+        self._window.clear()
+        if wrong := [name for name, value in found.items() if not math.isfinite(value)]:
+            raise Diverged(f"step {self.step} of {self.stage.name}: {wrong[0]} is not finite")
+        return found
+
+
+def short_names(layers: list[str]) -> dict[str, str]:
+    """The name of a layer -> `layer N`, by the first number in it."""
+    numbers = {name: [part for part in name.split(".") if part.isdecimal()] for name in layers}
+    return {name: f"layer {found[0]}" if found else name for name, found in numbers.items()}
