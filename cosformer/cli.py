@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench training": ("cosformer.bench.training", "tokens a second of training steps"),
     "bench generation": ("cosformer.bench.generation", "time of a token, near and far into a text"),
     "bench data": ("cosformer.bench.data", "how fast data sets are generated"),
+    "bench conversion": ("cosformer.bench.conversion", "what a converted encoder keeps on STS-B"),
     "mechanisms": ("cosformer.catalogue", "what can be compared: abilities, formulas, costs"),
     "data list": ("cosformer.data.listing", "the data sets, and which are there"),
     "data get": ("cosformer.data.get", "download published data sets, verified"),

@@ -12,9 +12,10 @@ POSITIONAL = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Conversion):
-    """Replace the softmax attention of a pretrained model of Hugging Face Transformers by cosFormer,
-    and train it to do what it did: first every layer by itself, then the whole. No labels are
-    needed. After `import cosformer.hf`, `AutoModel.from_pretrained(DIR)` loads the result.
+    """Replace the softmax attention of a pretrained model of Hugging Face Transformers by
+    cosFormer, and train it to do what it did: first every layer by itself, then the whole. No
+    labels are needed. After `import cosformer.hf`, `AutoModel.from_pretrained(DIR)` loads the
+    result.
 
     cosformer convert my-bert --data my.txt --out my-cosformer
 

@@ -1,6 +1,7 @@
 """A pretrained model is loaded, converted in two stages that can be interrupted, and saved."""
 
 import dataclasses
+import hashlib
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ import cosformer.hf as hf
 from cosformer.check import check_whole
 from cosformer.config import differences
 from cosformer.conversion.settings import Conversion
-from cosformer.conversion.stages import Progress, Stage, Training, distil, match, short_names
+from cosformer.conversion.stages import Progress, Stage, Training, distil, match
 from cosformer.conversion.texts import Batches
 from cosformer.training import (
     Checkpoint,
@@ -42,6 +43,8 @@ UNNEEDED = (*REPLACED, "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx", "openvino"
 """Files of a model's folder that are not taken over: its weights, by whatever program."""
 REPORTS = 20
 """How often a stage tells how far it is."""
+JUDGED = 8
+"""Batches by which it is judged which layers had better stay softmax."""
 SAVED_EVERY = 60.0
 """Seconds between two checkpoints."""
 
@@ -78,7 +81,7 @@ def convert_pretrained(
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, got the file {out}")
     with locked(out):
-        if is_converted(out, Path(model), settings):
+        if is_converted(out, _facts(Path(model), texts, settings)):
             return
         converter = Converter(model, texts, settings, device=device, out=out)
         yield from converter.match()
@@ -86,10 +89,10 @@ def convert_pretrained(
         converter.save()
 
 
-def is_converted(out: Path, model: Path, settings: Conversion) -> bool:
+def is_converted(out: Path, wanted: dict[str, Any]) -> bool:
     """Whether a folder has the result of this conversion; one with anything else is refused."""
     if (out / RESULT).is_file():
-        require_same(read_json(out / RESULT), _facts(model, settings), out)
+        require_same(read_json(out / RESULT), wanted, out)
         return True
     there = {path.name for path in out.iterdir() if not path.name.startswith(".")}
     if CHECKPOINT not in there and (wrong := sorted(there - {"lock"})):
@@ -121,7 +124,8 @@ class Converter:
         """`out`: where checkpoints are kept; none: there are none."""
         from transformers import AutoTokenizer
 
-        self.folder, self.settings, self.out = Path(model), settings, out
+        self.folder, self.out, self.settings = Path(model), out, settings
+        self._facts = _facts(self.folder, texts, settings)
         self.device, self._began = torch.device(resolved(device)), time.monotonic()
         self.model = load(self.folder, self.device)
         layers, sizes = hf.find_layers(self.model)
@@ -133,6 +137,13 @@ class Converter:
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
+        if self.tokenizer.pad_token is None:
+            raise ValueError(f"model must have a tokenizer with a pad or end token, got {model}")
+        longest = min(self._longest() or settings.length, self.tokenizer.model_max_length)
+        if settings.length > longest:
+            raise ValueError(
+                f"length must be at most the model's {longest} tokens, got {settings.length}"
+            )
         hf.replace_attention(
             self.model,
             hf.ConvertedConfig(
@@ -146,7 +157,7 @@ class Converter:
             texts,
             self.tokenizer,
             batch=settings.batch,
-            length=min(settings.length, self._longest() or settings.length),
+            length=settings.length,
             seed=settings.seed,
         )
         self.errors: dict[str, dict[str, float]] = {}
@@ -161,9 +172,27 @@ class Converter:
         stage = match(self.model, self.settings.match_steps, self.settings.match_rate)
         yield from self._train(stage)
         if self.settings.exact_count:
-            errors, names = self.errors["match"], short_names(list(hf.heads_of(self.model)))
-            worst = sorted(names, key=lambda name: errors[names[name]], reverse=True)
+            worst = sorted(hf.heads_of(self.model), key=self._harm, reverse=True)
             self._keep_exact(worst[: self.settings.exact_count])
+
+    @torch.no_grad()
+    def _harm(self, layer: str) -> float:
+        """The error of the last hidden states where this layer alone is replaced."""
+        found = []
+        for step in range(JUDGED):
+            inputs = self.batches(step, self.device)
+            both = []
+            for but in (None, layer):
+                with hf.matching(self.model, but=but):
+                    both.append(self.model(**inputs, output_hidden_states=True).hidden_states[-1])
+            found.append(hf.relative_error(both[1], both[0], inputs["attention_mask"]))
+        return float(torch.stack(found).mean())
+
+    @property
+    def exact(self) -> list[int]:
+        """Numbers of the layers that are softmax."""
+        kinds = self.model.config.quantization_config.layers.values()
+        return [number for number, kind in enumerate(kinds) if kind == hf.EXACT]
 
     def distil(self) -> Iterator[Progress]:
         """Stage 2."""
@@ -180,12 +209,14 @@ class Converter:
             unneeded = shutil.ignore_patterns(*UNNEEDED)
             shutil.copytree(self.folder, made, ignore=unneeded, dirs_exist_ok=True)
             self.model.save_pretrained(made)
-            facts = _facts(self.folder, self.settings)
             layers = self.model.config.quantization_config.layers
             result = {"layers": layers, "errors": self.errors, "seconds": round(seconds, 1)}
             for path in sorted(Path(made).iterdir()):
-                os.replace(path, self.out / path.name)
-        write_json(self.out / RESULT, facts | result)
+                target = self.out / path.name
+                if target.is_dir():  # of a save that was interrupted
+                    shutil.rmtree(target)
+                os.replace(path, target)
+        write_json(self.out / RESULT, self._facts | result)
         (self.out / CHECKPOINT).unlink(missing_ok=True)
 
     def _train(self, stage: Stage) -> Iterator[Progress]:
@@ -203,16 +234,16 @@ class Converter:
                 self._write(training)
                 raise
             is_last = training.step == stage.steps
-            if is_last or training.step % every == 0:
+            is_told = is_last or training.step % every == 0
+            if is_told:
                 self.errors[stage.name] = training.read()
+            if is_last or time.monotonic() - saved > SAVED_EVERY:
+                self._write(training)
+                saved = time.monotonic()
+            if is_told:
                 pace = (time.monotonic() - began) / (training.step - first)
-                left = pace * (stage.steps - training.step)
-                yield Progress(
-                    stage.name, training.step, stage.steps, self.errors[stage.name], left
-                )
-                if is_last or time.monotonic() - saved > SAVED_EVERY:
-                    self._write(training)
-                    saved = time.monotonic()
+                left, errors = pace * (stage.steps - training.step), self.errors[stage.name]
+                yield Progress(stage.name, training.step, stage.steps, errors, left)
 
     def _offset(self, stage: Stage) -> int:
         """Steps of earlier stages: no stage begins with the texts of the one before."""
@@ -230,7 +261,7 @@ class Converter:
         if self.out is None or not (self.out / CHECKPOINT).is_file():
             return None
         stored = read_checkpoint(self.out / CHECKPOINT)
-        require_same(dict(stored.facts), _facts(self.folder, self.settings), self.out)
+        require_same(dict(stored.facts), self._facts, self.out)
         self.errors = dict(stored.facts["errors"])
         self._began -= stored.facts["seconds"]
         return stored
@@ -248,7 +279,7 @@ class Converter:
         state = moments(training.parameters, training.optimiser)
         tensors = {f"model.{name}": x for name, x in weights(training.parameters).items()}
         tensors |= {f"optimiser.{name}": x for name, x in state.items()}
-        facts = _facts(self.folder, self.settings) | {
+        facts = self._facts | {
             "stage": training.stage.name,
             "step": training.step,
             "layers": self.model.config.quantization_config.layers,
@@ -290,6 +321,10 @@ def load(folder: Path, device: torch.device | str = "cpu") -> Any:
     return found.to(device).eval()
 
 
-def _facts(model: Path, settings: Conversion) -> dict[str, Any]:
+def _facts(model: Path, texts: Sequence[str], settings: Conversion) -> dict[str, Any]:
     """What must be the same for a conversion to go on."""
-    return {"model": str(model.resolve()), "settings": comparable(dataclasses.asdict(settings))}
+    return {
+        "model": str(model.resolve()),
+        "texts": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+        "settings": comparable(dataclasses.asdict(settings)),
+    }

@@ -28,7 +28,9 @@ def read_pairs(path: Path, split: str) -> Pairs:
     rows = [row for row in found if row[0] == split]
     if not rows:
         raise ValueError(f"split must be one of {path}, got {split!r}")
-    return Pairs([row[2] for row in rows], [row[3] for row in rows], [float(row[1]) for row in rows])
+    return Pairs(
+        [row[2] for row in rows], [row[3] for row in rows], [float(row[1]) for row in rows]
+    )
 
 
 @torch.no_grad()
@@ -60,7 +62,7 @@ def ranks(values: Tensor) -> Tensor:
     >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
     [2.5, 1.0, 2.5]
     """
-    _, number, count = values.unique(return_inverse=True, return_counts=True)
+    _, number, count = torch.unique(values, return_inverse=True, return_counts=True)
     return (count.cumsum(0) - (count - 1) / 2.0).double()[number]
 
 

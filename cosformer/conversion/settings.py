@@ -18,7 +18,8 @@ class Conversion:
     exact: tuple[int, ...] = ()
     """Numbers of layers that stay softmax: 0 is the first one, -1 the last."""
     exact_count: int = 0
-    """How many layers stay softmax beside these: those whose output is matched worst."""
+    """How many layers stay softmax beside these: those whose replacement alone, when all have
+    learnt to match, changes the model's last hidden states most."""
     expansion: int = 2
     """Features of the learned map of each head, in widths of a head; 0: relu without a map."""
     horizon: float | None = None

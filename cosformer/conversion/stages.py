@@ -82,8 +82,8 @@ def distil(model: Any, teacher: Any, steps: int, highest: float) -> Stage:
         }
         if getattr(own, "logits", None) is not None:
             return found | {"logits": divergence(own.logits, wanted.logits, mask)}
-        means = (pooled(each.last_hidden_state, mask) for each in (own, wanted))
-        return found | {"embedding": hf.relative_error(*means, None)}
+        ours, theirs = (pooled(each.last_hidden_state, mask) for each in (own, wanted))
+        return found | {"embedding": hf.relative_error(ours, theirs, None)}
 
     new = {id(p) for heads in hf.heads_of(model).values() for p in heads.parameters()}
     tables = {
@@ -108,8 +108,8 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
 
 def divergence(own: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
     """Kullback and Leibler's, of the wanted logits from our own: its mean over real tokens."""
-    logs = (each.float().log_softmax(-1) for each in (own, wanted))
-    each = nn.functional.kl_div(*logs, reduction="none", log_target=True).sum(-1)
+    ours, theirs = (each.float().log_softmax(-1) for each in (own, wanted))
+    each = nn.functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
     real = mask.to(each.dtype) if each.shape == mask.shape else torch.ones_like(each)
     return (each * real).sum() / real.sum()
 
@@ -135,6 +135,9 @@ class Training:
             group["lr"] = share * highest
         losses = self.stage.losses(inputs)
         torch.stack(list(losses.values())).sum().backward()
+        for parameter in self.parameters:  # of a part that no loss depends on, as a pooler
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimiser.step()
         self.optimiser.zero_grad()

@@ -44,7 +44,9 @@ class Batches:
     def __call__(self, step: int, device: torch.device | str) -> Mapping[str, Tensor]:
         """The inputs of the model at a step: `input_ids` and `attention_mask`, `[B, T]`."""
         numbers = range(step * self.batch, (step + 1) * self.batch)
-        chosen = [self.texts[self._order(n // len(self.texts))[n % len(self.texts)]] for n in numbers]
+        chosen = [
+            self.texts[self._order(n // len(self.texts))[n % len(self.texts)]] for n in numbers
+        ]
         return tokens_of(chosen, self.tokenizer, self.length, device)
 
     def _order(self, epoch: int) -> list[int]:

@@ -172,9 +172,7 @@ def attend(
             )
         out = stream.attend(q, k, v, key_mask, weights)
     else:
-        out = ops.attention(
-            q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=packed, **weights
-        )
+        out = ops.attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=packed, **weights)
     return out.transpose(1, 2).contiguous(), None
 
 

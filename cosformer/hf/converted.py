@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.quantizers import HfQuantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import cosformer.ops as ops
@@ -31,8 +31,10 @@ WIDEST = 256
 """The most features that the op has kernels for."""
 
 
-class ConvertedConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class ConvertedConfig(QuantizationConfigMixin):
     """What `config.json` says of a converted model."""
+
+    quant_method: Any
 
     def __init__(
         self,
@@ -90,12 +92,13 @@ class ConvertedHeads(nn.Module):
         if features:
             eye, others = torch.eye(width), max(features - 2 * width, 0)
             begin = torch.cat([eye, -eye, torch.randn(width, others) / width**0.5], 1)
-            for name, count in (("query", heads), ("key", key_heads)):
-                first = begin[:, :features].repeat(count, 1, 1)
-                self.register_parameter(f"{name}_map", nn.Parameter(first))
-                self.register_parameter(
-                    f"{name}_bias", nn.Parameter(torch.zeros(count, 1, features))
-                )
+            self.query_map, self.key_map = (
+                nn.Parameter(begin[:, :features].repeat(count, 1, 1))
+                for count in (heads, key_heads)
+            )
+            self.query_bias, self.key_bias = (
+                nn.Parameter(torch.zeros(count, 1, features)) for count in (heads, key_heads)
+            )
         if kind == "cosformer-multiscale":
             most = ops.vanishing_decay(self.horizon)
             rates = torch.tensor(ops.multiscale_decays(key_heads), dtype=torch.float64)
@@ -152,13 +155,13 @@ def relative_error(own: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @contextlib.contextmanager
-def matching(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+def matching(model: nn.Module, *, but: str | None = None) -> Iterator[dict[str, list[Tensor]]]:
     """Within the block every layer computes softmax, and what its replacement would have missed.
 
     Yields layer -> its errors, one a call: Σ (own − softmax)² / Σ softmax², with gradients for what
-    `ConvertedHeads` has.
+    `ConvertedHeads` has. The layer `but` alone is its replacement.
     """
-    found = heads_of(model)
+    found = {name: heads for name, heads in heads_of(model).items() if name != but}
     losses: dict[str, list[Tensor]] = {name: [] for name in found}
     for name, heads in found.items():
         heads.losses = losses[name]
@@ -216,26 +219,28 @@ def replace_attention(model: PreTrainedModel, plan: ConvertedConfig) -> None:
     modules, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
     for name, kind in plan.layers.items():
         # a head above the model that was converted puts a prefix before its names
-        known = [each for each in (name, prefix + name, name.removeprefix(prefix)) if each in modules]
+        known = [
+            each for each in (name, prefix + name, name.removeprefix(prefix)) if each in modules
+        ]
         if not known:
             raise ValueError(f"layers must name modules of the model, got {name!r}")
         if kind != EXACT:
-            heads = ConvertedHeads(
-                kind, *plan.sizes, features=plan.features, horizon=plan.horizon
-            )
+            heads = ConvertedHeads(kind, *plan.sizes, features=plan.features, horizon=plan.horizon)
             modules[known[0]].add_module("cosformer", heads)
     model.set_attn_implementation(IMPLEMENTATION)
     model.config.quantization_config = plan
 
 
-class ConvertedLoader(HfQuantizer):  # type: ignore[misc]
+class ConvertedLoader(HfQuantizer):
     """How `from_pretrained` makes a converted model: modules are added, then weights are loaded."""
+
+    quantization_config: ConvertedConfig
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
         replace_attention(model, self.quantization_config)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> Any:
-        """All numbers are as they are in any model: nothing is quantized, and all can be trained."""
+        """Nothing is quantized: all numbers are as in any model, and can be trained."""
         plan = model.config.quantization_config
         self.remove_quantization_config(model)
         model.config.quantization_config = plan
@@ -258,7 +263,8 @@ def _linear(
     mask: Tensor | None,
     given: dict[str, Any],
 ) -> Tensor:
-    return attend(IMPLEMENTATION, module, *heads(q, k), v, mask, heads.weights, given)[0]
+    q, k = heads(q, k)
+    return attend(IMPLEMENTATION, module, q, k, v, mask, heads.weights, given)[0]
 
 
 def _softmax(
@@ -284,7 +290,9 @@ def _softmax(
     allowed = None
     if mask is not None:
         is_packed = mask.dtype != torch.bool  # numbers of packed sequences
-        allowed = mask[:, None, :, None] == mask[:, None, None] if is_packed else mask[:, None, None]
+        allowed = (
+            mask[:, None, :, None] == mask[:, None, None] if is_packed else mask[:, None, None]
+        )
     if causal and queries > 1 and (allowed is not None or queries != keys):
         past = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
         allowed = past if allowed is None else past & allowed

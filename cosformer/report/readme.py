@@ -41,6 +41,8 @@ OPTIONAL = {
     "generation-cpu",
     "generation-cuda",
     "data-cpu",
+    "conversion-cpu",
+    "conversion-cuda",
     "learning-cuda",
     "study-lm",
     "study-mlm",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
 from cosformer.report.cells import cell_table
+from cosformer.report.conversion import conversion_table, embedding_table
 from cosformer.report.generation import token_table
 from cosformer.report.mechanisms import mechanism_table
 from cosformer.report.reproduce import reproduced_table
@@ -117,6 +118,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "exact": exact_table,
     "probes": probe_table,
     "reproduced": reproduced_table,
+    "conversion": conversion_table,
+    "embedding": embedding_table,
 }
 
 

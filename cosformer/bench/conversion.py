@@ -1,0 +1,214 @@
+"""`cosformer bench conversion`: what is left of a sentence encoder when its softmax is replaced."""
+
+import copy
+import functools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer import records
+from cosformer.bench.rows import keep
+from cosformer.bench.timing import median_times
+from cosformer.check import check_whole
+from cosformer.conversion import Conversion
+
+if TYPE_CHECKING:
+    from cosformer.conversion import Pairs
+
+ORIGINAL = "softmax"
+CONVERTED = (
+    "cosformer",
+    "cosformer-multiscale",
+    "cosformer-multiscale 1",
+    "cosformer-multiscale 2",
+)
+"""Mechanisms, and how many layers stay softmax."""
+TOKENS = {"cpu": 8192, "cuda": 65_536}
+"""Tokens of one timed call, by device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Conversion):
+    """Spearman's correlation of a sentence encoder on STS-B: of the original, of one with another
+    attention and no training, and after each stage of a conversion; minutes, and the speed of
+    embeddings against their length.
+
+    cosformer bench conversion my-minilm --data texts.txt --pairs stsb.tsv.xz
+    """
+
+    model: Path
+    """Folder of an encoder whose embeddings are means of its last hidden states."""
+    data: tuple[Path, ...]
+    """Texts to learn from, as of `cosformer convert`; sentences that are judged are left out."""
+    pairs: Path
+    """Table with the columns split, score, sentence1 and sentence2."""
+    split: str = "dev"
+    """The split of these pairs that is judged."""
+    candidates: tuple[str, ...] = CONVERTED
+    """Mechanisms, each with the number of layers that stay softmax, as "cosformer-multiscale 2"."""
+    lengths: tuple[int, ...] = (128, 512, 2048, 8192)
+    """Tokens of texts whose embeddings are timed, of the original and of a conversion of all
+    layers; positions past the model's own are its first ones again."""
+    repeats: int = 5
+    """Samples behind each median."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to measure."""
+    threads: int = 2
+    """CPU threads of torch."""
+    out: Path | None = None
+    """File the rows are added to; results/conversion-DEVICE.jsonl if not given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("repeats", "threads"):
+            check_whole(name, getattr(self, name), 1)
+        for length in self.lengths:
+            check_whole("lengths", length, 1)
+        if self.exact or self.exact_count:
+            raise ValueError(
+                "exact and exact_count must not be given, because candidates say how many layers "
+                f"stay softmax, got {self.exact} and {self.exact_count}"
+            )
+        for candidate in self.candidates:
+            self.settings(candidate)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device must be one that torch can use here, got cuda")
+
+    def settings(self, candidate: str) -> Conversion:
+        """The conversion that a candidate names."""
+        mechanism, _, count = candidate.partition(" ")
+        if count and not count.isdecimal():
+            raise ValueError(
+                f"candidates must be a mechanism and perhaps a number of layers, got {candidate!r}"
+            )
+        given: Mapping[str, Any] = {
+            name: getattr(self, name) for name in Conversion.__dataclass_fields__
+        }
+        return Conversion(**{**given, "mechanism": mechanism, "exact_count": int(count or 0)})
+
+
+def run(options: Options) -> int:
+    path = options.out or Path(f"results/conversion-{options.device}.jsonl")
+    keys = ("candidate", "stage", "length")
+    count, device = options.threads, options.device
+    return keep(measure(options), path, keys=keys, count=count, device=device)
+
+
+class Judged(NamedTuple):
+    """An encoder and what it is judged by."""
+
+    model: Any
+    tokenizer: Any
+    pairs: "Pairs"
+
+    def spearman(self) -> float:
+        from cosformer.conversion import spearman
+
+        return spearman(self.model, self.tokenizer, self.pairs)
+
+
+def measure(options: Options) -> Iterator[records.Row]:
+    """All rows of one run."""
+    from cosformer.conversion import Converter, load, read_pairs, read_texts
+
+    this = records.Run.begin(device=options.device, seed=options.seed)
+    pairs = read_pairs(options.pairs, options.split)
+    judged = {*pairs.first, *pairs.second}
+    texts = [text for text in read_texts(options.data) if text not in judged]
+    about = {
+        name: getattr(options, name)
+        for name in ("split", "expansion", "match_steps", "distil_steps", "batch", "length")
+    }
+    about |= {"model": options.model.name, "pairs": len(pairs.scores), "texts": len(texts)}
+    original = load(options.model, options.device)
+    converted: dict[str, Any] = {ORIGINAL: original}
+    for candidate in options.candidates:
+        settings = options.settings(candidate)
+        begin = time.perf_counter()
+        converter = Converter(options.model, texts, settings, device=options.device)
+        at = {"candidate": candidate, **about}
+        seconds = time.perf_counter() - begin
+        if len(converted) == 1:
+            first = Judged(original, converter.tokenizer, pairs)
+            yield this.row(
+                "spearman", first.spearman(), "", candidate=ORIGINAL, stage="original", **about
+            )
+        judge = Judged(converter.model, converter.tokenizer, pairs)
+        if not settings.exact_count:
+            bare = Converter(
+                options.model, texts, replace(settings, expansion=0), device=options.device
+            )
+            plain = judge._replace(model=bare.model)
+            yield this.row("spearman", plain.spearman(), "", stage="replaced", exact=[], **at)
+        for stage in (converter.match, converter.distil):
+            begin = time.perf_counter()
+            for progress in stage():
+                print(progress, flush=True)
+            seconds += time.perf_counter() - begin
+            name = {"match": "matched", "distil": "distilled"}[stage.__name__]
+            at |= {"exact": converter.exact}
+            yield this.row("spearman", judge.spearman(), "", stage=name, **at)
+        yield this.row("conversion_time", seconds / 60, "min", **at)
+        converted[candidate] = converter.model
+    shown = {name: model for name, model in converted.items() if " " not in name}
+    shown.pop("cosformer", None)  # its horizon is the original's longest text
+    yield from _speeds(options, this, shown)
+
+
+def _speeds(
+    options: Options, this: records.Run, models: Mapping[str, Any]
+) -> Iterator[records.Row]:
+    """Tokens a second of embeddings, models in turns."""
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    longest = max(options.lengths, default=0)
+    ready = {name: lengthened(model, longest).to(dtype) for name, model in models.items()}
+    generator = torch.Generator().manual_seed(options.seed)
+    for length in options.lengths:
+        batch = max(1, TOKENS[options.device] // length)
+        tokens = torch.randint(1000, 2000, (batch, length), generator=generator)
+        tokens = tokens.to(options.device)
+        calls = {name: functools.partial(_embed, model, tokens) for name, model in ready.items()}
+        times = median_times(calls, repeats=options.repeats, device=options.device)
+        at: dict[str, Any] = {"length": length, "batch": batch, "repeats": options.repeats}
+        at |= {"dtype": str(dtype).removeprefix("torch."), "model": options.model.name}
+        for name, milliseconds in times.items():
+            speed = batch * length / milliseconds * 1e3
+            yield this.row("embedding_speed", speed, "tokens/s", candidate=name, **at)
+            if name != ORIGINAL:
+                ratio = times[ORIGINAL] / milliseconds
+                yield this.row("embedding_speed_ratio", ratio, "x", candidate=name, **at)
+
+
+@torch.no_grad()
+def _embed(model: Any, tokens: Tensor) -> Tensor:
+    hidden: Tensor = model(tokens).last_hidden_state
+    return hidden.mean(1)
+
+
+def lengthened(model: Any, length: int) -> Any:
+    """The same model with so many positions: those past its own are its first ones again."""
+    import cosformer.hf as hf
+
+    config = copy.deepcopy(model.config)
+    config.max_position_embeddings = max(length, config.max_position_embeddings)
+    made = type(model)(config)
+    made.set_attn_implementation(model.config._attn_implementation)
+    if hf.heads_of(model):
+        hf.replace_attention(made, config.quantization_config)
+    sizes = {name: x.shape for name, x in made.state_dict().items()}
+    state = {
+        name: x if x.shape == sizes[name] else _again(x, sizes[name][0])
+        for name, x in model.state_dict().items()
+    }
+    made.load_state_dict(state)
+    return made.to(model.device).eval()
+
+
+def _again(x: Tensor, rows: int) -> Tensor:
+    return x.repeat(math.ceil(rows / len(x)), *[1] * (x.dim() - 1))[:rows]

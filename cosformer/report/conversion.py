@@ -1,0 +1,79 @@
+"""Tables of pretrained models that were converted: what they keep, and how fast they embed."""
+
+from collections.abc import Sequence
+
+from cosformer.records import Row
+from cosformer.report.selection import LABELS, origin, run_with
+from cosformer.report.writing import MISSING, markdown
+
+STAGES = {"replaced": "no training", "matched": "layers matched", "distilled": "then distilled"}
+
+
+def conversion_table(rows: Sequence[Row]) -> str:
+    """Spearman's correlation by stage, a line for each conversion; the original's comes first."""
+    run = run_with(rows, "spearman")
+    found = {
+        (row.config["candidate"], row.config["stage"]): row for row in run if row.what == "spearman"
+    }
+    first = next(row for row in run if row.config.get("stage") == "original")
+    minutes = {r.config["candidate"]: r.value for r in run if r.what == "conversion_time"}
+    lines = [[f"{_name(first)}, the original", "all", *[MISSING] * len(STAGES), "100.0 %", MISSING]]
+    lines[0][2] = f"{first.value:.4f}"
+    header = ["attention", "softmax layers", *STAGES.values(), "kept", "minutes"]
+    for candidate in dict.fromkeys(name for name, stage in found if stage != "original"):
+        last = found[candidate, "distilled"]
+        exact = ", ".join(str(number) for number in last.config["exact"]) or "none"
+        values = [found.get((candidate, stage)) for stage in STAGES]
+        lines.append(
+            [_name(last), exact]
+            + [MISSING if row is None else f"{row.value:.4f}" for row in values]
+            + [f"{last.value / first.value:.1%}".replace("%", " %"), f"{minutes[candidate]:.1f}"]
+        )
+    c = first.config
+    setting = (
+        f"{c['model']}, STS-B {c['split']} ({c['pairs']:,} pairs); learnt from {c['texts']:,} "
+        f"texts without labels, {c['match_steps']:,} + {c['distil_steps']:,} steps of "
+        f"{c['batch']} of them, seed {first.seed}"
+    )
+    return (
+        f"{markdown(header, lines)}\n\nSpearman's correlation. Layers are counted from 0. Kept: of "
+        f"the original's, after both stages. {origin(first, setting)}."
+    )
+
+
+def embedding_table(rows: Sequence[Row]) -> str:
+    """Tokens a second of embeddings by length, and how many times as many as the original's."""
+    run = run_with(rows, "embedding_speed")
+    names = list(dict.fromkeys(r.config["candidate"] for r in run if r.what == "embedding_speed"))
+    at = {
+        (r.what, r.config["candidate"], r.config["length"]): r for r in run if "length" in r.config
+    }
+    shown = [("embedding_speed", name) for name in names]
+    shown += [("embedding_speed_ratio", name) for name in names[1:]]
+    lengths = sorted({length for _, _, length in at if ("embedding_speed", names[0], length) in at})
+    header = ["tokens of a text"] + [
+        f"{'tokens/s' if what == 'embedding_speed' else 'ratio'}: {LABELS.get(name, name)}"
+        for what, name in shown
+    ]
+    lines = [
+        [f"{length:,}"]
+        + [
+            f"{at[what, name, length].value:,.0f}"
+            if what == "embedding_speed"
+            else f"{at[what, name, length].value:.2f} ×"
+            for what, name in shown
+        ]
+        for length in lengths
+    ]
+    first = next(row for row in run if row.what == "embedding_speed")
+    c = first.config
+    setting = f"{c['model']} of all layers converted beside the original, {c['dtype']}"
+    return (
+        f"{markdown(header, lines)}\n\nBatches have the same number of tokens at every length. "
+        f"Positions past the model's own are its first ones again. {origin(first, setting)}."
+    )
+
+
+def _name(row: Row) -> str:
+    mechanism: str = row.config["candidate"].partition(" ")[0]
+    return LABELS.get(mechanism, mechanism)
