@@ -165,8 +165,10 @@ def _speeds(
     options: Options, this: records.Run, models: Mapping[str, Any]
 ) -> Iterator[records.Row]:
     """Tokens a second of embeddings, models in turns."""
+    if not options.lengths:
+        return
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    longest = max(options.lengths, default=0)
+    longest = max(options.lengths)
     ready = {name: lengthened(model, longest).to(dtype) for name, model in models.items()}
     generator = torch.Generator().manual_seed(options.seed)
     for length in options.lengths:

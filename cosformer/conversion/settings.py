@@ -30,7 +30,7 @@ class Conversion:
     """Highest learning rate of these steps."""
     distil_steps: int = 600
     """Steps in which the whole model learns the hidden states and the output of the original."""
-    distil_rate: float = 1e-4
+    distil_rate: float = 3e-4
     """Highest learning rate of these steps; that of feature maps and decays is 4 times as high."""
     batch: int = 32
     """Texts in a step."""

@@ -102,6 +102,11 @@ class ConvertedHeads(nn.Module):
         if kind == "cosformer-multiscale":
             most = ops.vanishing_decay(self.horizon)
             rates = torch.tensor(ops.multiscale_decays(key_heads), dtype=torch.float64)
+            if max(ops.multiscale_decays(key_heads)) >= most:
+                raise ValueError(
+                    "horizon must be one before which the decays of cosformer-multiscale vanish, "
+                    f"as {MULTISCALE_HORIZON}, got {horizon:g}"
+                )
             self.decay_logit = nn.Parameter((rates / most).logit().float())
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from conftest import TEXTS
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import cosformer.hf as hf
-from cosformer.conversion import Conversion, Converter, convert_pretrained, convert
+from cosformer.conversion import Conversion, Converter, convert, convert_pretrained
 
 SMALL = {"match_steps": 20, "distil_steps": 20, "batch": 8, "length": 48, "distil_rate": 1e-3}
+TEXTS = [f"{n} green bottles hanging on the {wall}" for n in range(40) for wall in ("wall", "tree")]
 LAYER = "encoder.layer.{}.attention.self"
 
 
@@ -34,17 +34,18 @@ def outputs(model, batch):
 
 @pytest.mark.parametrize("mechanism", hf.REPLACEMENTS)
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_each_stage_brings_the_model_nearer_to_the_original(folders, name, mechanism):
+def test_errors_fall_in_each_stage_and_the_model_ends_nearer_to_the_original(
+    folders, name, mechanism
+):
     one = converter(folders, name, mechanism=mechanism)
     batch = inputs(folders / name)
     wanted = outputs(convert.load(folders / name), batch)
-    distances = [(outputs(one.model, batch) - wanted).norm()]
+    before = (outputs(one.model, batch) - wanted).norm()
     for stage in (one.match, one.distil):
         first, *_, last = stage()
         assert sum(last.losses.values()) < sum(first.losses.values())
         assert len(last.losses) == 3 + (last.stage == "distil")
-        distances.append((outputs(one.model, batch) - wanted).norm())
-    assert distances[0] > distances[1] > distances[2]
+    assert (outputs(one.model, batch) - wanted).norm() < before
 
 
 def test_matching_changes_nothing_but_feature_maps_and_decays(folders):
@@ -82,7 +83,9 @@ def test_a_converted_folder_loads_with_its_layers(folders, tmp_path, name, auto)
 
 
 @pytest.mark.parametrize("told", [1, 4, 5])
-def test_an_interrupted_conversion_goes_on_to_the_same_weights(folders, tmp_path, monkeypatch, told):
+def test_an_interrupted_conversion_goes_on_to_the_same_weights(
+    folders, tmp_path, monkeypatch, told
+):
     given = {"match_steps": 4, "distil_steps": 4, "exact_count": 1}
     converted(folders / "bert", tmp_path / "whole", **given)
     monkeypatch.setattr(convert, "SAVED_EVERY", 0.0)

@@ -6,7 +6,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from cosformer.conversion import Pairs, convert, embed, judge, read_pairs, read_texts, spearman, texts
+from cosformer.conversion import (
+    Pairs,
+    convert,
+    embed,
+    judge,
+    read_pairs,
+    read_texts,
+    spearman,
+    texts,
+)
 
 
 def test_texts_come_from_lines_and_from_tables_each_once(tmp_path):
@@ -37,7 +46,10 @@ def test_every_text_comes_once_before_any_comes_again():
 
 
 def test_embeddings_do_not_depend_on_their_neighbours(folders):
-    model, tokenizer = convert.load(folders / "bert"), AutoTokenizer.from_pretrained(folders / "bert")
+    model, tokenizer = (
+        convert.load(folders / "bert"),
+        AutoTokenizer.from_pretrained(folders / "bert"),
+    )
     words = ["a long sentence about bottles", "short", "of middle length"]
     together = embed(model, tokenizer, words)
     alone = torch.cat([embed(model, tokenizer, [word]) for word in words])
@@ -46,7 +58,10 @@ def test_embeddings_do_not_depend_on_their_neighbours(folders):
 
 
 def test_spearman_is_one_where_order_agrees_and_ties_share_ranks(folders):
-    model, tokenizer = convert.load(folders / "bert"), AutoTokenizer.from_pretrained(folders / "bert")
+    model, tokenizer = (
+        convert.load(folders / "bert"),
+        AutoTokenizer.from_pretrained(folders / "bert"),
+    )
     first, second = ["a tree", "a tree", "a tree"], ["a tree", "a trek", "12345 67"]
     one, other = embed(model, tokenizer, first), embed(model, tokenizer, second)
     cosines = (one * other).sum(-1).tolist()
@@ -60,5 +75,5 @@ def test_pairs_are_those_of_their_split(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("split\tscore\tsentence1\tsentence2\ndev\t2.5\ta\tb\ntrain\t1\tc\td\n")
     assert read_pairs(path, "dev") == Pairs(["a"], ["b"], [2.5])
-    with pytest.raises(ValueError, match="split must be one of .*pairs.tsv, got 'test'"):
+    with pytest.raises(ValueError, match=r"split must be one of .*pairs.tsv, got 'test'"):
         read_pairs(path, "test")
