@@ -241,6 +241,10 @@ class ConvertedLoader(HfQuantizer):
 
     quantization_config: ConvertedConfig
 
+    def __init__(self, quantization_config: ConvertedConfig, **_: Any) -> None:
+        # weights that are not "pre-quantized" get the dtype that `from_pretrained` is asked for
+        super().__init__(quantization_config, pre_quantized=False)
+
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
         replace_attention(model, self.quantization_config)
 
