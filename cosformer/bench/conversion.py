@@ -21,6 +21,7 @@ from cosformer.conversion import Conversion
 if TYPE_CHECKING:
     from cosformer.conversion import Pairs
 
+POSITIONAL = "model"
 ORIGINAL = "softmax"
 CONVERTED = (
     "cosformer",

@@ -52,7 +52,11 @@ class Conversion:
         check_seed(self.seed)
 
     def kept(self, layers: int) -> set[int]:
-        """The numbers of `exact`, from 0 on, in a model of so many layers."""
+        """The numbers of `exact`, from 0 on, in a model of so many layers.
+
+        >>> Conversion(exact=(-1,)).kept(6)
+        {5}
+        """
         if wrong := [number for number in self.exact if not -layers <= number < layers]:
             raise ValueError(f"exact must be numbers below the {layers} layers, got {wrong[0]}")
         kept = {number % layers for number in self.exact}
