@@ -174,7 +174,8 @@ def _speeds(
     generator = torch.Generator().manual_seed(options.seed)
     for length in options.lengths:
         batch = max(1, TOKENS[options.device] // length)
-        tokens = torch.randint(1000, 2000, (batch, length), generator=generator)
+        known = models[ORIGINAL].config.vocab_size
+        tokens = torch.randint(known, (batch, length), generator=generator)
         tokens = tokens.to(options.device)
         calls = {name: functools.partial(_embed, model, tokens) for name, model in ready.items()}
         times = median_times(calls, repeats=options.repeats, device=options.device)

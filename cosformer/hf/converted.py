@@ -231,7 +231,7 @@ def replace_attention(model: PreTrainedModel, plan: ConvertedConfig) -> None:
             raise ValueError(f"layers must name modules of the model, got {name!r}")
         if kind != EXACT:
             heads = ConvertedHeads(kind, *plan.sizes, features=plan.features, horizon=plan.horizon)
-            modules[known[0]].add_module("cosformer", heads)
+            modules[known[0]].add_module("cosformer", heads.to(model.device, model.dtype))
     model.set_attn_implementation(IMPLEMENTATION)
     model.config.quantization_config = plan
 
