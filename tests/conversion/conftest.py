@@ -4,9 +4,8 @@ import importlib.util
 
 import pytest
 
-collect_ignore_glob = []
 if importlib.util.find_spec("transformers") is None:
-    collect_ignore_glob.append("*.py")
+    collect_ignore_glob = ["*.py"]
 
 
 @pytest.fixture(scope="session")

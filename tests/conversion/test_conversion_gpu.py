@@ -9,7 +9,12 @@ from cosformer.conversion import Conversion, convert_pretrained
 TEXTS = [f"{n} green bottles" for n in range(40)]
 
 
-@pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
 @pytest.mark.parametrize("mechanism", ["cosformer-multiscale", "cosformer"])
 def test_a_conversion_on_a_gpu_is_one_on_a_cpu(folders, tmp_path, mechanism):
     settings = Conversion(mechanism=mechanism, match_steps=20, distil_steps=20, batch=8, length=48)

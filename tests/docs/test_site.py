@@ -14,8 +14,8 @@ import torch
 from cosformer import cli
 
 ROOT = Path(__file__).parents[2]
-PARTS = "ops nn mechanisms models distributed hf conversion tasks training".split()
-ROOMS = ["cosformer", *(f"cosformer.{part}" for part in PARTS)]
+PARTS = ["ops", "nn", "mechanisms", "models", "distributed", "hf", "conversion", "tasks"]
+ROOMS = ["cosformer", *(f"cosformer.{part}" for part in (*PARTS, "training"))]
 """The packages whose `__all__` the reference shows, each on the page of its last name."""
 
 
