@@ -1,6 +1,7 @@
 """A softmax model becomes a cosFormer: errors fall, layers are kept, interruptions do no harm."""
 
 import json
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -180,6 +181,10 @@ BAD = [
 def test_a_bad_setting_is_named_with_its_value(folders, given, message):
     with pytest.raises(ValueError, match=message):
         converter(folders, **given)
+
+
+def test_settings_know_the_replacements_that_models_have():
+    assert get_args(get_type_hints(Conversion)["mechanism"]) == hf.REPLACEMENTS
 
 
 def test_a_model_that_cannot_be_converted_is_refused(folders, tmp_path):
