@@ -4,7 +4,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -30,6 +30,8 @@ CONVERTED = (
     "cosformer-multiscale 2",
 )
 """Mechanisms, and how many layers stay softmax."""
+FEWEST = 4
+"""Tokens that every sentence has at least."""
 TOKENS = {"cpu": 8192, "cuda": 65_536}
 """Tokens of one timed call, by device."""
 
@@ -55,7 +57,7 @@ class Options(Conversion):
     """Mechanisms, each with the number of layers that stay softmax, as "cosformer-multiscale 2"."""
     lengths: tuple[int, ...] = (128, 512, 2048, 8192)
     """Tokens of texts whose embeddings are timed, of the original and of a conversion of all
-    layers; positions past the model's own are its first ones again."""
+    layers, and compared; positions past the model's own are its first ones again."""
     repeats: int = 5
     """Samples behind each median."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -135,8 +137,8 @@ def measure(options: Options) -> Iterator[records.Row]:
         converter = Converter(options.model, texts, settings, device=options.device)
         at = {"candidate": candidate, **about}
         seconds = time.perf_counter() - begin
+        first = Judged(original, converter.tokenizer, pairs)
         if len(converted) == 1:
-            first = Judged(original, converter.tokenizer, pairs)
             yield this.row(
                 "spearman", first.spearman(), "", candidate=ORIGINAL, stage="original", **about
             )
@@ -156,10 +158,32 @@ def measure(options: Options) -> Iterator[records.Row]:
             at |= {"exact": converter.exact}
             yield this.row("spearman", judge.spearman(), "", stage=name, **at)
         yield this.row("conversion_time", seconds / 60, "min", **at)
+        agreed = agreement(first, judge, options.lengths)
+        for length, cosine in agreed.items():
+            yield this.row("agreement", cosine, "", **{**at, "length": length})
         converted[candidate] = converter.model
     shown = {name: model for name, model in converted.items() if " " not in name}
     shown.pop("cosformer", None)  # its horizon is the original's longest text
     yield from _speeds(options, this, shown)
+
+
+def agreement(one: Judged, other: Judged, lengths: Sequence[int]) -> dict[int, float]:
+    """Length -> the mean cosine of two models' embeddings of the same texts of so many tokens.
+
+    The texts are judged sentences, which nobody has learnt from, laid end to end; lengths that the
+    first model has no positions for are left out.
+    """
+    from cosformer.conversion import embed
+
+    sentences, found = one.pairs.first, dict[int, float]()
+    for length in lengths:
+        count = max(1, length // FEWEST)  # so many have this length at least, and are cut there
+        texts = [" ".join(sentences[n : n + count]) for n in range(0, len(sentences), count)]
+        texts = texts[: max(1, len(sentences) // count)]
+        if length <= one.model.config.max_position_embeddings:
+            both = [embed(x.model, x.tokenizer, texts, length=length) for x in (one, other)]
+            found[length] = float((both[0] * both[1]).sum(-1).mean())
+    return found
 
 
 def _speeds(

@@ -8,6 +8,13 @@ from cosformer.report.writing import MISSING, markdown
 
 STAGES = {"replaced": "no training", "matched": "layers matched", "distilled": "then distilled"}
 
+SPELT = {
+    "embedding_speed": ("tokens/s", "{:,.0f}"),
+    "embedding_speed_ratio": ("ratio", "{:.2f} ×"),
+    "agreement": ("cosine with the original", "{:.3f}"),
+}
+"""Quantity -> its name in the header, and how its numbers are written."""
+
 
 def conversion_table(rows: Sequence[Row]) -> str:
     """Spearman's correlation by stage, a line for each conversion; the original's comes first."""
@@ -49,18 +56,17 @@ def embedding_table(rows: Sequence[Row]) -> str:
         (r.what, r.config["candidate"], r.config["length"]): r for r in run if "length" in r.config
     }
     shown = [("embedding_speed", name) for name in names]
-    shown += [("embedding_speed_ratio", name) for name in names[1:]]
+    shown += [(what, name) for what in ("embedding_speed_ratio", "agreement") for name in names[1:]]
     lengths = sorted({length for _, _, length in at if ("embedding_speed", names[0], length) in at})
     header = ["tokens of a text"] + [
-        f"{'tokens/s' if what == 'embedding_speed' else 'ratio'}: {LABELS.get(name, name)}"
-        for what, name in shown
+        f"{SPELT[what][0]}: {LABELS.get(name, name)}" for what, name in shown
     ]
     lines = [
         [f"{length:,}"]
         + [
-            f"{at[what, name, length].value:,.0f}"
-            if what == "embedding_speed"
-            else f"{at[what, name, length].value:.2f} ×"
+            SPELT[what][1].format(at[what, name, length].value)
+            if (what, name, length) in at
+            else MISSING
             for what, name in shown
         ]
         for length in lengths
@@ -70,7 +76,9 @@ def embedding_table(rows: Sequence[Row]) -> str:
     setting = f"{c['model']} of all layers converted beside the original, {c['dtype']}"
     return (
         f"{markdown(header, lines)}\n\nBatches have the same number of tokens at every length. "
-        f"Positions past the model's own are its first ones again. {origin(first, setting)}."
+        "Cosine: between the embeddings of either model, its mean over texts that neither learnt "
+        "from, as long as the original has positions. Positions past the model's own are its first "
+        f"ones again. {origin(first, setting)}."
     )
 
 

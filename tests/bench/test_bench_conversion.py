@@ -51,7 +51,13 @@ def test_rows_tell_of_all_stages_and_tables_show_them(options):
         (row.config["candidate"], row.config["length"]) for row in rows if "speed" in row.what
     }
     assert speeds == {(name, n) for name in ("softmax", "cosformer-multiscale") for n in (16, 128)}
-    assert embedding_table(rows).splitlines()[3].startswith("| 128 |")
+    short, long = embedding_table(rows).splitlines()[2:4]
+    (cosine,) = (
+        row.value for row in rows if row.what == "agreement" and "1" not in row.config["candidate"]
+    )
+    assert short.endswith(f"{cosine:.3f} |")
+    assert long.startswith("| 128 |")
+    assert long.endswith("– |")  # more than the original has positions for
 
 
 def test_a_lengthened_model_says_what_it_said_and_reads_more(options):
