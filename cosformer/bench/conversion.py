@@ -5,7 +5,7 @@ import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -144,10 +144,8 @@ def measure(options: Options) -> Iterator[records.Row]:
             )
         judge = Judged(converter.model, converter.tokenizer, pairs)
         if not settings.exact_count:
-            bare = Converter(
-                options.model, texts, replace(settings, expansion=0), device=options.device
-            )
-            plain = judge._replace(model=bare.model)
+            plain = judge._replace(model=load(options.model, options.device))
+            plain.model.set_attn_implementation(settings.mechanism)
             yield this.row("spearman", plain.spearman(), "", stage="replaced", exact=[], **at)
         for stage in (converter.match, converter.distil):
             begin = time.perf_counter()

@@ -13,6 +13,8 @@ import cosformer.hf as hf
 from cosformer.training import Diverged, Schedule, duration, rate
 
 SCHEDULE = Schedule(shape="cosine", warmup=0.05, final=0.02)
+QUICKER = 10.0
+"""By which factor the logits of decays, which lie between 0 and 6, learn faster than maps."""
 LOUDER = 4.0
 """By which factor new parameters learn faster than pretrained ones, where all learn."""
 
@@ -59,8 +61,13 @@ def match(model: Any, steps: int, highest: float) -> Stage:
             model(**inputs)
         return {names[layer]: errors[0] for layer, errors in found.items()}
 
-    own = [parameter for heads in hf.heads_of(model).values() for parameter in heads.parameters()]
-    return Stage("match", steps, [(highest, own)], losses)
+    maps, decays = list[nn.Parameter](), list[nn.Parameter]()
+    for heads in hf.heads_of(model).values():
+        for name, parameter in heads.named_parameters():
+            (decays if name == "decay_logit" else maps).append(parameter)
+    groups = [(highest, maps), (QUICKER * highest, decays)]
+    # without maps and decays there is nothing to learn before the whole is distilled
+    return Stage("match", steps if maps or decays else 0, groups, losses)
 
 
 def distil(model: Any, teacher: Any, steps: int, highest: float) -> Stage:

@@ -71,7 +71,8 @@ class ConvertedHeads(nn.Module):
 
     A feature map for each head, phi(x) = relu(x W + b), and, of `cosformer-multiscale`, a decay for
     each head that can be learned. W begins as [1, -1, random columns], cut to the width: of one
-    width it is the identity, of two widths no sign is lost to relu.
+    width it is the identity, of two widths no sign is lost to relu. Decays all begin as the slowest
+    of `multiscale_decays`, because softmax, which is to be matched, has none.
     """
 
     def __init__(
@@ -100,14 +101,14 @@ class ConvertedHeads(nn.Module):
                 nn.Parameter(torch.zeros(count, 1, features)) for count in (heads, key_heads)
             )
         if kind == "cosformer-multiscale":
-            most = ops.vanishing_decay(self.horizon)
-            rates = torch.tensor(ops.multiscale_decays(key_heads), dtype=torch.float64)
-            if max(ops.multiscale_decays(key_heads)) >= most:
+            most, (slowest,) = ops.vanishing_decay(self.horizon), ops.multiscale_decays(1)
+            if slowest >= most:
                 raise ValueError(
                     "horizon must be one before which the decays of cosformer-multiscale vanish, "
                     f"as {MULTISCALE_HORIZON}, got {horizon:g}"
                 )
-            self.decay_logit = nn.Parameter((rates / most).logit().float())
+            rates = torch.full((key_heads,), slowest / most, dtype=torch.float64)
+            self.decay_logit = nn.Parameter(rates.logit().float())
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """What relu is taken of: `[B, H, T, D]` -> `[B, H, T, features]`, and keys alike."""

@@ -58,6 +58,12 @@ def test_matching_changes_nothing_but_feature_maps_and_decays(folders):
     assert changed == {f"{LAYER.format(n)}.cosformer.{part}" for n in range(3) for part in parts}
 
 
+def test_without_maps_and_decays_all_is_learnt_by_distilling(folders):
+    one = converter(folders, mechanism="cosformer", expansion=0, distil_steps=2)
+    assert not list(one.match())
+    assert len(list(one.distil())) == 2
+
+
 def test_distilling_leaves_embeddings_alone(folders):
     one = converter(folders, match_steps=0, distil_steps=2)
     before = one.model.embeddings.word_embeddings.weight.clone()
