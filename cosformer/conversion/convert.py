@@ -20,16 +20,14 @@ from cosformer.conversion.stages import Progress, Stage, Training, distil, match
 from cosformer.conversion.texts import Batches
 from cosformer.training import (
     Checkpoint,
+    begin_moments,
     comparable,
-    load_moments,
-    load_weights,
+    fill,
     locked,
-    moments,
     read_checkpoint,
     read_json,
     resolved,
     uninterrupted,
-    weights,
     write_checkpoint,
     write_json,
 )
@@ -267,18 +265,15 @@ class Converter:
         return stored
 
     def _restore(self, training: Training) -> None:
-        stored, where = self._stored, CHECKPOINT
+        stored = self._stored
         if stored is not None and stored.facts["stage"] == training.stage.name:
-            load_weights(training.parameters, stored.part("model"), where)
-            load_moments(training.parameters, training.optimiser, stored.part("optimiser"), where)
+            begin_moments(training.parameters, training.optimiser)
+            fill(training.tensors, stored.tensors, CHECKPOINT)
             training.step = check_whole("step", stored.facts["step"], 0)
 
     def _write(self, training: Training) -> None:
         if self.out is None:
             return
-        state = moments(training.parameters, training.optimiser)
-        tensors = {f"model.{name}": x for name, x in weights(training.parameters).items()}
-        tensors |= {f"optimiser.{name}": x for name, x in state.items()}
         facts = self._facts | {
             "stage": training.stage.name,
             "step": training.step,
@@ -286,7 +281,7 @@ class Converter:
             "errors": self.errors,
             "seconds": self._seconds(),
         }
-        write_checkpoint(self.out / CHECKPOINT, Checkpoint(tensors, facts))
+        write_checkpoint(self.out / CHECKPOINT, Checkpoint(training.tensors, facts))
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

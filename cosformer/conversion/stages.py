@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 import cosformer.hf as hf
-from cosformer.training import Diverged, Schedule, duration, rate
+from cosformer.training import Diverged, Schedule, duration, moments, rate, weights
 
 SCHEDULE = Schedule(shape="cosine", warmup=0.05, final=0.02)
 QUICKER = 10.0
@@ -150,6 +150,13 @@ class Training:
         self.optimiser.zero_grad()
         self.step += 1
         self._window.append({name: loss.detach() for name, loss in losses.items()})
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the next step depends on, by name."""
+        state = moments(self.parameters, self.optimiser)
+        found = {f"model.{name}": x for name, x in weights(self.parameters).items()}
+        return found | {f"optimiser.{name}": x for name, x in state.items()}
 
     def read(self) -> dict[str, float]:
         """Mean errors of the steps since the last reading."""

@@ -1,6 +1,6 @@
 """Training: runs that resume, judge themselves and keep what they learnt."""
 
-from cosformer.training.checkpoint import Checkpoint, load_weights, weights
+from cosformer.training.checkpoint import Checkpoint, fill, weights
 from cosformer.training.checkpoint import read as read_checkpoint
 from cosformer.training.checkpoint import write as write_checkpoint
 from cosformer.training.config import (
@@ -42,7 +42,7 @@ from cosformer.training.loading import (
     kept_vocabulary,
     load,
 )
-from cosformer.training.optimiser import load_moments, moments
+from cosformer.training.optimiser import begin_moments, moments
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place
 from cosformer.training.plugin import load_plugin
