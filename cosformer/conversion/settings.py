@@ -27,7 +27,7 @@ class Conversion:
     match_steps: int = 300
     """Steps in which each layer learns its softmax layer's output."""
     match_rate: float = 1e-2
-    """Highest learning rate of these steps."""
+    """Highest learning rate of these steps; that of decays is 10 times as high."""
     distil_steps: int = 600
     """Steps in which the whole model learns the hidden states and the output of the original."""
     distil_rate: float = 3e-4
