@@ -4,13 +4,14 @@ import torch
 import transformers
 
 import cosformer.hf as hf
+from cosformer.tasks import Bytes
 
 
 def save_small(folder, kind="bert", layers=3):
     """An encoder (`bert`) or a decoder (`gpt2`) of two heads and 64 positions; its tokenizer."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    tokenizer = hf.create_tokenizer({"kind": "bytes"})
+    tokenizer = hf.create_tokenizer(Bytes().tokenizer())
     tokenizer.padding_side = "right"
     small = {"num_hidden_layers": layers, "hidden_size": 32, "vocab_size": 2000}
     torch.manual_seed(0)
