@@ -19,30 +19,43 @@ def training_table(rows: Sequence[Row]) -> str:
 
 
 def training_grid(rows: Sequence[Row]) -> Grid:
-    """The newest run, a line for each batch and length."""
-    run = run_with(rows, "train_speed")
+    """The newest run of each way of training, a line for each batch and length."""
+    runs = _training_runs(rows)
+    run = [row for each in runs.values() for row in each]
     names = list(dict.fromkeys(row.config["candidate"] for row in run))
     columns: list[tuple[str, str, Sequence[str], Spell]] = [
         ("tokens/s", "train_speed", names, "{:,.0f}".format),
         ("ratio to", "train_speed_ratio", names[1:], "{:.2f} ×".format),
         ("of peak flops", "flops_utilisation", names, "{:.0%}".format),
         ("memory of a step", "peak_memory", names, mebibytes),
+        ("first step, s", "first_step", names, "{:.1f}".format),
         ("data loading", "data_share", names[:1], "{:.2%}".format),
     ]
     shown = [each for each in columns if any(row.what == each[1] for row in run)]
     header = ["batch × tokens"]
     header += [f"{title}: {LABELS.get(n, n)}" for title, _, who, _ in shown for n in who]
-    places = list(dict.fromkeys((r.config["batch"], r.config["length"]) for r in run))
-    lines = [
-        [Cell(f"{batch:,} × {length:,}")]
-        + [
-            cell_of(run, what, name, {"batch": batch, "length": length}, spell)
-            for _, what, who, spell in shown
-            for name in who
-        ]
-        for batch, length in places
-    ]
+    lines = []
+    for way, mine in runs.items():
+        for batch, length in dict.fromkeys((r.config["batch"], r.config["length"]) for r in mine):
+            at = {"batch": batch, "length": length}
+            cells = [
+                cell_of(mine, what, name, at, spell)
+                for _, what, who, spell in shown
+                for name in who
+            ]
+            lines.append([Cell(f"{batch:,} × {length:,}{way}"), *cells])
     return Grid(header, lines, "Training steps of a decoder")
+
+
+def _training_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """How blocks are computed, as a line tells it -> the run to show of it; the newest first."""
+    ways: dict[str, list[Row]] = {}
+    for row in rows:
+        c = row.config
+        way = "".join(f", {n}d" for n in ("compile", "recompute") if c.get(n))
+        ways.setdefault(f", {c['preset']}{way}" if way else "", []).append(row)
+    found = {way: run_with(mine, "train_speed") for way, mine in ways.items()}
+    return dict(sorted(found.items(), key=lambda pair: pair[1][0].date, reverse=True))
 
 
 def training_claim(rows: Sequence[Row]) -> str:
@@ -57,13 +70,15 @@ def training_claim(rows: Sequence[Row]) -> str:
 
 def training_rule(rows: Sequence[Row]) -> str:
     """What the columns of training steps mean, and where their rows are from."""
-    row = next(row for row in run_with(rows, "train_speed") if row.what == "train_speed")
+    shown = [row for run in _training_runs(rows).values() for row in run]
+    row = next(row for row in shown if row.what == "train_speed")
     c = row.config
     model = f"decoder {c['preset']} of {c['parameters'] / 1e6:,.1f} million parameters"
-    setting = f"{model}, {c['dtype']}" + (", compiled" if c["compile"] else "")
+    setting = f"{model}, {c['dtype']}"
     return (
         "Forward, backward and AdamW, mechanisms in turns on the same batches. Memory: beyond "
         f"weights and the optimiser's. {origin(row, setting)}"
+        f"{other_commits(row, shown)}"
     )
 
 

@@ -216,8 +216,8 @@ class RunConfig:
     """`bfloat16` computes in it where that is safe; parameters and sums stay float32."""
     compile: bool | None = None
     """Whether torch.compile makes a program of each kind of block, and of the loss. None: where a
-    model of tokens is trained on a GPU, by one process or with plain data parallelism; steps are
-    then up to twice as fast, and the first one takes half a minute more."""
+    model of tokens is trained on a GPU, by one process or with plain data parallelism; the first
+    step then takes longer, and later ones are faster."""
     recompute: bool = False
     """Whether blocks compute again in the backward pass what they would keep for it: a third more
     work, for a fraction of the memory."""

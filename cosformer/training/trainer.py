@@ -46,7 +46,7 @@ from cosformer.training.progress import Evaluated, Event, Meter, Progress, Start
 from cosformer.training.saver import Saver
 from cosformer.training.start import beginning, require_fit
 
-COMPILES = "torch.compile is at work in the first step, which may take a minute"
+COMPILES = "torch.compile works in the first step, which takes some 20 seconds longer"
 
 
 @dataclass(frozen=True)
