@@ -4,9 +4,11 @@ import dataclasses
 import functools
 
 import pytest
+from row_cases import RUN
 
 from cosformer.report import selection, tables
 from cosformer.report.figures import time_vs_length, token_time_vs_length
+from cosformer.report.training import training_table
 
 
 def changed(row, config=(), **changes):
@@ -264,3 +266,22 @@ def test_growth_on_a_gpu_is_that_without_the_host(rows):
     alone = [row("time_graph", n / 4096, length=n) for n in (4096, 8192)]
     found += [row("time_graph", 0.9, length=1024), *alone]
     assert _cells(tables.mechanism_table(found))[-1][1] == "1.00"
+
+
+def test_compiled_steps_stand_beside_others_and_displace_none():
+    at = {"preset": "tiny", "dtype": "any", "parameters": 10, "batch": 2, "candidate": "cosformer"}
+    later = dataclasses.replace(RUN, date="2027-01-01T00:00:00+00:00")
+    rows = [
+        run.row("train_speed", speed, "tokens/s", length=length, **at, **way)
+        for run, speed, length, way in (
+            (RUN, 11.0, 64, {"compile": False}),
+            (RUN, 12.0, 128, {"compile": False}),
+            (later, 22.0, 64, {"compile": True, "recompute": True}),
+        )
+    ]
+    _, _, *lines = _cells(training_table(rows))
+    assert lines == [
+        ["2 × 64, tiny, compiled, recomputed", "22"],
+        ["2 × 64", "11"],
+        ["2 × 128", "12"],
+    ]
