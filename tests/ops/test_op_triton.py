@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from formula import in_pieces, results
-from kernel_cases import CASES, Case, check, draw, ours
+from kernel_cases import CASES, ROUNDINGS, Case, check, draw, ours
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -58,8 +58,9 @@ def test_half_precision(name):
 @pytest.mark.parametrize(("width", "value_width"), [(1, 40), (130, 3)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_odd_and_large_widths(width, value_width, causal):
+    """Of one column dq is 0: all that is seen are roundings of terms that cancel."""
     case = Case(options={"causal": causal}, width=width, value_width=value_width)
-    check(case, 10, torch.float32)
+    check(case, 10, torch.float32, roundings=ROUNDINGS * (2 if width == 1 else 1))
 
 
 def test_nothing_at_all():
