@@ -40,6 +40,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "convert": ("cosformer.commands.convert", "a pretrained softmax model becomes a cosFormer"),
     "study": ("cosformer.commands.study", "many mechanisms under one protocol, side by side"),
     "reproduce": ("cosformer.commands.reproduce", "published tables, measured anew, resumable"),
+    "reproduce speed": ("cosformer.bench.classifier", "the paper's table of speed and memory"),
+    "reproduce probes": ("cosformer.commands.reproduce_probes", "what mechanisms remember"),
     "runs": ("cosformer.commands.runs", "the runs of a folder: state, step, best metric"),
     "completion": ("cosformer.completion", "a script for bash, zsh or fish: verbs, flags, values"),
     "report": ("cosformer.report.readme", "rows to tables, figures and a page to look at"),

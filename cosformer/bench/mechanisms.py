@@ -1,7 +1,7 @@
 """`cosformer bench mechanisms`: every mechanism against the length, every outcome a row."""
 
 import functools
-import time
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     Call,
     attempt,
+    foreseen,
     median_times,
     peak_extra_bytes,
-    synchronise,
+    seconds_of,
 )
 from cosformer.check import check_choice, check_seed
 from cosformer.mechanisms import GROWTH, MECHANISMS, Mechanism, create
@@ -202,12 +203,9 @@ class _Guard:
         if self.broken or not self.length:
             return self.broken
         factor = (length / self.length) ** self.exponent
-        if self.seconds * factor > self.options.seconds:
-            return f"skipped: a call would take about {self.seconds * factor:.0f} s"
-        needed = self.bytes * factor / 2**30
-        if self.options.device == "cpu" and needed > self.options.gigabytes:
-            return f"out of memory: it would need about {needed:.0f} GiB"
-        return ""
+        most, room = self.options.seconds, self.options.gigabytes
+        room = room if self.options.device == "cpu" else math.inf
+        return foreseen(factor * self.seconds, factor * self.bytes, most=most, room=room)
 
     def watch(self, call: Call, length: int) -> str:
         """Make the call once; why it failed, if it did."""
@@ -215,19 +213,12 @@ class _Guard:
         device = self.options.device
         peak, reason = attempt(functools.partial(peak_extra_bytes, call, device), device)
         if peak is None:
-            self.broken = "out of memory" if "OutOfMemory" in reason else reason
+            self.broken = reason
             return self.broken
         # the faster of two: a busy moment must not rule out the lengths after this one
-        self.seconds = min(_seconds(call, device), _seconds(call, device))
+        self.seconds = min(seconds_of(call, device), seconds_of(call, device))
         self.length, self.bytes = length, peak
         return ""
-
-
-def _seconds(call: Call, device: str) -> float:
-    begin = time.perf_counter()
-    call()
-    synchronise(device)
-    return time.perf_counter() - begin
 
 
 def _make(options: Options, name: str) -> Mechanism:

@@ -10,13 +10,19 @@ from cosformer.host_memory import keep_freed_memory
 
 
 def keep(
-    rows: Iterable[records.Row], path: Path, *, keys: Sequence[str], count: int, device: str = "cpu"
+    rows: Iterable[records.Row],
+    path: Path,
+    *,
+    keys: Sequence[str],
+    count: int,
+    device: str = "cpu",
+    option: str = "out",
 ) -> int:
     """Measure with so many threads: rows to the file as they come; the exit code of a verb.
 
-    `keys` are what a line shows of a row's config. The path is what the verb's `out` gives.
+    `keys` are what a line shows of a row's config. The path is what the verb's `option` gives.
     """
-    records.require_rows(path, "out")
+    records.require_rows(path, option)
     if warning := busy(count if device == "cpu" else 1):
         print(warning, file=sys.stderr)
     keep_freed_memory()  # fresh pages of long tensors would bend their growth

@@ -17,6 +17,8 @@ T = TypeVar("T")
 SHORTEST_SAMPLE = 0.1
 """Seconds. A shorter call is repeated within a sample: a moment in which a neighbour takes the
 machine should not be all that is measured."""
+NO_MEMORY = "out of memory"
+"""How the reason of a failure begins where memory was too small."""
 WARM_UP = 3
 """Calls before a recording or a measurement of the host."""
 
@@ -96,11 +98,32 @@ def attempt(make: Callable[[], T], device: str) -> tuple[T | None, str]:
         return made, ""
     except Exception as error:
         first_line = (str(error).strip().splitlines() or [""])[0]
-        reason = f"{type(error).__name__}: {first_line[:200]}"
+        kind = NO_MEMORY if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+        reason = f"{kind}: {first_line[:200]}"
     gc.collect()  # the tensors of the frames that failed
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
     return None, reason
+
+
+def foreseen(seconds: float, size: float, *, most: float, room: float) -> str:
+    """Why a call of about so many seconds and bytes is not made; empty if it may be.
+
+    `most`: the longest call in seconds. `room`: the most memory in GiB.
+    """
+    if seconds > most:
+        return f"skipped: a call would take about {seconds:.0f} s"
+    if size / 2**30 > room:
+        return f"{NO_MEMORY}: it would need about {size / 2**30:.0f} GiB"
+    return ""
+
+
+def seconds_of(call: Call, device: str) -> float:
+    """Seconds until one call has been made and the device has done its work."""
+    begin = time.perf_counter()
+    call()
+    synchronise(device)
+    return time.perf_counter() - begin
 
 
 def synchronise(device: str) -> None:

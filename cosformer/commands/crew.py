@@ -67,6 +67,11 @@ class CrewOptions:
     """Whether torch.compile makes programs of blocks and loss where models of tokens learn on a
     GPU: a slower first step for faster ones after it."""
 
+    @property
+    def is_toy(self) -> bool:
+        """Whether runs have a toy size."""
+        return False
+
     def __post_init__(self) -> None:
         for name in ("jobs", "threads"):
             if getattr(self, name) is not None:
@@ -250,8 +255,14 @@ class Crew(Generic[AnyTrial]):
         return self.jobs * self.share.neighbours
 
     def processes(self) -> BaseContext:
-        """How processes are begun."""
-        return PROCESSES
+        """How processes are begun. Toys on a CPU end sooner than a process has imported PyTorch:
+        theirs are forked."""
+        methods = multiprocessing.get_all_start_methods()
+        if self.has_gpu or not self.options.is_toy or "forkserver" not in methods:
+            return PROCESSES
+        found = multiprocessing.get_context("forkserver")
+        found.set_forkserver_preload([Work.__module__, "torch._dynamo"])  # optimisers import it
+        return found
 
     def more(self) -> None:
         """A run has ended: a crew that plans by results may now have more to do."""

@@ -1,12 +1,10 @@
 """`cosformer reproduce TABLE`: a published table measured anew, several runs side by side."""
 
 import dataclasses
-import multiprocessing
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +22,7 @@ from cosformer.training import shown, write_json
 
 POSITIONAL = "table"
 WORDS = {
+    "table": [*TABLES, "speed", "probes"],
     "only": [*dict.fromkeys(name for table in TABLES.values() for name in table.entries)],
     "columns": [*dict.fromkeys(name for table in TABLES.values() for name in table.columns)],
 }
@@ -49,7 +48,9 @@ class Options(CrewOptions):
     table: Literal["lra", "lra-pretrained", "lm", "mlm", "ablation"]
     """lra: Long-Range Arena; lra-pretrained: the same after pre-training on the inputs of each
     task; lm: words of WikiText-2 and bytes of enwik8; mlm: masked tokens of WikiText-2, then
-    fine-tuning on sentences; ablation: feature maps, cosine and decay on bytes of enwik8."""
+    fine-tuning on sentences; ablation: feature maps, cosine and decay on bytes of enwik8 and on
+    Long-Range Arena. Two more tables are no runs of this kind and have options of their own:
+    cosformer reproduce speed --help, cosformer reproduce probes --help."""
     only: tuple[str, ...] = ()
     """Mechanisms (lines of the table) by name; all of them if not given."""
     columns: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ class Options(CrewOptions):
     """Whether runs that have failed are tried again. One that diverged is not."""
     data: str | None = None
     """Folder with the data sets (`cosformer data list`), the data folder if not given; for lm
-    and ablation, also a text file in place of their texts."""
+    and ablation, also a text file in place of their texts: other columns are then left out."""
     out: Path | None = None
     """Folder of the runs; runs/reproduce-TABLE if not given."""
     rows: Path | None = None
@@ -73,10 +74,14 @@ class Options(CrewOptions):
         check_table(self.table, only=self.only, columns=self.columns)
         if self.data is None:
             return
-        learns_text = all(each.data is not None for each in TABLES[self.table].columns.values())
+        learns_text = self.table in ("lm", "ablation")
         path, kinds = Path(self.data), "a folder or a text file" if learns_text else "a folder"
         if not (path.is_dir() or (learns_text and path.is_file())):
             raise ValueError(f"data must be {kinds} for {self.table}, got {self.data}")
+
+    @property
+    def is_toy(self) -> bool:
+        return self.small
 
     @property
     def size(self) -> Literal["full", "small"]:
@@ -162,15 +167,6 @@ class Crew(crew.Crew[TableRun]):
         )
         return found.runs, found.later
 
-    def processes(self) -> BaseContext:
-        """Small runs on a CPU end sooner than a process has imported PyTorch: theirs is forked."""
-        methods = multiprocessing.get_all_start_methods()
-        if self.has_gpu or not self.options.small or "forkserver" not in methods:
-            return super().processes()
-        found = multiprocessing.get_context("forkserver")
-        found.set_forkserver_preload([work.__module__])
-        return found
-
     def more(self) -> None:
         """Wait for what can be run now, in the order of the plan."""
         ended = self._ended_runs()
@@ -218,10 +214,16 @@ class Crew(crew.Crew[TableRun]):
 
 def _columns(options: Options) -> tuple[str, ...]:
     """The columns whose data are there; an error for one that is named and lacks them."""
-    if options.data is not None and Path(options.data).is_file():
-        return options.columns or tuple(TABLES[options.table].columns)
-    where, there = files.folder(options.data), list[str]()
     known = TABLES[options.table].of_size(options.size)
+    if options.data is not None and Path(options.data).is_file():
+        texts = [name for name, column in known.items() if column.data is not None]
+        for name in options.columns:
+            if name not in texts:
+                raise ValueError(
+                    f"columns must be of {', '.join(texts)} where data is a text file, got {name}"
+                )
+        return options.columns or tuple(texts)
+    where, there = files.folder(options.data), list[str]()
     wanted = {*options.columns, *(known[name].start for name in options.columns)}
     for name, column in known.items():
         if options.columns and name not in wanted:

@@ -79,6 +79,10 @@ class Options(CrewOptions):
             raise ValueError(f"data must be a folder or a text file, got {self.data}")
 
     @property
+    def is_toy(self) -> bool:
+        return self.scale == "tiny"
+
+    @property
     def folder(self) -> Path:
         return self.out or RUNS / f"study-{self.task}"
 

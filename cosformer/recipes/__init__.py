@@ -18,7 +18,16 @@ from cosformer.recipes.reproduce import (
     plan,
 )
 from cosformer.recipes.setting import RUNS, Setting, tenth, use_of
-from cosformer.recipes.study import STUDIES, Done, Stage, Trial, check_names, protocols, trials
+from cosformer.recipes.study import (
+    STUDIES,
+    Done,
+    Stage,
+    Trial,
+    best_rates,
+    check_names,
+    protocols,
+    trials,
+)
 from cosformer.recipes.table import RECIPES, data_option, pretrained, recipe
 
 __all__ = ["RECIPES", "Setting", "data_option", "pretrained", "recipe"]

@@ -185,7 +185,6 @@ _SMALL_MLM["masked"] = replace(
     needs=(),
 )
 _PLAIN: Fields = {"positions": "auto", "conv": 0, "norm": None, "gate": False}
-_DECAY = "cosformer-multiscale"
 _ABLATION = {
     name: Column(
         task=task,
@@ -247,13 +246,16 @@ TABLES: dict[str, Table] = {
             "relu": {"mechanism": "relu", **_PLAIN},
             "softmax": {"mechanism": "softmax", **_PLAIN},
             "relu-cosine": {"mechanism": "cosformer", **_PLAIN},
-            "relu-decay": {"mechanism": _DECAY, "options": {"horizon": math.inf}, **_PLAIN},
+            "relu-decay": {
+                "mechanism": "cosformer-multiscale", "options": {"horizon": math.inf}, **_PLAIN,
+            },
+            # its horizon is the length of the task, as that of cosFormer alone
             "relu-cosine-decay": {
-                "mechanism": _DECAY, "options": {"horizon": 1_024.0}, **_PLAIN,
+                "mechanism": "cosformer", "options": {"decay": "multiscale"}, **_PLAIN,
             },
         },
-        _ABLATION,
-        _SMALL_ABLATION,
+        _ABLATION | _LRA,
+        _SMALL_ABLATION | _small(_LRA, **_FEW),
     ),
 }  # fmt: skip
 """Name -> the table. hybrid: one softmax layer, the last of two or the fourth of six."""

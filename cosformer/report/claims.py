@@ -139,7 +139,7 @@ def _compared(
     """One pair in words, and where ours stands; None where they have no column in common."""
     ours, theirs = scores.get(pair.ours, {}), scores.get(pair.theirs, {})
     if mean and all(column in ours and column in theirs for column in mean):
-        one, other = (_mean([each[column] for column in mean]) for each in (ours, theirs))
+        one, other = (mean_score([each[column] for column in mean]) for each in (ours, theirs))
         place = _place(one, other, lower[mean[0]], slack)
         said = f"{pair.ours} is {PLACES[place]} {pair.theirs} in the mean"
         return f"{said} ({one.mean:.1f} against {other.mean:.1f})", [place]
@@ -167,7 +167,8 @@ def _place(ours: Score, theirs: Score, is_lower_better: bool, slack: float) -> i
     return 1 if lead > 0 else 0 if -lead <= slack else -1
 
 
-def _mean(scores: Sequence[Score]) -> Score:
+def mean_score(scores: Sequence[Score]) -> Score:
+    """The mean of independent scores, and its deviation."""
     spread = math.hypot(*(each.deviation for each in scores)) / len(scores)
     return Score(statistics.fmean(each.mean for each in scores), spread)
 

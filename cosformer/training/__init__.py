@@ -16,7 +16,7 @@ from cosformer.training.config import (
     TaskConfig,
 )
 from cosformer.training.device import resolved
-from cosformer.training.evaluation import evaluate, judged_by, losses_by_position
+from cosformer.training.evaluation import autocast, evaluate, judged_by, losses_by_position
 from cosformer.training.feed import Fed, described, feed
 from cosformer.training.folder import (
     BEST,

@@ -58,7 +58,7 @@ def test_a_gpu_is_also_timed_without_its_host(tmp_path, monkeypatch):
     monkeypatch.setattr(mechanisms, "_make", make)
     monkeypatch.setattr(mechanisms, "median_times", lambda calls, **_: dict.fromkeys(calls, 77.0))
     monkeypatch.setattr(mechanisms, "peak_extra_bytes", lambda call, device: 96)
-    monkeypatch.setattr(mechanisms, "synchronise", lambda device: None)
+    monkeypatch.setattr(mechanisms, "seconds_of", lambda call, device: 0.0)
     given = options(tmp_path, names=("cosformer", "relu"), lengths=(16,), device="cuda")
     recorded = [row.value for row in mechanisms.measure(given) if row.what == "time_graph"]
     assert recorded == 4 * [fake_gpu.TIME]
@@ -96,7 +96,7 @@ def test_a_mechanism_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypa
     monkeypatch.setattr(MECHANISMS["linear"], "attend", explode)
     rows = list(mechanisms.measure(options(tmp_path, names=("linear", "relu"), lengths=(16, 32))))
     failed = [row.config for row in rows if row.what == "failed"]
-    expected = [("linear", n, "out of memory") for n in (16, 32, 16, 32)]
+    expected = [("linear", n, "out of memory: tried to allocate") for n in (16, 32, 16, 32)]
     assert [(c["candidate"], c["length"], c["reason"]) for c in failed] == expected
     assert any(row.what == "time" and row.config["candidate"] == "relu" for row in rows)
 
@@ -105,7 +105,7 @@ def test_no_guess_goes_far(tmp_path, monkeypatch):
     """A call of which most does not grow with the length, guessed from a much shorter one."""
     spent, tried = {16: 1.0, 64: 1.1, 256: 1.4, 1000: 2.6}, []
     monkeypatch.setattr(mechanisms, "_call", lambda *given: tried.append(given[2].length) or Mock())
-    monkeypatch.setattr(mechanisms, "_seconds", lambda *_: spent[tried[-1]])
+    monkeypatch.setattr(mechanisms, "seconds_of", lambda *_: spent[tried[-1]])
     monkeypatch.setattr(mechanisms, "peak_extra_bytes", lambda *_: 96)
     monkeypatch.setattr(mechanisms, "median_times", lambda calls, **_: dict.fromkeys(calls, 1.0))
     given = options(tmp_path, names=("linear",), lengths=(16, 1000), seconds=10.0)

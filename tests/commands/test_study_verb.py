@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from multiprocessing import get_context, set_forkserver_preload
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,10 +27,8 @@ ONLY = ("softmax", "multiscale")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Two rates, and processes that need not import PyTorch each."""
+    """Two rates, and no waiting."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # it imports this package
-    set_forkserver_preload(["cosformer.commands.study_run", "torch._dynamo"])
-    monkeypatch.setattr(crews, "PROCESSES", get_context("forkserver"))
     monkeypatch.setattr(crews, "POLL", 0.01)
     shorter(monkeypatch, rates=(3e-3, 1e-3))
 
@@ -276,7 +274,7 @@ def test_wrong_options_are_errors_that_name_them(here):
 
 @pytest.mark.slow
 def test_processes_that_import_everything_themselves_do_the_same(here, monkeypatch):
-    monkeypatch.setattr(crews, "PROCESSES", get_context("spawn"))
+    monkeypatch.setattr(study.Crew, "processes", lambda self: get_context("spawn"))
     shorter(monkeypatch, rates=(3e-3,))
     assert study.run(options(here, only=("softmax",))) == 0
     assert [row.config["entry"] for row in kept(here)] == ["softmax"]
