@@ -56,12 +56,22 @@ SIZES = {
     "full": Size(4, 256, 4, 1_024, (1_024, 2_048, 3_072, 4_096, 16_384, 65_536)),
     "small": Size(1, 16, 2, 32, (64, 256)),
 }
-LIMITS: dict[str, dict[str, float]] = {
-    "small": {"tokens": 512, "seconds": 5.0, "gigabytes": 6.0},
-    "cpu": {"tokens": 4_096, "seconds": 10.0, "gigabytes": 6.0},
-    "cuda": {"tokens": 65_536, "seconds": 5.0, "gigabytes": 32.0},
+
+
+class Limits(NamedTuple):
+    """What a step may be."""
+
+    tokens: int
+    seconds: float
+    gigabytes: float
+
+
+LIMITS = {
+    "small": Limits(512, 5.0, 6.0),
+    "cpu": Limits(4_096, 10.0, 6.0),
+    "cuda": Limits(65_536, 5.0, 32.0),
 }
-"""Kind of device, or `small` -> what holds there where the options do not say."""
+"""Kind of device, or `small` -> its limits, where the options do not say otherwise."""
 SHORT = 256
 """Tokens on which what grows faster than n² is tried first: longer sequences may take minutes."""
 
@@ -96,9 +106,6 @@ class Options:
     """CPU threads of torch."""
     repeats: int = 3
     """Samples behind each median."""
-    tokens: int | None = None
-    """Tokens of a step, as near below as whole sequences come, one sequence at least; 65,536 on a
-    GPU, 4,096 on a CPU, 512 with --small if not given."""
     seconds: float | None = None
     """The longest step: lengths at which one would take longer are rows that say so; 10 on a CPU, 5
     elsewhere if not given."""
@@ -117,8 +124,6 @@ class Options:
             check_choice("only", name, MECHANISMS)
         for name in ("threads", "repeats"):
             check_whole(name, getattr(self, name), 1)
-        if self.tokens is not None:
-            check_whole("tokens", self.tokens, 1)
         for name in ("minutes", "seconds", "gigabytes"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
@@ -145,15 +150,17 @@ class Options:
     def names(self) -> tuple[str, ...]:
         return self.only or tuple(MECHANISMS)
 
-    def given(self, name: str) -> float:
-        """The option, or what stands for it on this device."""
-        value = getattr(self, name)
-        kind = "small" if self.small else self.where.type
-        return float(LIMITS[kind][name] if value is None else value)
+    @property
+    def limits(self) -> Limits:
+        """Those of this device, but where options say otherwise."""
+        found = LIMITS["small" if self.small else self.where.type]
+        return found._replace(
+            seconds=self.seconds or found.seconds, gigabytes=self.gigabytes or found.gigabytes
+        )
 
     def batch(self, length: int) -> int:
-        """Sequences in a step."""
-        return max(1, int(self.given("tokens")) // length)
+        """Sequences in a step: as many as its tokens allow, and one at least."""
+        return max(1, self.limits.tokens // length)
 
     def model(self, mechanism: str, length: int) -> ModelConfig:
         """The same around every mechanism: positions that cost nothing, and no convolution."""
@@ -203,18 +210,22 @@ def measure(options: Options) -> Iterator[records.Row]:
     """All rows that are missing, each as soon as it is known, until time is up."""
     this = records.Run.begin(device=str(options.where), seed=options.seed)
     book = Book(options)
-    end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    begin, is_new = time.monotonic(), False
+    end = math.inf if options.minutes is None else begin + 60 * options.minutes
     for length in SIZES[options.size].lengths:
         names = [name for name in options.names if not book.has(name, length, options.retry)]
         task = None
         for first in range(0, len(names), TURNS):
             if time.monotonic() >= end:
-                return
+                break
+            is_new = True
             task = task or Stretches(length, options.where)
             turn = names[first : first + TURNS]
             for row in _measure_turn(options, this, book, task, turn):
                 book.add(row)
                 yield row
+    if is_new:
+        yield this.row("spent", time.monotonic() - begin, "s", table="speed", size=options.size)
 
 
 class Book:
@@ -229,6 +240,8 @@ class Book:
     def add(self, row: records.Row) -> None:
         """A row of another machine, size or batch does not count."""
         c = row.config
+        if row.what == "spent":
+            return
         here = (self.options.size, self.hardware, self.options.batch(c["length"]))
         if (c["size"], row.hardware["name"], c["batch"]) == here:
             place = self._rows.setdefault((c["candidate"], c["pass"], c["length"]), {})
@@ -255,7 +268,7 @@ class Book:
             return before if before.startswith(CARRIED) else ""
         batches = self.options.batch(length) / self.options.batch(last)
         factor = batches * (length / last) ** GROWTH[MECHANISMS[name].traits.growth]
-        most, room = self.options.given("seconds"), self.options.given("gigabytes")
+        _, most, room = self.options.limits
         room = room if self.options.where.type == "cpu" else math.inf
         size = factor * rows["peak_memory"].value
         return foreseen(factor / rows["speed"].value, size, most=most, room=room)
@@ -359,7 +372,7 @@ def _steps(options: Options, name: str, task: Stretches) -> tuple[Steps | None, 
     except ValueError as error:
         return None, f"refused: {error}"
     needed = count * PER_WEIGHT / 2**30
-    if needed > options.given("gigabytes"):
+    if needed > options.limits.gigabytes:
         return None, f"skipped: weights, gradients and moments would need {needed:.0f} GiB"
     config = RunConfig(
         TaskConfig("text"),
@@ -382,4 +395,4 @@ def _first_look(options: Options, name: str, call: Answers) -> str:
     if seconds is None:
         return reason
     seconds *= batch * (length / short.tokens.shape[1]) ** growth
-    return foreseen(seconds, 0, most=options.given("seconds"), room=math.inf)
+    return foreseen(seconds, 0, most=options.limits.seconds, room=math.inf)

@@ -13,6 +13,13 @@ from cosformer.report.charts import (
     loss_charts,
     memory_chart,
 )
+from cosformer.report.classifier import (
+    classifier_claim,
+    classifier_grids,
+    classifier_limits,
+    classifier_rule,
+    machines,
+)
 from cosformer.report.generation import token_grid
 from cosformer.report.html import (
     UNMEASURED,
@@ -236,10 +243,17 @@ def _speed(sources: Sources, book: Book, charts: list[Chart]) -> str:
         parts.append(table(training_grid(rows), book))
         parts.append(paragraph(training_claim(rows), "verdict"))
         parts.append(paragraph(f"By cosformer bench training. {training_rule(rows)}.", "origin"))
-    if not parts:
-        return _unmeasured("speed", "Speed", "cosformer bench mechanisms")
-    missing = "The classifier of the paper's own table of speed is not measured yet."
-    return section("speed", "Speed", *parts, paragraph(missing))
+    parts.append("<h3>The classifier of the paper's table</h3>")
+    rows = sources.get("reproduce-speed", ())
+    for mine in machines(rows) if rows else ():
+        parts += [table(grid, book) for grid in classifier_grids(mine)]
+        parts.append(paragraph(classifier_claim(mine), "verdict"))
+        parts.append(notes("Places without a number", classifier_limits(mine)))
+        rule = classifier_rule(mine)
+        parts.append(paragraph(f"By cosformer reproduce speed. {rule}", "origin"))
+    if not rows:
+        parts.append(paragraph(f"{UNMEASURED.capitalize()}: cosformer reproduce speed", "why"))
+    return section("speed", "Speed", *parts)
 
 
 def _probes(sources: Sources, book: Book) -> str:

@@ -19,7 +19,9 @@ from cosformer.report.writing import write_whole
 OPEN = re.compile(r"<!-- rows:(?P<name>\S*) -->\n")
 CLOSE = "<!-- /rows -->"
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-LAID_OUT = {"reproduced", "study", "probes", "mechanisms", "training", "generation", "tokens"}
+LAID_OUT = {
+    "reproduced", "classifier", "study", "probes", "mechanisms", "training", "generation", "tokens",
+}  # fmt: skip
 """Tables that the page lays out itself; it shows the others as the marked files have them."""
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
@@ -52,6 +54,7 @@ OPTIONAL = {
     "reproduce-lm",
     "reproduce-mlm",
     "reproduce-ablation",
+    "reproduce-speed",
 }
 """Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from cosformer.records import Row
 from cosformer.report.cells import cell_table
+from cosformer.report.classifier import classifier_table
 from cosformer.report.conversion import conversion_table, embedding_table
 from cosformer.report.generation import token_table
 from cosformer.report.mechanisms import mechanism_table
@@ -120,6 +121,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "reproduced": reproduced_table,
     "conversion": conversion_table,
     "embedding": embedding_table,
+    "classifier": classifier_table,
 }
 
 
