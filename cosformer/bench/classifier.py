@@ -278,8 +278,8 @@ class Stretches(tasks.Task):
     """Stretches of a text of one length, labelled by chance: how fast they are learnt from does not
     depend on what is learnt."""
 
-    def __init__(self, length: int, device: torch.device) -> None:
-        self._text = tasks.create("lm", text="python", length=length, device=device)
+    def __init__(self, length: int, device: torch.device, text: str = "python") -> None:
+        self._text = tasks.create("lm", text=text, length=length, device=device)
         self.device, self.sizes = device, self._text.sizes
         self.facts = tasks.Facts(256, 2, length, "sequence", "accuracy", 0.5, "a coin")
 

@@ -259,13 +259,13 @@ def _speed(sources: Sources, book: Book, charts: list[Chart]) -> str:
 def _probes(sources: Sources, book: Book) -> str:
     rows = sources.get("study-probes", ())
     if not any(row.what == "accuracy" for row in rows):
-        return _unmeasured("probes", "Probes", "cosformer study probes")
+        return _unmeasured("probes", "Probes", "cosformer reproduce probes")
     return section(
         "probes",
         "Probes",
         *(table(grid, book) for grid in probe_grids(rows)),
         paragraph(probe_claim(rows), "verdict"),
-        paragraph(f"By cosformer study probes. {probe_rule(rows)}", "origin"),
+        paragraph(f"By cosformer reproduce probes. {probe_rule(rows)}", "origin"),
     )
 
 

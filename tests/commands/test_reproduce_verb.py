@@ -13,9 +13,9 @@ import torch
 
 from cosformer import records
 from cosformer.commands import crew as crews
-from cosformer.commands import crew_run, reproduce
+from cosformer.commands import crew_run, reproduce, reproduce_probes
 from cosformer.commands.reproduce_run import work
-from cosformer.recipes import TABLES, TableRun
+from cosformer.recipes import PROBES, TABLES, TableRun
 from cosformer.report.tables import TABLES as SHOWN
 from cosformer.training import Trainer
 
@@ -199,17 +199,18 @@ def arena(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", ["lra", "lra-pretrained"])
+@pytest.mark.parametrize("table", ["lra", "lra-pretrained", "ablation"])
 def test_every_column_of_the_arena_ends_as_a_number(here, arena, table, monkeypatch):
     for name, column in TABLES[table].small.items():
         monkeypatch.setitem(TABLES[table].small, name, replace(column, rates=column.rates[:1]))
-    only = ("bigbird", "sinkhorn") if table == "lra" else ("hybrid",)
-    chosen = {"only": only, "columns": (), "data": str(arena)}
+    only = {"lra": ("bigbird", "sinkhorn"), "ablation": ("relu-cosine-decay",)}
+    only = only.get(table, ("hybrid",))
+    chosen = {"only": only, "columns": tuple(TABLES["lra"].columns), "data": str(arena)}
     assert reproduce.run(options(here, table, **chosen)) == 0
     assert {row.what for row in kept(here)} == {"accuracy"}
     shown = SHOWN["reproduced"](kept(here))
     (line,) = (line for line in shown.splitlines() if line.startswith(f"| {only[-1]} |"))
-    assert "–" not in line
+    assert line.count("–") == (2 if table == "ablation" else 0)  # its texts
     assert (table == "lra-pretrained") == ("of masked pre-training" in shown)
 
 
@@ -235,7 +236,7 @@ def test_fine_tuning_begins_with_the_best_run_on_masked_tokens(here, monkeypatch
 
 
 @pytest.mark.slow
-def test_every_entry_of_the_ablation_ends_as_a_row(here, monkeypatch):
+def test_every_entry_of_the_ablation_ends_as_a_row_of_texts(here, monkeypatch):
     for name, column in TABLES["ablation"].small.items():
         one = replace(column, rates=column.rates[:1], seeds=(0,))
         monkeypatch.setitem(TABLES["ablation"].small, name, one)
@@ -250,3 +251,30 @@ def test_rows_of_a_run_name_it(here):
     run = TableRun("lm", "softmax", "enwik8", 3e-3, 1, "small")
     row = records.Run.begin().row("bits_per_byte", 2.0, "bits per byte", **run.described())
     assert options(here).book.trial_of(row) == run
+
+
+def test_probes_are_those_of_the_study_at_all_rates_and_then_with_seeds(here, monkeypatch, capsys):
+    probe = replace(PROBES["tiny"]["mqar-64"], rates=(3e-3,))
+    monkeypatch.setitem(PROBES["tiny"], "mqar-64", probe)
+    given = {"only": ("delta-conv",), "columns": ("mqar-64",), "small": True}
+    given |= {"jobs": 2, "threads": 1, "device": "cpu", "out": here / "runs"}
+    given |= {"rows": here / "rows.jsonl"}
+    assert reproduce_probes.run(reproduce_probes.Options(**given, minutes=1e-6)) == 0
+    assert (
+        "0 of 1 runs are done, 0 have failed; the same command goes on" in capsys.readouterr().out
+    )
+    assert reproduce_probes.run(reproduce_probes.Options(**given)) == 0
+    assert sorted(searched(here)) == [("delta-conv", 3e-3, seed) for seed in probe.seeds]
+    assert "| delta-conv |" in SHOWN["probes"](kept(here))
+    with pytest.raises(ValueError, match=r"probes must be one of mqar-64, .*got 'mqar'"):
+        reproduce_probes.Options(**given | {"columns": ("mqar",)})
+
+
+def test_a_text_file_serves_the_columns_of_the_ablation_that_learn_text(here):
+    given = {"only": (), "data": "my.txt"}
+    assert reproduce._columns(options(here, "ablation", columns=(), **given)) == (
+        "masked",
+        "causal",
+    )
+    with pytest.raises(ValueError, match=r"columns must be of masked, causal where .*got text"):
+        reproduce._columns(options(here, "ablation", columns=("text",), **given))

@@ -92,6 +92,27 @@ def probed(entry, value):
     return RUN.row("accuracy", value, "accuracy", **at)
 
 
+def timed(candidate, length, value, *, what="speed", pass_name="training", run=RUN, **changes):
+    """A row of the paper's table of speed."""
+    at = {"table": "speed", "size": "full", "batch": 65_536 // length, "length": length}
+    at |= {"model": {"layers": 4, "width": 256, "heads": 4, "hidden": 1024}, "dtype": "bfloat16"}
+    at |= {"candidate": candidate, "pass": pass_name, "repeats": 3}
+    return run.row(what, value, "", **(at | changes))
+
+
+SPEED_ROWS = [
+    *(timed("cosformer", n, 100.0) for n in (1_024, 4_096, 16_384)),
+    *(timed("softmax", n, 100.0 * 2_048 / n) for n in (1_024, 4_096, 16_384)),
+    *(timed(name, 1_024, 500.0, pass_name="inference") for name in ("cosformer", "softmax")),
+    *(timed(name, 1_024, 2**30, what="peak_memory") for name in ("cosformer", "softmax")),
+    timed("reformer", 1_024, 1, what="failed", reason="out of memory: no room"),
+    timed("reformer", 4_096, 1, what="failed", reason="out of memory: no room"),
+    timed("bigbird", 1_024, 1, what="failed", reason="tried again since"),
+    timed("bigbird", 1_024, 9.0),
+    RUN.row("spent", 90.0, "s", table="speed", size="full"),
+]
+
+
 def looked(candidate, weights):
     """What a model looks at and writes; weights `[H, T, T]`."""
     pieces = [f"w{n} " for n in range(weights.shape[-1])]
@@ -132,6 +153,7 @@ def page_sources(ops):
         "study-lm": STUDY_ROWS,
         "study-probes": [probed("softmax", 0.9), probed("cosformer", 0.1)],
         "reproduce-lra": TABLE_ROWS,
+        "reproduce-speed": SPEED_ROWS,
         "looking": [*looked("cosformer", weights), *looked("softmax", weights.square())],
     }
 

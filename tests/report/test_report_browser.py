@@ -83,7 +83,7 @@ def test_it_opens_and_every_chart_and_map_is_drawn(visit):
         distances: lines("maps-of-heads"),
       };
     """)
-    assert found == {"tables": 11, "empty": [], "charts": 6, "maps": [True] * 4, "distances": 4}
+    assert found == {"tables": 14, "empty": [], "charts": 6, "maps": [True] * 4, "distances": 4}
 
 
 def test_lines_are_switched_by_mouse_and_views_by_choice(visit):

@@ -39,7 +39,7 @@ def test_a_page_of_all_kinds_of_rows_has_every_table_chart_and_map(sources):
     assert set(charts) == {"time", "memory", "loss", "position", "judged", "stream"}
     assert all(line["points"] for chart in charts.values() for line in chart["views"][0]["lines"])
     assert [model["name"] for model in found.data["maps"]] == ["cosFormer", "softmax"]
-    assert found.count["table"] == len(REPRODUCED) + 6
+    assert found.count["table"] == len(REPRODUCED) + 9
     assert "<b>Once &lt;upon&gt;</b> a time" in text
 
 
@@ -82,7 +82,8 @@ def test_a_page_without_rows_says_so_everywhere():
         len(about.entries) * (len(about.columns) + bool(about.mean))
         for about in REPRODUCED.values()
     )
-    assert "Not measured yet: cosformer study probes" in text
+    assert "Not measured yet: cosformer reproduce probes" in text
+    assert "Not measured yet: cosformer reproduce speed" in text
     assert not found.rows
 
 

@@ -1,7 +1,7 @@
 """A published table measured anew says what its rows say, and why cells are empty."""
 
 import pytest
-from row_cases import TABLE_ROWS
+from row_cases import TABLE_ROWS, cell, judged
 
 from cosformer.report.readme import OPTIONAL, renew
 from cosformer.report.reproduce import REPRODUCED
@@ -35,9 +35,27 @@ def test_cells_that_are_empty_or_not_final_say_why():
     assert "5,000 steps of 32 sequences of up to 2,000 tokens" in table
 
 
-@pytest.mark.parametrize("name", REPRODUCED)
+def test_the_mean_over_the_arena_is_one_column_of_the_ablation():
+    arena = [name for name in REPRODUCED["ablation"].columns if name not in ("masked", "causal")]
+    rows = [
+        *(row for name in arena for row in cell("relu", name, 0.5, 0.2, table="ablation")),
+        *(row for name in arena for row in cell("relu-cosine", name, 0.5, 0.3, table="ablation")),
+        judged("relu", "causal", 1e-3, 2.0, 2.0, table="ablation"),
+        judged("relu-cosine", "causal", 1e-3, 2.5, 2.5, table="ablation"),
+    ]
+    table = TABLES["reproduced"](rows)
+    assert lines(table)["mechanism"][-1] == "LRA mean"
+    assert lines(table)["relu-cosine"][-1] == "30.0"
+    assert (
+        "relu-cosine is ahead of relu in LRA mean (30 against 20) and behind relu in next byte "
+        "(2.5 against 2), which supports it in part"
+    ) in table
+
+
+@pytest.mark.parametrize("name", [*REPRODUCED, "speed"])
 def test_a_block_without_rows_stays_empty(name):
-    block = f"<!-- rows:reproduce-{name}/reproduced -->\n<!-- /rows -->\n"
+    shape = "classifier" if name == "speed" else "reproduced"
+    block = f"<!-- rows:reproduce-{name}/{shape} -->\n<!-- /rows -->\n"
     assert f"reproduce-{name}" in OPTIONAL
     assert renew(block, {}) == block
 
