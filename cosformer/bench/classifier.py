@@ -1,7 +1,9 @@
 """`cosformer reproduce speed`: steps of a text classifier with every mechanism, in turns."""
 
 import contextlib
+import functools
 import gc
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +37,7 @@ PASSES = ("training", "inference")
 TURNS = 5
 """Mechanisms that take turns: the first five are cosFormer's family, softmax and linear."""
 CARRIED = ("skipped", NO_MEMORY)
-"""Beginnings of reasons that hold at every greater length as well."""
+"""Beginnings of reasons that hold at every greater length as well, up to a colon."""
 PER_WEIGHT = 16
 """Bytes of a float32 weight, its gradient and the two moments of AdamW."""
 WORDS = {"only": MECHANISMS}
@@ -212,18 +214,19 @@ def measure(options: Options) -> Iterator[records.Row]:
     book = Book(options)
     begin, is_new = time.monotonic(), False
     end = math.inf if options.minutes is None else begin + 60 * options.minutes
-    for length in SIZES[options.size].lengths:
-        names = [name for name in options.names if not book.has(name, length, options.retry)]
-        task = None
-        for first in range(0, len(names), TURNS):
-            if time.monotonic() >= end:
-                break
-            is_new = True
-            task = task or Stretches(length, options.where)
-            turn = names[first : first + TURNS]
-            for row in _measure_turn(options, this, book, task, turn):
-                book.add(row)
-                yield row
+    names, lengths = options.names, SIZES[options.size].lengths
+    turns = [names[first : first + TURNS] for first in range(0, len(names), TURNS)]
+    stretches = functools.cache(functools.partial(Stretches, device=options.where))
+    for turn, length in itertools.product(turns, lengths):
+        todo = [name for name in turn if not book.has(name, length, options.retry)]
+        if not todo:
+            continue
+        if time.monotonic() >= end:
+            break
+        is_new = True
+        for row in _measure_turn(options, this, book, stretches(length), todo):
+            book.add(row)
+            yield row
     if is_new:
         yield this.row("spent", time.monotonic() - begin, "s", table="speed", size=options.size)
 
@@ -259,13 +262,17 @@ class Book:
         """Why this had better not be tried, by what the last shorter length took; empty if it may
         be tried."""
         shorter = [n for n in SIZES[self.options.size].lengths if n < length]
-        found = [(n, rows) for n in shorter if (rows := self._rows.get((name, pass_name, n)))]
-        if not found:
+        found = [(n, self._rows.get((name, pass_name, n), {})) for n in shorter]
+        known = [(n, rows) for n, rows in found if rows.keys() >= {"speed", "peak_memory"}]
+        for n, rows in found:
+            kind = (
+                str(rows["failed"].config["reason"]).partition(":")[0] if "failed" in rows else ""
+            )
+            if kind in CARRIED:
+                return f"{kind}: so it was at {n:,} tokens"
+        if not known:
             return ""
-        last, rows = found[-1]
-        if "failed" in rows:
-            before = str(rows["failed"].config["reason"])
-            return before if before.startswith(CARRIED) else ""
+        last, rows = known[-1]
         batches = self.options.batch(length) / self.options.batch(last)
         factor = batches * (length / last) ** GROWTH[MECHANISMS[name].traits.growth]
         _, most, room = self.options.limits
