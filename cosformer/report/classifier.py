@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from cosformer.records import Row, growth_exponent
 from cosformer.report.claims import SHORTEST, speed_sentence
 from cosformer.report.selection import Times, origin, other_commits
-from cosformer.report.training import mebibytes, number_cell
+from cosformer.report.training import cell_of, mebibytes
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds, words
 
 OURS, THEIRS = "cosformer", "softmax"
@@ -147,7 +147,7 @@ def _grid(
     lines = list[Sequence[Cell]]()
     for name in dict.fromkeys(str(row.config["candidate"]) for row in measured):
         at = [{"pass": pass_name, "length": length} for length in sorted(lengths)]
-        lines.append([Cell(name), *(number_cell(measured, what, name, each, spell) for each in at)])
+        lines.append([Cell(name), *(cell_of(measured, what, name, each, spell) for each in at)])
         if is_published and name in PUBLISHED:
             theirs = dict(zip(PUBLISHED_AT, PUBLISHED[name], strict=True))
             values = [f"*{theirs.get(length, MISSING)}*" for length in sorted(lengths)]

@@ -1,7 +1,7 @@
 """Tables of training steps, of generated tokens and of generated data."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cosformer.records import Row
 from cosformer.report.claims import speed_sentence
@@ -190,7 +190,9 @@ def mebibytes(count: float) -> str:
     return f"{count / 2**20:,.0f} MiB" if count >= 10 * 2**20 else f"{count / 2**20:.2g} MiB"
 
 
-def cell_of(run: Sequence[Row], what: str, name: str, at: dict[str, int], spell: Spell) -> Cell:
+def cell_of(
+    run: Sequence[Row], what: str, name: str, at: Mapping[str, object], spell: Spell
+) -> Cell:
     """The number of one mechanism and setting as text; the reason if there is none."""
     for row in run:
         c = row.config
