@@ -227,6 +227,7 @@ def measure(options: Options) -> Iterator[records.Row]:
         for row in _measure_turn(options, this, book, stretches(length), todo):
             book.add(row)
             yield row
+        gc.collect()  # learners refer to themselves, and would keep their memory for a while
     if is_new:
         yield this.row("spent", time.monotonic() - begin, "s", table="speed", size=options.size)
 
@@ -309,22 +310,23 @@ def _measure_turn(
     with contextlib.ExitStack() as feeds:
         training, inference = dict[str, Steps](), dict[str, Answers]()
         for name in names:
-            steps, reason = _steps(options, name, task)
-            if steps is not None:
-                feeds.callback(steps.close)
-                training[name] = steps
-                inference[name] = Answers(steps.model, tokens, at["dtype"])
-                reason = _first_look(options, name, inference[name])
-            if reason:
-                for pass_name in PASSES:
-                    yield failed(this, name, reason, {"pass": pass_name, **at})
-                training.pop(name, None)
-                inference.pop(name, None)
+            reasons = [book.reason(name, each, at["length"]) for each in PASSES]
+            if not all(reasons):
+                steps, reason = _steps(options, name, task)
+                if steps is not None:
+                    feeds.callback(steps.close)
+                    answers = Answers(steps.model, tokens, at["dtype"])
+                    reason = _first_look(options, name, answers)
+                    if not reason:
+                        training[name], inference[name] = steps, answers
+                        continue
+                reasons = [reason] * len(PASSES)
+            for pass_name, reason in zip(PASSES, reasons, strict=True):
+                yield failed(this, name, reason, {"pass": pass_name, **at})
         yield from _measure_pass(options, this, book, training, {"pass": "training", **at})
+        for each in inference.values():
+            each.model.eval()
         yield from _measure_pass(options, this, book, inference, {"pass": "inference", **at})
-    training.clear()
-    inference.clear()
-    gc.collect()  # learners hold themselves
 
 
 def _measure_pass(
@@ -358,10 +360,8 @@ class Answers:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        self.model.eval()
         with autocast(self.tokens.device, self.precision):
             self.model(self.tokens)
-        self.model.train()
 
     def peak_bytes(self) -> int:
         """The most that a call holds beyond the model and its batch."""

@@ -85,7 +85,8 @@ def classifier_claim(rows: Sequence[Row]) -> str:
         long = {length: each for length, each in found.items() if length >= GROWTH_FROM}
         if len(long) > 1:
             growth[name] = growth_exponent(long)
-    said = speed_sentence(tokens, growth, OURS, THEIRS)
+    is_told = growth.keys() >= {OURS, THEIRS}
+    said = speed_sentence(tokens, growth if is_told else {}, OURS, THEIRS)
     ours, theirs = tokens.get(OURS, {}), tokens.get(THEIRS, {})
     ratios = [f"{theirs[n] / ours[n]:.2f} × at {n:,}" for n in sorted(ours.keys() & theirs.keys())]
     if ratios:
