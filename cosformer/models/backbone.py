@@ -55,8 +55,8 @@ class Backbone(nn.Module):
     """The ranks of which each has a stretch of every sequence in `forward`, set by
     ``cosformer.distributed.split``."""
     recompute = False
-    """Whether blocks compute again in the backward pass what they would keep for it: a third more
-    work, for a fraction of the memory."""
+    """Whether blocks compute again in the backward pass what they would keep for it: every forward
+    pass of a block is made twice, and only its input is kept."""
     calls: Sequence[Callable[..., Tensor]] | None = None
     """What `forward` calls in place of the blocks, as compiled ones; None: the blocks."""
 
@@ -132,7 +132,7 @@ class Backbone(nn.Module):
         for block in self.calls or self._stack:
             call = functools.partial(block, causal=self.causal, **masks)
             if self.recompute:
-                x = recomputed(call, x, vectors, draws=self.config.dropout > 0)
+                x = recomputed(call, x, vectors, draws=self._draws)
             else:
                 x = call(x, vectors)
             x = _told(x, hidden, order)
@@ -288,6 +288,11 @@ class Backbone(nn.Module):
                 if limit is not None:
                     found[what] = min(limit, found.get(what, limit))
         return found
+
+    @property
+    def _draws(self) -> bool:
+        """Whether a forward pass draws random numbers, as one in training does with dropout."""
+        return self.config.dropout > 0 or any(inner.traits.random for inner in self._mechanisms)
 
     @property
     def _mechanisms(self) -> list[Mechanism]:

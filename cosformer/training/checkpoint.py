@@ -17,6 +17,8 @@ FORMAT, IN_PARTS = 3, 4
 """Numbers of the layouts: of a file with all tensors, and of one with a list of parts; raised when
 old files can no longer be read as they are."""
 KIND = "cosformer checkpoint"
+EXTRA = "_extra_state"
+"""The last part of a name in the state of a model, for what a module keeps beside its tensors."""
 LIST = "parts"
 """The tensor, of bytes, that is the list of parts."""
 
@@ -120,6 +122,17 @@ def fill(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: str)
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(laid_like(stored[name], tensor))
+
+
+def set_extra_states(model: nn.Module, filled: Mapping[str, Tensor], prefix: str) -> None:
+    """Give modules what they keep beside tensors of their own, which `fill` has filled copies of.
+
+    `prefix`: what stands before the names of the model's state in `filled`.
+    """
+    for name, module in model.named_modules():
+        found = filled.get(f"{prefix}{name}.{EXTRA}")
+        if found is not None:
+            module.set_extra_state(found)
 
 
 def require_like(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str) -> None:

@@ -219,8 +219,8 @@ class RunConfig:
     model of tokens is trained on a GPU, by one process or with plain data parallelism; the first
     step then takes longer, and later ones are faster."""
     recompute: bool = False
-    """Whether blocks compute again in the backward pass what they would keep for it: a third more
-    work, for a fraction of the memory."""
+    """Whether blocks compute again in the backward pass what they would keep for it: every forward
+    pass of a block is made twice, and only its input is kept."""
     graph: bool = False
     """Whether steps on a GPU are recorded and replayed (CUDA graphs): a small model waits for
     Python otherwise."""

@@ -37,6 +37,7 @@ class Replayed:
 
     def __call__(self, batch: Batch) -> None:
         shape = tuple((name, x.shape, x.dtype) for name, x in sorted(batch.items()))
+        self._seen[shape] += 1
         if not self._serves(shape):
             self._take(batch)
             return
@@ -45,7 +46,6 @@ class Replayed:
         inputs = self._inputs[shape]
         for name, tensor in inputs.items():
             tensor.copy_(batch[name])
-        self._seen[shape] += 1
         if self._seen[shape] <= WARM:
             self._take(inputs)
             return
@@ -54,9 +54,11 @@ class Replayed:
         self._graphs[shape].replay()
 
     def _serves(self, shape: Shape) -> bool:
+        """Whether batches of this shape have inputs of their own, or get them now."""
         # the model looks at a mask on the CPU, which cannot be recorded
         hides = any(name.startswith("mask") for name, *_ in shape)
-        return not hides and (shape in self._inputs or len(self._inputs) < MOST)
+        recurs = self._seen[shape] > 1 and len(self._inputs) < MOST
+        return not hides and (shape in self._inputs or recurs)
 
     def _take(self, batch: Batch) -> None:
         """A step by itself."""

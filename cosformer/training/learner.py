@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cosformer.models import Backbone, Model, ModelConfig, TokenModel, create_model
 from cosformer.tasks import Batch
-from cosformer.training.checkpoint import Checkpoint, fill, weights
+from cosformer.training.checkpoint import Checkpoint, fill, set_extra_states, weights
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import Losses, autocast
 from cosformer.training.feed import Fed
@@ -143,14 +143,16 @@ class Learner:
         """Go on where a checkpoint was written; `where` names it in errors."""
         begin_moments(self.model, self.optimiser)
         self._filled = self.phase.unlogged(step, self.config.log_every)
-        stored, sharing = checkpoint.tensors, self.processes.sharing
+        stored, sharing, own = checkpoint.tensors, self.processes.sharing, self.tensors()
         if sharing is not None and isinstance(stored, Parts):
             from cosformer.training.sharded import fill_parts
 
-            fill_parts(self.tensors(), stored, where, sharing)
+            fill_parts(own, stored, where, sharing)
         else:
-            fill(self.tensors(), stored, where)
+            fill(own, stored, where)
+        set_extra_states(self.model, own, "model.")
         if self.average is not None:
+            set_extra_states(self.average.module, own, "average.")
             self.average.n_averaged.fill_(step)
         self.step = step
 
@@ -196,7 +198,7 @@ class Compiled:
         self._backbone = _backbone(model)
         self._calls = [torch.compile(block) for block in self._backbone.blocks]
         self._model = model if isinstance(model, TokenModel) else None
-        self._token_loss = torch.compile(TokenModel.token_loss)
+        self._token_loss = None if self._model is None else torch.compile(self._model.token_loss)
 
     def __enter__(self) -> None:
         self._backbone.calls = self._calls
