@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-gpu check bench bench-mechanisms bench-training report docs clean
+.PHONY: install demo test test-slow test-gpu test-harness check bench bench-mechanisms bench-training report docs clean
 
 # Set-up: one environment in .venv, remade when its inputs change.
 .venv/ready: pyproject.toml constraints.txt
@@ -25,6 +25,10 @@ test-slow: .venv/ready    ## the slow ones: graphs, sweeps by Triton's interpret
 
 test-gpu:                 ## the tests that need one, with whatever Python has torch there
 	python3 -m pytest -m gpu $$(find tests -name 'test_*_gpu.py')
+
+test-harness: .venv/ready ## installs lm-evaluation-harness, then scores an exported run with it
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[harness]'
+	$(BIN)/pytest -m slow tests/hf/test_hf_harness.py
 
 check: .venv/ready        ## ruff and mypy
 	$(BIN)/ruff check .

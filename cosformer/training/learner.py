@@ -198,7 +198,7 @@ class Compiled:
         self._backbone = _backbone(model)
         self._calls = [torch.compile(block) for block in self._backbone.blocks]
         self._model = model if isinstance(model, TokenModel) else None
-        self._token_loss = None if self._model is None else torch.compile(self._model.token_loss)
+        self._token_loss = torch.compile((self._model or TokenModel).token_loss)
 
     def __enter__(self) -> None:
         self._backbone.calls = self._calls

@@ -254,7 +254,7 @@ def test_the_config_of_another_kind_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["decoder", "masked-lm"])
 def test_a_compiled_model_gives_the_same_numbers(kind):
     torch._dynamo.reset()
     model, x = cases.native(KINDS[kind][0]), cases.tokens()
