@@ -61,7 +61,7 @@ class Plan(NamedTuple):
     """What a choice for several streams must compute: the work depends on it, not on the rows."""
 
     most: int | None = 1  # candidates among which some row chooses; None: the vocabulary
-    ranked: bool = False  # whether candidates stand by their logits, as top-k and top-p need
+    ranked: bool = False  # whether ranks decide on candidates, as with top-k and top-p
     uneven: bool = False  # whether some row chooses among fewer candidates than others
     nucleus: bool = False  # whether some row has a top-p
     greedy: bool = False  # whether some row takes its likeliest token, where others do not
@@ -86,11 +86,6 @@ class Plan(NamedTuple):
             most = None if None in counts else 1 << (most - 1).bit_length()
         nucleus = any(each.top_p is not None for each in drawn)
         return cls(most, bool(known) or nucleus, uneven, nucleus, len(drawn) < len(given), masked)
-
-    @property
-    def needs_ends(self) -> bool:
-        """Whether rows may end at different candidates."""
-        return self.uneven or self.nucleus or self.masked
 
 
 class Choices(NamedTuple):
@@ -139,8 +134,8 @@ class Choices(NamedTuple):
 def choose(logits: Tensor, choices: Choices, plan: Plan, noise: Tensor | None = None) -> Tensor:
     """A token `[B]` for each row of logits `[B, vocabulary]`; -1 where they are not finite.
 
-    The chosen token is the first whose cumulated probability exceeds the noise `[B]`, which is that
-    of the choices if None: likeliest first where the plan is ranked, else by the vocabulary.
+    The chosen token is the first of the vocabulary whose cumulated probability exceeds the noise
+    `[B]`, which is that of the choices if None.
     """
     if plan.masked:
         index = torch.arange(logits.shape[1], device=logits.device)
@@ -157,28 +152,31 @@ def choose(logits: Tensor, choices: Choices, plan: Plan, noise: Tensor | None = 
 
 
 def _sampled(below: Tensor, choices: Choices, plan: Plan, noise: Tensor) -> Tensor:
-    """Tokens by logits that are at most 0, so that no temperature makes them inf."""
+    """Tokens by logits that are at most 0, so that no temperature makes them inf.
+
+    Ranks decide among which tokens a row chooses. It then goes through these by the vocabulary, so
+    that a row chooses alike whatever plan it shares with others.
+    """
     heat = choices.temperature[:, None]
     scores, tokens = below / (heat.where(heat > 0, 1) if plan.greedy else heat), None
-    if plan.ranked and plan.most is not None and plan.most < below.shape[1]:
-        scores, tokens = scores.topk(plan.most)
-    elif plan.ranked:
-        scores, tokens = scores.sort(dim=-1, descending=True, stable=True)
-    last = scores.shape[1] - 1
-    ends = torch.full_like(choices.top_k, last)[:, None] if plan.needs_ends else None
-    if plan.uneven and ends is not None:
-        ends = torch.minimum(ends, choices.top_k[:, None] - 1)
-        rank = torch.arange(last + 1, device=scores.device)
-        scores = scores.masked_fill(rank > ends, -torch.inf)
+    if plan.ranked:
+        if plan.most is not None and plan.most < below.shape[1]:
+            scores, tokens = scores.topk(plan.most)
+        else:
+            scores, tokens = scores.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(scores.shape[1], device=scores.device)
+        if plan.uneven:
+            scores = scores.masked_fill(rank >= choices.top_k[:, None], -torch.inf)
+        if plan.nucleus:  # the first token that reaches top_p is among them
+            short = scores.softmax(-1).cumsum(-1) < choices.top_p[:, None]
+            scores = scores.masked_fill(rank > short.sum(-1, keepdim=True), -torch.inf)
+        tokens, order = tokens.sort(dim=-1)
+        scores = scores.gather(1, order)
     reached = scores.softmax(-1).cumsum(-1)
-    if plan.masked and ends is not None:
-        ends = torch.minimum(ends, choices.data_tokens[:, None] - 1)
-    if plan.nucleus and ends is not None:  # the first token that reaches top_p is among them
-        enough = (reached < choices.top_p[:, None]).sum(-1, keepdim=True)
-        ends = torch.minimum(ends, enough)
-    total = reached[:, -1:] if ends is None else reached.gather(1, ends)
+    total = reached[:, -1:]
     chosen = torch.searchsorted(reached, noise[:, None] * total, right=True)
-    chosen = chosen.clamp(max=last) if ends is None else torch.minimum(chosen, ends)
+    last = (reached < total).sum(-1, keepdim=True)  # the last token that has a probability
+    chosen = torch.minimum(chosen, last)
     return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
 
 

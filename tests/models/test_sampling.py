@@ -65,10 +65,10 @@ def test_noise_at_its_ends_chooses_a_token_that_is_left():
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     for options in ({}, {"top_k": 2}, {"top_p": 0.9}):
         tokens = chosen(LOGITS, ends, Sampling(**options)).tolist()
-        assert tokens == {"": [0, 4], "top_k": [2, 0], "top_p": [2, 3]}[next(iter(options), "")]
+        assert tokens == {"": [0, 4], "top_k": [0, 2], "top_p": [0, 3]}[next(iter(options), "")]
 
 
-def test_streams_that_choose_in_different_ways_do_so_together():
+def test_streams_that_choose_in_different_ways_choose_together_what_each_does_alone():
     ways = [{"temperature": 0}, {"top_k": 2}, {"top_p": 0.9}, {}, {"data_tokens": 3, "top_k": 9}]
     ways = [Sampling(**{"temperature": 1.3, **way}) for way in ways]
     for subset in (ways, ways[:2], ways[3:4] + ways[:1]):
@@ -76,8 +76,7 @@ def test_streams_that_choose_in_different_ways_do_so_together():
         for n, way in enumerate(subset):
             tokens = together[n :: len(subset)]
             alone = chosen(LOGITS, EVEN[n :: len(subset)], way)
-            found, right = (torch.bincount(x, minlength=5) / len(alone) for x in (tokens, alone))
-            assert (found - right).abs().max() < 1e-3
+            assert torch.equal(tokens, alone)
     assert Plan.of(ways[:2]).most == 2  # no more is sorted than someone asks for
 
 
