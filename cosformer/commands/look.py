@@ -1,6 +1,6 @@
 """`cosformer look RUN …`: where the heads of trained models look and what they write, as rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +11,8 @@ from cosformer.models import LanguageModel, Sampling
 from cosformer.training import MOST_SEEDS, Loaded, Writer, load
 
 POSITIONAL = "run"
+LOOKED_AT = 512
+"""The most tokens that heads look at where the options do not say."""
 SHORTEST = 4
 """Fewer tokens have no past to look at."""
 
@@ -25,8 +27,9 @@ class Options:
 
     run: tuple[Path, ...]
     """Folders of language models that were trained on the same text."""
-    window: int = 512
-    """Tokens that heads look at: the first ones of the validation split."""
+    window: int | None = None
+    """Tokens that heads look at, the first ones of the validation split; 512 if not given, or as
+    many as a sequence has."""
     prompt: tuple[str, ...] = ("The following", "Return the number of")
     """Texts to continue."""
     tokens: int = 120
@@ -48,7 +51,7 @@ class Options:
         check_seed(self.seed, MOST_SEEDS)
         if not self.run:
             raise ValueError("run must be one folder of a run or more, got none")
-        if self.window < SHORTEST:
+        if self.window is not None and self.window < SHORTEST:
             raise ValueError(f"window must be at least {SHORTEST} tokens, got {self.window}")
         if self.tokens < 1:
             raise ValueError(f"tokens must be at least 1, got {self.tokens}")
@@ -58,6 +61,9 @@ def run(options: Options) -> int:
     """All runs are looked at before a row is written."""
     records.require_rows(options.out, "out")
     loaded = [load(each, options.checkpoint, device=options.device) for each in options.run]
+    if options.window is None:
+        lengths = [each.task.facts.length for each in loaded]
+        options = replace(options, window=min(LOOKED_AT, *lengths))
     this = records.Run.begin(device=loaded[0].device.split(":")[0], seed=options.seed)
     rows = [row for each in loaded for row in look(this, each, options)]
     records.append(options.out, rows)
@@ -77,7 +83,7 @@ def look(this: records.Run, loaded: Loaded, options: Options) -> list[records.Ro
         )
     batch = loaded.task.batch("valid", seed=options.seed, rank=0, step=0, batch_size=1)
     tokens = batch["tokens"][batch["mask"]][: options.window]
-    if len(tokens) < options.window:
+    if options.window is not None and len(tokens) < options.window:
         raise ValueError(
             f"window must be at most the {len(tokens)} tokens of a sequence of {loaded.folder}, "
             f"got {options.window}"

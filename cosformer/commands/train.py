@@ -77,7 +77,7 @@ class Options:
     """Attention in place of the recommended one: softmax, cosformer, … as `cosformer mechanisms`
     lists them; or a pattern over the layers, as "cosformer-gated*2 softmax"."""
     preset: str | None = None
-    """Size of the model: tiny, mini, small, medium, base."""
+    """Size of the model: tiny, mini, small, medium, base, large, huge."""
     length: int | None = None
     """Tokens of a sequence."""
     batch: int | None = None

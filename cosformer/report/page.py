@@ -97,16 +97,19 @@ def page(sources: Sources, further: Mapping[str, Sequence[str]] | None = None) -
     `further`: heading -> tables in markdown that stand at the end, folded.
     """
     book, charts = Book(sources), list[Chart]()
+    measured = [name for name in TITLES if _is_measured(name, sources)]
+    waiting = [name for name in TITLES if name not in measured]
     parts = [
         _head(sources),
         _headlines(sources, book),
-        _contents(),
-        *(_reproduced(name, sources, book) for name in TITLES),
+        _contents(measured, waiting),
         _speed(sources, book, charts),
+        *(_reproduced(name, sources, book) for name in measured),
         _probes(sources, book),
         _losses(sources, charts),
         _maps(sources),
         _writing(sources, book, charts),
+        *(_reproduced(name, sources, book) for name in waiting),
         _further(further or {}),
     ]
     data: dict[str, Any] = {"maps": maps_data(sources.get("looking", ()), book), "charts": charts}
@@ -202,11 +205,17 @@ def _headlines(sources: Sources, book: Book) -> str:
     return f'<ul class="headlines">{boxes}</ul>' if boxes else ""
 
 
-def _contents() -> str:
-    titles = {**TITLES, "speed": "Speed", "probes": "Probes", "losses": "Losses"}
-    titles |= {"maps-of-heads": "Where heads look", "writing": "What models write"}
+def _contents(measured: Sequence[str], waiting: Sequence[str]) -> str:
+    titles = {"speed": "Speed", **{name: TITLES[name] for name in measured}}
+    titles |= {"probes": "Probes", "losses": "Losses", "maps-of-heads": "Where heads look"}
+    titles |= {"writing": "What models write", **{name: TITLES[name] for name in waiting}}
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in titles.items())
     return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
+
+
+def _is_measured(name: str, sources: Sources) -> bool:
+    """Whether a published table, or the study of its subject, has rows."""
+    return bool(sources.get(f"reproduce-{name}") or _studies(sources).get(f"study-{name}"))
 
 
 def _reproduced(name: str, sources: Sources, book: Book) -> str:
@@ -219,6 +228,9 @@ def _reproduced(name: str, sources: Sources, book: Book) -> str:
         notes("Cells that are empty or not final", reasons(name, rows)),
         paragraph(f"By cosformer reproduce {name}. {rule(name, rows)}", "origin"),
     ]
+    if not rows:
+        told = "<details><summary>The table, of which nothing is measured yet</summary>"
+        parts = [told, *parts, "</details>"]
     if study := _studies(sources).get(f"study-{name}"):
         parts.append("<h3>Many mechanisms under one protocol</h3>")
         parts += [table(grid, book) for grid in study_grids(study)]

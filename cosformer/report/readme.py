@@ -59,6 +59,9 @@ OPTIONAL = {
 """Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
 
 
+README = Path("README.md")
+
+
 @dataclass(frozen=True)
 class Options:
     """Rewrite the tables of README.md and the figures of docs/ from measured rows, and write a page
@@ -66,28 +69,30 @@ class Options:
 
     results: Path = Path("results")
     """Folder of the rows, *.jsonl."""
-    readme: Path = Path("README.md")
+    readme: Path = README
     """File whose blocks from <!-- rows:FILE/TABLE --> to <!-- /rows --> are made anew."""
     figures: Path = Path("docs")
-    """Folder the figures are written to; blocks in its pages (*.md) are made anew, too."""
+    """Folder the figures are written to; blocks in its pages (*.md) are made anew, too. Where
+    neither has such blocks, the page alone is written."""
     page: Path = Path("out/report.html")
     """The page that is written: all rows in one HTML file, which needs nothing else."""
 
     def __post_init__(self) -> None:
         if not self.results.is_dir():
             raise ValueError(f"results must be a folder, got {self.results}")
-        if not self.readme.is_file():
+        if self.readme != README and not self.readme.is_file():
             raise ValueError(f"readme must be a file, got {self.readme}")
 
 
 def run(options: Options) -> int:
     """Make everything first, write afterwards: an error leaves all files as they were."""
     rows = {path.stem: records.read(path) for path in sorted(options.results.glob("*.jsonl"))}
-    texts = [options.readme, *sorted(options.figures.glob("*.md"))]
+    texts = [options.readme] if options.readme.is_file() else []
+    texts += sorted(options.figures.glob("*.md"))
     marked = {path: text for path in texts if OPEN.search(text := path.read_text("utf-8"))}
     made = {path: renew(text, rows).encode() for path, text in marked.items()}
     for name, (source, draw) in FIGURES.items():
-        if _is_left_out(source, rows):
+        if not marked or _is_left_out(source, rows):
             continue
         path = options.figures / name
         made[path] = draw(_rows_of(source, rows), path.suffix[1:])

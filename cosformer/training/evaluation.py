@@ -129,9 +129,10 @@ def judged_by(facts: Facts) -> str:
 
 
 def is_better(facts: Facts, new: float, old: float | None) -> bool:
+    """Whether a model is to be kept in place of an earlier one; of equal accuracies the later."""
     if old is None:
         return True
-    return new < old if facts.metric == "nats" else new > old
+    return new < old if facts.metric == "nats" else new >= old
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

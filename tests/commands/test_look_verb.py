@@ -88,6 +88,7 @@ def test_what_cannot_be_looked_at_is_an_error_and_leaves_no_rows(tmp_path, shell
     trained(tmp_path, "mlm", task="mlm")
     out = ("--out", tmp_path / "rows.jsonl")
     assert "run must be of a language model" in shell.refuses("look", tmp_path / "mlm", *out)
-    assert "window must be at most the 16 tokens" in shell.refuses("look", tmp_path / "lm", *out)
+    long = ("look", tmp_path / "lm", "--window", 17, *out)
+    assert "window must be at most the 16 tokens" in shell.refuses(*long)
     assert "window must be at least 4" in shell.refuses("look", tmp_path / "lm", "--window", 3)
     assert not (tmp_path / "rows.jsonl").exists()

@@ -61,9 +61,16 @@ def test_the_error_says_whether_a_folder_a_file_or_rows_are_missing(tmp_path):
     (tmp_path / "results").mkdir()
     with pytest.raises(ValueError, match="readme must be a file, got "):
         _options(tmp_path)
-    (tmp_path / "README.md").write_text("no marks")
+    (tmp_path / "README.md").write_text("<!-- rows:ops-cpu/time -->\n<!-- /rows -->\n")
     with pytest.raises(ValueError, match=r"no rows named 'ops-cpu'.*there are: none"):
         readme.run(_options(tmp_path))
+
+
+def test_a_folder_of_ones_own_gets_the_page_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    assert readme.run(readme.Options()) == 0
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"report.html"}
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
