@@ -1,5 +1,6 @@
 """A pretrained model is loaded, converted in two stages that can be interrupted, and saved."""
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -18,8 +19,10 @@ from cosformer.config import differences
 from cosformer.conversion.settings import Conversion
 from cosformer.conversion.stages import Progress, Stage, Training, distil, match
 from cosformer.conversion.texts import Batches
+from cosformer.tasks import sync_names
 from cosformer.training import (
     Checkpoint,
+    Diverged,
     begin_moments,
     comparable,
     fill,
@@ -37,8 +40,13 @@ CHECKPOINT, RESULT = "conversion.safetensors", "conversion.json"
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 """Names in configs of the dropout of attention weights, which linear attention never forms."""
 REPLACED = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
-UNNEEDED = (*REPLACED, "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx", "openvino", "README.md", ".*")
-"""Files of a model's folder that are not taken over: its weights, by whatever program."""
+WEIGHTS = ("*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx", "openvino", "checkpoint-*")
+UNNEEDED = (*REPLACED, *WEIGHTS, "README.md", ".*")
+"""Names in a model's folder that are not copied: its config and its weights, which the converted
+model has its own of, the same weights in formats of other programs, checkpoints of its training,
+its model card and hidden files. Files in folders below it are copied whatever their names are."""
+UNFINISHED = ".unfinished-"
+"""How the name of the folder begins in which a result is put together."""
 REPORTS = 20
 """How often a stage tells how far it is."""
 JUDGED = 8
@@ -79,7 +87,9 @@ def convert_pretrained(
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, got the file {out}")
     with locked(out):
-        if is_converted(out, _facts(Path(model), texts, settings)):
+        is_done = is_converted(out, _facts(Path(model), texts, settings))
+        clean(out, is_done)
+        if is_done:
             return
         converter = Converter(model, texts, settings, device=device, out=out)
         yield from converter.match()
@@ -96,6 +106,20 @@ def is_converted(out: Path, wanted: dict[str, Any]) -> bool:
     if CHECKPOINT not in there and (wrong := sorted(there - {"lock"})):
         raise ValueError(f"out must be new, empty or a conversion, got {out} with {wrong[0]}")
     return False
+
+
+def clean(out: Path, is_done: bool) -> None:
+    """Remove what killed conversions left, each as large as a model; `is_done`: `out` has a result.
+
+    Those are files and folders that never got their name, and a checkpoint beside the result.
+    """
+    if is_done:
+        (out / CHECKPOINT).unlink(missing_ok=True)
+    for path in list(out.iterdir()):
+        if path.name.startswith(UNFINISHED):
+            shutil.rmtree(path)
+        elif path.name.startswith((f".{CHECKPOINT}.", f".{RESULT}.")):
+            path.unlink()
 
 
 def require_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
@@ -203,19 +227,28 @@ class Converter:
         """Write the model, its tokenizer and what is known of the conversion; `out` is given."""
         assert self.out is not None
         seconds = self._seconds()
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.out) as made:
-            unneeded = shutil.ignore_patterns(*UNNEEDED)
-            shutil.copytree(self.folder, made, ignore=unneeded, dirs_exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=self.out) as made:
+            shutil.copytree(self.folder, made, ignore=self._unneeded, dirs_exist_ok=True)
             self.model.save_pretrained(made)
             layers = self.model.config.quantization_config.layers
             result = {"layers": layers, "errors": self.errors, "seconds": round(seconds, 1)}
+            _sync(Path(made))
             for path in sorted(Path(made).iterdir()):
                 target = self.out / path.name
                 if target.is_dir():  # of a save that was interrupted
                     shutil.rmtree(target)
                 os.replace(path, target)
+        sync_names(self.out)
         write_json(self.out / RESULT, self._facts | result)
         (self.out / CHECKPOINT).unlink(missing_ok=True)
+
+    def _unneeded(self, folder: str, names: list[str]) -> set[str]:
+        """Names in the model's folder, or one below it, that are not copied; `out` never is."""
+        assert self.out is not None
+        own = {name for name in names if Path(folder, name).resolve() == self.out.resolve()}
+        if Path(folder) != self.folder:
+            return own
+        return own | shutil.ignore_patterns(*UNNEEDED)(folder, names)
 
     def _train(self, stage: Stage) -> Iterator[Progress]:
         if not stage.steps:
@@ -229,7 +262,8 @@ class Converter:
                 with uninterrupted():
                     training.learn(self.batches(offset + training.step, self.device))
             except KeyboardInterrupt:
-                self._write(training)
+                with contextlib.suppress(Diverged):
+                    self._write(training)
                 raise
             is_last = training.step == stage.steps
             is_told = is_last or training.step % every == 0
@@ -272,6 +306,7 @@ class Converter:
             training.step = check_whole("step", stored.facts["step"], 0)
 
     def _write(self, training: Training) -> None:
+        training.check()
         if self.out is None:
             return
         facts = self._facts | {
@@ -314,6 +349,17 @@ def load(folder: Path, device: torch.device | str = "cpu") -> Any:
     kind = getattr(transformers, names[0]) if names else transformers.AutoModel
     found = kind.from_pretrained(folder, config=config, dtype=torch.float32)
     return found.to(device).eval()
+
+
+def _sync(folder: Path) -> None:
+    """Return when all files of a folder, and of those below it, are on disk with their names."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            _sync(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_names(folder)
 
 
 def _facts(model: Path, texts: Sequence[str], settings: Conversion) -> dict[str, Any]:

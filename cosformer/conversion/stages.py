@@ -158,6 +158,11 @@ class Training:
         found = {f"model.{name}": x for name, x in weights(self.parameters).items()}
         return found | {f"optimiser.{name}": x for name, x in state.items()}
 
+    def check(self) -> None:
+        """An error if a weight or a moment of the optimiser is not finite: nothing such is kept."""
+        if wrong := [name for name, x in self.tensors.items() if not x.isfinite().all()]:
+            raise self._diverged(wrong[0])
+
     def read(self) -> dict[str, float]:
         """Mean errors of the steps since the last reading."""
         names = list(self._window[0])
@@ -165,8 +170,11 @@ class Training:
         found = dict(zip(names, rows.mean(0).tolist(), strict=True))
         self._window.clear()
         if wrong := [name for name, value in found.items() if not math.isfinite(value)]:
-            raise Diverged(f"step {self.step} of {self.stage.name}: {wrong[0]} is not finite")
+            raise self._diverged(wrong[0])
         return found
+
+    def _diverged(self, name: str) -> Diverged:
+        return Diverged(f"step {self.step} of {self.stage.name}: {name} is not finite")
 
 
 def short_names(layers: list[str]) -> dict[str, str]:

@@ -53,7 +53,9 @@ class Batches:
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(self.seed + epoch * 2**20)
             order = torch.randperm(len(self.texts), generator=generator)
-            self._orders = {epoch - 1: self._orders.get(epoch - 1, []), epoch: order.tolist()}
+            # a batch may need two epochs: the one before is kept, where it was met
+            kept = {n: each for n, each in self._orders.items() if n == epoch - 1}
+            self._orders = kept | {epoch: order.tolist()}
         return self._orders[epoch]
 
 

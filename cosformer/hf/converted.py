@@ -7,7 +7,7 @@ modules of any model before their weights are loaded.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ EXACT = "softmax"
 REPLACEMENTS = ("cosformer-multiscale", "cosformer")
 KINDS = (*REPLACEMENTS, EXACT)
 """What a layer's attention may be."""
+RECORDING = "cosformer-recording"
+"""The name of the attention function while the layers of a model are looked for."""
 WIDEST = 256
 """The most features that the op has kernels for."""
 
@@ -129,6 +131,19 @@ class ConvertedHeads(nn.Module):
         return {"horizon": self.horizon, "decay": most * self.decay_logit.double().sigmoid()}
 
 
+class Call(NamedTuple):
+    """What Transformers gives an attention function."""
+
+    module: nn.Module
+    q: Tensor
+    """`[B, H, T, D]`; keys and values alike, with their own heads and length."""
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    given: dict[str, Any]
+    """The options by name."""
+
+
 def converted_attention(
     module: nn.Module,
     query: Tensor,
@@ -142,14 +157,14 @@ def converted_attention(
     Arguments and results are those of `cosformer_attention`.
     """
     heads: ConvertedHeads | None = getattr(module, "cosformer", None)
-    arguments = (query, key, value, attention_mask)
+    call = Call(module, query, key, value, attention_mask, given)
     if heads is None:
-        return _softmax(module, *arguments, given), None
+        return _softmax(call), None
     if heads.losses is None:
-        return _linear(heads, module, *arguments, given), None
-    exact = _softmax(module, *arguments, given)
+        return _linear(heads, call), None
+    exact = _softmax(call)
     with torch.enable_grad():
-        own = _linear(heads, module, *arguments, given)
+        own = _linear(heads, call)
         heads.losses.append(relative_error(own.flatten(2), exact.flatten(2), attention_mask))
     return exact, None
 
@@ -206,12 +221,16 @@ def find_layers(model: PreTrainedModel) -> tuple[list[str], tuple[int, int, int]
         raise ValueError(
             f"model must be an encoder or a decoder, got {type(model).__name__}, which is both"
         )
-    AttentionInterface.register("cosformer-recording", record)
-    AttentionMaskInterface.register("cosformer-recording", attention_mask_for)
-    model.set_attn_implementation("cosformer-recording")
-    with torch.no_grad():
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device))
-    model.set_attn_implementation(IMPLEMENTATION)
+    AttentionInterface.register(RECORDING, record)
+    AttentionMaskInterface.register(RECORDING, attention_mask_for)
+    try:
+        model.set_attn_implementation(RECORDING)
+        with torch.no_grad():
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device))
+    finally:
+        model.set_attn_implementation(IMPLEMENTATION)
+        # Transformers holds the function under this name for ever, and `record` holds the model
+        AttentionInterface.register(RECORDING, converted_attention)
     if len(sizes := set(found.values())) != 1:
         raise ValueError(
             "model must have layers of one size that call Transformers' attention functions "
@@ -264,28 +283,15 @@ class ConvertedLoader(HfQuantizer):
         return True
 
 
-def _linear(
-    heads: ConvertedHeads,
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    given: dict[str, Any],
-) -> Tensor:
-    q, k = heads(q, k)
-    return attend(IMPLEMENTATION, module, q, k, v, mask, heads.weights, given)[0]
+def _linear(heads: ConvertedHeads, call: Call) -> Tensor:
+    q, k = heads(call.q, call.k)
+    weights, given = heads.weights, call.given
+    return attend(IMPLEMENTATION, call.module, q, k, call.v, call.mask, weights, given)[0]
 
 
-def _softmax(
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    given: dict[str, Any],
-) -> Tensor:
+def _softmax(call: Call) -> Tensor:
     """PyTorch's attention under the masks that the linear layers understand."""
+    module, q, k, v, mask, given = call
     if stream_of(k) is not None:
         raise ValueError(
             "past_key_values must be a DynamicCache for a model some of whose layers are softmax, "

@@ -1,6 +1,8 @@
 """A softmax model becomes a cosFormer: errors fall, layers are kept, interruptions do no harm."""
 
 import json
+import os
+import shutil
 from typing import get_args, get_type_hints
 
 import pytest
@@ -9,6 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import cosformer.hf as hf
 from cosformer.conversion import Conversion, Converter, convert, convert_pretrained
+from cosformer.training import Diverged
 
 SMALL = {"match_steps": 20, "distil_steps": 20, "batch": 8, "length": 48, "distil_rate": 1e-3}
 TEXTS = [f"{n} green bottles hanging on the {wall}" for n in range(40) for wall in ("wall", "tree")]
@@ -121,6 +124,97 @@ def test_a_signal_keeps_the_step_that_was_done(folders, tmp_path, monkeypatch):
         converted(folders / "bert", tmp_path)
     found = convert.read_checkpoint(tmp_path / convert.CHECKPOINT)
     assert (found.facts["stage"], found.facts["step"]) == ("match", 3)
+
+
+def test_a_conversion_goes_on_inside_a_later_epoch_and_judges_layers_by_the_first(
+    folders, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(convert, "SAVED_EVERY", 0.0)
+    settings = Conversion(**SMALL | {"match_steps": 4, "distil_steps": 1, "exact_count": 1})
+    given = (folders / "bert", TEXTS[:20], tmp_path, settings)
+    parts = convert_pretrained(*given, device="cpu")
+    for _ in range(3):  # batches of 8: the next one begins in the second epoch
+        next(parts)
+    parts.close()
+    assert len(list(convert_pretrained(*given, device="cpu"))) == 2
+
+
+def test_weights_that_are_not_finite_are_not_kept(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(convert, "SAVED_EVERY", 0.0)
+    learn = convert.Training.learn
+
+    def spoilt(self, batch):
+        learn(self, batch)
+        if self.step == 2:
+            torch.nn.init.constant_(self.parameters[0], float("nan"))
+
+    small = {"match_steps": 60, "distil_steps": 0}
+    with monkeypatch.context() as patched:
+        patched.setattr(convert.Training, "learn", spoilt)
+        with pytest.raises(Diverged, match="step 2 of match: model"):
+            converted(folders / "bert", tmp_path, **small)
+    assert convert.read_checkpoint(tmp_path / convert.CHECKPOINT).facts["step"] == 1
+    assert converted(folders / "bert", tmp_path, **small)[-1].step == 60
+
+
+def test_an_interrupt_stays_one_where_weights_are_not_finite(folders, tmp_path, monkeypatch):
+    def interrupted(self, batch):
+        torch.nn.init.constant_(self.parameters[0], float("nan"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert.Training, "learn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        converted(folders / "bert", tmp_path)
+    assert not (tmp_path / convert.CHECKPOINT).exists()
+
+
+def test_all_files_are_on_disk_before_the_result_says_so(folders, tmp_path, monkeypatch):
+    out, synced, write = tmp_path / "out", set(), convert.write_json
+
+    def fsync(handle):
+        synced.add(os.fstat(handle).st_ino)
+
+    def last(path, content):
+        missing = {each.name for each in out.rglob("*") if each.stat().st_ino not in synced}
+        assert missing == {"lock"}
+        assert out.stat().st_ino in synced
+        write(path, content)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(convert, "write_json", last)
+    source = shutil.copytree(folders / "bert", tmp_path / "source")
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "weights.txt").write_text("")
+    converted(source, out, match_steps=1, distil_steps=0)
+    assert (out / convert.RESULT).is_file()
+
+
+def test_folders_in_the_folder_of_a_model_are_taken_over_whole(folders, tmp_path):
+    source = shutil.copytree(folders / "bert", tmp_path / "sentences")
+    for name in ("1_Pooling/config.json", "2_Dense/model.safetensors", "checkpoint-5/model.bin"):
+        (source / name).parent.mkdir()
+        (source / name).write_text("{}")
+    out = source / "converted"  # which does not take itself over
+    converted(source, out, match_steps=1, distil_steps=0)
+    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.parent != out}
+    assert found == {"1_Pooling/config.json", "2_Dense/model.safetensors"}
+
+
+def test_what_killed_conversions_left_is_removed(folders, tmp_path):
+    def leave():
+        (tmp_path / ".unfinished-a1b2").mkdir()
+        for name in (convert.CHECKPOINT, convert.RESULT):
+            (tmp_path / f".{name}.a1b2").write_text("")
+
+    small = {"match_steps": 1, "distil_steps": 0}
+    leave()
+    converted(folders / "bert", tmp_path, **small)
+    leave()
+    (tmp_path / convert.CHECKPOINT).write_text("")  # killed when it was to be removed
+    converted(folders / "bert", tmp_path, **small)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert convert.CHECKPOINT not in left
+    assert not [name for name in left if name.startswith(".")]
 
 
 def test_another_conversion_is_refused_where_one_was_begun_or_ended(folders, tmp_path):

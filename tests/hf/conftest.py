@@ -2,9 +2,8 @@
 
 import importlib.util
 
-collect_ignore_glob = []
 if importlib.util.find_spec("transformers") is None:
-    collect_ignore_glob.append("*.py")
+    collect_ignore_glob = ["*.py"]  # no list otherwise: it would replace that of tests/conftest.py
 else:
     from transformers.utils import logging
 

@@ -1,6 +1,8 @@
 """Models some of whose layers are cosFormer: their numbers, how they load, and what they refuse."""
 
+import gc
 import warnings
+import weakref
 
 import hf_cases as cases
 import pytest
@@ -49,6 +51,15 @@ def test_a_model_without_replacements_says_what_it_said(make, side):
     found = model(x, attention_mask=mask)[0]
     real = slice(None) if mask is None else mask.bool()
     torch.testing.assert_close(found[real], wanted[real], **CLOSE)
+
+
+def test_nothing_holds_a_model_whose_layers_were_found():
+    model = cases.bert("sdpa")
+    hf.find_layers(model)
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
 
 
 @pytest.mark.parametrize("kind", hf.REPLACEMENTS)
@@ -136,3 +147,13 @@ def test_a_saved_config_with_errors_is_named():
         replaced(cases.bert("sdpa"), horizon=64)
     with pytest.raises(ValueError, match="features must be 0 or at least a head's 16, got 8"):
         replaced(cases.bert("sdpa"), features=8)
+
+
+def test_files_for_a_gpu_are_hidden_here_too(request):
+    hidden = [
+        each.collect_ignore_glob
+        for each in request.config.pluginmanager.get_plugins()
+        if hasattr(each, "collect_ignore_glob")
+    ]
+    assert hidden
+    assert all("*_gpu.py" in each for each in hidden) or torch.cuda.is_available()
