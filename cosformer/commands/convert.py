@@ -44,6 +44,10 @@ def run(options: Options) -> int:
             options.model, texts, options.out, settings, device=options.device
         ):
             print(progress, flush=True)
+    except KeyboardInterrupt:
+        told = f"interrupted; the same command goes on with what is in {options.out}"
+        print(f"cosformer: convert: {told}", file=sys.stderr)
+        raise
     except Diverged as error:
         print(f"cosformer: convert: {error}; smaller rates may help", file=sys.stderr)
         return 1

@@ -21,6 +21,7 @@ from cosformer.conversion.stages import Progress, Stage, Training, distil, match
 from cosformer.conversion.texts import Batches
 from cosformer.tasks import sync_names
 from cosformer.training import (
+    LOCK,
     Checkpoint,
     Diverged,
     begin_moments,
@@ -45,6 +46,8 @@ UNNEEDED = (*REPLACED, *WEIGHTS, "README.md", ".*")
 """Names in a model's folder that are not copied: its config and its weights, which the converted
 model has its own of, the same weights in formats of other programs, checkpoints of its training,
 its model card and hidden files. Files in folders below it are copied whatever their names are."""
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+"""Files of which a folder has one, at least, if its tokenizer is in it."""
 UNFINISHED = ".unfinished-"
 """How the name of the folder begins in which a result is put together."""
 REPORTS = 20
@@ -86,15 +89,23 @@ def convert_pretrained(
     out, settings = Path(out), settings or Conversion()
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, got the file {out}")
+    is_new, facts = not out.exists(), _facts(Path(model), texts, settings)
     with locked(out):
-        is_done = is_converted(out, _facts(Path(model), texts, settings))
+        is_done = is_converted(out, facts)
         clean(out, is_done)
         if is_done:
             return
-        converter = Converter(model, texts, settings, device=device, out=out)
+        try:
+            converter = Converter(model, texts, settings, device=device, out=out)
+        except BaseException:
+            if is_new:  # a conversion that is refused leaves nothing
+                (out / LOCK).unlink()
+                out.rmdir()
+            raise
         yield from converter.match()
         yield from converter.distil()
         converter.save()
+        (out / LOCK).unlink()  # the folder is a model now, to be moved and shared
 
 
 def is_converted(out: Path, wanted: dict[str, Any]) -> bool:
@@ -103,7 +114,7 @@ def is_converted(out: Path, wanted: dict[str, Any]) -> bool:
         require_same(read_json(out / RESULT), wanted, out)
         return True
     there = {path.name for path in out.iterdir() if not path.name.startswith(".")}
-    if CHECKPOINT not in there and (wrong := sorted(there - {"lock"})):
+    if CHECKPOINT not in there and (wrong := sorted(there - {LOCK})):
         raise ValueError(f"out must be new, empty or a conversion, got {out} with {wrong[0]}")
     return False
 
@@ -156,6 +167,9 @@ class Converter:
         plan = {
             name: hf.EXACT if n in kept else settings.mechanism for n, name in enumerate(layers)
         }
+        if not any((self.folder / name).is_file() for name in TOKENIZERS):
+            known = ", ".join(TOKENIZERS)
+            raise ValueError(f"model must have its tokenizer beside it ({known}), got {model}")
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token

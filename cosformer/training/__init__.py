@@ -22,6 +22,7 @@ from cosformer.training.folder import (
     BEST,
     CONFIG,
     LAST,
+    LOCK,
     LOG,
     comparable,
     going_on,

@@ -293,3 +293,17 @@ def test_a_model_that_cannot_be_converted_is_refused(folders, tmp_path):
     converted(folders / "bert", tmp_path, match_steps=1, distil_steps=0)
     with pytest.raises(ValueError, match="model must be neither quantized nor converted"):
         Converter(tmp_path, TEXTS, Conversion(**SMALL), device="cpu")
+
+
+def test_a_conversion_that_is_refused_leaves_no_folder(folders, tmp_path):
+    shutil.copytree(folders / "bert", tmp_path / "bare")
+    for path in (tmp_path / "bare").iterdir():
+        if "tok" in path.name or "vocab" in path.name:
+            path.unlink()
+    for model, given, rule in (
+        (tmp_path / "bare", {}, "model must have its tokenizer beside it"),
+        (folders / "bert", {"length": 10**6}, "length must be at most"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            converted(model, tmp_path / "out", **given)
+        assert not (tmp_path / "out").exists()
