@@ -40,7 +40,8 @@ class HeldCache(NamedTuple):
                 tokens = tokens[:, cache.key_mask[of]]
             kept = tokens.shape[1]
             place = torch.arange(position - kept, position, device=mine.device) % mine.shape[2]
-            mine[row].index_copy_(1, place, tokens.to(mine.dtype))
+            mine[row].zero_()  # NaN of the stream before would stay NaN behind a mask: 0 · NaN
+            mine[row].index_copy_(1, place, tokens.to(mine.device, mine.dtype))
 
     def take(self, row: int, count: int) -> Cache:
         """The last `count` tokens of a stream, as a cache of their own."""

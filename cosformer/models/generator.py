@@ -249,7 +249,14 @@ class Generator:
             if not group:
                 return began
             self._reading = self._begin_reading(group)
-        if self._read_piece(self._reading):
+        try:
+            done = self._read_piece(self._reading)
+        except Exception:  # it would be raised by every later call too, and nobody would go on
+            for request in self._reading.requests:
+                self._end(request)
+            self._reading = None
+            raise
+        if done:
             for n, request in enumerate(self._reading.requests):
                 if not request.ended:
                     row, given = self._seat(request), request.given
@@ -368,18 +375,20 @@ class Generator:
         rows, tokens, back = self._rounds.popleft()
         if back is not None:
             back.synchronize()
+        diverged = False
         for n, line in enumerate(tokens.tolist()):
             for request, row, count in rows:
                 if n < count and not request.ended:
+                    diverged |= line[row] < 0
                     self._arrive(request, line[row])
+        if diverged:  # not before the tokens of all other streams are kept
+            raise ValueError("logits must be finite, got NaN or inf: the model has diverged")
 
     def _arrive(self, request: Request, token: int) -> None:
         request.owed -= 1
-        if token < 0:
-            self._end(request)
-            raise ValueError("logits must be finite, got NaN or inf: the model has diverged")
-        self._ready.append((request.name, token))
-        if not request.owed or token in request.sampling.stop:
+        if token >= 0:
+            self._ready.append((request.name, token))
+        if token < 0 or not request.owed or token in request.sampling.stop:
             self._end(request)
 
     def _leave(self, request: Request) -> None:

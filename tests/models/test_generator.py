@@ -308,6 +308,37 @@ def test_a_diverged_model_is_named():
         generate(model, [[1, 2]], GREEDY)
 
 
+@pytest.mark.parametrize("name", ["cosformer", "softmax", "sparse"])
+def test_a_diverged_stream_takes_nothing_from_others_or_from_the_next_in_its_row(name):
+    model = make(name, tied=False) if name == "sparse" else build(name)
+    bad, ways = VOCABULARY - 1, {"temperature": 0, "data_tokens": VOCABULARY - 1}
+    alone = [generate(model, [p], Sampling(max_new_tokens=9, **ways))[0] for p in ([1, 2], [3, 4])]
+    with torch.no_grad():
+        model.backbone.embedding.weight[bad] = torch.nan
+    generator = Generator(model, slots=2)
+    generator.submit([1] * 9 + [bad] * 9, Sampling(max_new_tokens=5, **ways))
+    other = generator.submit([1, 2], Sampling(max_new_tokens=9, **ways))
+    with pytest.raises(ValueError, match="logits must be finite"):
+        next(generator)
+    after = generator.submit([3, 4], Sampling(max_new_tokens=9, **ways))
+    assert collected(generator) == {other: alone[0], after: alone[1]}
+    assert generator.active == set()
+
+
+def test_prompts_that_cannot_be_read_end_and_later_ones_do_not_wait_for_them():
+    model, way = build("cosformer-gated"), Sampling(max_new_tokens=9, temperature=0, data_tokens=22)
+    right = generate(model, [[1, 2]], way)[0]
+    with torch.no_grad():
+        model.backbone.embedding.weight[22] = torch.nan
+    generator = Generator(model, slots=2)
+    generator.submit([22, 22, 1], way)
+    with pytest.raises(ValueError, match="log_decay must be at most 0, got nan"):
+        next(generator)
+    assert generator.active == set()
+    later = generator.submit([1, 2], way)
+    assert collected(generator) == {later: right}
+
+
 def test_a_mechanism_that_sees_some_of_its_cache_must_say_which():
     class Windowed(Mechanism):
         traits = Traits(causal="exact", state="window")
