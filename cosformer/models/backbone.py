@@ -156,12 +156,11 @@ class Backbone(nn.Module):
             raise ValueError("length must be a number where layers keep all tokens, got None")
         position = torch.zeros(batch, dtype=torch.int64, device=self.embedding.weight.device)
         place = position.clone()
-        rooms = [length] if self.keeps_tokens else []
-        rooms += [] if self.positions is None else [self.config.max_length]
-        layers = tuple(
-            block.attention.held_state(batch, length or 0, position, place) for block in self._stack
-        )
+        rooms = [length if self.keeps_tokens else None, self.limit]
         room = min((each for each in rooms if each is not None), default=None)
+        layers = tuple(
+            block.attention.held_state(batch, room or 0, position, place) for block in self._stack
+        )
         return ModelState(layers, position, place, context, room)
 
     @property
@@ -457,9 +456,10 @@ def check_model_state(state: ModelState, tokens: Tensor, layers: int) -> None:
 
 
 def _told(x: Tensor, hidden: list[Tensor] | None, order: Tensor | None = None) -> Tensor:
-    """x, which comes from what is now the last of `hidden`, so that gradients go through that.
+    """x again, after it was added to the list `hidden`, if there is one.
 
-    There its tokens stand as they did before they were taken in `order`.
+    In the list, tokens stand as they did before they were taken in `order`. What is returned is
+    computed from the tensor in the list, so that a loss has a gradient with respect to that one.
     """
     if hidden is None:
         return x

@@ -69,7 +69,7 @@ def _generator(
     if sources is not None and isinstance(model, EncoderDecoder):
         with torch.no_grad():
             context = model.read(*pad(sources, model.head.weight.device, left=False))
-    longest = max(map(len, prompts)) + sampling.max_new_tokens
+    longest = max(map(len, prompts)) + sampling.max_new_tokens - 1  # the last is not read again
     made = Generator.with_contexts(model, min(len(prompts), SLOTS), longest, context)
     for n, prompt in enumerate(prompts):
         made.submit_checked(prompt, replace(sampling, seed=(sampling.seed + n) % 2**63))

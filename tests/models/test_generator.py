@@ -240,6 +240,21 @@ def test_memory_is_declared_and_a_full_cache_is_named():
         Generator(gated, length=10)
 
 
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_goes_to_the_limit_of_its_model_whatever_the_room(name):
+    """And rows that run along stay within the tables of positions."""
+    model, longest = make(name, max_length=12), Sampling(max_new_tokens=10, temperature=0)
+    tokens = [1, 2, 3]
+    for _ in range(10):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    assert generate(model, [tokens[:3]], longest) == [tokens[3:]]
+    room = {"length": 13} if model.backbone.keeps_tokens else {}
+    generator = Generator(model, slots=2, ahead=16, **room)
+    generator.submit(tokens[:3], longest)
+    generator.submit(tokens[:11], Sampling(max_new_tokens=2, temperature=0))
+    assert collected(generator) == {0: tokens[3:], 1: tokens[11:]}
+
+
 def test_an_idle_row_that_runs_along_does_no_harm():
     model = build("hybrid")
     slots = Slots(model, 2, 6)
