@@ -23,11 +23,13 @@ GREEDY = Sampling(temperature=0)
 AHEAD = 16
 """Tokens of each stream that a GPU makes before the host looks at them."""
 WASTE = 4
-"""How many times the rows that it needs a step may take, rather than record another graph."""
+"""A step may take up to so many times the rows of the graph that would be recorded for its streams:
+the rows too many cost less than recording does."""
 PIECE = 512
 """Tokens of a prompt that are read between two rounds of tokens."""
 TOGETHER = 2**15
-"""The most tokens of all prompts that are read at once."""
+"""The most tokens of prompts that are read together, padding included; a prompt of more tokens is
+read alone."""
 
 
 @dataclass(eq=False)
@@ -287,9 +289,10 @@ class Generator:
                     break
                 length = max(longest, request.length)
                 tokens = max(most, request.sampling.max_new_tokens)
-                fits = length + tokens - 1 <= limit and length * (len(group) + 1) <= TOGETHER
-                alike = request.length == longest or (backbone.shifts and fits)
-                if alike and not isinstance(request.given, Stream):
+                few = length * (len(group) + 1) <= TOGETHER
+                fits = backbone.shifts and length + tokens - 1 <= limit
+                alike = request.length == longest or fits
+                if few and alike and not isinstance(request.given, Stream):
                     group, longest, most = [*group, request], length, tokens
         for request in group:
             self._waiting.remove(request)
@@ -414,6 +417,7 @@ class Generator:
                     f"prompt must be one stream of {config.layers} layers, got {streams} of "
                     f"{layers} layers"
                 )
+            self._streams.check(prompt)
         else:
             check_tokens("prompts", [prompt], config.vocabulary)
         length = _length(prompt)

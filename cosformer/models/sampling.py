@@ -62,17 +62,17 @@ class Plan(NamedTuple):
 
     most: int | None = 1  # candidates among which some row chooses; None: the vocabulary
     ranked: bool = False  # whether ranks decide on candidates, as with top-k and top-p
-    uneven: bool = False  # whether some row chooses among fewer candidates than others
+    uneven: bool = False  # whether some row may choose among fewer candidates than `most`
     nucleus: bool = False  # whether some row has a top-p
     greedy: bool = False  # whether some row takes its likeliest token, where others do not
     masked: bool = False  # whether some row may not choose among all tokens
 
     @classmethod
     def of(cls, samplings: Iterable[Sampling]) -> "Plan":
-        """The plan for streams that choose like these.
+        """The plan for streams that choose like these; few plans differ, as each is recorded.
 
         >>> Plan.of([Sampling(temperature=0)]).most, Plan.of([Sampling(top_k=40)]).most
-        (1, 40)
+        (1, 64)
         """
         given = set(samplings)
         masked = any(each.data_tokens is not None for each in given)
@@ -81,11 +81,10 @@ class Plan(NamedTuple):
         if counts <= {1}:  # of which there may be none
             return cls(masked=masked)
         known = [count for count in counts if count is not None]
-        most, uneven = max(known, default=None), len(counts) > 1
-        if uneven and most is not None:  # rounded up, so that few plans differ
-            most = None if None in counts else 1 << (most - 1).bit_length()
+        most = None if None in counts else 1 << (max(known) - 1).bit_length()
         nucleus = any(each.top_p is not None for each in drawn)
-        return cls(most, bool(known) or nucleus, uneven, nucleus, len(drawn) < len(given), masked)
+        uneven = bool(known)
+        return cls(most, uneven or nucleus, uneven, nucleus, len(drawn) < len(given), masked)
 
 
 class Choices(NamedTuple):

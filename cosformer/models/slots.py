@@ -22,6 +22,9 @@ from cosformer.runtime import autocasts
 LIKELIEST = Plan()
 """The plan of streams that all take their likeliest token."""
 
+GRAPHS = 64
+"""The most graphs that are kept."""
+
 
 class Stream(NamedTuple):
     """A stream by itself: all that it needs to go on, here or in another generator."""
@@ -74,9 +77,19 @@ class Slots:
             self._rows(count)(plan)
             return
         with torch.cuda.device(self.device):
-            if (count, plan) not in self._graphs:
-                self._graphs[count, plan] = self._record(count, plan)
-            self._graphs[count, plan].replay()
+            self._graph(count, plan).replay()
+
+    def check(self, stream: Stream) -> None:
+        """Refuse a stream of a model with other layers; it may be on another device."""
+        state = map_streams(lambda x: x.to(self.device), stream.state)
+        for n, (block, layer) in enumerate(zip(self._blocks, state.layers, strict=True)):
+            try:
+                block.block.attention.check_state(layer, 1)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"prompt must be a stream of such a model, got one whose layer {n} differs: "
+                    f"{error}"
+                ) from error
 
     @torch.no_grad()
     def put(self, row: int, stream: Stream, sampling: Sampling) -> None:
@@ -91,7 +104,10 @@ class Slots:
 
     @torch.no_grad()
     def put_from(self, row: int, given: ModelState, of: int, position: int) -> None:
-        """Make a row the stream `of` of a state of several, which has had `position` tokens."""
+        """Copy one stream out of a state of several streams into a row.
+
+        of: the number of the stream in `given`. position: how many real tokens it has read.
+        """
         state = self.held.state
 
         def copy(mine: Tensor, theirs: Tensor) -> Tensor:
@@ -162,6 +178,14 @@ class Slots:
             held = map_streams(lambda mine: mine[:count], self.held)
             self._steps[count] = Step(self.model, self._blocks, held)
         return self._steps[count]
+
+    def _graph(self, count: int, plan: Plan) -> torch.cuda.CUDAGraph:
+        """The graph of a step, recorded where there is none; the one used longest ago goes."""
+        graph = self._graphs.pop((count, plan), None) or self._record(count, plan)
+        self._graphs[count, plan] = graph
+        if len(self._graphs) > GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return graph
 
     def _record(self, count: int, plan: Plan) -> torch.cuda.CUDAGraph:
         """The step as a graph. One step before it compiles kernels and sets libraries up, and is

@@ -63,8 +63,11 @@ class PreparedBlock:
         layer = self.block.attention
         if not self.plain or autocasts(layer.out_proj.weight):
             return None
-        weight = None if layer.norm is None else layer.norm.weight
-        eps = 0.0 if layer.norm is None or layer.norm.eps is None else layer.norm.eps
+        weight, eps = None, 0.0
+        if layer.norm is not None:
+            weight, known = layer.norm.weight, layer.norm.eps
+            # torch means the number of the dtype in which it computes
+            eps = torch.finfo(compute_dtype(weight.dtype)).eps if known is None else known
         base = layer.positions.base if isinstance(layer.positions, Rotary) else None
         after = After(weight, eps, layer.gate_kind)
         attend = layer.mechanism.prepared(state.mechanism, self.layout, after, clock, base)

@@ -223,6 +223,28 @@ def test_a_step_by_kernels_is_that_by_torch_and_starts_few(name, batch, monkeypa
         assert len(operators.names) == embedding + 5 * len(layers) + 1
 
 
+@pytest.mark.parametrize("name", ["cosformer", "spe"])
+def test_prompts_that_are_read_together_have_few_tokens(name, monkeypatch):
+    """Whether padding makes them equally long, or they are."""
+    monkeypatch.setattr("cosformer.models.generator.TOGETHER", 40)
+    model, shapes = make(name), []
+    stream = model.backbone.stream
+    model.backbone.stream = lambda x, *a, **b: shapes.append(x.shape) or stream(x, *a, **b)
+    generate(model, [[n] * 12 for n in range(7)], GREEDY)
+    assert shapes == [(3, 11), (3, 11), (1, 11)]
+
+
+def test_few_graphs_are_made_and_kept(monkeypatch):
+    plans = {Plan.of([Sampling(top_k=k)]) for k in range(2, 102)}
+    assert len(plans) == 7
+    monkeypatch.setattr("cosformer.models.slots.GRAPHS", 3)
+    monkeypatch.setattr(Slots, "_record", lambda self, *given: given)
+    slots, plan = Slots(make(), 8), Plan()
+    for count in (1, 2, 4, 1, 8):
+        assert slots._graph(count, plan) == (count, plan)
+    assert slots.recorded(plan) == [4, 1, 8]  # what was used longest ago is gone
+
+
 def test_memory_is_declared_and_a_full_cache_is_named():
     gated, hybrid = build("cosformer-gated"), build("hybrid")
     once, twice = (Generator(gated, slots=slots).memory for slots in (2, 4))
@@ -288,6 +310,23 @@ def test_a_step_is_undone_by_what_it_has_changed(name):
     pairs = []
     map_streams(lambda *x: pairs.append(x) or x[0], *found)
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("eps", [None, 0.1])
+@torch.no_grad()
+def test_a_step_norms_heads_by_the_eps_of_the_layer(eps):
+    model, tokens = make(norm=True).float(), draw(1, 4)
+    for block in model.backbone.blocks:
+        block.attention.norm.eps = eps
+        block.attention.in_proj_weight *= 1e-4  # so small that 1e-7 is much
+        block.attention.in_proj_bias *= 1e-4
+    slots = Slots(model, 1)
+    for n in range(4):
+        slots.held.token.copy_(tokens[:, n])
+        slots.step(1, Plan.of([GREEDY]))
+    right = model.stream(tokens)[1]
+    mine, theirs = (x.layers[1].mechanism.key_value for x in (slots.held.state, right))
+    assert_close(mine, theirs, rtol=1e-4, atol=0)
 
 
 def test_modules_that_were_exchanged_or_hooked_are_called():
@@ -388,6 +427,8 @@ def test_bad_requests_are_named():
         ([1], None, "sampling must be a Sampling, got NoneType"),
         ([1] * 40, GREEDY, "max_new_tokens must be at most 9 after a prompt of 40"),
         (Generator(make(layers=1), 1).read([1]), GREEDY, "one stream of 2 layers, got 1 of 1"),
+        (Generator(make(heads=1), 1).read([1]), GREEDY, r"prompt must .* layer 0 differs: .* = \["),
+        (Generator(make("softmax"), 1).read([1]), GREEDY, "state must be a State, got a? ?Cache"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             generator.submit(prompt, sampling)
