@@ -94,20 +94,79 @@ def test_a_replayed_step_of_every_mechanism_is_the_full_pass(name, monkeypatch):
     assert error(logits_of_steps(model, tokens, monkeypatch), right) < 1e-3
 
 
-@pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
+def held_after(model, steps, *, length=32, batch=3):
+    """All that streams hold after so many steps."""
+    slots = Slots(model, batch, room(model, length))
+    slots.held.token.copy_(torch.arange(1, batch + 1))
+    for _ in range(steps):
+        slots.step(batch, Plan.of([GREEDY]))
+    return slots.held
+
+
+def assert_same(one, other):
+    pairs = []
+    map_streams(lambda *x: pairs.append(x) or x[0], one, other)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_a_graph_has_the_very_numbers_of_single_calls(name, monkeypatch):
     model, found = build(name).to("cuda", torch.bfloat16), []
     for records in (True, False):
         monkeypatch.setattr(Slots, "records", records)
-        slots = Slots(model, 3, room(model, 32))
-        slots.held.token.copy_(torch.tensor([1, 2, 3]))
-        for _ in range(20):
-            slots.step(3, Plan.of([GREEDY]))
-        found.append(slots)
-    pairs = []
-    map_streams(lambda *x: pairs.append(x) or x[0], *(each.held for each in found))
-    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+        found.append(held_after(model, 20))
+    assert_same(*found)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
+    reason="needs a Hopper GPU, or a later one",
+)
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize("batch", [1, 3, 9])
+@pytest.mark.parametrize("name", KINDS)
+def test_kernels_that_start_early_have_the_same_numbers(name, batch, records, monkeypatch):
+    """As COSFORMER_EARLY_LAUNCH=1 lets them."""
+    model, found = build(name).to("cuda", torch.bfloat16), []
+    monkeypatch.setattr(Slots, "records", records)
+    for early in (False, True):
+        monkeypatch.setattr("cosformer.ops.triton.rows.EARLY", early)
+        found.append(held_after(model, 60, length=64, batch=batch))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_rows_that_run_along_stay_within_the_tables_of_positions(name):
+    """The device would assert it."""
+    model = make(name, max_length=12).cuda()
+    held = held_after(model, 20, length=40)
+    torch.cuda.synchronize()
+    assert model.backbone.limit is None or int(held.state.position.max()) < 12
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_stream_from_a_cpu_goes_on(name):
+    model, prompt = build(name), draw(1, 9)[0].tolist()
+    right = generate(model, [prompt], GREEDY)[0]
+    stream = Generator(model, 1, length=room(model, 48)).read(prompt)
+    generator = Generator(model.cuda(), 2, length=room(model, 48))
+    generator.submit(stream, GREEDY)
+    assert [token for _, token in generator] == right
+
+
+def test_few_graphs_are_kept_and_those_that_went_are_recorded_again(monkeypatch):
+    monkeypatch.setattr(cosformer.models.slots, "GRAPHS", 2)
+    model, prompts = build("gated").cuda(), [[1, 2, 3], [4]]
+    ways = [GREEDY, WARM, Sampling(max_new_tokens=20, top_p=0.9), GREEDY]
+    generator = Generator(model, slots=2)
+    for way in ways:
+        requests = [generator.submit(prompt, way) for prompt in prompts]
+        found = {request: [] for request in requests}
+        for request, token in generator:
+            found[request].append(token)
+        assert list(found.values()) == [generate(model, [prompt], way)[0] for prompt in prompts]
+        assert len(generator._streams._graphs) <= 2
 
 
 @pytest.mark.parametrize("name", KINDS)

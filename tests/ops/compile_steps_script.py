@@ -30,8 +30,10 @@ def compiled(kernel, warps, **constants):
     given = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=given)
     options = {"num_warps": warps, "launch_pdl": constants.get("EARLY", False)}
-    assert len(triton.compile(source, target=HOPPER, options=options).asm["cubin"])
+    made = triton.compile(source, target=HOPPER, options=options).asm
+    assert len(made["cubin"])
     print(kernel.__name__, constants)
+    return made["ptx"]
 
 
 linear = {"K": 768, "BLOCK_K": 1024, "BLOCK_N": 4, "NORM": True, "GELU": True, "RESIDUAL": True}
@@ -41,7 +43,9 @@ compiled(rows.add_norm_kernel, 4, K=768, BLOCK_K=1024, ADD=True)
 compiled(rows.convolve_kernel, 4, WIDTH=4, BLOCK=512, BIAS=True)
 for fade, gate in (("", "silu"), ("head", ""), ("token", "sigmoid")):
     given = {**HEADS, "R": 2, "FADE": fade, "NORM": True, "GATE": gate}
-    compiled(token.sums_token_kernel, 8, **given, EARLY=fade == "token")
+    ptx = compiled(token.sums_token_kernel, 8, **given, EARLY=fade == "token")
+    # Threads share cells of the key sums: all have read before any writes.
+    assert "bar.sync" in ptx[: ptx.index("st.global")], fade
 compiled(likeliest.likeliest_kernel, 32, BLOCK=16384, ROOM=True)
 compiled(softmax_kernels.place_kernel, 1, **HEADS, ROTARY=True)
 compiled(softmax_kernels.part_kernel, 4, **HEADS, BLOCK_S=64)

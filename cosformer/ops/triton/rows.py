@@ -9,9 +9,9 @@ from cosformer.ops.triton.passes import INTERPRETED
 from cosformer.ops.triton.tiles import padded
 from cosformer.runtime import HAS_TRITON
 
-EARLY = {"launch_pdl": True} if os.environ.get("COSFORMER_EARLY_LAUNCH") == "1" else {}
+EARLY = os.environ.get("COSFORMER_EARLY_LAUNCH") == "1"
 """Whether a kernel of a step may start, and load weights, before the one in front of it has ended
-(programmatic dependent launch, on Hopper and later); set the variable to 1 to try it."""
+(programmatic dependent launch, on Hopper and later): an experiment, see docs/kernels.md."""
 CONVOLVED = 512
 """Columns of a row that a program convolves."""
 WIDEST = 8192
@@ -22,6 +22,11 @@ def rows_serve(x: Tensor) -> bool:
     """Whether the kernels take rows such as x `[rows, width]`."""
     there = HAS_TRITON and (x.is_cuda or INTERPRETED)
     return there and x.dtype != torch.float64 and x.shape[-1] <= WIDEST
+
+
+def early_launch() -> dict[str, bool]:
+    """The arguments of a launch that `EARLY` decides on."""
+    return {"EARLY": True, "launch_pdl": True} if EARLY else {"EARLY": False}
 
 
 def linear_rows(
@@ -51,8 +56,8 @@ def linear_rows(
         norm_weight, norm_bias, out, columns, eps, x.stride(0), weight.stride(0),
         0 if residual is None else residual.stride(0), out.stride(0),
         K=width, ROWS=rows, BLOCK_N=block, BLOCK_K=tile, NORM=norm is not None,
-        BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None, EARLY=bool(EARLY),
-        num_warps=min(8, max(1, block * tile // 1024)), **EARLY,
+        BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None,
+        num_warps=min(8, max(1, block * tile // 1024)), **early_launch(),
     )  # fmt: skip
     return out
 

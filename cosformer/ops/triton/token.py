@@ -6,7 +6,7 @@ from torch import Tensor
 from cosformer.ops.layout import SumsStep
 from cosformer.ops.state import State
 from cosformer.ops.triton.passes import INTERPRETED
-from cosformer.ops.triton.rows import EARLY
+from cosformer.ops.triton.rows import early_launch
 from cosformer.ops.triton.tiles import padded
 from cosformer.runtime import HAS_TRITON
 
@@ -46,8 +46,8 @@ def sums_token(rows: Tensor, given: SumsStep, place: Tensor) -> Tensor:
         faded.stride(0), layout.k, layout.v, layout.gate, layout.control,
         *key_value.stride()[:4], *key_sum.stride()[:3],
         K=width, V=value_width, BLOCK_K=block_k, BLOCK_V=block_v, R=states, FADE=how,
-        NORM=after.norm is not None, GATE=after.gate, EARLY=bool(EARLY),
+        NORM=after.norm is not None, GATE=after.gate,
         # 16 cells of a state per thread: see `fused_step`
-        num_warps=min(8, max(1, block_k * block_v // 512)), **EARLY,
+        num_warps=min(8, max(1, block_k * block_v // 512)), **early_launch(),
     )  # fmt: skip
     return out

@@ -58,7 +58,8 @@ def sums_token_kernel(
         log = tl.minimum(gate, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(gate))) + log_most
         left = tl.exp(log)
         before = tl.load(faded + row * faded_b + head)
-        tl.debug_barrier()  # threads share the cell
+    tl.debug_barrier()  # threads may share a cell: all read it before any writes
+    if FADE == "token":
         tl.store(faded + row * faded_b + head, before + tl.maximum(log, -110.0).to(tl.float64))
     pairs = keys[:, None] * values[None, :]
     read = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
