@@ -257,6 +257,7 @@ class Step:
         move_on(held.state)
 
 
+@torch.no_grad()
 def _held(
     model: LanguageModel | EncoderDecoder, count: int, length: int | None, context: Context | None
 ) -> Held:
