@@ -71,8 +71,8 @@ class Generator:
     Iterate over it for the tokens, as pairs of a request and a token; it ends when no request has
     tokens left, and goes on after the next `submit`. Prompts are read in pieces between rounds of
     tokens, so that running streams do not wait for a long one. A prompt that finds no free slot
-    waits for one. The weights must not change while streams run. A stream whose logits are not finite
-    ends and raises an error; iterate again for the tokens of the others.
+    waits for one. The weights must not change while streams run. A stream whose logits are not
+    finite ends and raises an error; iterate again for the tokens of the others.
 
     Args:
         model: a language model in evaluation mode, with mechanisms that stream.
