@@ -23,8 +23,8 @@ GREEDY = Sampling(temperature=0)
 AHEAD = 16
 """Tokens of each stream that a GPU makes before the host looks at them."""
 WASTE = 4
-"""A step may take up to so many times the rows of the graph that would be recorded for its streams:
-the rows too many cost less than recording does."""
+"""A graph that is already there is used if it has at most so many times the rows that a new graph
+would have: steps of rows that nobody needs cost less than to record another graph."""
 PIECE = 512
 """Tokens of a prompt that are read between two rounds of tokens."""
 TOGETHER = 2**15
