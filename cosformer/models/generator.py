@@ -186,7 +186,8 @@ class Generator:
 
     def _request(self, prompt: Tokens | Stream, sampling: Sampling) -> Request:
         count = sampling.max_new_tokens
-        return Request(next(self._names), sampling, prompt, count, count, _length(prompt))
+        given = prompt if isinstance(prompt, Stream) else tuple(prompt)  # a list may change later
+        return Request(next(self._names), sampling, given, count, count, _length(prompt))
 
     def save(self, request: int) -> Stream:
         """The stream of a request as it is after the tokens so far, to be submitted again.
@@ -209,6 +210,8 @@ class Generator:
 
     def read(self, prompt: Tokens) -> Stream:
         """A prompt as a stream that has read it, to be submitted as often as samples are wanted."""
+        if isinstance(prompt, Stream):
+            raise TypeError("prompt must be tokens, got a Stream, which has read its own")
         self._check(prompt, Sampling(max_new_tokens=1))
         reading = self._begin_reading([self._request(prompt, GREEDY)])
         while not self._read_piece(reading):

@@ -436,3 +436,37 @@ def test_bad_requests_are_named():
         generator.save(7)
     with pytest.raises(ValueError, match="model must be in evaluation mode"):
         Generator(model.train())
+
+
+def test_a_prompt_is_what_it_was_when_it_was_submitted():
+    model, prompt = build("cosformer"), list(PROMPTS[1])
+    (right,) = generate(model, [prompt], GREEDY)
+    generator = Generator(model, slots=1, piece=1)
+    generator.submit(prompt, GREEDY)
+    prompt[:] = [1, 1]
+    assert [token for _, token in generator] == right
+    with pytest.raises(TypeError, match="prompt must be tokens, got a Stream"):
+        generator.read(generator.read(PROMPTS[0]))
+
+
+def test_a_sampled_stream_does_not_depend_on_how_others_choose():
+    model, plain = build("cosformer"), Sampling(max_new_tokens=9, seed=9)
+    (alone,) = generate(model, [PROMPTS[0]], plain)
+    for other in (WARM, Sampling(max_new_tokens=9, top_k=3), GREEDY):
+        generator = Generator(model, slots=2)
+        generator.submit(PROMPTS[0], plain)
+        generator.submit(PROMPTS[1], other)
+        assert [token for request, token in generator if request == 0] == alone
+
+
+def test_a_saved_stream_comes_back_from_a_file(tmp_path):
+    model = build("hybrid")
+    stream = Generator(model, slots=1, length=24).read(PROMPTS[1])
+    torch.save(stream, tmp_path / "stream.pt")
+    again = torch.load(tmp_path / "stream.pt", weights_only=False)
+    found = []
+    for each in (stream, again):
+        generator = Generator(model, slots=1, length=24)
+        generator.submit(each, GREEDY)
+        found.append([token for _, token in generator])
+    assert found[0] == found[1] == generate(model, [PROMPTS[1]], GREEDY)[0]
