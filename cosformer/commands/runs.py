@@ -1,5 +1,6 @@
 """`cosformer runs`: the runs of a folder and how far they are."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 from cosformer.config import build
 from cosformer.recipes import RUNS
 from cosformer.report import Curves, runs_figure, write_whole
-from cosformer.training import CONFIG, LOG, Place, load_config, number, state_of
+from cosformer.training import CONFIG, LOG, Place, load_config, number, read_json, state_of
 
 POSITIONAL = "folder"
 FORMATS = ("svg", "png", "pdf")
@@ -37,7 +38,8 @@ class Options:
 def run(options: Options) -> int:
     if not options.folder.is_dir():
         raise ValueError(f"folder must be there, got {options.folder}")
-    found = sorted(path.parent for path in options.folder.glob(f"**/{CONFIG}"))
+    named = sorted(path.parent for path in options.folder.glob(f"**/{CONFIG}"))
+    found = [folder for folder in named if not _is_transformers(folder)]
     if not found:
         print(f"no runs in {options.folder}")
     for folder in found:
@@ -79,6 +81,13 @@ def curves(folder: Path, name: str) -> Curves:
         except (ValueError, TypeError, LookupError):  # cut off, or of something else
             continue
     return found
+
+
+def _is_transformers(folder: Path) -> bool:
+    """Whether a folder is a model of Transformers, whose config has the name of a run's."""
+    with contextlib.suppress(ValueError, OSError):
+        return "model_type" in read_json(folder / CONFIG)
+    return False
 
 
 def line(folder: Path) -> str:

@@ -274,6 +274,12 @@ def test_runs_are_listed_with_their_state_and_an_odd_folder_hides_none(here, run
     assert shell("runs", "nowhere")[0] == 2
 
 
+def test_models_of_transformers_are_no_runs(tmp_path, shell):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    assert shell.shows("runs", tmp_path) == f"no runs in {tmp_path}\n"
+
+
 def test_losses_of_runs_are_a_picture_with_a_colour_for_each(here, run, shell):
     pytest.importorskip("matplotlib")
     other = shutil.copytree(run, here / "runs" / "folder" / "s")
