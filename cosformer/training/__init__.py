@@ -1,8 +1,8 @@
 """Training: runs that resume, judge themselves and keep what they learnt."""
 
-from cosformer.training.checkpoint import Checkpoint, fill, weights
-from cosformer.training.checkpoint import read as read_checkpoint
-from cosformer.training.checkpoint import write as write_checkpoint
+from cosformer.training.checkpoints import Checkpoint, fill, weights
+from cosformer.training.checkpoints import read as read_checkpoint
+from cosformer.training.checkpoints import write as write_checkpoint
 from cosformer.training.config import (
     MOST_SEEDS,
     Budget,

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from cosformer.config import build, differences, plain
 from cosformer.tasks import replacing
-from cosformer.training.checkpoint import clean
+from cosformer.training.checkpoints import clean
 from cosformer.training.config import ELSEWHERE, RunConfig
 
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"

@@ -11,13 +11,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cosformer.models import Backbone, Model, ModelConfig, TokenModel, create_model
 from cosformer.tasks import Batch
-from cosformer.training.checkpoint import Checkpoint, fill, set_extra_states, weights
+from cosformer.training.checkpoints import Checkpoint, bring_back, weights
 from cosformer.training.config import RunConfig
 from cosformer.training.evaluation import Losses, autocast
 from cosformer.training.feed import Fed
 from cosformer.training.graph import Replayed, on_device
 from cosformer.training.optimiser import begin_moments, create_optimiser, grouped, moments
-from cosformer.training.parts import Parts
 from cosformer.training.phases import Phase
 from cosformer.training.processes import ALONE, Processes, in_full, laid_like
 from cosformer.training.schedule import rate
@@ -143,17 +142,11 @@ class Learner:
         """Go on where a checkpoint was written; `where` names it in errors."""
         begin_moments(self.model, self.optimiser)
         self._filled = self.phase.unlogged(step, self.config.log_every)
-        stored, sharing, own = checkpoint.tensors, self.processes.sharing, self.tensors()
-        if sharing is not None and isinstance(stored, Parts):
-            from cosformer.training.sharded import fill_parts
-
-            fill_parts(own, stored, where, sharing)
-        else:
-            fill(own, stored, where)
-        set_extra_states(self.model, own, "model.")
+        models = {"model.": self.model}
         if self.average is not None:
-            set_extra_states(self.average.module, own, "average.")
+            models["average."] = self.average.module
             self.average.n_averaged.fill_(step)
+        bring_back(self.tensors(), models, checkpoint, where, self.processes)
         self.step = step
 
     def begin_from(self, before: nn.Module) -> None:

@@ -17,7 +17,14 @@ from torch.overrides import TorchFunctionMode
 from cosformer.config import build, plain
 from cosformer.models import Model, ModelConfig
 from cosformer.tasks import Names, Task, Vocabulary, has_vocabulary, restore
-from cosformer.training.checkpoint import Checkpoint, load_weights, read, require_like, weights
+from cosformer.training.checkpoints import (
+    Checkpoint,
+    load_weights,
+    put,
+    read,
+    require_like,
+    weights,
+)
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.fingerprint import require_same
@@ -32,7 +39,6 @@ from cosformer.training.folder import (
     write_json,
 )
 from cosformer.training.learner import create
-from cosformer.training.parts import put
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
 from cosformer.training.possible import outline

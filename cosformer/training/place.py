@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cosformer.config import build
-from cosformer.training.checkpoint import Checkpoint
+from cosformer.training.checkpoints import Checkpoint
 from cosformer.training.config import RunConfig
 from cosformer.training.optimiser import COUNT
 

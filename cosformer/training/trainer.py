@@ -13,7 +13,7 @@ from cosformer.config import plain
 from cosformer.models import parameter_count
 from cosformer.tasks import Task
 from cosformer.training.board import boards
-from cosformer.training.checkpoint import Checkpoint, read
+from cosformer.training.checkpoints import Checkpoint, Saver, read
 from cosformer.training.config import RunConfig
 from cosformer.training.device import resolved
 from cosformer.training.evaluation import evaluate, is_better, judged_by
@@ -43,7 +43,6 @@ from cosformer.training.plugin import load_plugin
 from cosformer.training.possible import require_possible, require_shared
 from cosformer.training.processes import ALONE, Lost, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
-from cosformer.training.saver import Saver
 from cosformer.training.start import beginning, require_fit
 
 COMPILES = "torch.compile works in the first step, which takes some 20 seconds longer"

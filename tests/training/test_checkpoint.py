@@ -11,7 +11,14 @@ import torch
 
 from cosformer.models import ModelConfig, create_model
 from cosformer.training import load, train
-from cosformer.training.checkpoint import FORMAT, Checkpoint, load_weights, read, weights, write
+from cosformer.training.checkpoints.file import (
+    FORMAT,
+    Checkpoint,
+    load_weights,
+    read,
+    weights,
+    write,
+)
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 import torch
 import training_cases as cases
 
-from cosformer.training import folder, parts, train
+from cosformer.training import folder, train
+from cosformer.training.checkpoints import parts
 from cosformer.training.folder import state_of
 
 pytestmark = pytest.mark.slow  # every kill needs a new process

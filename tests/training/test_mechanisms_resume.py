@@ -7,7 +7,7 @@ import training_cases as cases
 from cosformer.mechanisms import MECHANISMS, Seeded
 from cosformer.tasks import create
 from cosformer.tasks.pretraining import from_inputs
-from cosformer.training.checkpoint import Checkpoint, read, write
+from cosformer.training.checkpoints import Checkpoint, read, write
 from cosformer.training.feed import described
 from cosformer.training.learner import Learner
 from cosformer.training.phases import Phase

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from cosformer.training import checkpoint, parts
-from cosformer.training.checkpoint import Checkpoint, clean, read, write
-from cosformer.training.sharded import fill_parts, write_parts
+from cosformer.training.checkpoints import Checkpoint, clean, parts, read, write
+from cosformer.training.checkpoints import file as checkpoint
+from cosformer.training.checkpoints.sharded import fill_parts, write_parts
 
 TENSORS = {
     "model.weight": torch.arange(12.0).view(3, 4),

@@ -24,7 +24,7 @@ from cosformer.commands import reproduce
 from cosformer.commands.crew_share import Taken
 from cosformer.tasks import IGNORED
 from cosformer.training import Budget, Evaluation, Optimiser, Parallel, learner, load, train
-from cosformer.training.checkpoint import read
+from cosformer.training.checkpoints import read
 from cosformer.training.folder import state_of
 from cosformer.training.phases import phases
 from cosformer.training.possible import require_shared
@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_with_as_many_processes_ends_with_the_same_bits(mesh,
 
 FULL = """
 import errno, os
-from cosformer.training import parts
+from cosformer.training.checkpoints import parts
 
 def full(path):
     raise OSError(errno.ENOSPC, "No space left on device", str(path))

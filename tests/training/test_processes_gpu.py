@@ -12,8 +12,8 @@ from cosformer import distributed
 from cosformer.distributed import exchange
 from cosformer.models import ModelConfig, create_model, recommended
 from cosformer.training import ALONE, Trainer, load, train
-from cosformer.training.checkpoint import Checkpoint, read, weights
-from cosformer.training.sharded import fill_parts, write_parts
+from cosformer.training.checkpoints import Checkpoint, read, weights
+from cosformer.training.checkpoints.sharded import fill_parts, write_parts
 
 pytestmark = [
     pytest.mark.gpu,

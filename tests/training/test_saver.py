@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import training_cases as cases
 
-from cosformer.training import Learner, checkpoint, load, train
+from cosformer.training import Learner, load, train
+from cosformer.training.checkpoints import file as checkpoint
 from cosformer.training.folder import state_of
 
 PATIENCE = 20

@@ -13,7 +13,7 @@ from test_killed import killed
 from cosformer.commands.train import Options, resolve
 from cosformer.models import ModelConfig
 from cosformer.training import Started, TaskConfig, Trainer, load, train
-from cosformer.training.checkpoint import Checkpoint, read, write
+from cosformer.training.checkpoints import Checkpoint, read, write
 from cosformer.training.config import OF_TASK
 from cosformer.training.learner import Learner
 from cosformer.training.start import BACKBONE, OF_HEAD

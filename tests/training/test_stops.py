@@ -16,7 +16,8 @@ import training_cases as cases
 from cosformer import training
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, create_model
-from cosformer.training import load, parts, possible, train
+from cosformer.training import load, possible, train
+from cosformer.training.checkpoints import parts
 from cosformer.training.folder import adopt, state_of
 
 

@@ -5,8 +5,7 @@ import json
 import torch
 
 from cosformer import training
-from cosformer.training import checkpoint as checkpoints
-from cosformer.training import evaluation
+from cosformer.training import checkpoints, evaluation
 
 TIMES = ("tokens_per_second", "memory", "seconds_left")
 """What differs from one run of the same config to the next."""

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from cosformer.tasks import sync_names
-from cosformer.training.checkpoint import KIND, Checkpoint, require_like, write_list
-from cosformer.training.parts import (
+from cosformer.training.checkpoints.file import KIND, Checkpoint, require_like, write_list
+from cosformer.training.checkpoints.parts import (
     DTYPES,
     Cut,
     Listed,

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosformer.training.parts import Listed, Parts, checksum, folder_of, listed, put, sweep
+from cosformer.training.checkpoints.parts import (
+    Listed,
+    Parts,
+    checksum,
+    folder_of,
+    listed,
+    put,
+    sweep,
+)
 from cosformer.training.processes import laid_like
 
 FORMAT, IN_PARTS = 3, 4

@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from cosformer.training.checkpoint import Checkpoint, write
+from cosformer.training.checkpoints.file import Checkpoint, fill, set_extra_states, write
+from cosformer.training.checkpoints.parts import Parts
 from cosformer.training.processes import Lost, Processes
 
 
@@ -63,7 +64,7 @@ class Saver:
         try:
             for path, checkpoint in files.items():
                 if self._processes.sharing is not None:
-                    from cosformer.training.sharded import write_parts
+                    from cosformer.training.checkpoints.sharded import write_parts
 
                     write_parts(path, checkpoint, self._processes.sharing)
                 elif self._processes.is_first:
@@ -71,3 +72,30 @@ class Saver:
             done()
         except BaseException as error:
             self._error = error
+
+
+def bring_back(
+    own: Mapping[str, Tensor],
+    models: Mapping[str, nn.Module],
+    checkpoint: Checkpoint,
+    where: str,
+    processes: Processes,
+) -> None:
+    """Give tensors, and models that keep more than tensors, what a checkpoint has of them.
+
+    Args:
+        own: the tensors by their names in the checkpoint.
+        models: what stands before the names of a model's state -> the model.
+        checkpoint: as it was read.
+        where: names the checkpoint in errors.
+        processes: those that go on from it, each with its own parts.
+    """
+    stored, sharing = checkpoint.tensors, processes.sharing
+    if sharing is not None and isinstance(stored, Parts):
+        from cosformer.training.checkpoints.sharded import fill_parts
+
+        fill_parts(own, stored, where, sharing)
+    else:
+        fill(own, stored, where)
+    for prefix, model in models.items():
+        set_extra_states(model, own, prefix)
