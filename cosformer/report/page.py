@@ -44,7 +44,6 @@ from cosformer.report.reproduce import (
 from cosformer.report.selection import describe, runs_of_each
 from cosformer.report.speed import Pair, fastest_pairs
 from cosformer.report.study import (
-    COMPARED,
     PAPER,
     UNITS,
     best_by_entry,
@@ -129,7 +128,7 @@ def headlines(sources: Sources) -> list[Headline]:
     if study := _studies(sources).get("study-lm"):
         best = best_by_entry(of_most(study))
         shares = best_by_share(best)
-        if Fraction(0) in shares and COMPARED in best:
+        if {Fraction(0), Fraction(1)} <= shares.keys():
             found += _learnt(best, shares)
     return found
 
@@ -145,8 +144,11 @@ def _faster(pair: Pair) -> Headline:
 
 
 def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -> list[Headline]:
-    """Losses beside softmax, and what a stream remembers. `shares`: of exact layers -> an entry."""
-    found, chosen = list[Headline](), shares[Fraction(0)]
+    """Losses beside the best softmax, and what a stream remembers.
+
+    `shares`: share of exact layers -> the best entry with it.
+    """
+    found, chosen, rival = list[Headline](), shares[Fraction(0)], shares[Fraction(1)]
     means = {name: sum(r.value for r in rows) / len(rows) for name, rows in best.items()}
     unit = UNITS[best[chosen][0].what]
     who = {
@@ -158,11 +160,11 @@ def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -
     who.setdefault(PAPER, "cosFormer as published has")
     for name in who:
         if name in best:
-            numbers = f"{means[name]:.3f}, softmax {means[COMPARED]:.3f}"
-            text = f"{unit} against softmax: {who[name]} {numbers}"
-            beyond = f"{means[name] - means[COMPARED]:+.3f}"
-            found.append(Headline(beyond, text, [*best[name], *best[COMPARED]]))
-    ours, theirs = (best[name][0] for name in (chosen, COMPARED))
+            numbers = f"{means[name]:.3f}, {rival} {means[rival]:.3f}"
+            text = f"{unit} against the best softmax: {who[name]} {numbers}"
+            beyond = f"{means[name] - means[rival]:+.3f}"
+            found.append(Headline(beyond, text, [*best[name], *best[rival]]))
+    ours, theirs = (best[name][0] for name in (chosen, rival))
     both = ours.config["stream_bytes"].keys() & theirs.config["stream_bytes"].keys()
     if both:
         length = max(both, key=int)

@@ -45,7 +45,7 @@ from cosformer.training.processes import ALONE, Lost, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 from cosformer.training.start import beginning, require_fit
 
-COMPILES = "torch.compile works in the first step, which takes some 20 seconds longer"
+COMPILES = "torch.compile makes faster steps of the blocks; for that the first step takes longer"
 
 
 @dataclass(frozen=True)

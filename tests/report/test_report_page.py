@@ -71,6 +71,8 @@ def test_headlines_are_computed_from_rows(sources):
     assert "with 1/2 of the layers exact, multiscale has 1.550" in found["-0.050"]
     assert "forward + backward, 1,024 tokens, Test processor" in found["1 ×"]
     assert found["+0.100"].endswith("gated, has 1.700, softmax 1.600")
+    sources["study-lm"].append(studied("softmax-conv", 3e-3, 1.4, mechanism="softmax"))
+    assert headlines(sources)[2].number == "+0.300"  # beside the best softmax, not a weaker one
     assert headlines({}) == []
 
 
