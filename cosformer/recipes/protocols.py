@@ -115,7 +115,9 @@ PROTOCOLS: dict[str, TextProtocol] = {
     "full": TextProtocol(),
     "4k": TextProtocol(length=4096, batch=8),
     "16k": TextProtocol(length=16_384, batch=2),
-    "base": TextProtocol(preset="base", steps=6100, longer=2, rates=(1e-3, 3e-3), log_every=100),
+    "base": TextProtocol(
+        preset="base", steps=6100, longer=2, rates=(1e-3, 3e-3), every=2000, log_every=100
+    ),
     "tiny": TextProtocol(
         held_out=600,
         length=32,
