@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cosformer.check import check_tensor
 from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
-from cosformer.models.token_loss import summed_token_loss
+from cosformer.models.token_loss import NOT_ASKED, summed_token_loss
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
 from cosformer.runtime import compute_dtype, readable, recomputed
 
@@ -404,13 +404,24 @@ class TokenModel(nn.Module):
         logits: Tensor = self.head(self.backbone(tokens, key_mask))
         return logits
 
-    def summed_loss(self, tokens: Tensor, labels: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    def summed_loss(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        key_mask: Tensor | None = None,
+        asked: int | None = None,
+    ) -> Tensor:
         """Cross entropy of labels `[B, T]`, summed; those of -100 are not asked for.
 
         It never holds more than some of the logits, which of a large vocabulary are most of what
-        training needs memory for.
+        training needs memory for. `asked`: no sequence has more labels that are asked for, so that
+        logits of so many tokens of each do; None: any number.
         """
-        return self.token_loss(self.backbone(tokens, key_mask), self.head.weight, labels)
+        x = self.backbone(tokens, key_mask)
+        if asked is not None and asked < labels.shape[1]:
+            found = (labels != NOT_ASKED).int().topk(asked, dim=1).indices  # those not asked last
+            x, labels = x.take_along_dim(found[..., None], 1), labels.gather(1, found)
+        return self.token_loss(x, self.head.weight, labels)
 
 
 class TokenHead(nn.Module):

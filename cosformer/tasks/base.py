@@ -42,6 +42,8 @@ class Facts:
     """The metric of a simple guess, which a trained model must beat."""
     floor_is: str
     """How that guess is made."""
+    asked: int | None = None
+    """Labels of every sample, where all have as many: a loss need not look at other tokens."""
     causal: bool = False
     """A model must not look ahead: the answer may lie there."""
     towers: int = 1

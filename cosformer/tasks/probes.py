@@ -79,7 +79,7 @@ class Recall(Probe):
         self.keys, self.values = (1, half), (half, vocabulary)
         gaps = np.arange(1, (length - 2 * pairs) // 2 + 1)
         self._chances = np.log(gaps ** (KEEP - 1.0))
-        facts = _facts(length, vocabulary, 1 / pairs, "one of the values that were seen")
+        facts = _facts(length, vocabulary, pairs, 1 / pairs, "one of the values that were seen")
         super().__init__(facts, device=device)
 
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
@@ -114,7 +114,7 @@ class Copying(Probe):
         self.copied, self.room = copied, length
         # tokens, a blank, and a sign that asks for the next one
         self.blank, self.ask = vocabulary, vocabulary + 1
-        facts = _facts(length + copied, vocabulary + 2, 1 / vocabulary, "any token")
+        facts = _facts(length + copied, vocabulary + 2, copied, 1 / vocabulary, "any token")
         super().__init__(facts, device=device)
 
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
@@ -149,7 +149,7 @@ class Induction(Probe):
                 raise ValueError(f"{name} must be 3 or more, got {value}")
         self.lengths = {"train": length, "valid": test_length, "test": test_length}
         self.special = vocabulary
-        facts = _facts(max(length, test_length), vocabulary + 1, 1 / vocabulary, "any token")
+        facts = _facts(max(length, test_length), vocabulary + 1, 1, 1 / vocabulary, "any token")
         super().__init__(facts, device=device)
 
     def draw(self, rng: np.random.Generator, count: int, split: str) -> tuple[Array, Array]:
@@ -162,7 +162,7 @@ class Induction(Probe):
         return tokens, labels
 
 
-def _facts(length: int, vocabulary: int, floor: float, floor_is: str) -> Facts:
+def _facts(length: int, vocabulary: int, asked: int, floor: float, floor_is: str) -> Facts:
     return Facts(
         data_tokens=vocabulary,
         classes=vocabulary,
@@ -171,6 +171,7 @@ def _facts(length: int, vocabulary: int, floor: float, floor_is: str) -> Facts:
         metric="accuracy",
         floor=floor,
         floor_is=floor_is,
+        asked=asked,
         causal=True,
     )
 

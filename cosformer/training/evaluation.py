@@ -25,18 +25,18 @@ def answers(model: nn.Module, batch: Batch) -> Tensor:
 class Losses(nn.Module):
     """A model as a step of training calls it: a batch to its summed loss."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, facts: Facts) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.asked = model, facts.asked
 
     def forward(self, batch: Batch) -> Tensor:
-        return summed_loss(self.model, batch)
+        return summed_loss(self.model, batch, self.asked)
 
 
-def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy, the sum over all labels, in float32 at least."""
+def summed_loss(model: nn.Module, batch: Batch, asked: int | None = None) -> Tensor:
+    """Cross entropy, the sum over all labels, in float32 at least; `asked` as in `Facts`."""
     if isinstance(model, TokenModel):
-        return model.summed_loss(batch["tokens"], batch["labels"], batch.get("mask"))
+        return model.summed_loss(batch["tokens"], batch["labels"], batch.get("mask"), asked)
     return _cross_entropy(answers(model, batch), batch["labels"])
 
 

@@ -40,7 +40,7 @@ class Learner:
         self.device = phase.task.device
         torch.manual_seed(config.seed)
         self.model = processes.sharded(create(phase.model).to(self.device), config.precision)
-        self._called = processes.replicated(Losses(self.model))
+        self._called = processes.replicated(Losses(self.model, phase.task.facts))
         self.groups = grouped(self.model)
         # numbers that change from step to step, where a graph reads them
         self._lr = on_device(phase.optimiser.lr, self.device) if config.graph else None

@@ -110,3 +110,17 @@ def test_a_model_tells_the_loss_of_its_logits():
     leaves = list(model.parameters())
     found = derivatives(model.summed_loss(tokens, labels, mask), *leaves)
     assert_close(found, derivatives(right, *leaves))
+
+
+@pytest.mark.parametrize("asked", [3, 5, 9, 20])
+def test_logits_of_the_tokens_that_are_asked_for_are_enough(asked):
+    """Some sequences have fewer labels than `asked` says, some none."""
+    model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY)).double()
+    tokens, leaves = torch.randint(VOCABULARY, (3, 9)), list(model.parameters())
+    labels = torch.full_like(tokens, token_loss.NOT_ASKED)
+    labels[0, [1, 4, 8]], labels[1, 0] = torch.tensor([2, 0, 1]), 3
+    right = derivatives(model.summed_loss(tokens, labels), *leaves)
+    seen = []
+    model.token_loss = lambda *given: seen.append(given[2].shape[1]) or summed_token_loss(*given)
+    assert_close(derivatives(model.summed_loss(tokens, labels, asked=asked), *leaves), right)
+    assert seen == [min(asked, 9)]

@@ -22,6 +22,14 @@ def test_recall_asks_for_the_value_of_each_key_once(length, pairs):
         assert 1 <= min(known) <= max(known) < 4096 <= min(known.values())
 
 
+@pytest.mark.parametrize("kind", [Recall, Copying, Induction])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_sample_is_asked_as_often_as_the_facts_say(kind, split):
+    task = kind()
+    _, labels = task.draw(RNG(0), 50, split)
+    assert ((labels != IGNORED).sum(1) == task.facts.asked).all()
+
+
 def test_queries_come_soon_after_the_pairs():
     _, labels = Recall(length=256, pairs=4).draw(RNG(0), 2000, "train")
     gaps = (np.nonzero(labels != IGNORED)[1] - 8) // 2
