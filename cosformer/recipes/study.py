@@ -21,6 +21,7 @@ _MULTISCALE = "cosformer-multiscale"
 _GATED = "cosformer-gated"
 _WINDOW = {"local": {"window": 126}}  # a causal window of 64 tokens: half of it, and the own one
 _NORM_SIGMOID = {"norm": True, "gate": "sigmoid"}
+_FLAT = {"decay": 1.0}  # every token of the past weighs the same but for the cosine
 _LOWER_HALF = f"local*3 {_MULTISCALE}*3"
 _GATED_FOURTH = f"{_GATED}*3 softmax {_GATED}*2"
 _FOURTH = f"{_MULTISCALE}*3 softmax {_MULTISCALE}*2"
@@ -130,6 +131,16 @@ PROBED: dict[str, Fields] = {
     "gated-conv-norm-sigmoid-qk-norm": {
         "mechanism": _GATED, "conv": 4, "qk_norm": True, **_NORM_SIGMOID,
     },
+    "flat-conv-norm-sigmoid": {
+        "mechanism": _MULTISCALE, "options": _FLAT, "conv": 4, **_NORM_SIGMOID,
+    },
+    "flat-1-head-positions": {
+        "mechanism": _MULTISCALE, "options": _FLAT, "heads": 1, "positions": "learned", "conv": 4,
+        **_NORM_SIGMOID,
+    },
+    "gated-1-head-positions": {
+        "mechanism": _GATED, "heads": 1, "positions": "learned", "conv": 4, **_NORM_SIGMOID,
+    },
     "delta-conv": {"mechanism": "delta", "conv": 4},
     "gated-delta-conv": {"mechanism": "gated-delta", "conv": 4},
     "gated-delta-relu-conv": {
@@ -137,7 +148,8 @@ PROBED: dict[str, Fields] = {
     },
     "hybrid": {"mechanism": f"{_MULTISCALE} softmax", "conv": 4},
 }  # fmt: skip
-"""Entries of the study of probes. hybrid: one layer of each of the two."""
+"""Entries of the study of probes. hybrid: one layer of each of the two. flat: no decay, so that
+nothing of a short past is forgotten; positions: tokens know where pairs end and questions begin."""
 
 
 class Study(NamedTuple):
