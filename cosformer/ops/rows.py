@@ -9,14 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.ops.triton import add_norm, convolve_rows, linear_rows, rows_serve
+from cosformer.ops.triton import (
+    add_norm,
+    convolve_rows,
+    linear_rows,
+    linear_serves,
+    rows_serve,
+)
+from cosformer.ops.triton import early_launch as early_launch
 from cosformer.ops.triton import likeliest_serves as likeliest_serves
 from cosformer.ops.triton import take_likeliest as take_likeliest
 from cosformer.runtime import on_gpu
-
-FEW = 4
-"""Rows up to which a GPU multiplies a weight by all of them in one kernel of ours: above, the
-products of libraries, which use tensor cores, are faster."""
 
 
 class Norm(NamedTuple):
@@ -45,7 +48,7 @@ def normed_linear(
     """x + added `[rows, K]`, and gelu(norm(x + added) weightᵀ + bias) `[rows, N]`."""
     weight, bias, kernels = linear
     if kernels:
-        if added is None and len(x) <= FEW:
+        if added is None and linear_serves(len(x), weight):
             return x, linear_rows(x, weight, bias, norm=norm, gelu=gelu)
         x, made = add_norm(x, added, norm)
     else:
@@ -60,7 +63,7 @@ def added_linear(x: Tensor, made: Tensor, linear: Linear) -> tuple[Tensor, Tenso
     weight, bias, kernels = linear
     if not kernels:
         return x + F.linear(made, weight, bias), None
-    if len(x) <= FEW:
+    if linear_serves(len(x), weight):
         return linear_rows(made, weight, bias, residual=x), None
     return x, F.linear(made, weight, bias)
 

@@ -1,5 +1,6 @@
 """Compiles the kernels of a model's step for a Hopper GPU, which need not be there."""
 
+import os
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -18,6 +19,7 @@ POINTERS = {
 }
 TYPES = {name: kind for kind, names in POINTERS.items() for name in names.split()}
 HEADS = {"K": 64, "V": 64, "BLOCK_K": 64, "BLOCK_V": 64}
+STRIDES = ("_r", "_b", "_h", "_s", "_k", "_t")
 AFTER = {"NORM": True, "GATE": "sigmoid"}
 
 
@@ -28,25 +30,51 @@ def compiled(kernel, warps, **constants):
         name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in names
     }
     given = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=given)
+    # As launches find it: addresses and strides are multiples of 16.
+    even = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name, kind in signature.items()
+        if kind.startswith("*") or name.endswith(STRIDES)
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=even)
     options = {"num_warps": warps, "launch_pdl": constants.get("EARLY", False)}
     made = triton.compile(source, target=HOPPER, options=options).asm
+    if os.environ.get("DUMP"):
+        open(f"/tmp/gen_{kernel.__name__}_{len(os.listdir('/tmp'))}.cubin","wb").write(made["cubin"])
     assert len(made["cubin"])
     print(kernel.__name__, constants)
     return made["ptx"]
 
 
-linear = {"K": 768, "BLOCK_K": 1024, "BLOCK_N": 4, "NORM": True, "GELU": True, "RESIDUAL": True}
+def waits_before(ptx, *signs):
+    """Whether a kernel waits for the one in front of it before the first of these instructions."""
+    wait = ptx.index("griddepcontrol.wait")
+    assert ptx.index("griddepcontrol.launch_dependents") < wait
+    assert all(wait < ptx.index(sign) for sign in signs), ptx
+
+
+ways = {"K": 768, "NORM": True, "GELU": True, "RESIDUAL": True, "BIAS": True}
 for count, early in ((1, False), (3, True)):
-    compiled(rows.linear_rows_kernel, 4, **linear, BIAS=True, ROWS=count, EARLY=early)
-compiled(rows.add_norm_kernel, 4, K=768, BLOCK_K=1024, ADD=True)
-compiled(rows.convolve_kernel, 4, WIDTH=4, BLOCK=512, BIAS=True)
+    few = {**ways, "ROWS": count, "BLOCK_N": 4, "BLOCK_K": 1024}
+    compiled(rows.linear_rows_kernel, 4, **few, EARLY=early)
+for block, norm in ((16, False), (32, True)):
+    given = {**ways, "NORM": norm, "BLOCK_R": block, "BLOCK_N": block, "BLOCK_K": 128, "STAGES": 4}
+    ptx = compiled(rows.linear_blocks_kernel, 8 if norm else 4, **given, EARLY=True)
+    assert "mma.sync" in ptx
+    waits_before(ptx, "cp.async", "st.global")
+waits_before(compiled(rows.add_norm_kernel, 4, K=768, BLOCK_K=1024, ADD=True, EARLY=True), "st.")
+convolved = compiled(rows.convolve_kernel, 4, WIDTH=4, BLOCK=512, BIAS=True, EARLY=True)
+waits_before(convolved, "ld.global", "st.global")
 for fade, gate in (("", "silu"), ("head", ""), ("token", "sigmoid")):
-    given = {**HEADS, "R": 2, "FADE": fade, "NORM": True, "GATE": gate}
-    ptx = compiled(token.sums_token_kernel, 8, **given, EARLY=fade == "token")
+    given = {**HEADS, "R": 2, "FADE": fade, "NORM": True, "GATE": gate, "GROUPS": 2}
+    ptx = compiled(token.sums_token_kernel, 8, **given, EARLY=True)
+    waits_before(ptx, "st.global")
     # Threads share cells of the key sums: all have read before any writes.
     assert "bar.sync" in ptx[: ptx.index("st.global")], fade
-compiled(likeliest.likeliest_kernel, 32, BLOCK=16384, ROOM=True)
-compiled(softmax_kernels.place_kernel, 1, **HEADS, ROTARY=True)
-compiled(softmax_kernels.part_kernel, 4, **HEADS, BLOCK_S=64)
-compiled(softmax_kernels.join_kernel, 4, V=64, BLOCK_V=64, SPLITS=64, **AFTER)
+chosen = {"BLOCK": 8192, "AT_ONCE": 4, "ROOM": True, "EARLY": True}
+waits_before(compiled(likeliest.likeliest_kernel, 32, **chosen), "ld.global", "st.global")
+placed = compiled(softmax_kernels.place_kernel, 1, **HEADS, ROTARY=True, EARLY=True)
+waits_before(placed, "st.global")
+waits_before(compiled(softmax_kernels.part_kernel, 4, **HEADS, BLOCK_S=64, EARLY=True), "st.global")
+joined = {"V": 64, "BLOCK_V": 64, "SPLITS": 64, **AFTER, "EARLY": True}
+waits_before(compiled(softmax_kernels.join_kernel, 4, **joined), "ld.global", "st.global")

@@ -3,15 +3,19 @@
 import torch
 from torch import Tensor
 
+from cosformer.ops.triton.rows import early_launch
 from cosformer.runtime import HAS_TRITON, on_gpu
 
-BLOCK = 16384
-"""Logits that a program looks at together: there are few programs, so all its loads go at once."""
+BLOCK = 8192
+"""Logits that a program compares at a time."""
+AT_ONCE = 4
+"""Blocks of logits that a program loads together: there are few programs, so loads must not wait
+for one another."""
 
 
 def likeliest_serves(weight: Tensor) -> bool:
     """Whether the kernel takes logits by such a weight, `[vocabulary, width]`."""
-    small = weight.dtype != torch.float64 and len(weight) < 2**31 - BLOCK
+    small = weight.dtype != torch.float64 and len(weight) < 2**31 - BLOCK * AT_ONCE
     return HAS_TRITON and on_gpu(weight) and small
 
 
@@ -32,5 +36,5 @@ def take_likeliest(
 
     likeliest_kernel[(len(logits),)](
         logits, chosen, token, *counts, logits.shape[1], logits.stride(0), room or 0,
-        BLOCK=BLOCK, ROOM=room is not None, num_warps=32,
+        BLOCK=BLOCK, AT_ONCE=AT_ONCE, ROOM=room is not None, num_warps=32, **early_launch(logits),
     )  # fmt: skip

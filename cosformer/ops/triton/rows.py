@@ -1,6 +1,6 @@
 """Launches of what surrounds attention in a step."""
 
-import os
+import functools
 
 import torch
 from torch import Tensor
@@ -9,13 +9,18 @@ from cosformer.ops.triton.passes import INTERPRETED
 from cosformer.ops.triton.tiles import padded
 from cosformer.runtime import HAS_TRITON
 
-EARLY = os.environ.get("COSFORMER_EARLY_LAUNCH") == "1"
-"""Whether a kernel of a step may start, and load weights, before the one in front of it has ended
-(programmatic dependent launch, on Hopper and later): an experiment, see docs/kernels.md."""
 CONVOLVED = 512
 """Columns of a row that a program convolves."""
 WIDEST = 8192
 """Numbers in a row that a program holds at once."""
+FEW = 4
+"""Rows up to which a program multiplies its part of a weight by all of them without tensor cores."""
+MANY = 64
+"""Rows up to which a weight is multiplied by a kernel of ours: above, and where a weight has more
+rows than `LONG`, the products of libraries are faster."""
+LONG = 16384
+PROGRAMS = 132
+"""The fewest programs of a product: an H200 has so many multiprocessors."""
 
 
 def rows_serve(x: Tensor) -> bool:
@@ -24,9 +29,27 @@ def rows_serve(x: Tensor) -> bool:
     return there and x.dtype != torch.float64 and x.shape[-1] <= WIDEST
 
 
-def early_launch() -> dict[str, bool]:
-    """The arguments of a launch that `EARLY` decides on."""
-    return {"EARLY": True, "launch_pdl": True} if EARLY else {"EARLY": False}
+def linear_serves(rows: int, weight: Tensor) -> bool:
+    """Whether `linear_rows` takes so many rows, and is faster than a library's product."""
+    by_blocks = rows <= MANY and len(weight) <= LONG and weight.dtype.itemsize == 2
+    return rows <= FEW or by_blocks
+
+
+def early_launch(x: Tensor) -> dict[str, bool]:
+    """The arguments by which a kernel of a step may start before the one in front of it has ended.
+
+    That is programmatic dependent launch, which GPUs have from Hopper on. Every kernel waits before
+    it reads what another one of the step writes, and before it writes anything. Before it waits, it
+    reads weights, and states that the last step has left: a step must therefore begin with a kernel
+    that is launched as usual, as the embedding is.
+    """
+    early = x.is_cuda and _can_start_early(x.device)
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@functools.cache
+def _can_start_early(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def linear_rows(
@@ -38,28 +61,49 @@ def linear_rows(
     gelu: bool = False,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """residual + gelu(norm(x) weightᵀ + bias) for x `[rows, K]`, weight `[N, K]`, by one kernel.
-
-    For few rows: every program multiplies some rows of the weight by all of them.
-    """
-    from cosformer.ops.triton.kernels.rows import linear_rows_kernel
+    """residual + gelu(norm(x) weightᵀ + bias) for x `[rows, K]`, weight `[N, K]`, by one kernel."""
+    from cosformer.ops.triton.kernels.rows import linear_blocks_kernel, linear_rows_kernel
 
     rows, width = x.shape
     columns = weight.shape[0]
     out = x.new_empty(rows, columns)
-    tile = padded(width)
-    # More programs than multiprocessors, each with enough loads under way.
-    block = 4 if columns <= 4096 else 8
     norm_weight, norm_bias, eps = (x, x, 0.0) if norm is None else norm
-    linear_rows_kernel[(-(-columns // block),)](
+    tensors = (
         x, weight, x if bias is None else bias, x if residual is None else residual,
-        norm_weight, norm_bias, out, columns, eps, x.stride(0), weight.stride(0),
-        0 if residual is None else residual.stride(0), out.stride(0),
-        K=width, ROWS=rows, BLOCK_N=block, BLOCK_K=tile, NORM=norm is not None,
-        BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None,
-        num_warps=min(8, max(1, block * tile // 1024)), **early_launch(),
+        norm_weight, norm_bias, out,
+    )  # fmt: skip
+    strides = (x, weight, x if residual is None else residual, out)
+    numbers = (columns, eps, *(each.stride(0) for each in strides))
+    ways = {
+        "NORM": norm is not None, "BIAS": bias is not None, "GELU": gelu,
+        "RESIDUAL": residual is not None, **early_launch(x),
+    }  # fmt: skip
+    if rows <= FEW:
+        tile = padded(width)
+        # More programs than multiprocessors, each with enough loads under way.
+        block = 8 if columns > 4096 else 4 if tile <= 2048 else 2
+        linear_rows_kernel[(-(-columns // block),)](
+            *tensors, *numbers, K=width, ROWS=rows, BLOCK_N=block, BLOCK_K=tile, **ways,
+            num_warps=min(8, max(1, block * tile // 1024)),
+        )  # fmt: skip
+        return out
+    block_r, block_n = block_shape(rows, columns)
+    linear_blocks_kernel[(-(-columns // block_n), -(-rows // block_r))](
+        *tensors, rows, *numbers, K=width, BLOCK_R=block_r, BLOCK_N=block_n,
+        BLOCK_K=min(128, padded(width)), STAGES=4, **ways,
+        num_warps=4 if block_r * block_n < 1024 else 8,
     )  # fmt: skip
     return out
+
+
+def block_shape(rows: int, columns: int) -> tuple[int, int]:
+    """Rows and columns of a program's block: small enough that all multiprocessors have one."""
+    shapes = ((32, 32), (16, 32), (16, 16))
+    fitting = [shape for shape in shapes if shape[0] <= padded(rows)]
+    for block_r, block_n in fitting:
+        if -(-rows // block_r) * -(-columns // block_n) >= PROGRAMS:
+            return block_r, block_n
+    return fitting[-1]
 
 
 def add_norm(
@@ -75,7 +119,7 @@ def add_norm(
         x, x if added is None else added, norm[0], norm[1], total, out, norm[2],
         x.stride(0), 0 if added is None else added.stride(0),
         K=width, BLOCK_K=padded(width), ADD=added is not None,
-        num_warps=min(8, max(1, padded(width) // 256)),
+        num_warps=min(8, max(1, padded(width) // 256)), **early_launch(x),
     )  # fmt: skip
     return total, out
 
@@ -93,5 +137,5 @@ def convolve_rows(rows: Tensor, state: Tensor, taps: Tensor, bias: Tensor | None
     convolve_kernel[(len(rows), -(-columns // CONVOLVED))](
         rows, state, taps, taps if bias is None else bias, columns, rows.stride(0),
         state.stride(0), state.stride(1), WIDTH=width, BLOCK=CONVOLVED, BIAS=bias is not None,
-        num_warps=4,
+        num_warps=4, **early_launch(rows),
     )  # fmt: skip
