@@ -67,7 +67,7 @@ def error(found, right):
     return float((found.double() - right).norm() / right.norm())
 
 
-@pytest.mark.parametrize("batch", [1, 3, 9])
+@pytest.mark.parametrize("batch", [1, 3, 9, 40, 70])
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @torch.no_grad()
@@ -123,15 +123,16 @@ def test_a_graph_has_the_very_numbers_of_single_calls(name, monkeypatch):
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
     reason="needs a Hopper GPU, or a later one",
 )
-@pytest.mark.parametrize("records", [True, False])
-@pytest.mark.parametrize("batch", [1, 3, 9])
+@pytest.mark.parametrize(
+    ("batch", "records"), [(1, True), (1, False), (3, True), (9, False), (40, True), (70, True)]
+)
 @pytest.mark.parametrize("name", KINDS)
 def test_kernels_that_start_early_have_the_same_numbers(name, batch, records, monkeypatch):
-    """As COSFORMER_EARLY_LAUNCH=1 lets them."""
+    """Nothing is read before it is written, and nothing is written over before it is read."""
     model, found = build(name).to("cuda", torch.bfloat16), []
     monkeypatch.setattr(Slots, "records", records)
-    for early in (False, True):
-        monkeypatch.setattr("cosformer.ops.triton.rows.EARLY", early)
+    for early in (lambda device: False, lambda device: True):
+        monkeypatch.setattr("cosformer.ops.triton.rows._can_start_early", early)
         found.append(held_after(model, 60, length=64, batch=batch))
     assert_same(*found)
 

@@ -1,6 +1,5 @@
 """Compiles the kernels of a model's step for a Hopper GPU, which need not be there."""
 
-import os
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -39,8 +38,6 @@ def compiled(kernel, warps, **constants):
     source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=even)
     options = {"num_warps": warps, "launch_pdl": constants.get("EARLY", False)}
     made = triton.compile(source, target=HOPPER, options=options).asm
-    if os.environ.get("DUMP"):
-        open(f"/tmp/gen_{kernel.__name__}_{len(os.listdir('/tmp'))}.cubin","wb").write(made["cubin"])
     assert len(made["cubin"])
     print(kernel.__name__, constants)
     return made["ptx"]
@@ -71,7 +68,7 @@ for fade, gate in (("", "silu"), ("head", ""), ("token", "sigmoid")):
     waits_before(ptx, "st.global")
     # Threads share cells of the key sums: all have read before any writes.
     assert "bar.sync" in ptx[: ptx.index("st.global")], fade
-chosen = {"BLOCK": 8192, "AT_ONCE": 4, "ROOM": True, "EARLY": True}
+chosen = {"AHEAD": 16, "BLOCK": 8192, "AT_ONCE": 4, "ROOM": True, "EARLY": True}
 waits_before(compiled(likeliest.likeliest_kernel, 32, **chosen), "ld.global", "st.global")
 placed = compiled(softmax_kernels.place_kernel, 1, **HEADS, ROTARY=True, EARLY=True)
 waits_before(placed, "st.global")

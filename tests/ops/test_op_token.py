@@ -16,6 +16,7 @@ from cosformer.ops import After, Clock, Layout, Norm, State, SumsToken, laid_out
 from cosformer.ops.layout import SumsStep
 from cosformer.ops.step import Recurrence
 from cosformer.ops.triton import INTERPRETED, add_norm, linear_rows, sums_token, take_likeliest
+from cosformer.ops.triton.rows import block_shape
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 EPS = 1e-6
@@ -30,9 +31,13 @@ def clock(batch):
     return Clock(place - 1, place)
 
 
-@pytest.mark.parametrize(("rows", "width", "columns"), [(1, 48, 40), (3, 20, 9), (2, 64, 41)])
+@pytest.mark.parametrize(
+    ("rows", "width", "columns"),
+    [(1, 48, 40), (3, 20, 9), (2, 64, 41), (5, 300, 40), (37, 48, 41), (64, 128, 2200)],
+)
 @pytest.mark.parametrize("way", ["plain", "norm", "gelu", "residual", "all"])
 def test_rows_by_one_kernel_are_those_of_torch(rows, width, columns, way):
+    """Up to 4 of them, and blocks of more."""
     x, weight = draw(rows, 2 * width)[:, :width], draw(columns, width, seed=1) / width**0.5
     bias = None if way == "plain" else draw(columns, seed=2)
     norm = Norm(draw(width, seed=3), draw(width, seed=4), 1e-5) if way in ("norm", "all") else None
@@ -44,6 +49,12 @@ def test_rows_by_one_kernel_are_those_of_torch(rows, width, columns, way):
     right = right if residual is None else right + residual
     found = linear_rows(x, weight, bias, norm=norm, gelu=gelu, residual=residual)
     assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_of_rows_occupy_a_gpu():
+    assert block_shape(64, 3080) == (32, 32)
+    assert block_shape(32, 3080) == (16, 32)
+    assert block_shape(64, 768) == block_shape(5, 3080) == (16, 16)
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -144,14 +155,15 @@ def test_a_token_of_softmax_by_kernels_is_that_of_torch(base, gate, heads, key_h
 
 @pytest.mark.parametrize("room", [None, 12])
 def test_the_likeliest_token_by_one_kernel(room):
-    logits = draw(5, 4100)
-    logits[0, [7, 4099, 30]] = 9.0  # equally likely: the first
+    logits = draw(5, 41000)
+    logits[0, [7, 40999, 30]] = 9.0  # equally likely: the first
     logits[1, 5000 - 1000] = float("nan")
     logits[2, 3] = float("inf")
-    chosen, token = torch.zeros(2, 5, dtype=torch.int64)
+    chosen, token = torch.zeros(5, 3, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
     counts = tuple(torch.arange(5) + 10 * n for n in range(3))
     before = [count.clone() for count in counts]
     take_likeliest(logits, chosen, token, counts, room)
+    chosen = chosen[range(5), before[1] % 3]
     assert chosen.tolist() == [7, -1, -1, *logits[3:].argmax(-1).tolist()]
     assert token.tolist() == chosen.clamp(min=0).tolist()
     moved = [count + 1 for count in before]
@@ -173,4 +185,4 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_there():
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.splitlines()) == 11
+    assert len(done.stdout.splitlines()) == 13

@@ -29,12 +29,16 @@ def take_likeliest(
     """Write the likeliest token of each row of logits `[B, V]`, and count it, by one kernel.
 
     Args:
-        chosen, token: `[B]` int64, for the token, and for -1 or 0 where logits are not finite.
-        counts: `[B]` int64 each, to be increased: the third stays below `room`, if that is given.
+        chosen: `[B, ahead]` int64, where the token goes into the column of its place, modulo ahead;
+            -1 where logits are not finite.
+        token: `[B]` int64, for the same token, or 0 where logits are not finite.
+        counts: `[B]` int64 each, to be increased: how many tokens were drawn, the place, and the
+            position, which stays below `room`, if that is given.
     """
     from cosformer.ops.triton.kernels.likeliest import likeliest_kernel
 
     likeliest_kernel[(len(logits),)](
-        logits, chosen, token, *counts, logits.shape[1], logits.stride(0), room or 0,
-        BLOCK=BLOCK, AT_ONCE=AT_ONCE, ROOM=room is not None, num_warps=32, **early_launch(logits),
+        logits, chosen, token, *counts, logits.shape[1], logits.stride(0), chosen.stride(0),
+        room or 0, AHEAD=chosen.shape[1], BLOCK=BLOCK, AT_ONCE=AT_ONCE, ROOM=room is not None,
+        num_warps=32, **early_launch(logits),
     )  # fmt: skip

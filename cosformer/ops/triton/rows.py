@@ -14,11 +14,15 @@ CONVOLVED = 512
 WIDEST = 8192
 """Numbers in a row that a program holds at once."""
 FEW = 4
-"""Rows up to which a program multiplies its part of a weight by all of them without tensor cores."""
+"""Rows up to which a program multiplies its part of a weight by all, without tensor cores."""
 MANY = 64
 """Rows up to which a weight is multiplied by a kernel of ours: above, and where a weight has more
 rows than `LONG`, the products of libraries are faster."""
 LONG = 16384
+DEEP = 128
+"""Columns of x, twice as many at a time, that a product by tensor cores loads."""
+STAGES = 4
+"""Loads of a product by tensor cores that are under way together."""
 PROGRAMS = 132
 """The fewest programs of a product: an H200 has so many multiprocessors."""
 
@@ -80,20 +84,28 @@ def linear_rows(
     }  # fmt: skip
     if rows <= FEW:
         tile = padded(width)
-        # More programs than multiprocessors, each with enough loads under way.
-        block = 8 if columns > 4096 else 4 if tile <= 2048 else 2
+        block, warps = few_shape(columns, tile)
         linear_rows_kernel[(-(-columns // block),)](
             *tensors, *numbers, K=width, ROWS=rows, BLOCK_N=block, BLOCK_K=tile, **ways,
-            num_warps=min(8, max(1, block * tile // 1024)),
+            num_warps=warps,
         )  # fmt: skip
         return out
     block_r, block_n = block_shape(rows, columns)
     linear_blocks_kernel[(-(-columns // block_n), -(-rows // block_r))](
         *tensors, rows, *numbers, K=width, BLOCK_R=block_r, BLOCK_N=block_n,
-        BLOCK_K=min(128, padded(width)), STAGES=4, **ways,
+        BLOCK_K=min(DEEP, padded(width)), STAGES=STAGES, **ways,
         num_warps=4 if block_r * block_n < 1024 else 8,
     )  # fmt: skip
     return out
+
+
+def few_shape(columns: int, tile: int) -> tuple[int, int]:
+    """Columns and warps of a program that multiplies few rows of this width, padded.
+
+    There are more programs than multiprocessors, and each has enough loads under way.
+    """
+    block = 8 if columns > 4096 else 4 if tile <= 2048 else 2
+    return block, min(8, max(1, block * tile // 1024))
 
 
 def block_shape(rows: int, columns: int) -> tuple[int, int]:

@@ -6,8 +6,8 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["room"])
 def likeliest_kernel(
-    logits, chosen, token, drawn, place, position, columns, logits_b, room,
-    BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, ROOM: tl.constexpr,
+    logits, chosen, token, drawn, place, position, columns, logits_b, chosen_b, room,
+    AHEAD: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, ROOM: tl.constexpr,
     EARLY: tl.constexpr,  # see kernels/rows.py
 ):  # fmt: skip
     """The first of the largest logits of a row; -1 where one is NaN, or the largest not finite."""
@@ -33,11 +33,11 @@ def likeliest_kernel(
     top = tl.max(best, 0)
     first = tl.min(tl.where(best == top, at, columns), 0)
     real = (tl.max(wrong, 0) == 0) & (tl.abs(top) < float("inf"))
-    tl.store(chosen + row, tl.where(real, first, -1).to(tl.int64))
+    places = tl.load(place + row)
+    tl.store(chosen + row * chosen_b + places % AHEAD, tl.where(real, first, -1).to(tl.int64))
     tl.store(token + row, tl.where(real, first, 0).to(tl.int64))
     # Each program counts for its own row, and threads share the cells: all read before any writes.
     counts = tl.load(drawn + row)
-    places = tl.load(place + row)
     positions = tl.load(position + row)
     tl.debug_barrier()
     tl.store(drawn + row, counts + 1)

@@ -134,9 +134,10 @@ def linear_blocks_kernel(
         mean = tl.sum(total, 1) / K
         # The difference loses less than 16-bit numbers of such a mean have lost already.
         scale = tl.rsqrt(tl.maximum(tl.sum(squares, 1) / K - mean * mean, 0.0) + eps)
+    # Two sums, of which neither awaits the other.
     even = tl.zeros([BLOCK_N, BLOCK_R], tl.float32)
     odd = even
-    for start in tl.range(0, K, 2 * BLOCK_K, num_stages=STAGES):  # two sums: neither awaits the other
+    for start in tl.range(0, K, 2 * BLOCK_K, num_stages=STAGES):
         even = _multiplied(even, x, weight, norm_weight, norm_bias, mean, scale, start, in_n, in_r,
                            K, BLOCK_K, NORM)  # fmt: skip
         odd = _multiplied(odd, x, weight, norm_weight, norm_bias, mean, scale, start + BLOCK_K,
