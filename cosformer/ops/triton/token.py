@@ -10,6 +10,8 @@ from cosformer.ops.triton.rows import early_launch
 from cosformer.ops.triton.tiles import padded
 from cosformer.runtime import HAS_TRITON
 
+WARPS = 8
+"""The most warps of a program."""
 CELLS = 16384
 """Numbers of a sum of one head that a program holds at once."""
 
@@ -47,6 +49,6 @@ def sums_token(rows: Tensor, given: SumsStep, place: Tensor) -> Tensor:
         K=width, V=value_width, BLOCK_K=block_k, BLOCK_V=block_v, R=states, FADE=how,
         NORM=after.norm is not None, GATE=after.gate, GROUPS=layout.heads // heads,
         # 16 cells of a state per thread: see `fused_step`
-        num_warps=min(8, max(1, block_k * block_v // 512)), **early_launch(rows),
+        num_warps=min(WARPS, max(1, block_k * block_v // 512)), **early_launch(rows),
     )  # fmt: skip
     return out

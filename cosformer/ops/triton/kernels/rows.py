@@ -78,13 +78,13 @@ def _fetch(at):
 
 @triton.jit
 def _multiplied(
-    made, x, weight, norm_weight, norm_bias, mean, scale, start, in_n, in_r,
+    made, x, weight, norm_weight, norm_bias, mean, scale, start, in_r,
     K: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """`made` + weight norm(x)ᵀ over BLOCK_K columns from `start` on."""
     k = start + tl.arange(0, BLOCK_K)
     in_k = k < K
-    w = tl.load(weight + k[None, :], mask=in_n[:, None] & in_k[None, :], other=0.0)
+    w = tl.load(weight + k[None, :], mask=in_k[None, :], other=0.0)
     here = tl.load(x + k[None, :], mask=in_r[:, None] & in_k[None, :], other=0.0)
     if NORM:
         norm_w = tl.load(norm_weight + k, mask=in_k, other=0.0).to(tl.float32)
@@ -112,13 +112,13 @@ def linear_blocks_kernel(
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     in_n = n < columns
     in_r = r < count
-    weight += n.to(tl.int64)[:, None] * w_r
+    weight += tl.minimum(n, columns - 1).to(tl.int64)[:, None] * w_r  # nothing lies past the last
     x += r[:, None] * x_r
     cells = in_r[:, None] & in_n[None, :]
     if EARLY:  # one address for each 32 bytes
         for start in tl.static_range(0, K, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K // 16) * 16
-            _fetch(tl.where(in_n[:, None] & (k < K)[None, :], weight + k[None, :], weight))
+            _fetch(weight + tl.where(k < K, k, 0)[None, :])
         tl.extra.cuda.gdc_wait()
     mean = tl.zeros([BLOCK_R], tl.float32)
     scale = mean
@@ -138,10 +138,13 @@ def linear_blocks_kernel(
     even = tl.zeros([BLOCK_N, BLOCK_R], tl.float32)
     odd = even
     for start in tl.range(0, K, 2 * BLOCK_K, num_stages=STAGES):
-        even = _multiplied(even, x, weight, norm_weight, norm_bias, mean, scale, start, in_n, in_r,
-                           K, BLOCK_K, NORM)  # fmt: skip
-        odd = _multiplied(odd, x, weight, norm_weight, norm_bias, mean, scale, start + BLOCK_K,
-                          in_n, in_r, K, BLOCK_K, NORM)  # fmt: skip
+        even = _multiplied(
+            even, x, weight, norm_weight, norm_bias, mean, scale, start, in_r, K, BLOCK_K, NORM
+        )
+        then = start + BLOCK_K
+        odd = _multiplied(
+            odd, x, weight, norm_weight, norm_bias, mean, scale, then, in_r, K, BLOCK_K, NORM
+        )
     made = tl.trans(even + odd)
     if BIAS:
         made += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[None, :]
