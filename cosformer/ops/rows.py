@@ -9,13 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.ops.triton import (
-    add_norm,
-    convolve_rows,
-    linear_rows,
-    linear_serves,
-    rows_serve,
-)
+from cosformer.ops.triton import FEW, add_norm, convolve_rows, linear_rows, rows_serve
 from cosformer.ops.triton import early_launch as early_launch
 from cosformer.ops.triton import likeliest_serves as likeliest_serves
 from cosformer.ops.triton import take_likeliest as take_likeliest
@@ -48,7 +42,7 @@ def normed_linear(
     """x + added `[rows, K]`, and gelu(norm(x + added) weightᵀ + bias) `[rows, N]`."""
     weight, bias, kernels = linear
     if kernels:
-        if added is None and linear_serves(len(x), weight):
+        if added is None and len(x) <= FEW:
             return x, linear_rows(x, weight, bias, norm=norm, gelu=gelu)
         x, made = add_norm(x, added, norm)
     else:
@@ -63,7 +57,7 @@ def added_linear(x: Tensor, made: Tensor, linear: Linear) -> tuple[Tensor, Tenso
     weight, bias, kernels = linear
     if not kernels:
         return x + F.linear(made, weight, bias), None
-    if linear_serves(len(x), weight):
+    if len(x) <= FEW:
         return linear_rows(made, weight, bias, residual=x), None
     return x, F.linear(made, weight, bias)
 

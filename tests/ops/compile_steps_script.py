@@ -50,21 +50,20 @@ def waits_before(ptx, *signs):
     assert all(wait < ptx.index(sign) for sign in signs), ptx
 
 
-ways = {"K": 768, "NORM": True, "GELU": True, "RESIDUAL": True, "BIAS": True}
-for count, early in ((1, False), (3, True)):
-    few = {**ways, "ROWS": count, "BLOCK_N": 4, "BLOCK_K": 1024}
-    compiled(rows.linear_rows_kernel, 4, **few, EARLY=early)
-for block, norm in ((16, False), (32, True)):
-    given = {**ways, "NORM": norm, "BLOCK_R": block, "BLOCK_N": block, "BLOCK_K": 128, "STAGES": 4}
-    ptx = compiled(rows.linear_blocks_kernel, 8 if norm else 4, **given, EARLY=True)
-    assert "mma.sync" in ptx
-    waits_before(ptx, "cp.async", "st.global")
-waits_before(compiled(rows.add_norm_kernel, 4, K=768, BLOCK_K=1024, ADD=True, EARLY=True), "st.")
+linear = {"K": 768, "BLOCK_K": 1024, "BLOCK_N": 4, "NORM": True, "GELU": True, "RESIDUAL": True}
+for count, early in ((1, True), (4, False)):
+    ptx = compiled(rows.linear_rows_kernel, count, **linear, BIAS=True, ROWS=count, EARLY=early)
+    if early:
+        waits_before(ptx, "st.global")
+        # All of the weight, its bias and the norm are on their way before; x and the residual not.
+        wait = ptx.index("griddepcontrol.wait")
+        assert ptx[:wait].count("ld.global") > ptx[wait:].count("ld.global") > 0
+compiled(rows.add_norm_kernel, 4, K=768, BLOCK_K=1024, ADD=True)
 convolved = compiled(rows.convolve_kernel, 4, WIDTH=4, BLOCK=512, BIAS=True, EARLY=True)
 waits_before(convolved, "ld.global", "st.global")
 for fade, gate in (("", "silu"), ("head", ""), ("token", "sigmoid")):
     given = {**HEADS, "R": 2, "FADE": fade, "NORM": True, "GATE": gate, "GROUPS": 2}
-    ptx = compiled(token.sums_token_kernel, 8, **given, EARLY=True)
+    ptx = compiled(token.sums_token_kernel, 4, **given, EARLY=True)
     waits_before(ptx, "st.global")
     # Threads share cells of the key sums: all have read before any writes.
     assert "bar.sync" in ptx[: ptx.index("st.global")], fade

@@ -4,11 +4,11 @@ from cosformer.ops.triton.gates import balanced_decay_gradient, sum_gates, sum_g
 from cosformer.ops.triton.likeliest import likeliest_serves, take_likeliest
 from cosformer.ops.triton.passes import INTERPRETED, MAPS, backward, forward, why_not
 from cosformer.ops.triton.rows import (
+    FEW,
     add_norm,
     convolve_rows,
     early_launch,
     linear_rows,
-    linear_serves,
     rows_serve,
 )
 from cosformer.ops.triton.step import fused_step, why_not_step

@@ -48,7 +48,7 @@ def sums_token(rows: Tensor, given: SumsStep, place: Tensor) -> Tensor:
         *key_value.stride()[:4], *key_sum.stride()[:3],
         K=width, V=value_width, BLOCK_K=block_k, BLOCK_V=block_v, R=states, FADE=how,
         NORM=after.norm is not None, GATE=after.gate, GROUPS=layout.heads // heads,
-        # 16 cells of a state per thread: see `fused_step`
-        num_warps=min(WARPS, max(1, block_k * block_v // 512)), **early_launch(rows),
+        # 32 cells of a sum for each thread
+        num_warps=min(WARPS, max(1, block_k * block_v // 1024)), **early_launch(rows),
     )  # fmt: skip
     return out
