@@ -97,7 +97,7 @@ def test_a_replayed_step_of_every_mechanism_is_the_full_pass(name, monkeypatch):
 
 
 @torch.no_grad()
-def held_after(model, steps, *, length, batch=3):
+def held_after(model, steps, *, length, batch):
     """All that streams hold after so many steps."""
     slots = Slots(model, batch, room(model, length))
     slots.held.token.copy_(torch.arange(1, batch + 1))
@@ -112,9 +112,7 @@ def assert_same(one, other):
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
-@pytest.mark.parametrize(
-    ("name", "batch"), [(name, 1) for name in KINDS] + [("convolved", 3), ("convolved", 9)]
-)
+@pytest.mark.parametrize(("name", "batch"), [(name, 1) for name in KINDS] + [("convolved", 3)])
 def test_graphs_and_early_launches_change_no_bit(name, batch, monkeypatch):
     """Nothing is read before it is written, and nothing is written over before it is read."""
     model = build(name).to("cuda", torch.bfloat16)
@@ -126,16 +124,16 @@ def test_graphs_and_early_launches_change_no_bit(name, batch, monkeypatch):
     assert_same(recorded, held_after(model, 60, length=64, batch=batch))
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", [name for name in STREAMS if "synth" in name] + ["softmax"])
 def test_rows_that_run_along_stay_within_the_tables_of_positions(name):
-    """The device would assert it."""
+    """Those of mechanisms, and that of the embedding: the device would assert it."""
     model = make(name, max_length=12).cuda()
-    held = held_after(model, 20, length=40)
+    held = held_after(model, 20, length=40, batch=3)
     torch.cuda.synchronize()
-    assert model.backbone.limit is None or int(held.state.position.max()) < 12
+    assert int(held.state.position.max()) < 12
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["gated", "hybrid", "convolved"])
 def test_a_stream_from_a_cpu_goes_on(name):
     model, prompt = build(name), draw(1, 9)[0].tolist()
     right = generate(model, [prompt], GREEDY)[0]
