@@ -15,7 +15,7 @@ from cosformer.mechanisms import map_streams
 from cosformer.models.backbone import Context, ModelState
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Plan, Sampling
-from cosformer.models.slots import Slots, Stream
+from cosformer.models.slots import Slots, Stream, records
 from cosformer.models.tokens import Tokens, check_tokens, pad
 from cosformer.models.translation import EncoderDecoder
 
@@ -140,13 +140,12 @@ class Generator:
         if context is not None:
             rows = map_streams(lambda x: torch.zeros_like(x[:slots]), context)
         self.model, self.slots, self.length, self.piece = model, slots, length, piece
-        self._streams = Slots(model, slots, length, rows)
+        usual = AHEAD if records(model) else 1
+        self._ahead = usual if ahead is None else check_whole("ahead", ahead, 1)
+        self._streams = Slots(model, slots, length, rows, self._ahead)
         self._context = context
-        records = self._streams.records
-        self._ahead = (AHEAD if records else 1) if ahead is None else check_whole("ahead", ahead, 1)
-        self._depth = 1 if records else 0  # rounds that are made while the host looks at another
-        device = self._streams.device
-        self._made = torch.empty(self._ahead, slots, dtype=torch.int64, device=device)
+        # rounds that are made while the host looks at another
+        self._depth = 1 if self._streams.records else 0
         self._rows: list[Request | None] = [None] * slots
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -335,12 +334,10 @@ class Generator:
         count = self._compact(len(running), plan)
         steps = min(self._ahead, max(request.left for request in running))
         on_gpu = self._streams.device.type == "cuda"
-        made = self._made[:steps, :count]
-        for line in made:
+        for _ in range(steps):
             self._streams.step(count, plan)
-            line.copy_(self._streams.held.chosen[:count])
         tokens = torch.empty(steps, count, dtype=torch.int64, pin_memory=on_gpu)
-        tokens.copy_(made, non_blocking=on_gpu)
+        tokens.copy_(self._streams.last(steps, count), non_blocking=on_gpu)
         back = None
         if on_gpu:
             back = torch.cuda.Event()

@@ -39,7 +39,7 @@ class Held(NamedTuple):
 
     state: ModelState
     token: Tensor  # [B] int64: the token that each stream reads next
-    chosen: Tensor  # [B] int64: what was chosen last; -1 where logits were not finite
+    chosen: Tensor  # [B, ahead] int64: the last tokens; -1 where logits were not finite
     choices: Choices
 
 
@@ -52,10 +52,16 @@ class Slots:
         count: int,
         length: int | None = None,
         context: Context | None = None,
+        ahead: int = 1,
     ) -> None:
-        """length: the most tokens of a stream, where layers keep all tokens."""
+        """The streams begin empty.
+
+        Args:
+            length: the most tokens of a stream, where layers keep all tokens.
+            ahead: how many of the tokens that were chosen last are kept.
+        """
         self.model, self.device = model, model.head.weight.device
-        self.held = _held(model, count, length, context)
+        self.held = _held(model, count, length, context, ahead)
         self._blocks = [PreparedBlock(cast(Block, block)) for block in model.backbone.blocks]
         self._steps: dict[int, Step] = {}
         self._graphs: dict[tuple[int, Plan], torch.cuda.CUDAGraph] = {}
@@ -63,8 +69,8 @@ class Slots:
 
     @property
     def records(self) -> bool:
-        """Whether steps are CUDA graphs. Cross attention reads positions on the host: it cannot."""
-        return self.device.type == "cuda" and not self.model.backbone.cross
+        """Whether steps are CUDA graphs."""
+        return records(self.model)
 
     def recorded(self, plan: Plan) -> list[int]:
         """For how many rows there is a graph of such a step."""
@@ -72,12 +78,23 @@ class Slots:
 
     @torch.no_grad()
     def step(self, count: int, plan: Plan) -> None:
-        """Move the first `count` streams on by a token; `held.chosen` has what they chose."""
+        """Move the first `count` streams on by a token; `last` has what they chose."""
         if not self.records:
             self._rows(count)(plan)
             return
         with torch.cuda.device(self.device):
             self._graph(count, plan).replay()
+
+    @torch.no_grad()
+    def last(self, steps: int, count: int) -> Tensor:
+        """What the first `count` streams chose in the last steps, `[steps, count]`."""
+        chosen, place = self.held.chosen[:count], self.held.state.length
+        assert isinstance(place, Tensor)
+        ahead = chosen.shape[1]
+        if ahead == 1:
+            return chosen.T
+        back = torch.arange(-steps, 0, device=self.device)
+        return chosen.gather(1, (place[:count, None] + back) % ahead).T
 
     def check(self, stream: Stream) -> None:
         """Refuse a stream of a model with other layers; it may be on another device."""
@@ -250,20 +267,33 @@ class Step:
             counts = (held.choices.drawn, self.clock.place, self.clock.position)
             take_likeliest(logits, held.chosen, held.token, counts, held.state.room)
             return
-        chosen = choose(logits, held.choices, plan)
-        held.chosen.copy_(chosen)
+        chosen, ahead = choose(logits, held.choices, plan), held.chosen.shape[1]
+        if ahead == 1:
+            held.chosen.copy_(chosen[:, None])
+        else:
+            held.chosen.scatter_(1, (self.clock.place % ahead)[:, None], chosen[:, None])
         torch.clamp(chosen, min=0, out=held.token)
         held.choices.drawn.add_(1)
         move_on(held.state)
 
 
+def records(model: LanguageModel | EncoderDecoder) -> bool:
+    """Whether steps of a model are CUDA graphs: cross attention reads positions on the host."""
+    return model.head.weight.device.type == "cuda" and not model.backbone.cross
+
+
 @torch.no_grad()
 def _held(
-    model: LanguageModel | EncoderDecoder, count: int, length: int | None, context: Context | None
+    model: LanguageModel | EncoderDecoder,
+    count: int,
+    length: int | None,
+    context: Context | None,
+    ahead: int,
 ) -> Held:
     state = model.backbone.held_state(count, length, context)
     token = torch.zeros_like(state.position)
-    return Held(state, token, token.clone(), Choices.empty(count, token.device))
+    chosen = token.new_zeros(count, ahead)
+    return Held(state, token, chosen, Choices.empty(count, token.device))
 
 
 def _changed(held: Held) -> list[Tensor]:

@@ -31,6 +31,7 @@ from cosformer.ops.rows import (
     Norm,
     added_linear,
     convolve,
+    early_launch,
     likeliest_serves,
     normed_linear,
     take_likeliest,

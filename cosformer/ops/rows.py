@@ -9,14 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.ops.triton import add_norm, convolve_rows, linear_rows, rows_serve
+from cosformer.ops.triton import FEW, add_norm, convolve_rows, linear_rows, rows_serve
+from cosformer.ops.triton import early_launch as early_launch
 from cosformer.ops.triton import likeliest_serves as likeliest_serves
 from cosformer.ops.triton import take_likeliest as take_likeliest
 from cosformer.runtime import on_gpu
-
-FEW = 4
-"""Rows up to which a GPU multiplies a weight by all of them in one kernel of ours: above, the
-products of libraries, which use tensor cores, are faster."""
 
 
 class Norm(NamedTuple):

@@ -18,6 +18,7 @@ POINTERS = {
 }
 TYPES = {name: kind for kind, names in POINTERS.items() for name in names.split()}
 HEADS = {"K": 64, "V": 64, "BLOCK_K": 64, "BLOCK_V": 64}
+STRIDES = ("_r", "_b", "_h", "_s", "_k", "_t")
 AFTER = {"NORM": True, "GATE": "sigmoid"}
 
 
@@ -28,7 +29,13 @@ def compiled(kernel, warps, **constants):
         name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in names
     }
     given = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=given)
+    # As launches find it: addresses and strides are multiples of 16.
+    even = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name, kind in signature.items()
+        if kind.startswith("*") or name.endswith(STRIDES)
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=even)
     options = {"num_warps": warps, "launch_pdl": constants.get("EARLY", False)}
     made = triton.compile(source, target=HOPPER, options=options).asm
     assert len(made["cubin"])
@@ -36,17 +43,34 @@ def compiled(kernel, warps, **constants):
     return made["ptx"]
 
 
+def waits_before(ptx, *signs):
+    """Whether a kernel waits for the one in front of it before the first of these instructions."""
+    wait = ptx.index("griddepcontrol.wait")
+    assert ptx.index("griddepcontrol.launch_dependents") < wait
+    assert all(wait < ptx.index(sign) for sign in signs), ptx
+
+
 linear = {"K": 768, "BLOCK_K": 1024, "BLOCK_N": 4, "NORM": True, "GELU": True, "RESIDUAL": True}
-for count, early in ((1, False), (3, True)):
-    compiled(rows.linear_rows_kernel, 4, **linear, BIAS=True, ROWS=count, EARLY=early)
+for count, early in ((1, True), (4, False)):
+    ptx = compiled(rows.linear_rows_kernel, count, **linear, BIAS=True, ROWS=count, EARLY=early)
+    if early:
+        waits_before(ptx, "st.global")
+        # All of the weight, its bias and the norm are on their way before; x and the residual not.
+        wait = ptx.index("griddepcontrol.wait")
+        assert ptx[:wait].count("ld.global") > ptx[wait:].count("ld.global") > 0
 compiled(rows.add_norm_kernel, 4, K=768, BLOCK_K=1024, ADD=True)
-compiled(rows.convolve_kernel, 4, WIDTH=4, BLOCK=512, BIAS=True)
+convolved = compiled(rows.convolve_kernel, 4, WIDTH=4, BLOCK=512, BIAS=True, EARLY=True)
+waits_before(convolved, "ld.global", "st.global")
 for fade, gate in (("", "silu"), ("head", ""), ("token", "sigmoid")):
-    given = {**HEADS, "R": 2, "FADE": fade, "NORM": True, "GATE": gate}
-    ptx = compiled(token.sums_token_kernel, 8, **given, EARLY=fade == "token")
+    given = {**HEADS, "R": 2, "FADE": fade, "NORM": True, "GATE": gate, "GROUPS": 2}
+    ptx = compiled(token.sums_token_kernel, 4, **given, EARLY=True)
+    waits_before(ptx, "st.global")
     # Threads share cells of the key sums: all have read before any writes.
     assert "bar.sync" in ptx[: ptx.index("st.global")], fade
-compiled(likeliest.likeliest_kernel, 32, BLOCK=16384, ROOM=True)
-compiled(softmax_kernels.place_kernel, 1, **HEADS, ROTARY=True)
-compiled(softmax_kernels.part_kernel, 4, **HEADS, BLOCK_S=64)
-compiled(softmax_kernels.join_kernel, 4, V=64, BLOCK_V=64, SPLITS=64, **AFTER)
+chosen = {"AHEAD": 16, "BLOCK": 8192, "AT_ONCE": 4, "ROOM": True, "EARLY": True}
+waits_before(compiled(likeliest.likeliest_kernel, 32, **chosen), "ld.global", "st.global")
+placed = compiled(softmax_kernels.place_kernel, 1, **HEADS, ROTARY=True, EARLY=True)
+waits_before(placed, "st.global")
+waits_before(compiled(softmax_kernels.part_kernel, 4, **HEADS, BLOCK_S=64, EARLY=True), "st.global")
+joined = {"V": 64, "BLOCK_V": 64, "SPLITS": 64, **AFTER, "EARLY": True}
+waits_before(compiled(softmax_kernels.join_kernel, 4, **joined), "ld.global", "st.global")

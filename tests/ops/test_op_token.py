@@ -16,6 +16,7 @@ from cosformer.ops import After, Clock, Layout, Norm, State, SumsToken, laid_out
 from cosformer.ops.layout import SumsStep
 from cosformer.ops.step import Recurrence
 from cosformer.ops.triton import INTERPRETED, add_norm, linear_rows, sums_token, take_likeliest
+from cosformer.ops.triton.rows import FEW, early_launch
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 EPS = 1e-6
@@ -44,6 +45,13 @@ def test_rows_by_one_kernel_are_those_of_torch(rows, width, columns, way):
     right = right if residual is None else right + residual
     found = linear_rows(x, weight, bias, norm=norm, gelu=gelu, residual=residual)
     assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_start_early_where_there_are_few_rows(monkeypatch):
+    assert not early_launch(draw(1, 8))["EARLY"]  # a CPU has no such launches
+    monkeypatch.setattr("cosformer.ops.triton.rows._can_start_early", lambda device: True)
+    assert early_launch(draw(FEW, 8)) == {"EARLY": True, "launch_pdl": True}
+    assert early_launch(draw(FEW + 1, 8)) == {"EARLY": False}
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -144,14 +152,15 @@ def test_a_token_of_softmax_by_kernels_is_that_of_torch(base, gate, heads, key_h
 
 @pytest.mark.parametrize("room", [None, 12])
 def test_the_likeliest_token_by_one_kernel(room):
-    logits = draw(5, 4100)
-    logits[0, [7, 4099, 30]] = 9.0  # equally likely: the first
+    logits = draw(5, 41000)
+    logits[0, [7, 40999, 30]] = 9.0  # equally likely: the first
     logits[1, 5000 - 1000] = float("nan")
     logits[2, 3] = float("inf")
-    chosen, token = torch.zeros(2, 5, dtype=torch.int64)
+    chosen, token = torch.zeros(5, 3, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
     counts = tuple(torch.arange(5) + 10 * n for n in range(3))
     before = [count.clone() for count in counts]
     take_likeliest(logits, chosen, token, counts, room)
+    chosen = chosen[range(5), before[1] % 3]
     assert chosen.tolist() == [7, -1, -1, *logits[3:].argmax(-1).tolist()]
     assert token.tolist() == chosen.clamp(min=0).tolist()
     moved = [count + 1 for count in before]

@@ -1,16 +1,17 @@
-"""Softmax attention of one token of many streams to their caches."""
+"""Softmax attention of one token of many streams to their caches.
+
+Where `EARLY` is set, a kernel starts before the one in front of it has ended: `early_launch` of
+`cosformer.ops` says what it may read before it waits.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _turned(x, place, turns, HALF: tl.constexpr):
-    """A vector [2·HALF] whose pairs (x_2n, x_2n+1) are turned by place · turns_n, in float64."""
+def _turned(x, cos, sin, HALF: tl.constexpr):
+    """A vector [2·HALF] whose pairs (x_2n, x_2n+1) are turned by the angle n."""
     even, odd = tl.split(tl.reshape(x, (HALF, 2)))
-    angle = place.to(tl.float64) * tl.load(turns + tl.arange(0, HALF))
-    cos = tl.cos(angle).to(tl.float32)
-    sin = tl.sin(angle).to(tl.float32)
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (2 * HALF,))
 
 
@@ -19,23 +20,35 @@ def place_kernel(
     rows, queries, k_cache, v_cache, position, place, turns,
     length, heads, key_heads, row_b, at_k, at_v, k_b, k_h, k_s, v_b, v_h, v_s,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    ROTARY: tl.constexpr,
+    ROTARY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A head of queries, or a head of keys with its values: turned, and put where it belongs."""
+    """A head of queries, or a head of keys with its values: turned, and put where it belongs.
+
+    Queries and keys are turned by place · turns, an angle in float64.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
     head = program % (heads + key_heads)
     row = (program // (heads + key_heads)).to(tl.int64)
     rows += row * row_b
     lane = tl.arange(0, BLOCK_K)
+    here = tl.load(position + row) % length
+    if ROTARY:
+        pair = tl.arange(0, BLOCK_K // 2)
+        angle = tl.load(place + row).to(tl.float64) * tl.load(turns + pair)
+        cos = tl.cos(angle).to(tl.float32)
+        sin = tl.sin(angle).to(tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     x = tl.load(rows + head * K + lane, mask=lane < K, other=0.0).to(tl.float32)  # k follows q
     if ROTARY:
-        x = _turned(x, tl.load(place + row), turns, BLOCK_K // 2)
+        x = _turned(x, cos, sin, BLOCK_K // 2)
     if head < heads:
         at = queries + (row * heads + head) * K + lane
         tl.store(at, x.to(queries.dtype.element_ty), mask=lane < K)
     else:
         mine = (head - heads).to(tl.int64)
-        here = tl.load(position + row) % length
         at = k_cache + row * k_b + mine * k_h + here * k_s + lane
         tl.store(at, x.to(k_cache.dtype.element_ty), mask=lane < K)
         column = tl.arange(0, BLOCK_V)
@@ -49,9 +62,11 @@ def part_kernel(
     queries, k_cache, v_cache, position, parts, sums, tops,
     scale, heads, groups, stretch, splits, k_b, k_h, k_s, v_b, v_h, v_s,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    BLOCK_S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Softmax of a query head over a stretch of its stream's keys, not divided yet."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0).to(tl.int64)  # a stream and a head
     row = program // heads
     head = (program % heads) // groups
@@ -63,6 +78,8 @@ def part_kernel(
     column = tl.arange(0, BLOCK_V)
     in_k = lane < K
     in_v = column < V
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     query = tl.load(queries + program * K + lane, mask=in_k, other=0.0).to(tl.float32) * scale
     keys = k_cache + row * k_b + head * k_h
     values = v_cache + row * v_b + head * v_h
@@ -94,9 +111,12 @@ def part_kernel(
 def join_kernel(
     parts, sums, tops, rows, norm_weight, out, norm_eps, splits, heads, row_b, at_gate,
     V: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, GATE: tl.constexpr,
+    NORM: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All stretches of a query head together, divided, then its norm and its gate."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     program = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     column = tl.arange(0, BLOCK_V)

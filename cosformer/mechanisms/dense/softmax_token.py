@@ -5,7 +5,7 @@ from torch import Tensor
 
 from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.sdpa import sdpa
-from cosformer.ops import After, Clock, Layout
+from cosformer.ops import After, Clock, Layout, early_launch
 from cosformer.runtime import HAS_TRITON, on_gpu
 
 PROGRAMS = 528
@@ -89,12 +89,12 @@ class SoftmaxToken:
         tiles = {"K": width, "V": value_width}
         tiles |= {"BLOCK_K": _padded(width), "BLOCK_V": _padded(value_width)}
         queries = rows.new_empty(batch * heads, width)
-        strides = (*k.stride()[:3], *v.stride()[:3])
+        strides, early = (*k.stride()[:3], *v.stride()[:3]), early_launch(rows)
         place_kernel[(batch * (heads + layout.key_heads),)](
             rows, queries, k, v, position, self.clock.place,
             self.turns,
             k.shape[2], heads, layout.key_heads, rows.stride(0), layout.k, layout.v, *strides,
-            **tiles, ROTARY=self.base is not None, num_warps=1,
+            **tiles, ROTARY=self.base is not None, num_warps=1, **early,
         )  # fmt: skip
         stretch = stretch_of(k.shape[2], batch * heads)
         splits = -(-k.shape[2] // stretch)
@@ -104,7 +104,7 @@ class SoftmaxToken:
         part_kernel[shape](
             queries, k, v, position, parts, sums, tops, self.scale, heads,
             heads // layout.key_heads, stretch, splits, *strides, **tiles, BLOCK_S=KEYS,
-            num_warps=4,
+            num_warps=4, **early,
         )  # fmt: skip
         out = rows.new_empty(batch, heads * value_width)
         norm = rows if self.after.norm is None else self.after.norm
@@ -112,6 +112,7 @@ class SoftmaxToken:
             parts, sums, tops, rows, norm, out, self.after.eps, splits, heads, rows.stride(0),
             layout.gate, V=value_width, BLOCK_V=tiles["BLOCK_V"], SPLITS=_padded(splits, 1),
             NORM=self.after.norm is not None, GATE=self.after.gate, num_warps=4,
+            **early,
         )  # fmt: skip
         return out
 

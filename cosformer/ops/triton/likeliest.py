@@ -3,15 +3,19 @@
 import torch
 from torch import Tensor
 
+from cosformer.ops.triton.rows import early_launch
 from cosformer.runtime import HAS_TRITON, on_gpu
 
-BLOCK = 16384
-"""Logits that a program looks at together: there are few programs, so all its loads go at once."""
+BLOCK = 8192
+"""Logits that a program compares at a time."""
+AT_ONCE = 4
+"""Blocks of logits that a program loads together: there are few programs, so loads must not wait
+for one another."""
 
 
 def likeliest_serves(weight: Tensor) -> bool:
     """Whether the kernel takes logits by such a weight, `[vocabulary, width]`."""
-    small = weight.dtype != torch.float64 and len(weight) < 2**31 - BLOCK
+    small = weight.dtype != torch.float64 and len(weight) < 2**31 - BLOCK * AT_ONCE
     return HAS_TRITON and on_gpu(weight) and small
 
 
@@ -25,12 +29,16 @@ def take_likeliest(
     """Write the likeliest token of each row of logits `[B, V]`, and count it, by one kernel.
 
     Args:
-        chosen, token: `[B]` int64, for the token, and for -1 or 0 where logits are not finite.
-        counts: `[B]` int64 each, to be increased: the third stays below `room`, if that is given.
+        chosen: `[B, ahead]` int64, where the token goes into the column of its place, modulo ahead;
+            -1 where logits are not finite.
+        token: `[B]` int64, for the same token, or 0 where logits are not finite.
+        counts: `[B]` int64 each, to be increased: how many tokens were drawn, the place, and the
+            position, which stays below `room`, if that is given.
     """
     from cosformer.ops.triton.kernels.likeliest import likeliest_kernel
 
     likeliest_kernel[(len(logits),)](
-        logits, chosen, token, *counts, logits.shape[1], logits.stride(0), room or 0,
-        BLOCK=BLOCK, ROOM=room is not None, num_warps=32,
+        logits, chosen, token, *counts, logits.shape[1], logits.stride(0), chosen.stride(0),
+        room or 0, AHEAD=chosen.shape[1], BLOCK=BLOCK, AT_ONCE=AT_ONCE, ROOM=room is not None,
+        num_warps=32, **early_launch(logits),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Launches of what surrounds attention in a step."""
 
-import os
+import functools
 
 import torch
 from torch import Tensor
@@ -9,13 +9,13 @@ from cosformer.ops.triton.passes import INTERPRETED
 from cosformer.ops.triton.tiles import padded
 from cosformer.runtime import HAS_TRITON
 
-EARLY = os.environ.get("COSFORMER_EARLY_LAUNCH") == "1"
-"""Whether a kernel of a step may start, and load weights, before the one in front of it has ended
-(programmatic dependent launch, on Hopper and later): an experiment, see docs/kernels.md."""
 CONVOLVED = 512
 """Columns of a row that a program convolves."""
 WIDEST = 8192
 """Numbers in a row that a program holds at once."""
+FEW = 4
+"""Rows up to which one kernel of ours multiplies a weight by all of them, and kernels start early:
+above, products of libraries, which use tensor cores, and usual launches are faster."""
 
 
 def rows_serve(x: Tensor) -> bool:
@@ -24,9 +24,23 @@ def rows_serve(x: Tensor) -> bool:
     return there and x.dtype != torch.float64 and x.shape[-1] <= WIDEST
 
 
-def early_launch() -> dict[str, bool]:
-    """The arguments of a launch that `EARLY` decides on."""
-    return {"EARLY": True, "launch_pdl": True} if EARLY else {"EARLY": False}
+def early_launch(x: Tensor) -> dict[str, bool]:
+    """The arguments by which a kernel of a step may start before the one in front of it has ended.
+
+    That is programmatic dependent launch, which GPUs have from Hopper on. Every kernel waits before
+    it reads what another one of the step writes, and before it writes anything. Before it waits, it
+    reads weights, and states that the last step has left: a step must therefore begin with a kernel
+    that is launched as usual, as the embedding is.
+    """
+    early = len(x) <= FEW and _can_start_early(x.device)
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@functools.cache
+def _can_start_early(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def linear_rows(
@@ -48,8 +62,10 @@ def linear_rows(
     columns = weight.shape[0]
     out = x.new_empty(rows, columns)
     tile = padded(width)
-    # More programs than multiprocessors, each with enough loads under way.
-    block = 4 if columns <= 4096 else 8
+    # More programs than multiprocessors; a thread multiplies 256 bytes of the weight by one row, or
+    # 64 by four.
+    block = 4 if tile <= 2048 else 2
+    warps = block * tile * weight.itemsize * padded(rows, 1) // 8192
     norm_weight, norm_bias, eps = (x, x, 0.0) if norm is None else norm
     linear_rows_kernel[(-(-columns // block),)](
         x, weight, x if bias is None else bias, x if residual is None else residual,
@@ -57,7 +73,7 @@ def linear_rows(
         0 if residual is None else residual.stride(0), out.stride(0),
         K=width, ROWS=rows, BLOCK_N=block, BLOCK_K=tile, NORM=norm is not None,
         BIAS=bias is not None, GELU=gelu, RESIDUAL=residual is not None,
-        num_warps=min(8, max(1, block * tile // 1024)), **early_launch(),
+        num_warps=min(8, max(1, warps)), **early_launch(x),
     )  # fmt: skip
     return out
 
@@ -93,5 +109,5 @@ def convolve_rows(rows: Tensor, state: Tensor, taps: Tensor, bias: Tensor | None
     convolve_kernel[(len(rows), -(-columns // CONVOLVED))](
         rows, state, taps, taps if bias is None else bias, columns, rows.stride(0),
         state.stride(0), state.stride(1), WIDTH=width, BLOCK=CONVOLVED, BIAS=bias is not None,
-        num_warps=4,
+        num_warps=4, **early_launch(rows),
     )  # fmt: skip

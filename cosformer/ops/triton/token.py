@@ -10,6 +10,8 @@ from cosformer.ops.triton.rows import early_launch
 from cosformer.ops.triton.tiles import padded
 from cosformer.runtime import HAS_TRITON
 
+WARPS = 8
+"""The most warps of a program."""
 CELLS = 16384
 """Numbers of a sum of one head that a program holds at once."""
 
@@ -40,14 +42,13 @@ def sums_token(rows: Tensor, given: SumsStep, place: Tensor) -> Tensor:
     block_k, block_v = padded(width), padded(value_width)
     sums_token_kernel[(batch * heads,)](
         rows, out, key_value, key_sum, place, theta, fade, faded,
-        rows if after.norm is None else after.norm, heads, layout.heads // heads,
-        eps, after.eps, log_most or 0.0,
+        rows if after.norm is None else after.norm, heads, eps, after.eps, log_most or 0.0,
         rows.stride(0), out.stride(0), int(theta.numel() > 1), int(fade.numel() > 1),
         faded.stride(0), layout.k, layout.v, layout.gate, layout.control,
         *key_value.stride()[:4], *key_sum.stride()[:3],
         K=width, V=value_width, BLOCK_K=block_k, BLOCK_V=block_v, R=states, FADE=how,
-        NORM=after.norm is not None, GATE=after.gate,
-        # 16 cells of a state per thread: see `fused_step`
-        num_warps=min(8, max(1, block_k * block_v // 512)), **early_launch(),
+        NORM=after.norm is not None, GATE=after.gate, GROUPS=layout.heads // heads,
+        # 32 cells of a sum for each thread
+        num_warps=min(WARPS, max(1, block_k * block_v // 1024)), **early_launch(rows),
     )  # fmt: skip
     return out

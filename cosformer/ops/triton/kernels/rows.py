@@ -1,18 +1,21 @@
-"""What surrounds attention in a step, for the few rows that a batch of single tokens has."""
+"""What surrounds attention in a step, for the few rows that a batch of single tokens has.
+
+Where `EARLY` is set, a kernel is started before the one in front of it has ended (programmatic
+dependent launch). It lets the next one start at once, loads what no kernel of a step changes (the
+weights), and waits before it reads or writes anything else.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _normed(x, inside, weight, bias, lanes, width, eps):
+def _normed(x, inside, weight, bias, width, eps):
     """A row after a layer norm, 0 outside of its width."""
     mean = tl.sum(x, 0) / width
     apart = tl.where(inside, x - mean, 0.0)
     scale = tl.rsqrt(tl.sum(apart * apart, 0) / width + eps)
-    w = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(bias + lanes, mask=inside, other=0.0).to(tl.float32)
-    return apart * scale * w + b
+    return apart * scale * weight.to(tl.float32) + bias.to(tl.float32)
 
 
 @triton.jit
@@ -21,29 +24,41 @@ def linear_rows_kernel(
     columns, eps, x_r, w_r, res_r, out_r,
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     NORM: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,  # whether it may start before the kernel in front of it has ended
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Columns of residual + gelu(norm(x) weightᵀ + bias), for all rows: weights are read once."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < columns
     k = tl.arange(0, BLOCK_K)
     in_k = k < K
     cells = n.to(tl.int64)[:, None] * w_r + k[None, :]
-    w = tl.load(weight + cells, mask=in_n[:, None] & in_k[None, :], other=0.0).to(tl.float32)
-    if EARLY:  # weights are nobody's result: their loads need not wait
+    w = tl.load(weight + cells, mask=in_n[:, None] & in_k[None, :], other=0.0)
+    if BIAS:
+        shift = tl.load(bias + n, mask=in_n, other=0.0)
+    if NORM:
+        norm_w = tl.load(norm_weight + k, mask=in_k, other=0.0)
+        norm_b = tl.load(norm_bias + k, mask=in_k, other=0.0)
+    if EARLY:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    given = ()
+    before = ()
+    for row in tl.static_range(ROWS):  # all loads go before the first is used
+        given += (tl.load(x + row * x_r + k, mask=in_k, other=0.0),)
+        if RESIDUAL:
+            before += (tl.load(residual + row * res_r + n, mask=in_n, other=0.0),)
     for row in tl.static_range(ROWS):
-        here = tl.load(x + row * x_r + k, mask=in_k, other=0.0).to(tl.float32)
+        here = given[row].to(tl.float32)
         if NORM:
-            here = _normed(here, in_k, norm_weight, norm_bias, k, K, eps)
-        made = tl.sum(w * here[None, :], 1)
+            here = _normed(here, in_k, norm_w, norm_b, K, eps)
+        made = tl.sum(w.to(tl.float32) * here[None, :], 1)
         if BIAS:
-            made += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)
+            made += shift.to(tl.float32)
         if GELU:
             made = 0.5 * made * (1.0 + tl.erf(made * 0.7071067811865476))
         if RESIDUAL:
-            made += tl.load(residual + row * res_r + n, mask=in_n, other=0.0).to(tl.float32)
+            made += before[row].to(tl.float32)
         tl.store(out + row * out_r + n, made.to(out.dtype.element_ty), mask=in_n)
 
 
@@ -56,20 +71,25 @@ def add_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     in_k = k < K
+    norm_w = tl.load(norm_weight + k, mask=in_k, other=0.0)
+    norm_b = tl.load(norm_bias + k, mask=in_k, other=0.0)
     here = tl.load(x + row * x_r + k, mask=in_k, other=0.0).to(tl.float32)
     if ADD:
         here += tl.load(added + row * added_r + k, mask=in_k, other=0.0).to(tl.float32)
         tl.store(total + row * K + k, here.to(total.dtype.element_ty), mask=in_k)
-    made = _normed(here, in_k, norm_weight, norm_bias, k, K, eps)
+    made = _normed(here, in_k, norm_w, norm_b, K, eps)
     tl.store(out + row * K + k, made.to(out.dtype.element_ty), mask=in_k)
 
 
 @triton.jit
 def convolve_kernel(
     rows, state, taps, bias, columns, row_b, state_b, state_t,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Columns of a row, in place: Σ_n taps_n ⊙ the last inputs, of which the row is the newest."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns

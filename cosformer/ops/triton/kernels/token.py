@@ -15,15 +15,18 @@ def sums_token_kernel(
     theta,  # [1] or [H_kv] float64
     fade,  # γ [1] or [H_kv] float64
     faded,  # [B, H_kv] float64: the sum of log γ of all tokens of a stream
-    norm_weight, heads, groups, eps, norm_eps, log_most,
+    norm_weight, heads, eps, norm_eps, log_most,
     row_b, out_b, theta_h, fade_h, faded_b, at_k, at_v, at_gate, at_control,
     kv_b, kv_h, kv_r, kv_k, ks_b, ks_h, ks_r,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     R: tl.constexpr, FADE: tl.constexpr,  # "" for no decay, "head" for γ, "token" for a control
     NORM: tl.constexpr, GATE: tl.constexpr,  # "" for none, "silu" or "sigmoid"
-    EARLY: tl.constexpr,  # whether it may start before the kernel in front of it has ended
+    GROUPS: tl.constexpr,  # query heads of a key head
+    EARLY: tl.constexpr,  # see kernels/rows.py
 ):  # fmt: skip
     """One key head of one stream: its state is moved on, its query heads are served."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
     head = (program % heads).to(tl.int64)
     row = (program // heads).to(tl.int64)
@@ -42,22 +45,36 @@ def sums_token_kernel(
     for r in tl.static_range(R):
         states += (tl.load(key_value + r * kv_r + cells, mask=inside, other=0.0),)
         sums += (tl.load(sums_at + r * ks_r, mask=in_k, other=0.0),)
-    if EARLY:  # the state is the result of an earlier step
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    keys = tl.load(rows + at_k + head * K + lane, mask=in_k, other=0.0).to(tl.float32)
-    keys = tl.where(keys <= 0, 0.0, keys)
-    values = tl.load(rows + at_v + head * V + column, mask=in_v, other=0.0).to(tl.float32)
+    # What only the last step, or no step, changes is read before the wait.
     angle = (tl.load(place + row).to(tl.float64) * tl.load(theta + head * theta_h)).to(tl.float32)
+    waves = ()
+    for r in tl.static_range(R):
+        waves += (wave(angle, r),)
     left = 1.0
     if FADE == "head":
         left = tl.load(fade + head * fade_h).to(tl.float32)
     if FADE == "token":
-        gate = tl.load(rows + at_control + head).to(tl.float32)
-        # log sigmoid without overflow on either side
-        log = tl.minimum(gate, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(gate))) + log_most
-        left = tl.exp(log)
         before = tl.load(faded + row * faded_b + head)
+    if NORM:
+        norm = tl.load(norm_weight + column, mask=in_v, other=0.0).to(tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    keys = tl.load(rows + at_k + head * K + lane, mask=in_k, other=0.0).to(tl.float32)
+    values = tl.load(rows + at_v + head * V + column, mask=in_v, other=0.0).to(tl.float32)
+    queries = ()
+    gates = ()
+    for g in tl.static_range(GROUPS):
+        mine = head * GROUPS + g
+        queries += (tl.load(rows + mine * K + lane, mask=in_k, other=0.0).to(tl.float32),)
+        if GATE != "":
+            at = rows + at_gate + mine * V + column
+            gates += (tl.load(at, mask=in_v, other=0.0).to(tl.float32),)
+    keys = tl.where(keys <= 0, 0.0, keys)
+    if FADE == "token":
+        control = tl.load(rows + at_control + head).to(tl.float32)
+        # log sigmoid without overflow on either side
+        log = tl.minimum(control, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(control))) + log_most
+        left = tl.exp(log)
     tl.debug_barrier()  # threads may share a cell: all read it before any writes
     if FADE == "token":
         tl.store(faded + row * faded_b + head, before + tl.maximum(log, -110.0).to(tl.float64))
@@ -65,25 +82,21 @@ def sums_token_kernel(
     read = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     read_sum = tl.zeros([BLOCK_K], tl.float32)
     for r in tl.static_range(R):
-        psi = wave(angle, r)
-        state = states[r] * left + psi * pairs
+        state = states[r] * left + waves[r] * pairs
         tl.store(key_value + r * kv_r + cells, state, mask=inside)
-        read += psi * state
-        summed = sums[r] * left + psi * keys
+        read += waves[r] * state
+        summed = sums[r] * left + waves[r] * keys
         tl.store(sums_at + r * ks_r, summed, mask=in_k)
-        read_sum += psi * summed
-    for g in range(groups):
-        mine = head * groups + g
-        query = tl.load(rows + mine * K + lane, mask=in_k, other=0.0).to(tl.float32)
-        query = tl.where(query <= 0, 0.0, query)
+        read_sum += waves[r] * summed
+    for g in tl.static_range(GROUPS):
+        query = tl.where(queries[g] <= 0, 0.0, queries[g])
         total = tl.maximum(tl.sum(query * read_sum, 0), eps)
         made = tl.sum(query[:, None] * read, 0) / total
         if NORM:
-            made *= tl.rsqrt(tl.sum(tl.where(in_v, made * made, 0.0), 0) / V + norm_eps)
-            made *= tl.load(norm_weight + column, mask=in_v, other=0.0).to(tl.float32)
+            made *= tl.rsqrt(tl.sum(tl.where(in_v, made * made, 0.0), 0) / V + norm_eps) * norm
         if GATE != "":
-            x = tl.load(rows + at_gate + mine * V + column, mask=in_v, other=0.0).to(tl.float32)
-            made *= 1.0 / (1.0 + tl.exp(-x))
+            made *= 1.0 / (1.0 + tl.exp(-gates[g]))
             if GATE == "silu":
-                made *= x
-        tl.store(out + mine * V + column, made.to(out.dtype.element_ty), mask=in_v)
+                made *= gates[g]
+        at = out + (head * GROUPS + g) * V + column
+        tl.store(at, made.to(out.dtype.element_ty), mask=in_v)
