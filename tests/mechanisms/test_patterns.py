@@ -63,13 +63,6 @@ def test_blocks_have_the_gradients_of_the_reference(name, causal, masked, monkey
     assert_close(*(results(each, inputs, causal=causal, key_mask=mask) for each in both))
 
 
-@pytest.mark.parametrize("name", ["local", "sparse-strided"])
-def test_blocks_have_gradients_of_gradients(name):
-    mechanism = make(name, impl="blocked", heads=1, width=2)
-    inputs = [x.requires_grad_() for x in tokens(mechanism, 9, batch=1)[:3]]
-    assert torch.autograd.gradgradcheck(lambda *x: mechanism(*x, causal=True)[0], inputs)
-
-
 @every_pattern
 def test_blocks_keep_nothing_longer_than_the_tokens_for_the_gradient(name):
     mechanism = make(name, impl="blocked")
@@ -90,19 +83,6 @@ def test_blocks_serve_queries_at_any_position(name, queries, keys, start):
     for causal in (False, True):
         out, _ = mechanism(q, k, v, causal=causal, start=start)
         assert_close(out, reference(q, k, v, causal=causal, start=start)[0])
-
-
-@pytest.mark.parametrize("window", [0, 2, 8])
-def test_a_window_has_half_of_it_on_either_side(window):
-    mechanism = make("local", window=window)
-    q, k, _, _ = tokens(mechanism)
-    seen = (mechanism.weights(q, k) != 0).sum(-1)[0, 0]
-    past = (mechanism.weights(q, k, causal=True) != 0).sum(-1)[0, 0]
-    assert seen[LENGTH // 2] == window + 1
-    assert past.tolist() == [min(i, window // 2) + 1 for i in range(LENGTH)]
-    assert mechanism.keep(10**6) == window // 2
-    with pytest.raises(ValueError, match=r"window must be even.*got 7"):
-        make("local", window=7)
 
 
 def test_the_stride_of_a_call_is_the_root_of_its_length():

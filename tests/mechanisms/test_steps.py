@@ -37,21 +37,6 @@ def test_steps_and_pieces_are_the_full_causal_pass(name, options):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", STREAMS)
-def test_steps_go_on_from_a_padded_prompt(name):
-    mechanism = make(name)
-    *rows, controls = tokens(mechanism)
-    mask = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
-    whole, _ = mechanism(*rows, causal=True, key_mask=mask, controls=controls)
-    begin = slice(0, 20)
-    state = mechanism.empty_state(*rows[1:])
-    first = [x[:, :, begin] for x in rows]
-    options = {"causal": True, "key_mask": mask[:, begin], "controls": cut(controls, begin)}
-    _, state = mechanism(*first, state=state, **options)
-    assert_close(by_steps(mechanism, rows, controls, state, first=20), whole[:, :, 20:])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", STREAMS)
 def test_forward_takes_one_token_by_a_step_and_leaves_the_state_it_was_given(name, monkeypatch):
     mechanism = make(name)
     *rows, controls = tokens(mechanism)

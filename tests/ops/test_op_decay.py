@@ -58,17 +58,6 @@ def test_a_decay_is_its_formula_with_gradients(options, length, per_token, causa
     agree(ours, formula, *x, leaf, argument=length)
 
 
-@every_way
-@pytest.mark.parametrize("more", [{}, {"query_start": 30}, {"query_start": -3}], ids=str)
-def test_fewer_queries_than_keys_decay_where_they_stand(more, causal):
-    """Without causality there is one position for a query and its key."""
-    q, k, v = tokens(1, 2, 40, keys=90)
-    if not causal:
-        k, v, more = k[:, :, :40], v[:, :, :40], {}
-    about = {"causal": causal, "decay": RATES, "horizon": 200.0, **more}
-    torch.testing.assert_close(attention(q, k, v, **about), cosformer(q, k, v, **about))
-
-
 @every_impl
 @every_way
 @pytest.mark.parametrize("rule", ["add", "signed", "none"])
