@@ -86,15 +86,6 @@ def test_a_state_remembers_its_horizon_and_weight():
             attention_with_state(*x, state=per_head, horizon=other)
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 4, 4), (2, 1, 4, 4), (2, 2, 5, 4), (2, 2, 4, 5)], ids=str)
-def test_a_state_of_another_shape_is_refused_with_both_shapes(sizes):
-    state = State.empty(*sizes, horizon=20, dtype=torch.float64)
-    wanted = r"\[2, 2, 2, 4, 4\], got \[{}, {}, 2, {}, {}\]".format(*sizes)
-    for call in (lambda *x: attention_with_state(*x, state=state), lambda *x: step(*x, state)):
-        with pytest.raises(ValueError, match=rf"state must hold .*{wanted}"):
-            call(*tokens(2, 2, 1))
-
-
 def test_states_that_do_not_belong_together_do_not_add():
     state = stream(20)
     for other, message in (

@@ -123,12 +123,6 @@ def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
     assert renew(page, {}) == page.replace("old\n", "")
 
 
-@pytest.mark.parametrize("name", ["study-lm", "study-mlm"])
-def test_a_study_of_text_fills_its_block(name):
-    page = f"<!-- rows:{name}/study -->\nold\n<!-- /rows -->\n"
-    assert "| softmax |" in renew(page, {name: STUDY_ROWS})
-
-
 def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax():
     held = {"stream_bytes": {"1024": {"a": 2**20}, "65536": {"a": 2**21}}}
     rows = [
