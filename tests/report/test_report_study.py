@@ -3,16 +3,11 @@
 import re
 
 import pytest
-from row_cases import RUN, SIZE, STUDY_ROWS, studied
+from row_cases import RUN, SIZE, STUDY_ROWS, cells, studied
 
 from cosformer.report.readme import renew
 from cosformer.report.study import study_figure
 from cosformer.report.tables import TABLES
-
-
-def cells(table):
-    lines = [line for line in table.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
