@@ -392,6 +392,8 @@ def test_settings_name_the_folder(here):
     assert one == same != other
     assert (one.parent, one.name[:-8]) == (Path("runs"), "lm-cosformer-gated-")
     assert resolve(Options("lm", device="cpu", set=("out=here",))).out == Path("here")
+    pattern = resolve(Options("lm", device="cpu", mechanism="local cosformer*2")).out.name
+    assert pattern.startswith("lm-local-cosformerx2-")
 
 
 def test_set_reaches_what_flags_reach(here, monkeypatch):

@@ -63,6 +63,13 @@ def test_blocks_have_the_gradients_of_the_reference(name, causal, masked, monkey
     assert_close(*(results(each, inputs, causal=causal, key_mask=mask) for each in both))
 
 
+@pytest.mark.parametrize("name", ["local", "sparse-strided"])
+def test_blocks_have_gradients_of_gradients(name):
+    mechanism = make(name, impl="blocked", heads=1, width=2)
+    inputs = [x.requires_grad_() for x in tokens(mechanism, 9, batch=1)[:3]]
+    assert torch.autograd.gradgradcheck(lambda *x: mechanism(*x, causal=True)[0], inputs)
+
+
 @every_pattern
 def test_blocks_keep_nothing_longer_than_the_tokens_for_the_gradient(name):
     mechanism = make(name, impl="blocked")

@@ -73,7 +73,7 @@ def test_a_stream_past_its_horizon_raises_before_it_changes_the_state(horizon, i
 
 def test_a_state_remembers_its_horizon_and_weight():
     state, x = stream(20), tokens(2, 2, 3)
-    for same in ({"horizon": 20}, {"horizon": 20.0}, {"weight": "cosine"}):
+    for same in ({"horizon": 20}, {"horizon": torch.tensor(20.0)}, {"weight": "cosine"}):
         attention_with_state(*x, state=state, **same)
     with pytest.raises(ValueError, match=r"horizon must be the state's 20.*got 21"):
         attention_with_state(*x, state=state, horizon=21)
