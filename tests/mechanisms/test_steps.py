@@ -32,7 +32,7 @@ def test_steps_and_pieces_are_the_full_causal_pass(name, options):
     *rows, controls = tokens(mechanism, value_width=5)
     whole, _ = mechanism(*rows, causal=True, controls=controls)
     assert_close(by_steps(mechanism, rows, controls, mechanism.empty_state(*rows[1:])), whole)
-    assert_close(stream(mechanism, rows, controls, (20, 1, 16))[0], whole)
+    assert_close(stream(mechanism, rows, controls, (20, 0, 1, 16))[0], whole)
 
 
 @torch.no_grad()
