@@ -21,7 +21,7 @@ KINDS = {
     "classifier": (
         hf.CosformerForSequenceClassification,
         AutoModelForSequenceClassification,
-        {"classes": 3},
+        {"classes": 3, "pooling": "cls"},
     ),
 }
 CONFIGS = {
