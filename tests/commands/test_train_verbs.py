@@ -103,22 +103,6 @@ def test_threads_are_taken_and_a_busy_machine_is_warned_of(here, monkeypatch, sh
     assert err.endswith(" (--threads 1 is faster on a busy machine)\n")
 
 
-def test_a_model_whose_layers_differ_is_trained_judged_and_used_beyond_its_length(here, shell):
-    given = ["--mechanism", "local cosformer*2", "--set", "model.options.local.window=8"]
-    given += ["--set=model.options.cosformer.decay=multiscale", "--set=model.positions=auto"]
-    given += ["--set=model.options.cosformer.horizon=inf", "--set=model.conv=4"]
-    given += ["--set=model.gate=sigmoid", "--set=model.layers=3", "--length", "16"]
-    shell.shows(*LM, *given)
-    (run,) = (here / "runs").iterdir()
-    assert run.name.startswith("lm-local-cosformerx2-")
-    config = load(run).model.config
-    assert config.mechanisms == ("local", "cosformer", "cosformer")
-    assert config.options["local"] == {"window": 8}
-    assert "is finished" in shell.shows(*LM, *given)
-    shell.shows("evaluate", run, "--device", "cpu")
-    shell.shows("generate", run, "--tokens", "40", "--prompt", "green", "--device", "cpu")
-
-
 def test_a_hybrid_goes_on_after_a_stop_and_writes_beyond_its_length(here, shell):
     pattern = "cosformer-multiscale*2 softmax"
     command = [*LM, "--mechanism", pattern, "--set=model.layers=3", "--length", "16", "--out", "r"]
@@ -408,6 +392,8 @@ def test_settings_name_the_folder(here):
     assert one == same != other
     assert (one.parent, one.name[:-8]) == (Path("runs"), "lm-cosformer-gated-")
     assert resolve(Options("lm", device="cpu", set=("out=here",))).out == Path("here")
+    pattern = resolve(Options("lm", device="cpu", mechanism="local cosformer*2")).out.name
+    assert pattern.startswith("lm-local-cosformerx2-")
 
 
 def test_set_reaches_what_flags_reach(here, monkeypatch):

@@ -8,6 +8,7 @@ from mechanism_cases import (
     HEADS,
     LENGTH,
     NAMES,
+    by_steps,
     cases_where,
     cut,
     draw,
@@ -101,15 +102,6 @@ def test_grouped_heads_are_repeated_heads(name, causal):
 
 
 @pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("pieces", [(1,) * LENGTH, (20, 1, 16), (0, 37), (1, 36)])
-def test_a_stream_in_pieces_is_the_full_pass(name, pieces):
-    mechanism = make(name, heads=4, key_heads=2)
-    q, k, v, controls = tokens(mechanism, value_width=5)
-    whole, _ = mechanism(q, k, v, causal=True, controls=controls)
-    assert_close(stream(mechanism, (q, k, v), controls, pieces)[0], whole)
-
-
-@pytest.mark.parametrize("name", STREAMS)
 def test_gradients_flow_through_the_state_of_a_stream(name):
     mechanism = make(name)
     q, k, v, controls = tokens(mechanism)
@@ -132,13 +124,16 @@ def test_a_stream_goes_on_from_a_padded_prompt(name):
     mask[1, :5] = False
     whole, _ = mechanism(q, k, v, causal=True, key_mask=mask, controls=controls)
     state = mechanism.empty_state(k, v)
-    for now in (slice(0, 12), slice(12, LENGTH)):
+    for now in (slice(0, 12), slice(12, 20)):
         given = (x[:, :, now] for x in (q, k, v))
         out, state = mechanism(
             *given, causal=True, state=state, key_mask=mask[:, now] if now.start == 0 else None,
             controls=cut(controls, now),
         )  # fmt: skip
         assert_close(out, whole[:, :, now])
+    with torch.no_grad():
+        rest = by_steps(mechanism, (q, k, v), controls, state, first=20)
+    assert_close(rest, whole[:, :, 20:])
     short = [x[1:, :, 5:] for x in (q, k, v)]
     alone, _ = mechanism(*short, causal=True, controls=cut({n: c[1:] for n, c in controls.items()},
                                                            slice(5, None)))  # fmt: skip

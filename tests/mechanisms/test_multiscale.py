@@ -79,17 +79,6 @@ endless = pytest.mark.parametrize(("name", "options"), ENDLESS)
 
 
 @endless
-@torch.no_grad()
-def test_streams_and_steps_pass_the_horizon(name, options):
-    mechanism = make(name, **options)
-    *rows, controls = tokens(mechanism, LONG)
-    whole, _ = mechanism(*rows, causal=True, controls=controls)
-    assert_close(stream(mechanism, rows, controls, (70, 1, 79))[0], whole)
-    by_step = by_steps(mechanism, rows, controls, mechanism.empty_state(*rows[1:]))
-    assert_close(by_step, whole)
-
-
-@endless
 @every_way
 @torch.no_grad()
 def test_the_horizon_may_be_passed_and_nothing_beyond_it_is_seen(name, options, causal):
@@ -116,16 +105,6 @@ def test_a_decay_near_one_makes_the_horizon_the_longest_sequence_again():
     state = stream(short, [x[:, :, :20] for x in rows], {}, (20,))[1]
     with pytest.raises(ValueError, match="stands at position 20, 1 more would pass its horizon 20"):
         short(*(x[:, :, :1] for x in rows), causal=True, state=state)
-
-
-def test_a_state_goes_on_with_its_own_horizon_alone():
-    mechanism = make("cosformer-multiscale", **DEFAULTS)
-    *rows, _ = tokens(mechanism)
-    state = stream(mechanism, rows, {}, (37,))[1]
-    other = make("cosformer-multiscale", **{**DEFAULTS, "horizon": 9000.0})
-    message = "horizon must be the state's 65536.0, got 9000"
-    with torch.no_grad(), pytest.raises(ValueError, match=message):
-        other(*(x[:, :, :1] for x in rows), causal=True, state=state)
 
 
 def test_learned_decays_begin_as_given_and_stay_below_the_vanishing_decay():

@@ -92,19 +92,6 @@ def test_blocks_serve_queries_at_any_position(name, queries, keys, start):
         assert_close(out, reference(q, k, v, causal=causal, start=start)[0])
 
 
-@pytest.mark.parametrize("window", [0, 2, 8])
-def test_a_window_has_half_of_it_on_either_side(window):
-    mechanism = make("local", window=window)
-    q, k, _, _ = tokens(mechanism)
-    seen = (mechanism.weights(q, k) != 0).sum(-1)[0, 0]
-    past = (mechanism.weights(q, k, causal=True) != 0).sum(-1)[0, 0]
-    assert seen[LENGTH // 2] == window + 1
-    assert past.tolist() == [min(i, window // 2) + 1 for i in range(LENGTH)]
-    assert mechanism.keep(10**6) == window // 2
-    with pytest.raises(ValueError, match=r"window must be even.*got 7"):
-        make("local", window=7)
-
-
 def test_the_stride_of_a_call_is_the_root_of_its_length():
     mechanism, fixed = make("sparse-strided", stride=None), make("sparse-strided", stride=6)
     q, k, v, _ = tokens(mechanism)

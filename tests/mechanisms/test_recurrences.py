@@ -118,18 +118,6 @@ def raised(x):
     return x.double() if x.is_floating_point() else x
 
 
-@pytest.mark.parametrize("name", ["delta", "gated-delta"])
-def test_a_key_written_with_beta_one_is_read_back(name):
-    mechanism = make(name, heads=1)
-    k = torch.eye(6, dtype=torch.float64)[None, None] * 3
-    v = torch.randn(1, 1, 6, 6, dtype=torch.float64)
-    controls = dict.fromkeys(mechanism.traits.controls, torch.full((1, 1, 6), 50.0).double())
-    state = mechanism(k, k, v, causal=True, controls=controls, state=mechanism.empty_state(k, v))[1]
-    assert_close(state.value[0, 0], v[0, 0])
-    again = mechanism(k, k, -v, causal=True, controls=controls, state=state)[1]
-    assert_close(again.value[0, 0], -v[0, 0])  # replaced, where linear attention would add
-
-
 def test_masked_tokens_leave_a_gated_memory_as_it_is():
     for name in ("rfa-gated", "gated-linear", "delta", "gated-delta"):
         mechanism = make(name)

@@ -32,22 +32,7 @@ def test_steps_and_pieces_are_the_full_causal_pass(name, options):
     *rows, controls = tokens(mechanism, value_width=5)
     whole, _ = mechanism(*rows, causal=True, controls=controls)
     assert_close(by_steps(mechanism, rows, controls, mechanism.empty_state(*rows[1:])), whole)
-    assert_close(stream(mechanism, rows, controls, (20, 1, 16))[0], whole)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", STREAMS)
-def test_steps_go_on_from_a_padded_prompt(name):
-    mechanism = make(name)
-    *rows, controls = tokens(mechanism)
-    mask = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
-    whole, _ = mechanism(*rows, causal=True, key_mask=mask, controls=controls)
-    begin = slice(0, 20)
-    state = mechanism.empty_state(*rows[1:])
-    first = [x[:, :, begin] for x in rows]
-    options = {"causal": True, "key_mask": mask[:, begin], "controls": cut(controls, begin)}
-    _, state = mechanism(*first, state=state, **options)
-    assert_close(by_steps(mechanism, rows, controls, state, first=20), whole[:, :, 20:])
+    assert_close(stream(mechanism, rows, controls, (20, 0, 1, 16))[0], whole)
 
 
 @torch.no_grad()

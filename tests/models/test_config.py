@@ -20,12 +20,6 @@ def test_presets_have_the_parameters_that_they_and_the_page_state(name):
     assert " | ".join([f"| `{name}`", *(f"{n:,}" for n in numbers)]) + " |" in page
 
 
-def test_a_count_by_hand():
-    """Embedding, positions; q, k, v, out and two norms and 8 d² of feed-forward a block; norm."""
-    d, block = 16, (3 * 16 + 1 * 16) * 16 + 4 * 16 + 2 * 2 * 16 + 2 * 4 * 16 * 16 + 5 * 16
-    assert parameter_count(create_model(config())) == 23 * d + 48 * d + 2 * block + 2 * d
-
-
 def test_a_gated_feed_forward_has_about_as_many_parameters():
     plain, gated = (
         parameter_count(create_model(config(width=192, glu=glu))) for glu in (False, True)

@@ -1,7 +1,6 @@
 """Models whose layers differ: they are what their pattern says, stream, generate and resume."""
 
 import doctest
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 import cosformer.models.pattern
-from cosformer.config import build, plain
+from cosformer.config import build
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, Sampling, create_model, generate
 from cosformer.models.pattern import best_positions, read_pattern
@@ -140,16 +139,6 @@ def test_the_memory_of_a_stream_is_told_by_what_needs_it(name, dtype):
         if layer.conv is not None:
             held["conv"] = held.get("conv", 0) + layer.conv.nbytes
     assert model.stream_memory(20) == pytest.approx(held, rel=0.02)  # γ is a float64
-
-
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_config_and_weights_go_there_and_back(name):
-    model = make(name)
-    again = build(ModelConfig, json.loads(json.dumps(plain(model.config))))
-    assert again == model.config
-    other = create_model(again).double().eval()
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(other(draw(2, 9)), model(draw(2, 9)))
 
 
 def test_an_encoder_decoder_has_no_convolution_towards_its_source():

@@ -263,6 +263,8 @@ def test_a_stream_refuses_what_is_no_state_of_its_own():
             call(x[:, :1], 5)
     with pytest.raises(ValueError, match=r"one token \[batch, 1, 16\] in step, got \[2, 20, 16\]"):
         layer.step(x, layer.empty_state(2))
+    with pytest.raises(ValueError, match=r"x must be \[batch, length, 16\], got \[2, 20, 8\]"):
+        layer.stream(x[..., :8])
     _, state = make("local", options={"window": 4}).stream(x)
     with pytest.raises(ValueError, match="state must "):
         make("softmax").stream(x, state)

@@ -135,14 +135,6 @@ def test_any_combination_of_sizes_and_options_is_the_formula(data):
     agree(op(**options), formula(**options), *inputs)
 
 
-@both_ways
-@pytest.mark.parametrize(("queries", "keys"), [(9, 9), (4, 9), (9, 4)])
-def test_no_horizon_means_the_longer_length(queries, keys, causal):
-    inputs = tokens(length=queries, keys=keys)
-    named = (attention(*inputs, causal=causal, horizon=x) for x in (9, torch.tensor(9)))
-    assert all(torch.equal(attention(*inputs, causal=causal), x) for x in named)
-
-
 PAST = [
     ({"horizon": 9}, 10, 10, 10),
     ({"horizon": 9.5}, 3, 10, 10),

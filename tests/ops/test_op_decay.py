@@ -1,6 +1,7 @@
 """A decay per head or per token multiplies the cosine, in both directions, at any length."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import PROPERTY
 
-from cosformer import State, attention, attention_with_state, linear_attention, step
+from cosformer import (
+    State,
+    attention,
+    attention_with_state,
+    linear_attention,
+    multiscale_decays,
+    step,
+)
 from cosformer.ops import chunked, dispatch
 from cosformer.ops.autograd import function
 from cosformer.ops.autograd.both_ways import both_ways
@@ -56,17 +64,6 @@ def test_a_decay_is_its_formula_with_gradients(options, length, per_token, causa
 
     x = tokens(batch, 4, length, kv_heads=kv_heads, value_width=3)
     agree(ours, formula, *x, leaf, argument=length)
-
-
-@every_way
-@pytest.mark.parametrize("more", [{}, {"query_start": 30}, {"query_start": -3}], ids=str)
-def test_fewer_queries_than_keys_decay_where_they_stand(more, causal):
-    """Without causality there is one position for a query and its key."""
-    q, k, v = tokens(1, 2, 40, keys=90)
-    if not causal:
-        k, v, more = k[:, :, :40], v[:, :, :40], {}
-    about = {"causal": causal, "decay": RATES, "horizon": 200.0, **more}
-    torch.testing.assert_close(attention(q, k, v, **about), cosformer(q, k, v, **about))
 
 
 @every_impl
@@ -270,3 +267,23 @@ def test_streams_by_slot_decay_by_their_own_tokens():
         assert not out[2].any()
     torch.testing.assert_close(state.log_decay[[3, 0]], last.log_decay[:2])
     assert not state.log_decay[[1, 2]].any()
+
+
+def test_multiscale_decays_reach_from_2_tokens_to_362_by_equal_factors():
+    for heads in (2, 3, 8, 16):
+        reach = [1 / (1 - rate) for rate in multiscale_decays(heads)]
+        assert reach[0] == 2
+        assert reach[-1] == pytest.approx(2**8.5)
+        factors = [b / a for a, b in pairwise(reach)]
+        assert factors == pytest.approx([2 ** (7.5 / (heads - 1))] * (heads - 1))
+
+
+def test_a_single_head_has_the_longest_reach():
+    assert multiscale_decays(1) == multiscale_decays(8)[-1:]
+
+
+def test_a_wrong_number_of_heads_is_named():
+    with pytest.raises(ValueError, match="heads must be a whole number from 1 on, got 0"):
+        multiscale_decays(0)
+    with pytest.raises(TypeError, match=r"heads must be a whole number from 1 on, got 2\.0"):
+        multiscale_decays(2.0)

@@ -14,14 +14,13 @@ from formula import (
     RULES,
     agree,
     clamped,
-    cosformer,
     largest,
     recurrence,
     tokens,
     uniform,
 )
 
-from cosformer import attention, linear_attention
+from cosformer import linear_attention
 from cosformer.ops.problem import PROBLEMS, decay_gradient
 
 LENGTH = 135
@@ -142,15 +141,6 @@ def test_theta_turns_weights_per_head_divided_or_scaled(theta, causal, scale, im
     agree(lambda *x: linear_attention(*x, **options), plain, *tokens(2, 2, LENGTH))
 
 
-@both_ways
-def test_cosformer_is_a_call_of_the_family(causal):
-    q, k, v = tokens(2, 2, LENGTH)
-    theta = math.pi / (2 * LENGTH)
-    out = linear_attention(q, k, v, feature_map="relu", theta=theta, causal=causal)
-    torch.testing.assert_close(out, cosformer(q, k, v, causal=causal))
-    torch.testing.assert_close(out, attention(q, k, v, causal=causal))
-
-
 @every_impl
 @pytest.mark.parametrize(("queries", "keys"), [(20, 150), (150, 20), (5, 0), (0, 5)])
 @pytest.mark.parametrize("start", [None, -3, 2, 200])
@@ -171,25 +161,6 @@ def test_gamma_decays_from_wherever_queries_stand(queries, keys, start, normalis
 
 
 @every_impl
-def test_a_decay_starts_again_with_each_packed_sequence(impl):
-    edges = [0, 40, 40, 170]
-    options = {"feature_map": "1+elu", "causal": True}
-
-    def packed(q, k, v, decay):
-        about = {"cu_seqlens": torch.tensor(edges), "log_decay": decay, "impl": impl}
-        return linear_attention(q, k, v, **about, **options)
-
-    def alone(*inputs):
-        outs = []
-        for a, b in ((0, 40), (40, 170)):
-            *rows, decay = (x[:, :, a:b] for x in inputs)
-            outs.append(linear_attention(*rows, log_decay=decay, impl="reference", **options))
-        return torch.cat(outs, 2)
-
-    agree(packed, alone, *tokens(1, 2, 170), -uniform(1, 2, 170), argument=80)
-
-
-@every_impl
 @pytest.mark.parametrize("gate", [-30.0, -1e3, -1e16, -math.inf])
 def test_a_hard_reset_forgets_all_and_spoils_nothing_after_it(gate, impl):
     q, k, v = (x.requires_grad_() for x in tokens(1, 1, 150, width=3))
@@ -201,18 +172,6 @@ def test_a_hard_reset_forgets_all_and_spoils_nothing_after_it(gate, impl):
     torch.testing.assert_close(out[:, :, 71:], linear_attention(*fresh, log_decay=rest, **call))
     for grad in torch.autograd.grad(out.sum(), (q, k, v, decay)):
         assert grad.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_a_decay_runs_across_many_chunks(dtype):
-    def op(q, k, v, decay):
-        return linear_attention(q, k, v, log_decay=decay, causal=True, **UNDIVIDED)
-
-    def plain(q, k, v, decay):
-        return recurrence(q, k, v, phi=lambda x: x, decay=decay)[0]
-
-    inputs = tokens(1, 1, 600, width=2)
-    agree(op, plain, *inputs, -0.01 * uniform(1, 1, 600), dtype=dtype, argument=6)
 
 
 def test_a_long_decay_stays_precise_at_100_000_positions():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from formula import F64, tokens, uniform
 
-from cosformer import State, attention_with_state, step
+from cosformer import State
 from cosformer import linear_attention_with_state as stretch
 from cosformer.ops import linear_attention_step
 from cosformer.ops.problem import FEATURE_MAPS
@@ -71,16 +71,6 @@ def test_16_bit_tokens_meet_float32_sums():
             torch.testing.assert_close(out, right[:, :, t : t + 1])
     assert state.key_value.dtype == torch.float32
     torch.testing.assert_close(state.key_value, last.key_value)
-
-
-def test_cosformer_is_a_step_of_the_family():
-    x = tokens(2, 2, 5)
-    theta = math.pi / (2 * 20)
-    states = [attention_with_state(*x, horizon=20)[1] for _ in range(2)]
-    token = [y[:, :, :1] for y in x]
-    mine = linear_attention_step(*token, states[0], feature_map="relu", theta=theta)
-    torch.testing.assert_close(mine, step(*token, states[1]))
-    torch.testing.assert_close(states[0].key_value, states[1].key_value)
 
 
 def made(**options):

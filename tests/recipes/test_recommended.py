@@ -1,7 +1,5 @@
 """What is recommended is what recipes train, and every mechanism can wear it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -70,29 +68,3 @@ def test_masked_tokens_before_a_causal_task_make_the_convolution_odd():
         for pretrain in (None, "causal", "masked")
     }
     assert widths == {None: 4, "causal": 4, "masked": 5}
-
-
-@torch.no_grad()
-def test_the_recommended_language_model_has_no_last_token_and_a_memory_that_does_not_grow():
-    for options in ({}, {"horizon": 80}):  # the second passes its horizon
-        torch.manual_seed(0)
-        config = replace(ModelConfig(max_length=16, width=16, **recommended("lm")), options=options)
-        model = create_model(config).double().eval()
-        assert model.backbone.limit is None
-        tokens = torch.randint(256, (1, 120))
-        full, (first, state) = model(tokens), model.stream(tokens[:, :16])
-        outs, held = [first], set()
-        for token in tokens[:, 16:].split(1, 1):
-            out, state = model.step(token, state)
-            outs.append(out)
-            held.add(sum(x.nbytes for x in _tensors(state)))
-        torch.testing.assert_close(torch.cat(outs, 1), full)
-        assert len(held) == 1
-        assert model.stream_memory(16) == model.stream_memory(10**9)
-
-
-def _tensors(state):
-    """All tensors of a state, however deep they lie."""
-    if isinstance(state, torch.Tensor):
-        return [state]
-    return [x for part in state for x in _tensors(part)] if isinstance(state, tuple) else []

@@ -162,3 +162,9 @@ def published():
     """File of results -> rows, of all that lie in the repository."""
     files = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
     return {path.stem: [renamed(row) for row in records.read(path)] for path in files}
+
+
+def cells(table):
+    """The lines of a table in Markdown, each as the texts of its cells."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -1,7 +1,7 @@
 """A published table measured anew says what its rows say, and why cells are empty."""
 
 import pytest
-from row_cases import TABLE_ROWS, cell, judged
+from row_cases import TABLE_ROWS, cell, cells, judged
 
 from cosformer.report.readme import OPTIONAL, renew
 from cosformer.report.reproduce import REPRODUCED
@@ -9,8 +9,7 @@ from cosformer.report.tables import TABLES
 
 
 def lines(table):
-    found = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
-    return {cells[0].strip(): [each.strip() for each in cells[1:]] for cells in found}
+    return {first: rest for first, *rest in cells(table)}
 
 
 def test_a_cell_is_the_mean_over_seeds_at_the_rate_that_is_best_on_validation():

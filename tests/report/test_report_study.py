@@ -3,16 +3,11 @@
 import re
 
 import pytest
-from row_cases import RUN, SIZE, STUDY_ROWS, studied
+from row_cases import RUN, SIZE, STUDY_ROWS, cells, studied
 
 from cosformer.report.readme import renew
 from cosformer.report.study import study_figure
 from cosformer.report.tables import TABLES
-
-
-def cells(table):
-    lines = [line for line in table.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
@@ -121,12 +116,6 @@ def test_an_entry_that_always_diverged_is_shown():
 def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
     page = f"<!-- rows:{name} -->\nold\n<!-- /rows -->\n"
     assert renew(page, {}) == page.replace("old\n", "")
-
-
-@pytest.mark.parametrize("name", ["study-lm", "study-mlm"])
-def test_a_study_of_text_fills_its_block(name):
-    page = f"<!-- rows:{name}/study -->\nold\n<!-- /rows -->\n"
-    assert "| softmax |" in renew(page, {name: STUDY_ROWS})
 
 
 def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax():

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 import pytest
-from row_cases import RUN
+from row_cases import RUN, cells
 
 from cosformer.report import selection, tables
 from cosformer.report.figures import time_vs_length, token_time_vs_length
@@ -17,13 +17,8 @@ def changed(row, config=(), **changes):
     return dataclasses.replace(row, config={**row.config, **dict(config), **own}, **changes)
 
 
-def _cells(table):
-    lines = [line for line in table.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
 def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measured(rows):
-    header, _, *lines = _cells(tables.time_table(rows))
+    header, _, *lines = cells(tables.time_table(rows))
     assert header[:4] == ["tokens", "forward: cosFormer", "forward: softmax (SDPA)", "ratio"]
     assert lines == [
         ["256", "1", "0.25", "0.25 ×", "3", "0.75", "0.25 ×"],
@@ -36,7 +31,7 @@ def test_the_summary_names_each_candidate_at_the_longest_length(rows):
     ours = [row for row in rows if row.what in ("peak_memory", "growth_exponent")]
     theirs = [changed(row, value=7, candidate="sdpa") for row in ours]
     table = tables.summary_table([*rows, *theirs])
-    lines = dict(_cells(table))
+    lines = dict(cells(table))
     assert len([name for name in lines if "peak" in name]) == 4  # two candidates, two passes
     for name, value in (("cosFormer", "1.50"), ("softmax (SDPA)", "7.00")):
         at = f"peak extra memory: {name}, forward, 4,096 tokens"
@@ -109,20 +104,20 @@ def test_a_figure_needs_times_is_the_same_for_the_same_rows_and_bears_no_date(gp
 
 def test_cells_have_a_table_for_causal_and_one_for_full_attention(gpu_rows):
     causal, full = tables.time_table(gpu_rows).split("Full attention:")
-    header, _, *lines = _cells(causal)
+    header, _, *lines = cells(causal)
     assert header[1:] == ["cosFormer", "× floor", "cosFormer, no kernels", "cosFormer on fla"]
     assert lines == [
         ["8 × 16 × 1,024 × 64", "0.125 / 0.375", "2.5 / 2.5", "1.25 / 3.75", "0.5 / 1.5"],
         ["1 × 16 × 65,536 × 64", "1 / 3", "2.5 / 2.5", "10 / 30", "–"],
         ["2 × 8 × 4,096 × 128", "0.125 / 0.375", "2.5 / 2.5", "1.25 / 3.75", "0.5 / 1.5"],
     ]
-    header, _, *lines = _cells(full)
+    header, _, *lines = cells(full)
     assert header[1:] == ["cosFormer", "× floor", "cosFormer, no kernels"]
     assert len(lines) == 3
     said = selection.describe(gpu_rows)  # no one shape
     assert said.startswith("Test GPU; bfloat16; median of 9; torch 2.11.0, commit unknown")
     gone = [r for r in gpu_rows if r.config.get("pass") != "forward_backward" or r.what != "time"]
-    assert _cells(tables.time_table(gone))[2][1] == "0.125 / –"  # a pass that failed
+    assert cells(tables.time_table(gone))[2][1] == "0.125 / –"  # a pass that failed
 
 
 def test_a_number_measured_again_displaces_itself_alone(gpu_rows):
@@ -133,7 +128,7 @@ def test_a_number_measured_again_displaces_itself_alone(gpu_rows):
     part = [row for row in gpu_rows if row.config.get("candidate") == "auto"]
     rows = [*gpu_rows, *(later(row, "2026-01-03", "newer") for row in again)]
     rows += [later(row, "2026-01-04", "part") for row in part]
-    lines = _cells(tables.time_table(rows).split("Full")[0])[2:]
+    lines = cells(tables.time_table(rows).split("Full")[0])[2:]
     assert [line[1] for line in lines] == ["0.25 / 0.75", "2 / 6", "0.25 / 0.75"]  # the last run's
     assert [line[3] for line in lines] == ["2.5 / 7.5", "10 / 30", "1.25 / 3.75"]
     said = tables.time_table(rows).rpartition("commits ")[2]
@@ -167,7 +162,7 @@ def _with_softmax(rows):
 
 def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(rows, gpu_rows):
     gpu = _with_softmax(gpu_rows)
-    _, _, *lines = _cells(tables.speed_table(rows + gpu))
+    _, _, *lines = cells(tables.speed_table(rows + gpu))
     gpu_at = ("Test GPU, bfloat16", "8 × 16 × 1,024 × 64")
     assert lines == [
         ["CPU, 2 threads, float32", "1 × 8 × 256 × 64", "0.25", "1", "0.2 ×", "0.75", "3", "0.2 ×"],
@@ -177,7 +172,7 @@ def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(rows, gpu_row
     newer = [dataclasses.replace(row, value=8 * row.value, date="2999") for row in gpu]
     alone = [row for row in newer if row.config["candidate"] == "auto"]  # nothing to compare with
     assert tables.speed_table(rows + gpu + alone) == tables.speed_table(rows + gpu)
-    assert _cells(tables.speed_table(rows + gpu + newer))[-1][2:5] == ["2", "1", "2.0 ×"]
+    assert cells(tables.speed_table(rows + gpu + newer))[-1][2:5] == ["2", "1", "2.0 ×"]
 
 
 def _learnt(like, task, metric, value, floor, day, mechanism="cosformer", **more):
@@ -194,22 +189,22 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows):
     learnt = functools.partial(_learnt, rows[0])
     found = learnt("lm", "loss", 9.0, 3.0, 1) + learnt("lm", "loss", 2.0, 3.0, 2)
     found += learnt("image", "accuracy", 0.05, 0.1, 3)
-    _, _, *cells = _cells(tables.learning_table(found))
-    assert [line[-1] for line in cells] == ["no", "yes"]  # image, and the newer run of lm
-    assert cells[1][:5] == ["lm, length 64", "cosFormer", "2,000 × 8", "loss", "2.000"]
+    _, _, *shown = cells(tables.learning_table(found))
+    assert [line[-1] for line in shown] == ["no", "yes"]  # image, and the newer run of lm
+    assert shown[1][:5] == ["lm, length 64", "cosFormer", "2,000 × 8", "loss", "2.000"]
     found += learnt("lm", "loss", 1.0, 3.0, 4, "softmax")
-    values = [line[4] for line in _cells(tables.learning_table(found))[2:]]
+    values = [line[4] for line in cells(tables.learning_table(found))[2:]]
     assert values == ["0.050", "2.000", "1.000"]
     found += learnt("lm", "loss", 0.5, 3.0, 5, "softmax", start="mlm", pretraining=True)
     found += learnt("lm", "loss", 0.1, 3.0, 6, "softmax", split="valid")
-    last = _cells(tables.learning_table(found))[-1]
+    last = cells(tables.learning_table(found))[-1]
     assert (last[0], last[4]) == ("lm, length 64, from mlm, pre-trained", "0.500")
     guesses = [  # two standard errors of 2,500 guesses are 0.02
         learnt("image", "accuracy", value, 0.5, 5 + n, **known)
         for n, known in enumerate(({"samples": 2500}, {"options": {"sizes": [9, 9, 2500]}}))
         for value in (0.519, 0.521)
     ]
-    said = [_cells(tables.learning_table(each))[2][-1] for each in guesses]
+    said = [cells(tables.learning_table(each))[2][-1] for each in guesses]
     assert said == ["no", "yes"] * 2
 
 
@@ -222,7 +217,7 @@ def test_a_part_of_the_split_or_another_checkpoint_displaces_no_whole(rows, part
         tables.learning_table(partial)
     whole = {"checkpoint": "best", "samples": 100, "split_size": 100}
     newer = _learnt(rows[0], "lm", "loss", 1.5, 3.0, 3, **whole)
-    assert _cells(tables.learning_table(old + newer + partial))[-1][4] == "1.500"
+    assert cells(tables.learning_table(old + newer + partial))[-1][4] == "1.500"
 
 
 def _of_mechanisms(row, device, batch=1, **changes):
@@ -247,7 +242,7 @@ def test_a_gpu_measures_mechanisms_in_several_runs(rows, device):
     found += run(2, 1, 2.0, relu=[128], local=[64, 128])  # a part of relu, and one more
     found += run(3, 8, 3.0, cosformer=[64, 128])  # of other tensors
     table = tables.mechanism_table(found)
-    values = {line[0]: line[3] for line in _cells(table)[2:]}
+    values = {line[0]: line[3] for line in cells(table)[2:]}
     whole = dict.fromkeys(("cosformer", "relu", "softmax"), "1")
     assert values == (whole if device == "cpu" else whole | {"local": "2"})
     assert ("other lines: commit run2" in table) == (device == "cuda")
@@ -262,10 +257,10 @@ def test_growth_on_a_gpu_is_that_without_the_host(rows):
 
     found = [row("time", 1.0, length=n) for n in (1024, 4096, 8192)]
     found += [row("growth_exponent", 0.0, **{"from": 4096, "to": 8192})]
-    assert _cells(tables.mechanism_table(found))[-1][1] == "0.00"
+    assert cells(tables.mechanism_table(found))[-1][1] == "0.00"
     alone = [row("time_graph", n / 4096, length=n) for n in (4096, 8192)]
     found += [row("time_graph", 0.9, length=1024), *alone]
-    assert _cells(tables.mechanism_table(found))[-1][1] == "1.00"
+    assert cells(tables.mechanism_table(found))[-1][1] == "1.00"
 
 
 def test_compiled_steps_stand_beside_others_and_displace_none():
@@ -279,7 +274,7 @@ def test_compiled_steps_stand_beside_others_and_displace_none():
             (later, 22.0, 64, {"compile": True, "recompute": True}),
         )
     ]
-    _, _, *lines = _cells(training_table(rows))
+    _, _, *lines = cells(training_table(rows))
     assert lines == [
         ["2 × 64, tiny, compiled, recomputed", "22"],
         ["2 × 64", "11"],

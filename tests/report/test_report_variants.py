@@ -1,6 +1,7 @@
 """The table of attention as models use it: every ratio is to the line that it should be to."""
 
 import pytest
+from row_cases import cells
 
 from cosformer.records import Run
 from cosformer.report import tables
@@ -47,13 +48,8 @@ def variants():
     ]
 
 
-def _lines(table):
-    lines = [line for line in table.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
 def test_every_line_has_the_ratio_that_it_is_judged_by(variants):
-    header, _, *lines = _lines(variant_table(variants))
+    header, _, *lines = cells(variant_table(variants))
     assert header[2:] == ["ms", "GPU ms", "× floor", "ratio", "peers"]
     size = "8 × 16 × 4,096 × 64"
     assert [(line[0], line[1], line[5]) for line in lines] == [
@@ -72,7 +68,7 @@ def test_every_line_has_the_ratio_that_it_is_judged_by(variants):
 
 
 def test_peers_stand_beside_the_line_that_they_are_peers_of(variants):
-    _, _, *lines = _lines(variant_table(variants))
+    _, _, *lines = cells(variant_table(variants))
     peers = {line[0]: line[-1] for line in lines if line[1] == "8 × 16 × 4,096 × 64"}
     assert peers["causal, no decay"] == "softmax (cuDNN) 8 / 24"
     assert peers["causal, a decay per head"] == "retention (fla) 6 / 18"
@@ -101,7 +97,7 @@ def test_steps_and_first_calls_have_tables_of_their_own(variants):
         about = {**at, **LARGE, "key_heads": 4, "candidate": "decay", "cache": cache, "repeats": 1}
         about["pass"] = "forward_backward"
         variants.append(RUN.row("first_call", seconds, "s", **about))
-    lines = _lines(variant_table(variants))
+    lines = cells(variant_table(variants))
     assert ["8", "0.004", "1.20", "0.004", "1.25"] in lines
     assert ["64", "0.004", "1.10", "–", "–"] in lines
     grouped = "8 × 16 on 4 × 4,096 × 64"
@@ -111,7 +107,7 @@ def test_steps_and_first_calls_have_tables_of_their_own(variants):
 def test_on_a_cpu_one_run_is_shown_and_ratios_are_of_what_the_caller_sees(rows):
     ours = [row for row in rows if row.what == "time" and row.config["candidate"] == "chunked"]
     decays = [Run.row(_run_of(r), "time", 1.25 * r.value, "ms", **_as(r, "decay")) for r in ours]
-    _, _, *lines = _lines(variant_table([*rows, *decays]))
+    _, _, *lines = cells(variant_table([*rows, *decays]))
     assert lines[3][:3] == ["causal, a decay per head", "1 × 8 × 256 × 64", "1.25 / 3.75"]
     assert {line[3] for line in lines} == {"–", "1.25 / 1.25 of no decay"}
     assert lines[0][-1] == "softmax (SDPA) 0.25 / 0.75"

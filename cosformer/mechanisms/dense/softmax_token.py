@@ -85,7 +85,7 @@ class SoftmaxToken:
         )
 
         layout, (k, v, position, _) = self.layout, self.state
-        batch, heads, width, value_width = len(rows), layout.heads, *_widths(self.state)
+        batch, heads, width, value_width = len(rows), layout.heads, k.shape[3], v.shape[3]
         tiles = {"K": width, "V": value_width}
         tiles |= {"BLOCK_K": _padded(width), "BLOCK_V": _padded(value_width)}
         queries = rows.new_empty(batch * heads, width)
@@ -122,10 +122,6 @@ def stretch_of(length: int, programs: int) -> int:
     least, most = STRETCHES
     fair = min(most, -(-length * programs // PROGRAMS))
     return _padded(max(fair, -(-length // PARTS)), least)
-
-
-def _widths(state: HeldCache) -> tuple[int, int]:
-    return state.k.shape[3], state.v.shape[3]
 
 
 def _padded(size: int, least: int = 16) -> int:

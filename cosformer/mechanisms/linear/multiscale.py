@@ -31,6 +31,8 @@ class DecayingCosformer(LinearMechanism):
     traits = replace(LinearMechanism.traits, cross=False, positions="relative")
     cross_form = "cosformer"
     feature_map = "relu"
+    log_most: float | None = None
+    """The logarithm of the largest decay, where a control decides on that of each token."""
 
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, horizon: float
@@ -63,12 +65,7 @@ class DecayingCosformer(LinearMechanism):
         by = self._recurrence(k, Request(True, None, 0, controls))._replace(log_decay=None)
         if base is not None or not ops.SumsToken.serves(sums, by):
             return None
-        return ops.SumsToken(layout, sums, by, after, clock, self._log_most)
-
-    @property
-    def _log_most(self) -> float | None:
-        """The logarithm of the largest decay, where a control decides on that of each token."""
-        return None
+        return ops.SumsToken(layout, sums, by, after, clock, self.log_most)
 
     @property
     def rates(self) -> ops.Rates | None:
@@ -169,14 +166,11 @@ class CosformerGated(DecayingCosformer):
         super().__init__(heads, width, key_heads=key_heads, horizon=horizon)
         self.log_most = math.log(ops.vanishing_decay(self.horizon))
 
-    @property
-    def _log_most(self) -> float:
-        return self.log_most
-
     def control_bias(self, name: str) -> Tensor | None:
         rates = torch.tensor(ops.multiscale_decays(self.key_heads), dtype=torch.float64)
         return rates.logit()
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
+        assert self.log_most is not None
         # masked tokens let the past fade by `log_most` too: they count as distance to the cosine
         return {"theta": self.theta, "log_decay": log_gate(request, "gate") + self.log_most}

@@ -131,15 +131,11 @@ class _Repeated(Function):
         *needed, _ = ctx.needs_input_grad
         asked = Asked(*needed)
         if recorded():
-            found = differentiable(_output, ctx.by.given(q, k, v, sums), grad, asked)
+            found = differentiable(lambda x: attend(x)[0], ctx.by.given(q, k, v, sums), grad, asked)
         else:
             results = Results(out, total, None, kept)
             found = ctx.by.backward(q, k, v, sums, results, grad, asked)
         return found.q, found.k, found.v, found.decay, None
-
-
-def _output(given: Given) -> Tensor:
-    return attend(given)[0]
 
 
 def _start(rows: list[Tensor]) -> int:

@@ -215,8 +215,10 @@ class Workspace:
         return self._buffers
 
     def __exit__(self, *error: object) -> None:
-        if self._memory is not None:
-            _give_back(self._memory)
+        memory = self._memory
+        small = memory is not None and memory.is_cpu and memory.numel() <= KEPT_BYTES
+        if small and not under_mode():
+            _kept.memory = memory
 
 
 def forget() -> None:
@@ -249,8 +251,3 @@ def _borrow(size: int, like: Tensor) -> Tensor:
         with torch.inference_mode(False):  # it may be written to in any mode later
             memory = torch.empty(size, dtype=torch.uint8, device=like.device)
     return memory
-
-
-def _give_back(memory: Tensor) -> None:
-    if memory.is_cpu and memory.numel() <= KEPT_BYTES and not under_mode():
-        _kept.memory = memory

@@ -5,19 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-
-def _away_from_zero(total: Tensor, eps: float) -> Tensor:
-    return torch.where(total < 0, total.clamp(max=-eps), total.clamp(min=eps))
-
-
-def _is_away_from_zero(total: Tensor, eps: float) -> Tensor:
-    return total.abs() > eps
-
-
 DENOMINATORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "clamp": torch.clamp_min,
     "add": torch.add,
-    "signed": _away_from_zero,
+    "signed": lambda total, eps: torch.where(
+        total < 0, total.clamp(max=-eps), total.clamp(min=eps)
+    ),
 }
 """rule -> max(total, eps), total + eps, or the total moved away from 0 to ±eps.
 
@@ -26,6 +19,6 @@ Beside these a problem's rule may be `none`: nothing is divided.
 FOLLOWS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "clamp": torch.gt,
     "add": lambda total, eps: torch.ones_like(total, dtype=torch.bool),
-    "signed": _is_away_from_zero,
+    "signed": lambda total, eps: total.abs() > eps,
 }
 """rule -> where the denominator follows the total: its slope there is 1, and 0 where eps holds."""
