@@ -310,7 +310,7 @@ class Backbone(nn.Module):
         if self.positions is not None:
             x = x + self.positions(position)
         elif "sinusoidal" in self.schemes.values():  # as large as the embeddings are at first
-            waves = sinusoids(position, self.config.width) * EMBEDDING_STD * math.sqrt(2)
+            waves = sinusoids(position, self.config.width) * (EMBEDDING_STD * math.sqrt(2))
             x = x + waves.to(x.dtype)
         out: Tensor = self.dropout(x)
         return out

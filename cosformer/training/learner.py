@@ -198,7 +198,8 @@ class Compiled:
         self._backbone = _backbone(model)
         self._calls = [torch.compile(block) for block in self._backbone.blocks]
         self._model = model if isinstance(model, TokenModel) else None
-        self._token_loss = TokenLoss(*map(torch.compile, TokenModel.token_loss))
+        loss = TokenModel.token_loss
+        self._token_loss = TokenLoss(torch.compile(loss.whole), torch.compile(loss.part))
 
     def __enter__(self) -> None:
         self._backbone.calls = self._calls
