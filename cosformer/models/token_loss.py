@@ -32,16 +32,17 @@ def loss_and_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     wide = logits.to(compute_dtype(logits.dtype))
     asked, label = (labels != NOT_ASKED)[:, None], labels.clamp(min=0)[:, None]
     log_sum = wide.logsumexp(-1, keepdim=True)
-    loss = torch.where(asked, log_sum - wide.gather(-1, label), 0).sum()
-    if torch.compiler.is_compiling():  # one kernel; a scattered sum would be three
+    if torch.compiler.is_compiling():  # two kernels; PyTorch 2.11 may gather what it has written
         is_label = torch.arange(wide.shape[-1], device=wide.device) == label
+        right = torch.where(is_label, wide, 0).sum(-1, keepdim=True)
         share = torch.where(asked, (wide - log_sum).exp() - is_label.to(wide.dtype), 0)
     else:
+        right = wide.gather(-1, label)
         share = wide.sub_(log_sum).exp_()
         share.scatter_add_(-1, label, -torch.ones_like(log_sum))
         share.masked_fill_(~asked, 0)
     logits.copy_(share)
-    return loss
+    return torch.where(asked, log_sum - right, 0).sum()
 
 
 class TokenLoss(NamedTuple):

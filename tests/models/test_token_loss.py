@@ -112,6 +112,19 @@ def test_parts_lie_in_the_same_memory(monkeypatch):
     assert rows == (4, 4, 4, 2)
 
 
+@pytest.mark.slow
+def test_a_part_that_is_compiled_has_the_same_loss_and_gradient():
+    """By inductor, which may order reads and writes of the logits as it likes."""
+    torch.compiler.reset()
+    x, weight, labels = draw()
+    logits = (x @ weight.mT).detach().flatten(0, 1)
+    found = []
+    for part in (token_loss.loss_and_gradient, torch.compile(token_loss.loss_and_gradient)):
+        own = logits.clone()
+        found.append((part(own, labels.flatten()), own))
+    assert_close(*found)
+
+
 @pytest.mark.usefixtures("in_parts")
 def test_a_model_tells_the_loss_of_its_logits():
     model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY)).double()
