@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import cosformer.ops as ops
-from cosformer.distributed.exchange import Message, send, sum_over_ranks
+from cosformer.distributed.exchange import Message, begin_sum, send
 from cosformer.distributed.stretch import Cut, Piece, Stretch, cut
 from cosformer.ops.problem import (
     DENOMINATORS,
@@ -88,9 +88,9 @@ def attend(
         if asked.given.causal:
             return _causal(first, last, between, stretch)
         if len(bounds) == 2 and not asked.decays:
-            total = sum_over_ranks(_state(first, None), stretch)
+            total = begin_sum(_state(first, None), stretch)
             first, *_ = _with_queries(first, last, between)
-            return _read(first, first.problem, total)
+            return _read(first, first.problem, total())
         return _both_ways(first, last, between, stretch)
 
 

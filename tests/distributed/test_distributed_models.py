@@ -39,7 +39,7 @@ def test_what_travels_through_a_model_does_not_grow_with_the_length(group, sent,
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("mechanism", ["cosformer-multiscale", "cosformer-gated"])
+@pytest.mark.parametrize("mechanism", ["cosformer", "cosformer-multiscale", "cosformer-gated"])
 def test_queries_and_gate_are_made_while_messages_travel(group, monkeypatch, mechanism, causal):
     """Forward and back, in the precision of the layer."""
     layer = AttentionLayer(16, 4, mechanism=mechanism, gate=True, qk_norm=True)
@@ -54,7 +54,7 @@ def test_queries_and_gate_are_made_while_messages_travel(group, monkeypatch, mec
         def noted(*given, **options):
             seen.append(word)
             out = function(*given, **options)
-            if isinstance(out, torch.Tensor):  # its backward pass is told of when it begins
+            if word in ("queries", "gate"):  # its backward pass is told of when it begins
                 assert out.dtype == torch.bfloat16
                 out.register_hook(lambda _: seen.append(word))
             return out
@@ -63,6 +63,8 @@ def test_queries_and_gate_are_made_while_messages_travel(group, monkeypatch, mec
 
     note(exchange, "_all_gather", "sent")
     note(exchange._Told, "wait", "waited")
+    note(exchange._Summing, "begin", "sent")
+    note(exchange._Summing, "wait", "waited")
     note(layer, "project_queries", "queries")
     note(layer.gate, "forward", "gate")
     with torch.autocast("cpu", torch.bfloat16):
