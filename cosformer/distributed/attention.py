@@ -9,7 +9,7 @@ from torch import Tensor
 
 import cosformer.ops as ops
 from cosformer.check import check_choice, check_inputs, check_key_mask, check_tensor
-from cosformer.distributed.passes import Asked, angle_within, attend
+from cosformer.distributed.passes import Asked, Meanwhile, angle_within, attend
 from cosformer.distributed.stretch import Stretch, read_bounds, stretch_of
 from cosformer.ops.problem import (
     Horizon,
@@ -43,6 +43,7 @@ def attention(
     impl: str = "auto",
     lengths: Sequence[int] | None = None,
     group: dist.ProcessGroup | None = None,
+    meanwhile: Meanwhile | None = None,
 ) -> Tensor:
     """`cosformer.attention` of sequences of which every rank has a stretch.
 
@@ -68,6 +69,11 @@ def attention(
         lengths: how many tokens each rank has. None: all have as many as this one. Other numbers
             than those that the ranks have are an error.
         group: the ranks that share the sequences; None: all.
+        meanwhile: a function that is called once, after this rank has begun to tell the others what
+            they need and before it waits for them. What it computes costs no time while messages
+            are on their way, and its gradients are computed while those of the backward pass are.
+            A tensor that it returns takes the place of q, of which only shape, dtype and device
+            are used then.
 
     Returns:
         `[B, H, T, V]` for the queries of this rank, in the dtype of q.
@@ -105,7 +111,7 @@ def attention(
         eps=eps,
         impl=impl,
     )
-    return attend(q, k, v, Asked(given, alone, horizon is None), stretch, bounds)
+    return attend(q, k, v, Asked(given, alone, horizon is None, meanwhile), stretch, bounds)
 
 
 def linear_attention(
@@ -128,12 +134,14 @@ def linear_attention(
     impl: str = "auto",
     lengths: Sequence[int] | None = None,
     group: dist.ProcessGroup | None = None,
+    meanwhile: Meanwhile | None = None,
 ) -> Tensor:
     """`cosformer.linear_attention` of sequences of which every rank has a stretch.
 
     Args:
-        q, k, v, log_decay, key_mask, cu_seqlens, impl, lengths, group: as in
-            `cosformer.distributed.attention`.
+        q, k, v, log_decay, key_mask, cu_seqlens, impl, lengths, group, meanwhile: as in
+            `cosformer.distributed.attention`; a tensor that `meanwhile` returns has been through a
+            feature_map that is a function.
         theta, gamma: one number or one per key head `[H_kv]`.
         others: as in `cosformer.linear_attention`.
 
@@ -155,7 +163,7 @@ def linear_attention(
         raised=raised, normaliser=normaliser, rule=rule, eps=eps, scale=scale, impl=impl,
     )  # fmt: skip
     bounds = read_bounds(cu_seqlens, q, stretch)
-    return attend(q, k, v, Asked(given, alone, False), stretch, bounds)
+    return attend(q, k, v, Asked(given, alone, False, meanwhile), stretch, bounds)
 
 
 def _stretch(

@@ -65,10 +65,21 @@ def send(
     return lambda: Carried(*_End.apply(begun, message.log_pass, way))
 
 
+def begin_sum(x: Tensor, stretch: Stretch) -> Callable[[], Tensor]:
+    """Begin to sum x over the ranks; the function that is returned waits, and is called once."""
+    summing = _Summing(stretch)
+    begun = _BeginSum.apply(x, summing)
+
+    def total() -> Tensor:
+        found: Tensor = _EndSum.apply(begun, summing)
+        return found
+
+    return total
+
+
 def sum_over_ranks(x: Tensor, stretch: Stretch) -> Tensor:
     """Σ x over the ranks of the group."""
-    total: Tensor = _Sum.apply(x, stretch)
-    return total
+    return begin_sum(x, stretch)()
 
 
 def gather(x: Tensor, dim: int, stretch: Stretch) -> Tensor:
@@ -283,21 +294,55 @@ class _Handing:
         return dist.P2POp(operation, tensor, dist.get_global_rank(group, peer), group)
 
 
-class _Sum(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, stretch: Stretch) -> Tensor:
-        ctx.stretch = stretch
-        ranks, rank = len(stretch.lengths), stretch.rank
+class _Summing:
+    """A sum on its way, and what the two functions of it know of each other."""
+
+    back: Callable[[], Tensor]  # waits for the sum that the backward pass has begun
+
+    def __init__(self, stretch: Stretch) -> None:
+        self.stretch = stretch
+
+    def begin(self, x: Tensor) -> None:
+        ranks, rank = len(self.stretch.lengths), self.stretch.rank
         told = x.new_zeros(ranks)
-        told[rank] = stretch.lengths[rank]
-        sums = torch.cat([x.flatten(), told])
-        dist.all_reduce(sums, group=stretch.group)
-        stretch.check_told(sums[-ranks:])
-        return sums[:-ranks].view(x.shape)
+        told[rank] = self.stretch.lengths[rank]
+        self._sums, self._shape = torch.cat([x.flatten(), told]), x.shape
+        self._work = dist.all_reduce(self._sums, group=self.stretch.group, async_op=True)
+
+    def wait(self) -> Tensor:
+        assert self._work is not None
+        self._work.wait()
+        ranks = len(self.stretch.lengths)
+        self.stretch.check_told(self._sums[-ranks:])
+        return self._sums[:-ranks].view(self._shape)
+
+
+class _BeginSum(Function):
+    """x -> a tensor without numbers, by which `_EndSum` follows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, summing: _Summing) -> Tensor:
+        ctx.summing = summing
+        summing.begin(x)
+        return x.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
+        return ctx.summing.back(), None
+
+
+class _EndSum(Function):
+    """-> Σ x over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, begun: Tensor, summing: _Summing) -> Tensor:
+        ctx.summing = summing
+        return summing.wait()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return sum_over_ranks(grad, ctx.stretch), None
+        ctx.summing.back = begin_sum(grad, ctx.summing.stretch)
+        return grad.new_empty(0), None
 
 
 class _Gather(Function):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import cosformer.ops as ops
-from cosformer.distributed.exchange import Message, send, sum_over_ranks
+from cosformer.distributed.exchange import Message, begin_sum, send
 from cosformer.distributed.stretch import Cut, Piece, Stretch, cut
 from cosformer.ops.problem import (
     DENOMINATORS,
@@ -32,6 +32,8 @@ from cosformer.ops.problem import (
 )
 from cosformer.runtime import compute_dtype, full_precision
 
+Meanwhile = Callable[[], Tensor | None]
+
 
 class Asked(NamedTuple):
     """What both functions ask for."""
@@ -39,6 +41,7 @@ class Asked(NamedTuple):
     given: ops.Arguments
     alone: Callable[..., Tensor]  # the same of packed sequences that lie on this rank as a whole
     own_horizons: bool  # whether the horizon of each packed sequence is its length
+    meanwhile: Meanwhile | None  # what the caller computes while messages are on their way
 
     @property
     def decays(self) -> bool:
@@ -80,12 +83,15 @@ def attend(
     pieces = cut(bounds, stretch)
     first = _part(q, k, v, asked, pieces.first)
     last = first if pieces.first is pieces.last else _part(q, k, v, asked, pieces.last)
+    between = _Between(q, k, v, asked, pieces)
     with full_precision(q):
         if asked.given.causal:
-            return _causal(first, last, _Between(q, k, v, asked, pieces), stretch)
+            return _causal(first, last, between, stretch)
         if len(bounds) == 2 and not asked.decays:
-            return _read(first, first.problem, sum_over_ranks(_state(first, None), stretch))
-        return _both_ways(first, last, _Between(q, k, v, asked, pieces), stretch)
+            total = begin_sum(_state(first, None), stretch)
+            first, *_ = _with_queries(first, last, between)
+            return _read(first, first.problem, total())
+        return _both_ways(first, last, between, stretch)
 
 
 def _part(q: Tensor, k: Tensor, v: Tensor, asked: Asked, piece: Piece) -> Part:
@@ -153,12 +159,29 @@ class _Between(NamedTuple):
         return torch.full((batch, heads), log, dtype=torch.float64, device=part.k.device)
 
 
+def _with_queries(first: Part, last: Part, between: _Between) -> tuple[Part, Part, _Between]:
+    """The same after `meanwhile`, whose queries, if it makes any, take the place of those given."""
+    like, meanwhile, pieces = between.q, between.asked.meanwhile, between.pieces
+    q = None if meanwhile is None else meanwhile()
+    if q is None:
+        return first, last, between
+    if q.shape != like.shape or q.dtype != like.dtype:
+        raise ValueError(
+            f"meanwhile must return queries such as q, {like.dtype} {list(like.shape)}, got "
+            f"{q.dtype} {list(q.shape)}"
+        )
+    begun = first._replace(q=q[:, :, pieces.first.rows])
+    ended = begun if last is first else last._replace(q=q[:, :, pieces.last.rows])
+    return begun, ended, between._replace(q=q)
+
+
 def _causal(first: Part, last: Part, between: _Between, stretch: Stretch) -> Tensor:
     """Only the first sequence of a rank has keys on earlier ranks, and the last on later ones."""
     state = _state(last, last.until_end)
     receive = send(
         Message(state, None, between.log_pass(last, stretch.rank)), stretch, between.pieces.reach
     )
+    first, last, between = _with_queries(first, last, between)
     others = between.outputs()
     if last is not first:
         others.append(_compute(last, last.problem, None))
@@ -174,6 +197,7 @@ def _both_ways(first: Part, last: Part, between: _Between, stretch: Stretch) -> 
         stretch,
         between.pieces.reach,
     )
+    first, last, between = _with_queries(first, last, between)
     parts = [first] if last is first else [first, last]
     sums = [_Sums(part) for part in parts]
     others = between.outputs()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cosformer.distributed.attention import attention, linear_attention
 from cosformer.distributed.exchange import Message, gather, send, sum_over_ranks
+from cosformer.distributed.passes import Meanwhile
 from cosformer.distributed.stretch import (
     Reach,
     Stretch,
@@ -80,9 +81,15 @@ class Ranks:
 
     def __init__(self, lengths: tuple[int, ...] | None, group: dist.ProcessGroup | None) -> None:
         self.among: dict[str, Any] = {"lengths": lengths, "group": group}
+        self._work: Meanwhile | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
         return self  # a copy of a model is on the same ranks, and a group cannot be copied
+
+    def meanwhile(self, work: Meanwhile) -> "Ranks":
+        found = Ranks(**self.among)
+        found._work = work
+        return found
 
     def start(self, tokens: int) -> int:
         return self._stretch(tokens).start
@@ -91,10 +98,10 @@ class Ranks:
         return self._stretch(tokens).total
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return attention(q, k, v, **options, **self.among)
+        return attention(q, k, v, **options, **self.among, meanwhile=self._work)
 
     def linear_attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return linear_attention(q, k, v, **options, **self.among)
+        return linear_attention(q, k, v, **options, **self.among, meanwhile=self._work)
 
     def neighbours(self, x: Tensor, before: int, after: int) -> tuple[Tensor, Tensor]:
         """`before` last tokens of the rank before, `after` first ones of the rank after this."""

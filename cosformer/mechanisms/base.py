@@ -234,6 +234,15 @@ class Mechanism(nn.Module):
         """Whether it attends over ranks of which each has a stretch of a sequence."""
         return type(self).attend_split is not Mechanism.attend_split
 
+    @property
+    def queries_later(self) -> bool:
+        """Whether `attend_split` does no more with queries than hand them to the split's attention.
+
+        A layer then makes them while other ranks are told of its keys; before that, q is a tensor
+        of their shape without numbers.
+        """
+        return False
+
     def attend_split(
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
     ) -> Tensor:

@@ -1,6 +1,6 @@
 """What a mechanism is asked to do, once its arguments are checked."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,6 +13,12 @@ NO_CONTROLS: Controls = {}
 
 class Split(Protocol):
     """Ranks of which each has a stretch of every sequence; `cosformer.distributed` makes it."""
+
+    def meanwhile(self, work: Callable[[], Tensor | None]) -> "Split":
+        """The same ranks, whose `attention` or `linear_attention` does so much work while it waits.
+
+        A tensor that the work returns takes the place of the queries.
+        """
 
     def start(self, tokens: int) -> int:
         """How many tokens stand before those of this rank, which has so many."""

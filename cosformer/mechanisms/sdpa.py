@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from cosformer.mechanisms.request import Request, seen
+from cosformer.mechanisms.request import Request, repeat_heads, seen
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **pairs: Any) -> Tensor:
@@ -31,6 +31,17 @@ def sdpa_for(
     found = seen(request, q.shape[2], k.shape[2], q.device)
     out = sdpa(q, k, v, scale, attn_mask=found)
     return out if found is None else out.masked_fill(~found.any(-1, keepdim=True), 0)
+
+
+def sdpa_to_the_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal `sdpa` of queries of which the last stands at the last key.
+
+    On a GPU no mask of all pairs is made, for which kernels of PyTorch's would be slower, too.
+    """
+    from torch.nn.attention.bias import causal_lower_right  # which loads all of torch.compile
+
+    pairs = causal_lower_right(q.shape[2], k.shape[2])
+    return sdpa(q, repeat_heads(k, q), repeat_heads(v, q), attn_mask=pairs)
 
 
 def masked_softmax(score: Tensor, mask: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from cosformer.models.generator import Generator, Stream
 from cosformer.models.presets import PARAMETERS, PRESETS
 from cosformer.models.recommended import RECOMMENDED, Use, recommended
 from cosformer.models.sampling import Sampling
+from cosformer.models.token_loss import TokenLoss as TokenLoss
 from cosformer.models.translation import EncoderDecoder
 
 __all__ = [  # what users call; the names that other rooms need are imported as themselves

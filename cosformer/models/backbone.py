@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cosformer.check import check_tensor
 from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
-from cosformer.models.token_loss import NOT_ASKED, summed_token_loss
+from cosformer.models.token_loss import NOT_ASKED, TokenLoss
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
 from cosformer.runtime import compute_dtype, readable, recomputed
 
@@ -310,7 +310,7 @@ class Backbone(nn.Module):
         if self.positions is not None:
             x = x + self.positions(position)
         elif "sinusoidal" in self.schemes.values():  # as large as the embeddings are at first
-            waves = sinusoids(position, self.config.width) * EMBEDDING_STD * math.sqrt(2)
+            waves = sinusoids(position, self.config.width) * (EMBEDDING_STD * math.sqrt(2))
             x = x + waves.to(x.dtype)
         out: Tensor = self.dropout(x)
         return out
@@ -390,7 +390,7 @@ class Backbone(nn.Module):
 class TokenModel(nn.Module):
     """Tokens `[B, T]` to logits `[B, T, vocabulary]`: a backbone and a token head."""
 
-    token_loss = staticmethod(summed_token_loss)
+    token_loss = TokenLoss()
     """What `summed_loss` calls with vectors, the head's weights and labels."""
 
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:

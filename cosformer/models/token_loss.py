@@ -1,6 +1,7 @@
 """The loss of a token head, without all its logits in memory at once."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,29 +14,62 @@ from cosformer.runtime import autocasts, compute_dtype
 NOT_ASKED = -100
 """The label of a token that is not asked for, as in `F.cross_entropy`."""
 MOST_LOGITS = {"cpu": 2**24, "cuda": 2**28}
-"""Device -> how many logits are made at a time: 64 MiB and 1 GiB of them in float32."""
+"""Device -> how many logits are made at a time: 64 MiB and 1 GiB in float32; twice as many in 16
+bits."""
 
 
-def summed_token_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def whole_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of labels `[N]`, summed, from all logits at once."""
+    logits = F.linear(x, weight)
+    wide = logits.to(compute_dtype(logits.dtype))
+    return F.cross_entropy(wide, labels, ignore_index=NOT_ASKED, reduction="sum")
+
+
+def loss_and_gradient(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of labels `[N]`, summed; the logits `[N, vocabulary]` become its gradient.
+
+    The gradient is softmax − one-hot, and zeros where nothing is asked.
+    """
+    wide = logits.to(compute_dtype(logits.dtype))
+    asked, label = (labels != NOT_ASKED)[:, None], labels.clamp(min=0)[:, None]
+    log_sum = wide.logsumexp(-1, keepdim=True)
+    if torch.compiler.is_compiling():  # two kernels; PyTorch 2.11 may gather what it has written
+        is_label = torch.arange(wide.shape[-1], device=wide.device) == label
+        right = torch.where(is_label, wide, 0).sum(-1, keepdim=True)
+        share = torch.where(asked, (wide - log_sum).exp() - is_label.to(wide.dtype), 0)
+    else:
+        right = wide.gather(-1, label)
+        share = wide.sub_(log_sum).exp_()
+        share.scatter_add_(-1, label, -torch.ones_like(log_sum))
+        share.masked_fill_(~asked, 0)
+    logits.copy_(share)
+    return torch.where(asked, log_sum - right, 0).sum()
+
+
+class TokenLoss(NamedTuple):
     """Cross entropy of the logits x Wᵀ, the sum over all labels, in float32 or above.
 
     Where there are many logits they are made in parts, and with each part its share of the
     gradient, so that none is kept: memory is that of x and W. There are no second derivatives then.
-
-    Args:
-        x: vectors `[…, width]`.
-        weight: W `[vocabulary, width]`.
-        labels: `[…]`; those of -100 are not asked for.
+    Its two functions may be compiled; the loop around them may not, for a graph of all parts would
+    hold several of them at a time.
     """
-    x, labels = x.flatten(0, -2), labels.flatten()
-    if x.shape[0] * weight.shape[0] <= _most(x):
-        logits = F.linear(x, weight)
-        wide = logits.to(compute_dtype(logits.dtype))
-        return F.cross_entropy(wide, labels, ignore_index=NOT_ASKED, reduction="sum")
-    dtype = torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
-    with torch.autocast(x.device.type, enabled=False):
-        loss: Tensor = _SummedTokenLoss.apply(x.to(dtype), weight, labels)
-    return loss
+
+    whole: Callable[[Tensor, Tensor, Tensor], Tensor] = whole_loss
+    part: Callable[[Tensor, Tensor], Tensor] = loss_and_gradient
+
+    def __call__(self, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """The loss of vectors x `[…, width]`, weights W `[vocabulary, width]` and labels `[…]`.
+
+        Labels of -100 are not asked for.
+        """
+        x, labels = x.flatten(0, -2), labels.flatten()
+        if x.shape[0] * weight.shape[0] <= _most(x):
+            return self.whole(x, weight, labels)
+        dtype = torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            loss: Tensor = _SummedTokenLoss.apply(x.to(dtype), weight, labels, self.part)
+        return loss
 
 
 def _most(x: Tensor) -> int:
@@ -46,36 +80,31 @@ class _SummedTokenLoss(Function):
     """(x, W, labels) -> loss; the gradient is made with it, because it needs the same logits."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        loss_of: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
         wide = compute_dtype(x.dtype)
         narrow = weight.to(x.dtype)
         of_x, of_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=wide)
         loss = x.new_zeros((), dtype=wide)
-        rows = max(1, _most(x) // len(weight))
+        rows = max(1, _most(x) * (2 if x.itemsize == 2 else 1) // len(weight))
+        rows = 2 ** (rows.bit_length() - 1)  # whole tiles, and parts of one length as a rule
+        room = x.new_empty(min(rows, len(x)), len(weight))  # for the logits of every part
         parts = (each.split(rows) for each in (x, labels, of_x))
         for part, label, of_part in zip(*parts, strict=True):
-            logits = (part @ narrow.mT).to(wide)
-            asked, label = (label != NOT_ASKED)[:, None], label.clamp(min=0)[:, None]
-            largest = logits.logsumexp(-1, keepdim=True)
-            loss += torch.where(asked, largest - logits.gather(-1, label), 0).sum()
-            of_logits = _of_logits(logits, largest, label, asked).to(x.dtype)
-            of_part.copy_(of_logits @ narrow)
-            of_weight += of_logits.mT @ part
+            logits = torch.mm(part, narrow.mT, out=room[: len(part)])
+            loss += loss_of(logits, label)
+            torch.mm(logits, narrow, out=of_part)
+            of_weight += logits.mT @ part
         ctx.save_for_backward(of_x, of_weight.to(weight.dtype))
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         of_x, of_weight = ctx.saved_tensors
-        return of_x * grad.to(of_x.dtype), of_weight * grad.to(of_weight.dtype), None
-
-
-def _of_logits(logits: Tensor, largest: Tensor, label: Tensor, asked: Tensor) -> Tensor:
-    """softmax − one-hot, zeros where nothing is asked; the logits are used up."""
-    if torch.compiler.is_compiling():  # one kernel; a scattered sum would be three
-        is_label = torch.arange(logits.shape[-1], device=logits.device) == label
-        return torch.where(asked, (logits - largest).exp() - is_label.to(logits.dtype), 0)
-    share = logits.sub_(largest).exp_()
-    share.scatter_add_(-1, label, -torch.ones_like(largest))
-    return share.masked_fill_(~asked, 0)
+        return of_x * grad.to(of_x.dtype), of_weight * grad.to(of_weight.dtype), None, None

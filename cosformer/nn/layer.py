@@ -21,6 +21,7 @@ from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.positions import POSITIONS
 from cosformer.nn.projections import HeadProjections
 from cosformer.ops import GATES
+from cosformer.runtime import autocasts
 
 NO_OPTIONS: Mapping[str, Any] = {}
 HORIZON = 4096
@@ -46,7 +47,7 @@ class Projected(NamedTuple):
     k: Tensor  # [B, H_kv, S, D]
     v: Tensor  # [B, H_kv, S, V]
     controls: dict[str, Tensor]  # [B, H_kv, S] each
-    gate: Tensor | None  # [B, H, T, V]
+    x: Tensor  # [B, T, E], of which the gate is made
     conv: Tensor | None  # what a stream remembers of the short convolution
 
 
@@ -210,8 +211,8 @@ class AttentionLayer(HeadProjections):
         self._check_inputs(x, context)
         first = self._first(x, context, causal, start)
         if self.split is not None:
-            first = self.split.start(x.shape[1])
-        made = self._project(x, context, first, causal=causal, key_mask=key_mask, split=self.split)
+            return self._forward_split(x, self.split, causal, key_mask)
+        made = self._project(x, context, first, causal=causal, key_mask=key_mask)
         out, _ = self.mechanism(
             made.q,
             made.k,
@@ -220,9 +221,38 @@ class AttentionLayer(HeadProjections):
             key_mask=key_mask,
             start=start or None,
             controls=made.controls,
-            split=self.split,
         )
-        return self._finish(out, made.gate)
+        return self._finish(out, self._gated(made.x))
+
+    def _forward_split(
+        self, x: Tensor, split: Split, causal: bool, key_mask: Tensor | None
+    ) -> Tensor:
+        """`forward` on one of many ranks: what keys do not need is made while messages travel."""
+        inner, conv = self.mechanism, self.conv
+        later = inner.queries_later and self.positions is None
+        later = later and (conv is None or self.conv_on == "input")
+        first = split.start(x.shape[1])
+        made = self._project(
+            x, None, first, causal=causal, key_mask=key_mask, split=split, without_queries=later
+        )
+        gates: list[Tensor | None] = []
+        autocast = autocasts(x)  # which the mechanism turns off
+
+        def meanwhile() -> Tensor | None:
+            with torch.autocast(x.device.type, enabled=autocast):
+                gates.append(self._gated(made.x))
+                return self._queries(made.x, made.v.dtype) if later else None
+
+        out, _ = inner(
+            made.q,
+            made.k,
+            self._drop(made.v),
+            causal=causal,
+            key_mask=key_mask,
+            controls=made.controls,
+            split=split.meanwhile(meanwhile),
+        )
+        return self._finish(out, gates[0] if gates else self._gated(made.x))
 
     def empty_state(self, batch: int) -> LayerState:
         """The state before the first token of so many streams.
@@ -261,7 +291,7 @@ class AttentionLayer(HeadProjections):
             controls=made.controls,
         )
         state = LayerState(after, before.position + x.shape[1], made.conv)
-        return self._finish(out, made.gate), state
+        return self._finish(out, self._gated(made.x)), state
 
     def step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """One more token `[B, 1, E]` of a causal stream, and the state after it.
@@ -310,7 +340,7 @@ class AttentionLayer(HeadProjections):
         out, after = self.mechanism.step(
             made.q, made.k, self._drop(made.v), state.mechanism, controls=made.controls
         )
-        out = self._finish(out, made.gate)
+        out = self._finish(out, self._gated(made.x))
         if isinstance(position, int):
             return out, LayerState(after, position + 1, made.conv)
         if after is not state.mechanism:
@@ -414,11 +444,12 @@ class AttentionLayer(HeadProjections):
         key_mask: Tensor | None = None,
         before: Tensor | None = None,
         split: Split | None = None,
+        without_queries: bool = False,
     ) -> Projected:
         """What the mechanism gets; x begins at position `start`, a context at 0.
 
         causal, key_mask, before, split: for the short convolution, which a layer with a context has
-        not.
+        not. without_queries: q has a shape, and no numbers yet.
         """
         conv, conv_state = self.conv, None
         if conv is not None:
@@ -433,12 +464,17 @@ class AttentionLayer(HeadProjections):
         if scheme is not None:
             placed = scheme.embed(x, start)
             placed_source = placed if context is None else scheme.embed(source, 0)
-        flat = self.project_flat(placed, placed_source, source)
+        if without_queries:
+            keys, values = self.project_keys(x)
+            queries = keys.new_empty(()).expand(*x.shape[:2], self.num_heads * self.head_dim)
+            flat = (queries, keys, values)
+        else:
+            flat = self.project_flat(placed, placed_source, source)
         if conv is not None and self.conv_on == "qkv":
             together, conv_state = conv(torch.cat(flat, -1), **mixed)
             flat = together.split(self._projection_widths(), -1)
         q, k, v = self.split_heads(*flat, batched=True)
-        if self.q_norm is not None:
+        if self.q_norm is not None and not without_queries:
             q = _normed(q, self.q_norm).to(v.dtype)
         if self.k_norm is not None:
             k = _normed(k, self.k_norm).to(v.dtype)
@@ -447,11 +483,19 @@ class AttentionLayer(HeadProjections):
         if scheme is not None:
             q, k = scheme.encode(q, k, start, key_start)
         controls = {name: project(source).mT for name, project in self.controls.items()}
-        gate = None
-        if self.gate is not None:
-            gate = GATES[self.gate_kind](self.gate(x)).unflatten(-1, (self.num_heads, -1))
-            gate = gate.transpose(1, 2)
-        return Projected(q, k, v, controls, gate, conv_state)
+        return Projected(q, k, v, controls, x, conv_state)
+
+    def _queries(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The queries `[B, H, T, D]` of a layer without positions, from the input of its gate."""
+        q = self._split(self.project_queries(x), self.head_dim, True)
+        return q if self.q_norm is None else _normed(q, self.q_norm).to(dtype)
+
+    def _gated(self, x: Tensor) -> Tensor | None:
+        """What the heads are multiplied by, `[B, H, T, V]`, if anything."""
+        if self.gate is None:
+            return None
+        gate: Tensor = GATES[self.gate_kind](self.gate(x)).unflatten(-1, (self.num_heads, -1))
+        return gate.transpose(1, 2)
 
     def _finish(self, out: Tensor, gate: Tensor | None) -> Tensor:
         """The heads `[B, H, T, V]` through norm, gate and output projection."""

@@ -145,6 +145,22 @@ class HeadProjections(nn.Module):
         q, k, v = map(F.linear, (query, key, value), weights, biases)
         return q, k, v
 
+    def project_queries(self, x: Tensor) -> Tensor:
+        """q alone of `project_flat(x, x, x)`."""
+        return self._project_rows(x, slice(self._projection_widths()[0]))
+
+    def project_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v alone of `project_flat(x, x, x)`."""
+        first, *others = self._projection_widths()
+        k, v = self._project_rows(x, slice(first, None)).split(others, -1)
+        return k, v
+
+    def _project_rows(self, x: Tensor, rows: slice) -> Tensor:
+        """The product of x and some rows of the packed weights."""
+        assert self.in_proj_weight is not None
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
+        return F.linear(x, self.in_proj_weight[rows], bias)
+
     def split_heads(
         self, q: Tensor, k: Tensor, v: Tensor, batched: bool
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from cosformer.models import Backbone, Model, ModelConfig, TokenModel, create_model
+from cosformer.models import (
+    Backbone,
+    Model,
+    ModelConfig,
+    TokenLoss,
+    TokenModel,
+    create_model,
+)
 from cosformer.tasks import Batch
 from cosformer.training.checkpoints import Checkpoint, bring_back, weights
 from cosformer.training.config import RunConfig
@@ -191,7 +198,8 @@ class Compiled:
         self._backbone = _backbone(model)
         self._calls = [torch.compile(block) for block in self._backbone.blocks]
         self._model = model if isinstance(model, TokenModel) else None
-        self._token_loss = torch.compile((self._model or TokenModel).token_loss)
+        loss = TokenModel.token_loss
+        self._token_loss = TokenLoss(torch.compile(loss.whole), torch.compile(loss.part))
 
     def __enter__(self) -> None:
         self._backbone.calls = self._calls

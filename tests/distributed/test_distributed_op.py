@@ -86,6 +86,16 @@ def test_a_rank_computes_while_messages_travel_forward_and_back(group, monkeypat
     assert seen == ["sent", "local", "waited"]
 
 
+@pytest.mark.parametrize("bounds", [[0, 24], [0, 5, 9, 17, 24]])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("decay", [None, 0.9])
+def test_queries_may_be_made_meanwhile(group, bounds, causal, decay):
+    q, k, v = tokens(batch=1)
+    given = {"causal": causal, "decay": decay, "cu_seqlens": torch.tensor(bounds)}
+    out = distributed.attention(torch.empty_like(q), k, v, **given, meanwhile=lambda: q)
+    torch.testing.assert_close(out, distributed.attention(q, k, v, **given))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("decay", [None, 0.9])
@@ -131,6 +141,9 @@ WRONG = {
     },
     "impl must be one of auto, chunked, triton, got 'reference'": {"impl": "reference"},
     "eps must be above 0, got 0": {"eps": 0},
+    "meanwhile must return queries such as q, torch.float64 [2, 2, 24, 4], got torch.float32 [3]": {
+        "meanwhile": lambda: torch.zeros(3),
+    },
 }  # fmt: skip
 
 

@@ -5,6 +5,9 @@ import torch
 from mechanism_cases import CASES, draw, make, results, tokens
 from torch.testing import assert_close
 
+from cosformer.mechanisms.request import Request
+from cosformer.mechanisms.sdpa import sdpa_for, sdpa_to_the_last
+
 pytestmark = pytest.mark.gpu
 BOUNDS = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of the norm
 
@@ -24,6 +27,25 @@ def test_a_gpu_computes_what_a_cpu_does(name, causal, masked):
     given = [x.cuda() for x in inputs]
     found = results(mechanism, given, there, causal=causal, key_mask=mask)
     assert_close([x.cpu() for x in found], right)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_queries_that_end_with_the_keys_need_no_mask(dtype, key_heads):
+    """As on the last of many ranks."""
+    sizes = (4, 100), (key_heads, 300), (key_heads, 300)
+    given = [draw(1, heads, n, 64, seed=seed) for seed, (heads, n) in enumerate(sizes)]
+
+    def found(attend, device, dtype):
+        q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
+        out = attend(q, k, v)
+        return [
+            x.cpu().double() for x in (out, *torch.autograd.grad(out.square().sum(), (q, k, v)))
+        ]
+
+    right = found(lambda *x: sdpa_for(*x, Request(True, None, 200, {})), "cpu", torch.float64)
+    for one, exact in zip(found(sdpa_to_the_last, "cuda", dtype), right, strict=True):
+        assert (one - exact).norm() <= BOUNDS[dtype] * exact.norm()
 
 
 FEATURES = {

@@ -208,7 +208,7 @@ def test_attention_weights_are_those_that_a_language_model_uses():
     block = model.backbone.blocks[0]
     x = block.attention_norm(model.backbone.embedding(torch.arange(9)))[None]
     made = block.attention._project(x, None, 0, causal=True)
-    out = block.attention._finish(weights[None] @ made.v, made.gate)
+    out = block.attention._finish(weights[None] @ made.v, block.attention._gated(made.x))
     assert_close(out, block.attention(x, causal=True))
 
 

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosformer.models import LanguageModel, ModelConfig, token_loss
-from cosformer.models.token_loss import summed_token_loss
+from cosformer.models.token_loss import TokenLoss
 
 WIDTH, VOCABULARY = 8, 50
 
@@ -39,7 +39,7 @@ def derivatives(loss, *leaves):
 @pytest.mark.usefixtures("in_parts")
 def test_loss_and_gradients_are_those_of_all_logits():
     x, weight, labels = draw()
-    found = derivatives(summed_token_loss(x, weight, labels), x, weight)
+    found = derivatives(TokenLoss()(x, weight, labels), x, weight)
     assert_close(found, derivatives(whole(x, weight, labels), x, weight))
 
 
@@ -47,7 +47,7 @@ def test_loss_and_gradients_are_those_of_all_logits():
 def test_labels_that_are_not_asked_for_may_be_all():
     x, weight, labels = draw()
     labels.fill_(token_loss.NOT_ASKED)
-    found = derivatives(summed_token_loss(x, weight, labels), x, weight)
+    found = derivatives(TokenLoss()(x, weight, labels), x, weight)
     assert all(not each.any() for each in found)
 
 
@@ -59,7 +59,7 @@ def test_16_bits_are_no_worse_than_all_logits_of_16_bits(dtype):
     right = derivatives(whole(*exact, labels), *exact)
     usual = derivatives(whole(x, weight, labels), x, weight)
     for ours, plain, best in zip(
-        derivatives(summed_token_loss(x, weight, labels), x, weight), usual, right, strict=True
+        derivatives(TokenLoss()(x, weight, labels), x, weight), usual, right, strict=True
     ):
         least = torch.finfo(dtype).eps * best.norm()
         assert (ours - best).norm() <= max(2 * (plain - best).norm(), least)
@@ -70,7 +70,7 @@ def test_under_autocast_products_are_narrow_and_gradients_of_weights_are_not(mon
     right = derivatives(whole(x, weight, labels), x, weight)
     monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": 1})
     with torch.autocast("cpu", torch.bfloat16):
-        loss = summed_token_loss(x, weight, labels)
+        loss = TokenLoss()(x, weight, labels)
     found = derivatives(loss, x, weight)
     assert [each.dtype for each in found] == [torch.float32] * 3
     for ours, best in zip(found, right, strict=True):
@@ -94,8 +94,35 @@ def test_no_tensor_is_as_large_as_all_logits(monkeypatch):
     monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": 2 * VOCABULARY})
     x, weight, labels = draw()
     with Largest() as seen:
-        summed_token_loss(x, weight, labels).backward()
+        TokenLoss()(x, weight, labels).backward()
     assert seen.count < labels.numel() * VOCABULARY
+
+
+def test_parts_lie_in_the_same_memory(monkeypatch):
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": 5 * VOCABULARY})
+    seen = []
+
+    def part(logits, labels):
+        seen.append((logits.data_ptr(), len(logits)))
+        return token_loss.loss_and_gradient(logits, labels)
+
+    TokenLoss(part=part)(*draw())
+    memory, rows = zip(*seen, strict=True)
+    assert len(set(memory)) == 1
+    assert rows == (4, 4, 4, 2)
+
+
+@pytest.mark.slow
+def test_a_part_that_is_compiled_has_the_same_loss_and_gradient():
+    """By inductor, which may order reads and writes of the logits as it likes."""
+    torch.compiler.reset()
+    x, weight, labels = draw()
+    logits = (x @ weight.mT).detach().flatten(0, 1)
+    found = []
+    for part in (token_loss.loss_and_gradient, torch.compile(token_loss.loss_and_gradient)):
+        own = logits.clone()
+        found.append((part(own, labels.flatten()), own))
+    assert_close(*found)
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -121,6 +148,6 @@ def test_logits_of_the_tokens_that_are_asked_for_are_enough(asked):
     labels[0, [1, 4, 8]], labels[1, 0] = torch.tensor([2, 0, 1]), 3
     right = derivatives(model.summed_loss(tokens, labels), *leaves)
     seen = []
-    model.token_loss = lambda *given: seen.append(given[2].shape[1]) or summed_token_loss(*given)
+    model.token_loss = lambda *given: seen.append(given[2].shape[1]) or TokenLoss()(*given)
     assert_close(derivatives(model.summed_loss(tokens, labels, asked=asked), *leaves), right)
     assert seen == [min(asked, 9)]

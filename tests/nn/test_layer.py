@@ -252,7 +252,7 @@ def test_weights_are_those_that_forward_used(positions, given):
     layer, x, context = make("linear", positions=positions), tokens(2, 4, 16), tokens(2, 9, 16)
     made = layer._project(x, context, 0, causal=False)
     read = layer.weights(x, context, **given) @ made.v
-    assert_close(layer._finish(read, made.gate), layer(x, context, **given))
+    assert_close(layer._finish(read, layer._gated(made.x)), layer(x, context, **given))
 
 
 @torch.no_grad()

@@ -1,11 +1,19 @@
 """What NCCL and a GPU change: exchanges, copies of shards, and a run under a group of one rank."""
 
+import copy
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
 import training_cases as cases
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import (
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 import cosformer
 from cosformer import distributed
@@ -14,6 +22,7 @@ from cosformer.models import ModelConfig, create_model, recommended
 from cosformer.training import ALONE, Trainer, load, train
 from cosformer.training.checkpoints import Checkpoint, read, weights
 from cosformer.training.checkpoints.sharded import fill_parts, write_parts
+from cosformer.training.processes import in_full
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,6 +69,28 @@ def test_attention_over_a_group_is_that_of_the_process(rank, monkeypatch, name, 
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["parameters whole", "parameters shared"])
+def test_a_model_over_a_group_is_that_of_the_process(rank, shared):
+    """With messages of NCCL, in the precision of training, and FSDP's if parameters are shared."""
+    torch.manual_seed(0)
+    fields = {"layers": 2, "width": 64, "heads": 2} | recommended("lm")
+    one = create_model(ModelConfig(**fields)).to(DEVICE)
+    other = distributed.split(copy.deepcopy(one))
+    if shared:
+        mesh, policy = init_device_mesh(DEVICE, (1,)), MixedPrecisionPolicy(torch.bfloat16)
+        fully_shard(other, mesh=mesh, mp_policy=policy)
+        register_fsdp_forward_method(other, "summed_loss")
+    tokens, found = torch.randint(256, (2, 301), device=DEVICE), []
+    for model in (one, other):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            loss = model.summed_loss(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        every = [in_full(x.grad).float().flatten() for x in model.parameters()]
+        found.append((loss.detach()[None], torch.cat(every)))
+    for right, near in zip(*found, strict=True):
+        assert (near - right).norm() <= 0.05 * right.norm()
+
+
 def test_shards_are_copied_written_and_read_again(rank, tmp_path):
     mesh = init_device_mesh(DEVICE, (1,))
     fields = {"layers": 2, "width": 64, "heads": 2} | recommended("lm")
@@ -90,3 +121,18 @@ def test_a_run_under_a_group_ends_as_that_of_one_process(rank, tmp_path):
     losses = [[row["loss"] for row in cases.log(x.out) if "loss" in row] for x in (one, many)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert load(many.out, "last", device="cpu").place.step == 24
+
+
+def test_torchrun_starts_a_run_of_one_process(tmp_path):
+    """Which is alone then, and has no group."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
+    words += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]  # a free port
+    words += ["-m", "cosformer", "train", "copying", "--device", DEVICE, "--out", str(tmp_path)]
+    given = ["layers=1", "width=16", "heads=2"]
+    given = [f"model.{each}" for each in given] + ["budget.steps=6", "budget.batch=4"]
+    given += ["log_every=2", "task.options.length=12", "evaluation.every=6", "evaluation.batches=1"]
+    given += ["parallel.data=1", "parallel.shard=1", "parallel.context=1", "compile=false"]
+    words += [word for each in given for word in ("--set", each)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len([row for row in cases.log(tmp_path) if "loss" in row]) == 3

@@ -9,7 +9,7 @@ from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.dense.softmax_token import SoftmaxToken
 from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.request import Request, Split, repeat_heads, seen
-from cosformer.mechanisms.sdpa import masked_softmax, sdpa, sdpa_for
+from cosformer.mechanisms.sdpa import masked_softmax, sdpa, sdpa_for, sdpa_to_the_last
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import After, Clock, Layout
 
@@ -43,10 +43,14 @@ class Softmax(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
     ) -> Tensor:
         """Every rank gathers all keys and values, which grow with the length."""
-        k, v = split.gather(k, 2), split.gather(v, 2)
+        start, k, v = split.start(q.shape[2]), split.gather(k, 2), split.gather(v, 2)
         mask = None if request.key_mask is None else split.gather(request.key_mask, 1)
-        request = request._replace(key_mask=mask, start=split.start(q.shape[2]))
-        return sdpa_for(q, k, v, request)
+        if request.causal:  # nobody here sees the keys of later ranks
+            end = max(start + q.shape[2], 1)
+            k, v, mask = k[:, :, :end], v[:, :, :end], None if mask is None else mask[:, :end]
+            if mask is None:
+                return sdpa_to_the_last(q, k, v)
+        return sdpa_for(q, k, v, request._replace(key_mask=mask, start=start))
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         score = q @ repeat_heads(k, q).mT / math.sqrt(self.width)

@@ -64,6 +64,10 @@ class Cosformer(Mechanism):
         self.check_length(max(k.shape[2], request.start + q.shape[2]) - min(request.start, 0))
         return ops.attention(q, k, v, **self._options(request))
 
+    @property
+    def queries_later(self) -> bool:
+        return True
+
     def attend_split(
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
     ) -> Tensor:

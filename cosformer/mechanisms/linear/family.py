@@ -83,6 +83,11 @@ class LinearMechanism(Mechanism):
     def splits(self) -> bool:
         return type(self)._attend is LinearMechanism._attend  # else more than one sum of features
 
+    @property
+    def queries_later(self) -> bool:
+        kind, base = type(self), LinearMechanism
+        return kind.queries is base.queries and kind._features is base._features
+
     def attend_split(
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
     ) -> Tensor:
