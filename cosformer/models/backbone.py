@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.check import check_tensor
+from cosformer.check import check_tensor, check_whole
 from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
 from cosformer.models.token_loss import NOT_ASKED, TokenLoss
@@ -415,8 +415,10 @@ class TokenModel(nn.Module):
 
         It never holds more than some of the logits, which of a large vocabulary are most of what
         training needs memory for. `asked`: no sequence has more labels that are asked for, so that
-        logits of so many tokens of each do; None: any number.
+        logits of so many tokens of each do, and others are left out; None: any number.
         """
+        if asked is not None:
+            check_whole("asked", asked, 1)
         x = self.backbone(tokens, key_mask)
         if asked is not None and asked < labels.shape[1]:
             found = (labels != NOT_ASKED).int().topk(asked, dim=1).indices  # those not asked last

@@ -7,15 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from cosformer.runtime import autocasts, compute_dtype
 
 NOT_ASKED = -100
 """The label of a token that is not asked for, as in `F.cross_entropy`."""
 MOST_LOGITS = {"cpu": 2**24, "cuda": 2**28}
-"""Device -> how many logits are made at a time: 64 MiB and 1 GiB in float32; twice as many in 16
-bits."""
+"""Device -> how many logits are made at a time: 64 MiB and 1 GiB of them in float32."""
 
 
 def whole_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -31,11 +29,16 @@ def loss_and_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     The gradient is softmax − one-hot, and zeros where nothing is asked.
     """
     wide = logits.to(compute_dtype(logits.dtype))
-    asked, label = (labels != NOT_ASKED)[:, None], labels.clamp(min=0)[:, None]
+    asked = (labels != NOT_ASKED)[:, None]
+    label = torch.where(asked, labels[:, None], 0)
     log_sum = wide.logsumexp(-1, keepdim=True)
     if torch.compiler.is_compiling():  # two kernels; PyTorch 2.11 may gather what it has written
         is_label = torch.arange(wide.shape[-1], device=wide.device) == label
         right = torch.where(is_label, wide, 0).sum(-1, keepdim=True)
+        known = (label >= 0) & (
+            label < wide.shape[-1]
+        )  # where `gather` would raise, the loss is NaN
+        right = torch.where(known, right, torch.nan)
         share = torch.where(asked, (wide - log_sum).exp() - is_label.to(wide.dtype), 0)
     else:
         right = wide.gather(-1, label)
@@ -91,7 +94,7 @@ class _SummedTokenLoss(Function):
         narrow = weight.to(x.dtype)
         of_x, of_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=wide)
         loss = x.new_zeros((), dtype=wide)
-        rows = max(1, _most(x) * (2 if x.itemsize == 2 else 1) // len(weight))
+        rows = max(1, _most(x) // len(weight))
         rows = 2 ** (rows.bit_length() - 1)  # whole tiles, and parts of one length as a rule
         room = x.new_empty(min(rows, len(x)), len(weight))  # for the logits of every part
         parts = (each.split(rows) for each in (x, labels, of_x))
@@ -104,7 +107,11 @@ class _SummedTokenLoss(Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if torch.is_grad_enabled():  # by create_graph
+            raise NotImplementedError(
+                "create_graph must be False for a loss whose logits are made in parts, which has "
+                "no second derivatives, got True: take fewer tokens, or logits and cross_entropy"
+            )
         of_x, of_weight = ctx.saved_tensors
         return of_x * grad.to(of_x.dtype), of_weight * grad.to(of_weight.dtype), None, None

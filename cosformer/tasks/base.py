@@ -43,7 +43,7 @@ class Facts:
     floor_is: str
     """How that guess is made."""
     asked: int | None = None
-    """Labels of every sample, where all have as many: a loss need not look at other tokens."""
+    """The most labels of a sample, so that a loss need not look at all tokens; None: any number."""
     causal: bool = False
     """A model must not look ahead: the answer may lie there."""
     towers: int = 1

@@ -128,6 +128,7 @@ class MaskedTask(Task):
             metric="nats",
             floor=of.floor if of.causal else math.log(of.data_tokens),
             floor_is=of.floor_is if of.causal else "the same chance for every token",
+            asked=None,
             causal=False,
         )
 

@@ -43,6 +43,7 @@ class NextToken(Derived):
             metric="nats",
             floor=math.log(task.facts.data_tokens),
             floor_is="the same chance for every token",
+            asked=None,
             causal=True,
         )
         super().__init__(task, facts)
@@ -60,7 +61,7 @@ class Stacked(Derived):
     """The two towers of a sample as two samples; what was asked of both is asked no more."""
 
     def __init__(self, task: Task) -> None:
-        super().__init__(task, dataclasses.replace(task.facts, towers=1))
+        super().__init__(task, dataclasses.replace(task.facts, towers=1, asked=None))
 
     def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
         batch = self.task._batch(which, draws)

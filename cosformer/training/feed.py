@@ -49,6 +49,7 @@ def feed(
         with torch.cuda.stream(stream):  # does nothing on a CPU
             batch = task.batch("train", seed=seed, rank=0, step=step, batch_size=batch_size)
             fed = described(batch)
+            _require_asked(task, fed)
             if part is not None:
                 fed = dataclasses.replace(fed, batch=part(fed.batch))
             ready = None if stream is None else stream.record_event()
@@ -74,6 +75,16 @@ def described(batch: Batch) -> Fed:
     if sum(tokens) == sum(batch[name].numel() for name in masks):
         batch = {name: tensor for name, tensor in batch.items() if name not in masks}
     return Fed(batch, sum(tokens), labels, batch["tokens"].shape[1])
+
+
+def _require_asked(task: Task, fed: Fed) -> None:
+    """Refuse labels that a loss would not look at, because the task says that there are none."""
+    asked, samples = task.facts.asked, len(fed.batch["tokens"])
+    if asked is not None and fed.labels > asked * samples:
+        raise ValueError(
+            f"labels must be at most {asked} in each of {samples} samples, as the facts of "
+            f"{type(task).__name__} say, got {fed.labels} in all"
+        )
 
 
 def _received(fed: Fed) -> Fed:

@@ -151,3 +151,28 @@ def test_logits_of_the_tokens_that_are_asked_for_are_enough(asked):
     model.token_loss = lambda *given: seen.append(given[2].shape[1]) or TokenLoss()(*given)
     assert_close(derivatives(model.summed_loss(tokens, labels, asked=asked), *leaves), right)
     assert seen == [min(asked, 9)]
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCABULARY])
+def test_a_label_that_there_is_not_is_never_a_number(wrong, monkeypatch):
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": 1})
+    x, weight, labels = draw()
+    labels[0, 0] = wrong
+    with pytest.raises(RuntimeError):
+        TokenLoss()(x, weight, labels)
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)  # as it is inside a graph
+    assert TokenLoss()(x, weight, labels).isnan()
+
+
+def test_second_derivatives_of_parts_are_refused(monkeypatch):
+    monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": 1})
+    x, weight, labels = draw()
+    with pytest.raises(NotImplementedError, match="create_graph must be False"):
+        torch.autograd.grad(TokenLoss()(x, weight, labels), x, create_graph=True)
+
+
+@pytest.mark.parametrize("asked", [0, 2.5, "3"])
+def test_asked_is_a_whole_number(asked):
+    model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY))
+    with pytest.raises((ValueError, TypeError), match="asked must be"):
+        model.summed_loss(*torch.zeros(2, 1, 5, dtype=torch.long), asked=asked)

@@ -246,3 +246,17 @@ def test_a_number_of_many_digits_is_shown_by_its_size():
     shown = str(training.Evaluated("training", 1, {"loss": 1e9, "perplexity": 1e304}, best=False))
     assert shown == "training 1: loss 1e+09  perplexity 1e+304"
     assert number(0.12345) == "0.1235"
+
+
+def test_a_loss_looks_at_no_more_tokens_than_are_asked_for(config, monkeypatch):
+    """And a task that asks for more than its facts say is refused."""
+    task = config.task.create("cpu")
+    learner = Learner(config, phases(config, task)[0], 0)
+    seen, usual = [], learner.model.token_loss
+    learner.model.token_loss = lambda x, *rest: seen.append(x.shape[1]) or usual(x, *rest)
+    [fed] = feed(task, seed=0, batch_size=4, begin=0, end=1)
+    learner.learn(fed)
+    assert seen == [3]
+    monkeypatch.setattr(task, "facts", replace(task.facts, asked=2))
+    with pytest.raises(ValueError, match="at most 2 in each of 4 samples"):
+        list(feed(task, seed=0, batch_size=4, begin=0, end=1))

@@ -32,6 +32,14 @@ def test_both_phases_are_one_run(config, table, objective, pooling):
     assert (loaded.model.config.kind, loaded.place.metric) == ("classifier", "accuracy")
 
 
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_pre_training_on_a_probe_learns_from_all_its_labels(config, objective):
+    """A probe asks for few tokens of a sample, and its loss looks at no others."""
+    config = replace(config, pretraining=replace(cases.pretraining(), objective=objective))
+    first, second = phases(config, config.task.create("cpu"))
+    assert (first.task.facts.asked, second.task.facts.asked) == (None, 3)
+
+
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_the_task_begins_with_the_backbone_that_was_learnt(config, table, average):
     config = replace(config, task=table, pretraining=cases.pretraining(), average=average)

@@ -8,7 +8,7 @@ import triton.language as tl
 def likeliest_kernel(
     logits, chosen, token, drawn, place, position, columns, logits_b, chosen_b, room,
     AHEAD: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, ROOM: tl.constexpr,
-    EARLY: tl.constexpr,  # see kernels/rows.py
+    EARLY: tl.constexpr,  # see `early_launch`
 ):  # fmt: skip
     """The first of the largest logits of a row; -1 where one is NaN, or the largest not finite."""
     if EARLY:

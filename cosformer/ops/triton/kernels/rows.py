@@ -1,8 +1,8 @@
 """What surrounds attention in a step, for the few rows that a batch of single tokens has.
 
 Where `EARLY` is set, a kernel is started before the one in front of it has ended (programmatic
-dependent launch). It lets the next one start at once, loads what no kernel of a step changes (the
-weights), and waits before it reads or writes anything else.
+dependent launch). It lets the next one start at once, loads weights, and waits before it reads or
+writes anything else; `early_launch` says what kernels may load before they wait.
 """
 
 import triton

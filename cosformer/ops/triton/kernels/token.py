@@ -22,7 +22,7 @@ def sums_token_kernel(
     R: tl.constexpr, FADE: tl.constexpr,  # "" for no decay, "head" for γ, "token" for a control
     NORM: tl.constexpr, GATE: tl.constexpr,  # "" for none, "silu" or "sigmoid"
     GROUPS: tl.constexpr,  # query heads of a key head
-    EARLY: tl.constexpr,  # see kernels/rows.py
+    EARLY: tl.constexpr,  # see `early_launch`
 ):  # fmt: skip
     """One key head of one stream: its state is moved on, its query heads are served."""
     if EARLY:
