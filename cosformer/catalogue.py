@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cosformer.check import check_new_file
 from cosformer.mechanisms import (
     MECHANISMS,
     LinearMechanism,
@@ -67,6 +68,8 @@ class Options:
             mechanism_class(name)
         if self.names and self.write is not None:
             raise ValueError(f"names must not be given beside write, got {', '.join(self.names)}")
+        if self.write is not None:
+            check_new_file("write", self.write)
 
 
 def run(options: Options) -> int:

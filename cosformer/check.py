@@ -4,6 +4,7 @@ import difflib
 import numbers
 from collections.abc import Collection, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -181,6 +182,27 @@ def check_seed(seed: int, below: int = 2**63) -> int:
     if check_whole("seed", seed, 0) >= below:
         raise ValueError(f"seed must be below {below}, got {seed}")
     return seed
+
+
+def check_new_file(name: str, path: Path) -> Path:
+    """A file that can be written: it may be there already, and its folders need not be."""
+    if path.is_dir():
+        raise ValueError(f"{name} must be a file, got {path}, which is a folder")
+    return _check_within(name, path)
+
+
+def check_new_folder(name: str, path: Path) -> Path:
+    """A folder that can be made, or that is there already."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{name} must be a folder, got {path}, which is a file")
+    return _check_within(name, path)
+
+
+def _check_within(name: str, path: Path) -> Path:
+    there = next((above for above in path.parents if above.exists()), path.parent)
+    if there.exists() and not there.is_dir():
+        raise ValueError(f"{name} must lie in a folder, got {path}, but {there} is a file")
+    return path
 
 
 def check_generator(generator: torch.Generator | None) -> torch.Generator | None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cosformer import __version__
@@ -133,6 +134,10 @@ def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> An
     """Options from arguments; None if the help was printed instead."""
     import tyro
 
+    for name, hint in _hints(options_type).items():
+        flag = f"--{name.replace('_', '-')}"
+        if (name == "data" or _is_path(hint)) and "" in _values(arguments, flag):
+            raise ValueError(f"{flag} must be a path, got ''; see --help")  # not the folder here
     page, complaint = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(page), contextlib.redirect_stderr(complaint):
@@ -259,6 +264,10 @@ def _plain(sentence: str, options_type: type[Any], arguments: Sequence[str]) -> 
 def _hints(options_type: type[Any]) -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(options_type)}
     return {name: hint for name, hint in get_type_hints(options_type).items() if name in known}
+
+
+def _is_path(hint: Any) -> bool:
+    return hint is Path or any(map(_is_path, get_args(hint)))
 
 
 def _values(arguments: Sequence[str], flag: str) -> list[str]:

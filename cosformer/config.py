@@ -127,6 +127,8 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
     if annotation in (str, Path):
         if not isinstance(value, str | Path):
             raise ValueError(f"{where} must be text, got {value!r}")
+        if annotation is Path and value == "":  # which would be the folder that one is in
+            raise ValueError(f"{where} must be a path, got ''")
         return annotation(value)
     return _plain_type(_parsed(value), annotation, where)
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from cosformer import __version__
+from cosformer.check import check_choice, check_mapping, check_new_file
 from cosformer.host_memory import keeps_freed_memory
 
 BEGINNING = b'{"what"'
@@ -94,7 +95,7 @@ def read(path: Path) -> list[Row]:
 
 def require_rows(path: Path, name: str) -> None:
     """Raise unless rows can be added to the file `name` gives: asked before they are measured."""
-    if not path.exists():
+    if not check_new_file(name, path).exists():
         return
     with warnings.catch_warnings(action="ignore"):  # of a last line cut off, which `append` mends
         try:
@@ -162,8 +163,13 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def _parse(line: bytes, place: str) -> Row:
     try:
-        fields = json.loads(line)
-        return Row(**fields)
+        given, names = json.loads(line), [field.name for field in dataclasses.fields(Row)]
+        check_mapping("it", given)
+        for key in given:
+            check_choice("key", key, names)
+        if missing := [name for name in names if name not in given]:
+            raise ValueError(f"key {missing[0]!r} must be there, got {', '.join(given) or 'none'}")
+        return Row(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place} is not a row: {error}") from None
 

@@ -111,6 +111,38 @@ def test_a_bad_option_is_one_line_and_exit_code_2(typed, shell):
     assert BAD_OPTIONS[typed] in line
 
 
+WRONG_PATHS = {
+    ("evaluate", ""): "--run must be a path, got ''",
+    ("look", "r", ""): "--run must be a path, got ''",
+    ("study", "lm", "--data", ""): "--data must be a path, got ''",
+    ("reproduce", "probes", "--rows", ""): "--rows must be a path, got ''",
+    ("reproduce", "probes", "--rows", "/"): "rows must be a file, got /, which is a folder",
+    ("reproduce", "lm", "--out", "a"): "out must be a folder, got a, which is a file",
+    ("study", "probes", "--out", "a/b"): "out must lie in a folder, got a/b, but a is a file",
+    ("bench", "data", "--out", "a/b/c"): "out must lie in a folder, got a/b/c, but a is a file",
+    ("demo", "--out", "a"): "out must be a folder, got a, which is a file",
+    ("report", "--page", "a/x.html"): "page must lie in a folder, got a/x.html, but a is a file",
+    ("report", "--figures", "a"): "figures must be a folder, got a, which is a file",
+    ("runs", "--plot", "."): "plot must be a file, got ., which is a folder",
+    ("mechanisms", "--write", "."): "write must be a file, got ., which is a folder",
+    ("predict", "r", "--out", "a/b"): "out must lie in a folder, got a/b, but a is a file",
+    ("export", "r", "--to", "hf", "a"): "to must be a folder, got a, which is a file",
+    ("export", "r", "--to", "safetensors", "."): "to must be a file, got ., which is a folder",
+    ("data", "get", "enwik8", "--data", "a"): "data must be a folder, got a, which is a file",
+    ("data", "make", "--data", "a/b"): "data must lie in a folder, got a/b, but a is a file",
+}
+
+
+@pytest.mark.parametrize("typed", WRONG_PATHS, ids=" ".join)
+def test_a_path_that_cannot_be_meant_or_written_is_refused_by_name(
+    typed, tmp_path, monkeypatch, shell
+):
+    (tmp_path / "a").touch()
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert WRONG_PATHS[typed] in shell.refuses(*typed)
+
+
 BOXES = [
     "╭─ Value error ──╮\n│ size must be │\n│ at least 1 │\n│ ──── │\n│ For help │\n╰────╯\n",
     " Value error   \n ---------- \n  size must be \n  at least 1 \n  -----\n  For help \n",

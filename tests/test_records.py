@@ -78,11 +78,19 @@ def test_a_file_of_rows_may_end_in_a_row_cut_off(path, row, end):
     records.require_rows(path, "out")
 
 
-@pytest.mark.parametrize("line", ['{"what": "time"}', "nonsense", "[1]", '{"colour": 1}'])
-def test_a_line_that_is_no_row_is_an_error_that_names_it(path, row, line):
+LINES = {
+    '{"what": "time"}': "key 'config' must be there, got what",
+    "nonsense": "Expecting value",
+    "[1]": "it must be a mapping, got list",
+    '{"colour": 1}': "key must be one of what, config, .*, got 'colour'",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_that_is_no_row_is_an_error_that_names_it_and_its_key(path, row, line):
     records.append(path, [row])
     add(path, line + "\n")
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is not a row"):
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 2 is not a row: {LINES[line]}"):
         records.read(path)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from cosformer import records
-from cosformer.check import check_positive, check_whole
+from cosformer.check import check_new_folder, check_positive, check_whole
 from cosformer.commands.crew_run import (
     CROWDED,
     DIVERGED,
@@ -88,6 +88,11 @@ class Book(Generic[AnyTrial]):
     path: Path
     kind: type[AnyTrial]
     """The dataclass whose fields tell one trial from another."""
+
+    def require(self) -> None:
+        """Raise unless runs and rows can be written there: asked before anything is run."""
+        check_new_folder("out", self.folder)
+        records.require_rows(self.path, "rows")
 
     def trial_of(self, row: Row) -> AnyTrial:
         names = [each.name for each in fields(self.kind)]  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cosformer.check import check_new_file, check_new_folder
 from cosformer.models import Classifier, parameter_count
 from cosformer.tasks import Vocabulary
 from cosformer.training import Predictor, export_weights, kept_vocabulary, load
@@ -41,7 +42,7 @@ def run(options: Options) -> int:
 
 
 def _to_file(options: Options, path: Path) -> int:
-    if path.exists():
+    if check_new_file("to", path).exists():
         raise ValueError(f"to must be a new file, got {path}, which exists")
     loaded = load(options.run, options.checkpoint, device="cpu", plugin=options.plugin)
     export_weights(loaded.model, path)
@@ -52,7 +53,7 @@ def _to_file(options: Options, path: Path) -> int:
 def _to_hf(options: Options, folder: Path) -> int:
     import cosformer.hf as hf
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if check_new_folder("to", folder).exists() and any(folder.iterdir()):
         raise ValueError(f"to must be a folder that is new or empty, got {folder}")
     loaded = load(options.run, options.checkpoint, device="cpu", plugin=options.plugin)
     model, vocabulary = hf.to_transformers(loaded.model), kept_vocabulary(options.run)

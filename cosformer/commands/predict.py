@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cosformer.check import check_whole
+from cosformer.check import check_new_file, check_whole
 from cosformer.tasks import cut_note, empty_note, replacing, tables
 from cosformer.training import Predictor, load
 
@@ -54,6 +54,8 @@ class Options:
             raise ValueError(f"text must name one column or two, got {' '.join(self.text)}")
         if self.text and self.data is None:
             raise ValueError(f"text must be left out for standard input, got {' '.join(self.text)}")
+        if self.out is not None:
+            check_new_file("out", self.out)
 
 
 def run(options: Options) -> int:

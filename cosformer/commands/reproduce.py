@@ -105,7 +105,7 @@ def run(options: Options) -> int:
 
 def _run(options: Options, share: Share) -> int:
     book = options.book
-    records.require_rows(book.path, "rows")
+    book.require()
     options = replace(options, columns=_columns(options))
     if share.is_first:
         book.collect()

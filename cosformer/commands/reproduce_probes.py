@@ -4,9 +4,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cosformer.check import check_choice
 from cosformer.commands import study
 from cosformer.commands.crew import CrewOptions
-from cosformer.recipes import STUDIES, best_rates, protocols, trials
+from cosformer.recipes import STUDIES, Scale, best_rates, protocols, trials
 
 WORDS = {"only": [*STUDIES["probes"].entries], "columns": study.WORDS["probes"]}
 
@@ -40,7 +41,13 @@ class Options(CrewOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in self.columns:
+            check_choice("columns", name, protocols("probes", self.scale))
         _ = self.study  # which knows what is wrong
+
+    @property
+    def scale(self) -> Scale:
+        return "tiny" if self.small else "full"
 
     @property
     def study(self) -> study.Options:
@@ -50,7 +57,7 @@ class Options(CrewOptions):
             "probes",
             only=self.only,
             probes=self.columns,
-            scale="tiny" if self.small else "full",
+            scale=self.scale,
             out=self.out,
             rows=self.rows,
             **of_crew,

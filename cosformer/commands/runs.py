@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cosformer.check import check_new_file
 from cosformer.config import build
 from cosformer.recipes import RUNS
 from cosformer.report import Curves, runs_figure, write_whole
@@ -31,7 +32,7 @@ class Options:
     """Picture to write, .svg, .png or .pdf: loss in training and on validation against steps."""
 
     def __post_init__(self) -> None:
-        if self.plot is not None and self.plot.suffix[1:] not in FORMATS:
+        if self.plot is not None and check_new_file("plot", self.plot).suffix[1:] not in FORMATS:
             raise ValueError(f"plot must end in .{', .'.join(FORMATS)}, got {self.plot}")
 
 

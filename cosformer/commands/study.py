@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from cosformer import records
 from cosformer.check import check_positive, check_whole
 from cosformer.commands import crew
 from cosformer.commands.crew import Book, CrewOptions
@@ -108,7 +107,7 @@ def run(options: Options) -> int:
 
 def _run(options: Options, share: Share) -> int:
     book = options.book
-    records.require_rows(book.path, "rows")
+    book.require()
     if share.is_first:
         book.collect()
     done = book.results()

@@ -315,9 +315,13 @@ def _about(config: RunConfig, model: ModelConfig) -> str:
 
 def _in_full(task: TaskConfig) -> TaskConfig:
     """With whole paths, so that a run can be continued and judged from any folder."""
+    options = ("data", data_option(task.name))
+    for option in options:
+        if task.options.get(option) == "":  # which would be the folder that one is in
+            raise ValueError(f"task.options.{option} (--data) must be a path or a name, got ''")
     paths = {
         option: str(Path(value).resolve())
-        for option in ("data", data_option(task.name))
+        for option in options
         if isinstance(value := task.options.get(option), str)
         and (option == "data" or (value not in (*FROM_PYTHON, *TEXTS) and Path(value).exists()))
     }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import cosformer.hf as hf
-from cosformer.check import check_whole
+from cosformer.check import check_new_folder, check_whole
 from cosformer.config import differences
 from cosformer.conversion.settings import Conversion
 from cosformer.conversion.stages import Progress, Stage, Training, distil, match
@@ -87,9 +87,7 @@ def convert_pretrained(
         How far a stage is, with the error of each layer, about 20 times a stage.
     """
     out, settings = Path(out), settings or Conversion()
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out must be a folder, got the file {out}")
-    is_new, facts = not out.exists(), _facts(Path(model), texts, settings)
+    is_new, facts = not check_new_folder("out", out).exists(), _facts(Path(model), texts, settings)
     with locked(out):
         is_done = is_converted(out, facts)
         clean(out, is_done)

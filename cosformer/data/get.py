@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from cosformer.check import check_new_folder
 from cosformer.data import fetch
 from cosformer.data.known import CONTENTS, SETS, SOURCES, Source, require_known
 from cosformer.tasks import files
@@ -45,7 +46,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Fetch one set after the other; an error leaves those before it in place."""
-    where = files.folder(options.data)
+    where = check_new_folder("data", files.folder(options.data))
     for name in options.names:
         for source in SOURCES[name]:
             missing = [f for f in source.files if options.force or not (where / f).exists()]

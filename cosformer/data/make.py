@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from cosformer.check import check_new_folder
 from cosformer.tasks import files, generated
 
 POSITIONAL = "names"
@@ -41,16 +42,17 @@ class Options:
 
 
 def run(options: Options) -> int:
+    where = check_new_folder("data", files.folder(options.data))
     for name in options.names:
         count = generated.MADE[name].count if options.count is None else options.count
-        path = generated.path_of(name, options.data, count=count, seed=options.seed)
+        path = generated.path_of(name, where, count=count, seed=options.seed)
         if path.exists():
             print(f"{name}: {path} already there")
             continue
         began = time.perf_counter()
         generated.make(
             name,
-            files.folder(options.data),
+            where,
             count=count,
             seed=options.seed,
             workers=options.workers,

@@ -12,7 +12,7 @@ import torch
 
 from cosformer import __version__, records
 from cosformer.bench import busy
-from cosformer.check import check_positive, check_seed
+from cosformer.check import check_new_folder, check_positive, check_seed
 from cosformer.config import differences, plain
 from cosformer.demo import looking, op
 from cosformer.demo.jobs import JOBS
@@ -67,6 +67,7 @@ def run(options: Options) -> int:
     import safetensors  # noqa: F401
 
     began, file = time.monotonic(), options.out / "demo.jsonl"
+    check_new_folder("out", options.out)
     records.require_rows(file, "out")
     if warning := busy():
         print(warning, file=sys.stderr)

@@ -80,6 +80,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, asked: Asked, stretch: Stretch, bounds: Sequence[int]
 ) -> Tensor:
     """`[B, H, T, V]` of the tokens of this rank; `bounds` are of sequences on all ranks."""
+    if asked.meanwhile is not None and not callable(asked.meanwhile):
+        raise TypeError(f"meanwhile must be a function, got {type(asked.meanwhile).__name__}")
     pieces = cut(bounds, stretch)
     first = _part(q, k, v, asked, pieces.first)
     last = first if pieces.first is pieces.last else _part(q, k, v, asked, pieces.last)
@@ -165,6 +167,8 @@ def _with_queries(first: Part, last: Part, between: _Between) -> tuple[Part, Par
     q = None if meanwhile is None else meanwhile()
     if q is None:
         return first, last, between
+    if not isinstance(q, Tensor):
+        raise TypeError(f"meanwhile must return a tensor or None, got {type(q).__name__}")
     if q.shape != like.shape or q.dtype != like.dtype:
         raise ValueError(
             f"meanwhile must return queries such as q, {like.dtype} {list(like.shape)}, got "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosformer import records
+from cosformer.check import check_new_file, check_new_folder
 from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.generation import generation_figure
@@ -82,6 +83,8 @@ class Options:
             raise ValueError(f"results must be a folder, got {self.results}")
         if self.readme != README and not self.readme.is_file():
             raise ValueError(f"readme must be a file, got {self.readme}")
+        check_new_folder("figures", self.figures)
+        check_new_file("page", self.page)
 
 
 def run(options: Options) -> int:

@@ -52,7 +52,7 @@ def load(
     path = Path(text)
     if path.is_file():
         return cut(files.read_bytes(path))
-    if path.is_dir():
+    if text and path.is_dir():
         return _folder(path)
     known_names = ", ".join([*FROM_PYTHON, *TEXTS])
     raise ValueError(

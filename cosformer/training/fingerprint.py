@@ -5,7 +5,7 @@ from typing import Any
 
 from cosformer.config import differences
 from cosformer.tasks import Task
-from cosformer.training.folder import DATA, read_json, write_json
+from cosformer.training.folder import DATA, read_json, setting, write_json
 
 
 def fingerprint(task: Task) -> dict[str, Any]:
@@ -29,8 +29,20 @@ def require_same(folder: Path, task: Task) -> None:
     path = folder / DATA
     if not path.exists():
         raise ValueError(f"run must say what data it began with, got {folder} without {DATA}")
-    if wrong := differences(read_json(path), fingerprint(task)):
+    before, now = read_json(path), fingerprint(task)
+    if wrong := differences(before, now):
         raise ValueError(
-            f"data must be those that the run in {folder} began with, got other {wrong[0]}: "
-            "bring the old data back, or train in another folder"
+            f"data must be those that the run in {folder} began with, got "
+            f"{_difference(before, now, wrong[0])}: bring the old data back, or train in another "
+            "folder"
         )
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any], where: str) -> str:
+    """What is other than before in a part of the fingerprint, in words."""
+    part, _, split = where.partition(".")
+    counted = {"sizes": f"samples in {split}", "tokens": "different tokens", "classes": "classes"}
+    if part not in counted:
+        return "as many samples with other contents"
+    had, has = (setting(each, where) or 0 for each in (before, now))
+    return f"{has:,} {counted[part]} where it had {had:,}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from cosformer.check import check_new_folder
 from cosformer.config import build, differences, plain
 from cosformer.tasks import replacing
 from cosformer.training.checkpoints import clean
@@ -94,7 +95,7 @@ def is_same_run(config: RunConfig) -> bool:
 
     A folder with anything else is refused.
     """
-    if not config.out.exists():
+    if not check_new_folder("out", config.out).exists():
         return False
     if not (config.out / CONFIG).exists():
         _require_empty(config.out)
@@ -104,7 +105,7 @@ def is_same_run(config: RunConfig) -> bool:
         there = _as_long(there, config)
     found, wanted = (comparable(plain(each)) for each in (there, config))
     if wrong := differences(found, wanted):
-        there, here = (_setting(each, wrong[0]) for each in (found, wanted))
+        there, here = (setting(each, wrong[0]) for each in (found, wanted))
         others = len(wrong) - 1
         differ = "setting differs" if others == 1 else "settings differ"
         more = f" and {others} more {differ}" if others else ""
@@ -120,8 +121,9 @@ def load_config(folder: Path) -> RunConfig:
     path = folder / CONFIG
     if not path.is_file():
         raise ValueError(f"run must be a folder with {CONFIG}, got {folder}")
+    given = read_json(path)
     try:
-        return build(RunConfig, read_json(path))
+        return build(RunConfig, given)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} must be the config of a run: {error}") from None
 
@@ -233,7 +235,8 @@ def _unfinished(folder: Path) -> list[Path]:
     ]
 
 
-def _setting(settings: Any, path: str) -> Any:
+def setting(settings: Any, path: str) -> Any:
+    """What plain settings have at a path such as `budget.steps`; None: nothing."""
     for name in path.split("."):
         settings = settings.get(name) if isinstance(settings, dict) else None
     return settings

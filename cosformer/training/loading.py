@@ -73,11 +73,14 @@ class Loaded:
     @property
     def vocabulary(self) -> Vocabulary:
         """How the model's tokens are written; the data are not needed for it."""
-        if (found := kept_vocabulary(self.folder)) is None:
+        if (found := kept_vocabulary(self.folder)) is not None:
+            return found
+        name = self.config.task.name
+        if has_vocabulary(name):
             raise ValueError(
-                f"run must be of a task on text to have a vocabulary, got {self.config.task.name}"
+                f"run must have its file {VOCABULARY} or {TOKENIZER}, got {self.folder} without"
             )
-        return found
+        raise ValueError(f"run must be of a task on text to have a vocabulary, got {name}")
 
 
 def create_task(config: RunConfig, folder: Path, device: str) -> Task:

@@ -50,6 +50,23 @@ def test_a_run_that_cannot_be_written_to_is_judged(run, shell):
     assert err.startswith("cosformer: evaluate: not written: ")
 
 
+DATA = {
+    "content": ("other", "as many samples with other contents"),
+    "floor": (1.5, "as many samples with other contents"),
+    "tokens": (1, "256 different tokens where it had 1"),
+    "classes": (None, "256 classes where it had 0"),
+    "sizes": ({"train": 1}, "17 samples in train where it had 1"),
+}
+
+
+@pytest.mark.parametrize("part", DATA)
+def test_data_that_have_changed_are_refused_in_words(run, part, shell):
+    (value, words), path = DATA[part], run / "data.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {part: value}))
+    message = f"data must be those that the run in {run} began with, got {words}: bring the old "
+    assert message in shell.refuses("evaluate", run)
+
+
 def test_a_file_of_something_else_is_refused_before_the_model_is_judged(here, monkeypatch, shell):
     monkeypatch.setattr(evaluate, "load", lambda *given, **how: pytest.fail("loaded"))
     before = (here / "my.txt").read_text()

@@ -89,6 +89,12 @@ def test_tokens_that_are_no_data_are_never_chosen(way):
         assert choose(logits, choices, Plan.of([sampling]), noise).item() in right
 
 
+def test_a_vocabulary_that_is_missing_is_named(run, shell):
+    (run / "vocabulary.json").unlink()
+    message = f"run must have its file vocabulary.json or tokenizer.json, got {run} without"
+    assert message in shell.refuses("generate", run, "--prompt", "a")
+
+
 BAD = [
     ((), "prompt or file must be given, got neither"),
     (("--prompt", "a", "--file", "-"), "prompt or file must be given, got both"),

@@ -266,7 +266,7 @@ def test_probes_are_those_of_the_study_at_all_rates_and_then_with_seeds(here, mo
     assert reproduce_probes.run(reproduce_probes.Options(**given)) == 0
     assert sorted(searched(here)) == [("delta-conv", 3e-3, seed) for seed in probe.seeds]
     assert "| delta-conv |" in SHOWN["probes"](kept(here))
-    with pytest.raises(ValueError, match=r"probes must be one of mqar-64, .*got 'mqar'"):
+    with pytest.raises(ValueError, match=r"^columns must be one of mqar-64, .*got 'mqar'"):
         reproduce_probes.Options(**given | {"columns": ("mqar",)})
 
 

@@ -76,6 +76,24 @@ def test_queries_and_gate_are_made_while_messages_travel(group, monkeypatch, mec
     assert (seen[0], *sorted(seen[1:-1]), seen[-1]) == ("sent", "gate", "queries", "waited")
 
 
+class Flipped:
+    def attend_split(self, q, k, v, request, split):
+        return super().attend_split(-q, k, v, request, split)
+
+
+@pytest.mark.parametrize("name", ["cosformer", "relu"])
+def test_a_mechanism_that_changes_queries_over_ranks_gets_them(group, name):
+    layer, x = AttentionLayer(16, 4, mechanism=name), torch.randn(2, 24, 16)
+    plain = type(layer.mechanism)
+    layer.mechanism.__class__ = type("Mine", (Flipped, plain), {})
+    found = distributed.split(layer)(x, causal=True)
+    distributed.unsplit(layer).mechanism.__class__ = plain
+    with torch.no_grad():
+        layer.in_proj_weight[:16].neg_()
+        layer.in_proj_bias[:16].neg_()
+    torch.testing.assert_close(found, layer(x, causal=True))
+
+
 def test_a_prompt_over_ranks_is_no_beginning_of_a_stream(group):
     model = create_model(ModelConfig(layers=1, width=16, heads=2))
     tokens = torch.zeros(1, 5, dtype=torch.long)

@@ -180,6 +180,15 @@ def test_types_are_checked(group):
         distributed.attention(q, k, v, group="all")
     with pytest.raises(TypeError, match="causal must be a bool, got int"):
         distributed.attention(q, k, v, causal=1)
+    with pytest.raises(TypeError, match="meanwhile must return a tensor or None, got list"):
+        distributed.attention(q, k, v, meanwhile=lambda: [q])
+
+
+def test_what_is_no_function_is_refused_before_anything_is_sent(group, sent):
+    for attend in (distributed.attention, distributed.linear_attention):
+        with pytest.raises(TypeError, match="meanwhile must be a function, got int"):
+            attend(*tokens(), meanwhile=5)
+    assert sent == []
 
 
 def test_without_a_group_the_error_says_how_to_get_one(monkeypatch):

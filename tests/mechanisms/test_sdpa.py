@@ -1,5 +1,7 @@
 """Mechanisms that go through PyTorch's attention: always in a shape that it has kernels for."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mechanism_cases import make, stream, tokens
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cosformer.mechanisms import sdpa
+from cosformer.mechanisms.request import Request
 
 
 @pytest.mark.parametrize("name", ["softmax", "transnormer-local", "synthesizer-dense"])
@@ -38,3 +41,19 @@ def test_a_stream_goes_on_under_autocast(name):
     with torch.autocast("cpu", torch.bfloat16):
         out, _ = mechanism(*(x[:, :, 30:] for x in (q, k, v)), causal=True, state=state)
     assert_close(out.float(), whole[:, :, 30:], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 5), slice(5, 17)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_queries_of_a_rank_see_no_key_of_the_next_one(rows, masked):
+    """Two ranks, of which each is asked in turn by this process."""
+    softmax = make("softmax")
+    q, k, v = (x[:, :, :17] for x in tokens(softmax)[:3])
+    mask = torch.arange(17).expand(len(k), -1) != 3
+    mine = {"k": k[:, :, rows], "v": v[:, :, rows], "mask": mask[:, rows]}
+    every = {id(mine["k"]): k, id(mine["v"]): v, id(mine["mask"]): mask}
+    ranks = SimpleNamespace(start=lambda _: rows.start, gather=lambda x, _: every[id(x)])
+    request = Request(True, mine["mask"] if masked else None, 0, {})
+    out = softmax.attend_split(q[:, :, rows], mine["k"], mine["v"], request, ranks)
+    whole, _ = softmax(q, k, v, causal=True, key_mask=mask if masked else None)
+    assert_close(out, whole[:, :, rows])

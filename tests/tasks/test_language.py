@@ -214,6 +214,12 @@ def test_the_last_bytes_of_one_file_can_be_held_out(tmp_path):
             text.load(several, held_out=100)
 
 
+@pytest.mark.parametrize("name", ["", "nowhere"])
+def test_a_text_that_is_nowhere_is_refused(name):
+    with pytest.raises(ValueError, match=f"must be a file or folder, .*; got '{name}', which does"):
+        text.load(name)
+
+
 @pytest.mark.parametrize("plain", BROKEN)
 def test_a_broken_vocabulary_is_refused(plain):
     with pytest.raises(ValueError, match="vocabulary must be"):

@@ -121,7 +121,7 @@ def test_a_run_on_other_data_is_left_as_it_was(finished):
     path, config = finished.out / "data.json", (finished.out / "config.json").read_bytes()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"content": "other"}))
     with pytest.raises(
-        ValueError, match=r"data must be those that the run in .* got other content"
+        ValueError, match=r"data must be those that the run in .* with other contents"
     ):
         train(longer(finished, 48))
     assert (finished.out / "config.json").read_bytes() == config

@@ -163,8 +163,10 @@ def test_a_run_goes_on_elsewhere_and_with_settings_that_are_newer_than_it(finish
         train(replace(again, seed=1))
 
 
-CONFIGS = ('{"architectures": ["Bert"]}', "[]", '{"task": 3}')
+CONFIGS = ('{"architectures": ["Bert"]}', '{"task": 3}')
 FOREIGN = [("config.json", text, "json must be the config of a run: ") for text in CONFIGS]
+FOREIGN += [("config.json", "[]", "^[^ ]*config.json must hold an object, got list$")]
+FOREIGN += [("config.json", "{", "^[^ ]*config.json must be JSON: Expecting property name")]
 FOREIGN += [("thesis.tex", "all my work", "out must be a run or an empty folder, .* thesis.tex")]
 
 

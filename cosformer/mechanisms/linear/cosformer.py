@@ -66,7 +66,7 @@ class Cosformer(Mechanism):
 
     @property
     def queries_later(self) -> bool:
-        return True
+        return type(self).attend_split is Cosformer.attend_split
 
     def attend_split(
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split

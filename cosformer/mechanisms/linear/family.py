@@ -86,7 +86,8 @@ class LinearMechanism(Mechanism):
     @property
     def queries_later(self) -> bool:
         kind, base = type(self), LinearMechanism
-        return kind.queries is base.queries and kind._features is base._features
+        names = ("queries", "_features", "attend_split")
+        return all(getattr(kind, name) is getattr(base, name) for name in names)
 
     def attend_split(
         self, q: Tensor, k: Tensor, v: Tensor, request: Request, split: Split
