@@ -110,8 +110,8 @@ def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(
 
 
 def test_an_interrupted_run_is_saved_and_goes_on(here, monkeypatch):
-    shorter(monkeypatch, rates=(3e-3,), steps=200)
-    log = here / "runs" / "softmax-lr0.003-seed0-steps200-tiny" / "log.jsonl"
+    shorter(monkeypatch, rates=(3e-3,), steps=60)
+    log = here / "runs" / "softmax-lr0.003-seed0-steps60-tiny" / "log.jsonl"
 
     def interrupt():
         while not (log.exists() and log.read_bytes()):
@@ -123,10 +123,10 @@ def test_an_interrupted_run_is_saved_and_goes_on(here, monkeypatch):
         study.run(options(here, only=("softmax",)))
     assert kept(here) == []
     step = read_json(log.parent / "status.json")["step"]
-    assert 0 < step < 200
+    assert 0 < step < 60
     assert study.run(options(here, only=("softmax",))) == 0
     (row,) = kept(here)
-    assert [point[0] for point in row.config["curve"]] == list(range(2, 201, 2))
+    assert [point[0] for point in row.config["curve"]] == list(range(2, 61, 2))
     printed = log.parent.with_name(f"{log.parent.name}.txt").read_text()
     assert f"from step {step} on" in printed
 
