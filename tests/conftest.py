@@ -1,6 +1,7 @@
 """For all tests: threads, where kernels run (chosen before any import), memory, a command line."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -42,6 +43,14 @@ class Shell:
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(capsys)
+
+
+@pytest.fixture
+def heard():
+    """A shell's jobs in the background are deaf to Ctrl-C, and so would be their tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -177,11 +177,10 @@ def test_an_error_of_ours_is_not_hidden(toy, error, shell):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("heard")
 def test_an_interrupt_ends_a_verb_quietly(toy, number, code, shell):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf in the background
     toy.run = lambda options: signal.raise_signal(number)
     assert shell("toy", "run") == (code, "", "")
-    signal.signal(signal.SIGINT, before)
 
 
 def python(*arguments, **how):

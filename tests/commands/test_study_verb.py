@@ -109,6 +109,7 @@ def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(
     assert sorted(row.config["entry"] for row in kept(here)) == sorted(ONLY)
 
 
+@pytest.mark.usefixtures("heard")
 def test_an_interrupted_run_is_saved_and_goes_on(here, monkeypatch):
     shorter(monkeypatch, rates=(3e-3,), steps=60)
     log = here / "runs" / "softmax-lr0.003-seed0-steps60-tiny" / "log.jsonl"

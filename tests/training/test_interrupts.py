@@ -10,13 +10,7 @@ from cosformer import cli
 from cosformer.training import learner, load, train, trainer
 from cosformer.training.folder import state_of
 
-
-@pytest.fixture(autouse=True)
-def heard():
-    """A shell's jobs in the background are deaf to Ctrl-C, and so would be their tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("heard")
 
 
 @pytest.mark.parametrize(("step", "number"), [(1, "SIGINT"), (8, "SIGTERM"), (24, "SIGINT")])
