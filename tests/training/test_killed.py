@@ -92,7 +92,7 @@ def undisturbed(tmp_path_factory):
 def test_killed_at_any_moment_it_ends_the_same(tmp_path, undisturbed):
     config = saving(tmp_path / "killed")
     chance, times = random.Random(0), 0
-    while killed(config, steps=chance.randrange(5), after=chance.uniform(0, 0.05)):
+    while killed(config, steps=chance.randrange(4), after=chance.uniform(0, 0.015)):
         times += 1
         if (log := config.out / "log.jsonl").exists():
             log.write_bytes(log.read_bytes() + b'{"phase": "tr')  # as a write that was cut short
