@@ -109,7 +109,7 @@ class _SummedTokenLoss(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         if torch.is_grad_enabled():  # by create_graph
-            raise NotImplementedError(
+            raise RuntimeError(
                 "create_graph must be False for a loss whose logits are made in parts, which has "
                 "no second derivatives, got True: take fewer tokens, or logits and cross_entropy"
             )
