@@ -7,5 +7,5 @@ from cosformer.bench import timing
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(timing.gc, "collect", lambda: 0)
+    monkeypatch.setattr(timing.gc, "collect", lambda *_: 0)
     monkeypatch.setattr(timing, "SHORTEST_SAMPLE", 0.0)

@@ -25,7 +25,7 @@ def draw():
 
 
 def test_parts_are_right_and_lie_in_the_memory_of_one(monkeypatch):
-    monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cuda": PART * VOCABULARY})
+    monkeypatch.setitem(token_loss.MOST_LOGITS, "cuda", PART * VOCABULARY)
     usual = TokenLoss()
     compiled = TokenLoss(torch.compile(usual.whole), torch.compile(usual.part))
     x, weight, labels = draw()

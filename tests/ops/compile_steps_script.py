@@ -5,14 +5,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from cosformer.mechanisms.dense import softmax_kernels
-from cosformer.ops.triton.kernels import likeliest, rows, token
+from cosformer.ops.triton.kernels import likeliest, rows, step, token
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
     "*bf16": "x weight bias residual norm_weight norm_bias out added total rows state logits "
-    "queries k_cache v_cache",
+    "queries k_cache v_cache q k v",
     "*fp32": "key_value key_sum taps parts sums tops",
-    "*i64": "place position chosen token drawn",
+    "*i64": "place position chosen token drawn slots",
     "*fp64": "theta fade faded turns",
     "fp32": "eps norm_eps log_most scale",
 }
@@ -67,6 +67,9 @@ for fade, gate in (("", "silu"), ("head", ""), ("token", "sigmoid")):
     waits_before(ptx, "st.global")
     # Threads share cells of the key sums: all have read before any writes.
     assert "bar.sync" in ptx[: ptx.index("st.global")], fade
+one = {"SLOTS": True, "SHARED": False, "CHECKED": True, "NUMBER": False}
+for fade in ("", "head", "token"):
+    compiled(step.step_kernel, 8, **HEADS, **one, R=2, FADE=fade)
 chosen = {"AHEAD": 16, "BLOCK": 8192, "AT_ONCE": 4, "ROOM": True, "EARLY": True}
 waits_before(compiled(likeliest.likeliest_kernel, 32, **chosen), "ld.global", "st.global")
 placed = compiled(softmax_kernels.place_kernel, 1, **HEADS, ROTARY=True, EARLY=True)

@@ -76,11 +76,11 @@ def step_kernel(
         if FADE == "token":
             gate = tl.load(fade + row * fade_b + head * fade_h).to(tl.float64)
             left = tl.exp(gate).to(tl.float32)
-            total = faded + stream * faded_s + head * faded_h
-            before = tl.load(total)
+            sum_of_stream = faded + stream * faded_s + head * faded_h
+            before = tl.load(sum_of_stream)
             tl.debug_barrier()  # threads share the cell
             # below it e^gate is 0, and the sum would be −inf
-            tl.store(total, before + tl.maximum(gate, -110.0))
+            tl.store(sum_of_stream, before + tl.maximum(gate, -110.0))
         keys = tl.load(k + row * k_b + head * k_h + lane * k_d, mask=in_k, other=0.0)
         keys = keys.to(tl.float32)
         keys = tl.where(keys <= 0, 0.0, keys)
