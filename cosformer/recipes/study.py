@@ -147,8 +147,10 @@ PROBED: dict[str, Fields] = {
         "mechanism": "gated-delta", "options": {"features": "relu"}, "conv": 4,
     },
     "hybrid": {"mechanism": f"{_MULTISCALE} softmax", "conv": 4},
+    "hybrid-gated-norm-sigmoid": {"mechanism": f"{_GATED} softmax", "conv": 4, **_NORM_SIGMOID},
+    "hybrid-exact-first": {"mechanism": f"softmax {_GATED}", "conv": 4, **_NORM_SIGMOID},
 }  # fmt: skip
-"""Entries of the study of probes. hybrid: one layer of each of the two. flat: no decay, so that
+"""Entries of the study of probes. hybrid: one layer of each of two, the exact one last or first. flat: no decay, so that
 nothing of a short past is forgotten; positions: tokens know where pairs end and questions begin."""
 
 
