@@ -150,8 +150,9 @@ PROBED: dict[str, Fields] = {
     "hybrid-gated-norm-sigmoid": {"mechanism": f"{_GATED} softmax", "conv": 4, **_NORM_SIGMOID},
     "hybrid-exact-first": {"mechanism": f"softmax {_GATED}", "conv": 4, **_NORM_SIGMOID},
 }  # fmt: skip
-"""Entries of the study of probes. hybrid: one layer of each of two, the exact one last or first. flat: no decay, so that
-nothing of a short past is forgotten; positions: tokens know where pairs end and questions begin."""
+"""Entries of the study of probes. hybrid: one exact layer, the last of two unless the name says
+first. flat: no decay, so that nothing of a short past is forgotten; positions: tokens know where
+pairs end and questions begin."""
 
 
 class Study(NamedTuple):
