@@ -62,9 +62,10 @@ class Options(CrewOptions):
     """File that rows are added to; results/study-TASK.jsonl if not given, and for --scale tiny
     rows-tiny.jsonl in the folder of the runs."""
     scale: Scale = "full"
-    """Size of models and runs. 4k, 16k: sequences of 4,096 or 16,384 tokens; base: 12 layers of
-    768; tiny: a toy size, on a text of yours (--data) or on probes, to try the command out in
-    seconds. Probes have the scales full and tiny."""
+    """Size of models and runs. 4k, 16k: sequences of 4,096 or 16,384 tokens; deep: 12 layers of 256
+    and 4,096 tokens, for patterns with one exact layer in twelve; base: 12 layers of 768; tiny: a
+    toy size, on a text of yours (--data) or on probes, to try the command out in seconds. Probes
+    have the scales full and tiny."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from cosformer.models.encoder import class_head as class_head
 from cosformer.models.encoder import pool as pool
 from cosformer.models.generation import generate, generate_tokens
 from cosformer.models.generator import Generator, Stream
+from cosformer.models.pattern import read_pattern as read_pattern
 from cosformer.models.presets import PARAMETERS, PRESETS
 from cosformer.models.recommended import RECOMMENDED, Use, recommended
 from cosformer.models.sampling import Sampling

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cosformer.training import TaskConfig
 
-Scale = Literal["full", "4k", "16k", "base", "tiny"]
+Scale = Literal["full", "4k", "16k", "deep", "base", "tiny"]
 Fields = Mapping[str, Any]
 """Names of fields or options, and values that differ from what they are by default."""
 
@@ -115,6 +115,7 @@ PROTOCOLS: dict[str, TextProtocol] = {
     "full": TextProtocol(),
     "4k": TextProtocol(length=4096, batch=8),
     "16k": TextProtocol(length=16_384, batch=2),
+    "deep": TextProtocol(length=4096, batch=8, model={"layers": 12}),
     "base": TextProtocol(
         preset="base", steps=6100, longer=2, rates=(1e-3, 3e-3), every=2000, log_every=100
     ),
@@ -135,7 +136,8 @@ PROTOCOLS: dict[str, TextProtocol] = {
     ),
 }
 """Scale -> protocol of the studies of text. `4k` and `16k`: longer sequences, as many tokens a
-step. `base`: 12 layers of 768, 200 million tokens. `tiny`: tries the command out in seconds, and
+step. `deep`: 4,096 tokens and 12 layers of 256, of which one may be exact. `base`: 12 layers of
+768, 200 million tokens. `tiny`: tries the command out in seconds, and
 its numbers mean nothing."""
 
 _TOKENS = 2**15

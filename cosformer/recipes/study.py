@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from cosformer.check import check_choice
+from cosformer.models import PRESETS, read_pattern
 from cosformer.recipes.protocols import PROBES, PROTOCOLS, Fields, Protocol
 from cosformer.training import Budget, Evaluation, Optimiser, RunConfig, Schedule
 
@@ -41,6 +42,7 @@ LM: dict[str, Fields] = {
     "multiscale-2-heads": {"mechanism": _MULTISCALE, "heads": 2},
     "multiscale-8-heads": {"mechanism": _MULTISCALE, "heads": 8},
     "multiscale-qk-norm": {"mechanism": _MULTISCALE, "qk_norm": True},
+    "multiscale-rotary": {"mechanism": _MULTISCALE, "positions": "rotary"},
     "multiscale-gate": {"mechanism": _MULTISCALE, "gate": True},
     "multiscale-conv": {"mechanism": _MULTISCALE, "conv": 4},
     "multiscale-conv-input": {"mechanism": _MULTISCALE, "conv": 4, "conv_on": "input"},
@@ -60,6 +62,10 @@ LM: dict[str, Fields] = {
     "gated-norm-sigmoid-8-heads-of-64": {
         "mechanism": _GATED, "heads": 8, "head_dim": 64, **_NORM_SIGMOID,
     },
+    "gated-norm-sigmoid-2-heads": {"mechanism": _GATED, "heads": 2, **_NORM_SIGMOID},
+    "gated-norm-sigmoid-keys-of-128": {
+        "mechanism": _GATED, "head_dim": 128, "value_dim": 64, **_NORM_SIGMOID,
+    },
     "gated-conv": {"mechanism": _GATED, "conv": 4},
     "gated-conv-gate": {"mechanism": _GATED, "conv": 4, "gate": True},
     "local-gated-turns-norm-sigmoid": {
@@ -67,6 +73,9 @@ LM: dict[str, Fields] = {
     },
     "hybrid-6-gated-norm-sigmoid": {
         "mechanism": _GATED_FOURTH, **_NORM_SIGMOID,
+    },
+    "hybrid-12-gated-norm-sigmoid": {
+        "mechanism": f"{_GATED}*7 softmax {_GATED}*4", **_NORM_SIGMOID,
     },
     "hybrid-3-gated-norm-sigmoid": {"mechanism": f"{_GATED}*2 softmax", **_NORM_SIGMOID},
     "local-multiscale": {"mechanism": _LOWER_HALF, "options": _WINDOW},
@@ -90,7 +99,8 @@ LM: dict[str, Fields] = {
     },
 }  # fmt: skip
 """Entries of the study of next bytes: name -> fields of the model. Positions are each mechanism's
-own best (`positions="auto"`) unless an entry names others. hybrid-6: one softmax layer in six."""
+own best (`positions="auto"`) unless an entry names others. hybrid-6: one softmax layer in six; so
+hybrid-12 is for models of 12 layers."""
 
 MLM: dict[str, Fields] = {
     SOFTMAX: {"mechanism": "softmax"},
@@ -172,6 +182,22 @@ STUDIES: dict[str, Study] = {
     "probes": Study(PROBED, "accuracy", "accuracy", sign=-1),
 }
 """Name -> its study."""
+
+
+def entries_of(study: str, scale: str) -> tuple[str, ...]:
+    """The entries whose pattern of layers divides the layers of the scale's models."""
+    some = next(iter(protocols(study, scale).values()))
+    layers = some.model.get("layers", PRESETS[some.preset].layers)
+
+    def fits(mechanism: str) -> bool:
+        try:
+            read_pattern(mechanism, layers)
+        except ValueError:
+            return False
+        return True
+
+    found = STUDIES[study].entries.items()
+    return tuple(name for name, fields in found if fits(fields["mechanism"]))
 
 
 def protocols(study: str, scale: str) -> Mapping[str, Protocol]:
@@ -258,6 +284,11 @@ def check_names(study: str, *, only: Iterable[str], probes: Iterable[str], scale
     """Refuse an entry, a scale or a probe that the study does not have."""
     for name in only:
         check_choice("only", name, STUDIES[study].entries)
+        if name not in entries_of(study, scale):
+            raise ValueError(
+                f"only must be entries whose layers fit the scale {scale}, got {name}: a pattern "
+                "of 12 layers needs --scale deep or base"
+            )
     known = protocols(study, scale)
     for name in probes:
         if "" in known:
@@ -291,7 +322,7 @@ def trials(
         p = known[probe]
         best = best_rates(study, done, scale, probe)
         if stage == "rates":
-            names = only or tuple(STUDIES[study].entries)
+            names = only or entries_of(study, scale)
             tried = dict.fromkeys(names, rates or p.rates)
         elif rates:
             tried = dict.fromkeys(only, rates)

@@ -129,10 +129,21 @@ def probe_rule(rows: Sequence[Row]) -> str:
 
 
 def exact_table(rows: Sequence[Row]) -> str:
-    """The best entry for every share of exact (softmax) layers, softmax as it is usual, and the
-    paper's cosFormer; by the protocol that most entries were tried by. Models that are larger than
-    softmax's by more than a tenth are left out."""
-    judged = of_most(rows)
+    """The best entry for every share of exact (softmax) layers, by the protocol that most entries
+    were tried by."""
+    return _by_share(of_most(rows))
+
+
+def shares_table(rows: Sequence[Row]) -> str:
+    """The same for models of 12 layers, which can have one exact layer in twelve, and how fast they
+    learn."""
+    deep = [row for row in judged_rows(rows) if row.config["scale"] == "deep"]
+    return _by_share(deep, is_timed=True) if deep else ""
+
+
+def _by_share(judged: Sequence[Row], *, is_timed: bool = False) -> str:
+    """The best entry for every share of exact layers, softmax as it is usual, and the paper's
+    cosFormer. Models that are larger than softmax's by more than a tenth are left out."""
     best = best_by_entry(judged)
     compared, chosen = best.get(COMPARED), best_by_share(best)
     names = [name for name in best if name in {*chosen.values(), COMPARED, PAPER}]
@@ -140,6 +151,7 @@ def exact_table(rows: Sequence[Row]) -> str:
     header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
     header += [f"at {FAR[-1]} × the length", "parameters"]
     header += [f"stream of {n:,} tokens" for n in (length, far)]
+    header += ["tokens/s in training"] * is_timed
     lines = []
     for name in names:
         (row, *_), values = best[name], [row.value for row in best[name]]
@@ -152,7 +164,8 @@ def exact_table(rows: Sequence[Row]) -> str:
         share = "none" if not exact else "all" if exact == 1 else some
         size = f"{row.config['parameters'] / 1e6:.2f} M"
         cells = [share, name, _spread(values, 3), beyond, _at_far(best[name], FAR[-1]).text, size]
-        lines.append([*cells, _state(row), _state(row, far)])
+        cells += [_state(row), _state(row, far)]
+        lines.append([*cells, _speed(row, None).text] if is_timed else cells)
     shown = [row for name in names for row in best[name]]
     newest = max(shown, key=lambda row: row.date)
     told = (
@@ -343,15 +356,17 @@ def _probe(row: Row) -> tuple[str, int, str]:
     return c["task"], c["length"], c["probe"]
 
 
-def size_of(row: Row) -> tuple[int, str, int]:
+def size_of(row: Row) -> tuple[int, str, str, int]:
     """What runs must share to be compared; the number of steps is last."""
     c = row.config
-    return c["length"], c["preset"], c["steps"]
+    return c["length"], c["preset"], c["scale"], c["steps"]
 
 
 def spell_size(row: Row) -> str:
     c = row.config
-    return f"{c['steps']:,} steps of {c['batch']} × {c['length']:,} tokens, preset {c['preset']}"
+    layers = c.get("model", {}).get("layers")
+    size = c["preset"] if layers is None else f"{c['preset']} with {layers} layers"
+    return f"{c['steps']:,} steps of {c['batch']} × {c['length']:,} tokens, preset {size}"
 
 
 def entry_of(row: Row) -> str:

@@ -21,7 +21,7 @@ from cosformer.report.selection import (
     times,
 )
 from cosformer.report.speed import speed_table
-from cosformer.report.study import exact_table, probe_table, study_table
+from cosformer.report.study import exact_table, probe_table, shares_table, study_table
 from cosformer.report.training import (
     data_table,
     generation_table,
@@ -117,6 +117,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "learning": learning_table,
     "study": study_table,
     "exact": exact_table,
+    "shares": shares_table,
     "probes": probe_table,
     "reproduced": reproduced_table,
     "conversion": conversion_table,

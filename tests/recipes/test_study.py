@@ -37,11 +37,12 @@ def done(**values):
 @pytest.mark.parametrize(("study", "entry"), ENTRIES, ids=lambda value: value)
 def test_every_entry_is_a_model_with_the_layers_and_positions_that_it_wants(study, entry):
     probe = "mqar-64" if study == "probes" else ""
-    found = config(trial(study, entry, probe=probe))
+    scale = "deep" if entry.startswith("hybrid-12") else "full"
+    found = config(trial(study, entry, probe=probe, scale=scale))
     kind = "masked-lm" if study == "mlm" else "decoder"
     small = {"width": 64, "head_dim": None, "max_length": 1024}
     model = dataclasses.replace(PRESETS[found.preset], **{**found.model, **small}, kind=kind)
-    assert model.layers == (2 if study == "probes" else 6)
+    assert model.layers == (2 if study == "probes" else 12 if scale == "deep" else 6)
     assert model.positions == STUDIES[study].entries[entry].get("positions", "auto")
     create_model(dataclasses.replace(model, value_dim=None))
 
@@ -82,7 +83,7 @@ def test_a_run_has_the_numbers_of_the_protocol():
 
 def test_rates_are_every_entry_at_every_rate():
     found = stage("rates")
-    assert len(set(found)) == len(found) == 3 * len(STUDIES["lm"].entries)
+    assert len(set(found)) == len(found) == 3 * (len(STUDIES["lm"].entries) - 1)
     assert {each.rate for each in found} == {1e-3, 3e-3, 6e-3}
     assert [each.entry for each in stage("rates", only=("multiscale",))] == ["multiscale"] * 3
 
@@ -141,6 +142,14 @@ def test_finalists_of_a_probe_are_those_that_answer_best():
     assert {each.rate for each in found} == {3e-3}
     with pytest.raises(ValueError, match=r"after rates, .* at all rates of mqar-64"):
         stage("seeds", known, study="probes")
+
+
+def test_a_pattern_of_twelve_layers_is_tried_where_models_have_as_many():
+    only = ("hybrid-12-gated-norm-sigmoid",)
+    for scale in ("deep", "base"):
+        assert {each.entry for each in stage("rates", only=only, scale=scale)} == {*only}
+    with pytest.raises(ValueError, match="fit the scale full, got hybrid-12-gated"):
+        stage("rates", only=only)
 
 
 def test_an_unknown_entry_or_one_without_rates_is_an_error_that_names_it():

@@ -141,3 +141,22 @@ def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax()
     assert found[3][4] == "–"
     without = cells(TABLES["exact"](rows[1:]))  # nobody has run softmax
     assert [line[3] for line in without[2:]] == ["–"] * 3
+
+
+def test_shares_of_models_of_twelve_layers_tell_their_speed_and_are_compared_with_none_other():
+    held = {"stream_bytes": {"4096": {"a": 2**20}, "65536": {"a": 2**21}}}
+    deep = {"scale": "deep", "length": 4096, "batch": 8, "model": {"layers": 12}, **held}
+    rows = [
+        studied("softmax", 3e-3, 1.5, mechanism="softmax", jobs=1, **deep),
+        studied("hybrid", 3e-3, 1.4, mechanism="linear*7 softmax linear*4", **deep),
+        studied("shallow", 3e-3, 1.1, mechanism="linear", scale="4k", length=4096, **held),
+    ]
+    table = TABLES["shares"](rows)
+    found = cells(table)
+    assert [[*line[:4], line[-1]] for line in found[2:]] == [
+        ["1 of 12", "hybrid", "1.400", "-0.100", "(100,000)"],
+        ["all", "softmax", "1.500", "–", "100,000"],
+    ]
+    assert "1,500 steps of 8 × 4,096 tokens, preset small with 12 layers" in table
+    assert TABLES["shares"](rows[-1:]) == ""
+    assert "shallow" not in TABLES["study"](rows).split("preset small with 12 layers")[1]
