@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cosformer import records
@@ -32,6 +33,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "mechanisms_cuda.svg": ("mechanisms-cuda", mechanism_figure),
     "generation_cuda.svg": ("generation-cuda", generation_figure),
     "study_lm.svg": ("study-lm", study_figure),
+    "study_lm_16k.svg": ("study-lm", partial(study_figure, scale="16k")),
     "study_mlm.svg": ("study-mlm", study_figure),
 }
 """File in docs/ -> the rows that it is drawn from, and the function that draws it."""

@@ -188,13 +188,12 @@ def best_by_share(best: Mapping[str, Sequence[Row]]) -> dict[Fraction, str]:
     return chosen
 
 
-def study_figure(rows: Sequence[Row], file_format: str) -> bytes:
+def study_figure(rows: Sequence[Row], file_format: str, scale: str = "full") -> bytes:
     """Loss in training against tokens, and against seconds of the device for entries that were
-    timed alone; loss on validation by position. Of the longest runs of the full protocol: the best
+    timed alone; loss on validation by position. Of the longest runs of the scale: the best
     entries, softmax, and the best without exact layers."""
     judged = judged_rows(rows)
-    full = [row for row in judged if row.config["scale"] == "full"] or judged
-    size = max(map(size_of, full))
+    size = max(map(size_of, [row for row in judged if row.config["scale"] == scale] or judged))
     longest = [row for row in judged if size_of(row) == size]
     best = sorted((each[0] for each in best_by_entry(longest).values()), key=_loss)
     constant = next((row for row in best if COMPARED not in row.config["mechanism"]), None)

@@ -99,6 +99,9 @@ def test_curves_are_of_the_best_entries_of_the_longest_runs_against_tokens_and_s
     longest = re.findall("<!-- (.*?) -->", study_figure(STUDY_ROWS, "svg").decode())
     assert "softmax" in longest
     assert "multiscale" not in longest
+    long = studied("far-sighted", 3e-3, 1.3, scale="16k", length=16_384)
+    assert "far-sighted" not in study_figure([*STUDY_ROWS, long], "svg").decode()
+    assert "far-sighted" in study_figure([*STUDY_ROWS, long], "svg", scale="16k").decode()
     untimed = study_figure(many, "svg").decode()
     assert "million tokens" in untimed
     assert "seconds of the device" not in untimed
