@@ -1,6 +1,7 @@
 """What the public functions demand of their tensors, said in one line each."""
 
 import difflib
+import math
 import numbers
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -107,6 +108,10 @@ def check_mapping(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a mapping, got {type(value).__name__}")
 
 
+class NotANumber(ValueError):
+    """A value is NaN, so what made it went wrong before: training reports that it diverged."""
+
+
 def require_all(right: Tensor, rule: str, values: Tensor) -> None:
     """An error that names the rule and a value, unless it holds everywhere.
 
@@ -119,7 +124,8 @@ def require_all(right: Tensor, rule: str, values: Tensor) -> None:
     elif right.is_cuda:
         torch._assert_async(right.all(), rule)
     elif not bool(right.all()):
-        raise ValueError(f"{rule}, got {float(values.detach()[~right].flatten()[0]):g}")
+        wrong = float(values.detach()[~right].flatten()[0])
+        raise (NotANumber if math.isnan(wrong) else ValueError)(f"{rule}, got {wrong:g}")
 
 
 def check_choice(name: str, value: str, known: Collection[str]) -> str:

@@ -241,9 +241,12 @@ def _help_or_error(arguments: Sequence[str]) -> int:
 def _meant_verb(words: Sequence[str]) -> str:
     """The verb that is nearest by letters; one that is glued to its argument is cut off."""
     for verb in sorted(VERBS, key=len, reverse=True):
-        glued = words[0].removeprefix(verb.replace(" ", "-")).lstrip("-_ ")
-        if words[0] != glued and words[0].startswith(verb.replace(" ", "-")):
-            return f": did you mean cosformer {verb} {glued}?"
+        glued = words[0].removeprefix(verb.replace(" ", "-"))
+        if words[0] == glued:
+            continue
+        # an option keeps its two dashes; a single letter is a slip and no argument
+        argument = glued.lstrip(" =_") if "--" in glued else glued.lstrip(" =_-")
+        return f": did you mean cosformer {f'{verb} {argument}' if len(argument) > 1 else verb}?"
     near = difflib.get_close_matches(" ".join(words[:2]), VERBS, 1, 0.8)
     near = near or difflib.get_close_matches(words[0], VERBS, 1)
     return f": did you mean cosformer {near[0]}?" if near else "."

@@ -57,6 +57,9 @@ UNKNOWN = {
     "trian lm --steps 3": "unknown verb 'trian': did you mean cosformer train?",
     "trainlm": "unknown verb 'trainlm': did you mean cosformer train lm?",
     "train-lm": "unknown verb 'train-lm': did you mean cosformer train lm?",
+    "train=lm": "unknown verb 'train=lm': did you mean cosformer train lm?",
+    "train--data=my.txt": "did you mean cosformer train --data=my.txt?",
+    "demoo": "unknown verb 'demoo': did you mean cosformer demo?",
     "xyz": "unknown verb 'xyz'. Known: demo, ",
 }
 

@@ -43,7 +43,8 @@ def require(path: Path, name: str) -> Path:
     remedy = f"`cosformer data get {name}` fetches it"
     if name not in FETCHED:
         remedy = f"{name} has no source to fetch it from: put the file there yourself"
-    raise ValueError(f"data must hold the file {path.name}, got {path.parent}; {remedy}")
+    missing = "" if path.parent.exists() else ", which does not exist"
+    raise ValueError(f"data must hold the file {path.name}, got {path.parent}{missing}; {remedy}")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cosformer.check import NotANumber
 from cosformer.config import plain
 from cosformer.models import parameter_count
 from cosformer.tasks import Task
@@ -246,6 +247,8 @@ class Trainer:
                     place = self._save(learner, place, meter, log)
                     saved = time.monotonic()
             self._saver.wait()
+        except NotANumber as error:  # a mechanism refused what the model made of its weights
+            raise Diverged(f"{self._moment}: {error}") from None
         except (KeyboardInterrupt, GeneratorExit) as error:
             # of many processes all are interrupted together, and a reader leaves only one
             if self._processes.count == 1 or isinstance(error, KeyboardInterrupt):

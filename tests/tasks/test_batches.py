@@ -120,6 +120,8 @@ def test_a_missing_file_is_named_with_the_remedy(name, tmp_path):
     rule = f"data must hold the file {known.SETS[name][0][0]}, got {tmp_path}; .*{remedy}"
     with pytest.raises(ValueError, match=rule):
         tasks.create(name, data=tmp_path)
+    with pytest.raises(ValueError, match=rf"got {tmp_path}/no, which does not exist; .*{remedy}"):
+        tasks.create(name, data=tmp_path / "no")
 
 
 HERE = {"seed": 1, "rank": 0, "step": 2, "batch_size": 4}

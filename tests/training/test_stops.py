@@ -4,6 +4,7 @@ import collections
 import errno
 import functools
 import json
+import math
 import sys
 import types
 from dataclasses import replace
@@ -16,8 +17,10 @@ import training_cases as cases
 from cosformer import training
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, create_model
+from cosformer.tasks import Facts
 from cosformer.training import load, possible, train
 from cosformer.training.checkpoints import parts
+from cosformer.training.evaluation import is_better
 from cosformer.training.folder import adopt, state_of
 
 
@@ -44,6 +47,21 @@ def test_weights_that_are_not_finite_are_not_kept(config):
         train(replace(config, save_seconds=0.0, **steep))
     assert not (config.out / "last.safetensors").exists()
     assert state_of(config.out)["step"] == 0
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e30])
+def test_numbers_that_a_mechanism_refuses_because_they_are_nan_are_a_divergence(config, rate):
+    """A gate of NaN is found by the mechanism before a loss is: in a step, or while judging."""
+    model = {"mechanism": "cosformer-gated", "layers": 2, "width": 16, "heads": 2}
+    settings = {"optimiser": training.Optimiser(lr=rate), "model": model, "log_every": 100}
+    with pytest.raises(training.Diverged, match=r"step \d+ of training: log_decay .*, got nan"):
+        train(replace(config, **settings))
+
+
+def test_a_metric_that_is_nan_is_replaced_by_any_other():
+    facts = Facts(3, 3, 4, "tokens", "nats", floor=1.0, floor_is="chance")
+    assert is_better(facts, 3.0, math.nan)
+    assert not is_better(facts, math.nan, 3.0)
 
 
 def test_tensorboard_gets_what_the_log_gets(config, monkeypatch):
