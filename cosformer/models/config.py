@@ -22,6 +22,8 @@ Pooling = Literal["mean", "cls", "first"]
 PositionScheme = Literal["none", "learned", "sinusoidal", "rotary", "auto"]
 Gate = Literal["silu", "sigmoid"]
 ConvOn = Literal["input", "qkv"]
+MOST_LAYERS = 2**20
+"""More layers than any model has: the names of a forged number of them would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class ModelConfig:
         check_choice("conv_on", self.conv_on, get_args(ConvOn))
         for name in ("vocabulary", "layers", "width", "heads", "max_length"):
             check_whole(name, getattr(self, name), 1)
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"layers must be at most {MOST_LAYERS:,}, got {self.layers}")
         check_whole("conv", self.conv, 0)
         for name in ("key_heads", "head_dim", "value_dim", "hidden", "classes"):
             if getattr(self, name) is not None:

@@ -172,7 +172,7 @@ def test_a_forged_place_is_not_shown(finished, place):
         load(finished.out, "last")
 
 
-SIZES = {"vocabulary": (10**13, 2**70), "width": (10**7, -1), "layers": (10**6, 2)}
+SIZES = {"vocabulary": (10**13, 2**70), "width": (10**7, -1), "layers": (10**6, 10**13, 2**70, 2)}
 SIZES |= {"hidden": (10**17,), "max_length": (10**12,), "widht": (3,)}
 ABSURD = [
     None,
