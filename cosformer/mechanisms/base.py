@@ -28,7 +28,7 @@ Counted = TypeVar("Counted")
 
 
 def _of_a_length(count: Callable[[Any, int], Counted]) -> Callable[[Any, int], Counted]:
-    """A method that counts something for a length, made to refuse what is no length."""
+    """A method of a length, which now raises for anything but a whole number from 0 on."""
 
     @wraps(count)
     def checked(self: Any, length: int) -> Counted:
@@ -301,7 +301,7 @@ class Mechanism(nn.Module):
                 )
 
     def check_position(self, state: Any, tokens: int) -> None:
-        """Refuse so many tokens more than a stream may have, where only its state knows them."""
+        """Refuse more tokens than a stream may have, where its state counts its tokens."""
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
@@ -317,7 +317,7 @@ class Mechanism(nn.Module):
         return cache.last(self.keep(cache.position))
 
     def keep(self, position: int) -> int:
-        """How many of the last tokens a stream still needs after so many."""
+        """How many of the last tokens a stream still needs after `position` tokens."""
         return position
 
     @_of_a_length

@@ -27,7 +27,7 @@ class Context(NamedTuple):
 
 
 class ModelState(NamedTuple):
-    """What a stream through a model remembers."""
+    """The state of a stream through a model."""
 
     layers: tuple[LayerState, ...]
     position: Tensor  # [B] int64: real tokens so far
@@ -324,7 +324,7 @@ class Backbone(nn.Module):
             )
 
     def _shifts(self, layer: AttentionLayer) -> bool:
-        """Whether a layer gives tokens that stand further on the same vectors."""
+        """Whether a layer's output does not depend on where the first token stands."""
         traits = layer.mechanism.traits
         # Rotated pairs know their distance alone, unless features are made of each one first.
         turned = layer.positions is not None and traits.state not in ("cache", "window")
@@ -469,7 +469,7 @@ def check_model_state(state: ModelState, tokens: Tensor, layers: int) -> None:
 
 
 def _told(x: Tensor, hidden: list[Tensor] | None, order: Tensor | None = None) -> Tensor:
-    """x again, after it was added to the list `hidden`, if there is one.
+    """x itself, after appending it to the list `hidden`, if there is one.
 
     In the list, tokens stand as they did before they were taken in `order`. What is returned is
     computed from the tensor in the list, so that a loss has a gradient with respect to that one.

@@ -34,7 +34,7 @@ read alone."""
 
 @dataclass(eq=False)
 class Request:
-    """A stream on its way."""
+    """A stream that has been submitted and has not ended."""
 
     name: int
     sampling: Sampling
@@ -234,7 +234,7 @@ class Generator:
         return self._ready.popleft()
 
     def _work(self) -> bool:
-        """Read a piece, ask for a round, look at one; whether there was anything to do."""
+        """Read a piece, launch a round, take one in; return whether there was anything to do."""
         began = self._admit()
         launched = self._launch()
         if self._rounds and (not launched or len(self._rounds) > self._depth):
@@ -244,7 +244,7 @@ class Generator:
 
     @torch.no_grad()
     def _admit(self) -> bool:
-        """Begin with waiting requests where slots are free, or read on; whether any were."""
+        """Read a piece of waiting prompts if slots are free; return whether anything was read."""
         if self._reading is None:
             group = self._next_group(self._rows.count(None))
             began = bool(group)
@@ -272,7 +272,7 @@ class Generator:
         return True
 
     def _seat(self, request: Request) -> int:
-        """A free row, which is the request's from now on."""
+        """Give the request a free row, and return the row."""
         row = request.row = self._rows.index(None)
         self._rows[row] = request
         return row
@@ -313,7 +313,7 @@ class Generator:
 
     @torch.no_grad()
     def _read_piece(self, reading: Reading) -> bool:
-        """Read on; whether the prompts are at their end. Where no stream waits, a piece is long."""
+        """Read the next piece; return whether the prompts are read. Without streams it is long."""
         piece = max(self.piece, TOGETHER // len(reading.requests))
         if any(self._rows):
             piece = self.piece
@@ -326,7 +326,7 @@ class Generator:
         return reading.done == reading.tokens.shape[1]
 
     def _launch(self) -> bool:
-        """Ask for a round of tokens from all streams; whether there are any."""
+        """Launch a round of tokens of all streams; return whether there are streams."""
         running = [request for request in self._rows if request is not None]
         if not running:
             return False
@@ -375,7 +375,7 @@ class Generator:
         return count
 
     def _land(self) -> None:
-        """Look at the oldest round: its tokens are ready to be given."""
+        """Wait for the oldest round and take its tokens, which the iteration then returns."""
         rows, tokens, back = self._rounds.popleft()
         if back is not None:
             back.synchronize()
@@ -453,5 +453,5 @@ def check_room(model: LanguageModel | EncoderDecoder, length: int, sampling: Sam
 
 
 def _length(prompt: Tokens | Stream) -> int:
-    """Tokens that were given."""
+    """The number of tokens of a prompt or stream that was submitted."""
     return int(prompt.state.position[0]) + 1 if isinstance(prompt, Stream) else len(prompt)

@@ -58,7 +58,7 @@ class Sampling:
 
 
 class Plan(NamedTuple):
-    """What a choice for several streams must compute: the work depends on it, not on the rows."""
+    """Which steps a choice for several streams needs: the same steps for all rows."""
 
     most: int | None = 1  # candidates among which some row chooses; None: the vocabulary
     ranked: bool = False  # whether ranks decide on candidates, as with top-k and top-p
@@ -105,7 +105,7 @@ class Choices(NamedTuple):
         return cls(real[0], whole[0], real[1], *whole[1:])
 
     def set(self, row: int, sampling: Sampling, drawn: int = 0) -> None:
-        """Let a stream choose like this, after so many tokens that it has chosen."""
+        """Set how stream `row` chooses, and how many tokens it has chosen so far."""
         top_p = 2.0 if sampling.top_p is None else sampling.top_p
         values = (
             sampling.temperature,

@@ -44,7 +44,7 @@ class Held(NamedTuple):
 
 
 class Slots:
-    """So many streams of a model, of which a step moves the first few on."""
+    """A fixed number of streams of a model; a step takes a token for the first `count` of them."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Slots:
         return records(self.model)
 
     def recorded(self, plan: Plan) -> list[int]:
-        """For how many rows there is a graph of such a step."""
+        """The numbers of rows for which a graph of such a step was recorded."""
         return [count for count, known in self._graphs if known == plan]
 
     @torch.no_grad()
@@ -110,12 +110,12 @@ class Slots:
 
     @torch.no_grad()
     def put(self, row: int, stream: Stream, sampling: Sampling) -> None:
-        """Make a row this stream, which goes on by choosing like this."""
+        """Copy a stream into a row, and set how it chooses its tokens."""
         self.put_from(row, stream.state, 0, int(stream.state.position[0]))
         self.begin(row, stream.token, sampling, stream.drawn)
 
     def begin(self, row: int, token: int, sampling: Sampling, drawn: int = 0) -> None:
-        """The token that a row reads next, and how it goes on."""
+        """Set the token that a row reads next, and how it chooses its tokens."""
         self.held.token[row] = token
         self.held.choices.set(row, sampling, drawn)
 
@@ -145,7 +145,7 @@ class Slots:
 
     @torch.no_grad()
     def take(self, row: int) -> Stream:
-        """A row as a stream by itself; the row stays as it is."""
+        """A copy of a row as a stream of its own."""
         held, state = self.held, self.held.state
         position, length = int(state.position[row]), int(state.length[row])  # type: ignore[index]
 
@@ -168,7 +168,7 @@ class Slots:
 
     @torch.no_grad()
     def move(self, row: int, to: int) -> None:
-        """Make a row the stream of another one."""
+        """Copy the stream of one row into another row."""
 
         def copy(mine: Tensor) -> Tensor:
             mine[to] = mine[row]

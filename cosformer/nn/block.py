@@ -124,7 +124,7 @@ class Block(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
     def _look(self, x: Tensor, context: Tensor, mask: Tensor | None, start: int | Tensor) -> Tensor:
-        """Cross attention of x; streams that stand at one position, of many, go together."""
+        """Cross attention of x; streams that stand at the same position are computed together."""
         assert self.cross is not None
         if not isinstance(start, Tensor):
             out: Tensor = self.cross(x, context, key_mask=mask, start=start)

@@ -109,7 +109,7 @@ def _find_attention(
 def _twin(
     layer: nn.MultiheadAttention, name: str, options: Mapping[str, Any]
 ) -> CosformerAttention:
-    """A CosformerAttention like this layer, without storage: proof that all options hold."""
+    """A CosformerAttention like this layer, without storage, made to check all options."""
     try:
         return CosformerAttention(
             layer.embed_dim,

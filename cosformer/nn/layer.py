@@ -41,7 +41,7 @@ class LayerState(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """What a layer makes of its tokens for the mechanism."""
+    """Queries, keys, values and controls that a layer projects from its tokens."""
 
     q: Tensor  # [B, H, T, D]
     k: Tensor  # [B, H_kv, S, D]
@@ -350,7 +350,7 @@ class AttentionLayer(HeadProjections):
         return out, state
 
     def _check_whole(self, what: str, x: Tensor) -> None:
-        """Refuse what nobody computes over ranks, of which each has a stretch."""
+        """Refuse a call that cannot be computed where each rank has a stretch of the sequence."""
         if self.split is not None:
             raise ValueError(
                 f"{what} whole sequences, got a stretch of {x.shape[1]} tokens in a layer that is "

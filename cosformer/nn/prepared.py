@@ -28,11 +28,14 @@ from cosformer.ops import (
 from cosformer.runtime import autocasts, compute_dtype, on_gpu
 
 BlockStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-"""x `[B, E]` and what is still to be added to it -> the same after a block."""
+"""(x `[B, E]`, what is still to be added to x) -> both after a block."""
 
 
 class PreparedBlock:
-    """A block whose weights lie as a step reads them: copies, so they must not change meanwhile."""
+    """A block with copies of its weights in the order in which a step reads them.
+
+    The weights of the block itself must not change while this object is in use.
+    """
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -109,13 +112,13 @@ def norm_of(norm: nn.LayerNorm) -> Norm:
 
 
 def is_own(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is one of this class, with no forward or hook of somebody else's."""
+    """Whether a module is of exactly this class, without hooks and with the class's `forward`."""
     changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
     return type(module) is kind and not changed
 
 
 def _is_plain(block: Block) -> bool:
-    """Whether nothing stands between projections and mechanism, but rotary positions.
+    """Whether the layer has nothing but rotary positions between projections and mechanism.
 
     A module that was exchanged or hooked, as by adapters, must be called, and is not plain.
     """

@@ -65,7 +65,7 @@ def attend_again(
 
 
 def _one_pass(q: Tensor, k: Tensor, v: Tensor, problem: Problem, arguments: Any) -> Repeated | None:
-    """The call by the kernels for Hopper, if one pass of theirs is the whole call."""
+    """The call as one pass of the kernels for Hopper; None if it needs more than one pass."""
     impl, by_token = arguments.impl, problem.gates is not None
     if by_token and (problem.gates is not arguments.log_decay or problem.query_decay is not None):
         return None  # what a call makes of its gates is more than their sums

@@ -50,7 +50,7 @@ OF_SOFTMAX = {
 
 
 class Arguments(NamedTuple):
-    """What `attention` is given beside q, k and v; it explains each."""
+    """The arguments of `attention` other than q, k and v; its docstring explains each."""
 
     causal: bool
     horizon: Horizon | None
@@ -311,7 +311,7 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
 def _fading(
     problem: Problem, decay: Rates | None, log_decay: Tensor | None, q: Tensor, k: Tensor
 ) -> Problem:
-    """The problem with these decays."""
+    """The problem with the decays that the caller gave."""
     if log_decay is not None:
         return decaying_by_token(problem, log_decay, q, k)
     rates = None if decay is None else log_rates(decay, q, k, "decay")
@@ -321,7 +321,7 @@ def _fading(
 
 
 def _unknown(given: dict[str, Any]) -> TypeError:
-    """The error for arguments that are not ours; those of PyTorch's attention get advice."""
+    """The error for an unknown argument; for one of PyTorch's attention it says what to use."""
     name = next(iter(given))
     near = difflib.get_close_matches(name, Arguments._fields, 1)
     advice = f": {OF_SOFTMAX[name]}" if name in OF_SOFTMAX else ""

@@ -10,7 +10,7 @@ from torch import Tensor
 from cosformer.ops.state import State
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
-"""What a gate may be of its projection."""
+"""The name of a gate -> the function that is applied to the gate's projection."""
 
 
 class Layout(NamedTuple):
@@ -24,7 +24,7 @@ class Layout(NamedTuple):
     k: int  # where keys begin
     v: int
     gate: int
-    control: int  # where the numbers of key heads begin, which a mechanism asks for
+    control: int  # where the controls begin: numbers per key head for the mechanism
     columns: int
 
     @classmethod
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
 
 
 class After(NamedTuple):
-    """What a layer does to its heads."""
+    """What a layer does to the output of its heads: a norm, then a gate."""
 
     norm: Tensor | None  # the weight of an RMSNorm per head
     eps: float

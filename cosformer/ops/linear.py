@@ -56,7 +56,7 @@ Map = str | Callable[[Tensor], Tensor]
 
 
 class Arguments(NamedTuple):
-    """What `linear_attention` is given beside q, k and v; it explains each."""
+    """The arguments of `linear_attention` but q, k and v; its docstring explains each."""
 
     feature_map: Map = "identity"
     causal: bool = False
@@ -201,7 +201,7 @@ def linear_attention_with_state(
 
 
 def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
-    """A state that fits these tokens, and the arguments that it was made with."""
+    """Refuse a state that does not fit these tokens or was made with other arguments."""
     check_state_shape(state, k, k.shape[3], v.shape[3])
     check_arguments(given)
     kind, horizon = kind_of(given.theta, raised=given.raised), _state_horizon(given)
@@ -222,12 +222,12 @@ def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
 
 
 def _state_horizon(given: Arguments) -> Horizon | None:
-    """The horizon of a state that `attention` could go on with: features are relu's, else None."""
+    """The horizon that a state remembers; None, as `attention` refuses it, unless φ is relu."""
     return horizon_of(given.theta) if given.feature_map == "relu" else None
 
 
 def check_arguments(given: Arguments) -> None:
-    """Names and numbers that need no tensor to be judged."""
+    """Refuse names and numbers that are wrong whatever the tensors are."""
     check_bool("raised", given.raised)
     check_choice("normaliser", given.normaliser, NORMALISERS)
     check_choice("rule", given.rule, DENOMINATORS)
@@ -237,7 +237,7 @@ def check_arguments(given: Arguments) -> None:
 
 
 def check_per_key_head(q: Tensor, k: Tensor, **given: Rates | None) -> None:
-    """Query heads that share a state must share its weights: numbers by the argument's name."""
+    """Refuse numbers per query head where query heads share a state, and so its weights."""
     if q.shape[1] == k.shape[1]:
         return
     for name, values in given.items():
@@ -252,7 +252,10 @@ def check_per_key_head(q: Tensor, k: Tensor, **given: Rates | None) -> None:
 def mapped(
     q: Tensor, k: Tensor, v: Tensor, feature_map: Map, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Checked tensors; a feature map of the caller's is applied here, a named one in the sweep."""
+    """Checked tensors, to which a feature map that is a function has been applied.
+
+    A feature map that has a name is applied later, by the implementation.
+    """
     q, k, v = check_inputs(q, k, v)
     check_key_mask(key_mask, k)
     if isinstance(feature_map, str):
@@ -269,7 +272,7 @@ def mapped(
 def linear_problem(
     q: Tensor, k: Tensor, given: Arguments, position: Tensor | None = None
 ) -> Problem:
-    """`position` is where a stream stands."""
+    """The checked problem; `position` is how many tokens a stream has had before these."""
     fixed = given._replace(key_mask=None, log_decay=None, impl="")
     if not isinstance(given.feature_map, str):
         fixed = fixed._replace(feature_map="identity")

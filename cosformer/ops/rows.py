@@ -1,4 +1,6 @@
-"""What surrounds attention in a step of a model: few rows, where launches and calls are the cost.
+"""Norms, linear layers and convolutions of one step of a model.
+
+A step has few rows, so launches and calls cost more than the arithmetic.
 
 A residual is kept apart as (x, added) until the next norm, so that a GPU adds both there.
 """
@@ -25,7 +27,7 @@ class Norm(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """A linear layer, and whether kernels of ours take rows of it."""
+    """A linear layer, and whether our kernels can multiply rows by it."""
 
     weight: Tensor  # [N, K]
     bias: Tensor | None
@@ -53,7 +55,7 @@ def normed_linear(
 
 
 def added_linear(x: Tensor, made: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
-    """x `[rows, N]` and what is to be added to it: made `[rows, K]` weightᵀ + bias."""
+    """The sum x + (made weightᵀ + bias), as the pair (x, added) of which a GPU adds later."""
     weight, bias, kernels = linear
     if not kernels:
         return x + F.linear(made, weight, bias), None

@@ -1,4 +1,4 @@
-"""The constant-size memory of a stream."""
+"""The memory of a stream, whose size does not grow with its length."""
 
 from typing import Any, NamedTuple
 
@@ -56,7 +56,9 @@ class State(NamedTuple):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> "State":
-        """Nothing seen yet. `heads` counts key heads; `position` is where the stream starts.
+        """The state of a stream before its first token.
+
+        `heads` is the number of key heads; `position` is the position of the first token.
 
         `horizon`, `decay` and `weight` are as in `attention_with_state`. A stream that is
         `per_token` takes a `log_decay` with every token, and no `decay`.
@@ -181,7 +183,7 @@ class State(NamedTuple):
         )
 
     def _shrunk(self, other: "State") -> "State":
-        """The sums as they are where the other stretch ends, if it ends later."""
+        """This state decayed up to the end of the other stretch, if that ends later."""
         rate, gates = self.rate, other.log_decay
         if rate is None and not isinstance(gates, Tensor):
             return self
@@ -203,7 +205,7 @@ def no_tokens_yet(sums: Tensor) -> Tensor:
 
 
 def join(state: State) -> Tensor:
-    """Both sums as one `[B, H, R, D, V + 1]`, as the implementations take them."""
+    """Both sums of a state in one tensor `[B, H, R, D, V + 1]`, as implementations take them."""
     if not state.key_sum.shape[-1]:
         return state.key_value
     return torch.cat([state.key_value, state.key_sum[..., None]], -1)
@@ -217,9 +219,9 @@ def at_least(state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 
 
 def split(sums: Tensor, state: State, tokens: int, log_decay: Tensor | None) -> State:
-    """`state` after so many more tokens, `log_decay` `[B, H, T]` among them: the inverse of `join`.
+    """The inverse of `join`: `state` with new sums, after so many more tokens.
 
-    `sums` is `[B, H, R, D, V(+1)]`.
+    `sums` is `[B, H, R, D, V(+1)]`; `log_decay` `[B, H, T]` is that of the new tokens.
     """
     if state.key_sum.shape[-1]:
         key_value, key_sum = sums[..., :-1], sums[..., -1]
@@ -240,7 +242,7 @@ def check_continues(
     weight: str | None,
     decay: Rates | None = None,
 ) -> Horizon:
-    """A state that fits these tokens, and what is named of what it was made for; its horizon."""
+    """Refuse a state that does not fit these tokens or these arguments; return its horizon."""
     check_state_shape(state, k, k.shape[3], v.shape[3])
     if state.horizon is None or not state.key_sum.shape[-1]:
         raise ValueError(
@@ -261,7 +263,7 @@ def check_continues(
 
 
 def check_gates_go_on(state: State, log_decay: Tensor | None, k: Tensor) -> None:
-    """A decay per token where the stream began with one, of the key heads, and nowhere else."""
+    """Refuse a decay per token if the stream began without one, and the lack of it otherwise."""
     if log_decay is None:
         if state.per_token:
             raise ValueError("log_decay must be given: the stream began with a decay per token")
@@ -280,7 +282,7 @@ def check_gates_go_on(state: State, log_decay: Tensor | None, k: Tensor) -> None
 
 
 def check_state_shape(state: Any, k: Tensor, key_width: int, value_width: int) -> None:
-    """A state of these widths, for the batch, heads and device of k `[B, H_kv, S, ·]`."""
+    """Refuse a state of other widths than these, or of another batch, heads or device than k."""
     if not isinstance(state, State):
         raise TypeError(f"state must be a State, got {type(state).__name__}")
     shape = state.key_value.shape

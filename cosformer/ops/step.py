@@ -30,7 +30,7 @@ from cosformer.runtime import full_precision, on_device_of, readable
 
 
 class Recurrence(NamedTuple):
-    """What a step computes, beside the state: as `linear_attention` explains it."""
+    """The arguments of a step other than its tokens and its state; see `linear_attention`."""
 
     theta: Tensor  # [1, 1] or one per key head [H_kv, 1], float64
     weight: str = "cosine"
@@ -194,7 +194,7 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
 
 
 def _check_gate(log_decay: Tensor, k: Tensor) -> None:
-    """A decay of one token for the key heads of k."""
+    """Refuse what is not one decay for each key head of k."""
     check_tensor("log_decay", log_decay)
     if log_decay.shape != k.shape[:3] or not log_decay.dtype.is_floating_point:
         raise ValueError(
@@ -247,7 +247,7 @@ def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> 
 def _in_slots(
     q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence, slots: Tensor
 ) -> Tensor:
-    """The streams taken out, moved on by one token, and put back."""
+    """A step of some streams of a larger state: copy them out, step, copy them back."""
     real = slots >= 0
     chosen = slots[real]
     key_value, key_sum, position, *total = (x[chosen] for x in state.tensors)
@@ -280,7 +280,7 @@ def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, state: State) -> None:
 
 
 def _positions(state: State, slots: Tensor | None, *, captured: bool) -> Tensor:
-    """Where the streams that take a token stand; slots on a GPU are checked by the same look."""
+    """The positions of the streams that take a token; the same read checks slots on a GPU."""
     if slots is None:
         return state.position
     streams = state.key_value.shape[0]

@@ -24,14 +24,14 @@ FEW = 8
 
 
 class Clock:
-    """What all layers of a step share: made by the first that asks, gone with the next token."""
+    """Values that all layers share in one step, such as sines; the first layer makes them."""
 
     def __init__(self, position: Tensor, place: Tensor) -> None:
         self.position, self.place = position, place  # [B] int64, without padding and with it
         self._made: dict[Any, Any] = {}
 
     def tick(self) -> None:
-        """The next token."""
+        """Begin the next step: discard the values of the last one."""
         self._made.clear()
 
     def recall(self, name: Any, make: Callable[[], Any]) -> Any:
@@ -42,14 +42,15 @@ class Clock:
 
 
 def laid_out(state: State) -> State:
-    """An empty state whose sums lie as a step wants them.
+    """An empty state with its sums laid out in memory as a step reads them.
 
     On a CPU they share one memory `[B, H, R, D, V + 1]`, which one call updates. Kernels want rows
     that begin at even addresses: both sums have a memory of their own.
     """
     if on_gpu(state.key_value):
-        sums = (state.key_value.contiguous(), state.key_sum.contiguous())
-        return state._replace(key_value=sums[0], key_sum=sums[1])
+        return state._replace(
+            key_value=state.key_value.contiguous(), key_sum=state.key_sum.contiguous()
+        )
     *shape, width = state.key_value.shape
     joined = state.key_value.new_zeros(*shape, width + 1)
     return state._replace(key_value=joined[..., :-1], key_sum=joined[..., -1])

@@ -1,4 +1,4 @@
-"""Causal attention where query i does not stand at key i: three problems with a state between."""
+"""Causal attention where query i does not stand at key i: three problems, joined by states."""
 
 from typing import Any
 

@@ -88,7 +88,7 @@ def given_for(
 
 
 def _results(given: Given) -> Results:
-    # In plain eager mode past the binding of arguments and functorch: 40 µs.
+    # Plain eager calls skip the binding of arguments and functorch, which saves 40 µs.
     plain = eager(given.q, given.k, given.v)
     apply = super(Function, _Attention).apply if plain else _Attention.apply
     return Results(*apply(*given))
@@ -122,7 +122,7 @@ def _mapped(q: Tensor, k: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 class Saved(NamedTuple):
-    """What a backward pass is given, as autograd stores it: one flat list of tensors."""
+    """What a forward pass stores for its backward pass, as autograd wants it: a flat list."""
 
     q: Tensor
     k: Tensor
@@ -234,7 +234,7 @@ def gradients(saved: Saved, options: Options, grads: Grads, asked: Asked) -> tup
 
 
 def _gradients_both_ways(given: Given, grads: Grads, asked: Asked) -> Gradients:
-    """Those of kernels that sweep both ways at once, differentiable, by two sweeps of torch."""
+    """The gradients that kernels make by a sweep both ways; differentiable, by two torch sweeps."""
     from cosformer.ops.autograd.both_ways import both_ways
 
     by_torch = given._replace(options=given.options._replace(impl="chunked"))

@@ -83,7 +83,7 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
 def gradient_of_decay(
     given: Given, results: Results, end: Tensor | None, swept: Swept, groups: int
 ) -> Tensor:
-    """dL, of what the sweeps made. `end`: the gradient of the last state."""
+    """The gradient dL from the results of the sweeps; `end` is the gradient of the last state."""
     by_query, by_key, decay = swept.by_query, swept.by_key, given.decay
     assert by_query is not None
     assert by_key is not None
@@ -101,14 +101,14 @@ def gradient_of_decay(
 
 
 def _spread(given: Given, groups: int) -> Given:
-    """The same with a state for every query head."""
+    """The problem with a state for every query head instead of every key head."""
     if given.state is None:
         return given
     return given._replace(state=for_each_query_head(given.state.float(), groups))
 
 
 def _room(given: Given) -> ModuleType:
-    """Who computes it; `kernels` leaves the choice to where tensors lie."""
+    """The room that computes the problem; `kernels` means hopper where it serves, else triton."""
     if given.options.impl == "hopper":
         return hopper
     if given.options.impl == "kernels" and hopper.why_not_given(given) is None:

@@ -1,4 +1,4 @@
-"""A call like earlier ones: what was decided for them serves again, forward and backward."""
+"""Calls that repeat an earlier one: its decisions serve again, forward and backward."""
 
 import functools
 import operator
@@ -54,7 +54,7 @@ class Repeated:
         )
         if not learns:
             return self.forward(q, k, v, sums).out
-        # past the binding of arguments and functorch: 40 µs
+        # skips the binding of arguments and functorch: 40 µs
         out: Tensor = super(Function, _Repeated).apply(q, k, v, sums, self)
         return out
 

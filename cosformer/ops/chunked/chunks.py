@@ -42,7 +42,7 @@ Spans = tuple[Span, ...]
 
 
 class Plan(NamedTuple):
-    """The spans of queries and of keys; one and the same where they stand alike."""
+    """The spans of queries and of keys, which are the same where query i stands at key i."""
 
     queries: Spans
     keys: Spans
@@ -222,7 +222,7 @@ class Workspace:
 
 
 def forget() -> None:
-    """Let go of the memory that this thread keeps."""
+    """Free the memory that this thread keeps."""
     _kept.memory = None
 
 

@@ -179,7 +179,7 @@ class _Rows:
         return _placed(values, into, values.new_ones(()).expand(*values.shape[:-1], 1))
 
     def hide(self, rows: Tensor, n: int) -> Tensor:
-        """Zeros at masked keys, whatever stood there."""
+        """Rows with zeros at masked keys, even where they are NaN."""
         return rows if self._real is None else rows.masked_fill(~self._real[n], 0)
 
     def first_state(self) -> Tensor:
@@ -197,7 +197,7 @@ class _Rows:
 
 
 class _Backward:
-    """What the sweeps of a backward pass read, and what becomes of their sums."""
+    """The rows that the sweeps of a backward pass read, and where their results go."""
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ class Windows:
         return tile
 
     def _fading(self, decay: Tensor, span: Span, dtype: torch.dtype, into: Tensor | None) -> Fading:
-        """That of a span; of an even decay once for all spans of one size."""
+        """The decays of a span; an even decay is made once for all spans of one size."""
         # a padded span is the only one, and may have a symbolic size
         like = None if span.padded else (span.chunks, span.chunk_length)
         if like in self._fadings:

@@ -23,7 +23,7 @@ Results = Sequence[Tensor | None]
 
 
 class Room(NamedTuple):
-    """Memory that a pass takes: like a tensor that it is given, or of a size of its own."""
+    """Memory that a pass allocates: like a given tensor, or of a size of its own."""
 
     like: int | None
     size: tuple[int, ...]

@@ -7,7 +7,10 @@ GATE_RULE = "log_decay must be at most 0"
 
 
 def least_gate(dtype: torch.dtype) -> float:
-    """A gate below it has the exponential 0 already, and would swallow the sums after it."""
+    """The smallest logarithm of a decay that is summed.
+
+    The exponential of a smaller one is 0 as well, and the running sum would lose its last digits.
+    """
     return -800.0 if dtype == torch.float64 else -110.0
 
 
@@ -28,7 +31,7 @@ def decay_gradient(
     decay: Tensor,
     at_start: Tensor | None = None,
 ) -> Tensor:
-    """dL. L_i enters through row i of the weights, −L_j through column j, L_end through the state.
+    """The gradient dL of L: L_i is in row i of the weights, −L_j in column j, L_end in the state.
 
     Weights are linear in features, so the share of row i is φ(q_i)·dφ(q_i) and that of column j is
     φ(k_j)·dφ(k_j), which `by_query` and `by_key` hold, `[B, H, T, 1]`.

@@ -23,7 +23,7 @@ class Constants(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Numbers and names."""
+    """Numbers and names, which have no gradient either."""
 
     causal: bool
     feature_map: str
@@ -76,7 +76,7 @@ class Gradients(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """What kernels make in a backward pass; the state's gradient is that of every query head."""
+    """The results of the kernels' backward pass; the state's gradient has every query head."""
 
     q: Tensor | None = None
     k: Tensor | None = None
@@ -112,7 +112,7 @@ class Asked(NamedTuple):
 
 
 def room_for_outputs(q: Tensor, v: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-    """Memory for what kernels give out: `[B, H, T, V]`, and row totals `[B, H, T]` if any."""
+    """Memory for the outputs of kernels, `[B, H, T, V]`, and for row totals `[B, H, T]` if any."""
     same_width = q.shape[3] == v.shape[3]
     out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[3])
     rows = 0 if rule == "none" else q.shape[2]

@@ -15,7 +15,7 @@ def summed_over_groups(grad: Tensor, groups: int) -> Tensor:
 
 
 def of_first_in_group(x: Tensor, groups: int) -> Tensor:
-    """`[B, H, …]` as `[B, H_kv, …]`: all heads of a group hold the same."""
+    """`[B, H, …]` as `[B, H_kv, …]`, for tensors that are equal in all heads of a group."""
     return x if groups == 1 else x[:, ::groups]
 
 

@@ -122,7 +122,7 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
 
 
 def _shown(decay: float) -> str:
-    """Six digits, rounded down: whoever types them in again stays below the decay."""
+    """A decay in six digits, rounded down, so that typing the digits gives no larger decay."""
     return f"{math.floor(1e6 * decay) / 1e6:g}"
 
 

@@ -11,7 +11,7 @@ CONVENTIONS = ("index", "stretch")
 
 
 class Placement(NamedTuple):
-    """What a caller says of positions; `cosformer.attention` explains each."""
+    """The arguments about positions; `cosformer.attention` explains each."""
 
     causal: bool = False
     query_start: int | None = None
@@ -30,7 +30,7 @@ class Positions(NamedTuple):
 
 
 def check_placement(q: Tensor, k: Tensor, given: Placement) -> None:
-    """Arguments that say where tokens stand, and which of them exclude each other."""
+    """Refuse arguments about positions that are wrong or that exclude each other."""
     check_bool("causal", given.causal)
     check_choice("positions", given.positions, CONVENTIONS)
     start, packed = given.query_start, given.cu_seqlens is not None
@@ -51,7 +51,7 @@ def check_placement(q: Tensor, k: Tensor, given: Placement) -> None:
 
 
 def check_decays_there(q: Tensor, k: Tensor, given: Placement, names: str) -> None:
-    """A decay needs one axis of positions: a causal call, or query i at key i and as many of both.
+    """Refuse a decay unless the call is causal or query i stands at key i, as many of both.
 
     `names` are the arguments that ask for the decay.
     """
@@ -98,7 +98,7 @@ def sequence_of(cu_seqlens: Tensor, length: int) -> Tensor:
 
 
 def longer(one: int, other: int) -> int:
-    """The larger length; a graph exported with both open must not learn which one it was."""
+    """The larger length; an exported graph with two open lengths must not fix which one it is."""
     if isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt):
         return torch.sym_max(one, other)
     return max(one, other)

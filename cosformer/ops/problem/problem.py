@@ -1,4 +1,4 @@
-"""One attention problem: checked, with no default left open."""
+"""One attention problem, whose arguments are checked and complete."""
 
 from typing import NamedTuple
 

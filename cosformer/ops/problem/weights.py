@@ -1,4 +1,4 @@
-"""What horizon, theta, gamma and log_decay say of the weights: checked, as tensors where q is."""
+"""The arguments horizon, theta, gamma and log_decay, checked and as tensors on q's device."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Rates = float | Sequence[float] | Tensor
 
 
 def check_weight(weight: str) -> str:
-    """A kind of weights that `attention` has."""
+    """Refuse a `weight` that `attention` does not have."""
     names = [name for name in WEIGHTS if name != "plain"]
     if weight not in names:
         raise ValueError(f"weight must be one of {', '.join(names)}, got {weight!r}")
@@ -103,7 +103,7 @@ def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 def as_numbers(rates: Rates, name: str = "gamma") -> Rates:
-    """A sequence as numbers that can be compared with those of another call."""
+    """A sequence of numbers as a tuple, which can be compared with that of another call."""
     if isinstance(rates, Tensor):
         return rates
     if type(rates) is Numbers and not torch.compiler.is_compiling():
@@ -125,7 +125,7 @@ def check_one_decay(decay: Rates, log_decay: Tensor | None) -> Rates:
 
 
 def is_one(rates: Rates | None) -> bool:
-    """Whether nothing fades: None, or numbers that are all 1. A tensor is not looked at."""
+    """Whether there is no decay: None, or numbers that are all 1. A tensor is not read."""
     if rates is None or isinstance(rates, Tensor):
         return rates is None
     return all(rate == 1 for rate in (rates if isinstance(rates, Sequence) else (rates,)))
@@ -134,7 +134,7 @@ def is_one(rates: Rates | None) -> bool:
 LOGARITHMS: Memo[Tensor] = Memo()
 """What `log_rates` returned for numbers."""
 KEPT: Memo[float | Tensor] = Memo()
-"""What `as_kept` returned for numbers. The same tensor needs no look to be the state's."""
+"""What `as_kept` returned for numbers: the same tensor again is known to equal the state's."""
 
 
 def as_kept(rates: Rates | None, name: str, k: Tensor) -> float | Tensor:

@@ -18,7 +18,7 @@ def sum_gates(gates: Tensor, least: float) -> tuple[Tensor, Tensor]:
 
 
 def sum_gates_backward(gates: Tensor, least: float, grad: Tensor) -> Tensor:
-    """The gradient of the gates, of that of their running sums."""
+    """The gradient of the gates, from the gradient of their running sums."""
     found = gates.new_empty(gates.shape)
     _launch(gates, least, grad.contiguous(), found, None)
     return found

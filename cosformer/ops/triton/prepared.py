@@ -1,4 +1,4 @@
-"""What the sweeps of one call read beside their rows, made before them."""
+"""What the sweeps of one call read in addition to their rows; made before the sweeps."""
 
 from typing import NamedTuple
 

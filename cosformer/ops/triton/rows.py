@@ -1,4 +1,4 @@
-"""Launches of what surrounds attention in a step."""
+"""Launches of the norms, linear layers and convolutions of one step of a model."""
 
 import functools
 import os
@@ -89,10 +89,11 @@ def add_norm(
     from cosformer.ops.triton.kernels.rows import add_norm_kernel
 
     rows, width = x.shape
+    norm_weight, norm_bias, eps = norm
     out = x.new_empty(rows, width)
     total = x if added is None else x.new_empty(rows, width)
     add_norm_kernel[(rows,)](
-        x, x if added is None else added, norm[0], norm[1], total, out, norm[2],
+        x, x if added is None else added, norm_weight, norm_bias, total, out, eps,
         x.stride(0), 0 if added is None else added.stride(0),
         K=width, BLOCK_K=padded(width), ADD=added is not None,
         num_warps=min(8, max(1, padded(width) // 256)),
