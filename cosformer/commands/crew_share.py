@@ -11,34 +11,32 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from cosformer.training import met
 
 LOOK = 0.5
-"""Seconds from one look for the others to the next."""
+"""Seconds between two looks at what the other processes have done."""
 SOON = timedelta(seconds=600)
-"""Within which all processes have begun."""
+"""The time within which all processes must have begun."""
 
 
 class Share:
-    """All trials, which a process has that is alone; `Taken` is one of many."""
+    """The trials of one process, which takes all of them; `Taken` is for one process of many."""
 
-    is_first, is_alone, neighbours = True, True, 1
-    """Whether this process writes the rows; whether there is no other; those on this machine."""
+    is_first, neighbours = True, 1
+    """Whether this process writes the rows; how many of the processes are on this machine."""
 
     def takes(self, name: str) -> bool:
-        """Whether the trial is this process's, and no other's from now on."""
+        """Whether this process runs the trial; if so, no other process will."""
         return True
 
     def after_first(self, work: Callable[[], None]) -> None:
-        """The first process does it, and the others wait for that."""
+        """Do the work in the first process, while the others wait."""
         work()
 
     def failures(self, own: dict[str, str]) -> dict[str, str]:
-        """What has failed, and why: on the first process that of all, once all have ended."""
+        """Trial -> why it failed; on the first process of all processes, once all have ended."""
         return own
 
 
 class Taken(Share):
-    """What one of many processes has taken of the trials."""
-
-    is_alone = False
+    """The trials that one process of many takes: each trial is taken by one process."""
 
     def __init__(self, store: Store, rank: int, count: int) -> None:
         self._store, self.rank, self.count = PrefixStore("trials", store), rank, count
