@@ -4,7 +4,7 @@
 by luck are found by
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 \
-        python -m pytest tests/ops/test_op_triton_strides_gpu.py
+        python -m pytest tests/ops/gpu_kernels/test_op_triton_strides_gpu.py
 """
 
 from dataclasses import replace
