@@ -1,4 +1,4 @@
-"""What the public functions demand of their tensors, said in one line each."""
+"""Checks of arguments, one function for each rule: they raise a ValueError or a TypeError."""
 
 import difflib
 import math
@@ -17,7 +17,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Shapes, dtypes and devices that fit; under autocast cast as PyTorch's own attention casts."""
+    """Refuse q, k and v that do not fit together; autocast casts them as PyTorch's attention."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x)
         if x.is_nested or x.layout != torch.strided:
@@ -60,7 +60,7 @@ def check_tensor(name: str, value: Any) -> None:
 
 
 def check_number(name: str, value: Any, wanted: str = "a number") -> None:
-    """A real number, symbolic or not; a bool is none."""
+    """Refuse what is no real number; a symbolic one is a number, and a bool is none."""
     if isinstance(value, bool) or not isinstance(
         value, numbers.Real | torch.SymInt | torch.SymFloat
     ):
@@ -69,12 +69,12 @@ def check_number(name: str, value: Any, wanted: str = "a number") -> None:
 
 
 def check_index(name: str, index: Any) -> None:
-    """An index at which a token may stand: positions beyond it are not whole in float64."""
+    """Refuse an index of a token that float64 does not hold as a whole number."""
     check_bits(name, index, 53)
 
 
 def check_bits(name: str, value: Any, most: int) -> None:
-    """A whole number may have at most `most` bits; symbolic numbers are not checked."""
+    """Refuse a whole number of more than `most` bits; symbolic numbers are not checked."""
     if torch.compiler.is_compiling() or not isinstance(value, int):
         return
     if value.bit_length() > most:
@@ -109,13 +109,13 @@ def check_mapping(name: str, value: Any) -> None:
 
 
 class NotANumber(ValueError):
-    """A value is NaN, so what made it went wrong before: training reports that it diverged."""
+    """A value breaks a rule because it is NaN; training then reports that the run diverged."""
 
 
 def require_all(right: Tensor, rule: str, values: Tensor) -> None:
-    """An error that names the rule and a value, unless it holds everywhere.
+    """Raise an error with the rule and a value that breaks it, unless all of `right` are True.
 
-    Nobody waits for a GPU to look, nor can a graph be looked into: there the device asserts it.
+    On a GPU and in a graph the device asserts the rule, because reading the values would wait.
     """
     if torch.compiler.is_compiling():
         torch._assert_async(right.all(), rule)
@@ -175,7 +175,7 @@ def check_scale(scale: float, normaliser: str) -> float:
 
 
 def check_whole(name: str, value: int, least: int) -> int:
-    """A whole number from `least` on; a number of another type is a TypeError, bools included."""
+    """Refuse what is no whole number from `least` on; another type, also bool, is a TypeError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number from {least} on, got {value!r}")
     if value < least:
@@ -184,21 +184,21 @@ def check_whole(name: str, value: int, least: int) -> int:
 
 
 def check_seed(seed: int, below: int = 2**63) -> int:
-    """PyTorch saves whole numbers, and takes seeds, of 64 bits, one of them a sign."""
+    """Refuse a seed that is negative or has more than the 63 bits that PyTorch saves."""
     if check_whole("seed", seed, 0) >= below:
         raise ValueError(f"seed must be below {below}, got {seed}")
     return seed
 
 
 def check_new_file(name: str, path: Path) -> Path:
-    """A file that can be written: it may be there already, and its folders need not be."""
+    """Refuse a path where no file can be written; the file may exist, its folders need not."""
     if path.is_dir():
         raise ValueError(f"{name} must be a file, got {path}, which is a folder")
     return _check_within(name, path)
 
 
 def check_new_folder(name: str, path: Path) -> Path:
-    """A folder that can be made, or that is there already."""
+    """Refuse a path where there is no folder and none can be made."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{name} must be a folder, got {path}, which is a file")
     return _check_within(name, path)
@@ -233,7 +233,7 @@ def check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
 
 
 def check_packing(cu_seqlens: Tensor, q: Tensor, k: Tensor) -> None:
-    """Boundaries 0 = s₀ ≤ s₁ ≤ … = T of sequences laid end to end in a batch of one."""
+    """Refuse boundaries that are not 0 = s₀ ≤ s₁ ≤ … = T, of sequences in a batch of one."""
     check_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dim() != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(

@@ -17,17 +17,17 @@ ENTRIES = 32
 
 
 class Numbers(tuple[float, ...]):
-    """Several numbers: unlike a tensor, they tell calls apart."""
+    """A tuple of numbers, by which two calls can be compared, as they cannot by a tensor."""
 
 
 KINDS = {bool, int, float, str, type(None), Numbers}
-"""The types of values that tell calls apart."""
+"""The types of values by which calls are compared."""
 
 Value = TypeVar("Value")
 
 
 class Memo(Generic[Value]):
-    """Values by what they follow from, made once for each device and stream."""
+    """Values, each kept under what it was made from, once for each device and stream."""
 
     def __init__(self, lasts: Callable[[Value], bool] = lambda _: True) -> None:
         """Values for which `lasts` is false are not kept."""

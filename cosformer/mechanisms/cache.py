@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Cache(NamedTuple):
-    """Keys and values that later queries may look at."""
+    """Keys and values of earlier tokens, to which later queries may attend."""
 
     k: Tensor  # [B, H_kv, kept, D]
     v: Tensor  # [B, H_kv, kept, V]

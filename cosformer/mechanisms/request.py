@@ -15,16 +15,16 @@ class Split(Protocol):
     """Ranks of which each has a stretch of every sequence; `cosformer.distributed` makes it."""
 
     def meanwhile(self, work: Callable[[], Tensor | None]) -> "Split":
-        """The same ranks, whose `attention` or `linear_attention` does so much work while it waits.
+        """The same ranks, whose `attention` or `linear_attention` does this work while it waits.
 
         A tensor that the work returns takes the place of the queries.
         """
 
     def start(self, tokens: int) -> int:
-        """How many tokens stand before those of this rank, which has so many."""
+        """How many tokens stand before those of this rank, which has `tokens` of them."""
 
     def total(self, tokens: int) -> int:
-        """How many tokens all ranks have, where this one has so many."""
+        """How many tokens all ranks have together; this rank has `tokens` of them."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """`ops.attention` over all ranks."""
@@ -33,7 +33,7 @@ class Split(Protocol):
         """`ops.linear_attention` over all ranks."""
 
     def neighbours(self, x: Tensor, before: int, after: int) -> tuple[Tensor, Tensor]:
-        """So many tokens before and after those of this rank, `[B, T, C]`; zeros at the ends."""
+        """Some tokens before and after those of this rank, `[B, T, C]`; zeros at the ends."""
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """The tokens of all ranks, along a dimension of x."""
@@ -64,7 +64,7 @@ def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def repeat_heads(k: Tensor, q: Tensor) -> Tensor:
-    """k with a head for every head of q."""
+    """k `[B, H_kv, S, D]` as `[B, H, S, D]`: each head repeated for its query heads."""
     groups = q.shape[1] // k.shape[1]
     return k if groups == 1 else k.repeat_interleave(groups, 1)
 

@@ -20,23 +20,23 @@ class Traits:
     state: Literal["constant", "window", "cache", "none"] = "none"
     """What a stream remembers: sums, the last few tokens, all tokens; or it cannot stream."""
     mask: bool = True
-    """Obeys `key_mask`."""
+    """Takes a `key_mask`, by which some tokens are padding."""
     reads_mask: bool = False
-    """Looks at `key_mask` on the host: it waits for a GPU, and a graph cannot go on."""
+    """Reads `key_mask` on the host: a call waits for the GPU, and a graph breaks there."""
     positions: Literal["none", "relative", "absolute"] = "none"
-    """What weights know of positions by themselves."""
+    """Whether weights depend on distances, on absolute positions, or on neither by themselves."""
     max_length: int | None = None
-    """The longest sequence."""
+    """The most tokens of a sequence; None: any number."""
     multiple_of: int = 1
-    """Computes in blocks of so many tokens; it pads and masks by itself."""
+    """The number of tokens in a block, where it computes in blocks; any length may be given."""
     random: bool = False
-    """Holds drawn numbers, saved with the parameters and drawn anew by `redraw` alone."""
+    """Holds random numbers, which are saved with the parameters; only `redraw` changes them."""
     normalised: bool = True
     """The weights of a row sum to 1."""
     norm_after: bool = False
     """Nothing bounds its output: the layer puts a norm after it."""
     shared_qk: bool = False
-    """Made for k = q: a layer projects once."""
+    """Takes the queries as keys: a layer makes one projection for both."""
     controls: tuple[str, ...] = ()
     """Per-token numbers that the layer projects from its input, one per key head."""
     second_derivative: bool = True

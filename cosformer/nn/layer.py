@@ -424,7 +424,7 @@ class AttentionLayer(HeadProjections):
         return first
 
     def _no_tokens(self, batch: int) -> tuple[Tensor, Tensor]:
-        """No keys and no values, as the mechanism gets them."""
+        """Keys and values without tokens, `[B, H_kv, 0, ·]`, with which a stream begins."""
         empty, shape = self.out_proj.weight.new_empty, (batch, self.num_kv_heads, 0)
         return empty(*shape, self.mechanism.width), empty(*shape, self.value_dim)
 
@@ -491,7 +491,7 @@ class AttentionLayer(HeadProjections):
         return q if self.q_norm is None else _normed(q, self.q_norm).to(dtype)
 
     def _gated(self, x: Tensor) -> Tensor | None:
-        """What the heads are multiplied by, `[B, H, T, V]`, if anything."""
+        """The gate by which the heads are multiplied, `[B, H, T, V]`; None without a gate."""
         if self.gate is None:
             return None
         gate: Tensor = GATES[self.gate_kind](self.gate(x)).unflatten(-1, (self.num_heads, -1))
@@ -525,7 +525,7 @@ def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
 
 
 def _begin(project: nn.Linear, bias: Tensor | None) -> nn.Linear:
-    """The projection, which gives this bias for every token at first; None leaves it as it is."""
+    """Start a projection with weights of 0 and this bias; with None leave it as it was drawn."""
     if bias is not None:
         with torch.no_grad():
             project.weight.zero_()
