@@ -144,25 +144,3 @@ def refuse_mapped(name: str, dim: int | None) -> None:
     """An error for an argument that vmap maps over and that cannot be."""
     if dim is not None:
         raise ValueError(f"{name} cannot be mapped over by vmap")
-
-
-def fold_vmapped(
-    apply: Callable[..., Any],
-    size: int,
-    in_dims: tuple[Any, ...],
-    args: tuple[Any, ...],
-    *,
-    rows: tuple[int, ...],
-) -> tuple[Any, Any]:
-    """`apply` on arguments whose mapped dimension of this size joins the batch, the first one.
-
-    Arguments at the indices `rows` must have the whole batch; the others may broadcast from 1.
-    """
-    batch = args[0].shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
-    folded = []
-    for n, (arg, dim) in enumerate(zip(args, in_dims, strict=True)):
-        if isinstance(arg, Tensor) and (dim is not None or arg.dim() > 1):
-            arg = (join_batch if n in rows else join_shared)(arg, dim, size, batch)
-        folded.append(arg)
-    outputs = tuple(out.unflatten(0, (size, batch)) for out in apply(*folded))
-    return outputs, (0,) * len(outputs)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.patterns.parts import Part, Sizes, as_before, in_order
-from cosformer.runtime import compute_dtype, fold_vmapped, full_precision
+from cosformer.runtime import compute_dtype, full_precision, join_batch
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
 LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
@@ -111,8 +111,24 @@ class _Blocked(torch.autograd.Function):
         return *grads, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return fold_vmapped(_Blocked.apply, info.batch_size, in_dims, args, rows=(0, 1, 2, 3))
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        sizes: Sizes,
+        parts: Parts,
+    ) -> tuple[Any, Any]:
+        """The mapped dimension joins the batch, the first of every tensor."""
+        of_q, of_k, of_v, of_mask, _, _ = in_dims
+        size, batch = info.batch_size, q.shape[0 if of_q is None else int(of_q == 0)]
+        q, k, v = (join_batch(x, dim, size, batch) for x, dim in ((q, of_q), (k, of_k), (v, of_v)))
+        if key_mask is not None:
+            key_mask = join_batch(key_mask, of_mask, size, batch)
+        results = _Blocked.apply(q, k, v, key_mask, sizes, parts)
+        return tuple(x.unflatten(0, (size, batch)) for x in results), (0, 0)
 
 
 def _slices(
