@@ -61,6 +61,7 @@ def is_crowded(todo):
     crew_run.work(todo, too_large) if todo.jobs > 1 else work(todo)
 
 
+@pytest.mark.slow
 def test_rates_are_searched_then_seeds_and_a_second_call_runs_nothing(here, capsys):
     only = ("softmax", "cosformer-gated")
     assert reproduce.run(options(here, only=only)) == 0

@@ -38,6 +38,7 @@ def graphs(monkeypatch):
     return counter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [2**24, 256 * 10])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_blocks_that_are_alike_are_compiled_once_and_the_loss_too(
@@ -92,6 +93,7 @@ def test_a_compiled_block_keeps_17_numbers_of_16_bits_for_each_column_of_x():
     assert 17 <= sum(kept.values()) / (2 * length * width) < 17.5
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_compiled_or_computing_again(tmp_path, graphs):
     """Nothing is compiled on a CPU unless that is asked for."""
     given = {"model": {"layers": 1, "width": 16, "heads": 2}}
