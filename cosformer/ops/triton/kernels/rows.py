@@ -30,8 +30,8 @@ def linear_rows_kernel(
 
     The norm costs no wait of its own. With d = x − x_0, m the mean of d and w′ the weight times
     that of the norm, norm(x) weightᵀ is (Σ w′ d − m Σ w′)/√(Σ d²/K − m² + eps), and the sums over d
-    are made side by side. As (x_0 − mean)² is at most K variances, the difference loses no more than
-    K roundings of the variance, however large the mean is.
+    are made side by side. As (x_0 − mean)² is at most K variances, the difference loses at most K
+    roundings of the variance, however large the mean is.
     """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
