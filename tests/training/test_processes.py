@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import training_cases as cases
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from cosformer import cli, records, training
 from cosformer.commands import crew as crews
@@ -28,7 +29,7 @@ from cosformer.training.checkpoints import read
 from cosformer.training.folder import state_of
 from cosformer.training.phases import phases
 from cosformer.training.possible import require_shared
-from cosformer.training.processes import Together
+from cosformer.training.processes import Together, joined
 
 MODEL = {"layers": 2, "width": 16, "heads": 2, "mechanism": "cosformer-gated", "conv": 4}
 MESHES = {
@@ -439,6 +440,19 @@ def test_a_mesh_that_does_not_fit_says_what_does(message):
     parallel, count = SIZES[message]
     with pytest.raises(ValueError, match=message):
         parallel.sizes(count)
+
+
+def test_torchrun_ends_its_report_with_the_error(tmp_path, monkeypatch):
+    """It asks for a file; where there is none, it ends with a page of its own."""
+    address = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    address["TORCHELASTIC_ERROR_FILE"] = path = tmp_path / "error.json"
+    for name, value in address.items():
+        monkeypatch.setenv(name, str(value))
+    rule = "must be the number of processes, 2, got 1 · 3"
+    with pytest.raises(ValueError, match=rule), joined(Parallel(context=3), "cpu"):
+        pass
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(path))
+    assert rule in str(ChildFailedError("cosformer", {1: failure})).splitlines()[-2]
 
 
 def test_one_process_refuses_a_mesh_of_many(config):
