@@ -28,7 +28,7 @@ from cosformer.training import Budget, Evaluation, Optimiser, Parallel, learner,
 from cosformer.training.checkpoints import read
 from cosformer.training.folder import state_of
 from cosformer.training.phases import phases
-from cosformer.training.possible import require_shared
+from cosformer.training.possible import notes_on_sharing, require_shared
 from cosformer.training.processes import Together, joined
 
 MODEL = {"layers": 2, "width": 16, "heads": 2, "mechanism": "cosformer-gated", "conv": 4}
@@ -483,6 +483,19 @@ def test_stretches_of_a_sequence_with_one_answer_are_refused(config, tmp_path):
     among.count = 2
     with pytest.raises(ValueError, match=r"must be 1 .*, got 2 for the classifier of train"):
         require_shared(phases(shared, task.create("cpu")), shared, among)
+
+
+@pytest.mark.parametrize(
+    ("context", "mechanism", "count"),
+    [(2, "cosformer-gated softmax", 1), (2, "cosformer", 0), (1, "softmax", 0)],
+)
+def test_a_run_says_that_what_softmax_layers_send_grows_with_the_length(
+    context, mechanism, count, config
+):
+    shared = settings(config.out, model={**MODEL, "mechanism": mechanism})
+    phase = phases(shared, shared.task.create("cpu"))[0]
+    notes = notes_on_sharing(phase, placed((1, 1, context), (0, 0, 0)))
+    assert sum("softmax layers gather the keys and values" in note for note in notes) == count
 
 
 @pytest.mark.parametrize("message", REFUSED)
