@@ -13,7 +13,7 @@ from cosformer.check import check_tensor, check_whole
 from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, refuse
 from cosformer.models.config import ModelConfig
 from cosformer.models.token_loss import NOT_ASKED, TokenLoss
-from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids
+from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids, sinusoids_from
 from cosformer.runtime import compute_dtype, readable, recomputed
 
 EMBEDDING_STD = 0.02
@@ -117,7 +117,7 @@ class Backbone(nn.Module):
         self._check_length(length)
         if key_mask is not None and order is not None:  # padding goes last, where it shifts none
             tokens, key_mask = _taken(tokens, order), key_mask.gather(1, order)
-        x = self.embed(tokens, start + torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.embed(tokens, start)
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), 1, -1), x], 1)
             if key_mask is not None:
@@ -301,17 +301,25 @@ class Backbone(nn.Module):
     def _stack(self) -> list[Block]:
         return cast(list[Block], list(self.blocks))
 
-    def embed(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Vectors of tokens that stand at these positions, before the first block."""
+    def embed(self, tokens: Tensor, position: int | Tensor) -> Tensor:
+        """Vectors of tokens that stand at these positions, before the first block.
+
+        A number is the position of the first one, which the others follow.
+        """
         try:
             x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         except IndexError:  # torch has looked: a GPU, which asserts it, does not wait for this
             raise _unknown_token(tokens, self.config.vocabulary) from None
         if self.positions is not None:
+            if not isinstance(position, Tensor):
+                position = position + torch.arange(x.shape[1], device=x.device)
             x = x + self.positions(position)
-        elif "sinusoidal" in self.schemes.values():  # as large as the embeddings are at first
-            waves = sinusoids(position, self.config.width) * (EMBEDDING_STD * math.sqrt(2))
-            x = x + waves.to(x.dtype)
+        elif "sinusoidal" in self.schemes.values():
+            scale = EMBEDDING_STD * math.sqrt(2)  # as large as the embeddings are at first
+            if isinstance(position, Tensor):
+                x = x + (scale * sinusoids(position, self.config.width)).to(x.dtype)
+            else:
+                x = x + sinusoids_from(position, x, scale)
         out: Tensor = self.dropout(x)
         return out
 

@@ -8,6 +8,7 @@ from cosformer.nn.drop_in import CosformerAttention
 from cosformer.nn.layer import AttentionLayer, LayerState
 from cosformer.nn.layer import check_gate as check_gate
 from cosformer.nn.positions import sinusoids as sinusoids
+from cosformer.nn.positions import sinusoids_from as sinusoids_from
 from cosformer.nn.prepared import BlockStep as BlockStep
 from cosformer.nn.prepared import PreparedBlock as PreparedBlock
 from cosformer.nn.prepared import is_own as is_own

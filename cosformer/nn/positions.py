@@ -8,6 +8,10 @@ from torch import Tensor, nn
 from cosformer.check import check_whole
 from cosformer.mechanisms import SinePositions, check_rotary
 from cosformer.ops.features import positions, rotate
+from cosformer.runtime import untraced
+
+STRETCH = 256
+"""Positions after which sines and cosines are made as products."""
 
 
 class Positions(nn.Module):
@@ -59,7 +63,7 @@ class Sinusoidal(Positions):
     """Sines and cosines of the position, added to what q and k are projected from."""
 
     def embed(self, x: Tensor, start: int | Tensor) -> Tensor:
-        return x + sinusoids(positions(start, x.shape[1], x), x.shape[2]).to(x.dtype)
+        return x + sinusoids_from(start, x)
 
 
 class Rotary(Positions):
@@ -114,6 +118,29 @@ def sinusoids(position: Tensor, width: int) -> Tensor:
 
     Positions of any shape `[...]` give `[..., width]`.
     """
-    pairs = torch.arange(0, width, 2, dtype=torch.float64, device=position.device)
-    angle = position.double()[..., None] * torch.exp(-math.log(1e4) * pairs / width)
+    angle = _angles(position, width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
+
+
+def sinusoids_from(start: int | Tensor, x: Tensor, scale: float = 1.0) -> Tensor:
+    """`scale` × sinusoids of the positions of x `[B, T, width]`, `[b, T, width]` like x.
+
+    Positions follow each other from `start` on, a number or `[B]`, one for each stream.
+    """
+    length, width = x.shape[1:]
+    # a compiler makes one kernel of the formula
+    if not untraced() or length <= STRETCH:
+        return (scale * sinusoids(positions(start, length, x), width)).to(x.dtype)
+    # sin(a+b) + i·cos(a+b) = (sin a + i·cos a)(cos b − i·sin b): one pass instead of nine, and as
+    # exact, for it is float64 as well
+    firsts = _angles(positions(start, length, x)[:, ::STRETCH], width)[:, :, None]
+    others = _angles(torch.arange(STRETCH, device=x.device), width)
+    waves = torch.complex(firsts.sin(), firsts.cos()).mul_(scale)
+    waves = waves * torch.complex(others.cos(), -others.sin())  # [b, T / 256, 256, width / 2]
+    return torch.view_as_real(waves).to(x.dtype).flatten(3).flatten(1, 2)[:, :length, :width]
+
+
+def _angles(position: Tensor, width: int) -> Tensor:
+    """Positions `[...]` / 10⁴^(2n/width) for each n `[..., width / 2]`, in float64."""
+    pairs = torch.arange(0, width, 2, dtype=torch.float64, device=position.device)
+    return position.double()[..., None] * torch.exp(-math.log(1e4) * pairs / width)

@@ -33,6 +33,8 @@ LM: dict[str, Fields] = {
     "softmax-norm-sigmoid": {"mechanism": "softmax", **_NORM_SIGMOID},
     "cosformer": {"mechanism": "cosformer"},
     "cosformer-1-head": {"mechanism": "cosformer", "heads": 1},
+    "cosformer-positions": {"mechanism": "cosformer", "positions": "learned"},
+    "cosformer-1-head-positions": {"mechanism": "cosformer", "heads": 1, "positions": "learned"},
     "cosformer-norm-gate": {"mechanism": "cosformer", "norm": True, "gate": True},
     "cosformer-conv": {"mechanism": "cosformer", "conv": 4},
     "multiscale": {"mechanism": _MULTISCALE},
@@ -71,6 +73,10 @@ LM: dict[str, Fields] = {
     "local-gated-turns-norm-sigmoid": {
         "mechanism": f"local {_GATED}", "options": _WINDOW, **_NORM_SIGMOID,
     },
+    "window-6-gated-norm-sigmoid": {
+        "mechanism": f"{_GATED}*3 local {_GATED}*2", "options": {"local": {"window": 510}},
+        **_NORM_SIGMOID,
+    },
     "hybrid-6-gated-norm-sigmoid": {
         "mechanism": _GATED_FOURTH, **_NORM_SIGMOID,
     },
@@ -99,8 +105,9 @@ LM: dict[str, Fields] = {
     },
 }  # fmt: skip
 """Entries of the study of next bytes: name -> fields of the model. Positions are each mechanism's
-own best (`positions="auto"`) unless an entry names others. hybrid-6: one softmax layer in six; so
-hybrid-12 is for models of 12 layers."""
+own best (`positions="auto"`) unless an entry names others. hybrid-6: one softmax layer in six;
+window-6: one layer in six that sees the last 256 tokens exactly, and none before; hybrid-12 is for
+models of 12 layers."""
 
 MLM: dict[str, Fields] = {
     SOFTMAX: {"mechanism": "softmax"},

@@ -48,6 +48,7 @@ from cosformer.report.study import (
     UNITS,
     best_by_entry,
     best_by_share,
+    best_with_windows,
     of_most,
     probe_claim,
     probe_grids,
@@ -157,6 +158,8 @@ def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -
         if 0 < share < 1
     }
     who[chosen] = f"the best model without exact layers, {chosen}, has"
+    if windowed := best_with_windows(best):
+        who[windowed] = f"with windows, and memory that does not grow either, {windowed} has"
     who.setdefault(PAPER, "cosFormer as published has")
     for name in who:
         if name in best:

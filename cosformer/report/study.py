@@ -18,6 +18,8 @@ UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per mas
 """Quantity of a study's rows -> how a table calls it."""
 COMPARED = "softmax"
 """The entry that others are compared with."""
+WINDOW = "local"
+"""The mechanism of layers that see a window of tokens exactly, and keep no others."""
 PAPER = "cosformer"
 """The entry that is cosFormer as published."""
 LARGER = 1.1
@@ -138,34 +140,38 @@ def shares_table(rows: Sequence[Row]) -> str:
     """The same for models of 12 layers, which can have one exact layer in twelve, and how fast they
     learn."""
     deep = [row for row in judged_rows(rows) if row.config["scale"] == "deep"]
-    return _by_share(deep, is_timed=True) if deep else ""
+    alone = [r for r in rows if r.what == "train_speed" and r.config["scale"] == "deep"]
+    return _by_share(deep, {entry_of(row): row for row in alone}) if deep else ""
 
 
-def _by_share(judged: Sequence[Row], *, is_timed: bool = False) -> str:
-    """The best entry for every share of exact layers, softmax as it is usual, and the paper's
-    cosFormer. Models that are larger than softmax's by more than a tenth are left out."""
+def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) -> str:
+    """The best entry for every share of exact layers, the best with windows, softmax as it is
+    usual, and the paper's cosFormer. Models that are larger than softmax's by more than a tenth are
+    left out.
+
+    `speeds`: rows of entries that were timed alone; None: the table has no speeds.
+    """
     best = best_by_entry(judged)
     compared, chosen = best.get(COMPARED), best_by_share(best)
-    names = [name for name in best if name in {*chosen.values(), COMPARED, PAPER}]
+    shown_too = {COMPARED, PAPER, best_with_windows(best)}
+    names = [name for name in best if name in {*chosen.values(), *shown_too}]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
     header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
     header += [f"at {FAR[-1]} × the length", "parameters"]
     header += [f"stream of {n:,} tokens" for n in (length, far)]
-    header += ["tokens/s in training"] * is_timed
+    header += ["tokens/s in training"] * (speeds is not None)
     lines = []
     for name in names:
         (row, *_), values = best[name], [row.value for row in best[name]]
-        exact = _exact_layers(row)
         beyond = MISSING
         if compared is not None and name != COMPARED:
             usual = statistics.fmean(row.value for row in compared)
             beyond = f"{statistics.fmean(values) - usual:+.3f}"
-        some = f"{exact.numerator} of {exact.denominator}"
-        share = "none" if not exact else "all" if exact == 1 else some
         size = f"{row.config['parameters'] / 1e6:.2f} M"
-        cells = [share, name, _spread(values, 3), beyond, _at_far(best[name], FAR[-1]).text, size]
+        cells = [_spell_share(row), name, _spread(values, 3), beyond]
+        cells += [_at_far(best[name], FAR[-1]).text, size]
         cells += [_state(row), _state(row, far)]
-        lines.append([*cells, _speed(row, None).text] if is_timed else cells)
+        lines.append(cells if speeds is None else [*cells, _speed(row, speeds.get(name)).text])
     shown = [row for name in names for row in best[name]]
     newest = max(shown, key=lambda row: row.date)
     told = (
@@ -178,14 +184,28 @@ def _by_share(judged: Sequence[Row], *, is_timed: bool = False) -> str:
 
 
 def best_by_share(best: Mapping[str, Sequence[Row]]) -> dict[Fraction, str]:
-    """The best entry for every share of exact layers; much larger models than softmax's do not
-    count. `best`: as `best_by_entry` has it."""
-    compared, chosen = best.get(COMPARED), dict[Fraction, str]()
-    most = math.inf if compared is None else LARGER * compared[0].config["parameters"]
-    for name in sorted(best, key=lambda name: _loss(best[name][0])):  # by the seed that all have
-        if best[name][0].config["parameters"] <= most:
-            chosen.setdefault(_exact_layers(best[name][0]), name)
+    """The best entry for every share of exact layers, without those that have windows; much larger
+    models than softmax's do not count. `best`: as `best_by_entry` has it."""
+    chosen = dict[Fraction, str]()
+    for name in _comparable(best):
+        if not _share(best[name][0], WINDOW):
+            chosen.setdefault(_share(best[name][0], COMPARED), name)
     return chosen
+
+
+def best_with_windows(best: Mapping[str, Sequence[Row]]) -> str | None:
+    """The best entry some of whose layers see a window and none sees all tokens."""
+    rows = {name: best[name][0] for name in _comparable(best)}
+    found = (n for n, row in rows.items() if _share(row, WINDOW) and not _share(row, COMPARED))
+    return next(found, None)
+
+
+def _comparable(best: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Entries that are not much larger than softmax, the best first by the seed that all have."""
+    compared = best.get(COMPARED)
+    most = math.inf if compared is None else LARGER * compared[0].config["parameters"]
+    small = [name for name in best if best[name][0].config["parameters"] <= most]
+    return sorted(small, key=lambda name: _loss(best[name][0]))
 
 
 def study_figure(rows: Sequence[Row], file_format: str, scale: str = "full") -> bytes:
@@ -426,13 +446,25 @@ def _speed(row: Row, alone: Row | None) -> Cell:
     return Cell(speed if row.config["jobs"] == 1 else f"({speed})", [row])
 
 
-def _exact_layers(row: Row) -> Fraction:
-    """The share of an entry's layers that are softmax."""
+def _share(row: Row, mechanism: str) -> Fraction:
+    """The share of an entry's layers that have a mechanism."""
     names: list[str] = []
     for part in row.config["mechanism"].split():
         name, _, count = part.partition("*")
         names += [name] * int(count or 1)
-    return Fraction(names.count(COMPARED), len(names))
+    return Fraction(names.count(mechanism), len(names))
+
+
+def _spell_share(row: Row) -> str:
+    """How many layers are exact, and how many see a window, as a table says it."""
+    exact, window = _share(row, COMPARED), _share(row, WINDOW)
+    some = f"{exact.numerator} of {exact.denominator}"
+    said = "none" if not exact else "all" if exact == 1 else some
+    if not window:
+        return said
+    width = row.config["model"].get("options", {}).get(WINDOW, {}).get("window")
+    seen = "a window" if width is None else f"the last {width // 2 + 1} tokens"
+    return f"{said}; {window.numerator} of {window.denominator} for {seen}"
 
 
 def _state(row: Row, length: int | None = None) -> str:

@@ -12,6 +12,11 @@ from cosformer.training.learner import create, take_over
 from cosformer.training.phases import Phase
 from cosformer.training.processes import Processes
 
+GATHERS = (
+    "softmax layers gather the keys and values of all processes that share a sequence: their "
+    "messages and memory grow with its length"
+)
+
 
 def require_possible(todo: Sequence[Phase]) -> None:
     """An error unless each phase's model can be made, read its sequences and follow the last."""
@@ -58,6 +63,13 @@ def require_shared(todo: Sequence[Phase], config: RunConfig, processes: Processe
             )
         if context > 1:
             require_stretches(phase, context)
+
+
+def notes_on_sharing(phase: Phase, processes: Processes) -> list[str]:
+    """What a user should know about how processes share a phase; a sentence each."""
+    if processes.sizes[2] > 1 and "softmax" in phase.model.mechanisms:
+        return [GATHERS]
+    return []
 
 
 def require_stretches(phase: Phase, context: int) -> None:

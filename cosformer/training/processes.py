@@ -1,6 +1,7 @@
 """The processes of one run: what each has of a batch and of the model, and what all agree on."""
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -143,12 +144,19 @@ def joined(parallel: Parallel, device: str) -> Iterator[Processes]:
     if dist.is_available() and dist.is_initialized():
         yield Together(parallel, device, None)
         return
-    parallel.sizes(_started())  # an error before anybody waits for anybody
-    found = met(timedelta(seconds=parallel.timeout))
-    if found is None:
-        yield ALONE
-        return
-    store, rank, count = found
+    with _left_for_torchrun():
+        parallel.sizes(_started())  # an error before anybody waits for anybody
+        found = met(timedelta(seconds=parallel.timeout))
+        if found is None:
+            yield ALONE
+        else:
+            yield from _joined(parallel, device, *found)
+
+
+def _joined(
+    parallel: Parallel, device: str, store: Store, rank: int, count: int
+) -> Iterator["Together"]:
+    """All processes, which have met at this store, until an error or the end."""
     is_gpu = torch.device(device).type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
@@ -167,6 +175,19 @@ def joined(parallel: Parallel, device: str) -> Iterator[Processes]:
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _left_for_torchrun() -> Iterator[None]:
+    """Leave an error of the block where torchrun looks for what its report ends with."""
+    try:
+        yield
+    except Exception as error:
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            about = {"py_callstack": str(error), "timestamp": str(int(time.time()))}
+            with contextlib.suppress(OSError), open(path, "w") as file:
+                json.dump({"message": {"message": str(error), "extraInfo": about}}, file)
+        raise
 
 
 class Together(Processes):

@@ -41,7 +41,7 @@ from cosformer.training.loading import create_task, keep_names, keep_vocabulary,
 from cosformer.training.phases import Phase, phases
 from cosformer.training.place import Place, place_of
 from cosformer.training.plugin import load_plugin
-from cosformer.training.possible import require_possible, require_shared
+from cosformer.training.possible import notes_on_sharing, require_possible, require_shared
 from cosformer.training.processes import ALONE, Lost, Processes, joined
 from cosformer.training.progress import Evaluated, Event, Meter, Progress, Started
 from cosformer.training.start import beginning, require_fit
@@ -378,6 +378,10 @@ def _started(learner: Learner) -> Started:
         parameters=parameter_count(learner.model),
         length=phase.task.facts.length,
         device=str(learner.device),
-        notes=(*phase.task.notes, *([COMPILES] if learner.compiled is not None else [])),
+        notes=(
+            *phase.task.notes,
+            *([COMPILES] if learner.compiled is not None else []),
+            *notes_on_sharing(phase, learner.processes),
+        ),
         mesh=learner.processes.sizes,
     )

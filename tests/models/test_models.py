@@ -93,6 +93,14 @@ def test_positions_are_as_the_config_says(positions):
     assert same == (positions == "none")
 
 
+def test_waves_of_a_long_sequence_are_those_of_its_pieces():
+    model, tokens = make("cosformer", positions="sinusoidal", max_length=600), draw(2, 600)
+    whole, (start, state) = model(tokens), model.stream(tokens[:, :290])
+    middle, state = model.stream(tokens[:, 290:599], state)
+    end, _ = model.stream(tokens[:, 599:], state)
+    assert_close(torch.cat([start, middle, end], 1), whole)
+
+
 def inputs(kind, tokens):
     return (tokens, tokens.flip(1)) if kind in ("pairs", "encoder-decoder") else (tokens,)
 

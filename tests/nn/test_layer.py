@@ -1,5 +1,7 @@
 """AttentionLayer: the same layer around every mechanism; pieces and steps are the full pass."""
 
+import math
+
 import pytest
 import torch
 from streaming import in_pieces
@@ -10,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import cosformer.nn
 from cosformer.mechanisms import MECHANISMS
-from cosformer.nn import AttentionLayer, sinusoids
+from cosformer.nn import AttentionLayer, sinusoids, sinusoids_from
 
 F64 = torch.float64
 OPTIONS = {"cosformer": {"horizon": 64}, "sparse-strided": {"stride": 4}}
@@ -127,6 +129,41 @@ def test_sinusoids_are_the_papers():
     table = sinusoids(torch.tensor([3, 4]), 7)
     assert_close(table[1, 2], torch.sin(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
     assert_close(table[1, 3], torch.cos(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
+
+
+def exact_sinusoids(position, width):
+    """By Python's own mathematics, one number after the other."""
+    angles = [position / 1e4 ** (2 * (n // 2) / width) for n in range(width)]
+    return [(math.cos if n % 2 else math.sin)(angle) for n, angle in enumerate(angles)]
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("start", "length", "width"), [(0, 1000, 12), (10**6, 513, 7), (5, 3, 4)])
+def test_sinusoids_of_a_stretch_are_exact_to_their_rounding(start, length, width, dtype):
+    x = torch.zeros(1, length, width, dtype=dtype)
+    right = [exact_sinusoids(start + n, width) for n in range(length)]
+    right = 0.5 * torch.tensor(right, dtype=F64)
+    found = sinusoids_from(start, x, 0.5)
+    assert found.dtype == dtype
+    # half a unit in the last place of numbers below one half
+    assert_close(found[0].double(), right, rtol=0, atol=torch.finfo(dtype).eps / 8 + 1e-9)
+
+
+def test_each_stream_has_the_sinusoids_of_its_own_positions():
+    x, starts = torch.zeros(2, 700, 6, dtype=F64), torch.tensor([3, 2000])
+    alone = [sinusoids_from(int(start), x)[0] for start in starts]
+    assert_close(sinusoids_from(starts, x), torch.stack(alone))
+
+
+@pytest.mark.parametrize("start", [0, 300])
+def test_sinusoids_of_a_stretch_are_the_same_in_a_graph(start):
+    def waves(x):
+        return sinusoids_from(start, x)
+
+    x = torch.zeros(1, 600, 6)
+    compiled = torch.compile(waves, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert_close(compiled(x), waves(x), rtol=0, atol=2.0**-24)
+    assert_close(torch.func.vmap(waves)(x[None])[0], waves(x), rtol=0, atol=2.0**-24)
 
 
 def test_stochastic_positions_are_sums_of_sines_on_average():

@@ -47,6 +47,20 @@ def test_rows_by_one_kernel_are_those_of_torch(rows, width, columns, way):
     assert_close(found, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("far", [1e3, -3e4])
+def test_a_norm_by_one_sweep_keeps_its_digits_far_from_zero(far):
+    """Mean and spread are made at once, where the plain Σx² − (Σx)² would lose all digits."""
+    x, weight = draw(2, 64) + far, draw(9, 64, seed=1) / 8
+    x[1, 0] += 50  # the number that the kernel measures from stands apart
+    norm = Norm(draw(64, seed=3), draw(64, seed=4), 1e-5)
+    wide = [each.double() if isinstance(each, torch.Tensor) else each for each in norm]
+    right = F.linear(F.layer_norm(x.double(), (64,), *wide), weight.double())
+    plain = F.linear(F.layer_norm(x, (64,), *norm), weight)
+    found = linear_rows(x, weight, None, norm=norm)
+    allowed = 2 * (plain - right).norm() + 64 * torch.finfo(torch.float32).eps * right.norm()
+    assert (found - right).norm() <= allowed
+
+
 def test_kernels_start_early_where_there_are_few_rows(monkeypatch):
     assert not early_launch(draw(1, 8))["EARLY"]  # a CPU has no such launches
     monkeypatch.setattr("cosformer.ops.triton.rows._can_start_early", lambda device: True)

@@ -123,6 +123,7 @@ def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
 
 def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax():
     held = {"stream_bytes": {"1024": {"a": 2**20}, "65536": {"a": 2**21}}}
+    seen = {"options": {"local": {"window": 510}}}
     rows = [
         studied("softmax", 3e-3, 1.5, mechanism="softmax", **held),
         studied("good", 3e-3, 1.4, mechanism="linear*5 softmax", far=[1.4] * 7 + [1.5], **held),
@@ -130,6 +131,7 @@ def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax()
         studied("worse", 3e-3, 1.6, mechanism="linear*2 softmax linear*3", **held),
         studied("none", 3e-3, 1.7, mechanism="linear", **held),
         studied("large", 3e-3, 1.3, mechanism="linear", parameters=10**8, **held),
+        studied("windowed", 3e-3, 1.6, mechanism="linear*5 local", model=seen, **held),
         studied("cosformer", 3e-3, 2.9, mechanism="cosformer", **held),
         studied("cosformer", 3e-3, 1.1, mechanism="cosformer", steps=7500, **held),
     ]
@@ -137,13 +139,14 @@ def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax()
     assert [line[:4] for line in found[2:]] == [
         ["1 of 6", "good", "1.450 ± 0.071 (2)", "-0.050"],
         ["all", "softmax", "1.500", "–"],
+        ["none; 1 of 6 for the last 256 tokens", "windowed", "1.600", "+0.100"],
         ["none", "none", "1.700", "+0.200"],
         ["none", "cosformer", "2.900", "+1.400"],
     ]
     assert found[2][4:] == ["1.500", "4.81 M", "1 MiB", "2 MiB"]
     assert found[3][4] == "–"
     without = cells(TABLES["exact"](rows[1:]))  # nobody has run softmax
-    assert [line[3] for line in without[2:]] == ["–"] * 3
+    assert [line[3] for line in without[2:]] == ["–"] * 4
 
 
 def test_shares_of_models_of_twelve_layers_tell_their_speed_and_are_compared_with_none_other():
@@ -154,6 +157,8 @@ def test_shares_of_models_of_twelve_layers_tell_their_speed_and_are_compared_wit
         studied("hybrid", 3e-3, 1.4, mechanism="linear*7 softmax linear*4", **deep),
         studied("shallow", 3e-3, 1.1, mechanism="linear", scale="4k", length=4096, **held),
     ]
+    timed = studied("hybrid", 3e-3, 7e6, what="train_speed", mechanism="linear", steps=200, **deep)
+    assert "| 7,000,000 |" in TABLES["shares"]([*rows, timed])
     table = TABLES["shares"](rows)
     found = cells(table)
     assert [[*line[:4], line[-1]] for line in found[2:]] == [

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import training_cases as cases
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from cosformer import cli, records, training
 from cosformer.commands import crew as crews
@@ -27,8 +28,8 @@ from cosformer.training import Budget, Evaluation, Optimiser, Parallel, learner,
 from cosformer.training.checkpoints import read
 from cosformer.training.folder import state_of
 from cosformer.training.phases import phases
-from cosformer.training.possible import require_shared
-from cosformer.training.processes import Together
+from cosformer.training.possible import notes_on_sharing, require_shared
+from cosformer.training.processes import Together, joined
 
 MODEL = {"layers": 2, "width": 16, "heads": 2, "mechanism": "cosformer-gated", "conv": 4}
 MESHES = {
@@ -441,6 +442,19 @@ def test_a_mesh_that_does_not_fit_says_what_does(message):
         parallel.sizes(count)
 
 
+def test_torchrun_ends_its_report_with_the_error(tmp_path, monkeypatch):
+    """It asks for a file; where there is none, it ends with a page of its own."""
+    address = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    address["TORCHELASTIC_ERROR_FILE"] = path = tmp_path / "error.json"
+    for name, value in address.items():
+        monkeypatch.setenv(name, str(value))
+    rule = "must be the number of processes, 2, got 1 · 3"
+    with pytest.raises(ValueError, match=rule), joined(Parallel(context=3), "cpu"):
+        pass
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(path))
+    assert rule in str(ChildFailedError("cosformer", {1: failure})).splitlines()[-2]
+
+
 def test_one_process_refuses_a_mesh_of_many(config):
     with pytest.raises(ValueError, match="must be the number of processes, 1, got 1 · 4"):
         train(replace(config, parallel=Parallel(context=4)))
@@ -469,6 +483,19 @@ def test_stretches_of_a_sequence_with_one_answer_are_refused(config, tmp_path):
     among.count = 2
     with pytest.raises(ValueError, match=r"must be 1 .*, got 2 for the classifier of train"):
         require_shared(phases(shared, task.create("cpu")), shared, among)
+
+
+@pytest.mark.parametrize(
+    ("context", "mechanism", "count"),
+    [(2, "cosformer-gated softmax", 1), (2, "cosformer", 0), (1, "softmax", 0)],
+)
+def test_a_run_says_that_what_softmax_layers_send_grows_with_the_length(
+    context, mechanism, count, config
+):
+    shared = settings(config.out, model={**MODEL, "mechanism": mechanism})
+    phase = phases(shared, shared.task.create("cpu"))[0]
+    notes = notes_on_sharing(phase, placed((1, 1, context), (0, 0, 0)))
+    assert sum("softmax layers gather the keys and values" in note for note in notes) == count
 
 
 @pytest.mark.parametrize("message", REFUSED)

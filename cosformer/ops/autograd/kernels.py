@@ -45,6 +45,8 @@ def forward(given: Given) -> Results:
         results = _room(given).forward(spread)
     else:
         results = Results(*kernels_forward(*_flat(spread)))
+        if not given.options.keep_state:  # else a graph would make zeros for its gradient
+            results = results._replace(last=None)
     last = None if results.last is None else of_first_in_group(results.last, groups)
     return results._replace(last=last)
 
@@ -141,9 +143,9 @@ def _given(
 
 def _forward(*flat: Any) -> tuple[Tensor, ...]:
     given, _ = _given(*flat)
-    options = given.options._replace(keep_state=True)
-    results = _room(given).forward(given._replace(options=options))
-    return _tensors(given.q, (results.out, results.total, results.last))
+    results = _room(given).forward(given)
+    last = results.last if given.options.keep_state else None
+    return _tensors(given.q, (results.out, results.total, last))
 
 
 def _backward(*flat: Any) -> tuple[Tensor, ...]:
@@ -171,7 +173,8 @@ kernels_backward = torch.library.custom_op(
 @kernels_forward.register_fake
 def _(*flat: Any) -> tuple[Tensor, ...]:
     given, _ = _given(*flat)
-    return *room_for_outputs(given.q, given.v, given.options.rule), _state_like(given)
+    last = _state_like(given) if given.options.keep_state else None
+    return _tensors(given.q, (*room_for_outputs(given.q, given.v, given.options.rule), last))
 
 
 @kernels_backward.register_fake

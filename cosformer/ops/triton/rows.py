@@ -1,7 +1,6 @@
 """Launches of the norms, linear layers and convolutions of one step of a model."""
 
 import functools
-import os
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ def rows_serve(x: Tensor) -> bool:
 def early_launch(x: Tensor) -> dict[str, bool]:
     """The arguments by which a kernel of a step may start before the one in front of it has ended.
 
-    That is programmatic dependent launch, which GPUs have from Hopper on, and which
-    COSFORMER_EARLY_LAUNCH=1 asks for: an experiment, see docs/kernels.md. Every kernel waits before
+    That is programmatic dependent launch, which GPUs have from Hopper on. Every kernel waits before
     it reads what another one of the step writes, and before it writes anything. Before it waits, it
     reads weights, and states that the last step has left: a step must therefore begin with a kernel
     that is launched as usual, as the embedding is.
@@ -41,8 +39,6 @@ def early_launch(x: Tensor) -> dict[str, bool]:
 @functools.cache
 def _can_start_early(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    if os.environ.get("COSFORMER_EARLY_LAUNCH") != "1":
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
 

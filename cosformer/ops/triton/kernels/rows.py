@@ -26,7 +26,13 @@ def linear_rows_kernel(
     NORM: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, RESIDUAL: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Columns of residual + gelu(norm(x) weightᵀ + bias), for all rows: weights are read once."""
+    """Columns of residual + gelu(norm(x) weightᵀ + bias), for all rows: weights are read once.
+
+    The norm costs no wait of its own. With d = x − x_0, m the mean of d and w′ the weight times
+    that of the norm, norm(x) weightᵀ is (Σ w′ d − m Σ w′)/√(Σ d²/K − m² + eps), and the sums over d
+    are made side by side. As (x_0 − mean)² is at most K variances, the difference loses at most K
+    roundings of the variance, however large the mean is.
+    """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -38,21 +44,33 @@ def linear_rows_kernel(
     if BIAS:
         shift = tl.load(bias + n, mask=in_n, other=0.0)
     if NORM:
-        norm_w = tl.load(norm_weight + k, mask=in_k, other=0.0)
-        norm_b = tl.load(norm_bias + k, mask=in_k, other=0.0)
+        norm_w = tl.load(norm_weight + k, mask=in_k, other=0.0).to(tl.float32)
+        norm_b = tl.load(norm_bias + k, mask=in_k, other=0.0).to(tl.float32)
+        by_bias = tl.sum(w.to(tl.float32) * norm_b[None, :], 1)
+    w = w.to(tl.float32)
+    if NORM:
+        w *= norm_w[None, :]
+        by_mean = tl.sum(w, 1)
     if EARLY:
         tl.extra.cuda.gdc_wait()
     given = ()
+    firsts = ()
     before = ()
     for row in tl.static_range(ROWS):  # all loads go before the first is used
         given += (tl.load(x + row * x_r + k, mask=in_k, other=0.0),)
+        if NORM:
+            firsts += (tl.load(x + row * x_r),)
         if RESIDUAL:
             before += (tl.load(residual + row * res_r + n, mask=in_n, other=0.0),)
     for row in tl.static_range(ROWS):
         here = given[row].to(tl.float32)
         if NORM:
-            here = _normed(here, in_k, norm_w, norm_b, K, eps)
-        made = tl.sum(w.to(tl.float32) * here[None, :], 1)
+            here = tl.where(in_k, here - firsts[row].to(tl.float32), 0.0)
+        made = tl.sum(w * here[None, :], 1)
+        if NORM:
+            mean = tl.sum(here, 0) / K
+            spread = tl.maximum(tl.sum(here * here, 0) / K - mean * mean, 0.0)
+            made = (made - mean * by_mean) * tl.rsqrt(spread + eps) + by_bias
         if BIAS:
             made += shift.to(tl.float32)
         if GELU:
