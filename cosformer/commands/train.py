@@ -121,8 +121,9 @@ def run(options: Options) -> int:
             shown(is_first=processes.is_first),
         ):
             return _train(config, processes)
-    except Lost as error:
-        print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)
+    except (Lost, Diverged) as error:
+        if isinstance(error, Lost) or processes.is_first:  # all processes have diverged alike
+            print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)
         return 1
 
 
@@ -152,10 +153,6 @@ def _train(config: RunConfig, processes: Processes) -> int:
                     )
                 print(f"model: {_about(config, event.model)}")
             _show(event)
-    except Diverged as error:
-        if processes.is_first:
-            print(f"cosformer: train: {error}; {_kept(config)}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         if processes.is_first:
             print(f"\ninterrupted; {_kept(config)}", file=sys.stderr)

@@ -76,8 +76,9 @@ def study_rule(rows: Sequence[Row]) -> str:
     setting = f"{c['text']}, {c['dtype']}"
     first, last = c["bin"], 2 * c["bin"]
     return (
-        "Rates: what the first seed reached. Mean of seeds: at the best rate, with their standard "
-        f"deviation and number. First / last: mean over the first {first} and the last {last} "
+        "Rates: what the first seed reached, the best one bold. Mean of seeds: at that rate, with "
+        "their standard deviation and number. "
+        f"First / last: mean over the first {first} and the last {last} "
         "positions of a sequence. Tokens/s: of training alone on the device, or in parentheses "
         "beside other runs. State: of a stream after as many tokens as a sequence has. "
         f"{_cost(rows)}{origin(newest, setting)}{other_commits(newest, judged)}."
@@ -176,9 +177,12 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     newest = max(shown, key=lambda row: row.date)
     told = (
         f"{spell_size(newest)}, at the best of the rates that were tried: mean ± deviation "
-        f"(seeds). At {FAR[-1]} × the length: of bytes that stand {FAR[-1] - 1} to {FAR[-1]} "
+        "(seeds), or one seed. "
+        f"At {FAR[-1]} × the length: of bytes that stand {FAR[-1] - 1} to {FAR[-1]} "
         "times as far from the start as a model has seen in training"
     )
+    if speeds is not None:
+        told += ". Tokens/s: alone on the device, or in parentheses beside other runs"
     source = origin(newest, newest.config["text"]) + other_commits(newest, shown)
     return f"{markdown(header, lines)}\n\n{told}. {source}."
 
@@ -401,7 +405,7 @@ def _loss(row: Row) -> float:
 def best_by_entry(judged: Sequence[Row]) -> dict[str, list[Row]]:
     """Entry -> its rows at its best rate, by seed; the best entry first.
 
-    All rates were tried with the first seed.
+    All rates were tried with the first seed, which chooses the rate.
     """
     found = {}
     for name in dict.fromkeys(map(entry_of, judged)):

@@ -248,7 +248,7 @@ class Trainer:
                     saved = time.monotonic()
             self._saver.wait()
         except NotANumber as error:  # a mechanism refused what the model made of its weights
-            raise Diverged(f"{self._moment}: {error}") from None
+            raise Diverged(f"{self._moment}: the model has diverged: {error}") from None
         except (KeyboardInterrupt, GeneratorExit) as error:
             # of many processes all are interrupted together, and a reader leaves only one
             if self._processes.count == 1 or isinstance(error, KeyboardInterrupt):

@@ -54,7 +54,9 @@ def test_numbers_that_a_mechanism_refuses_because_they_are_nan_are_a_divergence(
     """A gate of NaN is found by the mechanism before a loss is: in a step, or while judging."""
     model = {"mechanism": "cosformer-gated", "layers": 2, "width": 16, "heads": 2}
     settings = {"optimiser": training.Optimiser(lr=rate), "model": model, "log_every": 100}
-    with pytest.raises(training.Diverged, match=r"step \d+ of training: log_decay .*, got nan"):
+    with pytest.raises(
+        training.Diverged, match=r"training: the model has diverged: log_decay .*, got nan"
+    ):
         train(replace(config, **settings))
 
 
