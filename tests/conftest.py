@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helpers import torch anew
 torch.set_num_threads(1)  # tensors here are too small for a second thread to pay
 collect_ignore_glob = []
 if not torch.cuda.is_available():

@@ -234,11 +234,11 @@ def test_the_config_of_another_kind_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "backend"), [("decoder", "inductor"), ("masked-lm", "aot_eager")])
-def test_a_compiled_model_gives_the_same_numbers(kind, backend):
+@pytest.mark.parametrize("kind", ["decoder", "masked-lm"])
+def test_a_compiled_model_gives_the_same_numbers(kind):
     torch._dynamo.reset()
     model, x = cases.native(KINDS[kind][0]), cases.tokens()
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for mask in (None, padded(x)):
         out, expected = (m(x, attention_mask=mask).logits for m in (compiled, model))
         real = slice(None) if mask is None or kind == "classifier" else mask.bool()
