@@ -23,8 +23,24 @@ READS = {
     "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 10, 12, 13),
     "edges": (0, 1, 3),
     "prepare": (0, 1, 2),
+    "sum_gates": (0, 2),
+    "decay_gradient": (0, 1, 2, 3, 4, 5, 6),
 }
-WRITES = {"sweep": (4, 5, 11), "edges": (0, 2), "prepare": (3, 4)}
+WRITES = {
+    "sweep": (4, 5, 11),
+    "edges": (0, 2),
+    "prepare": (3, 4),
+    "sum_gates": (1,),
+    "decay_gradient": (7,),
+}
+# pointers, and the bytes behind them
+ARGUMENTS = {
+    "sweep": (hopper_plan.POINTERS, hopper_plan.TAIL.size),
+    "edges": (4, 48),
+    "prepare": (5, 72),
+    "sum_gates": (3, 36),
+    "decay_gradient": (8, 40),
+}
 Launch = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
 )
@@ -50,8 +66,7 @@ class Driver:
             return code
         name, options = self.kernels[function - 1]
         start = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))[0]
-        count = {"sweep": hopper_plan.POINTERS, "edges": 4, "prepare": 5}[name]
-        size = {"sweep": hopper_plan.TAIL.size, "edges": 48, "prepare": 72}[name]
+        count, size = ARGUMENTS[name]
         pointers = (ctypes.c_uint64 * count).from_address(start)[:]
         tail = ctypes.string_at(start + 8 * count, size)
         given = (name, options, tuple(shape), stream, tail, tuple(map(bool, pointers)))

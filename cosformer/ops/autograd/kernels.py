@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops import hopper, triton
+from cosformer.ops.autograd.gates import gradient_of_gates
 from cosformer.ops.problem import (
     Asked,
     Constants,
@@ -25,6 +26,7 @@ from cosformer.ops.problem import (
     decay_gradient,
     for_each_query_head,
     into_first_of_group,
+    least_gate,
     of_first_in_group,
     room_for_outputs,
     summed_over_groups,
@@ -62,14 +64,19 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
         needed = asked._replace(state=True)
     else:
         needed = asked
-    if eager(given.q, given.k, of_out):
-        swept = _room(given).backward(spread, results, incoming, needed)
+    room = _room(given)
+    if eager(given.q, given.k, of_out) and room is hopper:
+        swept = hopper.backward_with_decay(spread, results, incoming, needed)
+    elif eager(given.q, given.k, of_out):
+        swept = room.backward(spread, results, incoming, needed)
     else:
         about = (results.out, results.total, of_out, end, list(needed))
         swept = Swept(*kernels_backward(*_flat(spread), *about))
     grad_decay = None
     if asked.decay:
-        grad_decay = gradient_of_decay(spread, results, end, swept, groups)
+        grad_decay = swept.decay
+        if grad_decay is None:
+            grad_decay = gradient_of_decay(spread, results, end, swept, groups)
     back = None
     if asked.state and state is not None and swept.state is not None:
         back = summed_over_groups(swept.state, groups).to(state.dtype)
@@ -99,6 +106,9 @@ def gradient_of_decay(
     at_start = by_key.new_zeros(by_key.shape[:2])
     if given.state is not None and swept.state is not None:
         at_start = (given.state * swept.state).sum((-3, -2, -1))
+    if given.options.gated:
+        of_sums = decay_gradient(by_query, by_key, at_end, decay.double(), at_start)
+        return gradient_of_gates(of_sums, decay, least_gate(given.q.dtype))
     return decay_gradient(by_query, by_key, at_end, decay, at_start)
 
 
@@ -121,7 +131,7 @@ def _room(given: Given) -> ModuleType:
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? state, Tensor? key_mask, \
 Tensor query_basis, Tensor key_basis, Tensor? sequence, Tensor? bounds"
 OPTIONS = "bool causal, str feature_map, str rule, float eps, float scale, str impl, \
-bool keep_state, bool even, bool mild"
+bool keep_state, bool even, bool mild, bool gated"
 GRADIENTS = "Tensor out, Tensor total, Tensor grad_out, Tensor? grad_last, bool[] asked"
 
 

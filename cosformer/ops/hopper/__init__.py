@@ -6,6 +6,7 @@ from cosformer.ops.hopper.passes import (
     MAX_WIDTH,
     aligned,
     backward,
+    backward_with_decay,
     forward,
     why_not,
     why_not_given,

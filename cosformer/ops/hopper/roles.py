@@ -38,7 +38,15 @@ class Around(NamedTuple):
 
     KW: int = 64
     RULE: int = 0
-    DECAY: bool = False
+    DECAY: int = 0
+
+
+class Gates(NamedTuple):
+    """The compile-time options of the kernels in `gates.cu`, whose head explains each."""
+
+    GATE: int = 0
+    SUMMED: bool = True
+    CLUSTER: int = 1
 
 
 class Roles(NamedTuple):
