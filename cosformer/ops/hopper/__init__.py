@@ -1,6 +1,7 @@
 """Attention in linear time by CUDA C++ for Hopper GPUs: H100 and H200."""
 
 from cosformer.ops.hopper import cache, nvrtc
+from cosformer.ops.hopper.packing import place_packed
 from cosformer.ops.hopper.passes import (
     MAPS,
     MAX_WIDTH,
@@ -8,6 +9,7 @@ from cosformer.ops.hopper.passes import (
     backward,
     backward_with_decay,
     forward,
+    places,
     why_not,
     why_not_given,
 )

@@ -198,8 +198,8 @@ decay_gradient(const float* by_query, const float* by_key, const float* less_que
     }
     meet();  // nobody ends before all have read
   }
-  // below the square of any float32 but 0
-  const double excess = (all.grad + end - start) / (all.size > 1e-300 ? all.size : 1e-300);
+  // 1e-300 is below the square of any float32 but 0
+  const double excess = all.size > 1e-300 ? (all.grad + end - start) / all.size : 0.;
   for (int tile = last - 1; tile >= first; --tile) {
     const Tokens here = tokens(tile);
     const After threads(here.sum, room);

@@ -28,7 +28,8 @@ from cosformer.runtime import eager
 
 MAX_WIDTH = 128
 __all__ = [
-    "MAPS", "aligned", "backward", "backward_with_decay", "forward", "why_not", "why_not_given",
+    "MAPS", "aligned", "backward", "backward_with_decay", "forward", "places", "why_not",
+    "why_not_given",
 ]  # fmt: skip
 
 
@@ -50,6 +51,12 @@ def why_not_given(given: Given) -> str | None:
     if given.constants.query_basis.shape[3] > 2:
         return "plain or cosine weights"
     return _why_not_here(given.q, given.k, given.v)
+
+
+def places(q: Tensor, k: Tensor, cu_seqlens: Tensor, weight: str) -> bool:
+    """Whether a kernel may say where packed tokens stand: where sweeps are likely to follow."""
+    served = WEIGHTS[weight] <= 2 and q.is_cuda and eager(q, k, cu_seqlens)
+    return served and _why_not_here(q, k, k) is None
 
 
 def _why_not_here(q: Tensor, k: Tensor, v: Tensor) -> str | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.hopper.nvrtc import Code, Kernel, Launch, cubin
-from cosformer.ops.hopper.roles import MAPS, RULES, Around, Gates, Roles, Sweep, roles_of
+from cosformer.ops.hopper.roles import MAPS, RULES, Around, Gates, Packing, Roles, Sweep, roles_of
 from cosformer.ops.hopper.source import source
 from cosformer.ops.problem import Given, per_head
 
@@ -27,12 +27,15 @@ TAIL = struct.Struct("24q12i2f")
 PLANS = 256  # kept at a time; the oldest goes first
 GATES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 SUMS = Gates(GATE=4, SUMMED=False)  # where L is given, and l is wanted
-FILES = {Sweep: "sweep.cu", Around: "around.cu", Gates: "gates.cu"}
+FILES = {Sweep: "sweep.cu", Around: "around.cu", Gates: "gates.cu", Packing: "packing.cu"}
 BLOCK = 2048  # tokens that a block of `decay_gradient` goes through at once
 CLUSTER = 8  # blocks that share a row of a decay's gradient, where rows are few
 
 PerRow = tuple[Tensor, Tensor]  # 1/D and δ, each `[B, H, T]`
 Dots = tuple[Tensor | None, Tensor | None]  # φ·dφ of q and of k `[B, H, T, blocks]`
+
+
+Options = Sweep | Around | Gates | Packing
 
 
 class Common(NamedTuple):
@@ -115,11 +118,11 @@ class Plan:
         for each in self._needed(given, kind(dots=_learns(given.decay))):
             _compiling(each)  # side by side, and before they are asked for
 
-    def _needed(self, given: Given, back: Roles) -> list[Sweep | Around | Gates]:
+    def _needed(self, given: Given, back: Roles) -> list[Options]:
         """The variants that a call will launch; those in `back` if anything learns."""
         causal, decays = given.options.causal, given.decay is not None
         ways = [back] if causal or not decays else [back, back.reversed()]
-        found: list[Sweep | Around | Gates] = [self._around] if self.is_cut else []
+        found: list[Options] = [self._around] if self.is_cut else []
         if decays and not self._even:
             found.append(self._gates if self._gated else SUMS)
         if _learns(given.decay) and not self._gated:
@@ -137,7 +140,7 @@ class Plan:
                 found += [roles.dq_read, roles.dk_gather, roles.dk_read, roles.dv_read] * learns
         return [variant for each in found for variant in self._variants(each)]
 
-    def _variants(self, options: Sweep | Around | Gates) -> list[Any]:
+    def _variants(self, options: Options) -> list[Any]:
         """The variant for segments with a mild decay, and the one for others where they may be."""
         if isinstance(options, Sweep) and options.READ and self._may_be_strong:
             return [options, options._replace(STRONG=True)]
@@ -311,7 +314,7 @@ def plan_of(given: Given, *others: Any, dots: bool = False) -> Plan:
 
 
 @functools.cache
-def kernel(name: str, options: Sweep | Around | Gates, device: int) -> Kernel:
+def kernel(name: str, options: Options, device: int) -> Kernel:
     """The kernel of that name, compiled with these options."""
     shared = "shared_bytes" if name == "sweep" else ""
     with torch.cuda.device(device):
@@ -319,7 +322,7 @@ def kernel(name: str, options: Sweep | Around | Gates, device: int) -> Kernel:
 
 
 @functools.cache
-def _compiling(options: Sweep | Around | Gates) -> Future[Code]:
+def _compiling(options: Options) -> Future[Code]:
     """Machine code on its way: what a call will need is compiled side by side."""
     flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
     return _compilers().submit(cubin, source(FILES[type(options)]), flags)

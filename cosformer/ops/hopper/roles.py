@@ -49,6 +49,14 @@ class Gates(NamedTuple):
     CLUSTER: int = 1
 
 
+class Packing(NamedTuple):
+    """The compile-time options of the kernel in `packing.cu`, whose head explains each."""
+
+    WIDE: bool
+    OWN: bool
+    R: int
+
+
 class Roles(NamedTuple):
     """One variant of the kernel for every pass of one problem.
 
