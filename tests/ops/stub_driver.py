@@ -12,7 +12,7 @@ import types
 import torch
 
 from cosformer.ops import again, hopper, linear
-from cosformer.ops.hopper import nvrtc
+from cosformer.ops.hopper import nvrtc, packing
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.problem import as_numbers
 
@@ -25,6 +25,7 @@ READS = {
     "prepare": (0, 1, 2),
     "sum_gates": (0, 2),
     "decay_gradient": (0, 1, 2, 3, 4, 5, 6),
+    "place_packed": (0, 1),
 }
 WRITES = {
     "sweep": (4, 5, 11),
@@ -32,6 +33,7 @@ WRITES = {
     "prepare": (3, 4),
     "sum_gates": (1,),
     "decay_gradient": (7,),
+    "place_packed": (2, 4, 5, 6),
 }
 # pointers, and the bytes behind them
 ARGUMENTS = {
@@ -40,6 +42,7 @@ ARGUMENTS = {
     "prepare": (5, 72),
     "sum_gates": (3, 36),
     "decay_gradient": (8, 40),
+    "place_packed": (7, 12),
 }
 Launch = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
@@ -87,6 +90,8 @@ def install(monkeypatch):
     for where, name, value in (
         (hopper_plan, "kernel", driver.kernel),
         (hopper_plan, "_compiling", lambda options: None),
+        (packing, "kernel", driver.kernel),
+        (packing, "_launch", packing._launch.__wrapped__),
         (hopper_plan, "_plans", {}),
         (again, "_calls", {}),
         (nvrtc, "driver_launch", lambda: driver.launch),
