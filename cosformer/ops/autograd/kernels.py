@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops import hopper, triton
-from cosformer.ops.autograd.gates import gradient_of_gates
+from cosformer.ops.autograd.gates import gradient_of_gates, with_sums
 from cosformer.ops.problem import (
     Asked,
     Constants,
@@ -64,11 +64,10 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
         needed = asked._replace(state=True)
     else:
         needed = asked
-    room = _room(given)
-    if eager(given.q, given.k, of_out) and room is hopper:
-        swept = hopper.backward_with_decay(spread, results, incoming, needed)
-    elif eager(given.q, given.k, of_out):
-        swept = room.backward(spread, results, incoming, needed)
+    if eager(given.q, given.k, of_out):
+        room = _room(given)
+        sweep = hopper.backward_with_decay if room is hopper else room.backward
+        swept = sweep(spread, results, incoming, needed)
     else:
         about = (results.out, results.total, of_out, end, list(needed))
         swept = Swept(*kernels_backward(*_flat(spread), *about))
@@ -97,7 +96,7 @@ def gradient_of_decay(
     assert by_query is not None
     assert by_key is not None
     assert decay is not None
-    alone = given.state is None and end is None
+    alone = given.state is None and end is None and not given.options.gated
     if alone and kernels_serve(by_query) and by_query.shape[:3] == decay.shape:
         return triton.balanced_decay_gradient(by_query, by_key, decay)
     at_end = None
@@ -131,14 +130,15 @@ def _room(given: Given) -> ModuleType:
 ARRAYS = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? state, Tensor? key_mask, \
 Tensor query_basis, Tensor key_basis, Tensor? sequence, Tensor? bounds"
 OPTIONS = "bool causal, str feature_map, str rule, float eps, float scale, str impl, \
-bool keep_state, bool even, bool mild, bool gated"
+bool keep_state, bool even, bool mild"
 GRADIENTS = "Tensor out, Tensor total, Tensor grad_out, Tensor? grad_last, bool[] asked"
 
 
 def _flat(given: Given) -> tuple[Any, ...]:
-    """The arguments of an operator, in the order of its schema."""
+    """The arguments of an operator, in the order of its schema; gates as their sums."""
+    given = with_sums(given)
     tensors = (given.q, given.k, given.v, given.decay, given.state)
-    return (*tensors, *given.constants, *given.options)
+    return (*tensors, *given.constants, *given.options[:-1])
 
 
 def _given(
@@ -147,7 +147,7 @@ def _given(
     """The inverse of `_flat`, and the arguments after it."""
     rest = list(others)
     constants = Constants(*(rest.pop(0) for _ in Constants._fields))
-    options = Options(*(rest.pop(0) for _ in Options._fields))
+    options = Options(*(rest.pop(0) for _ in Options._fields[:-1]))
     return Given(q, k, v, decay, state, constants, options), rest
 
 
@@ -162,7 +162,7 @@ def _backward(*flat: Any) -> tuple[Tensor, ...]:
     given, (out, total, grad_out, grad_last, asked) = _given(*flat)
     grads = Grads(grad_out, None, grad_last)
     found = _room(given).backward(given, Results(out, total, None), grads, Asked(*asked))
-    return _tensors(given.q, found)
+    return _tensors(given.q, found[:-1])  # nothing made the decay's gradient
 
 
 kernels_forward = torch.library.custom_op(
@@ -204,7 +204,7 @@ def _(*flat: Any) -> tuple[Tensor, ...]:
         dots(q),
         dots(k),
     )
-    return _tensors(q, swept)
+    return _tensors(q, swept[:-1])
 
 
 def _tensors(like: Tensor, found: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
