@@ -234,7 +234,9 @@ def gradients(saved: Saved, options: Options, grads: Grads, asked: Asked) -> tup
     if by_torch and given.decay is not None and options.gated:
         from cosformer.ops.autograd.gates import gradient_of_gates, with_sums
 
-        summed, gates = with_sums(given), given.decay
+        gates = given.decay
+        with torch.enable_grad():  # sums need a gradient where gates do
+            summed = with_sums(given)
         found = gradients(saved._replace(decay=summed.decay), summed.options, grads, asked)
         *others, of_sums, of_state = found
         if of_sums is not None:
