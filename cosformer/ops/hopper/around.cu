@@ -1,7 +1,7 @@
 // Small kernels around the sweeps of `sweep.cu`.
 //
-// Options, set on the compiler's command line: KW, the width of rows, 64 or 128; RULE as there; DECAY: 0 none, 1 even,
-// so that L is given, 2 of gates, so that l of every chunk is given.
+// Options, set on the compiler's command line: KW, the width of rows, 64 or 128; RULE as there; DECAY as there:
+// L is given of a decay per head, l of one per token.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -43,7 +43,7 @@ extern "C" __global__ void edges(float* states, const float* start, float* last,
   const double* all = (const double*)decay + of_head;  // L
   const float* sums = (const float*)decay + of_head;   // l
   __shared__ float whole[MOST];  // the sum of a segment's gates, to base 2
-  if (DECAY == 2) {
+  if (DECAY == PER_TOKEN) {
     const int lane = threadIdx.x % 32;
     for (int s = threadIdx.x / 32; s < segments; s += 8) {
       const int stop = min((s + 1) * rows, length);
@@ -69,9 +69,9 @@ extern "C" __global__ void edges(float* states, const float* start, float* last,
     for (int i = 0; i < 8; ++i) {
       const int s = reverse ? segments - 1 - from - i : from + i;
       if (causal && from + i < segments) place[s * size] = sum;
-      if (DECAY == 1 && from + i < segments)
+      if (DECAY == PER_HEAD && from + i < segments)
         sum *= exp_of((float)(all[min((s + 1) * rows, length) - 1] - (s ? all[s * rows - 1] : 0.)));
-      if (DECAY == 2 && from + i < segments) sum *= exp2_of(whole[s]);
+      if (DECAY == PER_TOKEN && from + i < segments) sum *= exp2_of(whole[s]);
       sum += added[i];
     }
   }

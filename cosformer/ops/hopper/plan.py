@@ -15,7 +15,19 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.hopper.nvrtc import Code, Kernel, Launch, cubin
-from cosformer.ops.hopper.roles import MAPS, RULES, Around, Gates, Packing, Roles, Sweep, roles_of
+from cosformer.ops.hopper.roles import (
+    MAPS,
+    NONE,
+    PER_HEAD,
+    PER_TOKEN,
+    RULES,
+    Around,
+    Gates,
+    Packing,
+    Roles,
+    Sweep,
+    roles_of,
+)
 from cosformer.ops.hopper.source import source
 from cosformer.ops.problem import Given, per_head
 
@@ -23,9 +35,9 @@ CHUNK = 64
 THREADS = 640
 # `struct Params` of `sweep.cu`: first its pointers, then what `TAIL` packs, field by field.
 POINTERS = 14
-TAIL = struct.Struct("24q12i2f")
+TAIL = struct.Struct("24q11i2f4x")
 PLANS = 256  # kept at a time; the oldest goes first
-GATES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+GATE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 SUMS = Gates(GATE=4, SUMMED=False)  # where L is given, and l is wanted
 FILES = {Sweep: "sweep.cu", Around: "around.cu", Gates: "gates.cu", Packing: "packing.cu"}
 BLOCK = 2048  # tokens that a block of `decay_gradient` goes through at once
@@ -86,12 +98,13 @@ class Plan:
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Any] = {}
         self.packed = about.bounds is not None
-        self._even, self._gated = options.even, options.gated
+        self._gated = options.gated
+        self._decay = NONE if given.decay is None else PER_HEAD if options.even else PER_TOKEN
         self._may_be_strong = given.decay is not None and not options.mild
         self.shifted = options.causal or given.decay is not None  # segments begin with states
         sizes = (q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule)
         kind = functools.partial(
-            roles_of, *sizes, about.key_mask is not None, given.decay is not None,
+            roles_of, *sizes, about.key_mask is not None, self._decay,
             packed=self.packed,
         )  # fmt: skip
         self.roles = kind(dots=dots)
@@ -109,11 +122,11 @@ class Plan:
         self.read_queries, self.read_keys = cut(q, 1), cut(k, 1)
         self.causal = cut(q, _blocks(v), extra=0.6)
         decay = given.decay
-        self._around = Around(DECAY=0 if decay is None else 1 if options.even else 2)
+        self._around = Around(DECAY=self._decay)
         self._gates = Gates(3, SUMMED=False)
         if decay is not None:
             few = self._batch * self._heads < processors and decay.shape[2] > BLOCK
-            kinds = Gates(GATES[decay.dtype] if options.gated else 3, options.gated)
+            kinds = Gates(GATE_TYPES[decay.dtype] if options.gated else 3, options.gated)
             self._gates = kinds._replace(CLUSTER=CLUSTER if few else 1)
         for each in self._needed(given, kind(dots=_learns(given.decay))):
             _compiling(each)  # side by side, and before they are asked for
@@ -123,7 +136,7 @@ class Plan:
         causal, decays = given.options.causal, given.decay is not None
         ways = [back] if causal or not decays else [back, back.reversed()]
         found: list[Options] = [self._around] if self.is_cut else []
-        if decays and not self._even:
+        if self._decay == PER_TOKEN:
             found.append(self._gates if self._gated else SUMS)
         if _learns(given.decay) and not self._gated:
             found.append(self._gates)
@@ -185,7 +198,7 @@ class Plan:
                 *per_head(basis), *per_head(common.decay), length, *_steps(first), *_steps(last),
                 self._heads, length, cut.rows, cut.segments, blocks, contracted, columns,
                 (contracted if options.TURNED else columns) + self.sums,
-                skipped, self._even, self._heads // x.shape[1], self._heads // y.shape[1],
+                skipped, self._heads // x.shape[1], self._heads // y.shape[1],
                 self.eps, self.scale,
             )  # fmt: skip
             grid = (self._batch * self._heads * cut.segments * blocks, 1)

@@ -43,7 +43,8 @@ struct Producer {
   long long ahead_stride;
   int ahead_width, thread;
 
-  INLINE Producer(const Params& p, const Place& at, int team) : ahead(nullptr), thread(threadIdx.x % TEAM) {
+  INLINE Producer(const Params& p, const Place& at, int team)
+      : ahead(nullptr), ahead_stride(0), ahead_width(0), thread(threadIdx.x % TEAM) {  // 0: who prefetches nothing stays there
     const long long from = at.begin(team), reader = (int)at.h / p.reader_share, writer = (int)at.h / p.writer_share;
     const bf16* x = p.x + at.b * p.xs[0] + reader * p.xs[1] + from * p.xs[2];
     const bf16* y = p.y + at.b * p.ys[0] + writer * p.ys[1] + from * p.ys[2];
@@ -61,9 +62,9 @@ struct Producer {
     basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1] + (from + zs.row(0)) * R;
     inverse = p.inverse + at.head * p.length + from + zs.row(0);
     delta = p.delta + at.head * p.length + from + thread;
-    sums = gate_sums(p, at);
-    if (DECAY && p.even) rate = even_rate(p, at);
-    if (DECAY && which == 3 && !p.even && thread % 32 == 0) {  // two of the last threads prefetch l
+    if (DECAY == PER_HEAD) rate = even_rate(p, at);
+    if (DECAY == PER_TOKEN) sums = gate_sums(p, at);
+    if (DECAY == PER_TOKEN && which == 3 && thread % 32 == 0) {  // two of the last threads prefetch l
       ahead = (const bf16*)(sums + from + thread % CHUNK + (AHEAD - 1) * (REVERSE ? -CHUNK : CHUNK));
       ahead_stride = sizeof(float) / sizeof(bf16), ahead_width = 0;
     }
@@ -101,7 +102,7 @@ struct Producer {
   // l of this thread's rows and of the chunk's last row; rows that pad a chunk are as its last one.
   template <bool ALL> INLINE void count(const Params& p, const Place& at, int begin, int left) {
     const int last = ALL ? CHUNK : min(CHUNK, left);
-    if (p.even) {
+    if (DECAY == PER_HEAD) {
 #pragma unroll
       for (int i = 0; i < N; ++i) l[i] = rate * (ALL ? zs.row(i) + 1 : min(zs.row(i) + 1, last));
       l_end = rate * last;

@@ -49,7 +49,8 @@
 // - RULE: how the denominator D is made of the total: 0 no division, 1 clamp, 2 add, 3 signed.
 // - DELTA: who has δ: 0 nobody, 1 the reader, 2 the writer. SCALED: the writer's rows are divided by D.
 // - MASKED: whose rows `mask` may hide: 0 nobody's, 1 the writer's, 2 the reader's.
-// - PAIRED, DECAY, STRONG, STRICT, ADD: above. DOTS: also store φ(gate)·out of every row, for the gradient of the decay.
+// - DECAY: 0 none, 1 PER_HEAD, 2 PER_TOKEN.
+// - PAIRED, STRONG, STRICT, ADD: above. DOTS: also store φ(gate)·out of every row, for the gradient of the decay.
 // - PACKED: sequences lie end to end, and each is a segment of its own.
 
 typedef unsigned int u32;
@@ -62,7 +63,7 @@ struct Params {  // `POINTERS` and `TAIL` in plan.py list the same fields in the
   float* total;  // [B, H, T]: the sums that forward divides by; DOTS: [B, H, T, blocks]
   const float *inverse, *delta;  // 1/D and δ, [B, H, T] each; forward with ADD: `inverse` is the first sweep's total
   const float* basis;  // ψ [b, h, T, R]
-  const void* decay;  // even: L [b, h, T], double, of which the first of each head is read; else l [B, H, T], float
+  const void* decay;  // PER_HEAD: L [b, h, T], double, of which the first of each head is read; PER_TOKEN: l [B, H, T], float
   const float* first;  // states [B, H, segments, R, D, V (+1)] before each segment
   float* last;  // and after each
   const unsigned char* mask;  // [B, T]
@@ -71,7 +72,6 @@ struct Params {  // `POINTERS` and `TAIL` in plan.py list the same fields in the
   long long first_h, first_s, last_h, last_s;
   int heads, length, rows, segments, blocks, contracted, columns, pitch;
   int skipped;  // segments that come before the first of this launch
-  int even;  // whether all tokens of a head decay alike
   int reader_share, writer_share;  // how many query heads share a head of x and `gate`, and of y and z
   float eps, scale;  // scale: multiplies the output under RULE 0
 };
@@ -93,7 +93,7 @@ constexpr int STATE_BYTES = (TURNED ? XB : STATE_N / 8) * STATE_PITCH;
 constexpr int X_BYTES = READ ? XB * PITCH : 0, Y_BYTES = WRITE ? XB * PITCH : 0;
 constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
 constexpr int FADE_AT = X_BYTES + Y_BYTES + Z_BYTES;  // under a decay: l of the chunk's rows, or l, ψ_0 and ψ_1
-constexpr int FADE_BYTES = R == 1 ? 4 : 16, STAGE_BYTES = FADE_AT + DECAY * CHUNK * FADE_BYTES;
+constexpr int FADE_BYTES = R == 1 ? 4 : 16, STAGE_BYTES = FADE_AT + (DECAY != 0) * CHUNK * FADE_BYTES;
 // Warpgroups that keep the state (two if it is wide) and that compute the output (two otherwise, in turns).
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: as one team, or as two teams in turns
@@ -228,7 +228,7 @@ INLINE const float* gate_sums(const Params& p, const Place& at) {
 // Whether a decay of the segment is too strong for factors of single rows. All threads ask together.
 constexpr float STRONG_END = -65.f;  // half of the weight lost at each of 64 rows is not strong
 INLINE bool is_strong(const Params& p, const Place& at) {
-  if (p.even) return !(even_rate(p, at) * CHUNK >= STRONG_END);
+  if (DECAY == PER_HEAD) return !(even_rate(p, at) * CHUNK >= STRONG_END);
   const float* sums = gate_sums(p, at);
   bool strong = false;
   for (int c = threadIdx.x; c < at.chunks; c += blockDim.x) {
