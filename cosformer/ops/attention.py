@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cosformer.check import check_inputs, check_key_mask
 from cosformer.ops.again import attend_again
-from cosformer.ops.dispatch import compute
+from cosformer.ops.dispatch import compute, placed
 from cosformer.ops.problem import (
     DENOMINATORS,
     PROBLEMS,
@@ -24,6 +24,7 @@ from cosformer.ops.problem import (
     Rates,
     angle_of,
     build,
+    build_packed,
     check_decays_there,
     check_length,
     check_one_decay,
@@ -293,16 +294,18 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
     kind = kind_within(given.horizon, given.weight)
     placement = Placement(given.causal, given.query_start, given.cu_seqlens, given.positions)
     check_placement(q, k, placement)
-    problem = build(
-        q,
-        k,
-        placement,
-        theta=cosine_angle(q, k, given.horizon, given.weight, placement, given.decay),
-        weight=kind,
-        feature_map="relu",
-        rule="clamp",
-        eps=given.eps,
-    )
+
+    def theta() -> Tensor:
+        return cosine_angle(q, k, given.horizon, given.weight, placement, given.decay)
+
+    about: dict[str, Any] = {
+        "weight": kind, "feature_map": "relu", "rule": "clamp", "eps": given.eps
+    }  # fmt: skip
+    packed = placed(q, k, placement, kind, None if given.horizon is None else theta)
+    if packed is None:
+        problem = build(q, k, placement, theta=theta(), **about)
+    else:
+        problem = build_packed(packed, given.causal, **about)
     if given.decay is not None or given.log_decay is not None:
         check_decays_there(q, k, placement, "decay" if given.log_decay is None else "log_decay")
     return _fading(problem, given.decay, None, q, k)

@@ -1,10 +1,12 @@
 """Which implementation computes a problem: `choose` is a pure function of the call."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from cosformer.check import check_choice
 from cosformer.ops.autograd import attend, given_for
-from cosformer.ops.problem import Problem
+from cosformer.ops.problem import WEIGHTS, Packed, Placement, Problem
 from cosformer.ops.reference import reference
 from cosformer.runtime import eager, full_precision, on_device_of
 
@@ -44,6 +46,21 @@ def why_not(impl: str, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str
 
         return triton.why_not(q, k, v, problem)
     return None
+
+
+def placed(
+    q: Tensor, k: Tensor, placement: Placement, weight: str, theta: Callable[[], Tensor] | None
+) -> Packed | None:
+    """Where packed tokens stand, if a kernel makes it. `theta`: None for each sequence's own."""
+    bounds = placement.cu_seqlens
+    if bounds is None:
+        return None
+    from cosformer.ops import hopper
+
+    if not hopper.places(q, k, bounds, weight):
+        return None
+    angle = None if theta is None else theta()
+    return hopper.place_packed(bounds, q.shape[2], angle, WEIGHTS[weight])
 
 
 def compute(

@@ -1,7 +1,7 @@
 """The family that cosFormer belongs to: w(i, j) = γ^|i−j| · c(θ(i − j)) on any feature map."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from cosformer.check import (
     check_scale,
 )
 from cosformer.ops.again import attend_again
-from cosformer.ops.dispatch import compute
+from cosformer.ops.dispatch import compute, placed
 from cosformer.ops.problem import (
     DENOMINATORS,
     PROBLEMS,
@@ -28,6 +28,7 @@ from cosformer.ops.problem import (
     as_kept,
     as_numbers,
     build,
+    build_packed,
     check_decays_there,
     check_placement,
     decaying_by_token,
@@ -291,16 +292,18 @@ def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | No
     check_placement(q, k, placement)
     if given.log_decay is not None or not is_one(given.gamma):
         check_decays_there(q, k, placement, "gamma and log_decay")
-    problem = build(
-        q,
-        k,
-        placement,
-        theta=angles(given.theta, q, k),
-        weight=kind_of(given.theta, raised=given.raised),
-        feature_map=given.feature_map if isinstance(given.feature_map, str) else "identity",
-        rule=given.rule if given.normaliser == "sum" else "none",
-        eps=given.eps,
-        scale=given.scale,
-    )
+    kind = kind_of(given.theta, raised=given.raised)
+    about: dict[str, Any] = {
+        "weight": kind,
+        "feature_map": given.feature_map if isinstance(given.feature_map, str) else "identity",
+        "rule": given.rule if given.normaliser == "sum" else "none",
+        "eps": given.eps,
+        "scale": given.scale,
+    }
+    packed = placed(q, k, placement, kind, lambda: angles(given.theta, q, k))
+    if packed is None:
+        problem = build(q, k, placement, theta=angles(given.theta, q, k), **about)
+    else:
+        problem = build_packed(packed, given.causal, **about)
     rates = log_rates(given.gamma, q, k)
     return problem if rates is None else decaying_evenly(problem, given.gamma, rates)

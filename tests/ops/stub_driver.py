@@ -12,7 +12,7 @@ import types
 import torch
 
 from cosformer.ops import again, hopper, linear
-from cosformer.ops.hopper import nvrtc
+from cosformer.ops.hopper import nvrtc, packing
 from cosformer.ops.hopper import plan as hopper_plan
 from cosformer.ops.problem import as_numbers
 
@@ -23,8 +23,27 @@ READS = {
     "sweep": (0, 1, 2, 3, 6, 7, 8, 9, 10, 12, 13),
     "edges": (0, 1, 3),
     "prepare": (0, 1, 2),
+    "sum_gates": (0, 2),
+    "decay_gradient": (0, 1, 2, 3, 4, 5, 6),
+    "place_packed": (0, 1),
 }
-WRITES = {"sweep": (4, 5, 11), "edges": (0, 2), "prepare": (3, 4)}
+WRITES = {
+    "sweep": (4, 5, 11),
+    "edges": (0, 2),
+    "prepare": (3, 4),
+    "sum_gates": (1,),
+    "decay_gradient": (7,),
+    "place_packed": (2, 4, 5, 6),
+}
+# pointers, and the bytes behind them
+ARGUMENTS = {
+    "sweep": (hopper_plan.POINTERS, hopper_plan.TAIL.size),
+    "edges": (4, 48),
+    "prepare": (5, 72),
+    "sum_gates": (3, 36),
+    "decay_gradient": (8, 40),
+    "place_packed": (7, 12),
+}
 Launch = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
 )
@@ -50,8 +69,7 @@ class Driver:
             return code
         name, options = self.kernels[function - 1]
         start = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))[0]
-        count = {"sweep": hopper_plan.POINTERS, "edges": 4, "prepare": 5}[name]
-        size = {"sweep": hopper_plan.TAIL.size, "edges": 48, "prepare": 72}[name]
+        count, size = ARGUMENTS[name]
         pointers = (ctypes.c_uint64 * count).from_address(start)[:]
         tail = ctypes.string_at(start + 8 * count, size)
         given = (name, options, tuple(shape), stream, tail, tuple(map(bool, pointers)))
@@ -72,6 +90,8 @@ def install(monkeypatch):
     for where, name, value in (
         (hopper_plan, "kernel", driver.kernel),
         (hopper_plan, "_compiling", lambda options: None),
+        (packing, "kernel", driver.kernel),
+        (packing, "_launch", packing._launch.__wrapped__),
         (hopper_plan, "_plans", {}),
         (again, "_calls", {}),
         (nvrtc, "driver_launch", lambda: driver.launch),

@@ -21,6 +21,7 @@ from cosformer import (
 from cosformer.ops import chunked, dispatch
 from cosformer.ops.autograd import function
 from cosformer.ops.autograd.both_ways import both_ways
+from cosformer.ops.autograd.gates import gradient_of_gates, with_sums
 from cosformer.ops.problem import Given, Results
 
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -165,13 +166,18 @@ def test_second_derivatives_of_kernels_that_go_both_ways_are_those_of_torch(per_
     class Kernels:
         @staticmethod
         def forward(given):
-            made = both_ways(lambda x: Results(*chunked.forward(x)).out, given)
+            made = both_ways(lambda x: Results(*chunked.forward(x)).out, with_sums(given))
             return Results(made, given.q.new_empty(*given.q.shape[:2], 0), None)
 
         @staticmethod
         def backward(given, results, grads, asked):
             leaves = [x.detach().requires_grad_() for x in given[:4]]
-            found = function._gradients_both_ways(Given(*leaves, *given[4:]), grads, asked)
+            with torch.enable_grad():
+                summed = with_sums(Given(*leaves, *given[4:]))
+            found = function._gradients_both_ways(summed, grads, asked)
+            if given.options.gated:
+                of_gates = gradient_of_gates(found.decay.detach(), given.decay, -800.0)
+                found = found._replace(decay=of_gates)
             return found._replace(**{x: y.detach() for x, y in zip("qkv", found, strict=False)})
 
     monkeypatch.setattr(

@@ -21,6 +21,7 @@ from cosformer.ops.problem import (
     Options,
     Problem,
     Results,
+    least_gate,
     with_basis,
 )
 from cosformer.runtime import (
@@ -62,11 +63,15 @@ def given_for(
     if problem.query_basis is None or problem.key_basis is None:
         problem = with_basis(problem, compute_dtype(q.dtype))
     decay = problem.query_decay if q.shape[2] else problem.key_decay
+    gated = problem.gates is not None and impl == "hopper" and eager(q, k, v, problem.gates)
     if problem.gates is not None:
-        from cosformer.ops.autograd.gates import summed_gates
+        from cosformer.ops.autograd.gates import joint_gates, summed_gates
 
-        sums = summed_gates(problem.gates, q.dtype)
-        decay = sums if decay is None else decay + sums
+        if gated:
+            decay = joint_gates(problem.gates, decay, q.dtype)
+        else:
+            sums = summed_gates(problem.gates, q.dtype)
+            decay = sums if decay is None else decay + sums
     feature_map = problem.feature_map
     if impl != "chunked" and feature_map not in _maps(impl):
         q, k = _mapped(q, k, problem)
@@ -74,6 +79,7 @@ def given_for(
     options = Options(
         problem.causal, feature_map, problem.rule, problem.eps, problem.scale, impl, keep_state,
         even=problem.gates is None, mild=problem.mild and problem.gates is None,
+        gated=gated,
     )  # fmt: skip
     assert problem.query_basis is not None
     assert problem.key_basis is not None
@@ -138,10 +144,11 @@ class Saved(NamedTuple):
     total: Tensor
     last: Tensor | None
     kept: Tensor | None
+    fading: Tensor | None
 
 
 class _Attention(Function):
-    """(q, k, v, decay, state) -> (out, total, last state, what is kept for backward)."""
+    """(q, k, v, decay, state) -> `Results`."""
 
     @staticmethod
     def forward(
@@ -168,7 +175,7 @@ class _Attention(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        of_out, of_total, of_last, _ = grads
+        of_out, of_total, of_last, *_ = grads
         needs: Any = Given(*ctx.needs_input_grad)  # the same names, for bools
         asked = Asked(needs.q, needs.k, needs.v, needs.decay, needs.state)
         incoming = Grads(of_out, of_total, of_last)
@@ -202,7 +209,7 @@ class _Attention(Function):
             ),
             options=given.options._replace(keep_state=True),
         )
-        results = Results(*_Attention.apply(*joined))._replace(kept=None)
+        results = Results(*_Attention.apply(*joined))._replace(kept=None, fading=None)
         outputs = tuple(None if x is None else x.unflatten(0, (size, batch)) for x in results)
         return outputs, tuple(None if x is None else 0 for x in outputs)
 
@@ -221,9 +228,20 @@ def gradients(saved: Saved, options: Options, grads: Grads, asked: Asked) -> tup
         saved.key_mask, saved.query_basis, saved.key_basis, saved.sequence, saved.bounds
     )
     given = Given(saved.q, saved.k, saved.v, saved.decay, saved.state, about, options)
-    results = Results(saved.out, saved.total, saved.last, saved.kept)
+    results = Results(saved.out, saved.total, saved.last, saved.kept, saved.fading)
     # a graph has zeros for the gradient of totals, which nobody uses there
     by_torch = recorded() or (grads.total is not None and not torch.compiler.is_compiling())
+    if by_torch and given.decay is not None and options.gated:
+        from cosformer.ops.autograd.gates import gradient_of_gates, with_sums
+
+        gates = given.decay
+        with torch.enable_grad():  # sums need a gradient where gates do
+            summed = with_sums(given)
+        found = gradients(saved._replace(decay=summed.decay), summed.options, grads, asked)
+        *others, of_sums, of_state = found
+        if of_sums is not None:
+            of_sums = gradient_of_gates(of_sums, gates, least_gate(given.q.dtype))
+        return *others, of_sums, of_state
     if by_torch and given.decay is not None and not options.causal:
         from cosformer.ops.autograd.both_ways import goes_both_ways
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.check import require_all
-from cosformer.ops.problem import GATE_RULE, least_gate, running_sum
+from cosformer.ops.problem import GATE_RULE, Given, least_gate, running_sum
 from cosformer.runtime import eager, kernels_know, kernels_serve, recorded
 
 
@@ -28,6 +28,28 @@ def summed_gates(gates: Tensor, dtype: torch.dtype) -> Tensor:
     return running_sum(gates, least)
 
 
+def joint_gates(gates: Tensor, decay: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Gates `[B, H, T]` of every token, that of a decay per head among them, whose L is `decay`."""
+    if decay is None:
+        return gates
+    require_all(gates <= 0, GATE_RULE, gates)
+    return gates.clamp(min=least_gate(dtype)) + decay[..., :1]
+
+
+def with_sums(given: Given) -> Given:
+    """The same problem with L in place of gates, by operations that torch differentiates."""
+    if given.decay is None or not given.options.gated:
+        return given
+    sums = running_sum(given.decay, least_gate(given.q.dtype))
+    return given._replace(decay=sums, options=given.options._replace(gated=False))
+
+
+def gradient_of_gates(grad: Tensor, gates: Tensor, least: float) -> Tensor:
+    """That of gates, of that of their running sums: sums from the end, by torch."""
+    back = grad.flip(-1).cumsum(-1).flip(-1)
+    return back.masked_fill(gates < least, 0).to(gates.dtype)
+
+
 class _RunningSum(Function):
     """Linear but for the least gate, so that derivatives beyond the first are sums as well."""
 
@@ -41,8 +63,7 @@ class _RunningSum(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (gates,) = ctx.saved_tensors
         if recorded():
-            back = grad.flip(-1).cumsum(-1).flip(-1)
-            return back.masked_fill(gates < ctx.least, 0).to(gates.dtype), None
+            return gradient_of_gates(grad, gates, ctx.least), None
         return (_backward if eager(grad) else gates_backward)(gates, ctx.least, grad), None
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops import hopper, triton
+from cosformer.ops.autograd.gates import gradient_of_gates, with_sums
 from cosformer.ops.problem import (
     Asked,
     Constants,
@@ -25,6 +26,7 @@ from cosformer.ops.problem import (
     decay_gradient,
     for_each_query_head,
     into_first_of_group,
+    least_gate,
     of_first_in_group,
     room_for_outputs,
     summed_over_groups,
@@ -63,13 +65,17 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
     else:
         needed = asked
     if eager(given.q, given.k, of_out):
-        swept = _room(given).backward(spread, results, incoming, needed)
+        room = _room(given)
+        sweep = hopper.backward_with_decay if room is hopper else room.backward
+        swept = sweep(spread, results, incoming, needed)
     else:
         about = (results.out, results.total, of_out, end, list(needed))
         swept = Swept(*kernels_backward(*_flat(spread), *about))
     grad_decay = None
     if asked.decay:
-        grad_decay = gradient_of_decay(spread, results, end, swept, groups)
+        grad_decay = swept.decay
+        if grad_decay is None:
+            grad_decay = gradient_of_decay(spread, results, end, swept, groups)
     back = None
     if asked.state and state is not None and swept.state is not None:
         back = summed_over_groups(swept.state, groups).to(state.dtype)
@@ -90,7 +96,7 @@ def gradient_of_decay(
     assert by_query is not None
     assert by_key is not None
     assert decay is not None
-    alone = given.state is None and end is None
+    alone = given.state is None and end is None and not given.options.gated
     if alone and kernels_serve(by_query) and by_query.shape[:3] == decay.shape:
         return triton.balanced_decay_gradient(by_query, by_key, decay)
     at_end = None
@@ -99,6 +105,9 @@ def gradient_of_decay(
     at_start = by_key.new_zeros(by_key.shape[:2])
     if given.state is not None and swept.state is not None:
         at_start = (given.state * swept.state).sum((-3, -2, -1))
+    if given.options.gated:
+        of_sums = decay_gradient(by_query, by_key, at_end, decay.double(), at_start)
+        return gradient_of_gates(of_sums, decay, least_gate(given.q.dtype))
     return decay_gradient(by_query, by_key, at_end, decay, at_start)
 
 
@@ -126,9 +135,10 @@ GRADIENTS = "Tensor out, Tensor total, Tensor grad_out, Tensor? grad_last, bool[
 
 
 def _flat(given: Given) -> tuple[Any, ...]:
-    """The arguments of an operator, in the order of its schema."""
+    """The arguments of an operator, in the order of its schema; gates as their sums."""
+    given = with_sums(given)
     tensors = (given.q, given.k, given.v, given.decay, given.state)
-    return (*tensors, *given.constants, *given.options)
+    return (*tensors, *given.constants, *given.options[:-1])
 
 
 def _given(
@@ -137,7 +147,7 @@ def _given(
     """The inverse of `_flat`, and the arguments after it."""
     rest = list(others)
     constants = Constants(*(rest.pop(0) for _ in Constants._fields))
-    options = Options(*(rest.pop(0) for _ in Options._fields))
+    options = Options(*(rest.pop(0) for _ in Options._fields[:-1]))
     return Given(q, k, v, decay, state, constants, options), rest
 
 
@@ -152,7 +162,7 @@ def _backward(*flat: Any) -> tuple[Tensor, ...]:
     given, (out, total, grad_out, grad_last, asked) = _given(*flat)
     grads = Grads(grad_out, None, grad_last)
     found = _room(given).backward(given, Results(out, total, None), grads, Asked(*asked))
-    return _tensors(given.q, found)
+    return _tensors(given.q, found[:-1])  # nothing made the decay's gradient
 
 
 kernels_forward = torch.library.custom_op(
@@ -194,7 +204,7 @@ def _(*flat: Any) -> tuple[Tensor, ...]:
         dots(q),
         dots(k),
     )
-    return _tensors(q, swept)
+    return _tensors(q, swept[:-1])
 
 
 def _tensors(like: Tensor, found: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

@@ -17,7 +17,6 @@ from cosformer.ops.problem import (
     Grads,
     Options,
     Results,
-    Swept,
 )
 from cosformer.runtime import recorded
 
@@ -39,38 +38,33 @@ class Repeated:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> Tensor:
         """The output. `gates`: log γ of each token, where every token has its own."""
-        sums = None
-        if gates is not None:
-            from cosformer.ops.autograd.gates import summed_gates
-
-            sums = summed_gates(gates, q.dtype)
         if forward_ad._current_level >= 0:
-            return attend(self.given(q, k, v, sums))[0]
+            return attend(self.given(q, k, v, gates))[0]
         learns = torch.is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
             or v.requires_grad
-            or (sums is not None and sums.requires_grad)
+            or (gates is not None and gates.requires_grad)
         )
         if not learns:
-            return self.forward(q, k, v, sums).out
+            return self.forward(q, k, v, gates).out
         # skips the binding of arguments and functorch: 40 µs
-        out: Tensor = super(Function, _Repeated).apply(q, k, v, sums, self)
+        out: Tensor = super(Function, _Repeated).apply(q, k, v, gates, self)
         return out
 
-    def given(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None) -> Given:
-        """The whole problem. `sums`: L, where it differs from call to call."""
-        decay = self._decay if sums is None else sums
+    def given(self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> Given:
+        """The whole problem."""
+        decay = self._decay if gates is None else gates
         return Given(q, k, v, decay, None, self._constants, self._options)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None) -> Results:
-        rows = [q, k, v] if sums is None else [q, k, v, sums]
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> Results:
+        rows = [q, k, v] if gates is None else [q, k, v, gates]
         if (tape := self._tapes.get("forward")) is not None:
             return Results(*tape(rows))  # type: ignore[arg-type]
         from cosformer.ops import hopper
         from cosformer.ops.autograd import kernels
 
-        given = self.given(q, k, v, sums)
+        given = self.given(q, k, v, gates)
         if "forward" in self._tapes or _overlap(rows):
             return kernels.forward(given)
         found, self._tapes["forward"] = hopper.on_tape(
@@ -79,34 +73,30 @@ class Repeated:
         return Results(*found)  # type: ignore[arg-type]
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None, results: Results,
+        self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, results: Results,
         grad: Tensor, asked: Asked,
     ) -> Gradients:  # fmt: skip
         rows = [q, k, v, grad, results.out, results.total]
-        rows += [x for x in (sums, results.kept) if x is not None]
+        rows += [x for x in (gates, results.kept, results.fading) if x is not None]
         # hooks of saved tensors may give back others than those that were saved
         key = (asked, *map(Tensor.stride, rows), _start(rows))
         if (tape := self._tapes.get(key)) is not None:
-            swept = Swept(*tape(rows))
-            if not asked.decay:
-                return Gradients(swept.q, swept.k, swept.v)
+            return Gradients(*tape(rows))
         from cosformer.ops import hopper
         from cosformer.ops.autograd import kernels
 
-        given = self.given(q, k, v, sums)
-        if tape is None:
-            grads = Grads(grad, None, None)
-            grouped = q.shape[1] != k.shape[1]  # whose gradients are summed by torch
-            if key in self._tapes or grouped or _overlap(rows):
-                return kernels.backward(given, results, grads, asked)
-            found, self._tapes[key] = hopper.on_tape(
-                lambda: hopper.backward(given, results, grads, asked), rows, self._fixed
-            )
-            swept = Swept(*found)
-        of_decay = None
-        if asked.decay:
-            of_decay = kernels.gradient_of_decay(given, results, None, swept, groups=1)
-        return Gradients(swept.q, swept.k, swept.v, of_decay)
+        given = self.given(q, k, v, gates)
+        grads = Grads(grad, None, None)
+        grouped = q.shape[1] != k.shape[1]  # whose gradients are summed by torch
+        if key in self._tapes or grouped or _overlap(rows):
+            return kernels.backward(given, results, grads, asked)
+
+        def swept() -> Gradients:
+            found = hopper.backward_with_decay(given, results, grads, asked)
+            return Gradients(found.q, found.k, found.v, found.decay)
+
+        found, self._tapes[key] = hopper.on_tape(swept, rows, self._fixed)
+        return Gradients(*found)
 
     @property
     def _fixed(self) -> list[Tensor | None]:
@@ -114,27 +104,28 @@ class Repeated:
 
 
 class _Repeated(Function):
-    """(q, k, v, L, the call) -> out."""
+    """(q, k, v, gates, the call) -> out."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None, by: Repeated
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, by: Repeated
     ) -> Tensor:
-        out, total, _, kept = by.forward(q, k, v, sums)
+        out, total, _, kept, fading = by.forward(q, k, v, gates)
         ctx.by = by
-        ctx.save_for_backward(q, k, v, sums, out, total, kept)
+        ctx.save_for_backward(q, k, v, gates, out, total, kept, fading)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sums, out, total, kept = ctx.saved_tensors
+        q, k, v, gates, out, total, kept, fading = ctx.saved_tensors
         *needed, _ = ctx.needs_input_grad
         asked = Asked(*needed)
         if recorded():
-            found = differentiable(lambda x: attend(x)[0], ctx.by.given(q, k, v, sums), grad, asked)
+            given = ctx.by.given(q, k, v, gates)
+            found = differentiable(lambda x: attend(x)[0], given, grad, asked)
         else:
-            results = Results(out, total, None, kept)
-            found = ctx.by.backward(q, k, v, sums, results, grad, asked)
+            results = Results(out, total, None, kept, fading)
+            found = ctx.by.backward(q, k, v, gates, results, grad, asked)
         return found.q, found.k, found.v, found.decay, None
 
 

@@ -1,6 +1,7 @@
 // Small kernels around the sweeps of `sweep.cu`.
 //
-// Options, set on the compiler's command line: KW, the width of rows, 64 or 128; RULE and DECAY as there.
+// Options, set on the compiler's command line: KW, the width of rows, 64 or 128; RULE as there; DECAY as there:
+// L is given of a decay per head, l of one per token.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -33,14 +34,30 @@ extern "C" __global__ void prepare(const bf16* grad, const bf16* out, const floa
 
 // `states` holds what each segment adds to the state, and gets the state before each segment; `last` gets the state
 // after all of them. `start`, if given, is the state before the first segment.
-extern "C" __global__ void edges(float* states, const float* start, float* last, const double* decay,
+constexpr int MOST = 64;  // segments, as `choose_segments` has it
+extern "C" __global__ void edges(float* states, const float* start, float* last, const void* decay,
                                  long long size, long long decay_b, long long decay_h, int heads, int length,
                                  int rows, int segments, int causal, int reverse) {
   const long long element = blockIdx.y * 256ll + threadIdx.x, head = blockIdx.x;
+  const long long of_head = head / heads * decay_b + head % heads * decay_h;
+  const double* all = (const double*)decay + of_head;  // L
+  const float* sums = (const float*)decay + of_head;   // l
+  __shared__ float whole[MOST];  // the sum of a segment's gates, to base 2
+  if (DECAY == PER_TOKEN) {
+    const int lane = threadIdx.x % 32;
+    for (int s = threadIdx.x / 32; s < segments; s += 8) {
+      const int stop = min((s + 1) * rows, length);
+      float sum = 0.f;
+      for (int begin = s * rows + lane * 64; begin < stop; begin += 32 * 64) sum += sums[min(begin + 64, stop) - 1];
+#pragma unroll
+      for (int n = 1; n < 32; n *= 2) sum += __shfl_xor_sync(~0u, sum, n);
+      if (lane == 0) whole[s] = sum;
+    }
+    __syncthreads();
+  }
   if (element >= size) return;
   float sum = start ? start[head * size + element] : 0.f;
   float* place = states + head * segments * size + element;
-  decay += head / heads * decay_b + head % heads * decay_h;
   for (int from = 0; from < segments; from += 8) {
     float added[8];
 #pragma unroll
@@ -52,8 +69,9 @@ extern "C" __global__ void edges(float* states, const float* start, float* last,
     for (int i = 0; i < 8; ++i) {
       const int s = reverse ? segments - 1 - from - i : from + i;
       if (causal && from + i < segments) place[s * size] = sum;
-      if (DECAY && from + i < segments)
-        sum *= exp_of((float)(decay[min((s + 1) * rows, length) - 1] - (s ? decay[s * rows - 1] : 0.)));
+      if (DECAY == PER_HEAD && from + i < segments)
+        sum *= exp_of((float)(all[min((s + 1) * rows, length) - 1] - (s ? all[s * rows - 1] : 0.)));
+      if (DECAY == PER_TOKEN && from + i < segments) sum *= exp2_of(whole[s]);
       sum += added[i];
     }
   }

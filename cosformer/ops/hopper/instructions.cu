@@ -1,5 +1,7 @@
 // Wrappers of Hopper's instructions, and arithmetic on pairs of bfloat16 numbers that share 32 bits.
 
+constexpr int PER_HEAD = 1, PER_TOKEN = 2;  // values of DECAY: one for each head, one for each token
+
 #define INLINE __device__ __forceinline__
 
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }

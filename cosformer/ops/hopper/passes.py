@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.hopper.nvrtc import libraries
-from cosformer.ops.hopper.plan import Common, Plan, plan_of
+from cosformer.ops.hopper.plan import Common, Dots, Plan, plan_of
 from cosformer.ops.hopper.roles import MAPS, Roles
 from cosformer.ops.problem import (
     WEIGHTS,
@@ -21,12 +21,16 @@ from cosformer.ops.problem import (
     Problem,
     Results,
     Swept,
+    for_each_query_head,
     room_for_outputs,
 )
 from cosformer.runtime import eager
 
 MAX_WIDTH = 128
-__all__ = ["MAPS", "aligned", "backward", "forward", "why_not", "why_not_given"]
+__all__ = [
+    "MAPS", "aligned", "backward", "backward_with_decay", "forward", "places", "why_not",
+    "why_not_given",
+]  # fmt: skip
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
@@ -47,6 +51,12 @@ def why_not_given(given: Given) -> str | None:
     if given.constants.query_basis.shape[3] > 2:
         return "plain or cosine weights"
     return _why_not_here(given.q, given.k, given.v)
+
+
+def places(q: Tensor, k: Tensor, cu_seqlens: Tensor, weight: str) -> bool:
+    """Whether a kernel may say where packed tokens stand: where sweeps are likely to follow."""
+    served = WEIGHTS[weight] <= 2 and q.is_cuda and eager(q, k, cu_seqlens)
+    return served and _why_not_here(q, k, k) is None
 
 
 def _why_not_here(q: Tensor, k: Tensor, v: Tensor) -> str | None:
@@ -95,22 +105,24 @@ def forward(given: Given) -> Results:
     wanted, plan = options.keep_state, plan_of(given)
     query_basis = given.constants.query_basis.contiguous()
     key_basis, state = given.constants.key_basis.contiguous(), _dense(given.state)
-    common, roles, cut = _common(given), plan.roles, plan.causal
+    common, roles, cut = _common(given, plan), plan.roles, plan.causal
+    fading = None if options.even else common.decay
     out, total = room_for_outputs(q, v, options.rule)
     made: dict[str, Any] = {"out": out, "total": total}
     if given.decay is not None and not options.causal:
         _forward_both_ways(plan, q, k, v, key_basis, common, **made)
-        return Results(out, total, torch.zeros_like(plan.states()) if wanted else None)
+        last = torch.zeros_like(plan.states()) if wanted else None
+        return Results(out, total, last, fading=fading)
     if options.causal and not plan.is_cut:
         last = plan.states() if wanted and not plan.packed else None
         plan.sweep(roles.forward, q, k, v, key_basis, cut, common, first=state, last=last, **made)
         if wanted and plan.packed:  # a graph wants some state; nobody goes on with it
             last = torch.zeros_like(plan.states())
-        return Results(out, total, last)
+        return Results(out, total, last, fading=fading)
     if options.causal:
         first, last = plan.gather(roles.gather, k, v, key_basis, cut, common, state, total=wanted)
         plan.sweep(roles.forward, q, k, v, key_basis, cut, common, first=first, **made)
-        return Results(out, total, last, first)
+        return Results(out, total, last, first, fading)
     _, last = plan.gather(roles.gather, k, v, key_basis, plan.gather_keys, common, state)
     plan.sweep(roles.read, q, q, v, query_basis, plan.read_queries, common, first=last, **made)
     if plan.packed:
@@ -161,12 +173,36 @@ class _Found(NamedTuple):
     """What backward sweeps make beside dq, dk and dv."""
 
     state: Tensor | None
-    by_query: Tensor | None = None  # φ(q)·dφ(q)
-    by_key: Tensor | None = None  # φ(k)·dφ(k)
+    dots: Dots = (None, None)
+    less: Dots = (None, None)  # those of the other direction, to be taken away
 
 
 def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Swept:
     """The gradients that are asked for; states and their gradients are those of query heads."""
+    swept, found, _ = _backward(given, results, grads, asked)
+    by_query, by_key = map(_less, found.dots, found.less)
+    return swept._replace(by_query=_summed(by_query), by_key=_summed(by_key))
+
+
+def backward_with_decay(given: Given, results: Results, grads: Grads, asked: Asked) -> Swept:
+    """The same with the gradient of the decay, not with what others could make it of."""
+    swept, found, plan = _backward(given, results, grads, asked)
+    if not asked.decay or given.decay is None:
+        return swept
+    at_start = at_end = None
+    if given.state is not None and swept.state is not None:
+        at_start = (given.state * swept.state).sum((-3, -2, -1))
+    if grads.last is not None and results.last is not None:
+        last = for_each_query_head(results.last, given.q.shape[1] // results.last.shape[1])
+        at_end = (grads.last * last).sum((-3, -2, -1))
+    grad = plan.decay_gradient(given.decay, found.dots, found.less, at_start, at_end)
+    shared = grad.shape != given.decay.shape
+    return swept._replace(decay=grad.sum_to_size(given.decay.shape) if shared else grad)
+
+
+def _backward(
+    given: Given, results: Results, grads: Grads, asked: Asked
+) -> tuple[Swept, "_Found", Plan]:
     q, k, v, options = given.q, given.k, given.v, given.options
     assert grads.out is not None
     grad, out, total = aligned(grads.out), aligned(results.out), results.total
@@ -176,7 +212,9 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Swep
     plan = plan_of(given, *about, dots=asked.decay)
     back = _Back(
         plan, asked,
-        _common(given)._replace(by_row=plan.prepare(grad, out, total) if plan.sums else None),
+        _common(given, plan, results.fading)._replace(
+            by_row=plan.prepare(grad, out, total) if plan.sums else None
+        ),
         q, k, v, grad,
         torch.empty_like(q) if asked.sweeps_q else None,  # as the fakes
         k.new_empty(*q.shape[:2], *k.shape[2:]) if asked.sweeps_k else None,
@@ -190,18 +228,17 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Swep
         past = _causal_sweeps(back, plan.roles)
         future = _causal_sweeps(back, plan.roles.reversed())
         # L_i − L_j from the start, L_j − L_i from the end
-        by_query, by_key = _less(past.by_query, future.by_query), _less(past.by_key, future.by_key)
-        found = _Found(torch.zeros_like(plan.states()) if asked.state else None, by_query, by_key)
+        state = torch.zeros_like(plan.states()) if asked.state else None
+        found = _Found(state, past.dots, future.dots)
     else:
         found = _sweeps_both_ways(back)
-    return Swept(
+    swept = Swept(
         back.dq if asked.q else None,
         _per_key_head(back.dk, k) if asked.k else None,
         _per_key_head(back.dv, v),
         _times(found.state, options.scale),
-        _summed(found.by_query),
-        _summed(found.by_key),
     )
+    return swept, found, plan
 
 
 def _causal_sweeps(back: _Back, roles: Roles) -> _Found:
@@ -234,7 +271,7 @@ def _causal_sweeps(back: _Back, roles: Roles) -> _Found:
         )  # fmt: skip
     if asked.v:
         plan.sweep(roles.dv, k, q, grad, basis, cut, common, out=back.dv, first=grad_last)
-    return _Found(grad_first, by_query, by_key)
+    return _Found(grad_first, (by_query, by_key))
 
 
 def _sweeps_both_ways(back: _Back) -> _Found:
@@ -267,13 +304,16 @@ def _sweeps_both_ways(back: _Back) -> _Found:
     return _Found(grad_first if asked.state else None)
 
 
-def _common(given: Given) -> Common:
-    about, decay = given.constants, given.decay
-    mask, bounds = about.key_mask, about.bounds
+def _common(given: Given, plan: Plan, fading: Tensor | None = None) -> Common:
+    """`fading`: what forward made of the decay."""
+    mask, bounds, decay = given.constants.key_mask, given.constants.bounds, given.decay
+    bounds = None if bounds is None else bounds.to(torch.int32).contiguous()
+    if decay is not None and not given.options.even:
+        decay = plan.sum_gates(decay, bounds) if fading is None else fading
     return Common(
         None if mask is None else mask.contiguous().view(torch.uint8),
         None if decay is None else decay.contiguous(),
-        None if bounds is None else bounds.to(torch.int32).contiguous(),
+        bounds,
     )
 
 
@@ -285,7 +325,7 @@ def _per_key_head(grad: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 def _less(past: Tensor | None, future: Tensor | None) -> Tensor | None:
-    return None if past is None or future is None else past - future
+    return past if past is None or future is None else past - future
 
 
 def _summed(dots: Tensor | None) -> Tensor | None:

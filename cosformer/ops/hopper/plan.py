@@ -15,7 +15,19 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.hopper.nvrtc import Code, Kernel, Launch, cubin
-from cosformer.ops.hopper.roles import MAPS, RULES, Around, Roles, Sweep, roles_of
+from cosformer.ops.hopper.roles import (
+    MAPS,
+    NONE,
+    PER_HEAD,
+    PER_TOKEN,
+    RULES,
+    Around,
+    Gates,
+    Packing,
+    Roles,
+    Sweep,
+    roles_of,
+)
 from cosformer.ops.hopper.source import source
 from cosformer.ops.problem import Given, per_head
 
@@ -23,17 +35,26 @@ CHUNK = 64
 THREADS = 640
 # `struct Params` of `sweep.cu`: first its pointers, then what `TAIL` packs, field by field.
 POINTERS = 14
-TAIL = struct.Struct("24q12i2f")
+TAIL = struct.Struct("24q11i2f4x")
 PLANS = 256  # kept at a time; the oldest goes first
+GATE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+SUMS = Gates(GATE=4, SUMMED=False)  # where L is given, and l is wanted
+FILES = {Sweep: "sweep.cu", Around: "around.cu", Gates: "gates.cu", Packing: "packing.cu"}
+BLOCK = 2048  # tokens that a block of `decay_gradient` goes through at once
+CLUSTER = 8  # blocks that share a row of a decay's gradient, where rows are few
 
 PerRow = tuple[Tensor, Tensor]  # 1/D and δ, each `[B, H, T]`
+Dots = tuple[Tensor | None, Tensor | None]  # φ·dφ of q and of k `[B, H, T, blocks]`
+
+
+Options = Sweep | Around | Gates | Packing
 
 
 class Common(NamedTuple):
     """What every sweep of one call is given."""
 
     mask: Tensor | None  # [B, S], bytes
-    decay: Tensor | None  # L [b, h, T]
+    decay: Tensor | None  # L [b, h, T] if even; else l [B, H, T], as `sum_gates` makes it
     bounds: Tensor | None  # of packed sequences, int32
     by_row: PerRow | None = None
 
@@ -77,12 +98,13 @@ class Plan:
         self._state = (states, q.shape[3], v.shape[3] + self.sums)
         self._launches: dict[Any, Any] = {}
         self.packed = about.bounds is not None
-        self._even = options.even
+        self._gated = options.gated
+        self._decay = NONE if given.decay is None else PER_HEAD if options.even else PER_TOKEN
         self._may_be_strong = given.decay is not None and not options.mild
         self.shifted = options.causal or given.decay is not None  # segments begin with states
         sizes = (q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule)
         kind = functools.partial(
-            roles_of, *sizes, about.key_mask is not None, given.decay is not None,
+            roles_of, *sizes, about.key_mask is not None, self._decay,
             packed=self.packed,
         )  # fmt: skip
         self.roles = kind(dots=dots)
@@ -99,14 +121,25 @@ class Plan:
         self.gather_queries, self.gather_keys = cut(q, _blocks(q)), cut(k, _blocks(v))
         self.read_queries, self.read_keys = cut(q, 1), cut(k, 1)
         self.causal = cut(q, _blocks(v), extra=0.6)
+        decay = given.decay
+        self._around = Around(DECAY=self._decay)
+        self._gates = Gates(3, SUMMED=False)
+        if decay is not None:
+            few = self._batch * self._heads < processors and decay.shape[2] > BLOCK
+            kinds = Gates(GATE_TYPES[decay.dtype] if options.gated else 3, options.gated)
+            self._gates = kinds._replace(CLUSTER=CLUSTER if few else 1)
         for each in self._needed(given, kind(dots=_learns(given.decay))):
             _compiling(each)  # side by side, and before they are asked for
 
-    def _needed(self, given: Given, back: Roles) -> list[Sweep | Around]:
+    def _needed(self, given: Given, back: Roles) -> list[Options]:
         """The variants that a call will launch; those in `back` if anything learns."""
         causal, decays = given.options.causal, given.decay is not None
         ways = [back] if causal or not decays else [back, back.reversed()]
-        found: list[Sweep | Around] = [Around(DECAY=decays)] if self.is_cut else []
+        found: list[Options] = [self._around] if self.is_cut else []
+        if self._decay == PER_TOKEN:
+            found.append(self._gates if self._gated else SUMS)
+        if _learns(given.decay) and not self._gated:
+            found.append(self._gates)
         learns = any(map(_learns, (given.q, given.k, given.v, given.decay)))
         if learns and self.sums:
             found.append(Around(_wide(given.v), self.rule))
@@ -120,7 +153,7 @@ class Plan:
                 found += [roles.dq_read, roles.dk_gather, roles.dk_read, roles.dv_read] * learns
         return [variant for each in found for variant in self._variants(each)]
 
-    def _variants(self, options: Sweep | Around) -> list[Any]:
+    def _variants(self, options: Options) -> list[Any]:
         """The variant for segments with a mild decay, and the one for others where they may be."""
         if isinstance(options, Sweep) and options.READ and self._may_be_strong:
             return [options, options._replace(STRONG=True)]
@@ -165,7 +198,7 @@ class Plan:
                 *per_head(basis), *per_head(common.decay), length, *_steps(first), *_steps(last),
                 self._heads, length, cut.rows, cut.segments, blocks, contracted, columns,
                 (contracted if options.TURNED else columns) + self.sums,
-                skipped, self._even, self._heads // x.shape[1], self._heads // y.shape[1],
+                skipped, self._heads // x.shape[1], self._heads // y.shape[1],
                 self.eps, self.scale,
             )  # fmt: skip
             grid = (self._batch * self._heads * cut.segments * blocks, 1)
@@ -201,13 +234,51 @@ class Plan:
             size = math.prod(self._state)
             whole = (self._heads, y.shape[2], cut.rows, cut.segments, self.shifted, options.REVERSE)
             grid = (self._batch * self._heads, -(-size // 256))
-            it = kernel("edges", Around(DECAY=options.DECAY), self.device)
+            it = kernel("edges", self._around, self.device)
             places = (*range(0, 7 * 8, 8), *range(56, 80, 4))
             tail = struct.pack("3q6i", size, *per_head(common.decay), *whole)
             launch = Launch(it, grid, 256, self.device, 4, tail, places)
             self._launches["edges", options] = launch
         launch(states, start, last, common.decay)
         return states, last
+
+    def sum_gates(self, gates: Tensor, bounds: Tensor | None) -> Tensor:
+        """l of every token, `[B, H, T]`: of gates, or of L."""
+        length = gates.shape[2]
+        sums = gates.new_empty((self._batch, self._heads, length), dtype=torch.float32)
+        launch = self._launches.get("sum_gates")
+        if launch is None:
+            blocks = -(-length // 512) if bounds is None else bounds.shape[0] - 1
+            steps, sizes = (*per_head(gates), gates.stride(2)), (self._heads, length, blocks)
+            tail = struct.pack("3q3i", *steps, *sizes)
+            it = kernel("sum_gates", self._gates if self._gated else SUMS, self.device)
+            grid = (self._batch * self._heads * blocks, 1)
+            places = (*range(0, 6 * 8, 8), *range(48, 60, 4))
+            launch = Launch(it, grid, 256, self.device, 3, tail, places)
+            self._launches["sum_gates"] = launch
+        launch(gates, sums, bounds)
+        return sums
+
+    def decay_gradient(
+        self, decay: Tensor, found: Dots, less: Dots, at_start: Tensor | None, at_end: Tensor | None
+    ) -> Tensor:
+        """That of gates, or of L, `[B, H, T]`."""
+        by_query, by_key = found
+        assert by_query is not None
+        assert by_key is not None
+        of_gates, shape = self._gated, by_query.shape[:3]
+        made = decay.new_empty(shape) if of_gates else decay.new_empty(shape, dtype=torch.float64)
+        launch = self._launches.get("decay_gradient")
+        if launch is None:
+            sizes = (self._heads, shape[2], by_query.shape[3], by_key.shape[3])
+            tail = struct.pack("3q4i", *per_head(decay), decay.stride(2), *sizes)
+            it = kernel("decay_gradient", self._gates, self.device)
+            grid = (self._batch * self._heads * self._gates.CLUSTER, 1)
+            places = (*range(0, 11 * 8, 8), *range(88, 104, 4))
+            launch = Launch(it, grid, 512, self.device, 8, tail, places)
+            self._launches["decay_gradient"] = launch
+        launch(by_query, by_key, *less, decay if of_gates else None, at_start, at_end, made)
+        return made
 
     def prepare(self, grad: Tensor, out: Tensor, total: Tensor) -> PerRow:
         """1/D and δ = −dout·out·dD/dtotal of every row."""
@@ -237,7 +308,9 @@ def plan_of(given: Given, *others: Any, dots: bool = False) -> Plan:
     With `dots` it also makes what the decay's gradient is made up of.
     """
     q, k, v, about = given.q, given.k, given.v, given.constants
-    decays = None if given.decay is None else given.decay.shape
+    decays = None
+    if given.decay is not None:
+        decays = (given.decay.shape, given.decay.stride(), given.decay.dtype)
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), about.query_basis.shape,
         q.device, about.key_mask is None, given.state is None, decays,
@@ -254,7 +327,7 @@ def plan_of(given: Given, *others: Any, dots: bool = False) -> Plan:
 
 
 @functools.cache
-def kernel(name: str, options: Sweep | Around, device: int) -> Kernel:
+def kernel(name: str, options: Options, device: int) -> Kernel:
     """The kernel of that name, compiled with these options."""
     shared = "shared_bytes" if name == "sweep" else ""
     with torch.cuda.device(device):
@@ -262,11 +335,10 @@ def kernel(name: str, options: Sweep | Around, device: int) -> Kernel:
 
 
 @functools.cache
-def _compiling(options: Sweep | Around) -> Future[Code]:
+def _compiling(options: Options) -> Future[Code]:
     """Machine code on its way: what a call will need is compiled side by side."""
     flags = tuple(f"-D{key}={int(value)}" for key, value in options._asdict().items())
-    file = "sweep.cu" if isinstance(options, Sweep) else "around.cu"
-    return _compilers().submit(cubin, source(file), flags)
+    return _compilers().submit(cubin, source(FILES[type(options)]), flags)
 
 
 @functools.cache

@@ -37,13 +37,14 @@ struct Producer {
   static constexpr int N = Rows<64, Z_MAP>::N;
   float psi[N][R], scale[N], d, l[N], l_end, rate;
   const float *basis, *inverse, *delta;
-  const double* decay;
+  const float* sums;  // l of gates
   const unsigned char* mask;
   const bf16* ahead;  // the row of a later chunk that this thread prefetches into the L2 cache
   long long ahead_stride;
   int ahead_width, thread;
 
-  INLINE Producer(const Params& p, const Place& at, int team) : ahead(nullptr), thread(threadIdx.x % TEAM) {
+  INLINE Producer(const Params& p, const Place& at, int team)
+      : ahead(nullptr), ahead_stride(0), ahead_width(0), thread(threadIdx.x % TEAM) {  // 0: who prefetches nothing stays there
     const long long from = at.begin(team), reader = (int)at.h / p.reader_share, writer = (int)at.h / p.writer_share;
     const bf16* x = p.x + at.b * p.xs[0] + reader * p.xs[1] + from * p.xs[2];
     const bf16* y = p.y + at.b * p.ys[0] + writer * p.ys[1] + from * p.ys[2];
@@ -61,8 +62,12 @@ struct Producer {
     basis = p.basis + at.b * p.basis_s[0] + at.h * p.basis_s[1] + (from + zs.row(0)) * R;
     inverse = p.inverse + at.head * p.length + from + zs.row(0);
     delta = p.delta + at.head * p.length + from + thread;
-    decay = p.decay + at.b * p.decay_s[0] + at.h * p.decay_s[1];
-    if (DECAY && p.even) rate = (float)decay[0] * LOG_E;  // L of the first token is the logarithm of the decay
+    if (DECAY == PER_HEAD) rate = even_rate(p, at);
+    if (DECAY == PER_TOKEN) sums = gate_sums(p, at);
+    if (DECAY == PER_TOKEN && which == 3 && thread % 32 == 0) {  // two of the last threads prefetch l
+      ahead = (const bf16*)(sums + from + thread % CHUNK + (AHEAD - 1) * (REVERSE ? -CHUNK : CHUNK));
+      ahead_stride = sizeof(float) / sizeof(bf16), ahead_width = 0;
+    }
     mask = p.mask + at.b * p.mask_s;
   }
 
@@ -97,16 +102,15 @@ struct Producer {
   // l of this thread's rows and of the chunk's last row; rows that pad a chunk are as its last one.
   template <bool ALL> INLINE void count(const Params& p, const Place& at, int begin, int left) {
     const int last = ALL ? CHUNK : min(CHUNK, left);
-    if (p.even) {
+    if (DECAY == PER_HEAD) {
 #pragma unroll
       for (int i = 0; i < N; ++i) l[i] = rate * (ALL ? zs.row(i) + 1 : min(zs.row(i) + 1, last));
       l_end = rate * last;
     } else {
-      const double* here = decay + begin;
-      const double before = before_chunk(decay, at, begin);
+      const float* here = sums + begin;
 #pragma unroll
-      for (int i = 0; i < N; ++i) l[i] = (float)(here[ALL ? zs.row(i) : min(zs.row(i), last - 1)] - before) * LOG_E;
-      l_end = (float)(here[last - 1] - before) * LOG_E;
+      for (int i = 0; i < N; ++i) l[i] = here[ALL ? zs.row(i) : min(zs.row(i), last - 1)];
+      l_end = here[last - 1];
     }
   }
 

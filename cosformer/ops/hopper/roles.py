@@ -3,6 +3,7 @@
 import functools
 from typing import Any, NamedTuple
 
+NONE, PER_HEAD, PER_TOKEN = range(3)  # values of DECAY
 MAPS = {"identity": 0, "relu": 1, "1+elu": 2, "leaky_relu": 3, "elu": 4}
 RULES = {"none": 0, "clamp": 1, "add": 2, "signed": 3}
 
@@ -25,7 +26,7 @@ class Sweep(NamedTuple):
     GATE: int = 0
     MASKED: int = 0
     PAIRED: bool = False
-    DECAY: bool = False
+    DECAY: int = 0
     STRONG: bool = False
     DOTS: bool = False
     STRICT: bool = False
@@ -38,7 +39,23 @@ class Around(NamedTuple):
 
     KW: int = 64
     RULE: int = 0
-    DECAY: bool = False
+    DECAY: int = 0
+
+
+class Gates(NamedTuple):
+    """The compile-time options of the kernels in `gates.cu`, whose head explains each."""
+
+    GATE: int = 0
+    SUMMED: bool = True
+    CLUSTER: int = 1
+
+
+class Packing(NamedTuple):
+    """The compile-time options of the kernel in `packing.cu`, whose head explains each."""
+
+    WIDE: bool
+    OWN: bool
+    R: int
 
 
 class Roles(NamedTuple):
@@ -71,13 +88,13 @@ class Roles(NamedTuple):
 @functools.cache
 def roles_of(
     width: int, value_width: int, states: int, phi: int, rule: int, masked: bool,
-    decays: bool = False, dots: bool = False, packed: bool = False,
+    decay: int = 0, dots: bool = False, packed: bool = False,
 ) -> Roles:  # fmt: skip
-    """The variants for one problem; `dots` says whether the decay needs a gradient.
+    """The variants for one problem, with a decay as `DECAY` has it; `dots`: it needs a gradient.
 
     The head of `sweep.cu` has the table of which tensor is which operand in each pass.
     """
-    by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule, DECAY=decays, PACKED=packed)
+    by_key = Sweep(64 if width <= 64 else 128, states, RULE=rule, DECAY=decay, PACKED=packed)
     by_value = by_key._replace(
         KW=64 if value_width <= 64 else 128, TURNED=True, GATE=phi, DOTS=dots
     )
@@ -90,10 +107,10 @@ def roles_of(
     by_values: dict[str, Any] = {"WRITE": False, "Y_MAP": 0, "PAIRED": value_width > 64}
     by_keys: dict[str, Any] = {"WRITE": False, "Z_MAP": 0, "PAIRED": width > 64}
     return Roles(
-        forward, forward._replace(READ=False, X_MAP=0, STRONG=decays),
+        forward, forward._replace(READ=False, X_MAP=0, STRONG=decay > 0),
         forward._replace(**by_values),
         dq, dq._replace(**by_keys),
-        dk, dk._replace(READ=False, GATE=0, MASKED=0, DOTS=False, STRONG=decays),
+        dk, dk._replace(READ=False, GATE=0, MASKED=0, DOTS=False, STRONG=decay > 0),
         dk._replace(**by_keys),
         dv, dv._replace(**by_values),
     )  # fmt: skip

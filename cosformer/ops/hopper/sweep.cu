@@ -21,7 +21,8 @@
 //
 // A decay (DECAY) multiplies the weight of a pair by exp(L_i − L_j), j ≤ i, where L is the sum of the logarithms of
 // the decay. L counts from just before the chunk: l = (L − L_before) log₂ e, since the hardware's exponential is to
-// base 2; l_end belongs to the last row of the chunk. Where it is near enough to 0 in every chunk of a segment,
+// base 2; l_end belongs to the last row of the chunk. Of gates, `sum_gates` in `gates.cu` has made l; of a decay per
+// head l is made where it is needed. Where it is near enough to 0 in every chunk of a segment,
 // - a writer's f_r(j) is ψ_r(j) 2^(−l_j), a reader's f_r(i) is ψ_r(i) 2^(l_i), and neither is too large or too small;
 // - the state is multiplied by 2^l_end after a chunk is added to it.
 // So all else is as without a decay. Segments with a stronger decay are left to the variant with STRONG, all of whose
@@ -48,7 +49,8 @@
 // - RULE: how the denominator D is made of the total: 0 no division, 1 clamp, 2 add, 3 signed.
 // - DELTA: who has δ: 0 nobody, 1 the reader, 2 the writer. SCALED: the writer's rows are divided by D.
 // - MASKED: whose rows `mask` may hide: 0 nobody's, 1 the writer's, 2 the reader's.
-// - PAIRED, DECAY, STRONG, STRICT, ADD: above. DOTS: also store φ(gate)·out of every row, for the gradient of the decay.
+// - DECAY: 0 none, 1 PER_HEAD, 2 PER_TOKEN.
+// - PAIRED, STRONG, STRICT, ADD: above. DOTS: also store φ(gate)·out of every row, for the gradient of the decay.
 // - PACKED: sequences lie end to end, and each is a segment of its own.
 
 typedef unsigned int u32;
@@ -61,7 +63,7 @@ struct Params {  // `POINTERS` and `TAIL` in plan.py list the same fields in the
   float* total;  // [B, H, T]: the sums that forward divides by; DOTS: [B, H, T, blocks]
   const float *inverse, *delta;  // 1/D and δ, [B, H, T] each; forward with ADD: `inverse` is the first sweep's total
   const float* basis;  // ψ [b, h, T, R]
-  const double* decay;  // L [b, h, T]
+  const void* decay;  // PER_HEAD: L [b, h, T], double, of which the first of each head is read; PER_TOKEN: l [B, H, T], float
   const float* first;  // states [B, H, segments, R, D, V (+1)] before each segment
   float* last;  // and after each
   const unsigned char* mask;  // [B, T]
@@ -70,7 +72,6 @@ struct Params {  // `POINTERS` and `TAIL` in plan.py list the same fields in the
   long long first_h, first_s, last_h, last_s;
   int heads, length, rows, segments, blocks, contracted, columns, pitch;
   int skipped;  // segments that come before the first of this launch
-  int even;  // whether all tokens of a head decay alike
   int reader_share, writer_share;  // how many query heads share a head of x and `gate`, and of y and z
   float eps, scale;  // scale: multiplies the output under RULE 0
 };
@@ -92,7 +93,7 @@ constexpr int STATE_BYTES = (TURNED ? XB : STATE_N / 8) * STATE_PITCH;
 constexpr int X_BYTES = READ ? XB * PITCH : 0, Y_BYTES = WRITE ? XB * PITCH : 0;
 constexpr int Z_BYTES = WRITE ? ZB * PITCH : 0;
 constexpr int FADE_AT = X_BYTES + Y_BYTES + Z_BYTES;  // under a decay: l of the chunk's rows, or l, ψ_0 and ψ_1
-constexpr int FADE_BYTES = R == 1 ? 4 : 16, STAGE_BYTES = FADE_AT + DECAY * CHUNK * FADE_BYTES;
+constexpr int FADE_BYTES = R == 1 ? 4 : 16, STAGE_BYTES = FADE_AT + (DECAY != 0) * CHUNK * FADE_BYTES;
 // Warpgroups that keep the state (two if it is wide) and that compute the output (two otherwise, in turns).
 constexpr int KEEPERS = WRITE && STATE_F * STATE_M > 80 && STATE_M == 2 ? 2 : 1, GIVERS = 3 - KEEPERS;
 constexpr int LOADERS = 2;  // warpgroups that load: as one team, or as two teams in turns
@@ -145,14 +146,27 @@ struct Place {
   // many sequences their order would take longer to find than it saves.
   INLINE static int longest(const Params& p, int rank, int* note) {
     if (p.segments > 256) return rank;
-    for (int s = threadIdx.x; s < p.segments; s += blockDim.x) {
-      const int mine = p.bounds[s + 1] - p.bounds[s];
-      int longer = 0;
-      for (int t = 0; t < p.segments; ++t) {
-        const int theirs = p.bounds[t + 1] - p.bounds[t];
-        longer += theirs > mine || (theirs == mine && t < s);
+    constexpr int LANES = 256 / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lengths[LANES];  // every warp has all of them
+#pragma unroll
+    for (int n = 0; n < LANES; ++n) {
+      const int s = n * 32 + lane;
+      lengths[n] = s < p.segments ? p.bounds[s + 1] - p.bounds[s] : -1;
+    }
+#pragma unroll
+    for (int n = 0; n < LANES; ++n) {
+      for (int from = warp; from < min(p.segments - n * 32, 32); from += 640 / 32) {
+        const int mine = __shfl_sync(~0u, lengths[n], from);
+        int longer = 0;
+#pragma unroll
+        for (int m = 0; m < LANES; ++m) {
+          if (m * 32 >= p.segments) break;
+          const bool before = m < n || (m == n && lane < from);
+          longer += __popc(__ballot_sync(~0u, before ? lengths[m] >= mine : lengths[m] > mine));
+        }
+        if (longer == rank && lane == 0) *note = n * 32 + from;
       }
-      if (longer == rank) *note = s;
     }
     __syncthreads();
     return *note;
@@ -204,19 +218,21 @@ INLINE void weigh(float (&scores)[32], u32 rows, int row, int lane, int warp) {
   }
 }
 
-// L just before a chunk. A packed sequence has no state before it, and L counts from its own start.
-INLINE double before_chunk(const double* decay, const Place& at, int begin) {
-  return PACKED && begin == at.start ? decay[begin] : begin ? decay[begin - 1] : 0.;
+// What is known of the decay of a head: the logarithm of an even one to base 2, and l of gates.
+INLINE float even_rate(const Params& p, const Place& at) {
+  return (float)((const double*)p.decay)[at.b * p.decay_s[0] + at.h * p.decay_s[1]] * LOG_E;
+}
+INLINE const float* gate_sums(const Params& p, const Place& at) {
+  return (const float*)p.decay + at.b * p.decay_s[0] + at.h * p.decay_s[1];
 }
 // Whether a decay of the segment is too strong for factors of single rows. All threads ask together.
-constexpr double STRONG_END = -45.;  // 2^-65: half of the weight lost at each of 64 rows is not strong
+constexpr float STRONG_END = -65.f;  // half of the weight lost at each of 64 rows is not strong
 INLINE bool is_strong(const Params& p, const Place& at) {
-  const double* decay = p.decay + at.b * p.decay_s[0] + at.h * p.decay_s[1];
-  if (p.even) return !(decay[0] * CHUNK >= STRONG_END);
+  if (DECAY == PER_HEAD) return !(even_rate(p, at) * CHUNK >= STRONG_END);
+  const float* sums = gate_sums(p, at);
   bool strong = false;
   for (int c = threadIdx.x; c < at.chunks; c += blockDim.x) {
-    const int begin = at.start + c * CHUNK, last = min(begin + CHUNK, at.stop) - 1;
-    strong |= !(decay[last] - before_chunk(decay, at, begin) >= STRONG_END);
+    strong |= !(sums[min(at.start + (c + 1) * CHUNK, at.stop) - 1] >= STRONG_END);
   }
   return __syncthreads_or(strong);
 }

@@ -1,6 +1,6 @@
 """Arguments become one checked value: positions, weights, decays, feature map and rule."""
 
-from cosformer.ops.problem.build import LONGEST, PROBLEMS, build
+from cosformer.ops.problem.build import LONGEST, PROBLEMS, build, build_packed
 from cosformer.ops.problem.decay import (
     GATE_RULE,
     decay_gradient,
@@ -40,6 +40,7 @@ from cosformer.ops.problem.horizon import (
 from cosformer.ops.problem.normaliser import DENOMINATORS, FOLLOWS
 from cosformer.ops.problem.placement import (
     CONVENTIONS,
+    Packed,
     Placement,
     check_decays_there,
     check_placement,

@@ -5,7 +5,7 @@ from torch import Tensor
 from cosformer.check import check_choice, check_eps
 from cosformer.memo import Memo
 from cosformer.ops.problem.features import FEATURE_MAPS
-from cosformer.ops.problem.placement import Placement, positions_of
+from cosformer.ops.problem.placement import Packed, Placement, positions_of
 from cosformer.ops.problem.problem import Problem, with_basis
 from cosformer.runtime import compute_dtype
 
@@ -18,6 +18,20 @@ def _is_short(problem: Problem) -> bool:
 
 PROBLEMS: Memo[Problem] = Memo(_is_short)
 """Problems that follow from lengths, numbers and names alone."""
+
+
+def build_packed(
+    packed: Packed, causal: bool, *, weight: str, feature_map: str, rule: str, eps: float,
+    scale: float = 1.0,
+) -> Problem:  # fmt: skip
+    """`build` of packed sequences whose positions and ψ are known."""
+    check_choice("feature_map", feature_map, FEATURE_MAPS)
+    check_eps(eps)
+    at, psi = packed.position, packed.basis
+    return Problem(
+        at, at, packed.theta, weight, causal, 0, feature_map, rule, eps, scale,
+        sequence=packed.sequence, bounds=packed.bounds, query_basis=psi, key_basis=psi,
+    )  # fmt: skip
 
 
 def build(

@@ -34,6 +34,7 @@ class Options(NamedTuple):
     keep_state: bool  # whether anybody asks for the last state
     even: bool = False  # whether all tokens of a head decay alike
     mild: bool = False  # whether every decay is known to be at least ½ a token
+    gated: bool = False  # whether `Given.decay` is the gates themselves, not their running sum
 
 
 class Given(NamedTuple):
@@ -42,7 +43,7 @@ class Given(NamedTuple):
     q: Tensor  # [B, H, T, D]
     k: Tensor  # [B, H_kv, S, D]
     v: Tensor  # [B, H_kv, S, V]
-    decay: Tensor | None  # L [b, h, T]; without `causal` either T or S is 0
+    decay: Tensor | None  # L [b, h, T], or gates [B, H, T] under `Options.gated`
     state: Tensor | None  # [B, H_kv, R, D, V(+1)]; the last column sums the weights
     constants: Constants
     options: Options
@@ -55,6 +56,7 @@ class Results(NamedTuple):
     total: Tensor  # row sums of weights [B, H, T]; T is 0 where nothing is divided
     last: Tensor | None  # the state after the keys, as `Given.state`
     kept: Tensor | None = None  # what an implementation keeps for its own backward pass
+    fading: Tensor | None = None  # the same of the decay
 
 
 class Grads(NamedTuple):
@@ -84,6 +86,7 @@ class Swept(NamedTuple):
     state: Tensor | None = None
     by_query: Tensor | None = None  # φ(q)·dφ(q) of every row [B, H, T, 1], for the decay's gradient
     by_key: Tensor | None = None  # φ(k)·dφ(k)
+    decay: Tensor | None = None  # the decay's gradient [B, H, T], where kernels make it themselves
 
 
 class Asked(NamedTuple):

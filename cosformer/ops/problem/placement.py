@@ -29,6 +29,16 @@ class Positions(NamedTuple):
     sequence: Tensor | None  # [T], which packed sequence a token belongs to
 
 
+class Packed(NamedTuple):
+    """The same of packed sequences, and what follows from it, where one kernel makes all of it."""
+
+    position: Tensor  # [1, T] float64
+    theta: Tensor  # [h, 1], or [1, T] for sequences with horizons of their own; float64
+    sequence: Tensor  # [T]
+    bounds: Tensor  # [sequences + 1] int32
+    basis: Tensor  # ψ [1, h, T, R] float32
+
+
 def check_placement(q: Tensor, k: Tensor, given: Placement) -> None:
     """Refuse arguments about positions that are wrong or that exclude each other."""
     check_bool("causal", given.causal)

@@ -121,6 +121,36 @@ def test_gates_at_every_width(width, value_width, scale):
     by_hopper(case, 300, roundings=FEW, batch=2)
 
 
+@both_ways
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(("heads", "length"), [(2, 100), (2, 5000), (300, 130)])
+def test_gates_of_any_dtype_and_strides(heads, length, dtype, causal):
+    inputs = draw(1, heads, length, 64)
+    gates = -0.5 * torch.rand(1, length, heads, device="cuda").to(dtype).transpose(1, 2)
+    gates[:, :, 7::50], gates[:, :, 8::500] = -110, -torch.inf
+
+    def ours(*x):
+        return attention(*x[:3], log_decay=x[3], causal=causal, horizon=9000, impl="hopper")
+
+    def exact(*x):
+        return attention(*x[:3], log_decay=x[3], causal=causal, horizon=9000, impl="chunked")
+
+    right = results(exact, [x.double() for x in (*inputs, gates)])
+    close(results(ours, [*inputs, gates]), right)
+
+
+@both_ways
+@pytest.mark.parametrize("wide", [torch.int32, torch.int64])
+def test_packed_tokens_stand_where_torch_says(wide, causal):
+    lengths = torch.tensor([0, 3, 0, 700, 64, 1, 0])
+    ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to("cuda", wide)
+    for horizon in (None, 800.0, torch.tensor([700.0, 2000.0], device="cuda")):
+        inputs, about = draw(1, 2, 768, 64), {"causal": causal, "horizon": horizon}
+        found = attention(*inputs, cu_seqlens=ends, **about, impl="hopper")
+        right = attention(*(x.double() for x in inputs), cu_seqlens=ends, **about, impl="chunked")
+        close([found], [right])
+
+
 @pytest.mark.parametrize("feature_map", hopper.MAPS)
 def test_every_feature_map_under_gates_and_a_mask(feature_map, segments):
     options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map, "scale": 0.3}
@@ -288,8 +318,7 @@ def test_a_call_from_a_tape_gives_the_bits_of_an_ordinary_one(monkeypatch, name,
     found = [both(seed) for seed in range(4)]
     (call,) = again._calls.values()
     assert call._tapes["forward"] is not None
-    by_torch = name in ("grouped", "gates, both ways")  # a part of the backward pass
-    assert len([x for x in call._tapes.values() if x]) == (1 if by_torch else 2)
+    assert len([x for x in call._tapes.values() if x]) == (1 if name == "grouped" else 2)
     for seed in range(4):
         again._calls.clear()
         assert all(map(torch.equal, found[seed], both(seed)))
