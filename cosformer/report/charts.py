@@ -11,10 +11,10 @@ from cosformer.report.selection import PASSES, crossover, run_with, runs_of_each
 from cosformer.report.study import (
     COMPARED,
     DRAWN,
-    PAPER,
     UNITS,
     best_by_entry,
     judged_rows,
+    paper_of,
     size_of,
     spell_size,
 )
@@ -195,7 +195,8 @@ def _sizes(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
 
 def _first_entries(best: Mapping[str, Sequence[Row]]) -> list[str]:
     """The best entries, softmax, and cosFormer as published."""
-    return [*list(best)[:DRAWN], *(name for name in (COMPARED, PAPER) if name in best)]
+    usual = [name for name in (COMPARED, paper_of(best)) if name is not None and name in best]
+    return [*list(best)[:DRAWN], *usual]
 
 
 def _positions(rows: Sequence[Row]) -> Iterator[list[float]]:

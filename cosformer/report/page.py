@@ -44,12 +44,12 @@ from cosformer.report.reproduce import (
 from cosformer.report.selection import describe, runs_of_each
 from cosformer.report.speed import Pair, fastest_pairs
 from cosformer.report.study import (
-    PAPER,
     UNITS,
     best_by_entry,
     best_by_share,
     best_with_windows,
     of_most,
+    paper_of,
     probe_claim,
     probe_grids,
     probe_rule,
@@ -160,7 +160,8 @@ def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -
     who[chosen] = f"the best model without exact layers, {chosen}, has"
     if windowed := best_with_windows(best):
         who[windowed] = f"with windows, and memory that does not grow either, {windowed} has"
-    who.setdefault(PAPER, "cosFormer as published has")
+    if (paper := paper_of(best)) is not None:
+        who.setdefault(paper, f"cosFormer as published has, in its best form ({paper}),")
     for name in who:
         if name in best:
             numbers = f"{means[name]:.3f}, {rival} {means[rival]:.3f}"

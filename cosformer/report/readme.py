@@ -34,6 +34,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
     "generation_cuda.svg": ("generation-cuda", generation_figure),
     "study_lm.svg": ("study-lm", study_figure),
     "study_lm_16k.svg": ("study-lm", partial(study_figure, scale="16k")),
+    "study_lm_base.svg": ("study-lm", partial(study_figure, scale="base")),
     "study_mlm.svg": ("study-mlm", study_figure),
 }
 """File in docs/ -> the rows that it is drawn from, and the function that draws it."""

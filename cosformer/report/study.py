@@ -20,8 +20,8 @@ COMPARED = "softmax"
 """The entry that others are compared with."""
 WINDOW = "local"
 """The mechanism of layers that see a window of tokens exactly, and keep no others."""
-PAPER = "cosformer"
-"""The entry that is cosFormer as published."""
+PAPER = ("cosformer", "cosformer-1-head", "cosformer-positions", "cosformer-1-head-positions")
+"""The entries that are cosFormer as published, with one head or several, with positions or not."""
 LARGER = 1.1
 """How much larger than softmax's a model may be that is compared with it."""
 FAR = (1, 2, 4, 8)
@@ -61,8 +61,9 @@ def study_claim(rows: Sequence[Row]) -> str:
     judged = of_most(rows)
     unit, best = UNITS[judged[0].what], best_by_entry(judged)
     about = CLAIMS[f"study {judged[0].config['study']}"]
-    constant = best_by_share(best).get(Fraction(0), PAPER)
-    if constant != PAPER:
+    paper, constant = paper_of(best), best_by_share(best).get(Fraction(0))
+    about = about._replace(judged=(Pair(paper),) if paper else about.judged)
+    if constant is not None and constant != paper:
         about = about._replace(also=(Pair(constant),))
     scores = {name: {unit: Score.of([r.value for r in each])} for name, each in best.items()}
     return claim_sentence(about, scores, lower={unit: True})
@@ -76,11 +77,11 @@ def study_rule(rows: Sequence[Row]) -> str:
     setting = f"{c['text']}, {c['dtype']}"
     first, last = c["bin"], 2 * c["bin"]
     return (
-        "Rates: what the first seed reached, the best one bold. Mean of seeds: at that rate, with "
-        "their standard deviation and number. "
+        "Rates: what the first seed reached; the best of the rates with most seeds is "
+        "bold. Mean of seeds: at that rate, with their standard deviation and number. "
         f"First / last: mean over the first {first} and the last {last} "
-        "positions of a sequence. Tokens/s: of training alone on the device, or in parentheses "
-        "beside other runs. State: of a stream after as many tokens as a sequence has. "
+        f"positions of a sequence. Tokens/s: of training alone on the device; {MISSING}: it ran "
+        "beside others. State: of a stream after as many tokens as a sequence has. "
         f"{_cost(rows)}{origin(newest, setting)}{other_commits(newest, judged)}."
     )
 
@@ -113,9 +114,14 @@ def probe_claim(rows: Sequence[Row]) -> str:
     if not means:
         return "The paper has no such table; no entry has answered every probe yet."
     best = max(means, key=lambda name: means[name])
-    shown = dict.fromkeys([best, *(name for name in (COMPARED, PAPER) if name in means)])
+    if len(means) == 1:
+        return f"The paper has no such table; of all entries {best} alone has answered every probe."
+    shown = dict.fromkeys([best, *(name for name in (COMPARED, *PAPER) if name in means)])
     told = ", ".join(f"{name} {means[name]:.1f} %" for name in shown)
-    return f"The paper has no such table; right answers in the mean over all probes are: {told}."
+    return (
+        "The paper has no such table; right answers in the mean over the "
+        f"{len(found)} probes above are: {told}."
+    )
 
 
 def probe_rule(rows: Sequence[Row]) -> str:
@@ -147,14 +153,14 @@ def shares_table(rows: Sequence[Row]) -> str:
 
 def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) -> str:
     """The best entry for every share of exact layers, the best with windows, softmax as it is
-    usual, and the paper's cosFormer. Models that are larger than softmax's by more than a tenth are
-    left out.
+    usual, and the paper's cosFormer in its best form. Models that are larger than softmax's by more
+    than a tenth are left out.
 
     `speeds`: rows of entries that were timed alone; None: the table has no speeds.
     """
     best = best_by_entry(judged)
     compared, chosen = best.get(COMPARED), best_by_share(best)
-    shown_too = {COMPARED, PAPER, best_with_windows(best)}
+    shown_too = {COMPARED, paper_of(best), best_with_windows(best)}
     names = [name for name in best if name in {*chosen.values(), *shown_too}]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
     header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
@@ -182,7 +188,7 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
         "times as far from the start as a model has seen in training"
     )
     if speeds is not None:
-        told += ". Tokens/s: alone on the device, or in parentheses beside other runs"
+        told += f". Tokens/s: alone on the device; {MISSING}: it ran beside others"
     source = origin(newest, newest.config["text"]) + other_commits(newest, shown)
     return f"{markdown(header, lines)}\n\n{told}. {source}."
 
@@ -204,12 +210,18 @@ def best_with_windows(best: Mapping[str, Sequence[Row]]) -> str | None:
     return next(found, None)
 
 
+def paper_of(best: Mapping[str, Sequence[Row]]) -> str | None:
+    """The best entry that is cosFormer as published."""
+    return next((name for name in best if name in PAPER), None)
+
+
 def _comparable(best: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Entries that are not much larger than softmax, the best first by the seed that all have."""
+    """Entries that are not much larger than softmax: those of most seeds first, which are known
+    best, and among them the best."""
     compared = best.get(COMPARED)
     most = math.inf if compared is None else LARGER * compared[0].config["parameters"]
     small = [name for name in best if best[name][0].config["parameters"] <= most]
-    return sorted(small, key=lambda name: _loss(best[name][0]))
+    return sorted(small, key=lambda name: -len(best[name]))  # `best` is in order, and stays so
 
 
 def study_figure(rows: Sequence[Row], file_format: str, scale: str = "full") -> bytes:
@@ -223,7 +235,8 @@ def study_figure(rows: Sequence[Row], file_format: str, scale: str = "full") -> 
     constant = next((row for row in best if COMPARED not in row.config["mechanism"]), None)
     drawn = [r for n, r in enumerate(best) if n < DRAWN or entry_of(r) == COMPARED or r is constant]
     timed = [row for row in rows if row.what == "train_speed" and size_of(row)[:-1] == size[:-1]]
-    speeds = {entry_of(row): row.value for row in timed}
+    alone = {entry_of(r): r.config["tokens_per_second"] for r in drawn if r.config["jobs"] == 1}
+    speeds = alone | {entry_of(row): row.value for row in timed}
     scales: dict[str, dict[str, float]] = {"million tokens": {entry_of(row): 1e6 for row in drawn}}
     if any(entry_of(row) in speeds for row in drawn):
         scales["seconds of the device"] = speeds
@@ -233,7 +246,8 @@ def study_figure(rows: Sequence[Row], file_format: str, scale: str = "full") -> 
         for axis, (title, scale) in zip(curves, scales.items(), strict=True):
             _draw_curves(axis, drawn, scale)
             axis.set_xlabel(title)
-            axis.set_ylim(0.97 * drawn[0].value, 1.6 * drawn[0].value)
+            lowest = min(loss for row in drawn for _, loss, _ in row.config["curve"])
+            axis.set_ylim(0.97 * lowest, 1.6 * drawn[0].value)
         curves[0].set_ylabel(f"{UNITS[judged[0].what]}, in training")
         _draw_positions(last, drawn)
         last.legend(frameon=False, fontsize=8)
@@ -405,14 +419,20 @@ def _loss(row: Row) -> float:
 def best_by_entry(judged: Sequence[Row]) -> dict[str, list[Row]]:
     """Entry -> its rows at its best rate, by seed; the best entry first.
 
-    All rates were tried with the first seed, which chooses the rate.
+    The first seed chooses the rate, among those that most seeds were run at.
     """
-    found = {}
-    for name in dict.fromkeys(map(entry_of, judged)):
-        mine = sorted((r for r in judged if entry_of(r) == name), key=lambda r: r.config["seed"])
-        first = min((r for r in mine if r.config["seed"] == mine[0].config["seed"]), key=_loss)
-        found[name] = [row for row in mine if row.config["rate"] == first.config["rate"]]
-    return dict(sorted(found.items(), key=lambda item: statistics.fmean(map(_loss, item[1]))))
+    by_rate: dict[str, dict[float, list[Row]]] = {}
+    for row in sorted(judged, key=lambda row: row.config["seed"]):
+        by_rate.setdefault(entry_of(row), {}).setdefault(row.config["rate"], []).append(row)
+    found = {
+        name: min(rates.values(), key=lambda rows: (-len(rows), _loss(rows[0])))
+        for name, rates in by_rate.items()
+    }
+    return dict(sorted(found.items(), key=lambda item: _mean_loss(item[1])))
+
+
+def _mean_loss(rows: Sequence[Row]) -> float:
+    return statistics.fmean(map(_loss, rows))
 
 
 def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator[Cell]:
@@ -443,11 +463,12 @@ def _mean(rows: Sequence[Row], name: str) -> str:
 
 
 def _speed(row: Row, alone: Row | None) -> Cell:
-    """Of a run that had the device for itself, or in parentheses of one beside others."""
+    """Of a run that had the device for itself."""
     if alone is not None:
         return Cell(f"{alone.value:,.0f}", [alone])
-    speed = f"{row.config['tokens_per_second']:,.0f}"
-    return Cell(speed if row.config["jobs"] == 1 else f"({speed})", [row])
+    if row.config["jobs"] > 1:
+        return Cell(MISSING)
+    return Cell(f"{row.config['tokens_per_second']:,.0f}", [row])
 
 
 def _share(row: Row, mechanism: str) -> Fraction:
