@@ -55,8 +55,8 @@ class ModelConfig:
     """A name of `cosformer.mechanisms.MECHANISMS`, or a pattern over the layers from the first
     on, as `cosformer*5 softmax`: five layers and then one, repeated; it must divide layers."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the mechanism; of a pattern with several names, options of each by its name, as
-    `{"local": {"window": 64}}`. Where a mechanism has a `max_length`, or a `horizon` that must be a
+    """Options of the mechanism, or options of each by its name, as `{"local": {"window": 64}}`, which
+    a pattern with several names needs. Where a mechanism has a `max_length`, or a `horizon` that must be a
     number before it can stream, and none is given here, that is the config's max_length."""
     max_length: int = 1024
     """The longest sequence that learned positions, and mechanisms with a limit, are made for."""
@@ -171,7 +171,7 @@ class ModelConfig:
 
     def _given(self, name: str) -> dict[str, Any]:
         """The options that the config has for a mechanism."""
-        single = len(set(self.mechanisms)) == 1
+        single = len(set(self.mechanisms)) == 1 and name not in self.options
         return dict(self.options if single else self.options.get(name, {}))
 
     def _limits(self, name: str) -> dict[str, int]:
@@ -185,7 +185,7 @@ class ModelConfig:
 
     def _check_options_by_name(self) -> None:
         names = dict.fromkeys(self.mechanisms)
-        if len(names) == 1:
+        if len(names) == 1 and names.keys().isdisjoint(self.options):
             return
         for name, options in self.options.items():
             if name not in names or not isinstance(options, Mapping):

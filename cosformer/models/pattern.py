@@ -15,6 +15,10 @@ def read_pattern(mechanism: str, layers: int) -> tuple[str, ...]:
     names: list[str] = []
     for part in mechanism.split() or [mechanism]:
         name, star, count = part.partition("*")
+        if star and not (name and count):
+            raise ValueError(
+                f"mechanism must be written as NAME*COUNT without blanks, got {mechanism!r}"
+            )
         check_choice("mechanism", name, MECHANISMS)
         if star and not (count.isdecimal() and int(count) > 0):
             raise ValueError(
@@ -27,10 +31,9 @@ def read_pattern(mechanism: str, layers: int) -> tuple[str, ...]:
             "raise layers, or shorten the pattern"
         )
     if layers % len(names):
-        rest = layers % len(names)
         raise ValueError(
             f"mechanism must be a pattern whose {len(names)} layers divide layers={layers}, got "
-            f"{mechanism!r}: name the other {rest} too, or change layers"
+            f"{mechanism!r}: name all {layers} layers, or change layers"
         )
     return tuple(names) * (layers // len(names))
 

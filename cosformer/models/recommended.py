@@ -7,10 +7,15 @@ from cosformer.check import check_choice
 Use = Literal["lm", "mlm", "classify", "recall"]
 
 RECOMMENDED = "cosformer-gated"
-"""The mechanism that is recommended for every use: constant memory, and no last token."""
+"""The mechanism that is recommended for text: constant memory, and no last token."""
+RECALL = "softmax cosformer-gated"
+"""The pattern where single tokens must be found again: no sum of constant size holds all of them,
+and an exact layer learns to find them if it comes before the others."""
 DECAYING = {"cosformer-multiscale", "cosformer-gated"}
 """Mechanisms that learn best with a norm and a sigmoid gate after their heads. They learn text
 worse with a convolution, which helps softmax."""
+GATED = {"retention", "delta", "gated-delta"}
+"""Mechanisms with a norm of their own, which learn best with a gate of silu and a convolution."""
 CONV: dict[Use, int] = {"lm": 4, "mlm": 5, "classify": 5, "recall": 4}
 """Width of the short convolution in every layer; centred, so odd, where both sides are seen."""
 
@@ -26,7 +31,7 @@ def recommended(
     Args:
         use: `lm` (the next token), `mlm` (masked tokens), `classify`, or `recall` (single tokens of
             the past must be found again, as in the probes).
-        mechanism: None: the recommended one.
+        mechanism: None: the recommended one; for `recall` a pattern of two layers.
         both_ways: whether the same weights learn with causality and without it, as when a language
             model is pre-trained on masked tokens: the convolution is then odd.
 
@@ -34,10 +39,15 @@ def recommended(
     ('cosformer-gated', 0, 5)
     """
     check_choice("use", use, get_args(Use))
-    mechanism = RECOMMENDED if mechanism is None else mechanism
-    decays = not DECAYING.isdisjoint(part.partition("*")[0] for part in mechanism.split())
+    if mechanism is None:
+        mechanism = RECALL if use == "recall" else RECOMMENDED
+    names = {part.partition("*")[0] for part in mechanism.split()}
+    decays = not DECAYING.isdisjoint(names)
     conv = 0 if use == "lm" and decays else CONV[use]
     if both_ways and conv % 2 == 0 and conv:
         conv += 1
-    after = {"norm": True, "gate": "sigmoid"} if decays else {"norm": None, "gate": False}
+    if decays:
+        after: dict[str, Any] = {"norm": True, "gate": "sigmoid"}
+    else:
+        after = {"norm": None, "gate": not GATED.isdisjoint(names)}
     return {"mechanism": mechanism, "positions": "auto", **after, "conv": conv}

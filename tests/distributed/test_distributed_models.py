@@ -29,7 +29,7 @@ def test_output_and_gradients_are_those_of_one_process(ranks):
 
 @pytest.mark.parametrize("length", [8, 256])
 def test_what_travels_through_a_model_does_not_grow_with_the_length(group, sent, length):
-    fields = {"layers": 3, "width": 16, "heads": 2} | recommended("recall")
+    fields = {"layers": 3, "width": 16, "heads": 2} | recommended("recall", "cosformer-gated")
     found = distributed.split(create_model(ModelConfig(**fields)))
     found(torch.zeros(1, length, dtype=torch.long)).sum().backward()
     header, float32 = 8, 4

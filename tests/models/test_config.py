@@ -53,7 +53,7 @@ BAD = [
     ({"pooling": "cls"}, ValueError, "pooling must be left as 'mean' for kind='decoder'"),
     ({"kind": "pairs", "classes": 2, "tied": False}, ValueError, "tied must be left as True for"),
     ({"mechanism": "cosformer*5 softmax"}, ValueError, "at most layers=4 layers, got 'cosf.*raise"),
-    ({"mechanism": "cosformer*2 softmax"}, ValueError, "3 layers divide layers=4, .* the other 1 "),
+    ({"mechanism": "cosformer*2 softmax"}, ValueError, "3 layers divide layers=4, .* name all 4 layers"),
     ({"mechanism": "cosformer*0 softmax"}, ValueError, r"NAME\*COUNT with a .* got 'cosformer\*0'"),
     ({"mechanism": "cosformer*x"}, ValueError, r"NAME\*COUNT with a count .* got 'cosformer\*x'"),
     ({"mechanism": "softmax*999999999999"}, ValueError, "at most layers=4 layers"),
@@ -65,6 +65,8 @@ BAD = [
         ValueError,
         r'options must be by name .*, as {"cosformer": {…}, "softmax": {…}}, got horizon=9',
     ),
+    ({"options": {"cosformer": {}, "eps": 1e-6}}, ValueError, "by name .*got eps="),
+    ({"mechanism": "cosformer * 5"}, ValueError, "NAME\\*COUNT without blanks, got"),
     ({"mechanism": "local softmax", "options": {"delta": {}}}, ValueError, "by name .*got delta="),
     ({"conv": 1.5}, TypeError, "conv must be a whole number from 0 on, got 1.5"),
     ({"conv_on": "x"}, ValueError, "conv_on must be one of input, qkv, got 'x'"),
@@ -98,6 +100,11 @@ def test_what_a_mechanism_cannot_do_is_refused_when_the_model_is_made(arguments,
         create_model(ModelConfig(**arguments))
     with pytest.raises(TypeError, match="config must be a ModelConfig, got dict"):
         create_model(arguments)
+
+
+def test_options_of_one_mechanism_may_be_by_its_name():
+    named = ModelConfig(options={"cosformer": {"horizon": 99}}).mechanism_options
+    assert named == ModelConfig(options={"horizon": 99}).mechanism_options
 
 
 ACROSS = [
