@@ -55,9 +55,10 @@ class ModelConfig:
     """A name of `cosformer.mechanisms.MECHANISMS`, or a pattern over the layers from the first
     on, as `cosformer*5 softmax`: five layers and then one, repeated; it must divide layers."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the mechanism, or options of each by its name, as `{"local": {"window": 64}}`, which
-    a pattern with several names needs. Where a mechanism has a `max_length`, or a `horizon` that must be a
-    number before it can stream, and none is given here, that is the config's max_length."""
+    """Options of the mechanism, or options of each by its name, as `{"local": {"window": 64}}`,
+    which a pattern with several names needs. Where a mechanism has a `max_length`, or a `horizon`
+    that must be a number before it can stream, and none is given here, that is the config's
+    max_length."""
     max_length: int = 1024
     """The longest sequence that learned positions, and mechanisms with a limit, are made for."""
     positions: PositionScheme = "learned"

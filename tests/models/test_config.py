@@ -53,7 +53,7 @@ BAD = [
     ({"pooling": "cls"}, ValueError, "pooling must be left as 'mean' for kind='decoder'"),
     ({"kind": "pairs", "classes": 2, "tied": False}, ValueError, "tied must be left as True for"),
     ({"mechanism": "cosformer*5 softmax"}, ValueError, "at most layers=4 layers, got 'cosf.*raise"),
-    ({"mechanism": "cosformer*2 softmax"}, ValueError, "3 layers divide layers=4, .* name all 4 layers"),
+    ({"mechanism": "cosformer*2 softmax"}, ValueError, "3 layers divide layers=4, .* name all 4 "),
     ({"mechanism": "cosformer*0 softmax"}, ValueError, r"NAME\*COUNT with a .* got 'cosformer\*0'"),
     ({"mechanism": "cosformer*x"}, ValueError, r"NAME\*COUNT with a count .* got 'cosformer\*x'"),
     ({"mechanism": "softmax*999999999999"}, ValueError, "at most layers=4 layers"),
