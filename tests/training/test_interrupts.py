@@ -30,7 +30,7 @@ def test_an_interrupt_keeps_every_step(config, step, number, whole, monkeypatch)
 def test_the_command_saves_and_ends_when_it_is_terminated(tmp_path, monkeypatch, shell):
     monkeypatch.chdir(tmp_path)
     interrupt(monkeypatch, 3, signal.SIGTERM)
-    sizes = ("model.layers=1", "model.width=16", "task.options.length=16", "budget.batch=2")
+    sizes = ("model.layers=2", "model.width=16", "task.options.length=16", "budget.batch=2")
     words = [word for each in sizes for word in ("--set", each)]
     code, _, err = shell("train", "copying", "--device", "cpu", "--out", "r", *words)
     assert (code, "interrupted; the checkpoint of step 3 is in r" in err) == (143, True)

@@ -136,7 +136,8 @@ def test_hopper_sweeps_for_a_decay(launches, asked, graded):
     assert [x is not None for x in found] == [*asked, graded]
     count = 2 + asked[2] if graded else sum(asked)  # φ(q)·dφ(q) and φ(k)·dφ(k) are in the sweeps
     # each by two variants: nobody knows how strong the decay is
-    assert [name for name, *_ in launches] == ["sweep"] * (2 * count)
+    wanted = ["sweep"] * (2 * count) + ["decay_gradient"] * graded
+    assert [name for name, *_ in launches] == wanted
 
 
 @pytest.mark.parametrize("length", [100, 6000])
