@@ -235,7 +235,7 @@ Learner.learn = slow
 
 def words(out, *more, steps=8):
     """A run of the command line, small, and saved at every step."""
-    sizes = ("layers=1", "width=16", "heads=2")
+    sizes = ("layers=2", "width=16", "heads=2")
     given = [*(f"model.{size}" for size in sizes), "task.options.length=12", "budget.batch=4"]
     given += ["save_seconds=0", "log_every=2", f"budget.steps={steps}", "evaluation.every=100"]
     given += ["evaluation.batches=2", *more]

@@ -134,7 +134,7 @@ def test_torchrun_starts_a_run_of_one_process(tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
     words += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]  # a free port
     words += ["-m", "cosformer", "train", "copying", "--device", DEVICE, "--out", str(tmp_path)]
-    given = ["layers=1", "width=16", "heads=2"]
+    given = ["layers=2", "width=16", "heads=2"]
     given = [f"model.{each}" for each in given] + ["budget.steps=6", "budget.batch=4"]
     given += ["log_every=2", "task.options.length=12", "evaluation.every=6", "evaluation.batches=1"]
     given += ["parallel.data=1", "parallel.shard=1", "parallel.context=1", "compile=false"]
