@@ -200,10 +200,9 @@ def agree(
         assert value.shape == right.shape, f"result {n}: {value.shape} for {right.shape}"
         plain_error = scale * largest(rough[n].double() - rough_truth[n])
         size = largest(right, terms[n])
-        if (
-            n > len(truth) - len(inputs) + 2
-        ):  # beyond q, k, v: a decay, whose gradient is made of q·dq
-            size = max(size, float((inputs[0] * truth[len(truth) - len(inputs)]).abs().sum()))
+        of_q = len(truth) - len(inputs)
+        if n > of_q + 2:  # a decay: its gradient is a sum of terms like those of q·dq
+            size = max(size, *(float((inputs[0] * x[of_q]).abs().sum()) for x in (truth, terms)))
         allowed = 2 * plain_error + roundings * precision * size
         error = largest(value.double() - right)
         assert error <= allowed, f"result {n}: error {error:.2e}, allowed {allowed:.2e}"

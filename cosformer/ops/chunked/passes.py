@@ -7,6 +7,8 @@ row's sum of weights):
     dφ(q) = sweep([g δ], [v 1], φ(k))
     dφ(k) = reverse sweep([v 1], [g δ], φ(q))        dv = reverse sweep(φ(k), φ(q), g)
 
+A decay's gradient is made of φ(k_j)·dφ(k_j) and φ(q_i)·dφ(q_i) = g_i·(out_i D_i) + δ_i total_i.
+
 It keeps q, k, v, out and total, and nothing larger. A sweep's gradients are sweeps, so under
 `create_graph` the same lines run on differentiable sweeps, to any order.
 """
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.chunked.chunks import Plan, cut, plan, sink, whole
-from cosformer.ops.chunked.sweep import Load, Pattern, Reader, run
+from cosformer.ops.chunked.sweep import Pattern, Reader, run
 from cosformer.ops.chunked.trilinear import Result, trilinear
 from cosformer.ops.problem import (
     DENOMINATORS,
@@ -81,17 +83,17 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
             grad_state = torch.zeros_like(first)
         else:
             grad_state = into_first_of_group(grads.last, rows.groups)
-        of_q: tuple[Tensor, ...] = ()  # a gradient, and dots
+        of_q: tuple[Tensor, ...] = ()
         of_k = of_v = of_q
         grad_decay = back = None
-        if asked.sweeps_q:
-            by_q = Result(by.rows, by.finish_q, by.room(given.q))
+        if asked.q:
+            by_q = Result(by.rows, by.finish_q, (torch.empty_like(given.q),))
             of_q, _ = trilinear(pattern, spans, rows.v, rows.k, first.mT, by_q)
         by_k = None
         if asked.k or asked.decay:  # the state's gradient is at the end of dv's sweep
-            by_k = Result(rows.v, by.finish_k, by.room(given.k))
+            by_k = Result(rows.v, by.finish_k, by.room_for_keys())
         if asked.v or asked.state:
-            by_v = Result(rows.k, by.finish_v, by.room(given.v)[:1])
+            by_v = Result(rows.k, by.finish_v, (torch.empty_like(given.v),))
             both, grad_first = trilinear(
                 pattern, spans, rows.q, by.rows, grad_state, by_v, mirror=by_k, reverse=True
             )
@@ -104,8 +106,8 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
             at_end = None
             if grads.last is not None and results.last is not None:
                 at_end = grad_state * for_each_query_head(results.last, rows.groups)
-            (_, by_query), (_, by_key) = of_q, of_k
-            grad_decay = decay_gradient(by_query, by_key, at_end, given.decay)
+            _, by_key = of_k
+            grad_decay = decay_gradient(by.by_query(), by_key, at_end, given.decay)
 
     def found(made: tuple[Tensor, ...], x: Tensor, wanted: bool) -> Tensor | None:
         return made[0].to(x.dtype) if made and wanted else None
@@ -217,46 +219,58 @@ class _Backward:
             self._total = cut(results.total[..., None], spans.queries)
         if rows.divides and grads.total is not None:  # a graph has zeros for what is empty
             self._grad_total = cut(grads.total[..., None], spans.queries)
+        self._by_query: list[Tensor | None] = [None] * len(self._out)
 
     def rows(self, n: int, into: Tensor | None) -> Tensor:
         """[g δ], or g times the scale."""
         options, out = self.given.options, self._out[n]
+        first = self.asked.decay and self._by_query[n] is None
         if self._grad is None:
             grad = torch.zeros_like(out, dtype=self.of.dtype)
         else:
             grad = self._grad[n].to(self.of.dtype)
         if self._total is None:
+            if first:
+                self._by_query[n] = (grad * out).sum(-1, keepdim=True)
             return _placed(grad if options.scale == 1 else grad * options.scale, into)
         total = self._total[n]
-        grad = grad / DENOMINATORS[options.rule](total, options.eps)
-        delta = (grad * out).sum(-1, keepdim=True)
-        delta = -delta * FOLLOWS[options.rule](total, options.eps).to(delta.dtype)
+        divisor = DENOMINATORS[options.rule](total, options.eps)
+        grad = grad / divisor
+        shrinks = (grad * out).sum(-1, keepdim=True)
+        delta = -shrinks * FOLLOWS[options.rule](total, options.eps).to(shrinks.dtype)
         if self._grad_total is not None:
             delta = delta + self._grad_total[n]
+        if first:
+            self._by_query[n] = shrinks * divisor + delta * total
         return _placed(grad, into, delta)
 
+    def by_query(self) -> Tensor:
+        """φ(q)·dφ(q) of every query, `[B, H, T, 1]`, once the sweeps have loaded their rows."""
+        spans = [made.flatten(2, 3) for made in self._by_query if made is not None]
+        batch, heads, length, _ = self.given.q.shape
+        none = self.given.q.new_empty(batch, heads, 0, 1, dtype=self.of.dtype)
+        return torch.cat([none, *spans], 2)[:, :, :length]
+
     def finish_q(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
-        return self.slopes(grad, self.of.queries(n)), *self._dots(grad, self.of.q, n)
+        return (self.slopes(grad, self.of.queries(n)),)
 
     def finish_k(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
-        dk = self.slopes(summed_over_groups(grad, self.of.groups), self.of.keys(n))
-        return self.of.hide(dk, n), *self._dots(grad, self.of.k, n)
+        dk = self.of.hide(self.slopes(summed_over_groups(grad, self.of.groups), self.of.keys(n)), n)
+        if not self.asked.decay:
+            return (dk,)
+        return dk, (grad * self.of.k(n, None)).sum(-1, keepdim=True)
 
     def finish_v(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
         of_values = grad[..., : self.given.v.shape[-1]]
         return (self.of.hide(summed_over_groups(of_values, self.of.groups), n),)
 
-    def room(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Memory for a gradient and its dots."""
-        shape = (*self.given.q.shape[:2], x.shape[2], 1)
-        dots = (x.new_empty(shape, dtype=self.of.dtype),) if self.asked.decay else ()
-        return torch.empty_like(x), *dots
-
-    def _dots(self, grad: Tensor, load: Load, n: int) -> tuple[Tensor, ...]:
-        """φ·dφ of each row, of which the decay's gradient is made up."""
+    def room_for_keys(self) -> tuple[Tensor, ...]:
+        """Memory for dk, and for φ(k)·dφ(k) where a decay asks for it."""
+        k = self.given.k
         if not self.asked.decay:
-            return ()
-        return ((grad * load(n, None)).sum(-1, keepdim=True),)
+            return (torch.empty_like(k),)
+        shape = (*self.given.q.shape[:2], k.shape[2], 1)
+        return torch.empty_like(k), k.new_empty(shape, dtype=self.of.dtype)
 
 
 def _placed(rows: Tensor, into: Tensor | None, column: Tensor | None = None) -> Tensor:

@@ -35,7 +35,7 @@ SWEEP = ("x", "y", "z", "scaled", "sums", "scores", "edges")
 MIRRORED = (*SWEEP, "turned")
 GATHER = ("y", "z", "scaled")
 SCATTER = ("x", "scaled", "sums")
-BLOCK = 16  # rows of a chunk that share their decays since earlier keys
+MILD = 45.0  # a chunk that loses less than e⁴⁵ has its decays in factors of rows, below e²³
 
 
 class Reader(NamedTuple):
@@ -63,15 +63,19 @@ class Window(NamedTuple):
     read: Tensor  # [b, h, n, C, R] what a query takes from the state before its chunk
     write: Tensor  # [b, h, n, C, R] what a key leaves in the state after its chunk
     carry: Tensor | None  # [b, h, n + 1, n + 1] how much of an earlier state is left; None = all
+    after: Tensor | None = None  # [b, h, n, C, 1] a factor of each query's sums, and
+    before: Tensor | None = None  # [b, h, n, C, 1] of each key: the decay, where no tile has it
 
 
 class Fading(NamedTuple):
     """What a decay makes of one span's weights. `n` is 1 where all chunks fade alike."""
 
-    tile: Tensor  # [b, h, n, C, C] exp(L_i − L_j) of pairs j ≤ i, and 1 above the diagonal
-    read: Tensor  # [b, h, n, C, 1] since the end of the chunk before
-    write: Tensor  # [b, h, n, C, 1] until the end of the chunk
+    tile: Tensor | None  # [b, h, n, C, C] exp(L_i − L_j) of pairs j ≤ i, finite above the diagonal
+    read: Tensor  # [b, h, n, C or 1, 1] since the end of the chunk before
+    write: Tensor  # [b, h, n, C or 1, 1] until the end of the chunk
     carry: Tensor  # [b, h, n + 1, n + 1] between the edges of chunks
+    after: Tensor | None = None  # [b, h, n, C, 1] as in a window; the product with
+    before: Tensor | None = None  # [b, h, n, C, 1] is exp(L_i − L_j), instead of a tile
 
 
 class Windows:
@@ -101,26 +105,32 @@ class Windows:
         else:
             fading = self._fading(self._decay, span, query.dtype, into)
             window = Window(
-                self._tile(query, key, fading, span, strict),
+                self._tile(query, key, fading.tile, span, strict),
                 query * fading.read,
                 key * fading.write,
                 fading.carry,
+                fading.after,
+                fading.before,
             )
         if self._sequence is not None:
             window = _separated(window, *_with_edges(self._sequence[None, None], span, -1))
         if not reverse:
             return window
         carry = None if window.carry is None else window.carry.mT
-        return Window(window.tile.mT, window.write, window.read, carry)
+        return Window(window.tile.mT, window.write, window.read, carry, window.before, window.after)
 
-    def _tile(self, query: Tensor, key: Tensor, fading: Fading, span: Span, strict: bool) -> Tensor:
+    def _tile(
+        self, query: Tensor, key: Tensor, faded: Tensor | None, span: Span, strict: bool
+    ) -> Tensor:
         """Cosine and decay in one; made once where all chunks have the same."""
+        if faded is None:
+            return self._cosine_tile(query, key, span, strict)
         shared = self._even and self._sequence is None
         like = (span.chunk_length, strict)
         if shared and like in self._faded_tiles:
             return self._faded_tiles[like]
         cosine = self._cosine_tile(query, key, span, strict)
-        tile = cosine * fading.tile if self._even else fading.tile.mul_(cosine)
+        tile = cosine * faded if self._even else faded.mul_(cosine)
         if shared:
             self._faded_tiles[like] = tile
         return tile
@@ -153,53 +163,53 @@ class Windows:
 def _fading(
     total: Tensor, before: Tensor, dtype: torch.dtype, into: Tensor | None, *, even: bool
 ) -> Fading:
-    """exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` is L before each chunk."""
+    """exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` is L before each chunk.
+
+    Where no chunk loses much it is exp(L_i − M) of row i times exp(M − L_j) of row j, with M in the
+    middle of what the chunk loses. That spares a tile of each chunk's own.
+    """
     end = total[..., -1:]
     edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
     later = _causal(edges.shape[-1], edges.device)
     between = (edges[..., :, None] - edges[..., None, :]).masked_fill(~later, -torch.inf)
+    carry = between.exp_().to(dtype)
+    if not even and _mild(before - end):
+        middle = (before + end) / 2
+        after = (total - middle).exp_()[..., None]
+        read, write = ((x - y).exp_()[..., None] for x, y in ((middle, before), (end, middle)))
+        factors = (read, write, after, after.reciprocal())
+        read, write, after, before = (factor.to(dtype) for factor in factors)
+        return Fading(None, read, write, carry, after, before)
     until_end = (end - total).to(dtype).exp_()[..., None]  # the last chunk may end early
     if even:
         total, before = total[:, :, :1], before[:, :, :1]
     since_before = (total - before).to(dtype).exp_()[..., None]
-    return Fading(_within(total, dtype, into), since_before, until_end, between.exp().to(dtype))
+    return Fading(_differences(total, dtype, into), since_before, until_end, carry)
 
 
-def _within(total: Tensor, dtype: torch.dtype, into: Tensor | None) -> Tensor:
-    """exp(L_i − L_j) for j ≤ i in a chunk, `[b, h, n, C, C]`, at most 1 elsewhere.
-
-    Most exponentials are spared: i in a block of rows that begins at b has exp(L_i − L_b) times
-    exp(L_b − L_j) since an earlier key. Neither is above 1, so nothing overflows.
-    """
-    if into is None or total.shape[-1] % BLOCK or into.shape[:3] != total.shape[:3]:
-        return _differences(total, dtype)
-    blocks = total.unflatten(3, (-1, BLOCK))  # [b, h, n, blocks, BLOCK]
-    start = blocks[..., :1]
-    since_start = (blocks - start).to(dtype).exp_()
-    until_start = (start - total[..., None, :]).to(dtype).clamp_(max=0).exp_()
-    tile = into.unflatten(3, (-1, BLOCK))  # [b, h, n, blocks, BLOCK, C]
-    torch.mul(since_start[..., None], until_start[..., None, :], out=tile)
-    own = tile.unflatten(5, (-1, BLOCK)).diagonal(dim1=3, dim2=5)  # [b, h, n, BLOCK, BLOCK, blocks]
-    own.copy_(_differences(blocks, dtype).permute(0, 1, 2, 4, 5, 3))
-    return into
+def _mild(lost: Tensor) -> bool:
+    """Whether every chunk loses little; asked only where that waits for nothing and is allowed."""
+    return not torch.compiler.is_compiling() and lost.is_cpu and bool((lost < MILD).all())
 
 
-def _differences(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(L_i − L_j) of all pairs, 1 where j > i: L never rises."""
-    return (total[..., :, None] - total[..., None, :]).to(dtype).clamp_(max=0).exp_()
+def _differences(total: Tensor, dtype: torch.dtype, into: Tensor | None) -> Tensor:
+    """exp(L_i − L_j) for j ≤ i in a chunk, `[b, h, n, C, C]`, 1 where j > i: L never rises."""
+    later, earlier = total[..., :, None], total[..., None, :]
+    if into is None or into.shape[:3] != total.shape[:3]:
+        return (later - earlier).to(dtype).clamp_(max=0).exp_()
+    return torch.sub(later, earlier, out=into).clamp_(max=0).exp_()
 
 
 def _separated(window: Window, number: Tensor, before: Tensor) -> Window:
     """Weights between packed sequences set to zero: `number` `[1, 1, n, C]` counts them."""
-    tile, read, write, carry = window
     end = number[..., -1:]
     edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)
     kept = _causal(edges.shape[-1], edges.device) & (edges[..., :, None] == edges[..., None, :])
-    return Window(
-        tile.masked_fill(number[..., :, None] != number[..., None, :], 0),
-        read.masked_fill((number != before)[..., None], 0),
-        write.masked_fill((number != end)[..., None], 0),
-        kept.to(tile.dtype) if carry is None else carry * kept,
+    return window._replace(
+        tile=window.tile.masked_fill(number[..., :, None] != number[..., None, :], 0),
+        read=window.read.masked_fill((number != before)[..., None], 0),
+        write=window.write.masked_fill((number != end)[..., None], 0),
+        carry=kept.to(window.tile.dtype) if window.carry is None else window.carry * kept,
     )
 
 
@@ -297,6 +307,8 @@ def sweep(
             memory = buffers[n]
             window = windows.window(n, memory.tile, reverse=reverse, strict=strict)
             columns, values, rows = y(n, memory.y), z(n, memory.z), x.load(n, memory.x.rows)
+            if window.before is not None:
+                columns = torch.mul(columns, window.before, out=memory.y)
             written = _scale(columns, window.write, memory.written).mT
             earlier, state = _accumulate(written, values, state, window.carry, memory, reverse)
             x.store(n, _read(rows, window, columns, values, earlier, memory.scores, memory.x))
@@ -339,7 +351,8 @@ def _read(
     """The rows' sums over their own chunk, by a tile of scores, and over earlier ones."""
     scores = _product(rows, columns.mT, scores).mul_(window.tile)
     near = _product(scores, values, memory.sums)
-    return _add_product(near, _scale(rows, window.read, memory.scaled), earlier)
+    sums = _add_product(near, _scale(rows, window.read, memory.scaled), earlier)
+    return sums if window.after is None else sums.mul_(window.after)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
