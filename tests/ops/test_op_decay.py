@@ -145,6 +145,23 @@ def test_any_decay_gives_finite_means_of_values(exponent, length, causal):
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), x))
 
 
+@every_way
+@pytest.mark.parametrize("loss", [0.7, 0.71, 5.0], ids=["e^44.8", "e^45.4", "e^320"])
+def test_chunks_that_lose_little_or_much_are_as_exact(loss, causal):
+    """About e^45 in a chunk of 64 the decay changes its form; here only half of the chunks do."""
+    gates = torch.full((1, 2, 600), -loss, dtype=torch.float64)
+    gates[..., :300] = -0.01
+
+    def ours(q, k, v, gates):
+        return attention(q, k, v, log_decay=gates, causal=causal, impl="chunked")
+
+    def formula(q, k, v, gates):
+        return cosformer(q, k, v, log_decay=gates, causal=causal)
+
+    for dtype in (torch.float64, torch.float32):
+        agree(ours, formula, *tokens(1, 2, 600, width=4), gates, dtype=dtype, argument=600)
+
+
 @pytest.mark.slow
 @every_way
 @pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
