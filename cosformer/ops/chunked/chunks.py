@@ -102,14 +102,21 @@ def cut(rows: Tensor, spans: Spans) -> list[Tensor]:
     ]
 
 
-def sink(into: Tensor, spans: Spans) -> Callable[[int, Tensor], None]:
-    """A function that writes rows `[B, H, n, C, d]` of span n to where they belong in `into`."""
-    if spans and spans[0].padded:
-        return lambda n, rows: _put_padded(into, spans[n], rows)
-    pieces = cut(into, spans)
+def sink(into: Tensor, spans: Spans) -> Callable[[int, Tensor, Tensor | None], None]:
+    """A function that writes rows `[B, H, n, C, d]` of span n to where they belong in `into`.
 
-    def put(n: int, rows: Tensor) -> None:
-        pieces[n].copy_(rows)
+    Factors of the rows, if there are any, cost no pass of their own.
+    """
+    padded = bool(spans) and spans[0].padded
+    pieces = [] if padded else cut(into, spans)
+
+    def put(n: int, rows: Tensor, factor: Tensor | None) -> None:
+        if padded:
+            _put_padded(into, spans[n], rows if factor is None else rows * factor)
+        elif factor is None:
+            pieces[n].copy_(rows)
+        else:
+            torch.mul(rows, factor, out=pieces[n])
 
     return put
 

@@ -51,19 +51,21 @@ def forward(given: Given) -> Results:
         put = sink(out, spans.queries)
         put_total = sink(total[..., None], spans.queries) if rows.divides else None
 
-    def store_in_place(n: int, sums: Tensor) -> None:
+    def store_in_place(n: int, sums: Tensor, factor: Tensor | None) -> None:
         row_total = totals[n].copy_(sums[..., -1:])
+        if factor is not None:
+            row_total.mul_(factor)
         divisor = DENOMINATORS[options.rule](row_total, options.eps)
-        torch.div(sums[..., :-1], divisor, out=outs[n])
+        torch.div(sums[..., :-1], divisor if factor is None else divisor / factor, out=outs[n])
 
-    def store(n: int, sums: Tensor) -> None:
+    def store(n: int, sums: Tensor, factor: Tensor | None) -> None:
         if put_total is not None:
-            row_total = sums[..., -1:]
-            put_total(n, row_total)
+            row_total = sums[..., -1:] if factor is None else sums[..., -1:] * factor
+            put_total(n, row_total, None)
             sums = sums[..., :-1] / DENOMINATORS[options.rule](row_total, options.eps)
         elif options.scale != 1:
             sums = sums * options.scale
-        put(n, sums)
+        put(n, sums, factor)
 
     first = rows.first_state()
     reader = Reader(rows.q, store_in_place if in_place and rows.divides else store)
@@ -91,9 +93,10 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
             of_q, _ = trilinear(pattern, spans, rows.v, rows.k, first.mT, by_q)
         by_k = None
         if asked.k or asked.decay:  # the state's gradient is at the end of dv's sweep
-            by_k = Result(rows.v, by.finish_k, by.room_for_keys())
+            by_k = Result(rows.v, by.finish_k, by.room_for_keys(), rows.groups > 1)
         if asked.v or asked.state:
-            by_v = Result(rows.k, by.finish_v, (torch.empty_like(given.v),))
+            room = (torch.empty_like(given.v),)
+            by_v = Result(rows.k, by.finish_v, room, rows.groups > 1)
             both, grad_first = trilinear(
                 pattern, spans, rows.q, by.rows, grad_state, by_v, mirror=by_k, reverse=True
             )

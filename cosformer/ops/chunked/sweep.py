@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.chunked.chunks import (
-    Buffers,
     Plan,
     Reading,
     Span,
@@ -29,7 +28,8 @@ from cosformer.ops.chunked.chunks import (
 
 Load = Callable[[int, Tensor | None], Tensor]
 """(the number of a span, memory for its rows or None) -> the rows `[B, H, n, C, width]`."""
-Store = Callable[[int, Tensor], None]
+Store = Callable[[int, Tensor, Tensor | None], None]
+"""(the number of a span, sums `[B, H, n, C, width]`, their factors `[b, h, n, C, 1]` or None)"""
 
 SWEEP = ("x", "y", "z", "scaled", "sums", "scores", "edges")
 MIRRORED = (*SWEEP, "turned")
@@ -62,18 +62,19 @@ class Window(NamedTuple):
     tile: Tensor  # [b, h, n, C, C] w(i, j) within a chunk
     read: Tensor  # [b, h, n, C, R] what a query takes from the state before its chunk
     write: Tensor  # [b, h, n, C, R] what a key leaves in the state after its chunk
-    carry: Tensor | None  # [b, h, n + 1, n + 1] how much of an earlier state is left; None = all
-    after: Tensor | None = None  # [b, h, n, C, 1] a factor of each query's sums, and
+    edges: Tensor | None = None  # [b, h, n + 1] L before the first chunk and at the end of each
+    sequences: Tensor | None = None  # [1, 1, n + 1] the packed sequences there
+    after: Tensor | None = None  # [b, h, n, C, 1] a factor of each query's sums, for `Store`, and
     before: Tensor | None = None  # [b, h, n, C, 1] of each key: the decay, where no tile has it
 
 
 class Fading(NamedTuple):
     """What a decay makes of one span's weights. `n` is 1 where all chunks fade alike."""
 
+    edges: Tensor  # [b, h, n + 1] as in a window
     tile: Tensor | None  # [b, h, n, C, C] exp(L_i − L_j) of pairs j ≤ i, finite above the diagonal
     read: Tensor  # [b, h, n, C or 1, 1] since the end of the chunk before
     write: Tensor  # [b, h, n, C or 1, 1] until the end of the chunk
-    carry: Tensor  # [b, h, n + 1, n + 1] between the edges of chunks
     after: Tensor | None = None  # [b, h, n, C, 1] as in a window; the product with
     before: Tensor | None = None  # [b, h, n, C, 1] is exp(L_i − L_j), instead of a tile
 
@@ -101,23 +102,28 @@ class Windows:
         """
         span, query, key = self._spans[n], self._query[n], self._key[n]
         if self._decay is None:
-            window = Window(self._cosine_tile(query, key, span, strict), query, key, None)
+            window = Window(self._cosine_tile(query, key, span, strict), query, key)
         else:
             fading = self._fading(self._decay, span, query.dtype, into)
             window = Window(
                 self._tile(query, key, fading.tile, span, strict),
                 query * fading.read,
                 key * fading.write,
-                fading.carry,
-                fading.after,
-                fading.before,
+                fading.edges,
+                after=fading.after,
+                before=fading.before,
             )
         if self._sequence is not None:
             window = _separated(window, *_with_edges(self._sequence[None, None], span, -1))
         if not reverse:
             return window
-        carry = None if window.carry is None else window.carry.mT
-        return Window(window.tile.mT, window.write, window.read, carry, window.before, window.after)
+        return window._replace(
+            tile=window.tile.mT,
+            read=window.write,
+            write=window.read,
+            after=window.before,
+            before=window.after,
+        )
 
     def _tile(
         self, query: Tensor, key: Tensor, faded: Tensor | None, span: Span, strict: bool
@@ -161,30 +167,26 @@ class Windows:
 
 
 def _fading(
-    total: Tensor, before: Tensor, dtype: torch.dtype, into: Tensor | None, *, even: bool
+    total: Tensor, edges: Tensor, dtype: torch.dtype, into: Tensor | None, *, even: bool
 ) -> Fading:
-    """exp(L_i − L_j): `total` is L `[b, h, n, C]`, `before` is L before each chunk.
+    """exp(L_i − L_j): `total` is L `[b, h, n, C]`, `edges` is L at the edges of chunks.
 
     Where no chunk loses much it is exp(L_i − M) of row i times exp(M − L_j) of row j, with M in the
     middle of what the chunk loses. That spares a tile of each chunk's own.
     """
-    end = total[..., -1:]
-    edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)  # [b, h, n + 1]
-    later = _causal(edges.shape[-1], edges.device)
-    between = (edges[..., :, None] - edges[..., None, :]).masked_fill(~later, -torch.inf)
-    carry = between.exp_().to(dtype)
-    if not even and _mild(before - end):
-        middle = (before + end) / 2
-        after = (total - middle).exp_()[..., None]
-        read, write = ((x - y).exp_()[..., None] for x, y in ((middle, before), (end, middle)))
-        factors = (read, write, after, after.reciprocal())
-        read, write, after, before = (factor.to(dtype) for factor in factors)
-        return Fading(None, read, write, carry, after, before)
+    before, end = edges[..., :-1, None], edges[..., 1:, None]
+    lost = before - end
+    if not even and _mild(lost):
+        half = lost / 2
+        after = (total - (before - half)).exp_()[..., None]
+        until_middle = half.neg_().exp_().to(dtype)[..., None]
+        factors = (after.to(dtype), after.reciprocal().to(dtype))
+        return Fading(edges, None, until_middle, until_middle, *factors)
     until_end = (end - total).to(dtype).exp_()[..., None]  # the last chunk may end early
     if even:
         total, before = total[:, :, :1], before[:, :, :1]
     since_before = (total - before).to(dtype).exp_()[..., None]
-    return Fading(_differences(total, dtype, into), since_before, until_end, carry)
+    return Fading(edges, _differences(total, dtype, into), since_before, until_end)
 
 
 def _mild(lost: Tensor) -> bool:
@@ -200,16 +202,14 @@ def _differences(total: Tensor, dtype: torch.dtype, into: Tensor | None) -> Tens
     return torch.sub(later, earlier, out=into).clamp_(max=0).exp_()
 
 
-def _separated(window: Window, number: Tensor, before: Tensor) -> Window:
+def _separated(window: Window, number: Tensor, edges: Tensor) -> Window:
     """Weights between packed sequences set to zero: `number` `[1, 1, n, C]` counts them."""
-    end = number[..., -1:]
-    edges = torch.cat([before[..., :1, 0], end[..., 0]], -1)
-    kept = _causal(edges.shape[-1], edges.device) & (edges[..., :, None] == edges[..., None, :])
+    before, end = edges[..., :-1, None], edges[..., 1:, None]
     return window._replace(
         tile=window.tile.masked_fill(number[..., :, None] != number[..., None, :], 0),
         read=window.read.masked_fill((number != before)[..., None], 0),
         write=window.write.masked_fill((number != end)[..., None], 0),
-        carry=kept.to(window.tile.dtype) if window.carry is None else window.carry * kept,
+        sequences=edges,
     )
 
 
@@ -274,11 +274,11 @@ def _both_ways(
     def halves(reader: Reader) -> tuple[Reader, Reader]:
         past: dict[int, Tensor] = {}
 
-        def keep(n: int, sums: Tensor) -> None:
-            past[n] = sums.clone()
+        def keep(n: int, sums: Tensor, factor: Tensor | None) -> None:
+            past[n] = sums.clone() if factor is None else sums * factor
 
-        def add(n: int, sums: Tensor) -> None:
-            reader.store(n, past.pop(n) + sums)
+        def add(n: int, sums: Tensor, factor: Tensor | None) -> None:
+            reader.store(n, past.pop(n) + (sums if factor is None else sums * factor), None)
 
         return Reader(reader.load, keep), Reader(reader.load, add)
 
@@ -310,13 +310,15 @@ def sweep(
             if window.before is not None:
                 columns = torch.mul(columns, window.before, out=memory.y)
             written = _scale(columns, window.write, memory.written).mT
-            earlier, state = _accumulate(written, values, state, window.carry, memory, reverse)
-            x.store(n, _read(rows, window, columns, values, earlier, memory.scores, memory.x))
+            earlier, state = _accumulate(written, values, state, window, memory.edges, reverse)
+            sums = _read(rows, window, columns, values, earlier, memory.scores, memory.x)
+            x.store(n, sums, window.after)
             if mirror is not None:
                 turned = _turn(earlier, windows.states, memory.turned)
                 rows = mirror.load(n, memory.mirror.rows)
                 into = (memory.scores, memory.mirror)
-                mirror.store(n, _read(rows, window, values, columns, turned, *into))
+                sums = _read(rows, window, values, columns, turned, *into)
+                mirror.store(n, sums, window.after)
         return state if state is first else state.clone()
 
 
@@ -336,7 +338,7 @@ def scatter(x: Reader, read: Tensor, state: Tensor, spans: Spans) -> None:
         for n, (psi, memory) in enumerate(zip(cut(read, spans), buffers, strict=True)):
             rows = _scale(x.load(n, memory.x.rows), psi, memory.x.scaled)
             same = state[:, :, None].expand(-1, -1, psi.shape[2], -1, -1)
-            x.store(n, _product(rows, same, memory.x.sums))
+            x.store(n, _product(rows, same, memory.x.sums), None)
 
 
 def _read(
@@ -351,8 +353,7 @@ def _read(
     """The rows' sums over their own chunk, by a tile of scores, and over earlier ones."""
     scores = _product(rows, columns.mT, scores).mul_(window.tile)
     near = _product(scores, values, memory.sums)
-    sums = _add_product(near, _scale(rows, window.read, memory.scaled), earlier)
-    return sums if window.after is None else sums.mul_(window.after)
+    return _add_product(near, _scale(rows, window.read, memory.scaled), earlier)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
@@ -388,7 +389,7 @@ def _turn(state: Tensor, states: int, into: Tensor | None) -> Tensor:
 
 
 def _with_edges(values: Tensor, span: Span, first: float) -> tuple[Tensor, Tensor]:
-    """Values `[b, h, T]` as `[b, h, n, C]`, and the one before each chunk as `[b, h, n, 1]`."""
+    """Values `[b, h, T]` as `[b, h, n, C]`, and those at the edges of chunks `[b, h, n + 1]`."""
     if span.start:
         before_span = values[..., span.start - 1 : span.start]
     else:
@@ -398,7 +399,7 @@ def _with_edges(values: Tensor, span: Span, first: float) -> tuple[Tensor, Tenso
         chunks = repeat_last(values, span)
     else:
         chunks = values.unflatten(2, (-1, span.chunk_length))
-    return chunks, torch.cat([before_span, chunks[..., :-1, -1]], -1)[..., None]
+    return chunks, torch.cat([before_span, chunks[..., -1]], -1)
 
 
 def _causal(length: int, device: torch.device, *, strict: bool = False) -> Tensor:
@@ -420,31 +421,35 @@ def _accumulate(
     written: Tensor,
     values: Tensor,
     state: Tensor,
-    carry: Tensor | None,
-    memory: Buffers,
+    window: Window,
+    edges: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last."""
+    """The state before each chunk `[B, H, n, R·y, z]`, and the one after the last.
+
+    `edges` is memory for the states at all edges, if they are to be summed one by one.
+    """
     # Edges run one more than chunks: an update belongs to the edge after its chunk.
-    edges = memory.edges
     if edges is not None:
         states = edges.unbind(2)[:: -1 if reverse else 1]
         states[0].copy_(state)
         _product(written, values, edges[:, :, :-1] if reverse else edges[:, :, 1:])
-        if carry is None:
+        kept = _kept_by_chunks(window)
+        if kept is None:
             for before, after in pairwise(states):
                 after.add_(before)
         else:
-            kept = carry[..., None, None].diagonal(1 if reverse else -1, 2, 3).unbind(-1)
-            order = kept[:: -1 if reverse else 1]
-            for left, (before, after) in zip(order, pairwise(states), strict=True):
-                after.addcmul_(before, left)
+            left = kept.to(state.dtype)[..., None, None].unbind(2)[:: -1 if reverse else 1]
+            for share, (before, after) in zip(left, pairwise(states), strict=True):
+                after.addcmul_(before, share)
     else:
         update = _product(written, values, None)
         first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
         edges = torch.cat([first, last], 2)  # [B, H, n + 1, R·y, z]
-        if carry is not None:
-            edges = (carry @ edges.flatten(3)).unflatten(3, edges.shape[3:])
+        kept = _kept_between_edges(window)
+        if kept is not None:
+            kept = (kept.mT if reverse else kept).to(state.dtype)
+            edges = (kept @ edges.flatten(3)).unflatten(3, edges.shape[3:])
         elif reverse:
             edges = edges.flip(2).cumsum(2).flip(2)
         else:
@@ -452,3 +457,25 @@ def _accumulate(
     if reverse:
         return edges[:, :, 1:], edges[:, :, 0]
     return edges[:, :, :-1], edges[:, :, -1]
+
+
+def _kept_by_chunks(window: Window) -> Tensor | None:
+    """How much of the state before a chunk is left after it, `[b, h, n]`; None: all of it."""
+    kept = None if window.edges is None else window.edges.diff(dim=-1).exp_()
+    if window.sequences is None:
+        return kept
+    same = window.sequences[..., 1:] == window.sequences[..., :-1]
+    return same if kept is None else kept * same
+
+
+def _kept_between_edges(window: Window) -> Tensor | None:
+    """How much of the state at one edge is left at a later one, `[b, h, n + 1, n + 1]`."""
+    kept = None
+    if window.edges is not None:
+        between = window.edges[..., :, None] - window.edges[..., None, :]
+        later = _causal(between.shape[-1], between.device)
+        kept = between.masked_fill(~later, -torch.inf).exp_()
+    if window.sequences is None:
+        return kept
+    same = window.sequences[..., :, None] == window.sequences[..., None, :]
+    return same & _causal(same.shape[-1], same.device) if kept is None else kept * same

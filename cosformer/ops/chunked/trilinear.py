@@ -20,15 +20,18 @@ class Result(NamedTuple):
     """Rows to read with, what to make of the sums they get, and the buffers that takes."""
 
     load: Load
-    finish: Callable[[int, Tensor], tuple[Tensor, ...]]  # of [B, H, n, C, width]
+    finish: Callable[[int, Tensor], tuple[Tensor, ...]]  # of [B, H, n, C, width], linear in it
     buffers: tuple[Tensor, ...]
+    joins: bool = False  # whether `finish` adds heads
 
     def reader(self, spans: Spans) -> Reader:
         sinks = [sink(buffer, spans) for buffer in self.buffers]
 
-        def store(n: int, sums: Tensor) -> None:
+        def store(n: int, sums: Tensor, factor: Tensor | None) -> None:
+            if self.joins and factor is not None:
+                sums, factor = sums * factor, None
             for put, rows in zip(sinks, self.finish(n, sums), strict=True):
-                put(n, rows)
+                put(n, rows, factor)
 
         return Reader(self.load, store)
 
