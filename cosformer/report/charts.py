@@ -190,7 +190,7 @@ def _sizes(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
     for size in sorted(set(map(size_of, judged))):
         mine = [row for row in judged if size_of(row) == size]
         unit = UNITS[mine[0].what]
-        yield f"{mine[0].config['text']}, {unit}: {spell_size(mine[0])}", best_by_entry(mine)
+        yield f"{unit}: {spell_size(mine[0])}", best_by_entry(mine)
 
 
 def _first_entries(best: Mapping[str, Sequence[Row]]) -> list[str]:

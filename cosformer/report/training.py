@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from cosformer.records import Row
-from cosformer.report.claims import speed_sentence
+from cosformer.report.claims import growth_by_name, speed_sentence
 from cosformer.report.selection import LABELS, Times, origin, other_commits, run_with
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds
 
@@ -65,7 +65,7 @@ def training_claim(rows: Sequence[Row]) -> str:
         if row.what == "train_speed":
             mine = found.setdefault(row.config["candidate"], {})
             mine[row.config["length"]] = 1 / row.value  # seconds of a token, whatever the batch
-    return speed_sentence(found, {}, "cosformer", "softmax")
+    return speed_sentence(found, growth_by_name(found), "cosformer", "softmax")
 
 
 def training_rule(rows: Sequence[Row]) -> str:
