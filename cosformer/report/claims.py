@@ -101,11 +101,11 @@ def claim_sentence(
     parts = [f"The paper says that {claim.says}" if claim.says else "The paper has no such table"]
     if judged:
         conclusion = _conclusion([p for each in judged for p in each.places], claim.is_strict)
-        parts.append(f"here {_said(judged)}, {conclusion}{_doubts(judged)}")
+        parts.append(f"here{_doubts(judged)} {_said(judged)}, {conclusion}")
     elif claim.says:
         parts.append("what it compares is not measured yet")
     if told:
-        parts.append(f"beyond the paper, {_said(told)}{_doubts(told)}")
+        parts.append(f"beyond the paper{_doubts(told)}, {_said(told)}")
     return f"{'; '.join(parts)}." if judged or told else f"{parts[0]}; nothing is measured yet."
 
 
@@ -245,6 +245,18 @@ def mean_score(scores: Sequence[Score]) -> Score:
     known = [each.deviation for each in scores if each.deviation is not None]
     spread = math.hypot(*known) / len(scores) if known else None
     return Score(statistics.fmean(each.mean for each in scores), spread)
+
+
+def beats_floor(value: float, floor: float, *, samples: int | None) -> bool:
+    """Whether a number is better than a floor by more than chance.
+
+    `samples`: of an accuracy, how many it was measured on (0: nobody knows); two standard errors of
+    guesses that are right as often as the floor are chance. None: a loss, where lower is better.
+    """
+    if samples is None:
+        return value < floor
+    chance = 2 * math.sqrt(floor * (1 - floor) / samples) if samples else 0.0
+    return value > floor + chance
 
 
 def _conclusion(places: Sequence[int], is_strict: bool) -> str:

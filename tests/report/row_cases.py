@@ -51,8 +51,8 @@ STUDY_ROWS = [
 
 
 AT = {"table": "lra", "size": "full", "start": "", "rates": [1e-3, 3e-4, 3e-3], "seeds": 1}
-AT |= {"dtype": "bfloat16", "pretrain": None}
-LEARNT = {"steps": 5000, "batch": 32, "length": 2000, "preset": "tiny", "floor": 0.345}
+AT |= {"dtype": "bfloat16", "pretrain": None, "steps": 5000, "batch": 32}
+LEARNT = {"length": 2000, "preset": "tiny", "floor": 0.345}
 LEARNT |= {"floor_is": "the root operator", "model": {"layers": 2, "width": 64}}
 LEARNT |= {"samples": {"train": 96_000, "valid": 2_000, "test": 2_000}}
 

@@ -132,8 +132,10 @@ def test_a_claim_says_where_fewer_rates_were_tried():
     lost = RUN.row("diverged", 7, "steps", entry="cosformer", rate=1e-3, seed=0, steps=1500, **SIZE)
     rows = [studied("softmax", rate, 1.6) for rate in (3e-3, 1e-3)]
     rows.append(studied("cosformer", 3e-3, 1.5))
-    assert "supports the claim (one seed each; cosformer: 1 of 2 rates)" in TABLES["study"](rows)
-    assert "supports the claim (one seed each)" in TABLES["study"]([*rows, lost])
+    assert "here (one seed each; cosformer: 1 of 2 rates) cosformer is ahead" in TABLES["study"](
+        rows
+    )
+    assert "here (one seed each) cosformer is ahead" in TABLES["study"]([*rows, lost])
 
 
 @pytest.mark.parametrize("name", ["study-lm/study", "study-mlm/study", "study-probes/probes"])
