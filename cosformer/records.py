@@ -71,13 +71,16 @@ class Run:
 
 def append(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a JSONL file as whole lines; they are on disk when this returns."""
+    import fcntl
+
     lines = "".join(
         json.dumps(dataclasses.asdict(row), allow_nan=False, ensure_ascii=False) + "\n"
         for row in rows
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    _end_last_line(path)
     with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # what another process is writing would look cut off
+        _end_last_line(path)
         file.write(lines.encode())
         file.flush()
         os.fsync(file.fileno())
@@ -190,8 +193,6 @@ def _end_last_line(path: Path) -> None:
 
     What a killed writer left of a row is removed; a whole row is ended; all else is the user's.
     """
-    if not path.exists():
-        return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     last = content[whole:]

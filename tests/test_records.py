@@ -5,6 +5,7 @@ import getpass
 import json
 import platform
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def test_a_whole_row_without_a_line_end_is_kept(path, row):
     assert records.read(path) == [row]
     records.append(path, [row])
     assert records.read(path) == [row, row]
+
+
+def test_writers_side_by_side_take_no_row_of_each_other_for_one_cut_off(path, row):
+    long = dataclasses.replace(row, config={"text": "x" * 4_000_000})
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: records.append(path, [long]), range(16)))
+    assert records.read(path) == [long] * 16
 
 
 NO_ROWS = ["one line", "one\nlast line", "one\n", '{"what": "a note"}', "{}\n", "[1]\n"]

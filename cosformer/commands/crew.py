@@ -29,7 +29,7 @@ from cosformer.commands.crew_run import (
     Work,
 )
 from cosformer.commands.crew_share import Share
-from cosformer.recipes import ONE_BY_ONE
+from cosformer.recipes import ONE_BY_ONE, RUNS
 from cosformer.records import Row
 from cosformer.training import LOG, duration, read_json, resolved
 
@@ -88,6 +88,27 @@ class Book(Generic[AnyTrial]):
     path: Path
     kind: type[AnyTrial]
     """The dataclass whose fields tell one trial from another."""
+
+    @classmethod
+    def named(
+        cls,
+        name: str,
+        kind: type[AnyTrial],
+        *,
+        out: Path | None,
+        rows: Path | None,
+        data: str | None,
+        toy: str = "",
+    ) -> "Book[AnyTrial]":
+        """Where `out` and `rows` say, or in the usual places; `toy`: the size of toys, in words.
+
+        Runs on a text file of the user's are others than those of the same name: they lie apart.
+        """
+        own = f"-{Path(data).stem}" if data is not None and Path(data).is_file() else ""
+        folder, path = out or RUNS / f"{name}{own}", Path("results") / f"{name}.jsonl"
+        if own or toy:
+            path = folder / (f"rows-{toy}.jsonl" if toy else "rows.jsonl")
+        return cls(folder, rows or path, kind)
 
     def require(self) -> None:
         """Raise unless runs and rows can be written there: asked before anything is run."""

@@ -166,16 +166,19 @@ def ended_row(
                 raise KeyboardInterrupt
     except Diverged as error:
         print(error, flush=True)
-        return this.row(DIVERGED, trainer.place.step, "steps", **described, reason=str(error))
+        told = {"reason": str(error)}
+        return this.row(DIVERGED, trainer.place.step, "steps", **_finite(described | told))
     size = parameter_count(trainer.result.model)
     what, value, unit, told = judge(Finished(config, task, trainer.result))
-    return this.row(what, value, unit, **described, parameters=size, **told)
+    return this.row(what, value, unit, **_finite(described | {"parameters": size} | told))
 
 
-def finite(value: Any) -> Any:
-    """The value with text in place of infinities, which JSON does not have."""
+def _finite(value: Any) -> Any:
+    """The value with text in place of infinities and of NaN, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -16,7 +16,7 @@ from cosformer.commands.crew_share import LOOK, Share, shared
 from cosformer.commands.reproduce_run import described, work
 from cosformer.commands.train import generate_sets
 from cosformer.data import SETS
-from cosformer.recipes import RUNS, TABLES, TableRun, check_table, plan
+from cosformer.recipes import TABLES, TableRun, check_table, plan
 from cosformer.tasks import arena, files
 from cosformer.training import shown, write_json
 
@@ -64,10 +64,11 @@ class Options(CrewOptions):
     """Folder with the data sets (`cosformer data list`), the data folder if not given; for lm
     and ablation, also a text file in place of their texts: other columns are then left out."""
     out: Path | None = None
-    """Folder of the runs; runs/reproduce-TABLE if not given."""
+    """Folder of the runs; runs/reproduce-TABLE if not given, and runs/reproduce-TABLE-TEXT for a
+    text file of that name."""
     rows: Path | None = None
-    """File that rows are added to; results/reproduce-TABLE.jsonl if not given, and with --small
-    rows-small.jsonl in the folder of the runs."""
+    """File that rows are added to; results/reproduce-TABLE.jsonl if not given. For a text file it
+    is rows.jsonl in the folder of the runs, and with --small rows-small.jsonl there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,11 +90,9 @@ class Options(CrewOptions):
 
     @property
     def book(self) -> Book[TableRun]:
-        folder = self.out or RUNS / f"reproduce-{self.table}"
-        path = Path("results") / f"reproduce-{self.table}.jsonl"
-        return Book(
-            folder, self.rows or (folder / "rows-small.jsonl" if self.small else path), TableRun
-        )
+        toy = self.size if self.is_toy else ""
+        at = {"out": self.out, "rows": self.rows}
+        return Book.named(f"reproduce-{self.table}", TableRun, **at, data=self.data, toy=toy)
 
 
 def run(options: Options) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.commands import crew_run
-from cosformer.commands.crew_run import Finished, Judged, Work, ended_row, finite
+from cosformer.commands.crew_run import Finished, Judged, Work, ended_row
 from cosformer.recipes import UNITS, TableRun
 from cosformer.records import Row
 from cosformer.tasks import LanguageTask, Task, files
@@ -54,7 +54,7 @@ def _judged(todo: Work[TableRun], run: Finished) -> Judged:
     lines = [json.loads(line) for line in (config.out / LOG).read_text().splitlines()]
     speeds = [line["tokens_per_second"] for line in lines if "loss" in line]
     told = {
-        "model": finite(dict(config.model)),
+        "model": dict(config.model),
         "preset": config.preset,
         "length": run.task.facts.length,
         "samples": dict(run.task.sizes),

@@ -11,7 +11,7 @@ from cosformer.commands import crew
 from cosformer.commands.crew import Book, CrewOptions
 from cosformer.commands.crew_share import Share, shared
 from cosformer.commands.study_run import work
-from cosformer.recipes import PROBES, RUNS, STUDIES, Scale, Stage, Trial, check_names, trials
+from cosformer.recipes import PROBES, STUDIES, Scale, Stage, Trial, check_names, trials
 from cosformer.training import shown
 
 POSITIONAL = "task"
@@ -57,10 +57,11 @@ class Options(CrewOptions):
     """Folder with enwik8.xz, or another text file; the data folder if not given. Probes have no
     data."""
     out: Path | None = None
-    """Folder of the runs; runs/study-TASK if not given."""
+    """Folder of the runs; runs/study-TASK if not given, and runs/study-TASK-TEXT for a text file of
+    that name."""
     rows: Path | None = None
-    """File that rows are added to; results/study-TASK.jsonl if not given, and for --scale tiny
-    rows-tiny.jsonl in the folder of the runs."""
+    """File that rows are added to; results/study-TASK.jsonl if not given. For a text file it is
+    rows.jsonl in the folder of the runs, and for --scale tiny rows-tiny.jsonl there."""
     scale: Scale = "full"
     """Size of models and runs. 4k, 16k: sequences of 4,096 or 16,384 tokens; deep: 12 layers of 256
     and 4,096 tokens, for patterns with one exact layer in twelve; base: 12 layers of 768; tiny: a
@@ -83,20 +84,10 @@ class Options(CrewOptions):
         return self.scale == "tiny"
 
     @property
-    def folder(self) -> Path:
-        return self.out or RUNS / f"study-{self.task}"
-
-    @property
-    def rows_file(self) -> Path:
-        if self.rows is not None:
-            return self.rows
-        if self.scale == "tiny":
-            return self.folder / "rows-tiny.jsonl"
-        return Path("results") / f"study-{self.task}.jsonl"
-
-    @property
     def book(self) -> Book[Trial]:
-        return Book(self.folder, self.rows_file, Trial)
+        toy = self.scale if self.is_toy else ""
+        at = {"out": self.out, "rows": self.rows}
+        return Book.named(f"study-{self.task}", Trial, **at, data=self.data, toy=toy)
 
 
 def run(options: Options) -> int:
@@ -125,7 +116,7 @@ def _run(options: Options, share: Share) -> int:
     todo = [trial for trial in planned if trial not in done]
     print(
         f"{options.task}, {options.stage}: {len(planned)} runs, {len(planned) - len(todo)} done; "
-        f"runs in {options.folder}, rows in {book.path}",
+        f"runs in {book.folder}, rows in {book.path}",
         flush=True,
     )
     team = Crew(options, todo, share)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from cosformer.commands import crew_run
-from cosformer.commands.crew_run import Finished, Judged, Work, ended_row, finite
+from cosformer.commands.crew_run import Finished, Judged, Work, ended_row
 from cosformer.models import LanguageModel
 from cosformer.recipes import STUDIES, ProbeProtocol, TextProtocol, Trial
 from cosformer.records import Row
@@ -60,7 +60,7 @@ def _described(todo: Work[Trial]) -> dict[str, Any]:
     return {
         **dataclasses.asdict(trial),
         "mechanism": trial.fields["mechanism"],
-        "model": finite({**p.model, **trial.fields}),
+        "model": {**p.model, **trial.fields},
         "preset": p.preset,
         "batch": p.batch,
         "length": p.length,

@@ -6,7 +6,7 @@ from typing import Any
 
 from cosformer.records import Row
 from cosformer.report.mechanisms import REFERENCES
-from cosformer.report.reproduce import LOST, REPRODUCED
+from cosformer.report.reproduce import LOST, REPRODUCED, shown_rows
 from cosformer.report.selection import PASSES, crossover, run_with, runs_of_each, times
 from cosformer.report.study import (
     COMPARED,
@@ -84,7 +84,8 @@ def judged_chart(tables: Mapping[str, Sequence[Row]]) -> Chart | None:
     views = []
     for name, rows in tables.items():
         for column, style in REPRODUCED[name].columns.items():
-            judged = [r for r in rows if r.config["column"] == column and r.what not in LOST]
+            mine = [r for r in shown_rows(name, rows) if r.config["column"] == column]
+            judged = [r for r in mine if r.what not in LOST]
             lines: dict[str, list[list[float]]] = {}
             for row in sorted(judged, key=lambda row: row.config["valid"], reverse=style.lower):
                 last = row.config["valid_curve"][-1][0]
@@ -190,7 +191,7 @@ def _sizes(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
     for size in sorted(set(map(size_of, judged))):
         mine = [row for row in judged if size_of(row) == size]
         unit = UNITS[mine[0].what]
-        yield f"{mine[0].config['text']}, {unit}: {spell_size(mine[0])}", best_by_entry(mine)
+        yield f"{unit}: {spell_size(mine[0])}", best_by_entry(mine)
 
 
 def _first_entries(best: Mapping[str, Sequence[Row]]) -> list[str]:

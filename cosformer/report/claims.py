@@ -5,10 +5,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from cosformer.records import growth_exponent
 from cosformer.report.selection import Times, crossover, two_digits
 
 SHORTEST = 1024
 """Tokens of the shortest sequences in the paper's table of speed."""
+GROWTH_FROM = 4 * SHORTEST
+"""Below this length fixed costs hide how time grows."""
 LINEAR = 1.2
 """An exponent of growth below which time counts as linear: fixed costs and caches bend it."""
 PLACES = {1: "ahead of", 0: "level with", -1: "behind"}
@@ -18,13 +21,15 @@ class Score(NamedTuple):
     """A number of a table, over seeds."""
 
     mean: float
-    deviation: float = 0.0
-    """The standard deviation over seeds; 0 for one seed, whose spread nobody knows."""
+    deviation: float | None = None
+    """The standard deviation over seeds; None for one seed, whose spread nobody knows."""
+    doubt: str = ""
+    """Why the number is not final, in words; empty where it is."""
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Score":
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        return cls(statistics.fmean(values), spread)
+    def of(cls, values: Sequence[float], doubt: str = "") -> "Score":
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), spread, doubt)
 
 
 Scores = Mapping[str, Mapping[str, Score]]
@@ -87,22 +92,20 @@ def claim_sentence(
 
     `lower`: column -> whether a lower number is better. `mean`: columns whose mean decides, as soon
     as both entries have all of them. Two numbers are level that differ by no more than the sum of
-    their deviations.
+    their deviations, or that are written alike; a deviation that is not known is taken to be that
+    of the other number.
     """
-    judged, places = list[str](), list[int]()
-    for pair in claim.judged if claim.says else ():
-        if found := _compared(pair, scores, lower, mean, claim.slack):
-            judged.append(found[0])
-            places += found[1]
-    beside = [_compared(pair, scores, lower, mean, 0.0) for pair in claim.also]
-    told = [found[0] for found in beside if found]
+    pairs = claim.judged if claim.says else ()
+    judged = _all_compared(pairs, scores, lower, mean, claim.slack)
+    told = _all_compared(claim.also, scores, lower, mean, 0.0)
     parts = [f"The paper says that {claim.says}" if claim.says else "The paper has no such table"]
     if judged:
-        parts.append(f"here {_listed(judged)}, {_conclusion(places, claim.is_strict)}")
+        conclusion = _conclusion([p for each in judged for p in each.places], claim.is_strict)
+        parts.append(f"here{_doubts(judged)} {_said(judged)}, {conclusion}")
     elif claim.says:
         parts.append("what it compares is not measured yet")
     if told:
-        parts.append(f"beyond the paper, {_listed(told)}")
+        parts.append(f"beyond the paper{_doubts(told)}, {_said(told)}")
     return f"{'; '.join(parts)}." if judged or told else f"{parts[0]}; nothing is measured yet."
 
 
@@ -115,62 +118,145 @@ def speed_sentence(found: Times, growth: Mapping[str, float], ours: str, theirs:
     common = sorted(found.get(ours, {}).keys() & found.get(theirs, {}).keys())
     if not common:
         return f"{begin}; there are no times of both here, so nothing can be said."
-    long = common[-1]
+    short, long = common[0], common[-1]
     times = found[theirs][long] / found[ours][long]
     length = crossover(found[ours], found[theirs])
-    since = "not faster than softmax at any measured length"
-    if length is not None:
-        since = f"faster than softmax from about {two_digits(length):,} tokens on"
-        since = since if length else f"faster than softmax from {common[0]:,} tokens on"
-    told = f"here {ours} is {since} and takes 1/{times:.3g} of its time at {long:,} tokens"
     if length is None:
-        told = f"here {ours} is {since}, and takes {1 / times:.3g} times its time at {long:,}"
-    if growth.keys() >= {ours, theirs}:
-        grown = f"length^{growth[ours]:.2f} (softmax: length^{growth[theirs]:.2f})"
-        told += f"; its time grows as {grown}"
-    found_true = [length is not None, length is not None and length <= SHORTEST]
-    found_true += [growth[ours] < LINEAR] if ours in growth else []
-    return f"{begin}; {told}, {_conclusion([1 if each else -1 for each in found_true], True)}."
+        told = f"not faster than softmax at any measured length, and takes {1 / times:.3g} times"
+        told += f" its time at {long:,}"
+    else:
+        since = f"about {two_digits(length):,}" if length else f"{short:,}"
+        told = f"faster than softmax from {since} tokens on and takes 1/{times:.3g} of its time at "
+        told += f"{long:,} tokens"
+    told = f"here {ours} is {told}"
+    if ours in growth:
+        told += f"; its time grows as length^{growth[ours]:.2f}"
+        told += f" (softmax: length^{growth[theirs]:.2f})" if theirs in growth else ""
+    found_true, missing = [length is not None], list[str]()
+    if length == 0 and short > SHORTEST:
+        missing.append(f"{SHORTEST:,} tokens")
+    else:
+        found_true.append(length is not None and length <= SHORTEST)
+    if ours in growth:
+        found_true.append(growth[ours] < LINEAR)
+    else:
+        missing.append(f"growth from {GROWTH_FROM:,} tokens on")
+    conclusion = _conclusion([1 if each else -1 for each in found_true], True)
+    left = f" (not measured: {', '.join(missing)})" if missing else ""
+    return f"{begin}; {told}, {conclusion}{left}."
+
+
+def growth_by_name(tokens: Times) -> dict[str, float]:
+    """Candidate -> the exponent by which the time of a sequence grows, from times of a token; of
+    those that have two lengths from `GROWTH_FROM` on."""
+    found = dict[str, float]()
+    for name, by_length in tokens.items():
+        sequences = {n: n * time for n, time in by_length.items() if n >= GROWTH_FROM}
+        if len(sequences) > 1:
+            found[name] = growth_exponent(sequences)
+    return found
+
+
+class _Compared(NamedTuple):
+    """A pair of entries, compared."""
+
+    said: str
+    places: Sequence[int]
+    """Where ours stands in each column: 1 ahead, 0 level, -1 behind."""
+    scores: Mapping[str, Sequence[Score]]
+    """Entry -> the numbers of it that were compared."""
+
+
+def _all_compared(
+    pairs: Sequence[Pair],
+    scores: Scores,
+    lower: Mapping[str, bool],
+    mean: Sequence[str],
+    slack: float,
+) -> list[_Compared]:
+    found = (_compared(pair, scores, lower, mean, slack) for pair in pairs)
+    return [each for each in found if each is not None]
 
 
 def _compared(
     pair: Pair, scores: Scores, lower: Mapping[str, bool], mean: Sequence[str], slack: float
-) -> tuple[str, list[int]] | None:
+) -> _Compared | None:
     """One pair in words, and where ours stands; None where they have no column in common."""
     ours, theirs = scores.get(pair.ours, {}), scores.get(pair.theirs, {})
     if mean and all(column in ours and column in theirs for column in mean):
-        one, other = (mean_score([each[column] for column in mean]) for each in (ours, theirs))
-        place = _place(one, other, lower[mean[0]], slack)
-        said = f"{pair.ours} is {PLACES[place]} {pair.theirs} in the mean"
-        return f"{said} ({one.mean:.1f} against {other.mean:.1f})", [place]
+        both = {name: [scores[name][column] for column in mean] for name in pair}
+        one, other = (mean_score(both[name]) for name in pair)
+        against = _Spelled(one, other, ".1f")
+        place = against.place(lower[mean[0]], slack)
+        said = f"{pair.ours} is {PLACES[place]} {pair.theirs} in the mean ({against})"
+        return _Compared(said, [place], both)
     columns = [column for column in lower if column in ours and column in theirs]
     if not columns:
         return None
-    places = {c: _place(ours[c], theirs[c], lower[c], 0.0) for c in columns}
+    spelled = {c: _Spelled(ours[c], theirs[c], ".4g") for c in columns}
+    places = {c: spelled[c].place(lower[c], 0.0) for c in columns}
     parts = []
     for place, words in PLACES.items():
-        at = [
-            f"{column} ({ours[column].mean:.4g} against {theirs[column].mean:.4g})"
-            for column in columns
-            if places[column] == place
-        ]
+        at = [f"{c} ({spelled[c]})" for c in columns if places[c] == place]
         if at:
             parts.append(f"{words} {pair.theirs} in {_listed(at)}")
-    return f"{pair.ours} is {_listed(parts)}", list(places.values())
+    both = {name: [scores[name][column] for column in columns] for name in pair}
+    return _Compared(f"{pair.ours} is {_listed(parts)}", list(places.values()), both)
 
 
-def _place(ours: Score, theirs: Score, is_lower_better: bool, slack: float) -> int:
-    """1: ours is ahead, 0: level, -1: behind."""
-    lead = (theirs.mean - ours.mean) * (1 if is_lower_better else -1)
-    if abs(lead) <= ours.deviation + theirs.deviation:
-        return 0
-    return 1 if lead > 0 else 0 if -lead <= slack else -1
+class _Spelled(NamedTuple):
+    """Two numbers beside each other, as a sentence has them."""
+
+    ours: Score
+    theirs: Score
+    digits: str
+
+    def __str__(self) -> str:
+        return " against ".join(self._means)
+
+    @property
+    def _means(self) -> list[str]:
+        return [f"{each.mean:{self.digits}}" for each in (self.ours, self.theirs)]
+
+    def place(self, is_lower_better: bool, slack: float) -> int:
+        """1: ours is ahead, 0: level, -1: behind."""
+        one, other = self._means
+        lead = (self.theirs.mean - self.ours.mean) * (1 if is_lower_better else -1)
+        known = [s.deviation for s in (self.ours, self.theirs) if s.deviation is not None]
+        if one == other or (known and abs(lead) <= 2 * statistics.fmean(known)):
+            return 0
+        return 1 if lead > 0 else 0 if -lead <= slack else -1
+
+
+def _said(found: Sequence[_Compared]) -> str:
+    return _listed([each.said for each in found])
+
+
+def _doubts(found: Sequence[_Compared]) -> str:
+    """What may still change a comparison, in parentheses; empty where nothing does."""
+    scores = [(name, s) for each in found for name, mine in each.scores.items() for s in mine]
+    doubts = ["one seed each"] if all(s.deviation is None for _, s in scores) else []
+    doubts += dict.fromkeys(f"{name}: {s.doubt}" for name, s in scores if s.doubt)
+    return f" ({'; '.join(doubts)})" if doubts else ""
 
 
 def mean_score(scores: Sequence[Score]) -> Score:
-    """The mean of independent scores, and its deviation."""
-    spread = math.hypot(*(each.deviation for each in scores)) / len(scores)
+    """The mean of independent scores, and its deviation, as far as theirs are known."""
+    known = [each.deviation for each in scores if each.deviation is not None]
+    spread = math.hypot(*known) / len(scores) if known else None
     return Score(statistics.fmean(each.mean for each in scores), spread)
+
+
+def beats_floor(value: float, floor: float, *, samples: int | None) -> bool:
+    """Whether a number is better than a floor by more than chance.
+
+    `samples`: of an accuracy, how many it was measured on (0: nobody knows); two standard errors of
+    guesses that are right as often as the floor are chance. None: a loss, where lower is better.
+    """
+    if samples is None:
+        return value < floor
+    chance = 2 * math.sqrt(floor * (1 - floor) / samples) if samples else 0.0
+    return value > floor + chance
 
 
 def _conclusion(places: Sequence[int], is_strict: bool) -> str:

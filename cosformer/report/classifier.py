@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from cosformer.records import Row, growth_exponent
-from cosformer.report.claims import SHORTEST, speed_sentence
+from cosformer.records import Row
+from cosformer.report.claims import SHORTEST, growth_by_name, speed_sentence
 from cosformer.report.selection import Times, origin, other_commits
 from cosformer.report.training import cell_of, mebibytes
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds, words
 
 OURS, THEIRS = "cosformer", "softmax"
-GROWTH_FROM = 4 * SHORTEST
-"""Below this length fixed costs hide how time grows."""
 PUBLISHED_AT = tuple(SHORTEST * count for count in (1, 2, 3, 4))
 PUBLISHED = {
     "softmax": ("6.95", "2.23", "out of memory", "out of memory"),
@@ -73,20 +71,13 @@ def classifier_grids(rows: Sequence[Row]) -> list[Grid]:
 
 def classifier_claim(rows: Sequence[Row]) -> str:
     """What the speed of training says about the paper's claim, and how it compares by length."""
-    tokens, sequences = Times(), Times()
+    tokens = Times()
     for row in rows:
         c = row.config
         if row.what == "speed" and c["pass"] == "training":
-            seconds = 1 / (row.value * c["batch"])
-            sequences.setdefault(c["candidate"], {})[c["length"]] = seconds
-            tokens.setdefault(c["candidate"], {})[c["length"]] = seconds / c["length"]
-    growth = dict[str, float]()
-    for name, found in sequences.items():
-        long = {length: each for length, each in found.items() if length >= GROWTH_FROM}
-        if len(long) > 1:
-            growth[name] = growth_exponent(long)
-    is_told = growth.keys() >= {OURS, THEIRS}
-    said = speed_sentence(tokens, growth if is_told else {}, OURS, THEIRS)
+            seconds = 1 / (row.value * c["batch"] * c["length"])
+            tokens.setdefault(c["candidate"], {})[c["length"]] = seconds
+    said = speed_sentence(tokens, growth_by_name(tokens), OURS, THEIRS)
     ours, theirs = tokens.get(OURS, {}), tokens.get(THEIRS, {})
     ratios = [f"{theirs[n] / ours[n]:.2f} × at {n:,}" for n in sorted(ours.keys() & theirs.keys())]
     if ratios:

@@ -88,6 +88,14 @@ def rows_of(rows: Sequence[Row], what: str) -> list[Row]:
     return found
 
 
+def last_of_each(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """The last row of each trial, which these names in its config tell from the others.
+
+    One that failed may have been tried again, and files of two machines may have been joined.
+    """
+    return list({tuple(row.config.get(name) for name in names): row for row in rows}.values())
+
+
 def runs_of_each(rows: Sequence[Row], what: str) -> list[Row]:
     """For each candidate the run that measured it most often, all under one setting.
 
@@ -212,10 +220,18 @@ def describe(rows: Sequence[Row]) -> str:
 
 
 def other_commits(row: Row, rows: Sequence[Row]) -> str:
-    """Words for the commits of rows that another run than that of `row` has measured."""
-    others = dict.fromkeys(str(each.commit) for each in rows if each.date != row.date)
-    others.pop(str(row.commit), None)
-    return f"; other lines: commit {', '.join(others)}" if others else ""
+    """Words for the commits of rows that another run than that of `row` has measured, and for
+    their machines where they are others."""
+    here, commits = row.hardware["name"], dict[str, dict[str, None]]()
+    for each in rows:
+        is_own = each.hardware["name"] == here and str(each.commit) == str(row.commit)
+        if each.date != row.date and not is_own:
+            commits.setdefault(each.hardware["name"], {})[str(each.commit)] = None
+    others = [
+        f"commit {', '.join(found)}{'' if name == here else f' on {name}'}"
+        for name, found in commits.items()
+    ]
+    return f"; other lines: {'; '.join(others)}" if others else ""
 
 
 def device_minutes(rows: Sequence[Row], seconds: str) -> str:

@@ -10,12 +10,20 @@ from typing import Any
 from cosformer.records import Row
 from cosformer.report.claims import CLAIMS, Pair, Score, claim_sentence
 from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
-from cosformer.report.selection import device_minutes, origin, other_commits, rows_of
+from cosformer.report.selection import (
+    device_minutes,
+    last_of_each,
+    origin,
+    other_commits,
+    rows_of,
+)
 from cosformer.report.training import mebibytes
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
 
 UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per masked byte"}
 """Quantity of a study's rows -> how a table calls it."""
+TRIAL = ("study", "entry", "probe", "rate", "seed", "steps", "scale", "text")
+"""What tells a run of a study from the others."""
 COMPARED = "softmax"
 """The entry that others are compared with."""
 WINDOW = "local"
@@ -39,6 +47,7 @@ def study_table(rows: Sequence[Row]) -> str:
 
 def study_grids(rows: Sequence[Row]) -> list[Grid]:
     """The table of each size, and after it that of losses beyond its length, where rows have it."""
+    rows = last_of_each(rows, TRIAL)
     judged, grids = judged_rows(rows), []
     unit = UNITS[judged[0].what]
     for size in sorted(set(map(size_of, judged))):
@@ -65,7 +74,12 @@ def study_claim(rows: Sequence[Row]) -> str:
     about = about._replace(judged=(Pair(paper),) if paper else about.judged)
     if constant is not None and constant != paper:
         about = about._replace(also=(Pair(constant),))
-    scores = {name: {unit: Score.of([r.value for r in each])} for name, each in best.items()}
+    lost = [r for r in rows if r.what == "diverged" and size_of(r) == size_of(judged[0])]
+    tried = Counter(name for name, _ in {(entry_of(r), r.config["rate"]) for r in [*judged, *lost]})
+    most, scores = max(tried.values()), {}
+    for name, each in best.items():
+        doubt = f"{tried[name]} of {most} rates" if tried[name] < most else ""
+        scores[name] = {unit: Score.of([row.value for row in each], doubt)}
     return claim_sentence(about, scores, lower={unit: True})
 
 
@@ -94,7 +108,7 @@ def probe_table(rows: Sequence[Row]) -> str:
 
 def probe_grids(rows: Sequence[Row]) -> list[Grid]:
     """A table of right answers for each number of steps."""
-    judged, grids = rows_of(rows, "accuracy"), []
+    judged, grids = answered_rows(rows), []
     for steps in sorted({row.config["steps"] for row in judged}):
         found = _answers([row for row in judged if row.config["steps"] == steps])
         grids.append(found._replace(title=f"{steps:,} steps, right answers on test in %"))
@@ -103,7 +117,7 @@ def probe_grids(rows: Sequence[Row]) -> list[Grid]:
 
 def probe_claim(rows: Sequence[Row]) -> str:
     """Who answers most in the longest runs; the paper says nothing about it."""
-    judged = rows_of(rows, "accuracy")
+    judged = answered_rows(rows)
     longest = [r for r in judged if r.config["steps"] == max(r.config["steps"] for r in judged)]
     found = _by_probe(longest)
     means = {
@@ -126,7 +140,7 @@ def probe_claim(rows: Sequence[Row]) -> str:
 
 def probe_rule(rows: Sequence[Row]) -> str:
     """How a cell of the probes is made, and where their rows are from."""
-    judged = rows_of(rows, "accuracy")
+    judged = answered_rows(rows)
     newest = max(judged, key=lambda row: row.date)
     rule = (
         "Mean of seeds, with their standard deviation and number, at the rate that is best on "
@@ -278,8 +292,14 @@ def _draw_positions(axis: Any, drawn: Sequence[Row]) -> None:
 
 
 def judged_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows of runs that came to their end; an error if there are none."""
+    """The last rows of runs that came to their end; an error if there are none."""
+    rows = last_of_each(rows, TRIAL)
     return [row for row in rows if row.what in UNITS] or rows_of(rows, next(iter(UNITS)))
+
+
+def answered_rows(rows: Sequence[Row]) -> list[Row]:
+    """The same of probes."""
+    return rows_of(last_of_each(rows, TRIAL), "accuracy")
 
 
 def of_most(rows: Sequence[Row]) -> list[Row]:
@@ -393,17 +413,19 @@ def _probe(row: Row) -> tuple[str, int, str]:
     return c["task"], c["length"], c["probe"]
 
 
-def size_of(row: Row) -> tuple[int, str, str, int]:
+def size_of(row: Row) -> tuple[int, str, str, str, int]:
     """What runs must share to be compared; the number of steps is last."""
     c = row.config
-    return c["length"], c["preset"], c["scale"], c["steps"]
+    return c["length"], c["preset"], c["scale"], c["text"], c["steps"]
 
 
 def spell_size(row: Row) -> str:
     c = row.config
     layers = c.get("model", {}).get("layers")
     size = c["preset"] if layers is None else f"{c['preset']} with {layers} layers"
-    return f"{c['steps']:,} steps of {c['batch']} × {c['length']:,} tokens, preset {size}"
+    text = "another text" if c["text"] == "another" else c["text"]
+    tokens = f"{c['batch']} × {c['length']:,} tokens of {text}"
+    return f"{c['steps']:,} steps of {tokens}, preset {size}"
 
 
 def entry_of(row: Row) -> str:

@@ -1,10 +1,9 @@
 """Tables of training steps, of generated tokens and of generated data."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from cosformer.records import Row
-from cosformer.report.claims import speed_sentence
+from cosformer.report.claims import beats_floor, growth_by_name, speed_sentence
 from cosformer.report.selection import LABELS, Times, origin, other_commits, run_with
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds
 
@@ -65,7 +64,7 @@ def training_claim(rows: Sequence[Row]) -> str:
         if row.what == "train_speed":
             mine = found.setdefault(row.config["candidate"], {})
             mine[row.config["length"]] = 1 / row.value  # seconds of a token, whatever the batch
-    return speed_sentence(found, {}, "cosformer", "softmax")
+    return speed_sentence(found, growth_by_name(found), "cosformer", "softmax")
 
 
 def training_rule(rows: Sequence[Row]) -> str:
@@ -138,12 +137,12 @@ def learning_table(rows: Sequence[Row]) -> str:
             "a run must have rows of 'floor' from the best checkpoint and a whole test split, "
             f"got {sorted({row.what for row in rows})}"
         )
-    lines = []
+    values, lines = {(row.date, row.what): row.value for row in rows}, []
     for (task, mechanism, options, before), floor in sorted(floors.items()):
         c = floor.config
-        (found,) = (row.value for row in rows if (row.date, row.what) == (floor.date, floor.unit))
+        found = values[floor.date, floor.unit]
         steps = f"{c['steps']:,} × {c['batch']}"
-        said = "yes" if _beats(found, floor) else "no"
+        said = "yes" if beats_floor(found, floor.value, samples=_samples(floor)) else "no"
         lines.append(
             [", ".join([task, *options, *before]), LABELS.get(mechanism, mechanism), steps,
              floor.unit, f"{found:.3f}", f"{floor.value:.3f} ({c['by']})", said]
@@ -175,15 +174,12 @@ def _before(row: Row) -> tuple[str, ...]:
     return (*([f"from {start}"] if start else []), *(["pre-trained"] if pretrained else []))
 
 
-def _beats(found: float, floor: Row) -> bool:
-    """Whether by more than chance: an accuracy by two standard errors of guesses that are right as
-    often as the floor, where the number of samples is known."""
+def _samples(floor: Row) -> int | None:
+    """How many samples an accuracy was measured on, 0 where the row does not say; None: a loss."""
     if floor.unit != "accuracy":
-        return found < floor.value
-    sizes = floor.config.get("options", {}).get("sizes", [0, 0, 0])
-    samples = floor.config.get("samples") or sizes[2]
-    chance = 2 * math.sqrt(floor.value * (1 - floor.value) / samples) if samples else 0.0
-    return found > floor.value + chance
+        return None
+    c = floor.config
+    return int(c.get("samples") or c.get("options", {}).get("sizes", [0, 0, 0])[2])
 
 
 def mebibytes(count: float) -> str:

@@ -130,7 +130,7 @@ def judged_by(facts: Facts) -> str:
 
 def is_better(facts: Facts, new: float, old: float | None) -> bool:
     """Whether a model is to be kept in place of an earlier one; of equal accuracies the later."""
-    if old is None or math.isnan(old):
+    if old is None:
         return True
     return new < old if facts.metric == "nats" else new >= old
 

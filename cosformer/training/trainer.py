@@ -1,6 +1,7 @@
 """The loop: steps, log, evaluations and checkpoints of all phases, from where a run stands."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -311,6 +312,8 @@ class Trainer:
                 precision=self.config.precision,
                 processes=self._processes,
             )
+        if not math.isfinite(metrics["loss"]):
+            raise Diverged(f"step {learner.step} of {phase.name}: loss on validation not finite")
         with uninterrupted():
             place, event = self._evaluated(learner, place, metrics)
             if log is not None:

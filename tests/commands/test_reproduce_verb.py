@@ -13,7 +13,7 @@ import torch
 
 from cosformer import records
 from cosformer.commands import crew as crews
-from cosformer.commands import crew_run, reproduce, reproduce_probes
+from cosformer.commands import crew_run, reproduce, reproduce_probes, reproduce_run
 from cosformer.commands.reproduce_run import work
 from cosformer.recipes import PROBES, TABLES, TableRun
 from cosformer.report.tables import TABLES as SHOWN
@@ -50,6 +50,13 @@ def breaks(todo):
     if todo.trial.rate == 3e-3:
         crew_run.work(todo, refused)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def overflows(todo):
+    """As a model whose loss on test is no number, while what it is judged by is one."""
+    normal = reproduce_run.evaluate
+    reproduce_run.evaluate = lambda *a, **k: normal(*a, **k) | {"loss": float("nan")}
+    work(todo)
 
 
 def too_large(todo):
@@ -136,6 +143,12 @@ def test_what_fails_is_a_row_with_its_reason_and_is_tried_again_if_asked(here, m
     assert reproduce.run(options(here, retry=True)) == 0
     assert [row.what for row in kept(here)[2:]] == ["bits_per_byte"] * 3
     assert "failed" not in SHOWN["reproduced"](kept(here))
+
+
+def test_a_number_that_is_none_costs_no_row(here, monkeypatch):
+    monkeypatch.setattr(reproduce, "work", overflows)
+    assert reproduce.run(options(here)) == 0
+    assert [row.config["test"]["loss"] for row in kept(here)] == ["nan"] * 3
 
 
 def test_a_run_that_diverged_is_a_row_and_has_no_seeds(here, monkeypatch):

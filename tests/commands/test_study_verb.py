@@ -16,7 +16,7 @@ import torch
 
 from cosformer import records
 from cosformer.commands import crew as crews
-from cosformer.commands import crew_run, study, study_run
+from cosformer.commands import crew_run, reproduce, study, study_run
 from cosformer.commands.crew_run import UNRECORDED
 from cosformer.commands.study_run import row_of, work
 from cosformer.recipes import PROBES, PROTOCOLS, Trial
@@ -93,6 +93,20 @@ def test_runs_end_as_one_row_each_and_a_second_call_runs_nothing(here, capsys):
         assert study.run(options(here)) == 0
     assert [trial_of(row) for row in kept(here)] == [trial_of(row) for row in rows]
     assert "4 runs, 4 done" in capsys.readouterr().out
+
+
+def test_runs_on_a_text_file_lie_apart_from_those_of_the_protocol(here):
+    def places(**changes):
+        book = options(here, out=None, rows=None, **changes).book
+        return str(book.folder), str(book.path)
+
+    usual = ("runs/study-lm", "results/study-lm.jsonl")
+    own = ("runs/study-lm-my", "runs/study-lm-my/rows.jsonl")
+    assert places(scale="full", data=None) == usual
+    assert places(scale="full") == own
+    assert places() == ("runs/study-lm-my", "runs/study-lm-my/rows-tiny.jsonl")
+    table = reproduce.Options("lm", data="my.txt").book
+    assert str(table.path) == "runs/reproduce-lm-my/rows.jsonl"
 
 
 def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(

@@ -21,11 +21,12 @@ RUN = Run(
 
 
 SIZE = {"study": "lm", "scale": "full", "preset": "small", "batch": 32, "length": 1024}
+SIZE |= {"text": "enwik8"}
 
 
 def studied(entry, rate, value, *, seed=0, steps=1500, what="bits_per_byte", **changes):
     at = {"entry": entry, "rate": rate, "seed": seed, "steps": steps, **SIZE}
-    at |= {"text": "enwik8", "dtype": "bfloat16", "bin": 128}
+    at |= {"dtype": "bfloat16", "bin": 128}
     at |= {"first": value + 0.2, "last": value - 0.1, "tokens_per_second": 1e5, "jobs": 8}
     at |= {"mechanism": f"{entry} softmax", "by_position": [value + 0.2, value]}
     at |= {"curve": [[50, value + 1, 3.0], [100, value, 6.0]]}
@@ -50,8 +51,8 @@ STUDY_ROWS = [
 
 
 AT = {"table": "lra", "size": "full", "start": "", "rates": [1e-3, 3e-4, 3e-3], "seeds": 1}
-AT |= {"dtype": "bfloat16", "pretrain": None}
-LEARNT = {"steps": 5000, "batch": 32, "length": 2000, "preset": "tiny", "floor": 0.345}
+AT |= {"dtype": "bfloat16", "pretrain": None, "steps": 5000, "batch": 32}
+LEARNT = {"length": 2000, "preset": "tiny", "floor": 0.345}
 LEARNT |= {"floor_is": "the root operator", "model": {"layers": 2, "width": 64}}
 LEARNT |= {"samples": {"train": 96_000, "valid": 2_000, "test": 2_000}}
 

@@ -25,6 +25,9 @@ def test_cells_that_are_empty_or_not_final_say_why():
     table = TABLES["reproduced"](TABLE_ROWS)
     found = lines(table)
     assert found["sparse"][0] == "31.0*"
+    columns = REPRODUCED["lra"].columns
+    begun = [judged("sparse", column, 1e-3, 0.3, 0.31) for column in columns]
+    assert lines(TABLES["reproduced"](begun))["sparse"][-1] == "31.0*"
     assert found["bigbird"][1] == "–"
     assert "* ListOps, sparse: 2 of 3 rates have ended; diverged at rate 0.003: the" in table
     assert "* Text, bigbird: failed at rate 0.001: no room (exit code 4)" in table
@@ -48,6 +51,31 @@ def test_the_mean_over_the_arena_is_one_column_of_the_ablation():
     assert (
         "relu-cosine is ahead of relu in LRA mean (30 against 20) and behind relu in next byte "
         "(2.5 against 2), which supports it in part"
+    ) in table
+
+
+def test_runs_of_another_protocol_or_table_are_left_out_and_counted():
+    other = judged("cosformer", "listops", 1e-3, 0.9, 0.9, steps=50_000, seeds=1)
+    foreign = judged("softmax", "listops", 1e-3, 0.9, 0.9, table="lra-pretrained")
+    table = TABLES["reproduced"]([*TABLE_ROWS, other, foreign])
+    assert lines(table)["softmax"][0] == "38.0 ± 2.0 (3)"
+    assert lines(table)["cosformer"][0] == "–"
+    assert "* ListOps: runs by another protocol that are left out: 1" in table
+    assert "5,000 steps of 32 sequences" in table
+
+
+def test_a_claim_tells_what_is_not_final_and_who_does_not_beat_the_floor():
+    rows = [
+        judged("softmax", "listops", 1e-3, 0.3, 0.31, seeds=3),
+        *cell("cosformer", "listops", 0.5, 0.36),
+        *cell("local", "listops", 0.5, 0.37),
+    ]
+    table = TABLES["reproduced"](rows)
+    assert (
+        "here (one seed each; softmax: not all runs have ended) cosformer is ahead of softmax in "
+        "ListOps (36 against 31), which supports the claim. "
+        # two standard errors of 2,000 guesses are .021
+        "No better than the floor of ListOps: softmax, cosformer.\n"
     ) in table
 
 

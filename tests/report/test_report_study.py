@@ -1,6 +1,7 @@
 """The table of a study says what its rows say."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from row_cases import RUN, SIZE, STUDY_ROWS, cells, studied
@@ -25,7 +26,7 @@ def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
 
 def test_longer_runs_have_a_table_of_their_own_and_the_line_below_says_whence():
     *_, longer = TABLES["study"](STUDY_ROWS).split(
-        "7,500 steps of 32 × 1,024 tokens, preset small, bits per"
+        "7,500 steps of 32 × 1,024 tokens of enwik8, preset small, bits per"
     )
     assert cells(longer)[2][:3] == ["softmax", "**1.400**", "1.400"]
     for word in ("Test GPU", "enwik8", "first 128", "last 256", "0123456789"):
@@ -114,6 +115,29 @@ def test_an_entry_that_always_diverged_is_shown():
     assert line == ["cosformer", "diverged", *["–"] * 6]
 
 
+def test_a_run_counts_once_and_runs_on_another_text_stand_apart():
+    softmax = studied("softmax", 3e-3, 1.6)
+    other = replace(studied("gated", 3e-3, 1.7), hardware={"name": "Other GPU"}, date="2025-01-01")
+    lost = RUN.row("diverged", 7, "steps", entry="softmax", rate=6e-3, seed=0, steps=1500, **SIZE)
+    rows = [replace(softmax, value=9.0), softmax, other, studied("softmax", 1e-3, 1.7), lost]
+    table = TABLES["study"]([*rows, studied("gated", 3e-3, 1.0, text="another")])
+    another, usual = table.split("1,500 steps of 32 × 1,024 tokens of enwik8")
+    assert "tokens of another text" in another
+    assert cells(another)[2:] == [["gated", "**1.000**", "1.000", "–", *cells(another)[2][4:]]]
+    assert [line[4:6] for line in cells(usual)[2:]] == [["1.600", "–"], ["1.700", "+0.100"]]
+    assert "commit 0123456789ab on Other GPU" in usual
+
+
+def test_a_claim_says_where_fewer_rates_were_tried():
+    lost = RUN.row("diverged", 7, "steps", entry="cosformer", rate=1e-3, seed=0, steps=1500, **SIZE)
+    rows = [studied("softmax", rate, 1.6) for rate in (3e-3, 1e-3)]
+    rows.append(studied("cosformer", 3e-3, 1.5))
+    assert "here (one seed each; cosformer: 1 of 2 rates) cosformer is ahead" in TABLES["study"](
+        rows
+    )
+    assert "here (one seed each) cosformer is ahead" in TABLES["study"]([*rows, lost])
+
+
 @pytest.mark.parametrize("name", ["study-lm/study", "study-mlm/study", "study-probes/probes"])
 def test_a_study_that_nobody_has_run_leaves_its_block_empty(name):
     page = f"<!-- rows:{name} -->\nold\n<!-- /rows -->\n"
@@ -166,6 +190,6 @@ def test_shares_of_models_of_twelve_layers_tell_their_speed_and_are_compared_wit
         ["1 of 12", "hybrid", "1.400", "-0.100", "–"],
         ["all", "softmax", "1.500", "–", "100,000"],
     ]
-    assert "1,500 steps of 8 × 4,096 tokens, preset small with 12 layers" in table
+    assert "1,500 steps of 8 × 4,096 tokens of enwik8, preset small with 12 layers" in table
     assert TABLES["shares"](rows[-1:]) == ""
     assert "shallow" not in TABLES["study"](rows).split("preset small with 12 layers")[1]

@@ -192,6 +192,7 @@ def test_what_was_learnt_stands_beside_what_had_to_be_beaten(rows):
     _, _, *shown = cells(tables.learning_table(found))
     assert [line[-1] for line in shown] == ["no", "yes"]  # image, and the newer run of lm
     assert shown[1][:5] == ["lm, length 64", "cosFormer", "2,000 × 8", "loss", "2.000"]
+    assert tables.learning_table(found + found) == tables.learning_table(found)
     found += learnt("lm", "loss", 1.0, 3.0, 4, "softmax")
     values = [line[4] for line in cells(tables.learning_table(found))[2:]]
     assert values == ["0.050", "2.000", "1.000"]

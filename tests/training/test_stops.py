@@ -4,7 +4,6 @@ import collections
 import errno
 import functools
 import json
-import math
 import sys
 import types
 from dataclasses import replace
@@ -17,10 +16,8 @@ import training_cases as cases
 from cosformer import training
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, create_model
-from cosformer.tasks import Facts
-from cosformer.training import load, possible, train
+from cosformer.training import load, possible, train, trainer
 from cosformer.training.checkpoints import parts
-from cosformer.training.evaluation import is_better
 from cosformer.training.folder import adopt, state_of
 
 
@@ -60,10 +57,14 @@ def test_numbers_that_a_mechanism_refuses_because_they_are_nan_are_a_divergence(
         train(replace(config, **settings))
 
 
-def test_a_metric_that_is_nan_is_replaced_by_any_other():
-    facts = Facts(3, 3, 4, "tokens", "nats", floor=1.0, floor_is="chance")
-    assert is_better(facts, 3.0, math.nan)
-    assert not is_better(facts, math.nan, 3.0)
+def test_a_loss_on_validation_that_is_not_finite_is_a_divergence(config, monkeypatch):
+    normal = trainer.evaluate
+    monkeypatch.setattr(
+        trainer, "evaluate", lambda *a, **k: normal(*a, **k) | {"loss": float("inf")}
+    )
+    with pytest.raises(training.Diverged, match="of training: loss on validation not finite"):
+        train(config)
+    assert not (config.out / "best.safetensors").exists()
 
 
 def test_tensorboard_gets_what_the_log_gets(config, monkeypatch):
