@@ -30,6 +30,12 @@ WINDOW = "local"
 """The mechanism of layers that see a window of tokens exactly, and keep no others."""
 PAPER = ("cosformer", "cosformer-1-head", "cosformer-positions", "cosformer-1-head-positions")
 """The entries that are cosFormer as published, with one head or several, with positions or not."""
+MODELS = {
+    "cosformer": "cosFormer as published",
+    "cosformer-multiscale": "cosFormer, a decay per head",
+    "cosformer-gated": "cosFormer, a decay per token",
+}
+"""Mechanisms as a table for newcomers names them."""
 LARGER = 1.1
 """How much larger than softmax's a model may be that is compared with it."""
 FAR = (1, 2, 4, 8)
@@ -177,10 +183,10 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     shown_too = {COMPARED, paper_of(best), best_with_windows(best)}
     names = [name for name in best if name in {*chosen.values(), *shown_too}]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
-    header = ["exact layers", "entry", UNITS[judged[0].what], "− softmax"]
+    header = ["model", "exact layers", UNITS[judged[0].what], "− softmax"]
     header += [f"at {FAR[-1]} × the length", "parameters"]
     header += [f"stream of {n:,} tokens" for n in (length, far)]
-    header += ["tokens/s in training"] * (speeds is not None)
+    header += [*["tokens/s in training"] * (speeds is not None), "entry"]
     lines = []
     for name in names:
         (row, *_), values = best[name], [row.value for row in best[name]]
@@ -189,10 +195,11 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
             usual = statistics.fmean(row.value for row in compared)
             beyond = f"{statistics.fmean(values) - usual:+.3f}"
         size = f"{row.config['parameters'] / 1e6:.2f} M"
-        cells = [_spell_share(row), name, _spread(values, 3), beyond]
+        cells = [_spell_model(row), _spell_share(row), _spread(values, 3), beyond]
         cells += [_at_far(best[name], FAR[-1]).text, size]
         cells += [_state(row), _state(row, far)]
-        lines.append(cells if speeds is None else [*cells, _speed(row, speeds.get(name)).text])
+        cells += [] if speeds is None else [_speed(row, speeds.get(name)).text]
+        lines.append([*cells, f"`{name}`"])
     shown = [row for name in names for row in best[name]]
     newest = max(shown, key=lambda row: row.date)
     told = (
@@ -512,6 +519,14 @@ def _spell_share(row: Row) -> str:
     width = row.config["model"].get("options", {}).get(WINDOW, {}).get("window")
     seen = "a window" if width is None else f"the last {width // 2 + 1} tokens"
     return f"{said}; {window.numerator} of {window.denominator} for {seen}"
+
+
+def _spell_model(row: Row) -> str:
+    """The mechanisms of a model other than exact ones and windows, and a convolution, in words."""
+    names = dict.fromkeys(part.partition("*")[0] for part in row.config["mechanism"].split())
+    linear = [name for name in names if name not in (COMPARED, WINDOW)] or [COMPARED]
+    told = " and ".join(MODELS.get(name, name) for name in linear)
+    return f"{told}, short convolution" if row.config.get("model", {}).get("conv") else told
 
 
 def _state(row: Row, length: int | None = None) -> str:

@@ -162,13 +162,13 @@ def test_the_best_entry_of_every_share_of_exact_layers_is_shown_beside_softmax()
     ]
     found = cells(TABLES["exact"](rows))
     assert [line[:4] for line in found[2:]] == [
-        ["1 of 6", "good", "1.450 ± 0.071 (2)", "-0.050"],
-        ["all", "softmax", "1.500", "–"],
-        ["none; 1 of 6 for the last 256 tokens", "windowed", "1.600", "+0.100"],
-        ["none", "none", "1.700", "+0.200"],
-        ["none", "cosformer-positions", "2.800", "+1.300"],
+        ["linear", "1 of 6", "1.450 ± 0.071 (2)", "-0.050"],
+        ["softmax", "all", "1.500", "–"],
+        ["linear", "none; 1 of 6 for the last 256 tokens", "1.600", "+0.100"],
+        ["linear", "none", "1.700", "+0.200"],
+        ["cosFormer as published", "none", "2.800", "+1.300"],
     ]
-    assert found[2][4:] == ["1.500", "4.81 M", "1 MiB", "2 MiB"]
+    assert found[2][4:] == ["1.500", "4.81 M", "1 MiB", "2 MiB", "`good`"]
     assert found[3][4] == "–"
     without = cells(TABLES["exact"](rows[1:]))  # nobody has run softmax
     assert [line[3] for line in without[2:]] == ["–"] * 4
@@ -178,7 +178,14 @@ def test_shares_of_models_of_twelve_layers_tell_their_speed_and_are_compared_wit
     held = {"stream_bytes": {"4096": {"a": 2**20}, "65536": {"a": 2**21}}}
     deep = {"scale": "deep", "length": 4096, "batch": 8, "model": {"layers": 12}, **held}
     rows = [
-        studied("softmax", 3e-3, 1.5, mechanism="softmax", jobs=1, **deep),
+        studied(
+            "softmax",
+            3e-3,
+            1.5,
+            mechanism="softmax",
+            jobs=1,
+            **deep | {"model": {"layers": 12, "conv": 4}},
+        ),
         studied("hybrid", 3e-3, 1.4, mechanism="linear*7 softmax linear*4", **deep),
         studied("shallow", 3e-3, 1.1, mechanism="linear", scale="4k", length=4096, **held),
     ]
@@ -186,9 +193,9 @@ def test_shares_of_models_of_twelve_layers_tell_their_speed_and_are_compared_wit
     assert "| 7,000,000 |" in TABLES["shares"]([*rows, timed])
     table = TABLES["shares"](rows)
     found = cells(table)
-    assert [[*line[:4], line[-1]] for line in found[2:]] == [
-        ["1 of 12", "hybrid", "1.400", "-0.100", "–"],
-        ["all", "softmax", "1.500", "–", "100,000"],
+    assert [[*line[:4], line[-2]] for line in found[2:]] == [
+        ["linear", "1 of 12", "1.400", "-0.100", "–"],
+        ["softmax, short convolution", "all", "1.500", "–", "100,000"],
     ]
     assert "1,500 steps of 8 × 4,096 tokens of enwik8, preset small with 12 layers" in table
     assert TABLES["shares"](rows[-1:]) == ""
