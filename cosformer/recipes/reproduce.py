@@ -186,16 +186,7 @@ _SMALL_MLM["masked"] = replace(
 )
 _PLAIN: Fields = {"positions": "auto", "conv": 0, "norm": None, "gate": False}
 _ABLATION = {
-    name: Column(
-        task=task,
-        metric="loss",
-        data="enwik8",
-        options={"length": 1_024},
-        needs=("enwik8",),
-        steps=1_500,
-        judged=3,
-        rates=(3e-3, 1e-3, 6e-3),
-    )
+    name: replace(_LM["enwik8"], task=task, metric="loss")
     for name, task in (("masked", "mlm"), ("causal", "lm"))
 }
 _SMALL_ABLATION = {

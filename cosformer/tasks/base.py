@@ -118,6 +118,18 @@ class Task(abc.ABC):
             raise ValueError(f"split must have samples, got {split!r}, which has none")
 
 
+class Derived(Task):
+    """A task on the samples of another."""
+
+    def __init__(self, task: Task, facts: Facts) -> None:
+        self.task, self.facts = task, facts
+        self.sizes, self.device = task.sizes, task.device
+        self.vocabulary, self.notes = task.vocabulary, task.notes
+
+    def digest(self) -> str:
+        return self.task.digest()
+
+
 @dataclass(frozen=True)
 class BatchId:
     """The arguments that decide which batch is made."""

@@ -15,6 +15,7 @@ from cosformer.tasks.base import (
     SPLITS,
     Batch,
     BatchId,
+    Derived,
     Facts,
     Task,
     require_options,
@@ -106,7 +107,7 @@ class LanguageTask(Task):
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
 
-class MaskedTask(Task):
+class MaskedTask(Derived):
     """Masked prediction on the inputs of any task: BERT's (80 % masked, 10 % random, 10 % left).
 
     This is also how a model pre-trains on the inputs of the task that it will be judged on.
@@ -117,11 +118,8 @@ class MaskedTask(Task):
             raise ValueError(f"rate must lie above 0 and up to 1, got {rate}")
         if task.facts.towers != 1:
             raise ValueError(f"task must have one tower to be masked, got {task.facts.towers}")
-        self.task, self.rate = task, rate
-        self.sizes, self.device = task.sizes, task.device
-        self.vocabulary, self.notes = task.vocabulary, task.notes
-        of = task.facts
-        self.facts = dataclasses.replace(
+        self.rate, of = rate, task.facts
+        facts = dataclasses.replace(
             of,
             classes=of.data_tokens,
             asks="tokens",
@@ -131,9 +129,7 @@ class MaskedTask(Task):
             asked=None,
             causal=False,
         )
-
-    def digest(self) -> str:
-        return self.task.digest()
+        super().__init__(task, facts)
 
     def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
         batch = self.task._batch(which, draws)

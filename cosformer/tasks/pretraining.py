@@ -6,7 +6,7 @@ import math
 import numpy as np
 import torch
 
-from cosformer.tasks.base import IGNORED, Batch, BatchId, Facts, Task
+from cosformer.tasks.base import IGNORED, Batch, BatchId, Derived, Task
 from cosformer.tasks.language import MaskedTask
 
 
@@ -18,18 +18,6 @@ def from_inputs(task: Task, objective: str, *, rate: float) -> Task:
     if objective == "causal":
         return NextToken(task)
     raise ValueError(f"objective must be one of masked, causal, got {objective!r}")
-
-
-class Derived(Task):
-    """A task on the samples of another."""
-
-    def __init__(self, task: Task, facts: Facts) -> None:
-        self.task, self.facts = task, facts
-        self.sizes, self.device = task.sizes, task.device
-        self.vocabulary, self.notes = task.vocabulary, task.notes
-
-    def digest(self) -> str:
-        return self.task.digest()
 
 
 class NextToken(Derived):
