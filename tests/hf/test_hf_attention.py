@@ -228,7 +228,7 @@ def test_cross_attention_of_equal_lengths_is_refused_too():
 def test_a_model_that_computes_softmax_itself_is_refused_before_it_sees_the_future(config):
     config.vocab_size = 60
     model = AutoModelForCausalLM.from_config(config, attn_implementation="cosformer")
-    with pytest.raises(ValueError, match="attn_implementation must not be .* got one of .*Config"):
+    with pytest.raises(ValueError, match=r"attn_implementation must not be .* got one of .*Config"):
         model(cases.tokens() % 60)
 
 
