@@ -219,7 +219,7 @@ class Backbone(nn.Module):
         vectors, context_mask = state.context or (None, None)
         layers = []
         for block, before in zip(self._stack, state.layers, strict=True):
-            x, after = block.step(x, before, vectors, context_mask=context_mask)
+            x, after = block.take_step(x, before, vectors, context_mask=context_mask)
             layers.append(after)
         if isinstance(state.length, Tensor):
             move_on(state)

@@ -254,7 +254,7 @@ class Step:
 
         def step(x: Tensor, added: Tensor | None) -> tuple[Tensor, None]:
             x = x if added is None else x + added
-            out, _ = block.block.step(x[:, None], layer, vectors, context_mask=mask)
+            out, _ = block.block.take_step(x[:, None], layer, vectors, context_mask=mask)
             return out[:, 0], None
 
         return step

@@ -299,6 +299,11 @@ class AttentionLayer(HeadProjections):
         For inference, under ``torch.no_grad()``: gradients go through :meth:`stream`. The given
         state is used up, because its tensors may change in place: go on with the returned one.
         """
+        self.check_step(x, state)
+        return self.take_step(x, state)
+
+    def check_step(self, x: Tensor, state: LayerState) -> None:
+        """Check the arguments of `step`."""
         self._check_inputs(x, None)
         if x.shape[1] != 1:
             raise ValueError(
@@ -308,7 +313,6 @@ class AttentionLayer(HeadProjections):
         self.check_state(state, len(x))
         if torch.is_grad_enabled() and any(y.requires_grad for y in (x, self.out_proj.weight)):
             raise ValueError("step records no gradients: use stream, or torch.no_grad() around it")
-        return self.take_step(x, state)
 
     def check_state(self, state: LayerState, batch: int) -> None:
         """Refuse a state that is not of so many streams through such a layer."""
