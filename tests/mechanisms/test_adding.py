@@ -66,7 +66,10 @@ SILENT = type("Silent", (Mechanism,), {})
 REFUSED = [
     ("softmax", MECHANISMS["linear"], ValueError, "name must not be taken, got .* is Softmax"),
     ("own", SILENT, ValueError, "cls must have traits, got Silent without it"),
-    ("", MECHANISMS["linear"], TypeError, "name must be a string of at least one letter, got ''"),
+    (3, MECHANISMS["linear"], TypeError, "name must be a string, got int"),
+    ("", MECHANISMS["linear"], ValueError, r"name must be one word without \*, got ''"),
+    ("my own", MECHANISMS["linear"], ValueError, r"name must be one word without \*, got 'my own'"),
+    ("own*2", MECHANISMS["linear"], ValueError, r"name must be one word without \*, got 'own\*2'"),
     ("own", "Squared", TypeError, "cls must be a subclass of Mechanism, got"),
     ("own", MECHANISMS["linear"](2, 6), TypeError, "cls must be a subclass of Mechanism, got"),
     ("own", torch.nn.Linear, TypeError, "cls must be a subclass of Mechanism, got"),
