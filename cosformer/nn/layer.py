@@ -140,7 +140,7 @@ class AttentionLayer(HeadProjections):
         )
         gate_kind = check_gate(gate)
         check_whole("conv", conv, 0)
-        check_choice("conv_on", conv_on, CONVOLVED)
+        check_conv_on(conv, conv_on)
         check_bool("qk_norm", qk_norm)
         check_mapping("options", options)
         check_choice("positions", positions, ("none", *POSITIONS))
@@ -521,6 +521,12 @@ def check_gate(gate: bool | str) -> str:
     if not isinstance(gate, str):
         raise TypeError(f"gate must be a bool, silu or sigmoid, got {type(gate).__name__}")
     return check_choice("gate", gate, GATES)
+
+
+def check_conv_on(conv: int, conv_on: str) -> None:
+    check_choice("conv_on", conv_on, CONVOLVED)
+    if conv_on != "qkv" and not conv:
+        raise ValueError(f"conv_on must be left as 'qkv' with conv=0, got {conv_on!r}")
 
 
 def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:

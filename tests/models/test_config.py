@@ -70,6 +70,8 @@ BAD = [
     ({"mechanism": "local softmax", "options": {"delta": {}}}, ValueError, "by name .*got delta="),
     ({"conv": 1.5}, TypeError, "conv must be a whole number from 0 on, got 1.5"),
     ({"conv_on": "x"}, ValueError, "conv_on must be one of input, qkv, got 'x'"),
+    ({"conv_on": "input"}, ValueError, "conv_on must be left as 'qkv' with conv=0, got 'input'"),
+    ({"options": {1: 2}}, TypeError, "options must be a mapping from strings, got the key 1"),
     ({"gate": "x"}, ValueError, "gate must be one of silu, sigmoid, got 'x'"),
     ({"norm": 1}, TypeError, "norm must be a bool, got int"),
     ({"qk_norm": None}, TypeError, "qk_norm must be a bool, got NoneType"),
