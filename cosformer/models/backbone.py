@@ -403,6 +403,8 @@ class TokenModel(nn.Module):
 
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
         super().__init__()
+        if config.classifies:
+            raise ValueError(f"kind must be one that gives tokens, got {config.kind!r}")
         self.config = config
         self.backbone = Backbone(config, causal=causal)
         self.head = TokenHead(config, self.backbone.embedding)
@@ -427,6 +429,12 @@ class TokenModel(nn.Module):
         """
         if asked is not None:
             check_whole("asked", asked, 1)
+        check_tensor("labels", labels)
+        if labels.shape != tokens.shape[:2] or labels.dtype != torch.int64:
+            raise ValueError(
+                f"labels must be int64 {list(tokens.shape[:2])}, as tokens, "
+                f"got {labels.dtype} {list(labels.shape)}"
+            )
         x = self.backbone(tokens, key_mask)
         if asked is not None and asked < labels.shape[1]:
             found = (labels != NOT_ASKED).int().topk(asked, dim=1).indices  # those not asked last

@@ -7,7 +7,15 @@ import torch
 from model_cases import config, draw, make
 
 from cosformer.mechanisms import MECHANISMS
-from cosformer.models import PARAMETERS, PRESETS, ModelConfig, create_model, parameter_count
+from cosformer.models import (
+    PARAMETERS,
+    PRESETS,
+    Classifier,
+    LanguageModel,
+    ModelConfig,
+    create_model,
+    parameter_count,
+)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -102,6 +110,16 @@ def test_what_a_mechanism_cannot_do_is_refused_when_the_model_is_made(arguments,
         create_model(ModelConfig(**arguments))
     with pytest.raises(TypeError, match="config must be a ModelConfig, got dict"):
         create_model(arguments)
+
+
+def test_a_class_of_models_takes_configs_of_its_kinds():
+    config = ModelConfig(kind="classifier", classes=2)
+    for kind, given, message in (
+        (LanguageModel, config, "kind must be one that gives tokens, got 'classifier'"),
+        (Classifier, ModelConfig(), "kind must be one that gives classes, got 'decoder'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kind(given)
 
 
 def test_options_of_one_mechanism_may_be_by_its_name():
