@@ -261,6 +261,7 @@ class AttentionLayer(HeadProjections):
         stream raises.
         """
         check_whole("batch", batch, 0)
+        self._check_whole("a stream needs")
         conv = None if self.conv is None else self.conv.empty_state(batch)
         return LayerState(self.mechanism.empty_state(*self._no_tokens(batch)), 0, conv)
 
@@ -274,7 +275,7 @@ class AttentionLayer(HeadProjections):
         """
         if not isinstance(state, LayerState | None):
             raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
-        self._check_whole("a stream needs", x)
+        self._check_whole("a stream needs")
         self._check_inputs(x, None)
         before = self.empty_state(x.shape[0]) if state is None else state
         self._check_conv_state(before, len(x))
@@ -304,6 +305,7 @@ class AttentionLayer(HeadProjections):
 
     def check_step(self, x: Tensor, state: LayerState) -> None:
         """Check the arguments of `step`."""
+        self._check_whole("a stream needs")
         self._check_inputs(x, None)
         if x.shape[1] != 1:
             raise ValueError(
@@ -331,6 +333,7 @@ class AttentionLayer(HeadProjections):
             position, place: `[B]` int64, how many tokens each stream has had, without padding
                 and with it; the caller moves them on.
         """
+        self._check_whole("a stream needs")
         conv = None if self.conv is None else self.conv.empty_state(batch)
         held = self.mechanism.held_state(*self._no_tokens(batch), length, position)
         return LayerState(held, place, conv)
@@ -353,13 +356,13 @@ class AttentionLayer(HeadProjections):
             state.conv.copy_(made.conv)
         return out, state
 
-    def _check_whole(self, what: str, x: Tensor) -> None:
+    def _check_whole(self, what: str) -> None:
         """Refuse a call that cannot be computed where each rank has a stretch of the sequence."""
         if self.split is not None:
             raise ValueError(
-                f"{what} whole sequences, got a stretch of {x.shape[1]} tokens in a layer that is "
-                "split over ranks: cosformer.distributed.unsplit first; a prompt of any length can "
-                "then be read by stream in pieces, on one rank"
+                f"{what} whole sequences, got a layer that is split over ranks: "
+                "cosformer.distributed.unsplit first; a prompt of any length can then be read by "
+                "stream in pieces, on one rank"
             )
 
     def weights(
@@ -372,7 +375,7 @@ class AttentionLayer(HeadProjections):
         start: int = 0,
     ) -> Tensor:
         """The mechanism's dense matrix `[B, H, T, S]`; quadratic, for pictures and tests."""
-        self._check_whole("weights need", x)
+        self._check_whole("weights need")
         self._check_inputs(x, context)
         first = self._first(x, context, causal, start)
         made = self._project(x, context, first, causal=causal, key_mask=key_mask)
