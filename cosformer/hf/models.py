@@ -66,7 +66,8 @@ class CosformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
-        """Models are made with their numbers: some mechanisms read theirs while they are made."""
+        """Contexts without the device meta, on which parameters have no numbers: some mechanisms
+        read their numbers while they are made."""
         contexts = super().get_init_context(*args, **kwargs)
         meta = torch.device("meta")
         return [each for each in contexts if not (isinstance(each, torch.device) and each == meta)]
@@ -103,7 +104,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
         return self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=items)
 
     def _finish(self) -> None:
-        """What is made here has its first numbers already."""
+        """Tell Transformers that all parameters have their first numbers."""
         for module in self.modules():
             setattr(module, "_is_hf_initialized", True)  # noqa: B010
         self.post_init()

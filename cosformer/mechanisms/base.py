@@ -68,8 +68,8 @@ class Mechanism(nn.Module):
     stream_option: ClassVar[str] = ""
     """The option that must be a number before the mechanism can stream."""
     cross_form: ClassVar[str] = ""
-    """The mechanism of the cross attention in an encoder-decoder of this one, where it gets the
-    options but for `decay`; the empty name: this one, with all options."""
+    """The mechanism that an encoder-decoder of this one has for its cross attention, with the same
+    options but for `decay`. The empty name: this mechanism, with all options."""
     state_type: ClassVar[type] = Cache
     """The class of its states; a state remembers in `owner` the class of its mechanism."""
 
@@ -197,7 +197,7 @@ class Mechanism(nn.Module):
         return HeldCache(k, v, position, self.owner)
 
     def held_length(self, length: int) -> int:
-        """For how many tokens of a stream `held_state` has memory, if it shall have so many."""
+        """How many tokens `held_state` keeps of a stream of at most `length` tokens."""
         return length
 
     def prepared(

@@ -423,9 +423,9 @@ class TokenModel(nn.Module):
     ) -> Tensor:
         """Cross entropy of labels `[B, T]`, summed; those of -100 are not asked for.
 
-        It never holds more than some of the logits, which of a large vocabulary are most of what
-        training needs memory for. `asked`: no sequence has more labels that are asked for, so that
-        logits of so many tokens of each do, and others are left out; None: any number.
+        It never holds all logits at once: with a large vocabulary they would be most of the memory
+        of training. `asked`: the most labels other than -100 that a sequence has; logits are then
+        made for so many tokens of each sequence. None: logits are made for every token.
         """
         if asked is not None:
             check_whole("asked", asked, 1)

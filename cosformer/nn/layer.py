@@ -227,7 +227,8 @@ class AttentionLayer(HeadProjections):
     def _forward_split(
         self, x: Tensor, split: Split, causal: bool, key_mask: Tensor | None
     ) -> Tensor:
-        """`forward` on one of many ranks: what keys do not need is made while messages travel."""
+        """`forward` on one of many ranks: gates, and queries if they may come later, are made while
+        messages travel."""
         inner, conv = self.mechanism, self.conv
         later = inner.queries_later and self.positions is None
         later = later and (conv is None or self.conv_on == "input")
@@ -455,8 +456,8 @@ class AttentionLayer(HeadProjections):
     ) -> Projected:
         """What the mechanism gets; x begins at position `start`, a context at 0.
 
-        causal, key_mask, before, split: for the short convolution, which a layer with a context has
-        not. without_queries: q has a shape, and no numbers yet.
+        causal, key_mask, before, split: arguments of the short convolution, without which a layer
+        with a context is made. without_queries: q has a shape, and no numbers yet.
         """
         conv, conv_state = self.conv, None
         if conv is not None:
