@@ -106,6 +106,9 @@ def check_bools(**values: Any) -> None:
 def check_mapping(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping, got {type(value).__name__}")
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"{name} must be a mapping from strings, got the key {key!r}")
 
 
 class NotANumber(ValueError):

@@ -86,7 +86,7 @@ def convert_pretrained(
     Yields:
         How far a stage is, with the error of each layer, about 20 times a stage.
     """
-    out, settings = Path(out), settings or Conversion()
+    out, settings = Path(out), Conversion() if settings is None else settings
     is_new, facts = not check_new_folder("out", out).exists(), _facts(Path(model), texts, settings)
     with locked(out):
         is_done = is_converted(out, facts)
@@ -375,7 +375,13 @@ def _sync(folder: Path) -> None:
 
 
 def _facts(model: Path, texts: Sequence[str], settings: Conversion) -> dict[str, Any]:
-    """What must be the same for a conversion to go on."""
+    """What must be the same for a conversion to go on; the arguments are checked."""
+    if not isinstance(settings, Conversion):
+        raise TypeError(f"settings must be a Conversion, got {type(settings).__name__}")
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"texts must be a sequence of strings, got {type(texts).__name__}")
+    if not texts:
+        raise ValueError("texts must be one or more, got none")
     return {
         "model": str(model.resolve()),
         "texts": hashlib.sha256("\n".join(texts).encode()).hexdigest(),

@@ -45,6 +45,10 @@ class Conversion:
             check_whole(name, getattr(self, name), 0)
         for name in ("batch", "length"):
             check_whole(name, getattr(self, name), 1)
+        if not isinstance(self.exact, tuple) or any(
+            type(number) is not int for number in self.exact
+        ):
+            raise TypeError(f"exact must be a tuple of ints, got {self.exact!r}")
         for name in ("match_rate", "distil_rate"):
             check_positive(name, getattr(self, name))
         if self.horizon is not None:

@@ -47,10 +47,10 @@ def split(
         lengths: how many tokens each rank has. None: all have as many as this one.
         group: the ranks that share the sequences; None: all.
     """
+    found = _parts(model)
     ranks = dist.get_world_size(check_group(group))
     if lengths is not None:
         check_lengths(lengths, ranks)
-    found = _parts(model)
     if not found:
         raise ValueError(f"model must have an AttentionLayer, got {type(model).__name__}")
     for name, part in model.named_modules():
@@ -150,4 +150,6 @@ class Ranks:
 
 def _parts(model: nn.Module) -> list[AttentionLayer | Backbone]:
     """The modules that ask for ranks: layers, and backbones, which count positions."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     return [part for part in model.modules() if isinstance(part, AttentionLayer | Backbone)]

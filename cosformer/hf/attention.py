@@ -1,6 +1,7 @@
 """Attention of any model of Transformers' by cosFormer: `attn_implementation="cosformer"`."""
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,7 @@ def attention_mask_for(
     local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str | None = None,
+    config: Any = None,
     **others: Any,
 ) -> Tensor | None:
     """The mask function beside the attention functions: what layers get as their attention_mask.
@@ -98,6 +100,11 @@ def attention_mask_for(
         None where all tokens are real; the key mask `[B, S]` (bool, True = real token); or, where
         sequences are packed, the number of each token's sequence `[B, T]` (int64).
     """
+    if config is not None and not _calls_functions(type(config).__module__):
+        raise ValueError(
+            "attn_implementation must not be a cosformer attention for a model that does not call "
+            f"the attention functions of Transformers, got one of {type(config).__name__}"
+        )
     if local_size is not None:
         raise ValueError(
             "sliding_window and attention_chunk_size must be None with a cosformer attention, "
@@ -261,6 +268,19 @@ def _rotates(config: Any) -> bool:
     is_named = getattr(config, "position_embedding_type", None) == "rotary"
     fields = ("rope_parameters", "rotary_dim")
     return is_named or any(getattr(config, field, None) for field in fields)
+
+
+@torch.compiler.assume_constant_result
+def _calls_functions(configs: str) -> bool:
+    """Whether models with the configs of this module leave attention to a function that they are
+    given. Others compute softmax themselves, and without the mask that they asked for."""
+    models = sys.modules.get(configs.replace(".configuration_", ".modeling_"))
+    if models is None or hasattr(models, "ALL_ATTENTION_FUNCTIONS"):
+        return True
+    own = (x for x in vars(models).values() if getattr(x, "__module__", "") == models.__name__)
+    return not any(
+        isinstance(x, type) and nn.Module in x.__bases__ and "Attention" in x.__name__ for x in own
+    )
 
 
 @torch.compiler.assume_constant_result  # a graph warns while it is made

@@ -162,7 +162,7 @@ def stream_of(keys: Tensor) -> AttentionStream | None:
 
 
 def each_row(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A state with other rows: all its tensors have the batch first, but what `State` says."""
+    """A state with `change(tensor)` for every tensor whose first dimension is the batch."""
     if isinstance(state, ops.State):
         names = ("key_value", "key_sum", "position", "log_decay")
         whole = {name: each_row(getattr(state, name), change) for name in names}

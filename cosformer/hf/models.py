@@ -14,6 +14,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
+from cosformer.check import check_whole
 from cosformer.hf.adapt import adapted
 from cosformer.hf.cache import ModelCache
 from cosformer.hf.config import CosformerConfig
@@ -37,12 +38,18 @@ class CosformerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: CosformerConfig) -> None:
         super().__init__(config)
-        if config._attn_implementation not in (None, "eager"):
+        self.set_attn_implementation(config._attn_implementation)
+        config.model_config(self.kind)  # refuses the config of another kind
+
+    def set_attn_implementation(
+        self, attn_implementation: str | dict[str, str] | None, allow_all_kernels: bool = False
+    ) -> None:
+        """Refuse all but `eager`, as Transformers calls the only attention that there is."""
+        if attn_implementation not in (None, "eager"):
             raise ValueError(
                 "attn_implementation must not be given for a Cosformer model, whose attention is "
-                f"the config's mechanism, got {config._attn_implementation!r}"
+                f"the config's mechanism, got {attn_implementation!r}"
             )
-        config.model_config(self.kind)  # refuses the config of another kind
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +66,8 @@ class CosformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
-        """Models are made with their numbers: some mechanisms read theirs while they are made."""
+        """Contexts without the device meta, on which parameters have no numbers: some mechanisms
+        read their numbers while they are made."""
         contexts = super().get_init_context(*args, **kwargs)
         meta = torch.device("meta")
         return [each for each in contexts if not (isinstance(each, torch.device) and each == meta)]
@@ -96,7 +104,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
         return self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=items)
 
     def _finish(self) -> None:
-        """What is made here has its first numbers already."""
+        """Tell Transformers that all parameters have their first numbers."""
         for module in self.modules():
             setattr(module, "_is_hf_initialized", True)  # noqa: B010
         self.post_init()
@@ -222,6 +230,8 @@ class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
                 several calls; those of this call if not given.
             others: as in `CosformerModel`.
         """
+        if isinstance(logits_to_keep, int):
+            check_whole("logits_to_keep", logits_to_keep, 0)
         found = self.model(
             input_ids,
             attention_mask,

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerFast
 
+from cosformer.check import check_whole
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -39,6 +41,8 @@ def create_tokenizer(
 
     if not isinstance(tokenizer, Tokenizer):
         raise TypeError(f"tokenizer must be a tokenizers.Tokenizer, got {type(tokenizer).__name__}")
+    if max_length is not None:
+        check_whole("max_length", max_length, 1)
     known = tokenizer.get_added_tokens_decoder().values()
     if lacks := [name for name in SPECIALS.values() if name not in {x.content for x in known}]:
         raise ValueError(

@@ -1,5 +1,6 @@
 """The interface of every mechanism: q, k, v to values, under one set of arguments."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -37,6 +38,17 @@ def _of_a_length(count: Callable[[Any, int], Counted]) -> Callable[[Any, int], C
     return checked
 
 
+FASTER = {
+    "step": ("advance",),
+    "attend_held": ("attend",),
+    "attend_split": ("attend",),
+    "prepared": ("attend", "advance", "step", "queries", "keys", "share", "weight"),
+}
+"""Methods that compute in another way what some others do -> those others. A class that changes
+one of the others, and not the method itself, has that of `Mechanism` in place of an inherited
+one."""
+
+
 class Mechanism(nn.Module):
     """Maps q, k, v to values. A subclass has `traits`, `attend`, `dense` and `cost`.
 
@@ -56,8 +68,8 @@ class Mechanism(nn.Module):
     stream_option: ClassVar[str] = ""
     """The option that must be a number before the mechanism can stream."""
     cross_form: ClassVar[str] = ""
-    """The mechanism of the cross attention in an encoder-decoder of this one, where it gets the
-    options but for `decay`; the empty name: this one, with all options."""
+    """The mechanism that an encoder-decoder of this one has for its cross attention, with the same
+    options but for `decay`. The empty name: this mechanism, with all options."""
     state_type: ClassVar[type] = Cache
     """The class of its states; a state remembers in `owner` the class of its mechanism."""
 
@@ -66,6 +78,9 @@ class Mechanism(nn.Module):
         for name in ("cost", "state_size"):
             if name in vars(cls):
                 setattr(cls, name, _of_a_length(vars(cls)[name]))
+        for name, others in FASTER.items():
+            if any(_made_in(cls, other) < _made_in(cls, name) for other in others):
+                setattr(cls, name, getattr(Mechanism, name))
 
     def __init__(self, heads: int, width: int, *, key_heads: int | None = None) -> None:
         super().__init__()
@@ -182,7 +197,7 @@ class Mechanism(nn.Module):
         return HeldCache(k, v, position, self.owner)
 
     def held_length(self, length: int) -> int:
-        """For how many tokens of a stream `held_state` has memory, if it shall have so many."""
+        """How many tokens `held_state` keeps of a stream of at most `length` tokens."""
         return length
 
     def prepared(
@@ -442,6 +457,12 @@ def name_of(mechanism: Mechanism) -> str:
     """The name in `MECHANISMS`; the name of the class for a mechanism that is not there."""
     kind = type(mechanism)
     return next((name for name, other in MECHANISMS.items() if other is kind), kind.__name__)
+
+
+def _made_in(kind: type, name: str) -> float:
+    """How many classes stand between this one and the one that has its method."""
+    found = (n for n, each in enumerate(kind.__mro__) if name in vars(each))
+    return next(found, math.inf)
 
 
 def _abilities(traits: Traits) -> tuple[bool, ...]:

@@ -53,12 +53,14 @@ def register(name: str, cls: type[Mechanism]) -> None:
     take the name. Registering the same class under its name again does nothing.
 
     Args:
-        name: what no other mechanism is called.
+        name: what no other mechanism is called, without blanks and `*`, of which patterns are made.
         cls: a subclass of `Mechanism` with `traits`, `source` and `formula`, whose first arguments
             are the number of heads and their width.
     """
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"name must be a string of at least one letter, got {name!r}")
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {type(name).__name__}")
+    if name.split() != [name] or "*" in name:
+        raise ValueError(f"name must be one word without *, got {name!r}")
     if not (isinstance(cls, type) and issubclass(cls, Mechanism)):
         raise TypeError(f"cls must be a subclass of Mechanism, got {cls!r}")
     for attribute in ("traits", "source", "formula"):

@@ -219,7 +219,7 @@ class Backbone(nn.Module):
         vectors, context_mask = state.context or (None, None)
         layers = []
         for block, before in zip(self._stack, state.layers, strict=True):
-            x, after = block.step(x, before, vectors, context_mask=context_mask)
+            x, after = block.take_step(x, before, vectors, context_mask=context_mask)
             layers.append(after)
         if isinstance(state.length, Tensor):
             move_on(state)
@@ -403,6 +403,8 @@ class TokenModel(nn.Module):
 
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
         super().__init__()
+        if config.classifies:
+            raise ValueError(f"kind must be one that gives tokens, got {config.kind!r}")
         self.config = config
         self.backbone = Backbone(config, causal=causal)
         self.head = TokenHead(config, self.backbone.embedding)
@@ -421,12 +423,18 @@ class TokenModel(nn.Module):
     ) -> Tensor:
         """Cross entropy of labels `[B, T]`, summed; those of -100 are not asked for.
 
-        It never holds more than some of the logits, which of a large vocabulary are most of what
-        training needs memory for. `asked`: no sequence has more labels that are asked for, so that
-        logits of so many tokens of each do, and others are left out; None: any number.
+        It never holds all logits at once: with a large vocabulary they would be most of the memory
+        of training. `asked`: the most labels other than -100 that a sequence has; logits are then
+        made for so many tokens of each sequence. None: logits are made for every token.
         """
         if asked is not None:
             check_whole("asked", asked, 1)
+        check_tensor("labels", labels)
+        if labels.shape != tokens.shape[:2] or labels.dtype != torch.int64:
+            raise ValueError(
+                f"labels must be int64 {list(tokens.shape[:2])}, as tokens, "
+                f"got {labels.dtype} {list(labels.shape)}"
+            )
         x = self.backbone(tokens, key_mask)
         if asked is not None and asked < labels.shape[1]:
             found = (labels != NOT_ASKED).int().topk(asked, dim=1).indices  # those not asked last

@@ -15,7 +15,7 @@ from cosformer.check import (
 )
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models.pattern import best_positions, read_pattern
-from cosformer.nn import check_gate
+from cosformer.nn import check_conv_on, check_gate
 
 Kind = Literal["decoder", "masked-lm", "classifier", "pairs", "encoder-decoder"]
 Pooling = Literal["mean", "cls", "first"]
@@ -94,12 +94,12 @@ class ModelConfig:
         check_choice("kind", self.kind, get_args(Kind))
         check_choice("pooling", self.pooling, get_args(Pooling))
         check_choice("positions", self.positions, get_args(PositionScheme))
-        check_choice("conv_on", self.conv_on, get_args(ConvOn))
         for name in ("vocabulary", "layers", "width", "heads", "max_length"):
             check_whole(name, getattr(self, name), 1)
         if self.layers > MOST_LAYERS:
             raise ValueError(f"layers must be at most {MOST_LAYERS:,}, got {self.layers}")
         check_whole("conv", self.conv, 0)
+        check_conv_on(self.conv, self.conv_on)
         for name in ("key_heads", "head_dim", "value_dim", "hidden", "classes"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)

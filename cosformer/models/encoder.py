@@ -82,7 +82,8 @@ def pool(x: Tensor, key_mask: Tensor | None, pooling: str) -> Tensor:
 
 def class_head(config: ModelConfig, width: int) -> nn.Module:
     """Vectors `[B, width]` to logits `[B, classes]` through one hidden layer."""
-    assert config.classes is not None  # by the config
+    if config.classes is None:
+        raise ValueError(f"kind must be one that gives classes, got {config.kind!r}")
     last = nn.Linear(config.width, config.classes)
     nn.init.normal_(last.weight, std=EMBEDDING_STD)
     nn.init.zeros_(last.bias)

@@ -6,7 +6,13 @@ from dataclasses import replace
 import torch
 
 from cosformer.models.decoder import LanguageModel
-from cosformer.models.generator import GREEDY, Generator, check_room, check_sampling
+from cosformer.models.generator import (
+    GREEDY,
+    Generator,
+    check_evaluation,
+    check_room,
+    check_sampling,
+)
 from cosformer.models.sampling import Sampling
 from cosformer.models.tokens import Tokens, check_tokens, pad
 from cosformer.models.translation import EncoderDecoder
@@ -87,8 +93,7 @@ def _check(
             f"model must be a LanguageModel or an EncoderDecoder, got {type(model).__name__}"
         )
     check_sampling(model, sampling)
-    if model.training:
-        raise ValueError("model must be in evaluation mode: call model.eval() first")
+    check_evaluation(model)
     if (sources is not None) != isinstance(model, EncoderDecoder):
         rule = "must be given to" if sources is None else "must be None without"
         raise ValueError(f"sources {rule} an encoder-decoder")

@@ -16,7 +16,7 @@ from cosformer.models.backbone import Context, ModelState
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Plan, Sampling
 from cosformer.models.slots import Slots, Stream, records
-from cosformer.models.tokens import Tokens, check_tokens, pad
+from cosformer.models.tokens import Tokens, check_sequence, pad
 from cosformer.models.translation import EncoderDecoder
 
 GREEDY = Sampling(temperature=0)
@@ -71,8 +71,9 @@ class Generator:
     Iterate over it for the tokens, as pairs of a request and a token; it ends when no request has
     tokens left, and goes on after the next `submit`. Prompts are read in pieces between rounds of
     tokens, so that running streams do not wait for a long one. A prompt that finds no free slot
-    waits for one. The weights must not change while streams run. A stream whose logits are not
-    finite ends and raises an error; iterate again for the tokens of the others.
+    waits for one. The weights must not change while streams run; between streams they may. A stream
+    whose logits are not finite ends and raises an error; iterate again for the tokens of the
+    others.
 
     Args:
         model: a language model in evaluation mode, with mechanisms that stream.
@@ -122,8 +123,7 @@ class Generator:
         piece: int = PIECE,
         ahead: int | None = None,
     ) -> None:
-        if model.training:
-            raise ValueError("model must be in evaluation mode: call model.eval() first")
+        check_evaluation(model)
         check_whole("slots", slots, 1)
         check_whole("piece", piece, 1)
         keeps = model.backbone.keeps_tokens
@@ -136,14 +136,11 @@ class Generator:
                 )
         elif keeps:
             length = model.config.max_length
-        rows = None
-        if context is not None:
-            rows = map_streams(lambda x: torch.zeros_like(x[:slots]), context)
         self.model, self.slots, self.length, self.piece = model, slots, length, piece
         usual = AHEAD if records(model) else 1
         self._ahead = usual if ahead is None else check_whole("ahead", ahead, 1)
-        self._streams = Slots(model, slots, length, rows, self._ahead)
         self._context = context
+        self._streams = self._make_slots()
         # rounds that are made while the host looks at another
         self._depth = 1 if self._streams.records else 0
         self._rows: list[Request | None] = [None] * slots
@@ -153,6 +150,12 @@ class Generator:
         self._rounds: deque[Round] = deque()
         self._ready: deque[tuple[int, int]] = deque()
         self._names = itertools.count()
+
+    def _make_slots(self) -> Slots:
+        rows = None
+        if self._context is not None:
+            rows = map_streams(lambda x: torch.zeros_like(x[: self.slots]), self._context)
+        return Slots(self.model, self.slots, self.length, rows, self._ahead)
 
     @property
     def memory(self) -> dict[str, int]:
@@ -246,6 +249,9 @@ class Generator:
     def _admit(self) -> bool:
         """Read a piece of waiting prompts if slots are free; return whether anything was read."""
         if self._reading is None:
+            if self._waiting and not any(self._rows) and self._streams.outdated:
+                del self._streams  # its memory is given back before the next is taken
+                self._streams = self._make_slots()
             group = self._next_group(self._rows.count(None))
             began = bool(group)
             while group and isinstance(group[0].given, Stream):
@@ -302,7 +308,7 @@ class Generator:
         return group
 
     def _begin_reading(self, requests: list[Request]) -> Reading:
-        device, context = self._streams.device, None
+        device, context = self.model.head.weight.device, None
         if self._context is not None:
             names = [request.name for request in requests]
             context = map_streams(lambda x: x[names], self._context)
@@ -410,6 +416,7 @@ class Generator:
     def _check(self, prompt: Tokens | Stream, sampling: Sampling) -> None:
         """Refuse what could not be continued to its end."""
         config = self.model.config
+        check_evaluation(self.model)
         check_sampling(self.model, sampling)
         if isinstance(prompt, Stream):
             layers, streams = len(prompt.state.layers), len(prompt.state.position)
@@ -418,9 +425,10 @@ class Generator:
                     f"prompt must be one stream of {config.layers} layers, got {streams} of "
                     f"{layers} layers"
                 )
+            check_sequence("prompt", [prompt.token], config.vocabulary)
             self._streams.check(prompt)
         else:
-            check_tokens("prompts", [prompt], config.vocabulary)
+            check_sequence("prompt", prompt, config.vocabulary)
         length = _length(prompt)
         check_room(self.model, length, sampling)
         if self.length is not None and length + sampling.max_new_tokens - 1 > self.length:
@@ -429,6 +437,11 @@ class Generator:
                 f"max_new_tokens={sampling.max_new_tokens} after a prompt of {length} tokens, got "
                 f"{self.length}: make the generator with a larger one, for its caches"
             )
+
+
+def check_evaluation(model: LanguageModel | EncoderDecoder) -> None:
+    if model.training:
+        raise ValueError("model must be in evaluation mode: call model.eval() first")
 
 
 def check_sampling(model: LanguageModel | EncoderDecoder, sampling: Sampling) -> None:

@@ -10,21 +10,9 @@ def read_pattern(mechanism: str, layers: int) -> tuple[str, ...]:
     >>> read_pattern("cosformer*2 softmax", 6)
     ('cosformer', 'cosformer', 'softmax', 'cosformer', 'cosformer', 'softmax')
     """
-    if not isinstance(mechanism, str):
-        raise TypeError(f"mechanism must be a string, got {type(mechanism).__name__}")
     names: list[str] = []
-    for part in mechanism.split() or [mechanism]:
-        name, star, count = part.partition("*")
-        if star and not (name and count):
-            raise ValueError(
-                f"mechanism must be written as NAME*COUNT without blanks, got {mechanism!r}"
-            )
-        check_choice("mechanism", name, MECHANISMS)
-        if star and not (count.isdecimal() and int(count) > 0):
-            raise ValueError(
-                f"mechanism must be written as NAME*COUNT with a count from 1 on, got {part!r}"
-            )
-        names += [name] * min(int(count) if star else 1, layers + 1)  # a count may be huge
+    for name, count in read_parts(mechanism):
+        names += [name] * min(count, layers + 1)  # a count may be huge
     if len(names) > layers:
         raise ValueError(
             f"mechanism must be a pattern of at most layers={layers} layers, got {mechanism!r}: "
@@ -36,6 +24,30 @@ def read_pattern(mechanism: str, layers: int) -> tuple[str, ...]:
             f"{mechanism!r}: name all {layers} layers, or change layers"
         )
     return tuple(names) * (layers // len(names))
+
+
+def read_parts(mechanism: str) -> list[tuple[str, int]]:
+    """The mechanisms that a pattern names, and how many layers in a row have each.
+
+    >>> read_parts("cosformer*2 softmax")
+    [('cosformer', 2), ('softmax', 1)]
+    """
+    if not isinstance(mechanism, str):
+        raise TypeError(f"mechanism must be a string, got {type(mechanism).__name__}")
+    found = []
+    for part in mechanism.split() or [mechanism]:
+        name, star, count = part.partition("*")
+        if star and not (name and count):
+            raise ValueError(
+                f"mechanism must be written as NAME*COUNT without blanks, got {mechanism!r}"
+            )
+        check_choice("mechanism", name, MECHANISMS)
+        if star and not (count.isdecimal() and int(count) > 0):
+            raise ValueError(
+                f"mechanism must be written as NAME*COUNT with a count from 1 on, got {part!r}"
+            )
+        found.append((name, int(count) if star else 1))
+    return found
 
 
 def best_positions(traits: Traits, *, causal: bool, conv: bool) -> str:

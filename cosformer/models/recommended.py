@@ -2,7 +2,8 @@
 
 from typing import Any, Literal, get_args
 
-from cosformer.check import check_choice
+from cosformer.check import check_bool, check_choice
+from cosformer.models.pattern import read_parts
 
 Use = Literal["lm", "mlm", "classify", "recall"]
 
@@ -39,9 +40,10 @@ def recommended(
     ('cosformer-gated', 0, 5)
     """
     check_choice("use", use, get_args(Use))
+    check_bool("both_ways", both_ways)
     if mechanism is None:
         mechanism = RECALL if use == "recall" else RECOMMENDED
-    names = {part.partition("*")[0] for part in mechanism.split()}
+    names = {name for name, _ in read_parts(mechanism)}
     decays = not DECAYING.isdisjoint(names)
     conv = 0 if use == "lm" and decays else CONV[use]
     if both_ways and conv % 2 == 0 and conv:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.check import check_number, check_seed, check_whole
+from cosformer.check import check_bits, check_number, check_seed, check_whole
 
 ALL = 2**62
 """More tokens than any vocabulary has."""
@@ -44,7 +44,7 @@ class Sampling:
             raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
         for name in ("top_k", "data_tokens"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
+                check_bits(name, check_whole(name, getattr(self, name), 1), 63)
         if self.top_p is not None:
             check_number("top_p", self.top_p)
             if not 0 < self.top_p <= 1:

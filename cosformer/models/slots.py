@@ -61,6 +61,7 @@ class Slots:
             ahead: how many of the tokens that were chosen last are kept.
         """
         self.model, self.device = model, model.head.weight.device
+        self._versions = _versions(model)
         self.held = _held(model, count, length, context, ahead)
         self._blocks = [PreparedBlock(cast(Block, block)) for block in model.backbone.blocks]
         self._steps: dict[int, Step] = {}
@@ -71,6 +72,11 @@ class Slots:
     def records(self) -> bool:
         """Whether steps are CUDA graphs."""
         return records(self.model)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the model's weights have changed since its blocks were prepared."""
+        return self._versions != _versions(self.model)
 
     def recorded(self, plan: Plan) -> list[int]:
         """The numbers of rows for which a graph of such a step was recorded."""
@@ -248,7 +254,7 @@ class Step:
 
         def step(x: Tensor, added: Tensor | None) -> tuple[Tensor, None]:
             x = x if added is None else x + added
-            out, _ = block.block.step(x[:, None], layer, vectors, context_mask=mask)
+            out, _ = block.block.take_step(x[:, None], layer, vectors, context_mask=mask)
             return out[:, 0], None
 
         return step
@@ -280,6 +286,11 @@ class Step:
 def records(model: LanguageModel | EncoderDecoder) -> bool:
     """Whether steps of a model are CUDA graphs: cross attention reads positions on the host."""
     return model.head.weight.device.type == "cuda" and not model.backbone.cross
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Where each parameter lies, and how often it was changed there, as optimisers do."""
+    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in model.parameters()]
 
 
 @torch.no_grad()

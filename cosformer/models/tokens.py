@@ -24,20 +24,21 @@ def pad(
 
 
 def check_tokens(name: str, sequences: Sequence[Tokens], vocabulary: int) -> None:
-    """Sequences of one token or more, each a whole number below `vocabulary`."""
+    """Refuse sequences one of which `check_sequence` refuses."""
     if not isinstance(sequences, Sequence):
         raise TypeError(f"{name} must be a sequence of sequences, got {type(sequences).__name__}")
     for n, sequence in enumerate(sequences):
-        if not isinstance(sequence, Sequence) or isinstance(sequence, str):
-            raise TypeError(
-                f"{name} must be sequences of ints each, got {type(sequence).__name__} in {n}"
-            )
-        if len(sequence) == 0:
-            raise ValueError(f"{name} must have at least one token each, got none in {n}")
-        for token in sequence:
-            if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-                raise TypeError(f"{name} must be sequences of ints each, got {token!r} in {n}")
-            if not 0 <= token < vocabulary:
-                raise ValueError(
-                    f"{name} must hold tokens from 0 to {vocabulary - 1}, got {token} in {n}"
-                )
+        check_sequence(f"{name}[{n}]", sequence, vocabulary)
+
+
+def check_sequence(name: str, sequence: Tokens, vocabulary: int) -> None:
+    """Refuse what is no sequence of one token or more, each a whole number below `vocabulary`."""
+    if not isinstance(sequence, Sequence) or isinstance(sequence, str):
+        raise TypeError(f"{name} must be a sequence of ints, got {type(sequence).__name__}")
+    if len(sequence) == 0:
+        raise ValueError(f"{name} must have at least one token, got none")
+    for token in sequence:
+        if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+            raise TypeError(f"{name} must be a sequence of ints, got {token!r} in it")
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"{name} must hold tokens from 0 to {vocabulary - 1}, got {token}")

@@ -6,6 +6,7 @@ from cosformer.nn.block import Block, FeedForward
 from cosformer.nn.convert import convert
 from cosformer.nn.drop_in import CosformerAttention
 from cosformer.nn.layer import AttentionLayer, LayerState
+from cosformer.nn.layer import check_conv_on as check_conv_on
 from cosformer.nn.layer import check_gate as check_gate
 from cosformer.nn.positions import sinusoids as sinusoids
 from cosformer.nn.positions import sinusoids_from as sinusoids_from

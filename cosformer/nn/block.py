@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.check import check_bool, check_dropout
+from cosformer.check import check_bool, check_dropout, check_whole
 from cosformer.nn.layer import AttentionLayer, LayerState
 
 
@@ -14,6 +14,8 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int, *, glu: bool = False) -> None:
         super().__init__()
         check_bool("glu", glu)
+        for name, size in (("width", width), ("hidden", hidden)):
+            check_whole(name, size, 1)
         self.gate = nn.Linear(width, hidden) if glu else None
         self.up = nn.Linear(width, hidden)
         self.down = nn.Linear(hidden, width)
@@ -44,7 +46,15 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        layers = {"attention": attention} | ({} if cross is None else {"cross": cross})
+        for name, layer in layers.items():
+            if not isinstance(layer, AttentionLayer):
+                raise TypeError(f"{name} must be an AttentionLayer, got {type(layer).__name__}")
         width = attention.embed_dim
+        if cross is not None and cross.embed_dim != width:
+            raise ValueError(
+                f"cross must have embed_dim={width}, as attention, got {cross.embed_dim}"
+            )
         self.attention_norm = nn.LayerNorm(width)
         self.attention = attention
         self.cross_norm = None if cross is None else nn.LayerNorm(width)
@@ -102,6 +112,18 @@ class Block(nn.Module):
 
         The given state is used up: go on with the returned one.
         """
+        self.attention.check_step(x, state)
+        return self.take_step(x, state, context, context_mask=context_mask)
+
+    def take_step(
+        self,
+        x: Tensor,
+        state: LayerState,
+        context: Tensor | None = None,
+        *,
+        context_mask: Tensor | None = None,
+    ) -> tuple[Tensor, LayerState]:
+        """`step` for callers that have checked x and the state, as models have."""
         out, after = self.attention.take_step(self.attention_norm(x), state)
         x = x + self.dropout(out)
         return self._after_attention(x, context, context_mask, state.position), after

@@ -140,7 +140,7 @@ class AttentionLayer(HeadProjections):
         )
         gate_kind = check_gate(gate)
         check_whole("conv", conv, 0)
-        check_choice("conv_on", conv_on, CONVOLVED)
+        check_conv_on(conv, conv_on)
         check_bool("qk_norm", qk_norm)
         check_mapping("options", options)
         check_choice("positions", positions, ("none", *POSITIONS))
@@ -227,7 +227,8 @@ class AttentionLayer(HeadProjections):
     def _forward_split(
         self, x: Tensor, split: Split, causal: bool, key_mask: Tensor | None
     ) -> Tensor:
-        """`forward` on one of many ranks: what keys do not need is made while messages travel."""
+        """`forward` on one of many ranks: gates, and queries if they may come later, are made while
+        messages travel."""
         inner, conv = self.mechanism, self.conv
         later = inner.queries_later and self.positions is None
         later = later and (conv is None or self.conv_on == "input")
@@ -261,6 +262,7 @@ class AttentionLayer(HeadProjections):
         stream raises.
         """
         check_whole("batch", batch, 0)
+        self._check_whole("a stream needs")
         conv = None if self.conv is None else self.conv.empty_state(batch)
         return LayerState(self.mechanism.empty_state(*self._no_tokens(batch)), 0, conv)
 
@@ -274,7 +276,7 @@ class AttentionLayer(HeadProjections):
         """
         if not isinstance(state, LayerState | None):
             raise TypeError(f"state must be a LayerState, got {type(state).__name__}")
-        self._check_whole("a stream needs", x)
+        self._check_whole("a stream needs")
         self._check_inputs(x, None)
         before = self.empty_state(x.shape[0]) if state is None else state
         self._check_conv_state(before, len(x))
@@ -299,6 +301,12 @@ class AttentionLayer(HeadProjections):
         For inference, under ``torch.no_grad()``: gradients go through :meth:`stream`. The given
         state is used up, because its tensors may change in place: go on with the returned one.
         """
+        self.check_step(x, state)
+        return self.take_step(x, state)
+
+    def check_step(self, x: Tensor, state: LayerState) -> None:
+        """Check the arguments of `step`."""
+        self._check_whole("a stream needs")
         self._check_inputs(x, None)
         if x.shape[1] != 1:
             raise ValueError(
@@ -308,7 +316,6 @@ class AttentionLayer(HeadProjections):
         self.check_state(state, len(x))
         if torch.is_grad_enabled() and any(y.requires_grad for y in (x, self.out_proj.weight)):
             raise ValueError("step records no gradients: use stream, or torch.no_grad() around it")
-        return self.take_step(x, state)
 
     def check_state(self, state: LayerState, batch: int) -> None:
         """Refuse a state that is not of so many streams through such a layer."""
@@ -327,6 +334,7 @@ class AttentionLayer(HeadProjections):
             position, place: `[B]` int64, how many tokens each stream has had, without padding
                 and with it; the caller moves them on.
         """
+        self._check_whole("a stream needs")
         conv = None if self.conv is None else self.conv.empty_state(batch)
         held = self.mechanism.held_state(*self._no_tokens(batch), length, position)
         return LayerState(held, place, conv)
@@ -349,13 +357,13 @@ class AttentionLayer(HeadProjections):
             state.conv.copy_(made.conv)
         return out, state
 
-    def _check_whole(self, what: str, x: Tensor) -> None:
+    def _check_whole(self, what: str) -> None:
         """Refuse a call that cannot be computed where each rank has a stretch of the sequence."""
         if self.split is not None:
             raise ValueError(
-                f"{what} whole sequences, got a stretch of {x.shape[1]} tokens in a layer that is "
-                "split over ranks: cosformer.distributed.unsplit first; a prompt of any length can "
-                "then be read by stream in pieces, on one rank"
+                f"{what} whole sequences, got a layer that is split over ranks: "
+                "cosformer.distributed.unsplit first; a prompt of any length can then be read by "
+                "stream in pieces, on one rank"
             )
 
     def weights(
@@ -368,7 +376,7 @@ class AttentionLayer(HeadProjections):
         start: int = 0,
     ) -> Tensor:
         """The mechanism's dense matrix `[B, H, T, S]`; quadratic, for pictures and tests."""
-        self._check_whole("weights need", x)
+        self._check_whole("weights need")
         self._check_inputs(x, context)
         first = self._first(x, context, causal, start)
         made = self._project(x, context, first, causal=causal, key_mask=key_mask)
@@ -448,8 +456,8 @@ class AttentionLayer(HeadProjections):
     ) -> Projected:
         """What the mechanism gets; x begins at position `start`, a context at 0.
 
-        causal, key_mask, before, split: for the short convolution, which a layer with a context has
-        not. without_queries: q has a shape, and no numbers yet.
+        causal, key_mask, before, split: arguments of the short convolution, without which a layer
+        with a context is made. without_queries: q has a shape, and no numbers yet.
         """
         conv, conv_state = self.conv, None
         if conv is not None:
@@ -517,6 +525,12 @@ def check_gate(gate: bool | str) -> str:
     if not isinstance(gate, str):
         raise TypeError(f"gate must be a bool, silu or sigmoid, got {type(gate).__name__}")
     return check_choice("gate", gate, GATES)
+
+
+def check_conv_on(conv: int, conv_on: str) -> None:
+    check_choice("conv_on", conv_on, CONVOLVED)
+    if conv_on != "qkv" and not conv:
+        raise ValueError(f"conv_on must be left as 'qkv' with conv=0, got {conv_on!r}")
 
 
 def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:

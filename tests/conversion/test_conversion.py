@@ -283,6 +283,21 @@ def test_a_bad_setting_is_named_with_its_value(folders, given, message):
         converter(folders, **given)
 
 
+def test_what_is_not_of_its_type_is_named(tmp_path):
+    for given in (3, [1], (1.5,), (True,)):
+        with pytest.raises(TypeError, match="exact must be a tuple of ints, got"):
+            Conversion(exact=given)
+    for texts, settings, message in (
+        ("abc", None, "texts must be a sequence of strings, got str"),
+        ([3], None, "texts must be a sequence of strings, got list"),
+        ([], None, "texts must be one or more, got none"),
+        (TEXTS, {}, "settings must be a Conversion, got dict"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            next(convert_pretrained("bert", texts, tmp_path / "out", settings))
+    assert not (tmp_path / "out").exists()
+
+
 def test_settings_know_the_replacements_that_models_have():
     assert get_args(get_type_hints(Conversion)["mechanism"]) == hf.REPLACEMENTS
 

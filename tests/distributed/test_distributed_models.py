@@ -99,10 +99,10 @@ def test_a_prompt_over_ranks_is_no_beginning_of_a_stream(group):
     tokens = torch.zeros(1, 5, dtype=torch.long)
     wanted, _ = model.eval().stream(tokens)
     distributed.split(model)
-    with pytest.raises(ValueError, match=r"a stream needs whole sequences, got a stretch of 5"):
+    with pytest.raises(ValueError, match=r"a stream needs whole sequences, got a layer"):
         model.stream(tokens)
     with pytest.raises(ValueError, match=r"a stream needs whole .*cosformer.distributed.unsplit"):
-        next(generate_tokens(model, [0] * 5, Sampling(max_new_tokens=1)))
+        next(generate_tokens(model, [0], Sampling(max_new_tokens=1)))
     found, _ = distributed.unsplit(model).stream(tokens)
     assert torch.equal(found, wanted)
 
@@ -165,8 +165,11 @@ def test_one_vector_of_a_whole_sequence_is_refused(group):
 
 
 def test_a_layer_over_ranks_has_neither_a_context_nor_weights(group):
+    for call in (distributed.split, distributed.unsplit):
+        with pytest.raises(TypeError, match=r"model must be an nn\.Module, got int"):
+            call(3)
     layer, x = distributed.split(AttentionLayer(16, 4)), torch.randn(1, 4, 16)
     with pytest.raises(ValueError, match=r"context must be None .*, got \[1, 3, 16\]"):
         layer(x, x[:, :3])
-    with pytest.raises(ValueError, match="weights need whole sequences, got a stretch of 4"):
+    with pytest.raises(ValueError, match="weights need whole sequences, got a layer that is split"):
         layer.weights(x)

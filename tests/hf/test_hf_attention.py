@@ -6,12 +6,16 @@ import hf_cases as cases
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     BartConfig,
     BartModel,
     BertConfig,
     BertModel,
+    BloomConfig,
+    CodeGenConfig,
     DataCollatorWithFlattening,
     MistralConfig,
+    XGLMConfig,
 )
 from transformers import MistralForCausalLM as Mistral
 
@@ -210,6 +214,22 @@ def test_cross_attention_of_equal_lengths_is_refused_too():
     model.encoder(x)
     with pytest.raises(ValueError, match=r"for cross attention.* BartAttention with 12 queries"):
         model(input_ids=x, decoder_input_ids=x)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BloomConfig(hidden_size=16, n_layer=1, n_head=2),
+        CodeGenConfig(n_embd=16, n_layer=1, n_head=4, rotary_dim=2),
+        XGLMConfig(d_model=16, ffn_dim=32, num_layers=1, attention_heads=2),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_that_computes_softmax_itself_is_refused_before_it_sees_the_future(config):
+    config.vocab_size = 60
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="cosformer")
+    with pytest.raises(ValueError, match=r"attn_implementation must not be .* got one of .*Config"):
+        model(cases.tokens() % 60)
 
 
 def test_a_mask_of_pairs_is_refused():

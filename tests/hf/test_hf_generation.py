@@ -119,6 +119,8 @@ def test_gradients_go_through_the_cache():
 def test_the_logits_of_the_last_tokens_are_had_alone():
     model, x = cases.native(), cases.tokens()
     assert torch.equal(model(x, logits_to_keep=2).logits, model(x).logits[:, -2:])
+    with pytest.raises(ValueError, match="logits_to_keep must be a whole number from 0 on, got -1"):
+        model(x, logits_to_keep=-1)
 
 
 def test_what_cannot_be_written_is_refused_by_its_name():

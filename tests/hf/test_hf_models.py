@@ -229,8 +229,11 @@ def test_the_config_of_another_kind_is_refused():
     with pytest.raises(TypeError, match=r"model must be one of cosformer\.models, got Linear"):
         hf.to_transformers(torch.nn.Linear(2, 2))
     config = hf.CosformerConfig()
+    model = hf.CosformerForCausalLM(config)
     with pytest.raises(ValueError, match=r"attn_implementation must not be given .* 'cosformer'"):
         hf.CosformerForCausalLM._from_config(config, attn_implementation="cosformer")
+    with pytest.raises(ValueError, match=r"attn_implementation must not be given .* 'cosformer'"):
+        model.set_attn_implementation("cosformer")
 
 
 @pytest.mark.slow

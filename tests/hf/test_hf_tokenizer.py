@@ -71,3 +71,5 @@ def test_other_tokenizers_are_refused():
         hf.create_tokenizer(None)
     with pytest.raises(ValueError, match=r"must have the special tokens .* got none called <pad>"):
         hf.create_tokenizer(Tokenizer(models.BPE()))
+    with pytest.raises(ValueError, match="max_length must be a whole number from 1 on, got 0"):
+        hf.create_tokenizer(vocabularies.Bytes().tokenizer(), 0)

@@ -3,6 +3,7 @@
 import inspect
 import re
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import test_contract
 import test_contract_module
 import torch
 
-from cosformer.mechanisms import MECHANISMS, Mechanism, register
-from cosformer.models import LanguageModel, ModelConfig
+from cosformer.mechanisms import MECHANISMS, LinearMechanism, Mechanism, register
+from cosformer.models import LanguageModel, ModelConfig, Sampling, generate
 from cosformer.nn import AttentionLayer
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -62,11 +63,85 @@ def test_a_model_takes_what_is_registered_and_an_import_may_run_twice(squared):
     assert LanguageModel(config)(torch.tensor([[1, 2, 3]])).shape == (1, 3, 20)
 
 
+class Learned(LinearMechanism):
+    source, formula, feature_map = "an example", "a decay that is learned", "relu"
+    traits = replace(LinearMechanism.traits, full=False, cross=False)
+    forgets = True
+
+    def __init__(self, heads, width, *, key_heads=None):
+        super().__init__(heads, width, key_heads=key_heads)
+        self.logit = torch.nn.Parameter(torch.zeros(self.key_heads))
+
+    def weight(self, k, request):
+        return {"gamma": self.logit.sigmoid()}
+
+
+class Keyed(Learned):
+    def weight(self, k, request):
+        return {"log_decay": -self.logit.exp()[:, None] * k.square().mean(-1)}
+
+
+@pytest.mark.parametrize("kind", [Learned, Keyed])
+@torch.no_grad()
+def test_a_step_has_the_decay_of_now_whatever_it_is_made_of(kind):
+    mechanism, (q, k, v) = kind(2, 4), torch.randn(3, 1, 2, 9, 4)
+    for _ in range(2):
+        state, out = mechanism.empty_state(k, v), []
+        for n in range(9):
+            each, state = mechanism.step(*(x[:, :, n : n + 1] for x in (q, k, v)), state)
+            out.append(each)
+        torch.testing.assert_close(torch.cat(out, 2), mechanism(q, k, v, causal=True)[0])
+        mechanism.logit += 2
+
+
+def changed(name, methods):
+    """A subclass of a mechanism that changes queries in these methods alone."""
+
+    def change(method):
+        return lambda self, q, *rest: getattr(super(kind, self), method)(1 - q, *rest)
+
+    kind = type("Changed", (MECHANISMS[name],), {method: change(method) for method in methods})
+    return kind
+
+
+CHANGED = {
+    "softmax": ["attend"],
+    "local": ["attend"],
+    "cosformer": ["attend", "advance"],
+    "cosformer-multiscale": ["queries"],
+    "cosformer-gated": ["queries"],
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@torch.no_grad()
+def test_what_a_subclass_changes_is_not_gone_around_by_a_faster_way(monkeypatch, name):
+    monkeypatch.setitem(MECHANISMS, "mine", changed(name, CHANGED[name]))
+    torch.manual_seed(0)
+    sizes = {"vocabulary": 20, "width": 16, "heads": 2, "layers": 1, "positions": "none"}
+    model = LanguageModel(ModelConfig(mechanism="mine", **sizes)).double().eval()
+    for parameter in model.parameters():
+        parameter += 0.3 * torch.randn_like(parameter)
+    tokens = torch.randint(20, (1, 9))
+    state, out = model.empty_state(1), []
+    for token in tokens.split(1, 1):
+        logits, state = model.step(token, state)
+        out.append(logits)
+    torch.testing.assert_close(torch.cat(out, 1), model(tokens))
+    (found,) = generate(model, tokens.tolist(), Sampling(max_new_tokens=20, temperature=0))
+    read = torch.tensor([tokens[0].tolist() + found])
+    assert model(read[:, :-1])[0, 8:].argmax(-1).tolist() == found
+    assert model.backbone.blocks[0].attention.mechanism.splits == (CHANGED[name] == ["queries"])
+
+
 SILENT = type("Silent", (Mechanism,), {})
 REFUSED = [
     ("softmax", MECHANISMS["linear"], ValueError, "name must not be taken, got .* is Softmax"),
     ("own", SILENT, ValueError, "cls must have traits, got Silent without it"),
-    ("", MECHANISMS["linear"], TypeError, "name must be a string of at least one letter, got ''"),
+    (3, MECHANISMS["linear"], TypeError, "name must be a string, got int"),
+    ("", MECHANISMS["linear"], ValueError, r"name must be one word without \*, got ''"),
+    ("my own", MECHANISMS["linear"], ValueError, r"name must be one word without \*, got 'my own'"),
+    ("own*2", MECHANISMS["linear"], ValueError, r"name must be one word without \*, got 'own\*2'"),
     ("own", "Squared", TypeError, "cls must be a subclass of Mechanism, got"),
     ("own", MECHANISMS["linear"](2, 6), TypeError, "cls must be a subclass of Mechanism, got"),
     ("own", torch.nn.Linear, TypeError, "cls must be a subclass of Mechanism, got"),

@@ -7,7 +7,15 @@ import torch
 from model_cases import config, draw, make
 
 from cosformer.mechanisms import MECHANISMS
-from cosformer.models import PARAMETERS, PRESETS, ModelConfig, create_model, parameter_count
+from cosformer.models import (
+    PARAMETERS,
+    PRESETS,
+    Classifier,
+    LanguageModel,
+    ModelConfig,
+    create_model,
+    parameter_count,
+)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -70,6 +78,8 @@ BAD = [
     ({"mechanism": "local softmax", "options": {"delta": {}}}, ValueError, "by name .*got delta="),
     ({"conv": 1.5}, TypeError, "conv must be a whole number from 0 on, got 1.5"),
     ({"conv_on": "x"}, ValueError, "conv_on must be one of input, qkv, got 'x'"),
+    ({"conv_on": "input"}, ValueError, "conv_on must be left as 'qkv' with conv=0, got 'input'"),
+    ({"options": {1: 2}}, TypeError, "options must be a mapping from strings, got the key 1"),
     ({"gate": "x"}, ValueError, "gate must be one of silu, sigmoid, got 'x'"),
     ({"norm": 1}, TypeError, "norm must be a bool, got int"),
     ({"qk_norm": None}, TypeError, "qk_norm must be a bool, got NoneType"),
@@ -100,6 +110,16 @@ def test_what_a_mechanism_cannot_do_is_refused_when_the_model_is_made(arguments,
         create_model(ModelConfig(**arguments))
     with pytest.raises(TypeError, match="config must be a ModelConfig, got dict"):
         create_model(arguments)
+
+
+def test_a_class_of_models_takes_configs_of_its_kinds():
+    config = ModelConfig(kind="classifier", classes=2)
+    for kind, given, message in (
+        (LanguageModel, config, "kind must be one that gives tokens, got 'classifier'"),
+        (Classifier, ModelConfig(), "kind must be one that gives classes, got 'decoder'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kind(given)
 
 
 def test_options_of_one_mechanism_may_be_by_its_name():

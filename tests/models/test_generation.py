@@ -285,12 +285,12 @@ def test_bad_steps_are_named():
 
 
 BAD = [
-    ({"prompts": [[1], []]}, "prompts must have at least one token each, got none in 1"),
-    ({"prompts": [[1, 99]]}, "prompts must hold tokens from 0 to 22, got 99 in 0"),
-    ({"prompts": [[1], "text"]}, "prompts must be sequences of ints each, got str in 1"),
-    ({"prompts": [[1], [2, 1.5]]}, r"prompts must be sequences of ints each, got 1\.5 in 1"),
-    ({"prompts": [[b"abc"]]}, "prompts must be sequences of ints each, got b'abc' in 0"),
-    ({"prompts": [[True]]}, "prompts must be sequences of ints each, got True in 0"),
+    ({"prompts": [[1], []]}, r"prompts\[1\] must have at least one token, got none"),
+    ({"prompts": [[1, 99]]}, r"prompts\[0\] must hold tokens from 0 to 22, got 99"),
+    ({"prompts": [[1], "text"]}, r"prompts\[1\] must be a sequence of ints, got str"),
+    ({"prompts": [[1], [2, 1.5]]}, r"prompts\[1\] must be a sequence of ints, got 1\.5"),
+    ({"prompts": [[b"abc"]]}, r"prompts\[0\] must be a sequence of ints, got b'abc'"),
+    ({"prompts": [[True]]}, r"prompts\[0\] must be a sequence of ints, got True"),
     ({"prompts": 5}, "prompts must be a sequence of sequences, got int"),
     ({"sampling": None}, "sampling must be a Sampling, got NoneType"),
     ({"sources": [[1]] * 4}, "sources must be None without an encoder-decoder"),
@@ -318,7 +318,7 @@ def test_bad_models_and_prompts_are_named_at_once():
     ):
         with pytest.raises(error, match=message):
             generate(model, PROMPTS, sources=sources)
-    with pytest.raises(TypeError, match="prompts must be sequences of ints each, got b'abc' in 0"):
+    with pytest.raises(TypeError, match=r"prompts\[0\] must be a sequence of ints, got b'abc'"):
         generate_tokens(make(), [b"abc"])  # before the first token is asked for
 
 

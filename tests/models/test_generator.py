@@ -423,9 +423,10 @@ def test_bad_requests_are_named():
     model = make()
     generator = Generator(model, slots=1)
     for prompt, sampling, message in (
-        ([VOCABULARY], GREEDY, "prompts must hold tokens from 0 to 22, got 23"),
+        ([VOCABULARY], GREEDY, "prompt must hold tokens from 0 to 22, got 23"),
         ([1], None, "sampling must be a Sampling, got NoneType"),
         ([1] * 40, GREEDY, "max_new_tokens must be at most 9 after a prompt of 40"),
+        (Generator(make(vocabulary=99), 1).read([98]), GREEDY, "tokens from 0 to 22, got 98"),
         (Generator(make(layers=1), 1).read([1]), GREEDY, "one stream of 2 layers, got 1 of 1"),
         (Generator(make(heads=1), 1).read([1]), GREEDY, r"prompt must .* layer 0 differs: .* = \["),
         (Generator(make("softmax"), 1).read([1]), GREEDY, "state must be a State, got a? ?Cache"),
@@ -434,8 +435,10 @@ def test_bad_requests_are_named():
             generator.submit(prompt, sampling)
     with pytest.raises(ValueError, match=r"request must be one whose tokens .* ahead=1 .* got 7"):
         generator.save(7)
-    with pytest.raises(ValueError, match="model must be in evaluation mode"):
-        Generator(model.train())
+    model.train()
+    for call in (lambda: Generator(model), lambda: generator.submit([1], GREEDY)):
+        with pytest.raises(ValueError, match="model must be in evaluation mode"):
+            call()
 
 
 def test_a_prompt_is_what_it_was_when_it_was_submitted():
@@ -447,6 +450,21 @@ def test_a_prompt_is_what_it_was_when_it_was_submitted():
     assert [token for _, token in generator] == right
     with pytest.raises(TypeError, match="prompt must be tokens, got a Stream"):
         generator.read(generator.read(PROMPTS[0]))
+
+
+@pytest.mark.parametrize("name", ["cosformer-multiscale", "hybrid"])
+def test_weights_may_change_between_streams(name):
+    model = build(name)
+    optimiser = torch.optim.SGD(model.parameters(), lr=9.0)
+    turned = {name: x.flip(0) for name, x in model.state_dict().items()}
+    generator = Generator(model, slots=2)
+    changes = (optimiser.step, lambda: model.load_state_dict(turned), model.float)
+    for change in changes:
+        for parameter in model.parameters():
+            parameter.grad = parameter.detach().clone()
+        change()
+        generator.submit(PROMPTS[0], GREEDY)
+        assert [[token for _, token in generator]] == generate(model, PROMPTS[:1], GREEDY)
 
 
 def test_a_sampled_stream_does_not_depend_on_how_others_choose():

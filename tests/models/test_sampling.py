@@ -115,6 +115,8 @@ def test_logits_of_a_diverged_model_give_no_token():
         ({"temperature": float("inf")}, ValueError, "temperature must be finite .*, got inf"),
         ({"temperature": "hot"}, TypeError, "temperature must be a number, got str"),
         ({"top_k": 0}, ValueError, "top_k must be a whole .* 1 on, got 0"),
+        ({"top_k": 2**63}, ValueError, "top_k must have at most 63 bits .* got 64"),
+        ({"data_tokens": 2**63}, ValueError, "data_tokens must have at most 63 bits .* got 64"),
         ({"top_p": 0.0}, ValueError, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_k": 3, "temperature": 0}, ValueError, "top_k must be None at temperature=0, got 3"),
         ({"seed": 1.5}, TypeError, r"seed must be a whole number from 0 on, got 1\.5"),

@@ -164,6 +164,13 @@ def test_a_label_that_there_is_not_is_never_a_number(wrong, monkeypatch):
     assert TokenLoss()(x, weight, labels).isnan()
 
 
+@pytest.mark.parametrize("labels", [torch.zeros(2, 5).long(), torch.zeros(2, 6)])
+def test_labels_are_those_of_the_tokens(labels):
+    model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY))
+    with pytest.raises(ValueError, match=r"labels must be int64 \[2, 6\], as tokens, got torch"):
+        model.summed_loss(torch.zeros(2, 6).long(), labels, asked=3)
+
+
 def test_second_derivatives_of_parts_are_refused(monkeypatch):
     monkeypatch.setattr(token_loss, "MOST_LOGITS", {"cpu": 1})
     x, weight, labels = draw()

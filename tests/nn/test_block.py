@@ -65,14 +65,35 @@ def test_dropout_is_for_training_and_of_the_added_parts():
 
 def test_bad_arguments_are_named():
     x, mask = draw(1, 3, 16), torch.ones(1, 3, dtype=torch.bool)
+    forward = FeedForward(16, 24)
     for call, message in (
         (lambda: make()(x, x), "context must be None for a block without cross"),
         (lambda: make(cross=True)(x), "context must be given to a block with cross"),
         (lambda: make()(x, context_mask=mask), "context_mask must be None without a context"),
         (lambda: make(dropout=2), r"dropout must lie in 0 \.\.\. 1, got 2"),
         (lambda: make().attention(x, start=2), "start must be 0 unless x looks at a whole context"),
+        (lambda: FeedForward(4, 0), "hidden must be a whole number from 1 on, got 0"),
+        (
+            lambda: Block(AttentionLayer(16, 4), forward, AttentionLayer(8, 4)),
+            "cross must have embed_dim=16, as attention, got 8",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()
     with pytest.raises(TypeError, match="glu must be a bool, got int"):
         FeedForward(4, 4, glu=1)
+    with pytest.raises(TypeError, match="attention must be an AttentionLayer, got FeedForward"):
+        Block(forward, forward)
+
+
+def test_a_step_takes_one_token_of_the_streams_that_the_state_is_of():
+    block, x = make(mechanism="cosformer"), draw(2, 2, 16)
+    for tokens, batch, message in (
+        (x, 2, r"x must be one token \[batch, 1, 16\] in step, got \[2, 2, 16\]"),
+        (x[:, :1], 3, r"state must hold .* = \[2, 4, 2, 4, 4\], got \[3, 4, 2, 4, 4\]"),
+        (x[:, :1], 2, "step records no gradients"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            block.step(tokens, block.empty_state(batch))
+    with pytest.raises(TypeError, match="state must be a LayerState, got NoneType"):
+        block.step(x[:, :1], None)

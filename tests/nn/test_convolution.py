@@ -149,6 +149,7 @@ def test_what_cannot_be_is_named():
         (lambda: make(conv=-1), ValueError, "conv must be a whole number from 0 on, got -1"),
         (lambda: make(conv=True), TypeError, "conv must be a whole number from 0 on, got True"),
         (lambda: make(conv_on="v"), ValueError, "conv_on must be one of input, qkv, got 'v'"),
+        (lambda: make(conv=0, conv_on="input"), ValueError, "conv_on must be left as 'qkv' with"),
         (
             lambda: layer(x, causal=True, key_mask=torch.ones(2, 4, dtype=torch.bool)),
             ValueError,

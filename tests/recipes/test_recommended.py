@@ -25,6 +25,10 @@ def test_an_unknown_use_is_an_error_that_names_those_there_are():
         ValueError, match="use must be one of lm, mlm, classify, recall, got 'chess'"
     ):
         recommended("chess")
+    with pytest.raises(ValueError, match=r"must be one of .*, got 'sofmax'; did you mean"):
+        recommended("lm", "softmax sofmax*3")
+    with pytest.raises(TypeError, match="both_ways must be a bool, got str"):
+        recommended("lm", both_ways="no")
 
 
 def learns(kind, mechanism, **fields):

@@ -145,6 +145,8 @@ class Factored(Synthesizer):
         values = repeat_heads(v, q).to(dtype)
         return sdpa_for(rows, columns, values, request, scale=1.0).to(q.dtype)
 
+    attend_held = Synthesizer.attend_held  # the same by `scores`
+
 
 class SynthesizerFactorised(Factored):
     """The random one with scores of low rank; q and k have no part in it."""

@@ -81,7 +81,8 @@ class LinearMechanism(Mechanism):
 
     @property
     def splits(self) -> bool:
-        return type(self)._attend is LinearMechanism._attend  # else more than one sum of features
+        one_sum = type(self)._attend is LinearMechanism._attend
+        return one_sum and super().splits
 
     @property
     def queries_later(self) -> bool:
@@ -155,13 +156,15 @@ class LinearMechanism(Mechanism):
 
     def _recurrence(self, k: Tensor, request: Request) -> ops.Recurrence:
         """What a step computes: made once for each device, but for the decay of this token."""
-        found: ops.Recurrence | None = self._recurrences.get(k.device)
+        found: tuple[ops.Recurrence, bool] | None = self._recurrences.get(k.device)
         if found is None:
-            fixed = ops.Arguments(**self._engine(k, request))._replace(log_decay=None)
-            found = ops.recurrence(k, fixed)
-            self._recurrences[k.device] = found
-        log_decay = self.weight(k, request).get("log_decay") if self.traits.controls else None
-        return found if log_decay is None else found._replace(log_decay=log_decay)
+            given = ops.Arguments(**self._engine(k, request))
+            fixed = ops.recurrence(k, given._replace(log_decay=None))
+            found = fixed, given.log_decay is not None
+            if not isinstance(given.gamma, Tensor) and not isinstance(given.theta, Tensor):
+                self._recurrences[k.device] = found  # tensors may be learned, and change
+        by, is_gated = found
+        return by._replace(log_decay=self.weight(k, request)["log_decay"]) if is_gated else by
 
     def state_size(self, length: int) -> int:
         columns = self.value_width + (self.normaliser == "sum")

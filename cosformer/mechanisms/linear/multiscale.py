@@ -124,10 +124,7 @@ class CosformerMultiscale(DecayingCosformer):
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:
         return {"theta": self.theta, "gamma": self.rates}
 
-    def _recurrence(self, k: Tensor, request: Request) -> ops.Recurrence:
-        if self.logit is None:
-            return super()._recurrence(k, request)
-        return ops.recurrence(k, ops.Arguments(**self._engine(k, request)))  # γ may have changed
+    prepared = DecayingCosformer.prepared  # which knows this weight
 
     def _first_logits(self) -> Tensor:
         numbers = self.decay if isinstance(self.decay, tuple) else (self.decay or 1.0,)
@@ -174,3 +171,5 @@ class CosformerGated(DecayingCosformer):
         assert self.log_most is not None
         # masked tokens let the past fade by `log_most` too: they count as distance to the cosine
         return {"theta": self.theta, "log_decay": log_gate(request, "gate") + self.log_most}
+
+    prepared = DecayingCosformer.prepared  # which knows this weight
