@@ -132,10 +132,10 @@ def probe_claim(rows: Sequence[Row]) -> str:
         if all(name in probe for probe in found.values())
     }
     if not means:
-        return "The paper has no such table; no entry has been asked every probe yet."
+        return "The paper has no such table; no entry was asked every probe yet."
     best = max(means, key=lambda name: means[name])
     if len(means) == 1:
-        return f"The paper has no such table; of all entries {best} alone has been asked every probe."
+        return f"The paper has no such table; {best} alone of all entries was asked every probe."
     shown = dict.fromkeys([best, *(name for name in (COMPARED, *PAPER) if name in means)])
     told = ", ".join(f"{name} {means[name]:.1f} %" for name in shown)
     return (
