@@ -128,7 +128,7 @@ def require_all(right: Tensor, rule: str, values: Tensor) -> None:
         torch._assert_async(right.all(), rule)
     elif not bool(right.all()):
         wrong = float(values.detach()[~right].flatten()[0])
-        raise (NotANumber if math.isnan(wrong) else ValueError)(f"{rule}, got {wrong:g}")
+        raise (NotANumber if math.isnan(wrong) else ValueError)(f"{rule}, got {wrong}")
 
 
 def check_choice(name: str, value: str, known: Collection[str]) -> str:

@@ -59,5 +59,5 @@ def read_decay(decay: Rates | str | None, key_heads: int) -> Rates | None:
     numbers = as_numbers(decay.tolist() if isinstance(decay, Tensor) else decay, "decay")
     for number in [numbers] if isinstance(numbers, float) else numbers:
         if not 0 < number <= 1:
-            raise ValueError(f"decay must lie in (0, 1], got {number:g}")
+            raise ValueError(f"decay must lie in (0, 1], got {number}")
     return None if is_one(numbers) else numbers

@@ -102,7 +102,7 @@ def step(
     check_gates_go_on(state, log_decay, k)
     check_eps(eps)
     check_choice("impl", impl, ("auto", "chunked", "triton"))
-    _refuse_gradients(q, k, v, state)
+    _refuse_gradients(state, q, k, v, log_decay)
     reason = why_not_step(q, v, state)
     if impl == "triton" and reason:
         raise ValueError(f"impl='triton' needs {reason}: use impl='chunked'")
@@ -170,7 +170,7 @@ def linear_attention_step(
     by = recurrence(k, given)
     check_goes_on(state, k, v, given)
     check_eps(eps)
-    _refuse_gradients(q, k, v, state)
+    _refuse_gradients(state, q, k, v, gamma, log_decay)
     with full_precision(q):
         return take_step(q, k, v, state, by)
 
@@ -270,9 +270,9 @@ def _one_token(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return q, k, v
 
 
-def _refuse_gradients(q: Tensor, k: Tensor, v: Tensor, state: State) -> None:
-    given = (q, k, v, state.key_value, state.decay, state.log_decay)
-    tensors = (x for x in given if isinstance(x, Tensor))
+def _refuse_gradients(state: State, *given: Any) -> None:
+    every = (*given, state.key_value, state.decay, state.log_decay)
+    tensors = (x for x in every if isinstance(x, Tensor))
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise ValueError(
             "step records no gradients: use attention_with_state, or torch.no_grad() around it"

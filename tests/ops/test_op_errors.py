@@ -129,6 +129,7 @@ RATES = [
     ({"decay": NAN}, r"decay must lie in \(0, 1\], got nan"),
     ({"decay": [0.5, 1.5]}, r"decay must lie in \(0, 1\], got \[0.5, 1.5\]"),
     ({"decay": torch.tensor([0.5, -1.0])}, r"decay must lie in \(0, 1\], got -1"),
+    ({"decay": torch.tensor([0.5, 1 + 2**-23])}, r"decay must lie in \(0, 1\], got 1.0000001"),
     ({"decay": [1, 1, 1]}, r"decay must be a number or one per head \[\d\], got \[3\]"),
     ({"decay": "slow"}, "decay must be a number, a sequence of them or a tensor, got str"),
     ({"decay": [0.5, None]}, r"decay\[1\] must be a number, got NoneType"),

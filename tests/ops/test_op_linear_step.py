@@ -137,3 +137,22 @@ def test_tokens_and_states_that_do_not_fit_are_named():
     with pytest.raises(TypeError, match="state must be a State, got tuple"):
         linear_attention_step(q, k, v, tuple(state))
     assert isinstance(state, State)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gamma": RATES.clone().requires_grad_(), "log_decay": None},
+        {"gamma": RATES, "log_decay": GATES[:, :, :1].clone().requires_grad_()},
+    ],
+    ids=["gamma", "log_decay"],
+)
+def test_a_decay_to_learn_is_refused_and_changes_nothing(options):
+    before = options | {"gamma": RATES}
+    if before["log_decay"] is not None:
+        before["log_decay"] = GATES[:, :, :4]
+    state = made(**before)
+    kept = state.key_value.clone()
+    with pytest.raises(ValueError, match="step records no gradients"):
+        linear_attention_step(*TOKEN, state, **options)
+    assert torch.equal(state.key_value, kept)

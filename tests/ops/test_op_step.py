@@ -93,6 +93,10 @@ def test_a_step_refuses_gradients_and_says_where_they_go():
     trained = attention_with_state(*(t.clone().requires_grad_() for t in x), horizon=9)[1]
     with pytest.raises(ValueError, match="step records no gradients"):
         step(*x, trained)
+    fading = State.empty(1, 2, 4, 4, horizon=9, per_token=True, dtype=torch.float64)
+    with pytest.raises(ValueError, match="step records no gradients"):
+        step(*x, fading, log_decay=-torch.ones(1, 2, 1, requires_grad=True))
+    assert not fading.position
 
 
 @needs_kernels

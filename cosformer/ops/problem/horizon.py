@@ -104,7 +104,7 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
     if position is None:
         if length > limit:
             raise ValueError(
-                f"horizon must be at least the sequence length {length}, got {limit:g}: "
+                f"horizon must be at least the sequence length {length}, got {limit:.12g}: "
                 f"{remedy} = {_shown(vanishing_decay(limit))}"
             )
         return
@@ -117,7 +117,7 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
     if start + length > limit:
         raise ValueError(
             f"the stream stands at position {start}, {length} more would pass its horizon "
-            f"{limit:g}: {remedy} = {_shown(vanishing_decay(limit))}"
+            f"{limit:.12g}: {remedy} = {_shown(vanishing_decay(limit))}"
         )
 
 

@@ -118,6 +118,16 @@ def test_the_decay_that_the_error_names_is_small_enough():
     attention(*x, causal=True, horizon=HORIZON, decay=named)
 
 
+def test_the_error_names_the_horizon_in_all_its_digits():
+    x = tokens(1, 1, 2, width=1)
+    end = torch.tensor(1_234_567)
+    state = State.empty(1, 1, 1, 1, horizon=1_234_568, position=end, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"position 1234567, .* its horizon 1234568: "):
+        attention_with_state(*x, state=state)
+    with pytest.raises(ValueError, match=r"sequence length 1234569, got 1234567\.5: "):
+        attention(*x, causal=True, horizon=1_234_567.5, query_start=1_234_567)
+
+
 @pytest.mark.parametrize(
     "more",
     [
