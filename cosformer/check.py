@@ -14,6 +14,8 @@ from torch import Tensor
 from cosformer.runtime import autocasts, readable
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MOST_THREADS = 1024
+"""CPU threads that any system starts for one process."""
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,6 +188,13 @@ def check_whole(name: str, value: int, least: int) -> int:
     return value
 
 
+def check_threads(count: int) -> int:
+    """Refuse a number of CPU threads for which torch aborts, as none can be started."""
+    if check_whole("threads", count, 1) > MOST_THREADS:
+        raise ValueError(f"threads must be at most {MOST_THREADS:,}, got {count}")
+    return count
+
+
 def check_seed(seed: int, below: int = 2**63) -> int:
     """Refuse a seed that is negative or has more than the 63 bits that PyTorch saves."""
     if check_whole("seed", seed, 0) >= below:
@@ -198,6 +207,14 @@ def check_new_file(name: str, path: Path) -> Path:
     if path.is_dir():
         raise ValueError(f"{name} must be a file, got {path}, which is a folder")
     return _check_within(name, path)
+
+
+def check_folder(name: str, path: Path) -> Path:
+    """Refuse a path that is not a folder."""
+    if not path.is_dir():
+        found = "which is a file" if path.exists() else "which does not exist"
+        raise ValueError(f"{name} must be a folder, got {path}, {found}")
+    return path
 
 
 def check_new_folder(name: str, path: Path) -> Path:

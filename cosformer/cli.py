@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -113,9 +113,9 @@ def gathered(arguments: Sequence[str], flag: str) -> list[str]:
         if name != flag:
             rest.append(word)
             continue
-        given = value if equals else next(words, None)
-        if given is None:
-            raise ValueError(f"{flag} must have a value, got none")
+        given = value if equals else next(words, "")
+        if not equals and (not given or given.startswith("--")):  # the next flag
+            raise ValueError(f"{flag} must have a value, got {given or 'none'}")
         values.append(given)
     return [*rest, flag, *values] if values else rest
 
@@ -134,10 +134,13 @@ def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> An
     """Options from arguments; None if the help was printed instead."""
     import tyro
 
-    for name, hint in _hints(options_type).items():
-        flag = f"--{name.replace('_', '-')}"
-        if (name == "data" or _is_path(hint)) and "" in _values(arguments, flag):
+    paths = {
+        flag for flag, hint in _hints(options_type).items() if flag == "--data" or _is_path(hint)
+    }
+    for flag in paths:
+        if "" in _values(arguments, flag):
             raise ValueError(f"{flag} must be a path, got ''; see --help")  # not the folder here
+    arguments = [_expanded(word, paths) for word in arguments]
     page, complaint = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(page), contextlib.redirect_stderr(complaint):
@@ -149,7 +152,8 @@ def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> An
             print(f"usage: {prog} [options]{gap}{rest}", end="")
             return None
         sentence = _first_sentence(complaint.getvalue())
-        raise ValueError(f"{_plain(sentence, options_type, arguments)}; see --help") from None
+        told = _plain(sentence, options_type, arguments, prog)
+        raise ValueError(f"{told}; see --help") from None
 
 
 def help_text(verbs: Mapping[str, tuple[str, str]], prefix: str = "") -> str:
@@ -252,21 +256,50 @@ def _meant_verb(words: Sequence[str]) -> str:
     return f": did you mean cosformer {near[0]}?" if near else "."
 
 
-def _plain(sentence: str, options_type: type[Any], arguments: Sequence[str]) -> str:
+def _plain(sentence: str, options_type: type[Any], arguments: Sequence[str], prog: str) -> str:
     """What tyro complains of, by the option's own name and rule."""
-    hints = {f"--{name.replace('_', '-')}": hint for name, hint in _hints(options_type).items()}
-    if (found := re.match(r"Error parsing (--[\w-]+)", sentence)) and found[1] in hints:
+    hints = _hints(options_type)
+    if sentence.startswith("Missing from"):
+        return _missing(options_type, arguments, prog)
+    if (found := re.match(r"Missing value for argument '(--[\w-]+)'", sentence)) or (
+        found := re.match(r"(?:Error parsing|invalid choice .* argument) '?(--[\w-]+)", sentence)
+    ):
         given = _values(arguments, found[1])
-        return f"{found[1]} must be {_rule(hints[found[1]])}, got {' '.join(given) or 'none'!r}"
-    if found := re.match(r"Unrecognized options?: (--[\w-]+)", sentence):
+        got = repr(" ".join(given)) if given else "no value"
+        return f"{found[1]} must be {_rule(hints[found[1]])}, got {got}"
+    if found := re.match(r"Unrecognized options?: ([^,=]+)", sentence):
         near = difflib.get_close_matches(found[1], hints, 1)
-        return sentence + (f"; did you mean {near[0]}?" if near else "")
+        kind = "option" if found[1].startswith("-") else "word"
+        return f"unknown {kind} {found[1]!r}" + (f"; did you mean {near[0]}?" if near else "")
     return sentence
 
 
+def _missing(options_type: type[Any], arguments: Sequence[str], prog: str) -> str:
+    """Which options have no default and were not given."""
+    typed = {word.partition("=")[0] for word in arguments}
+    flags = [
+        flag
+        for flag, field in zip(_hints(options_type), dataclasses.fields(options_type), strict=True)
+        if field.default is dataclasses.MISSING and flag not in typed
+    ]
+    bare = next((flag for flag in flags if flag[2:].upper() in prog.split()), None)
+    if bare is not None:
+        got = repr(" ".join(arguments)) if arguments else "nothing"
+        return f"{bare[2:].upper()} must come first, as in `{prog}`, got {got}"
+    return f"{', '.join(flags)} must be given"
+
+
 def _hints(options_type: type[Any]) -> dict[str, Any]:
-    known = {field.name for field in dataclasses.fields(options_type)}
-    return {name: hint for name, hint in get_type_hints(options_type).items() if name in known}
+    """What the value of each flag may be."""
+    hints = get_type_hints(options_type)
+    names = [field.name for field in dataclasses.fields(options_type)]
+    return {f"--{name.replace('_', '-')}": hints[name] for name in names}
+
+
+def _expanded(word: str, flags: Collection[str]) -> str:
+    """A word with the user's folder for the ~ in `--out=~/a`, which a shell leaves as it is."""
+    flag, equals, value = word.partition("=")
+    return flag + equals + os.path.expanduser(value) if flag in flags else word
 
 
 def _is_path(hint: Any) -> bool:
@@ -289,10 +322,13 @@ def _rule(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if get_origin(hint) is tuple:
-        return f"values that are each {_rule(inner[0])}"
+        if len(set(inner)) == 1:
+            return f"values that are each {_rule(inner[0])}"
+        return " and ".join(map(_rule, inner))
     if inner:
         return " or ".join(map(_rule, inner))
-    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "text")
+    plain = {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+    return plain.get(hint, "text")
 
 
 def _first_sentence(box: str) -> str:

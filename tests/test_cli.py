@@ -114,6 +114,30 @@ def test_a_bad_option_is_one_line_and_exit_code_2(typed, shell):
     assert BAD_OPTIONS[typed] in line
 
 
+WRONG_WORDS = {
+    "train": "TASK must come first, as in `cosformer train TASK`, got nothing; see --help",
+    "evaluate --split test r": "`cosformer evaluate RUN`, got '--split test r'; see --help",
+    "generate r Once upon": "unknown word 'Once'; see --help",
+    "train lm --mechansim softmax": "unknown option '--mechansim'; did you mean --mechanism?",
+    "train lm --data": "--data must be text, got no value; see --help",
+    "train lm --set --data my.txt": "--set must have a value, got --data",
+    "train lm --pretrain mask": "--pretrain must be one of masked, causal, got 'mask'; see --help",
+    "evaluate r --split=some": "--split must be one of train, valid, test, got 'some'; see --help",
+    "export r --to onnx m": "--to must be one of hf, safetensors and a path, got 'onnx m'",
+    "convert m": "--data, --out must be given; see --help",
+}
+
+
+@pytest.mark.parametrize("typed", WRONG_WORDS)
+def test_words_that_no_option_takes_are_refused_by_our_own_rules(typed, shell):
+    assert WRONG_WORDS[typed] in shell.refuses(*typed.split())
+
+
+def test_the_home_folder_of_a_path_behind_an_equals_sign_is_meant(tmp_path, monkeypatch, shell):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"got {tmp_path}/none" in shell.refuses("runs", "--folder=~/none")
+
+
 WRONG_PATHS = {
     ("evaluate", ""): "--run must be a path, got ''",
     ("look", "r", ""): "--run must be a path, got ''",
@@ -126,6 +150,11 @@ WRONG_PATHS = {
     ("demo", "--out", "a"): "out must be a folder, got a, which is a file",
     ("report", "--page", "a/x.html"): "page must lie in a folder, got a/x.html, but a is a file",
     ("report", "--figures", "a"): "figures must be a folder, got a, which is a file",
+    ("runs", "a"): "folder must be a folder, got a, which is a file",
+    ("runs", "b"): "folder must be a folder, got b, which does not exist",
+    ("report", "--results", "b"): "results must be a folder, got b, which does not exist",
+    ("data", "check", "--data", "b"): "data must be a folder, got b, which does not exist",
+    ("predict", "r", "--data", "c", "--out", "./c"): "out must be another file than data, got c",
     ("runs", "--plot", "."): "plot must be a file, got ., which is a folder",
     ("mechanisms", "--write", "."): "write must be a file, got ., which is a folder",
     ("predict", "r", "--out", "a/b"): "out must lie in a folder, got a/b, but a is a file",

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from cosformer.check import check_threads
+
 Call = Callable[[], object]
 T = TypeVar("T")
 
@@ -148,7 +150,7 @@ def busy(count: int = 1) -> str | None:
 def threads(count: int) -> Iterator[None]:
     """Torch's CPU threads within the block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(check_threads(count))
     try:
         yield
     finally:

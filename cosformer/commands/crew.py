@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from cosformer import records
-from cosformer.check import check_new_folder, check_positive, check_whole
+from cosformer.check import check_new_folder, check_positive, check_threads, check_whole
 from cosformer.commands.crew_run import (
     CROWDED,
     DIVERGED,
@@ -73,9 +73,10 @@ class CrewOptions:
         return False
 
     def __post_init__(self) -> None:
-        for name in ("jobs", "threads"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
+        if self.jobs is not None:
+            check_whole("jobs", self.jobs, 1)
+        if self.threads is not None:
+            check_threads(self.threads)
         if self.minutes is not None:
             check_positive("minutes", self.minutes)
 

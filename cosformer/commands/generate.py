@@ -86,7 +86,11 @@ def read_prompts(options: Options) -> Sequence[str]:
     """The prompts that were given, or the lines of the file; blank lines are counted, not read."""
     if options.file is None:
         return options.prompt
-    text = sys.stdin.read() if str(options.file) == "-" else options.file.read_text("utf-8")
+    is_stream = str(options.file) == "-"
+    try:
+        text = sys.stdin.read() if is_stream else options.file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"file must be text in UTF-8, got {options.file}: {error}") from None
     lines = text.splitlines()
     prompts = [line for line in lines if line.strip()]
     if not prompts:

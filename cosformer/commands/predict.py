@@ -56,6 +56,8 @@ class Options:
             raise ValueError(f"text must be left out for standard input, got {' '.join(self.text)}")
         if self.out is not None:
             check_new_file("out", self.out)
+            if self.data is not None and self.out.resolve() == self.data.resolve():
+                raise ValueError(f"out must be another file than data, got {self.out} for both")
 
 
 def run(options: Options) -> int:
@@ -119,8 +121,8 @@ def _samples(options: Options, predictor: Predictor) -> Iterator[tuple[str, ...]
     for sample in tables.stream(options.data, options.text or columns):
         if parts not in (None, len(sample)):
             raise ValueError(
-                f"text must name {parts} columns, as the run was trained on, got {len(sample)} "
-                f"for {options.data}"
+                f"text must name as many columns as the run was trained on, {parts}, "
+                f"got {len(sample)} for {options.data}"
             )
         yield sample
 

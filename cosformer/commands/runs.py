@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosformer.check import check_new_file
+from cosformer.check import check_folder, check_new_file
 from cosformer.config import build
 from cosformer.recipes import RUNS
 from cosformer.report import Curves, runs_figure, write_whole
@@ -37,8 +37,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    if not options.folder.is_dir():
-        raise ValueError(f"folder must be there, got {options.folder}")
+    check_folder("folder", options.folder)
     named = sorted(path.parent for path in options.folder.glob(f"**/{CONFIG}"))
     found = [folder for folder in named if not _is_transformers(folder)]
     if not found:

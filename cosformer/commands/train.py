@@ -13,7 +13,7 @@ import torch
 
 from cosformer import config as settings
 from cosformer.bench import busy
-from cosformer.check import check_whole
+from cosformer.check import check_threads
 from cosformer.data import make
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, ModelConfig
@@ -112,7 +112,7 @@ class Options:
 def run(options: Options) -> int:
     """0 at the end of training, 1 if the run has diverged."""
     if options.threads is not None:
-        torch.set_num_threads(check_whole("threads", options.threads, 1))
+        torch.set_num_threads(check_threads(options.threads))
     config = resolve(options)
     try:
         with (

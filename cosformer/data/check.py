@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cosformer.check import check_folder
 from cosformer.data.known import CONTENTS, SETS
 from cosformer.tasks import arena, files, generated
 
@@ -23,9 +24,7 @@ class Options:
 
 def run(options: Options) -> int:
     """One line a file; 1 if one is not what it should be."""
-    where = files.folder(options.data)
-    if not where.is_dir():
-        raise ValueError(f"data must be a folder, got {where}")
+    where = check_folder("data", files.folder(options.data))
     names = dict.fromkeys(file for known, _ in SETS.values() for file in known)
     present = [where / name for name in names if (where / name).is_file()]
     present += sorted(p for made in generated.MADE for p in where.glob(f"{made}-*-seed*.npz"))

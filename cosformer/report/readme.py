@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from cosformer import records
-from cosformer.check import check_new_file, check_new_folder
+from cosformer.check import check_folder, check_new_file, check_new_folder
 from cosformer.records import Row
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.generation import generation_figure
@@ -82,8 +82,7 @@ class Options:
     """The page that is written: all rows in one HTML file, which needs nothing else."""
 
     def __post_init__(self) -> None:
-        if not self.results.is_dir():
-            raise ValueError(f"results must be a folder, got {self.results}")
+        check_folder("results", self.results)
         if self.readme != README and not self.readme.is_file():
             raise ValueError(f"readme must be a file, got {self.readme}")
         check_new_folder("figures", self.figures)

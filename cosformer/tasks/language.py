@@ -44,7 +44,9 @@ class LanguageTask(Task):
         _require_length(length, len(tokens["train"]))
         for split, found in tokens.items():
             if len(found) < 2:
-                raise ValueError(f"text must have 2 tokens or more to {split}, got {len(found)}")
+                raise ValueError(
+                    f"the {split} part of the text must have 2 tokens or more, got {len(found)}"
+                )
         self.vocabulary, self.device = vocabulary, torch.device(device)
         self._tokens = {split: to_device(_signed(tokens[split]), self.device) for split in SPLITS}
         self.bytes_per_token = {split: _mean_width(tokens[split], vocabulary) for split in SPLITS}

@@ -57,7 +57,7 @@ def load(
     known_names = ", ".join([*FROM_PYTHON, *TEXTS])
     raise ValueError(
         f"text (--data) must be a file or folder, or one of {known_names}; got {text!r}, "
-        "which does not exist"
+        f"which {'is neither' if text and path.exists() else 'does not exist'}"
     )
 
 
@@ -66,7 +66,10 @@ def cut(text: bytes) -> dict[str, bytes]:
     ends = [round(len(text) * share) for share in (SHARES["train"], 1 - SHARES["test"], 1)]
     parts = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     if not all(parts):
-        raise ValueError(f"text must be long enough to be cut in three, got {len(text)} bytes")
+        raise ValueError(
+            "text (--data) must be long enough for three parts, to train, validate and test, "
+            f"got {len(text)} bytes"
+        )
     return dict(zip(SHARES, parts, strict=True))
 
 
@@ -106,9 +109,10 @@ def _split_documents(documents: Iterable[tuple[str, bytes]]) -> dict[str, bytes]
     for name, content in documents:
         number = hashlib.sha256(name.encode()).digest()[0] % 20
         parts[{0: "valid", 1: "test"}.get(number, "train")].append(content)
-    if not all(parts.values()):  # too few documents for that
+    found = {split: b"\n".join(contents) for split, contents in parts.items()}
+    if not all(found.values()):  # too few documents for that
         return cut(b"\n".join(content for split in SPLITS for content in parts[split]))
-    return {split: b"\n".join(contents) for split, contents in parts.items()}
+    return found
 
 
 def _python() -> Iterator[tuple[str, bytes]]:

@@ -254,10 +254,14 @@ class RunConfig:
         check_choice("precision", self.precision, get_args(Precision))
         check_seed(self.seed, MOST_SEEDS)
         check_whole("log_every", self.log_every, 1)
-        if any(early >= late for early, late in itertools.pairwise((0, *self.ends))):
+        if any(early >= late for early, late in itertools.pairwise((0, *self.extended))):
             raise ValueError(
-                "extended must be whole numbers that rise from 1 on and stay below "
-                f"budget.steps={self.budget.steps}, got {self.extended}"
+                f"extended must be whole numbers that rise from 1 on, got {self.extended}"
+            )
+        if self.extended and self.budget.steps <= self.extended[-1]:
+            raise ValueError(
+                f"budget.steps (--steps) must be above {self.extended[-1]:,}, the steps that the "
+                f"run had before it was extended, got {self.budget.steps:,}"
             )
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must lie between 0 and 1, got {self.average}")

@@ -20,6 +20,7 @@ def resolved(device: str) -> str:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
     if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"device must be there, got {device!r} with {torch.cuda.device_count()} GPUs"
+            f"device must be one that torch finds, got {device!r} where it finds "
+            f"{torch.cuda.device_count()} GPUs"
         )
     return device

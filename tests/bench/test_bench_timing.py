@@ -62,6 +62,8 @@ def test_threads_are_restored_after_an_error():
         found.append(torch.get_num_threads())
         raise KeyError
     assert (found, torch.get_num_threads()) == ([before + 1], before)
+    with pytest.raises(ValueError, match="threads must be at most 1,024, got 2000"):
+        timing.threads(2000).__enter__()
 
 
 def test_the_time_of_the_host_is_the_median_after_warming_up(monkeypatch):

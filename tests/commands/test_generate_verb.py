@@ -110,10 +110,12 @@ BAD = [
         ("--prompt", "a" * 65),
         "(learned positions and cosformer), got 65: the model that `cosformer train lm` makes by",
     ),
+    (("--file", "latin.txt"), "file must be text in UTF-8, got latin.txt: 'utf-8' codec can't"),
     (("--prompt", "a", "--seed", str(2**63)), f"seed must be below {2**63}, got 92233"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_what_cannot_be_done_is_one_line(trained, arguments, message, shell):
+def test_what_cannot_be_done_is_one_line(trained, here, arguments, message, shell):
+    (here / "latin.txt").write_bytes(b"caf\xe9\n")
     assert message in shell.refuses("generate", trained, *arguments)

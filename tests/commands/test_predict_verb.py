@@ -113,7 +113,9 @@ def test_pairs_are_two_columns_or_two_texts_with_a_tab(pairs, tmp_path, monkeypa
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"lemon\tsugar\xff\n"), "utf-8"))
     assert "standard input must be text in UTF-8: 'utf-8' codec" in shell.refuses("predict", pairs)
     named = ("--data", path, "--text", "sentence1")
-    assert "text must name 2 columns" in shell.refuses("predict", pairs, *named)
+    assert "text must name as many columns as the run was trained on, 2, got 1" in shell.refuses(
+        "predict", pairs, *named
+    )
 
 
 def test_what_is_predicted_is_what_was_judged(tastes, tmp_path):

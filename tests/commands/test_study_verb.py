@@ -285,6 +285,8 @@ def test_wrong_options_are_errors_that_name_them(here):
         options(here, "probes", only=())
     with pytest.raises(ValueError, match="jobs must be"):
         options(here, jobs=0)
+    with pytest.raises(ValueError, match="threads must be at most 1,024, got 2000"):
+        options(here, threads=2000)
 
 
 @pytest.mark.slow

@@ -301,7 +301,7 @@ def test_a_run_that_diverges_ends_with_one_line_and_a_1(here, shell):
 
 WRONG = [
     ("chess", "task must be one of lm, mlm, classify"),
-    ("", "task"),
+    ("", "TASK must come first"),
     ("lm --data nowhere.txt", "text (--data) must be a file or folder, or one of python, manual"),
     ("lm --data nowhere.txt", "got 'nowhere.txt', which does not exist"),
     ("classify --data nowhere.csv", "nowhere.csv, which does not exist"),
@@ -321,6 +321,9 @@ WRONG = [
     ("lm --steps five", "--steps must be a whole number, got 'five'; see --help"),
     ("lm --step 5", "did you mean --steps?"),
     ("lm --threads 0", "threads must be a whole number from 1 on, got 0"),
+    ("lm --threads 2000 --steps 0", "threads must be at most 1,024, got 2000"),
+    ("lm --data blank.txt", "long enough for three parts, to train, validate and test, got 3 by"),
+    ("lm --device cuda:99", "device must be one that torch finds, got 'cuda:99' where it finds "),
     ("lm --set optimizer.lr=1", "got 'optimizer'; did you mean 'optimiser'?"),
     ("lm --set optimizer.lr", "set must be a.b=value, as optimiser.lr=1e-3, got 'optimizer.lr'"),
     ("lm --set model.vocabulary=3", "model.vocabulary must be left to the task"),
@@ -356,6 +359,7 @@ WRONG = [
 def test_a_mistake_is_one_line_and_leaves_nothing(words, message, here, monkeypatch, shell):
     (here / "task.toml").write_text("task = 'lm'\n")
     (here / "own.tsv").write_text("stars\treview\n1\tgood\n0\tbad\n")
+    (here / "blank.txt").write_text("\n\n\n")
     before = sorted(here.iterdir())
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setitem(sys.modules, "wandb", None)

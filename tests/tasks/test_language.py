@@ -214,6 +214,22 @@ def test_the_last_bytes_of_one_file_can_be_held_out(tmp_path):
             text.load(several, held_out=100)
 
 
+def test_a_file_without_content_is_no_part_of_a_text(tmp_path):
+    """By its name each file is for one part: 8.txt to validate, 46.txt to test."""
+    for name in (21, 46):
+        (tmp_path / f"{name}.txt").write_bytes(STORY)
+    whole = text.load(str(tmp_path))
+    (tmp_path / "8.txt").touch()
+    assert list(map(len, text.load(str(tmp_path)).values())) == pytest.approx(
+        list(map(len, whole.values())), abs=1
+    )
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_not_said_to_be_missing():
+    with pytest.raises(ValueError, match="got '/dev/null', which is neither"):
+        text.load("/dev/null")
+
+
 @pytest.mark.parametrize("name", ["", "nowhere"])
 def test_a_text_that_is_nowhere_is_refused(name):
     with pytest.raises(ValueError, match=f"must be a file or folder, .*; got '{name}', which does"):
