@@ -12,8 +12,6 @@ COPIED = 2**30
 """Bytes of the copy that bandwidth is measured by: far more than any cache holds."""
 TIMES_MOVED = {"forward": 1, "forward_backward": 3}
 """How often q, k, v, gates and output go through memory: as values, then with their gradients."""
-SHORTEST_STEP = 0.005
-"""Milliseconds. A few launches take as long, however small the state."""
 
 
 def copy_bandwidth(*, repeats: int, device: str) -> float:
@@ -36,11 +34,6 @@ def moved_bytes(inputs: Inputs, pass_name: str, candidate: Candidate | None = No
 def floor(count: int, bandwidth: float) -> float:
     """Milliseconds that so many bytes take."""
     return 1e3 * count / bandwidth
-
-
-def step_floor(state: State, bandwidth: float) -> float:
-    """Milliseconds of reading and writing a state once, or of a few launches if that is longer."""
-    return max(SHORTEST_STEP, state_traffic(state, bandwidth))
 
 
 def state_traffic(state: State, bandwidth: float) -> float:

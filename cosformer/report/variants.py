@@ -202,6 +202,8 @@ def _steps(rows: Sequence[Row]) -> str:
             line.append(MISSING if ratio is None else f"{ratio:.2f}")
         lines.append(line)
     about = "× traffic: the time of a step divided by that of reading and writing the state once"
+    if any("states" in row.config for row in rows):
+        about += ". A graph steps through many states in turn, more than the cache holds"
     steps = [row for row in rows if row.what == "step_traffic_ratio"]
     return f"One decoding step:\n\n{markdown(header, lines)}\n\n{about}. {_origin(steps)}."
 

@@ -115,7 +115,7 @@ def test_a_call_that_cannot_be_recorded_gives_no_row(options, monkeypatch, capsy
     capturing = RuntimeError("operation not permitted when stream is capturing")
     monkeypatch.setattr(gpu, "recorded", Mock(side_effect=capturing))
     whats = {row.what for row in ops.measure(options)}
-    assert {"time", "floor", "step_floor"} <= whats
+    assert {"time", "floor"} <= whats
     assert not {"time_graph", "floor_ratio", "step_time_graph", "failed"} & whats
     said = "chunked cannot be recorded as a CUDA graph: RuntimeError: oper"
     assert said in capsys.readouterr().err
@@ -162,8 +162,7 @@ def test_candidates_at_home_in_another_layout_get_it(monkeypatch):
 def test_floors_and_bandwidth_count_bytes_read_and_written(monkeypatch):
     state = State.empty(64, 16, 64, 64, horizon=100)
     sums = 64 * 16 * 2 * 64 * (64 + 1) * 4
-    assert floor.step_floor(state, 1e9) == pytest.approx(1e3 * 2 * (sums + 8) / 1e9)
-    assert floor.step_floor(state, 1e18) == floor.SHORTEST_STEP == 0.005
+    assert floor.state_traffic(state, 1e9) == pytest.approx(1e3 * 2 * (sums + 8) / 1e9)
     monkeypatch.setattr(floor, "COPIED", 1000)
     monkeypatch.setattr(floor, "median_times", fake_gpu.times)
     assert floor.copy_bandwidth(repeats=1, device="cpu") == 2 * 1000 / (fake_gpu.TIME / 1e3)
@@ -214,7 +213,7 @@ def test_every_candidate_of_ours_takes_grouped_and_packed_cells(cell, causal):
 def test_one_part_can_be_measured_alone(options, part):
     whats = {
         "errors": {"error"},
-        "steps": {"step_floor", "step_time_graph", "step_floor_ratio", "step_traffic_ratio"},
+        "steps": {"step_time_graph", "step_traffic_ratio"},
         "first_calls": {"first_call"},
         "cells": {"time", "time_ratio", "time_graph", "floor", "floor_ratio", "bandwidth"},
         "positions": {"step_time", "step_memory"},
