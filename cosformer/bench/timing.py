@@ -143,7 +143,7 @@ def busy(count: int = 1) -> str | None:
     if load < 0.5:
         return None
     fewer = " (--threads 1 is faster on a busy machine)" if count > 1 else ""
-    return f"the machine is busy (load {load:.1f} before the start): times will be too long{fewer}"
+    return f"the machine is busy (load {load:.1f} before the start): all takes longer{fewer}"
 
 
 @contextlib.contextmanager

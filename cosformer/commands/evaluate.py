@@ -55,10 +55,10 @@ class Options:
     rows: Path | None = None
     """File that the metrics are added to as rows, as results/learning-cuda.jsonl."""
     shard: int = 1
-    """Of the processes that torchrun has started so many share the parameters of the model."""
+    """Number of torchrun's processes that share the parameters of the model."""
     context: int = 1
-    """So many of these processes have a stretch of every sequence each; those that shard and
-    context leave have rows of each batch."""
+    """Number of torchrun's processes that each take one stretch of every sequence. There are
+    --shard times --context processes for a row; where there are more, they divide the rows."""
 
     def __post_init__(self) -> None:
         for name in ("shard", "context"):

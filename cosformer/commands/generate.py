@@ -21,7 +21,7 @@ ENDLESS = "the model that `cosformer train lm` makes by default has none"
 @dataclass(frozen=True)
 class Options:
     """Continue prompts. A single one is shown as it grows. With the recommended model every token
-    costs the same, and there may be any number of them; softmax layers remember all of the text.
+    costs the same, and a text may grow without a limit; softmax layers remember all of the text.
 
     cosformer generate runs/my-run --prompt 'Once upon' --tokens 200
     """

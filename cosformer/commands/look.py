@@ -68,8 +68,13 @@ def run(options: Options) -> int:
     rows = [row for each in loaded for row in look(this, each, options)]
     records.append(options.out, rows)
     for row in rows:
-        told = f"layer {row.config['layer']}" if row.what == "reach" else row.config["prompt"]
-        print(f"{row.config['candidate']}, {told}: {row.what} {row.value:,.4g} {row.unit}")
+        if row.what == "reach":
+            told = f"layer {row.config['layer']} looks back {row.value:,.4g} tokens in the mean"
+        else:
+            told = (
+                f"after {row.config['prompt']!r} and what follows it remembers {row.value:,} bytes"
+            )
+        print(f"{row.config['candidate']}: {told}")
     print(f"rows added to {options.out}")
     return 0
 

@@ -15,7 +15,7 @@ from cosformer.commands.crew_run import DIVERGED, FAILED, ROW
 from cosformer.commands.crew_share import LOOK, Share, shared
 from cosformer.commands.reproduce_run import described, work
 from cosformer.commands.train import generate_sets
-from cosformer.data import SETS
+from cosformer.data import require_files
 from cosformer.recipes import TABLES, TableRun, check_table, plan
 from cosformer.tasks import arena, files
 from cosformer.training import shown, write_json
@@ -231,8 +231,7 @@ def _columns(options: Options) -> tuple[str, ...]:
             if column.start and column.start not in there:
                 raise ValueError(f"it begins with runs of {column.start}, which is left out")
             for each in column.needs:
-                for file in SETS[each][0]:
-                    files.require(where / file, each)
+                require_files(each, where)
             there.append(name)
         except ValueError as error:
             if options.columns:

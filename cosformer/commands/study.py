@@ -11,7 +11,9 @@ from cosformer.commands import crew
 from cosformer.commands.crew import Book, CrewOptions
 from cosformer.commands.crew_share import Share, shared
 from cosformer.commands.study_run import work
+from cosformer.data import require_files
 from cosformer.recipes import PROBES, STUDIES, Scale, Stage, Trial, check_names, trials
+from cosformer.tasks import TEXTS
 from cosformer.training import shown
 
 POSITIONAL = "task"
@@ -114,6 +116,8 @@ def _run(options: Options, share: Share) -> int:
         scale=options.scale,
     )
     todo = [trial for trial in planned if trial not in done]
+    if todo:
+        _require_text(todo[0], options.data)
     print(
         f"{options.task}, {options.stage}: {len(planned)} runs, {len(planned) - len(todo)} done; "
         f"runs in {book.folder}, rows in {book.path}",
@@ -137,6 +141,16 @@ def _run(options: Options, share: Share) -> int:
     for name, reason in failed.items():
         print(f"cosformer: study: {name} failed: {reason}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _require_text(trial: Trial, data: str | None) -> None:
+    """Raise unless the text of all runs is there, and a user's own can be learnt from."""
+    task = trial.protocol.task(trial.study, data)
+    text = task.options.get("text")
+    if text in TEXTS:
+        require_files(text, task.options.get("data"))
+    elif text is not None:
+        task.create("cpu")
 
 
 class Crew(crew.Crew[Trial]):

@@ -83,7 +83,7 @@ class Options:
     batch: int | None = None
     """Sequences in a step."""
     steps: int | None = None
-    """Updates of the parameters; with --out of a run and more steps than it has, it is extended."""
+    """Updates of the parameters. With --out of a run that has fewer, that run is extended."""
     lr: float | None = None
     """The highest learning rate."""
     seed: int | None = None

@@ -18,12 +18,12 @@ class Conversion:
     exact: tuple[int, ...] = ()
     """Numbers of layers that stay softmax: 0 is the first one, -1 the last."""
     exact_count: int = 0
-    """How many layers stay softmax beside these: those whose replacement alone, when all have
-    learnt to match, changes the model's last hidden states most."""
+    """Number of further layers that stay softmax. When all layers have learnt to match, it is those
+    whose replacement by itself changes the model's last hidden states most."""
     expansion: int = 2
-    """Features of the learned map of each head, in widths of a head; 0: relu without a map."""
+    """Features of each head's learned map, as a multiple of the head's width; 0: relu, no map."""
     horizon: float | None = None
-    """The horizon; none: 65,536, or of cosformer the model's longest sequence."""
+    """The horizon. If not given: 65,536, and for cosformer the model's longest sequence."""
     match_steps: int = 300
     """Steps in which each layer learns its softmax layer's output."""
     match_rate: float = 1e-2

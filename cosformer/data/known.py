@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosformer.data import convert
-from cosformer.tasks import arena, tables, text
+from cosformer.tasks import arena, files, tables, text
 
 PYTORCH = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data"
 
@@ -144,3 +144,9 @@ def require_known(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in SETS:
             raise ValueError(f"names must be among {', '.join(SETS)}, got {name!r}")
+
+
+def require_files(name: str, data: Path | str | None) -> None:
+    """Raise unless the data folder has all files of a data set."""
+    for file in SETS[name][0]:
+        files.require(files.folder(data) / file, name)

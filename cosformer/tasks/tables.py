@@ -95,6 +95,9 @@ def read(paths: Mapping[str, Path], *, text: Sequence[str] = (), label: str = "l
         found = _columns(path)
         count = len(next(iter(found.values())))
         names = tuple(text) or _guess(found, path, TRAINING)
+        if len({*names, label}) <= len(names):
+            given = ", ".join(map(repr, (*names, label)))
+            raise ValueError(f"text and label must be different columns, got {given} for {path}")
         for name in (*names, label):
             _require(name, found, path, TRAINING.format("label" if name == label else "text"))
             columns.setdefault(name, []).extend(found[name])

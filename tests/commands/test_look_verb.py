@@ -70,7 +70,8 @@ def test_models_are_looked_at_side_by_side(tmp_path, shell):
         trained(tmp_path, name, name)
     flags = ("--window", 16, "--prompt", "To be", "--tokens", 4, "--out", tmp_path / "rows.jsonl")
     shown = shell.shows("look", *(tmp_path / name for name in names), *flags)
-    assert "cosformer-gated, layer 1: reach " in shown
+    assert "cosformer-gated: layer 1 looks back " in shown
+    assert "softmax: after 'To be' and what follows it remembers " in shown
     rows = records.read(tmp_path / "rows.jsonl")
     assert len({row.date for row in rows}) == 1
     told = [(row.what, row.config["candidate"]) for row in rows]

@@ -289,6 +289,19 @@ def test_wrong_options_are_errors_that_name_them(here):
         options(here, threads=2000)
 
 
+def test_a_text_that_no_run_can_learn_from_is_refused_before_any_begins(here):
+    for given, message in [
+        (
+            {"data": str(here)},
+            r"data must hold the file enwik8.xz, got .*; `cosformer data get enw",
+        ),
+        ({"scale": "full"}, r"held_out must be below the text's \d+ bytes, got 2000000"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            study.run(options(here, **given))
+        assert sorted(path.name for path in here.iterdir()) == ["my.txt"]
+
+
 @pytest.mark.slow
 def test_processes_that_import_everything_themselves_do_the_same(here, monkeypatch):
     monkeypatch.setattr(study.Crew, "processes", lambda self: get_context("spawn"))

@@ -155,6 +155,13 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("given", [{"label": "text"}, {"text": ("text", "text")}])
+def test_a_column_is_taken_once(given, tmp_path):
+    (tmp_path / "a.tsv").write_text("label\ttext\n1\ta\n2\tb\n")
+    with pytest.raises(ValueError, match="text and label must be different columns, got 'text', "):
+        tasks.create("classify", data=tmp_path / "a.tsv", **given)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_with_a_file_is_said(name, tmp_path):
     content, message = WRONG[name]
