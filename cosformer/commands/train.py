@@ -26,6 +26,7 @@ from cosformer.training import (
     Event,
     Lost,
     Objective,
+    Place,
     Processes,
     Progress,
     RunConfig,
@@ -142,7 +143,10 @@ def _train(config: RunConfig, processes: Processes) -> int:
     try:
         for count, event in enumerate(trainer.events()):
             if isinstance(event, Started) and count == 0 and processes.is_first:
-                for note in [*event.notes, *_load(event.device, processes.count)]:
+                notes = [*event.notes, *_load(event.device, processes.count)]
+                if status.get("step") and trainer.place == Place():
+                    notes.append(f"{config.out} has no last checkpoint: training begins at step 0")
+                for note in notes:
                     print(f"cosformer: train: {note}", file=sys.stderr)
                 start = "" if config.start is None else f", from {config.start}"
                 print(f"run: {config.out}{start} (the same command continues it)")

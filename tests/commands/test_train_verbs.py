@@ -77,6 +77,16 @@ def test_more_steps_extend_a_finished_run(here, by, shell):
     assert "must be at least the 20 of the run in r, got 2: it can be" in shell.refuses(*command)
 
 
+def test_a_run_without_its_last_checkpoint_says_that_it_begins_anew(here, shell):
+    shell.shows(*LM, "--out", "r")
+    _, _, err = shell(*LM, "--out", "r", "--steps", 4)
+    assert "no last checkpoint" not in err
+    (here / "r" / "last.safetensors").unlink()
+    code, out, err = shell(*LM, "--out", "r", "--steps", 6)
+    assert (code, "finished: 6 steps" in out) == (0, True)
+    assert "r has no last checkpoint: training begins at step 0" in err
+
+
 def test_the_recommended_model_writes_beyond_its_length_and_remembers_no_more(here, shell):
     shell.shows(*LM, "--length", "16", "--out", "r")
     assert len(shell.shows("generate", "r", "--tokens", "300", "--prompt", "green")) > 200
