@@ -30,27 +30,34 @@ INTRODUCTION = f"""# Mechanisms
 
 Made by `cosformer mechanisms --write docs/mechanisms.md` from the classes themselves.
 
-`cosformer.nn.AttentionLayer(embed_dim, num_heads, mechanism=NAME, options={{…}})` puts any of
-them between the same projections; `cosformer.mechanisms.create(NAME, heads, width, …)` is the
-mechanism alone. A request outside of what one can do raises, and says who could do it.
+`cosformer.nn.AttentionLayer(embed_dim, num_heads, mechanism=NAME, options={{…}})` puts any
+mechanism between the same projections; `cosformer.mechanisms.create(NAME, heads, width, …)` makes
+the mechanism alone. A mechanism that cannot do what a call asks for raises an error, which names a
+mechanism that can.
 
-* **causal**: `exact`, or `leaky` where no weight lies on the future but *which* past is seen
-  depends on it.
-* **full**, **cross**: sees a whole sequence, queries of another one. **mask**: obeys a `key_mask`.
-* **streams**: what it remembers: sums of `constant` size, a `window`, or all tokens (`cache`).
-* **positions**: what weights know of positions by themselves.
-* **time**: how it grows with the length n. **state**: numbers that one stream remembers after
-  {STREAM:,} tokens, or as many as it takes, with {HEADS} heads of {WIDTH}.
-* **operations** are those of the formula, as if each token were added to a state and read from it;
-  causal passes in chunks also have the pairs within a chunk, about as many again. Softmax and
-  patterns count every pair that they may see, not half of them.
+* **causal**: `exact`; or `leaky`, where no weight lies on a future token, but future tokens have a
+  part in *which* past tokens are seen.
+* **full**: attends in both directions. **cross**: queries attend to another sequence.
+  **mask**: takes a `key_mask`.
+* **streams**: what a stream remembers: sums of `constant` size, a `window` of tokens, or all tokens
+  (`cache`).
+* **positions**: whether weights depend on distances (`relative`) or on `absolute` positions.
+* **time**: how it grows with the length n. **state**: how many numbers a stream remembers with
+  {HEADS} heads of {WIDTH} after {STREAM:,} tokens (or after its longest sequence, if shorter).
 
-All have second derivatives, but those that go through PyTorch's attention only within
-`torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise without it. On a GPU local,
-longformer, sparse, sparse-strided and bigbird go through FlexAttention, which has no second
-derivatives and may refuse `retain_graph=True`; `impl="blocked"` has and takes both. All go through
-`torch.compile(fullgraph=True)`, but those that read a `key_mask` on the host only without one;
-bigbird and reformer are compiled anew for every length.
+Below each mechanism stand the operations and the memory traffic (MB) of a forward pass. Operations
+are those of the formula, as if each token were added to a state and read from it. A causal pass in
+chunks also computes the pairs within a chunk, about as many operations again. Softmax and patterns
+count the pairs of both directions, for causal passes too. Memory traffic is what is read or written
+in float32: inputs, output, and what is stored between passes.
+
+All mechanisms have second derivatives. Those that go through PyTorch's attention have them only
+within `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and raise an error without it. On a GPU
+`local`, `longformer`, `sparse`, `sparse-strided` and `bigbird` go through FlexAttention, which has
+no second derivatives and may refuse `retain_graph=True`; with `impl="blocked"` they have second
+derivatives and take `retain_graph=True`. All mechanisms go through `torch.compile(fullgraph=True)`,
+but those that read a `key_mask` on the host do so only without a `key_mask`; `bigbird` and
+`reformer` are compiled anew for every length.
 """
 
 

@@ -149,7 +149,7 @@ class Factored(Synthesizer):
 
 
 class SynthesizerFactorised(Factored):
-    """The random one with scores of low rank; q and k have no part in it."""
+    """`synthesizer` with scores of low rank; q and k have no part in it."""
 
     formula = "out = softmax(R₁ R₂ᵀ) V, R₁ and R₂ learned [heads, max_length, rank]"
 

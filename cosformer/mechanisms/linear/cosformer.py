@@ -40,12 +40,12 @@ class Cosformer(Mechanism):
         weight: str = "cosine",
         eps: float = 1e-6,
     ) -> None:
-        """`horizon`: one number or one per head; None is the length of each call, where a stream
+        """`horizon`: one number or one per head; None is the length of each call, but a stream
         needs a number; `math.inf` leaves the cosine out. `decay`: γ in (0, 1], by which weights
         shrink with every token between query and key: one number, one per key head, or
         `multiscale`, which stands for `cosformer.multiscale_decays`. There is no cross attention
         with a decay. Where every decay is at most 2^(-24/horizon), weights vanish before the
-        horizon, and no sequence is too long. Both are options and in no checkpoint."""
+        horizon, and no sequence is too long. Checkpoints hold neither horizon nor decay."""
         super().__init__(heads, width, key_heads=key_heads)
         self.horizon = ops.read_horizon(horizon, heads, self.key_heads)
         self.weight, self.eps = ops.check_weight(weight), check_eps(eps)

@@ -96,9 +96,9 @@ class CosformerMultiscale(DecayingCosformer):
         """`horizon`: one number; `math.inf` leaves the cosine out. `decay`: γ in (0, 1], one
         number, one per key head, or `multiscale`, which stands for `cosformer.multiscale_decays`.
         Where every decay is at most 2^(-24/horizon), weights vanish before the horizon and no
-        sequence is too long; otherwise the horizon is the longest. `learned`: whether decays are
-        parameters that begin with these numbers, which must be below 2^(-24/horizon) then and stay
-        so. Decays that are not learned are in no checkpoint."""
+        sequence is too long; otherwise none may be longer than the horizon. `learned`: whether
+        decays are parameters. They begin with these numbers, which must then be below
+        2^(-24/horizon), and stay below it. Checkpoints hold no decay that is not learned."""
         super().__init__(heads, width, key_heads=key_heads, horizon=horizon)
         check_bool("learned", learned)
         self.decay = ops.read_decay(decay, self.key_heads)

@@ -20,7 +20,7 @@ from cosformer.mechanisms.traits import Traits
 
 
 class BigBird(Seeded, Masked):
-    """Blocks see their neighbours, the first, the last and a few random ones; those two see all.
+    """A block sees its neighbours, the ends and a few random blocks; the two end blocks see all.
 
     The random blocks are a function of the seed and the number of blocks, the same for all heads,
     in training and afterwards.

@@ -19,7 +19,7 @@ from cosformer.runtime import compute_dtype
 
 
 class Local(Masked):
-    """Softmax over a window: w/2 keys to either side and the own one; w/2 + 1 keys if causal."""
+    """Softmax over a window w: the query's own key and w/2 keys on either side (causal: before)."""
 
     traits = Traits(causal="exact", state="window", positions="relative")
     source = "Beltagy et al., 2020 (the sliding window alone)"
@@ -63,7 +63,7 @@ class Local(Masked):
 
 
 class Longformer(Local):
-    """A sliding window, and the first tokens global: they see all and are seen by all.
+    """A sliding window; the first tokens are global: they see all tokens and all tokens see them.
 
     The rows of global tokens have projections of their own: maps of each head's q and k, which
     begin as the identity (the published model starts its own as copies, too). Values have none,

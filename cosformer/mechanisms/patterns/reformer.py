@@ -27,7 +27,7 @@ ITSELF = -5e4  # the logit of a token with itself: chosen where there is nothing
 
 
 class Reformer(Seeded, Whole):
-    """Softmax over tokens that hash alike: q is meant to be k, which is normalised here.
+    """Softmax over tokens that hash alike; queries are meant to be the keys, which it normalises.
 
     Buckets are those of q. Causal weights are never on the future, but it decides which of the
     past is seen: how a sequence is sorted depends on all of it. The rotations are a function of
