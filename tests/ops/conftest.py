@@ -1,5 +1,6 @@
 """For tests of the kernels for Hopper, and of calls that are like an earlier one."""
 
+import emulator
 import pytest
 import stub_driver
 
@@ -30,6 +31,15 @@ def driver(monkeypatch):
 @pytest.fixture
 def launches(driver):
     return driver.launches
+
+
+@pytest.fixture
+def emulate(monkeypatch, tmp_path_factory):
+    """Lets the kernels for Hopper run on the CPU, with a fault planted if one is given."""
+    folder = tmp_path_factory.getbasetemp().parent / "emulated"  # of all workers
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(PROBLEMS, "kept", {})
+    return lambda fault=None: emulator.install(monkeypatch, folder, fault)
 
 
 @pytest.fixture

@@ -160,8 +160,9 @@ def check(
 ) -> None:
     """The kernels err at most twice as much as the plain formula at that precision.
 
-    Both against float64, plus a few roundings of the largest value, for the formula may be lucky
-    and gradients cancel, down to zero for a single token.
+    Both against float64, plus a few roundings of the largest value for the first tokens: for them
+    the formula may be lucky, and gradients cancel, down to zero for a single token. Among all
+    tokens of a long sequence a few count little. A gate's gradient sums over all later tokens.
     """
     leaves, options = draw(case, length, **where)
     rounded = [x.to(dtype) for x in leaves]
@@ -174,11 +175,12 @@ def check(
     if leaves[0].is_cuda:  # the interpreter runs one program after the other
         again = results(ours(case, options, impl), given, layout)
     names = ("out", "dq", "dk", "dv", "dgate")
-    room = roundings * torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
+    rounding = torch.finfo(dtype).eps * max(float(t.abs().max()) for t in truth)
     for name, t, f, mine, same in zip(names, truth, formula, found, again, strict=False):
         assert torch.equal(mine, same), f"{name} differs between two runs"
         assert mine.isfinite().all(), f"{name} is not finite"
         f = torch.where(f.isfinite(), f.double(), t)  # where it overflows it allows nothing
         errors = (f - t).norm(), (mine.double() - t).norm()
+        room = roundings * rounding / (1 if name == "dgate" else length)
         allowed = 2 * errors[0] + room * math.sqrt(max(1, t.numel()))
         assert errors[1] <= allowed, f"{name}: {errors[1]:.2e} > {allowed:.2e}"

@@ -9,6 +9,7 @@ typedef unsigned short bf16;
 constexpr int R = 1;
 
 #include "instructions.cu"
+#include "pairs.cu"
 #include "denominator.cu"
 
 // 1/D and δ = −dout·out·dD/dtotal of every row, by KW / 8 threads for each.

@@ -1,10 +1,5 @@
 // The denominator D of a row, as RULE makes it of the row's total, and dD/dtotal.
 
-INLINE float reciprocal(float a) {
-  float b;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
-  return b;
-}
 INLINE float divisor(float total, float eps) {
   if (RULE == 1) return fmaxf(total, eps);
   if (RULE == 2) return total + eps;

@@ -15,6 +15,7 @@ typedef unsigned short bf16;
 constexpr int R = 1, CHUNK = 64, THREADS = 512;
 
 #include "instructions.cu"
+#include "pairs.cu"
 
 #ifndef assert
 #define assert(right) ((right) ? (void)0 : __trap())
@@ -37,21 +38,14 @@ constexpr float LEAST = -110.f;  // `least_gate`: its exponential is 0 already
 
 INLINE float read(const Stored* p) {
   if (GATE == 1) return __uint_as_float((u32)*(const bf16*)p << 16);
-  if (GATE == 2) {
-    float a;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(*(const bf16*)p));
-    return a;
-  }
+  if (GATE == 2) return from_half(*(const bf16*)p);
   return (float)*p;
 }
 INLINE void write(Stored* p, double value) {
   const float a = (float)value;
   if (GATE == 1) *(bf16*)p = (bf16)(pack(a, 0.f) & 0xFFFFu);
-  else if (GATE == 2) {
-    bf16 half;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(a));
-    *(bf16*)p = half;
-  } else *p = (Stored)value;
+  else if (GATE == 2) *(bf16*)p = to_half(a);
+  else *p = (Stored)value;
 }
 
 // l [B, H, T] of every token. A block has 512 tokens of a head, or a packed sequence; a warp has a chunk. A packed
@@ -153,14 +147,9 @@ struct Tokens {
   }
 };
 
-INLINE void meet() {  // all blocks of the cluster; what they wrote is seen
-  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-}
-INLINE Pair of_block(const Pair& mine, int rank) {  // the same variable of another block of the cluster
-  u32 there;
+INLINE Pair of_block(const Pair& mine, int rank) {
   Pair found;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(&mine)), "r"(rank));
-  asm volatile("ld.shared::cluster.v2.f64 {%0, %1}, [%2];" : "=d"(found.grad), "=d"(found.size) : "r"(there) : "memory");
+  get_from_block(&mine, rank, found.grad, found.size);
   return found;
 }
 
@@ -189,14 +178,14 @@ decay_gradient(const float* by_query, const float* by_key, const float* less_que
   Pair all = block.all, later = {0., 0.};  // of the row; of the tokens after this block's
   if (CLUSTER > 1) {
     if (threadIdx.x == 0) mine = block.all;
-    meet();
+    meet_cluster();
     all = {0., 0.};
 #pragma unroll
     for (int other = CLUSTER - 1; other >= 0; --other) {
       if (other == rank) later = all;
       all = all + of_block(mine, other);
     }
-    meet();  // nobody ends before all have read
+    meet_cluster();  // nobody ends before all have read
   }
   // 1e-300 is below the square of any float32 but 0
   const double excess = all.size > 1e-300 ? (all.grad + end - start) / all.size : 0.;

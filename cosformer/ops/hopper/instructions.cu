@@ -1,6 +1,5 @@
-// Wrappers of Hopper's instructions, and arithmetic on pairs of bfloat16 numbers that share 32 bits.
-
-constexpr int PER_HEAD = 1, PER_TOKEN = 2;  // values of DECAY: one for each head, one for each token
+// Wrappers of Hopper's instructions: all assembler of these kernels but `wgmma`, which `source.py` writes.
+// `tests/ops/emulated_instructions.h` has the same functions for a CPU.
 
 #define INLINE __device__ __forceinline__
 
@@ -9,6 +8,7 @@ INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 INLINE void init_barrier(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
 }
+INLINE void barriers_are_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 INLINE void arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -43,9 +43,6 @@ struct Operand {
 template <int N> struct Mma;  // sums [64, N] += a [64, 16] b [16, N]
 //@MMA
 
-INLINE u32 bits(float a) { return __float_as_uint(a); }
-INLINE float low(u32 pair) { return __uint_as_float(pair << 16); }
-INLINE float high(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 INLINE u32 pack(float a, float b) {
   u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
@@ -56,42 +53,26 @@ INLINE u32 relu(u32 pair) {
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0));
   return y;
 }
-constexpr float LOG_E = 1.44269504f;  // log₂ e
 INLINE float exp2_of(float a) {
   float b;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
   return b;
 }
-INLINE float exp_of(float a) { return exp2_of(a * LOG_E); }
-INLINE float exp_of_negative(float a) { return exp_of(fminf(a, 0.f)); }
-template <int MAP> INLINE float phi(float a) {
-  if (MAP == 2) return fmaxf(a, 0.f) + exp_of_negative(a);
-  if (MAP == 3) return a > 0.f ? a : LEAKY_SLOPE * a;
-  return a > -0.01f ? a + fminf(a, 0.f) * a * 0.5f : exp_of(a) - 1.f;  // exp(a) − 1 cancels near 0: its series
+INLINE float reciprocal(float a) {
+  float b;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
 }
-template <int MAP> INLINE u32 mapped(u32 pair) {
-  if (MAP == 0) return pair;
-  if (MAP == 1) return relu(pair);
-  return pack(phi<MAP>(low(pair)), phi<MAP>(high(pair)));
+INLINE float from_half(bf16 half) {  // 16 bits that hold a float16
+  float a;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(half));
+  return a;
 }
-template <int MAP> INLINE uint4 mapped(uint4 v) {
-  return make_uint4(mapped<MAP>(v.x), mapped<MAP>(v.y), mapped<MAP>(v.z), mapped<MAP>(v.w));
+INLINE bf16 to_half(float a) {
+  bf16 half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(a));
+  return half;
 }
-INLINE u32 times(u32 pair, float f) { return pack(low(pair) * f, high(pair) * f); }
-INLINE uint4 times(uint4 v, float f) {
-  return make_uint4(times(v.x, f), times(v.y, f), times(v.z, f), times(v.w, f));
-}
-INLINE u32 plus(u32 a, u32 b) { return pack(low(a) + low(b), high(a) + high(b)); }
-INLINE uint4 plus(uint4 a, uint4 b) { return make_uint4(plus(a.x, b.x), plus(a.y, b.y), plus(a.z, b.z), plus(a.w, b.w)); }
-INLINE u32 positive(u32 pair) {  // all bits set where a number is above 0
-  return ((int)(pair << 16) > 0 ? 0xFFFFu : 0u) | ((int)(pair & 0xFFFF0000u) > 0 ? 0xFFFF0000u : 0u);
-}
-template <int MAP> INLINE u32 gated(u32 pair, u32 at) {  // pair · φ′(at)
-  if (MAP == 1) return pair & positive(at);
-  if (MAP == 3) return pair & positive(at) | times(pair, LEAKY_SLOPE) & ~positive(at);
-  return pack(low(pair) * exp_of_negative(low(at)), high(pair) * exp_of_negative(high(at)));
-}
-INLINE float rounded(float a) { return low(pack(a, 0.f)); }
 template <bool ALL> INLINE uint4 load16(const void* p, bool inside, u32 outside = 0) {
   uint4 v;
   if (ALL)
@@ -146,4 +127,13 @@ INLINE void put_blocks(u32 at, u32 a, u32 b, u32 c, u32 d) {
 }
 INLINE void put_blocks(u32 at, u32 a, u32 b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
+// Blocks of a cluster.
+INLINE void meet_cluster() {  // what they wrote is seen
+  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
+INLINE void get_from_block(const void* mine, int rank, double& a, double& b) {  // the same variable of another block
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(mine)), "r"(rank));
+  asm volatile("ld.shared::cluster.v2.f64 {%0, %1}, [%2];" : "=d"(a), "=d"(b) : "r"(there) : "memory");
 }

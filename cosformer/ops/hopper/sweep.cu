@@ -118,7 +118,7 @@ constexpr int AHEAD = 1 + 2 * TEAMS;  // how many chunks ahead rows are prefetch
 constexpr int MOVE = (REVERSE ? -TEAMS : TEAMS) * CHUNK;  // rows from one chunk of a team to its next
 
 #include "instructions.cu"
-
+#include "pairs.cu"
 #include "denominator.cu"
 
 // ---- Which part of the problem a thread block serves ----
@@ -274,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(640, 1) sweep(const __grid_constant
       init_barrier(state_full + i * 8, 128 * KEEPERS);
       init_barrier(state_empty + i * 8, 4);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_are_ready();
   }
   __syncthreads();
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so the compiler knows that a warp agrees

@@ -18,7 +18,6 @@ from cosformer import (
 from cosformer.ops import again, hopper
 
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned")]
-FEW = 0.1  # of a rounding: enough where hundreds of tokens leave nothing to luck
 CAUSAL = {"causal": True}
 UNDIVIDED = {"feature_map": "identity", "normaliser": "none"}
 SERVED = [
@@ -118,7 +117,7 @@ def test_gates_at_every_width(width, value_width, scale):
     options = {"feature_map": "1+elu"} if scale is None else {**UNDIVIDED, "scale": scale}
     wide = {"width": width, "value_width": value_width, "gated": True}
     case = Case(linear_attention, {**CAUSAL, **options}, **wide)
-    by_hopper(case, 300, roundings=FEW, batch=2)
+    by_hopper(case, 300, batch=2)
 
 
 @both_ways
@@ -155,14 +154,14 @@ def test_packed_tokens_stand_where_torch_says(wide, causal):
 def test_every_feature_map_under_gates_and_a_mask(feature_map, segments):
     options = {**CAUSAL, **UNDIVIDED, "feature_map": feature_map, "scale": 0.3}
     case = Case(linear_attention, options, width=64, value_width=64, gated=True, masked=True)
-    by_hopper(case, 700, roundings=FEW)
+    by_hopper(case, 700)
 
 
 @pytest.mark.parametrize("rule", ["clamp", "add", "signed"])
 def test_a_fading_quotient_and_every_way_to_cut(rule, segments):
     options = {**CAUSAL, "feature_map": "1+elu", "rule": rule}
     case = Case(linear_attention, options, width=128, value_width=64, gated=True, masked=True)
-    by_hopper(case, 700, roundings=FEW)
+    by_hopper(case, 700)
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -170,7 +169,7 @@ def test_gates_that_let_nothing_through(width, segments):
     wide = {"width": width, "value_width": width}
     case = Case(linear_attention, {**CAUSAL, **UNDIVIDED}, gated=True, closed=True, **wide)
     for length in (128, 700):
-        by_hopper(case, length, roundings=FEW)
+        by_hopper(case, length)
 
 
 @pytest.mark.parametrize("name", ["causal", "bidirectional", "masked", "gated"])

@@ -60,7 +60,7 @@ def test_half_precision(name):
 def test_odd_and_large_widths(width, value_width, causal):
     """Of one column dq is 0: all that is seen are roundings of terms that cancel."""
     case = Case(options={"causal": causal}, width=width, value_width=value_width)
-    check(case, 10, torch.float32, roundings=ROUNDINGS * (2 if width == 1 else 1))
+    check(case, 10, torch.float32, roundings=ROUNDINGS * (20 if width == 1 else 1))
 
 
 def test_nothing_at_all():
