@@ -5,6 +5,7 @@
 // Two things are as late as a GPU may have them: products by tensor cores are made when they are waited for, and tensor
 // cores see what threads wrote to shared memory only after `to_tensor_cores`.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -51,7 +52,9 @@ struct Product {
 constexpr size_t STACK = 1 << 16;  // bytes
 struct Write { uint32_t at; uint32_t bytes; };
 struct Thread {
-  ucontext_t context;
+  ucontext_t begin;
+  jmp_buf here;  // where it goes on, once it has begun
+  bool begun = false;
   std::unique_ptr<char[]> stack{new char[STACK]};
   Place3 place;
   bool done = false;
@@ -74,7 +77,7 @@ struct Machine {
   Meeting block;
   std::map<uint32_t, Barrier> barriers;
   std::vector<unsigned char> seen;  // shared memory as tensor cores see it
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   Thread* now = nullptr;
   std::function<void()> work;
   std::mt19937 chance{0};
@@ -88,7 +91,14 @@ inline Thread& self() { return *machine.now; }
 inline void stop() { machine.stopped = true; }
 inline void yield() {
   ++machine.turns;
-  swapcontext(&self().context, &machine.scheduler);
+  if (!_setjmp(self().here)) _longjmp(machine.scheduler, 1);
+}
+__attribute__((noinline)) inline void go_on(Thread& thread) {  // until it waits
+  machine.now = &thread;
+  if (_setjmp(machine.scheduler)) return;
+  if (thread.begun) _longjmp(thread.here, 1);
+  thread.begun = true;
+  setcontext(&thread.begin);
 }
 template <class Holds> inline void until(Holds holds) {
   while (!holds()) yield();
@@ -109,7 +119,7 @@ inline Meeting& warp() { return machine.warps[self().place.x / 32]; }
 inline void start() {
   machine.work();
   self().done = true;
-  swapcontext(&self().context, &machine.scheduler);
+  _longjmp(machine.scheduler, 1);
 }
 
 inline float of_bf16(uint16_t a) {
@@ -187,11 +197,11 @@ inline bool run_block(int threads) {
   while ((int)m.threads.size() < threads) m.threads.push_back(std::make_unique<Thread>());
   for (int t = 0; t < threads; ++t) {
     Thread& thread = *m.threads[t];
-    thread.place.x = t, thread.done = false, thread.writes.clear(), thread.groups.assign(1, {});
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.get(), thread.context.uc_stack.ss_size = STACK;
-    thread.context.uc_link = nullptr;
-    makecontext(&thread.context, start, 0);
+    thread.place.x = t, thread.begun = thread.done = false, thread.writes.clear(), thread.groups.assign(1, {});
+    getcontext(&thread.begin);
+    thread.begin.uc_stack.ss_sp = thread.stack.get(), thread.begin.uc_stack.ss_size = STACK;
+    thread.begin.uc_link = nullptr;
+    makecontext(&thread.begin, start, 0);
   }
   std::vector<int> order(m.warps.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -200,9 +210,8 @@ inline bool run_block(int threads) {
     std::shuffle(order.begin(), order.end(), m.chance);
     for (int warp : order)
       for (int t = warp * 32; t < min(warp * 32 + 32, threads); ++t) {
-        m.now = m.threads[t].get();
-        if (self().done) continue;
-        swapcontext(&m.scheduler, &self().context);
+        if (m.threads[t]->done) continue;
+        go_on(*m.threads[t]);
         if (self().done) --running, m.turns = 0;
       }
     if (m.stopped || m.turns > 1000ll * threads) return false;
