@@ -1,39 +1,24 @@
 """A run that begins with the weights of another: what it has from there, and what must agree."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from cosformer.config import plain
+from cosformer.models import ModelConfig
 from cosformer.tasks import Vocabulary, has_vocabulary
-from cosformer.training.config import RunConfig
+from cosformer.training.config import OF_TASK, RunConfig
 from cosformer.training.folder import BEST, CONFIG, LAST, load_config
 from cosformer.training.learner import create
 from cosformer.training.loading import Loaded, kept_vocabulary, load, options_of_vocabulary
 from cosformer.training.phases import Phase
 
-BACKBONE = (
-    "layers",
-    "width",
-    "heads",
-    "key_heads",
-    "head_dim",
-    "value_dim",
-    "hidden",
-    "mechanism",
-    "options",
-    "max_length",
-    "positions",
-    "conv",
-    "conv_on",
-    "gate",
-    "norm",
-    "qk_norm",
-    "glu",
-)
-"""Fields of a model that the weights of its backbone are made for."""
 OF_HEAD = ("pooling", "tied")
 """Fields that the model of another task may have to have otherwise."""
+BACKBONE = tuple(
+    each.name for each in fields(ModelConfig) if each.name not in (*OF_TASK, *OF_HEAD, "dropout")
+)
+"""Fields that the weights of a backbone are made for: all others but dropout."""
 
 
 def beginning(config: RunConfig) -> Loaded | None:
