@@ -35,32 +35,18 @@ class Made:
     summary: str
 
 
-def _listops_block(rng: np.random.Generator, count: int) -> Ragged:
-    return listops.draw(rng, count)
-
-
-def _pathfinder_block(rng: np.random.Generator, count: int) -> Ragged:
-    return _in_rows(*pathfinder.draw(rng, count))
-
-
-def _snakes_block(rng: np.random.Generator, count: int) -> Ragged:
-    return _in_rows(*snakes.draw_snakes(rng, count))
-
-
-def _in_rows(pictures: Array, labels: Array) -> Ragged:
-    pixels = pictures[0].size
-    return Ragged(pictures.reshape(-1), np.arange(len(pictures) + 1) * pixels, labels)
-
-
 MADE = {
     "listops": Made(
-        _listops_block, listops.ListOpsRule(), 100_000, "nested operators on digits, 10 classes"
+        listops.draw, listops.ListOpsRule(), 100_000, "nested operators on digits, 10 classes"
     ),
     "pathfinder": Made(
-        _pathfinder_block, pathfinder.PathfinderRule(), 200_000, "is the dashed path one, 32 × 32"
+        lambda rng, count: Ragged.of_rows(*pathfinder.draw(rng, count)),
+        pathfinder.PathfinderRule(),
+        200_000,
+        "is the dashed path one, 32 × 32",
     ),
     "snakes": Made(
-        _snakes_block,
+        lambda rng, count: Ragged.of_rows(*snakes.draw_snakes(rng, count)),
         pathfinder.PathfinderRule(),
         160_000,
         "Pathfinder with shorter snakes, 1 to 13 dashes",

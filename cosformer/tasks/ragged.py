@@ -43,6 +43,11 @@ class Ragged:
         return cls(flat, starts.astype(np.int64), np.asarray(labels, np.int64))
 
     @classmethod
+    def of_rows(cls, rows: Array, labels: Array) -> "Ragged":
+        """From sequences of one length, as pictures are, in one array."""
+        return cls(rows.reshape(-1), np.arange(len(rows) + 1) * rows[0].size, labels)
+
+    @classmethod
     def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
         """One after the other."""
         lengths = np.concatenate([part.lengths for part in parts])
