@@ -5,6 +5,7 @@ import json
 import math
 import os
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ def row_of(todo: Work[TableRun]) -> Row:
         # not an option of the task: the run goes on where the folder has another place
         os.environ[files.VARIABLE] = data
         data = None
-    at = Work(**{**vars(todo), "data": data})
-    return ended_row(at, described(todo), functools.partial(_judged, todo))
+    return ended_row(replace(todo, data=data), described(todo), functools.partial(_judged, todo))
 
 
 def described(todo: Work[TableRun]) -> dict[str, Any]:
