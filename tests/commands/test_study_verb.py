@@ -113,7 +113,6 @@ def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(
     here, monkeypatch, capsys
 ):
     monkeypatch.setattr(study, "work", dies)
-    monkeypatch.setattr(crews, "POLL", 0.01)
     shorter(monkeypatch, rates=(3e-3,))
     assert study.run(options(here)) == 1
     assert [row.config["entry"] for row in kept(here)] == ["multiscale"]
