@@ -84,7 +84,7 @@ def run(options: Options) -> int:
 
 
 def _judge(options: Options, processes: Processes) -> int:
-    """The same on each of the processes that share every batch."""
+    """Judge the model in one of the processes that share every batch."""
     device = resolved(options.device)
     # shards go to a GPU that need not have room for all of the model
     at_first = "cpu" if options.shard > 1 else device

@@ -45,7 +45,7 @@ class Options(CrewOptions):
 
     @property
     def study(self) -> study.Options:
-        """The same as options of a study, at its first stage."""
+        """These options as those of a study, at its first stage."""
         of_crew = {name: getattr(self, name) for name in CrewOptions.__dataclass_fields__}
         return study.Options(
             "probes",

@@ -129,7 +129,7 @@ def run(options: Options) -> int:
 
 
 def _train(config: RunConfig, processes: Processes) -> int:
-    """The same on each of the processes that train the run."""
+    """Train in one of the processes of the run."""
     config = going_on(config)
     status = state_of(config.out) if is_same_run(config) else {}
     if status.get("state") == "finished" and status["step"] >= config.budget.steps:

@@ -1,6 +1,7 @@
 """Generated data sets: drawn once in numbered blocks by several processes, kept on disk."""
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -182,10 +183,8 @@ def _blocks(
 ) -> Generator[Ragged, None, None]:
     """Blocks 0, 1, … in order; no more than `expected` are drawn before they are asked for."""
     if workers == 1:
-        number = 0
-        while True:
+        for number in itertools.count():
             yield _draw_block(name, seed, number, size)
-            number += 1
     # fresh processes: a fork of one with threads of torch can hang
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
         ahead = deque[Future[Ragged]]()

@@ -26,7 +26,7 @@ SPECIALS = ("pad", "mask", "separator", "start")
 CUT = re.compile(r"(?<=\S)(?=[ \n])")
 """Where a blank begins after something else: no merge goes across it."""
 LINE = re.compile(r"(?<=\S)(?=\n)")
-"""The same at ends of lines alone."""
+"""Where a line ends after something else; a text that is learnt is cut there alone."""
 BLANK = r"[\s\x1c-\x1f]"
 WORD_OF_PAIRS = (
     r" ?[\p{L}\p{Nl}\p{No}]+| ?\p{Nd}+| ?[^\p{L}\p{N}_\s\x1c-\x1f]+"
@@ -276,7 +276,7 @@ def _byte_level(model: Any) -> "Tokenizer":
 
 
 def _with_specials(tokenizer: "Tokenizer") -> "Tokenizer":
-    """The same with the special tokens, and pairs of texts that have a separator between them."""
+    """Add the special tokens, and pairs of texts with a separator between them."""
     from tokenizers import processors
 
     tokenizer.add_special_tokens([f"<{name}>" for name in SPECIALS])

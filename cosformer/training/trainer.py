@@ -115,7 +115,7 @@ class Trainer:
             yield from self._events(self._processes)
 
     def _events(self, processes: Processes) -> Iterator[Event]:
-        """The same, with all processes there; the first alone writes, but for shared tensors."""
+        """Train with these processes; the first alone writes files, but for shared tensors."""
         out = self.config.out
         self._saver = Saver(processes)
         start = beginning(self.config)
@@ -323,7 +323,7 @@ class Trainer:
             return self._save(learner, place, is_best=event.best and phase.is_last), event
 
     def _save(self, learner: Learner, place: Place, *, is_best: bool = False) -> Place:
-        """Where the run stands; it is kept, as the best too if it is, while training goes on."""
+        """Begin to write the checkpoint of this step, and of the best if it is that; its place."""
         place = replace(place, step=learner.step, seconds=self._meter.seconds)
         learner.check()
         if self._log is not None:
@@ -340,7 +340,7 @@ class Trainer:
         return place
 
     def _kept(self, place: Place) -> None:
-        """The run stands there from now on."""
+        """Say that the checkpoint of this place is written."""
         self.place = place
         self._status("running")
 
