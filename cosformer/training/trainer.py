@@ -58,6 +58,7 @@ class Result:
     model: nn.Module
     """The model after the last step; the moving average where there is one. Of processes that share
     its parameters each has its shard of them, as FSDP leaves it."""
+    task: Task
 
 
 def train(config: RunConfig, report: Callable[[Event], None] | None = None) -> Result:
@@ -213,7 +214,7 @@ class Trainer:
             before = learner.judged
         assert before is not None
         self._processes.release(before)
-        self.result = Result(self.place, before)
+        self.result = Result(self.place, before, todo[-1].task)
 
     def _steps(self, learner: Learner, place: Place) -> Iterator[Event]:
         """All steps of a phase; an interrupt loses none, nor does a reader that stops reading."""

@@ -239,7 +239,9 @@ def test_steps_that_cannot_be_recorded_are_taken_one_by_one(here, monkeypatch, c
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_run_is_compiled_where_that_pays_unless_it_must_not_be(here, monkeypatch, compiles):
     seen = []
-    monkeypatch.setattr(crew_run, "Trainer", lambda config, task, _: seen.append(config) or stop())
+    monkeypatch.setattr(
+        crew_run, "Trainer", lambda config, processes: seen.append(config) or stop()
+    )
 
     def stop():
         raise KeyboardInterrupt
