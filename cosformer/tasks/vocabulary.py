@@ -95,7 +95,7 @@ class Words(Vocabulary):
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self.numbers = {word: n for n, word in enumerate(self.names)}
-        self.size = len(self.names)
+        self.size, self._unknown = len(self.names), self.numbers["<unk>"]
 
     @classmethod
     def learn(cls, text: bytes) -> "Words":
@@ -105,8 +105,7 @@ class Words(Vocabulary):
         return cls([word for word, _ in counts.most_common()])
 
     def encode(self, text: str | bytes) -> Array:
-        unknown = self.numbers["<unk>"]
-        return np.array([self.numbers.get(word, unknown) for word in _words(text)], np.int32)
+        return np.array([self.numbers.get(word, self._unknown) for word in _words(text)], np.int32)
 
     def decode(self, tokens: Array) -> str:
         return " ".join(self.names[n] for n in np.asarray(tokens).tolist()).replace("<eos>", "\n")
