@@ -67,10 +67,18 @@ class CrewOptions:
     """Whether torch.compile makes programs of blocks and loss where models of tokens learn on a
     GPU: a slower first step for faster ones after it."""
 
+    out: Path | None = None
+    """Folder of the runs. If not given, one in runs/ by the name of what is run, as study-lm or
+    reproduce-lra, and, where a text file is learnt, by the file's name too, as study-lm-my."""
+    rows: Path | None = None
+    """File that rows are added to. If not given, one in results/ by the name of what is run, as
+    study-lm.jsonl; where a text file is learnt rows.jsonl in the folder of the runs, and for a toy
+    size rows-tiny.jsonl or rows-small.jsonl there."""
+
     @property
-    def is_toy(self) -> bool:
-        """Whether runs have a toy size."""
-        return False
+    def toy(self) -> str:
+        """The size of runs by its name if it is that of toys; empty: it is not."""
+        return ""
 
     def __post_init__(self) -> None:
         if self.jobs is not None:
@@ -79,6 +87,17 @@ class CrewOptions:
             check_threads(self.threads)
         if self.minutes is not None:
             check_positive("minutes", self.minutes)
+
+    def book_of(self, name: str, kind: type[AnyTrial], data: str | None) -> "Book[AnyTrial]":
+        """Where the runs of this name and their rows are.
+
+        Runs on a text file of the user's are others than those of the same name: they lie apart.
+        """
+        own = f"-{Path(data).stem}" if data is not None and Path(data).is_file() else ""
+        folder, path = self.out or RUNS / f"{name}{own}", Path("results") / f"{name}.jsonl"
+        if own or self.toy:
+            path = folder / (f"rows-{self.toy}.jsonl" if self.toy else "rows.jsonl")
+        return Book(folder, self.rows or path, kind)
 
 
 @dataclass(frozen=True)
@@ -89,27 +108,6 @@ class Book(Generic[AnyTrial]):
     path: Path
     kind: type[AnyTrial]
     """The dataclass whose fields tell one trial from another."""
-
-    @classmethod
-    def named(
-        cls,
-        name: str,
-        kind: type[AnyTrial],
-        *,
-        out: Path | None,
-        rows: Path | None,
-        data: str | None,
-        toy: str = "",
-    ) -> "Book[AnyTrial]":
-        """Where `out` and `rows` say, or in the usual places; `toy`: the size of toys, in words.
-
-        Runs on a text file of the user's are others than those of the same name: they lie apart.
-        """
-        own = f"-{Path(data).stem}" if data is not None and Path(data).is_file() else ""
-        folder, path = out or RUNS / f"{name}{own}", Path("results") / f"{name}.jsonl"
-        if own or toy:
-            path = folder / (f"rows-{toy}.jsonl" if toy else "rows.jsonl")
-        return cls(folder, rows or path, kind)
 
     def require(self) -> None:
         """Raise unless runs and rows can be written there: asked before anything is run."""
@@ -285,7 +283,7 @@ class Crew(Generic[AnyTrial]):
         """How processes are begun. Toys on a CPU end sooner than a process has imported PyTorch:
         theirs are forked."""
         methods = multiprocessing.get_all_start_methods()
-        if self.has_gpu or not self.options.is_toy or "forkserver" not in methods:
+        if self.has_gpu or not self.options.toy or "forkserver" not in methods:
             return PROCESSES
         found = multiprocessing.get_context("forkserver")
         found.set_forkserver_preload([Work.__module__, "torch._dynamo"])  # optimisers import it

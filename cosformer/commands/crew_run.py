@@ -17,16 +17,12 @@ import torch
 from cosformer import records
 from cosformer.models import parameter_count
 from cosformer.records import Row
-from cosformer.tasks import Task
 from cosformer.training import (
     ALONE,
     Diverged,
     Progress,
-    Result,
     RunConfig,
     Trainer,
-    create_task,
-    kept_vocabulary,
     resolved,
     write_json,
 )
@@ -99,14 +95,6 @@ class Work(Generic[AnyTrial]):
         return self.out.with_name(f"{self.out.name}.txt")
 
 
-class Finished(NamedTuple):
-    """A run whose last step is done, to be judged."""
-
-    config: RunConfig
-    task: Task
-    result: Result
-
-
 class Judged(NamedTuple):
     """What a run is worth, as its row tells it."""
 
@@ -146,7 +134,7 @@ def work(todo: Work[Any], row_of: Callable[[Work[Any]], Row]) -> None:
 
 
 def ended_row(
-    todo: Work[Any], described: dict[str, Any], judge: Callable[[Finished], Judged]
+    todo: Work[Any], described: dict[str, Any], judge: Callable[[Trainer], Judged]
 ) -> Row:
     """Run a trial to its end, and judge what it has learnt; one that diverged is a row as well.
 
@@ -155,10 +143,8 @@ def ended_row(
     config = todo.trial.config(
         todo.out, data=todo.data, device=todo.device, graph=todo.graph, compile=todo.compile
     )
-    device = resolved(todo.device)
-    this = records.Run.begin(device=device, seed=todo.trial.seed)
-    task = _task(config, device)
-    trainer = Trainer(config, task, ALONE)  # of many each has trials of its own
+    this = records.Run.begin(device=resolved(todo.device), seed=todo.trial.seed)
+    trainer = Trainer(config, processes=ALONE)  # of many each has trials of its own
     try:
         for event in trainer.events():
             print(event, flush=True)
@@ -169,7 +155,7 @@ def ended_row(
         told = {"reason": str(error)}
         return this.row(DIVERGED, trainer.place.step, "steps", **_finite(described | told))
     size = parameter_count(trainer.result.model)
-    what, value, unit, told = judge(Finished(config, task, trainer.result))
+    what, value, unit, told = judge(trainer)
     return this.row(what, value, unit, **_finite(described | {"parameters": size} | told))
 
 
@@ -180,12 +166,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _task(config: RunConfig, device: str) -> Task:
-    """The task of a run with its own vocabulary, or else that of the run that it starts from."""
-    known = config.out if kept_vocabulary(config.out) else config.start
-    return create_task(config, known or config.out, device)
 
 
 def _is_asked_for() -> bool:

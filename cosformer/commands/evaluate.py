@@ -61,10 +61,9 @@ class Options:
     --shard times --context processes for a row; where there are more, they divide the rows."""
 
     def __post_init__(self) -> None:
-        for name in ("shard", "context"):
-            check_whole(name, getattr(self, name), 1)
-        if self.batches is not None and self.batches < 1:
-            raise ValueError(f"batches must be at least 1, got {self.batches}")
+        for name in ("shard", "context", "batches"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1)
 
 
 def run(options: Options) -> int:
@@ -84,7 +83,7 @@ def run(options: Options) -> int:
 
 
 def _judge(options: Options, processes: Processes) -> int:
-    """The same on each of the processes that share every batch."""
+    """Judge the model in one of the processes that share every batch."""
     device = resolved(options.device)
     # shards go to a GPU that need not have room for all of the model
     at_first = "cpu" if options.shard > 1 else device

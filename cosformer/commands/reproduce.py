@@ -63,12 +63,6 @@ class Options(CrewOptions):
     data: str | None = None
     """Folder with the data sets (`cosformer data list`), the data folder if not given; for lm
     and ablation, also a text file in place of their texts: other columns are then left out."""
-    out: Path | None = None
-    """Folder of the runs; runs/reproduce-TABLE if not given, and runs/reproduce-TABLE-TEXT for a
-    text file of that name."""
-    rows: Path | None = None
-    """File that rows are added to; results/reproduce-TABLE.jsonl if not given. For a text file it
-    is rows.jsonl in the folder of the runs, and with --small rows-small.jsonl there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,18 +75,12 @@ class Options(CrewOptions):
             raise ValueError(f"data must be {kinds} for {self.table}, got {self.data}")
 
     @property
-    def is_toy(self) -> bool:
-        return self.small
-
-    @property
-    def size(self) -> Literal["full", "small"]:
-        return "small" if self.small else "full"
+    def toy(self) -> str:
+        return "small" if self.small else ""
 
     @property
     def book(self) -> Book[TableRun]:
-        toy = self.size if self.is_toy else ""
-        at = {"out": self.out, "rows": self.rows}
-        return Book.named(f"reproduce-{self.table}", TableRun, **at, data=self.data, toy=toy)
+        return self.book_of(f"reproduce-{self.table}", TableRun, self.data)
 
 
 def run(options: Options) -> int:
@@ -162,7 +150,7 @@ class Crew(crew.Crew[TableRun]):
             self._ended_runs(),
             only=options.only,
             columns=options.columns,
-            size=options.size,
+            size=options.toy or "full",
         )
         return found.runs, found.later
 
@@ -213,7 +201,7 @@ class Crew(crew.Crew[TableRun]):
 
 def _columns(options: Options) -> tuple[str, ...]:
     """The columns whose data are there; an error for one that is named and lacks them."""
-    known = TABLES[options.table].of_size(options.size)
+    known = TABLES[options.table].of_size(options.toy)
     if options.data is not None and Path(options.data).is_file():
         texts = [name for name, column in known.items() if column.data is not None]
         for name in options.columns:

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cosformer.check import check_choice
 from cosformer.commands import study
@@ -33,11 +32,6 @@ class Options(CrewOptions):
     given."""
     small: bool = False
     """Whether runs have a toy size, which tries the table out in minutes on two cores."""
-    out: Path | None = None
-    """Folder of the runs; runs/study-probes if not given."""
-    rows: Path | None = None
-    """File that rows are added to; results/study-probes.jsonl if not given, and with --small
-    rows-tiny.jsonl in the folder of the runs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,15 +45,13 @@ class Options(CrewOptions):
 
     @property
     def study(self) -> study.Options:
-        """The same as options of a study, at its first stage."""
+        """These options as those of a study, at its first stage."""
         of_crew = {name: getattr(self, name) for name in CrewOptions.__dataclass_fields__}
         return study.Options(
             "probes",
             only=self.only,
             probes=self.columns,
             scale=self.scale,
-            out=self.out,
-            rows=self.rows,
             **of_crew,
         )
 

@@ -5,15 +5,16 @@ import json
 import math
 import os
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cosformer.commands import crew_run
-from cosformer.commands.crew_run import Finished, Judged, Work, ended_row
+from cosformer.commands.crew_run import Judged, Work, ended_row
 from cosformer.recipes import UNITS, TableRun
 from cosformer.records import Row
 from cosformer.tasks import LanguageTask, Task, files
-from cosformer.training import LOG, evaluate, load
+from cosformer.training import LOG, Trainer, evaluate, load
 
 
 def work(todo: Work[TableRun]) -> None:
@@ -28,8 +29,7 @@ def row_of(todo: Work[TableRun]) -> Row:
         # not an option of the task: the run goes on where the folder has another place
         os.environ[files.VARIABLE] = data
         data = None
-    at = Work(**{**vars(todo), "data": data})
-    return ended_row(at, described(todo), functools.partial(_judged, todo))
+    return ended_row(replace(todo, data=data), described(todo), functools.partial(_judged, todo))
 
 
 def described(todo: Work[TableRun]) -> dict[str, Any]:
@@ -40,12 +40,12 @@ def described(todo: Work[TableRun]) -> dict[str, Any]:
     return {**todo.trial.described(), **how}
 
 
-def _judged(todo: Work[TableRun], run: Finished) -> Judged:
-    metric, config = todo.trial.protocol.metric, run.config
-    best = load(config.out, "best", device=str(run.task.device))
+def _judged(todo: Work[TableRun], run: Trainer) -> Judged:
+    metric, config, task = todo.trial.protocol.metric, run.config, run.result.task
+    best = load(config.out, "best", device=str(task.device))
     found = evaluate(
         best.model,
-        run.task,
+        task,
         "test",
         batch_size=config.budget.batch,
         batches=config.evaluation.batches,
@@ -56,12 +56,12 @@ def _judged(todo: Work[TableRun], run: Finished) -> Judged:
     told = {
         "model": dict(config.model),
         "preset": config.preset,
-        "length": run.task.facts.length,
-        "samples": dict(run.task.sizes),
+        "length": task.facts.length,
+        "samples": dict(task.sizes),
         "valid": best.place.metrics[metric],
         "best_step": best.place.step,
-        "floor": _floor(run.task, metric),
-        "floor_is": run.task.facts.floor_is,
+        "floor": _floor(task, metric),
+        "floor_is": task.facts.floor_is,
         "test": found,
         "tokens_per_second": statistics.median(speeds),
         "seconds": run.result.place.seconds,

@@ -58,12 +58,6 @@ class Options(CrewOptions):
     data: str | None = None
     """Folder with enwik8.xz, or another text file; the data folder if not given. Probes have no
     data."""
-    out: Path | None = None
-    """Folder of the runs; runs/study-TASK if not given, and runs/study-TASK-TEXT for a text file of
-    that name."""
-    rows: Path | None = None
-    """File that rows are added to; results/study-TASK.jsonl if not given. For a text file it is
-    rows.jsonl in the folder of the runs, and for --scale tiny rows-tiny.jsonl there."""
     scale: Scale = "full"
     """Size of models and runs. 4k, 16k: sequences of 4,096 or 16,384 tokens; deep: 12 layers of 256
     and 4,096 tokens, for patterns with one exact layer in twelve; base: 12 layers of 768; tiny: a
@@ -82,14 +76,12 @@ class Options(CrewOptions):
             raise ValueError(f"data must be a folder or a text file, got {self.data}")
 
     @property
-    def is_toy(self) -> bool:
-        return self.scale == "tiny"
+    def toy(self) -> str:
+        return self.scale if self.scale == "tiny" else ""
 
     @property
     def book(self) -> Book[Trial]:
-        toy = self.scale if self.is_toy else ""
-        at = {"out": self.out, "rows": self.rows}
-        return Book.named(f"study-{self.task}", Trial, **at, data=self.data, toy=toy)
+        return self.book_of(f"study-{self.task}", Trial, self.data)
 
 
 def run(options: Options) -> int:

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from cosformer.commands import crew_run
-from cosformer.commands.crew_run import Finished, Judged, Work, ended_row
+from cosformer.commands.crew_run import Judged, Work, ended_row
 from cosformer.models import LanguageModel
 from cosformer.recipes import STUDIES, ProbeProtocol, TextProtocol, Trial
 from cosformer.records import Row
 from cosformer.tasks import LanguageTask, Task
-from cosformer.training import LOG, RunConfig, evaluate, losses_by_position
+from cosformer.training import LOG, RunConfig, Trainer, evaluate, losses_by_position
 
 SPEED = "train_speed"
 """The quantity of a run that was timed."""
@@ -38,7 +38,7 @@ def row_of(todo: Work[Trial]) -> Row:
     return ended_row(todo, _described(todo), functools.partial(_judged, todo))
 
 
-def _judged(todo: Work[Trial], run: Finished) -> Judged:
+def _judged(todo: Work[Trial], run: Trainer) -> Judged:
     trial, model, told = todo.trial, run.result.model, _learnt(todo)
     if trial.is_timed:
         return Judged(SPEED, told["tokens_per_second"], "tokens/s", told)
@@ -82,13 +82,13 @@ def _data(todo: Work[Trial]) -> dict[str, Any]:
     return {"text": p.text if is_known else "another", "held_out": p.held_out}
 
 
-def _judged_by_answers(run: Finished, p: ProbeProtocol) -> tuple[float, dict[str, Any]]:
+def _judged_by_answers(run: Trainer, p: ProbeProtocol) -> tuple[float, dict[str, Any]]:
     """The share of right answers on the test split, and what else the row tells.
 
     `valid`: the same on validation; `by_length`: length -> the same on test, where a probe has
     further lengths, as `_beyond` returns it.
     """
-    config, task, result = run
+    config, result, task = run.config, run.result, run.result.task
 
     def accuracy(task: Task, length: int, samples: int) -> float:
         batch = max(1, p.batch * p.length // length)  # as many tokens as a step of training has
@@ -114,13 +114,13 @@ def _judged_by_answers(run: Finished, p: ProbeProtocol) -> tuple[float, dict[str
     return value, told
 
 
-def _judged_by_losses(run: Finished, p: TextProtocol) -> tuple[float, dict[str, Any]]:
+def _judged_by_losses(run: Trainer, p: TextProtocol) -> tuple[float, dict[str, Any]]:
     """Bits a label on the whole validation split, and what else the row tells.
 
     The same by position, and for the next byte `far`: the same in longer sequences, a number for
     each length of training, as `_beyond` returns it.
     """
-    config, task, result = run
+    config, result, task = run.config, run.result, run.result.task
     losses, labels = losses_by_position(
         result.model, task, "valid", batch_size=p.batch, precision=config.precision
     )

@@ -129,7 +129,7 @@ def run(options: Options) -> int:
 
 
 def _train(config: RunConfig, processes: Processes) -> int:
-    """The same on each of the processes that train the run."""
+    """Train in one of the processes of the run."""
     config = going_on(config)
     status = state_of(config.out) if is_same_run(config) else {}
     if status.get("state") == "finished" and status["step"] >= config.budget.steps:
@@ -262,8 +262,8 @@ def _flags(options: Options) -> dict[str, Any]:
     given = {path: getattr(options, flag) for flag, path in paths.items()}
     found = settings.parse(f"{path}={value}" for path, value in given.items() if value is not None)
     # a path is never read as a number, nor as none
-    paths_given = {"start": options.start, "out": options.out, "plugin": options.plugin}
-    found |= {name: str(path) for name, path in paths_given.items() if path is not None}
+    names = ("start", "out", "plugin")
+    found |= {name: str(path) for name in names if (path := getattr(options, name)) is not None}
     if options.wandb:
         found["wandb"] = True
     if options.data is not None:

@@ -61,27 +61,22 @@ def _receive(
     total: int | None,
     progress: Progress | None,
 ) -> None:
+    is_cut_off = False
     with partial.open("ab" if have else "wb") as file:
-        while True:
-            try:
-                chunk = answer.read(CHUNK)
-            except http.client.IncompleteRead as cut_off:
-                chunk = cut_off.partial
-                file.write(chunk)
-                have += len(chunk)
-                break
-            if not chunk:
-                break
-            file.write(chunk)
-            have += len(chunk)
-            if progress is not None:
-                progress(have, total)
+        try:
+            while chunk := answer.read(CHUNK):
+                have += file.write(chunk)
+                if progress is not None:
+                    progress(have, total)
+        except http.client.IncompleteRead as error:  # whether the server tells a total or not
+            have += file.write(error.partial)
+            is_cut_off = True
         file.flush()
         os.fsync(file.fileno())
-    if total is not None and have != total:
+    if is_cut_off or total not in (None, have):
+        of = "" if total is None else f" of {total:,}"
         raise Interrupted(
-            f"the connection ended after {have:,} of {total:,} bytes; "
-            f"the same command goes on from there"
+            f"the connection ended after {have:,}{of} bytes; the same command goes on from there"
         )
 
 

@@ -34,11 +34,6 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.names:
             generated.require_known(name)
-        for name, value, least in (("count", self.count, 1), ("seed", self.seed, 0)):
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
 
 
 def run(options: Options) -> int:

@@ -1,7 +1,7 @@
 """Protocols: what all runs of a study have in common, at full size, at others, and as a toy."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,16 +56,6 @@ class TextProtocol(Protocol):
     """The text, as bytes."""
     held_out: int = 2_000_000
     """Bytes at the end of the text that validate; all before is learnt from."""
-    length: int = 1024
-    """Tokens of a sequence."""
-    preset: str = "small"
-    """Size of the model; small: 6 layers of 256 with 4 heads of 64."""
-    batch: int = 32
-    """Sequences in a step."""
-    steps: int = 1500
-    """Steps of a run."""
-    rates: tuple[float, ...] = (3e-3, 6e-3, 1e-3)
-    """Highest learning rates, the most promising first."""
     bin: int = 128
     """Positions of a bin of the loss by position. The first bin is reported as `first`, the last
     two as `last`."""
@@ -93,14 +83,6 @@ class ProbeProtocol(Protocol):
     """The task: a name of `cosformer.tasks.TASKS`."""
     options: Fields
     """Options of the task."""
-    preset: str = "mini"
-    """Size of the model; mini: 4 layers of 128 with 4 heads of 32."""
-    model: Fields = field(default_factory=lambda: {"layers": 2, "heads": 2})
-    """Fields of the model that differ from the preset."""
-    steps: int = 3000
-    """Steps of a run."""
-    rates: tuple[float, ...] = (3e-3, 1e-3, 1e-2)
-    """Highest learning rates, the most promising first."""
     far: tuple[int, ...] = ()
     """Further lengths of sequences at which a finished model is tested, the shortest first."""
     far_samples: int = 256
@@ -111,15 +93,18 @@ class ProbeProtocol(Protocol):
         return TaskConfig(self.name, self.options)
 
 
+# 6 layers of 256 with 4 heads of 64
+_FULL = TextProtocol(length=1024, preset="small", batch=32, steps=1500, rates=(3e-3, 6e-3, 1e-3))
 PROTOCOLS: dict[str, TextProtocol] = {
-    "full": TextProtocol(),
-    "4k": TextProtocol(length=4096, batch=8),
-    "16k": TextProtocol(length=16_384, batch=2),
-    "deep": TextProtocol(length=4096, batch=8, model={"layers": 12}),
-    "base": TextProtocol(
-        preset="base", steps=6100, longer=2, rates=(1e-3, 3e-3), every=2000, log_every=100
+    "full": _FULL,
+    "4k": replace(_FULL, length=4096, batch=8),
+    "16k": replace(_FULL, length=16_384, batch=2),
+    "deep": replace(_FULL, length=4096, batch=8, model={"layers": 12}),
+    "base": replace(
+        _FULL, preset="base", steps=6100, longer=2, rates=(1e-3, 3e-3), every=2000, log_every=100
     ),
-    "tiny": TextProtocol(
+    "tiny": replace(
+        _FULL,
         held_out=600,
         length=32,
         preset="tiny",
@@ -155,24 +140,44 @@ _TOY: Fields = {
 }
 
 
-def _mqar(length: int, pairs: int, vocabulary: int = 8192, **changes: Any) -> ProbeProtocol:
-    options = {"length": length, "pairs": pairs, "vocabulary": vocabulary}
-    given = {"batch": _TOKENS // length} | changes
-    return ProbeProtocol(name="mqar", options=options, length=length, **given)
-
-
-def _copying(length: int, copied: int, **changes: Any) -> ProbeProtocol:
-    options, given = {"length": length, "copied": copied}, {"batch": 128} | changes
-    return ProbeProtocol(name="copying", options=options, length=length + copied, **given)
-
-
-def _induction(length: int, *far: int, **changes: Any) -> ProbeProtocol:
-    given = {"batch": 256} | changes  # more sequences than others have: each has one label
+def _probe(
+    name: str, length: int, batch: int, options: Fields, far: tuple[int, ...] = ()
+) -> ProbeProtocol:
     return ProbeProtocol(
-        name="induction", options={"length": length}, length=length, far=far, **given
+        name=name,
+        options=options,
+        length=length,
+        preset="mini",
+        model={"layers": 2, "heads": 2},  # of 128, with 2 heads of 64
+        batch=batch,
+        steps=3000,
+        rates=(3e-3, 1e-3, 1e-2),
+        far=far,
     )
 
 
+def _mqar(length: int, pairs: int, vocabulary: int = 8192) -> ProbeProtocol:
+    options = {"length": length, "pairs": pairs, "vocabulary": vocabulary}
+    return _probe("mqar", length, _TOKENS // length, options)
+
+
+def _copying(length: int, copied: int) -> ProbeProtocol:
+    return _probe("copying", length + copied, 128, {"length": length, "copied": copied})
+
+
+def _induction(length: int, *far: int) -> ProbeProtocol:
+    # more sequences than others have: each has one label
+    return _probe("induction", length, 256, {"length": length}, far)
+
+
+_TOYS = {
+    "mqar-64": _mqar(8, 1, 16),
+    "mqar-128": _mqar(8, 2, 16),
+    "mqar-256": _mqar(12, 2, 16),
+    "mqar-512": _mqar(16, 4, 16),
+    "copying": _copying(8, 4),
+    "induction": _induction(8, 16, 32),
+}
 PROBES: dict[str, dict[str, ProbeProtocol]] = {
     "full": {
         "mqar-64": _mqar(64, 4),
@@ -182,13 +187,6 @@ PROBES: dict[str, dict[str, ProbeProtocol]] = {
         "copying": _copying(256, 16),
         "induction": _induction(256, 1024, 4096, 16_384, 65_536),
     },
-    "tiny": {
-        "mqar-64": _mqar(8, 1, 16, **_TOY),
-        "mqar-128": _mqar(8, 2, 16, **_TOY),
-        "mqar-256": _mqar(12, 2, 16, **_TOY),
-        "mqar-512": _mqar(16, 4, 16, **_TOY),
-        "copying": _copying(8, 4, **_TOY),
-        "induction": _induction(8, 16, 32, **_TOY),
-    },
+    "tiny": {name: replace(each, **_TOY) for name, each in _TOYS.items()},
 }
 """Scale -> probe -> protocol; the names of the probes are the same at every scale."""

@@ -93,35 +93,50 @@ class Table(NamedTuple):
         return self.small if size == "small" else self.columns
 
 
-_TINY: Fields = {"layers": 2, "width": 16, "heads": 2, "hidden": 32}
 _HYBRID = "cosformer-gated*3 softmax cosformer-gated*2"
-
-
+_TINY: Fields = {"layers": 2, "width": 16, "heads": 2, "hidden": 32}
+_FEW: dict[str, Fields] = {
+    "listops": {"sizes": [40, 8, 8], "length": 600},
+    "text": {"length": 64},
+    "retrieval": {"length": 64},
+    "pathfinder": {"sizes": [40, 8, 8]},
+}
+"""Column -> options of its task as a toy."""
 _TEXT = os.__file__
-"""A text that is on every machine, for small runs: the source of Python's module os."""
+"""A text that is on every machine, for toys that learn one: the source of Python's module os."""
 
 
 def _named(*names: str) -> dict[str, Fields]:
     return {name: {"mechanism": name} for name in names}
 
 
-def _small(columns: Mapping[str, Column], **options: Fields) -> dict[str, Column]:
-    """The columns as toys; `options`: column -> options of its task."""
-    return {
-        name: replace(
-            column,
-            steps=4,
-            batch=4,
-            judged=2,
-            batches=2,
-            rates=column.rates[:2],
-            seeds=column.seeds[:2],
-            model={**column.model, **_TINY},
-            options={**column.options, **options.get(name, {})},
-            bfloat16=False,
-        )
-        for name, column in columns.items()
-    }
+def _table(entries: Mapping[str, Fields], columns: Mapping[str, Column]) -> Table:
+    return Table(entries, columns, {name: _toy(name, each) for name, each in columns.items()})
+
+
+def _toy(name: str, column: Column) -> Column:
+    """The column with this name at its small size."""
+    found = replace(
+        column,
+        steps=4,
+        batch=4,
+        judged=2,
+        batches=2,
+        rates=column.rates[:2],
+        seeds=column.seeds[:2],
+        model={**column.model, **_TINY},
+        options={**column.options, **_FEW.get(name, {})},
+        bfloat16=False,
+    )
+    if column.data is None:
+        return found
+    options = {**column.options, "length": 32}
+    if "vocabulary" in options:
+        options["vocabulary"] = 300
+    model = {**found.model, "layers": 6}  # some entries are patterns of six layers
+    if column.task == "mlm":
+        model.pop("dropout", None)  # which toys of it never had: those begun before go on
+    return replace(found, data=_TEXT, needs=(), options=options, model=model)
 
 
 _LRA = {
@@ -132,12 +147,6 @@ _LRA = {
     "pathfinder": Column(task="pathfinder", steps=20_000),
 }
 _PRETRAINED = {name: replace(column, pretrain="masked") for name, column in _LRA.items()}
-_FEW: dict[str, Fields] = {
-    "listops": {"sizes": [40, 8, 8], "length": 600},
-    "text": {"length": 64},
-    "retrieval": {"length": 64},
-    "pathfinder": {"sizes": [40, 8, 8]},
-}
 _LM = {
     "wikitext2": Column(
         task="lm",
@@ -176,61 +185,41 @@ _MLM = {"masked": _MASKED} | {
     name: replace(_FINE, task=name, needs=(name,))
     for name in ("qqp", "sst2", "mnli", "imdb", "amazon")
 }
-_SMALL_MLM = _small(_MLM)
-_SMALL_MLM["masked"] = replace(
-    _SMALL_MLM["masked"],
-    data=_TEXT,
-    options={"tokens": "bpe", "vocabulary": 300, "length": 32},
-    model={**_TINY, "layers": 6},
-    needs=(),
-)
 _PLAIN: Fields = {"positions": "auto", "conv": 0, "norm": None, "gate": False}
 _ABLATION = {
     name: replace(_LM["enwik8"], task=task, metric="loss")
     for name, task in (("masked", "mlm"), ("causal", "lm"))
 }
-_SMALL_ABLATION = {
-    name: replace(column, data=_TEXT, needs=(), model={**_TINY, "layers": 6})
-    for name, column in _small(_ABLATION, masked={"length": 32}, causal={"length": 32}).items()
-}
-_SMALL_LM = {
-    name: replace(column, data=_TEXT, needs=(), model={**column.model, "layers": 6})
-    for name, column in _small(_LM, wikitext2={"length": 32}, enwik8={"length": 32}).items()
-}
 
 TABLES: dict[str, Table] = {
-    "lra": Table(
+    "lra": _table(
         _named(
             "softmax", "local", "sparse", "longformer", "linformer", "reformer", "sinkhorn",
             "synthesizer", "bigbird", "linear", "performer", "cosformer", "cosformer-multiscale",
         ),
         _LRA,
-        _small(_LRA, **_FEW),
     ),
-    "lra-pretrained": Table(
+    "lra-pretrained": _table(
         _named("softmax", "cosformer", "cosformer-multiscale")
         | {"hybrid": {"mechanism": "cosformer-gated softmax"}},
         _PRETRAINED,
-        _small(_PRETRAINED, **_FEW),
     ),
-    "lm": Table(
+    "lm": _table(
         _named(
             "softmax", "linear", "rfa", "performer", "retention", "gated-delta", "cosformer",
             "cosformer-multiscale", "cosformer-gated",
         )
         | {"hybrid": {"mechanism": _HYBRID}},
         _LM,
-        _SMALL_LM,
     ),
-    "mlm": Table(
+    "mlm": _table(
         _named(
             "softmax", "linear", "performer", "longformer", "reformer", "cosformer",
             "cosformer-multiscale",
         ),
         _MLM,
-        _SMALL_MLM,
     ),
-    "ablation": Table(
+    "ablation": _table(
         {
             "identity": {"mechanism": "identity", **_PLAIN},
             "leaky-relu": {"mechanism": "leaky-relu", **_PLAIN},
@@ -246,7 +235,6 @@ TABLES: dict[str, Table] = {
             },
         },
         _ABLATION | _LRA,
-        _SMALL_ABLATION | _small(_LRA, **_FEW),
     ),
 }  # fmt: skip
 """Name -> the table. hybrid: one softmax layer, the last of two or the fourth of six."""

@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cosformer.check import check_choice
 from cosformer.models import PRESETS, read_pattern
@@ -18,155 +18,134 @@ SOFTMAX = "softmax"
 
 Stage = Literal["rates", "seeds", "long", "speed"]
 
-_MULTISCALE = "cosformer-multiscale"
-_GATED = "cosformer-gated"
+
+def _of(mechanism: str, **fields: Any) -> dict[str, Any]:
+    """Fields of a model with this mechanism."""
+    return {"mechanism": mechanism, **fields}
+
+
+_GATED, _DELTA = _of("cosformer-gated"), _of("gated-delta")
+_MULTISCALE, _COSFORMER = _of("cosformer-multiscale"), _of("cosformer")
+_EXACT, _RETENTION = _of("softmax"), _of("retention")
+_FLAT = _MULTISCALE | {"options": {"decay": 1.0}}  # the past weighs the same but for the cosine
+_LEARNED = _MULTISCALE | {"options": {"learned": True}}
+_RELU_DELTA = _DELTA | {"options": {"features": "relu"}}
 _WINDOW = {"local": {"window": 126}}  # a causal window of 64 tokens: half of it, and the own one
-_NORM_SIGMOID = {"norm": True, "gate": "sigmoid"}
-_FLAT = {"decay": 1.0}  # every token of the past weighs the same but for the cosine
-_LOWER_HALF = f"local*3 {_MULTISCALE}*3"
-_GATED_FOURTH = f"{_GATED}*3 softmax {_GATED}*2"
-_FOURTH = f"{_MULTISCALE}*3 softmax {_MULTISCALE}*2"
+_LOWER_HALF = _of("local*3 cosformer-multiscale*3", options=_WINDOW)
+_FOURTH = _of("cosformer-multiscale*3 softmax cosformer-multiscale*2")
+_GATED_FOURTH = _of("cosformer-gated*3 softmax cosformer-gated*2")
+_LAST_256 = {"local": {"window": 510}}
+
+_CONV, _CONV_5 = {"conv": 4}, {"conv": 5}
+_GATE, _NORM_SIGMOID = {"gate": True}, {"norm": True, "gate": "sigmoid"}
+_LEARNED_POSITIONS = {"positions": "learned"}
 
 LM: dict[str, Fields] = {
-    SOFTMAX: {"mechanism": "softmax"},
-    "softmax-conv": {"mechanism": "softmax", "conv": 4},
-    "softmax-norm-sigmoid": {"mechanism": "softmax", **_NORM_SIGMOID},
-    "cosformer": {"mechanism": "cosformer"},
-    "cosformer-1-head": {"mechanism": "cosformer", "heads": 1},
-    "cosformer-positions": {"mechanism": "cosformer", "positions": "learned"},
-    "cosformer-1-head-positions": {"mechanism": "cosformer", "heads": 1, "positions": "learned"},
-    "cosformer-norm-gate": {"mechanism": "cosformer", "norm": True, "gate": True},
-    "cosformer-conv": {"mechanism": "cosformer", "conv": 4},
-    "multiscale": {"mechanism": _MULTISCALE},
-    "multiscale-horizon-1024": {"mechanism": _MULTISCALE, "options": {"horizon": 1024.0}},
-    "multiscale-no-cosine": {"mechanism": _MULTISCALE, "options": {"horizon": float("inf")}},
-    "multiscale-learned": {"mechanism": _MULTISCALE, "options": {"learned": True}},
-    "multiscale-2-heads": {"mechanism": _MULTISCALE, "heads": 2},
-    "multiscale-8-heads": {"mechanism": _MULTISCALE, "heads": 8},
-    "multiscale-qk-norm": {"mechanism": _MULTISCALE, "qk_norm": True},
-    "multiscale-rotary": {"mechanism": _MULTISCALE, "positions": "rotary"},
-    "multiscale-gate": {"mechanism": _MULTISCALE, "gate": True},
-    "multiscale-conv": {"mechanism": _MULTISCALE, "conv": 4},
-    "multiscale-conv-input": {"mechanism": _MULTISCALE, "conv": 4, "conv_on": "input"},
-    "multiscale-conv-gate": {"mechanism": _MULTISCALE, "conv": 4, "gate": True},
-    "multiscale-conv-norm-sigmoid": {
-        "mechanism": _MULTISCALE, "conv": 4, **_NORM_SIGMOID,
-    },
-    "multiscale-conv-wide": {"mechanism": _MULTISCALE, "conv": 4, "value_dim": 128},
-    "multiscale-norm-sigmoid": {"mechanism": _MULTISCALE, **_NORM_SIGMOID},
-    "multiscale-learned-norm-sigmoid": {
-        "mechanism": _MULTISCALE, "options": {"learned": True}, **_NORM_SIGMOID,
-    },
-    "gated": {"mechanism": _GATED},
-    "gated-gate": {"mechanism": _GATED, "gate": True},
-    "gated-norm-sigmoid": {"mechanism": _GATED, **_NORM_SIGMOID},
-    "gated-norm-sigmoid-qk-norm": {"mechanism": _GATED, "qk_norm": True, **_NORM_SIGMOID},
-    "gated-norm-sigmoid-8-heads-of-64": {
-        "mechanism": _GATED, "heads": 8, "head_dim": 64, **_NORM_SIGMOID,
-    },
-    "gated-norm-sigmoid-2-heads": {"mechanism": _GATED, "heads": 2, **_NORM_SIGMOID},
-    "gated-norm-sigmoid-keys-of-128": {
-        "mechanism": _GATED, "head_dim": 128, "value_dim": 64, **_NORM_SIGMOID,
-    },
-    "gated-conv": {"mechanism": _GATED, "conv": 4},
-    "gated-conv-gate": {"mechanism": _GATED, "conv": 4, "gate": True},
-    "local-gated-turns-norm-sigmoid": {
-        "mechanism": f"local {_GATED}", "options": _WINDOW, **_NORM_SIGMOID,
-    },
-    "window-6-gated-norm-sigmoid": {
-        "mechanism": f"{_GATED}*3 local {_GATED}*2", "options": {"local": {"window": 510}},
-        **_NORM_SIGMOID,
-    },
-    "hybrid-6-gated-norm-sigmoid": {
-        "mechanism": _GATED_FOURTH, **_NORM_SIGMOID,
-    },
-    "hybrid-12-gated-norm-sigmoid": {
-        "mechanism": f"{_GATED}*7 softmax {_GATED}*4", **_NORM_SIGMOID,
-    },
-    "hybrid-3-gated-norm-sigmoid": {"mechanism": f"{_GATED}*2 softmax", **_NORM_SIGMOID},
-    "local-multiscale": {"mechanism": _LOWER_HALF, "options": _WINDOW},
-    "local-multiscale-conv-gate": {
-        "mechanism": _LOWER_HALF, "options": _WINDOW, "conv": 4, "gate": True,
-    },
-    "hybrid-6": {"mechanism": _FOURTH},
-    "hybrid-6-last": {"mechanism": f"{_MULTISCALE}*5 softmax"},
-    "hybrid-6-conv-gate": {"mechanism": _FOURTH, "conv": 4, "gate": True},
-    "hybrid-3": {"mechanism": f"{_MULTISCALE}*2 softmax"},
-    "retention": {"mechanism": "retention"},
-    "retention-conv-gate": {"mechanism": "retention", "conv": 4, "gate": True},
-    "gated-delta": {"mechanism": "gated-delta"},
-    "gated-delta-conv-gate": {"mechanism": "gated-delta", "conv": 4, "gate": True},
-    "gated-delta-conv-norm-sigmoid": {"mechanism": "gated-delta", "conv": 4, **_NORM_SIGMOID},
-    "gated-delta-relu-norm-sigmoid": {
-        "mechanism": "gated-delta", "options": {"features": "relu"}, **_NORM_SIGMOID,
-    },
-    "gated-delta-relu-conv-norm-sigmoid": {
-        "mechanism": "gated-delta", "options": {"features": "relu"}, "conv": 4, **_NORM_SIGMOID,
-    },
-}  # fmt: skip
+    SOFTMAX: _EXACT,
+    "softmax-conv": _EXACT | _CONV,
+    "softmax-norm-sigmoid": _EXACT | _NORM_SIGMOID,
+    "cosformer": _COSFORMER,
+    "cosformer-1-head": _COSFORMER | {"heads": 1},
+    "cosformer-positions": _COSFORMER | _LEARNED_POSITIONS,
+    "cosformer-1-head-positions": _COSFORMER | {"heads": 1} | _LEARNED_POSITIONS,
+    "cosformer-norm-gate": _COSFORMER | {"norm": True} | _GATE,
+    "cosformer-conv": _COSFORMER | _CONV,
+    "multiscale": _MULTISCALE,
+    "multiscale-horizon-1024": _MULTISCALE | {"options": {"horizon": 1024.0}},
+    "multiscale-no-cosine": _MULTISCALE | {"options": {"horizon": float("inf")}},
+    "multiscale-learned": _LEARNED,
+    "multiscale-2-heads": _MULTISCALE | {"heads": 2},
+    "multiscale-8-heads": _MULTISCALE | {"heads": 8},
+    "multiscale-qk-norm": _MULTISCALE | {"qk_norm": True},
+    "multiscale-rotary": _MULTISCALE | {"positions": "rotary"},
+    "multiscale-gate": _MULTISCALE | _GATE,
+    "multiscale-conv": _MULTISCALE | _CONV,
+    "multiscale-conv-input": _MULTISCALE | _CONV | {"conv_on": "input"},
+    "multiscale-conv-gate": _MULTISCALE | _CONV | _GATE,
+    "multiscale-conv-norm-sigmoid": _MULTISCALE | _CONV | _NORM_SIGMOID,
+    "multiscale-conv-wide": _MULTISCALE | _CONV | {"value_dim": 128},
+    "multiscale-norm-sigmoid": _MULTISCALE | _NORM_SIGMOID,
+    "multiscale-learned-norm-sigmoid": _LEARNED | _NORM_SIGMOID,
+    "gated": _GATED,
+    "gated-gate": _GATED | _GATE,
+    "gated-norm-sigmoid": _GATED | _NORM_SIGMOID,
+    "gated-norm-sigmoid-qk-norm": _GATED | _NORM_SIGMOID | {"qk_norm": True},
+    "gated-norm-sigmoid-8-heads-of-64": _GATED | _NORM_SIGMOID | {"heads": 8, "head_dim": 64},
+    "gated-norm-sigmoid-2-heads": _GATED | _NORM_SIGMOID | {"heads": 2},
+    "gated-norm-sigmoid-keys-of-128": _GATED | _NORM_SIGMOID | {"head_dim": 128, "value_dim": 64},
+    "gated-conv": _GATED | _CONV,
+    "gated-conv-gate": _GATED | _CONV | _GATE,
+    "local-gated-turns-norm-sigmoid": _of("local cosformer-gated", options=_WINDOW) | _NORM_SIGMOID,
+    "window-6-gated-norm-sigmoid": _of(
+        "cosformer-gated*3 local cosformer-gated*2", options=_LAST_256, **_NORM_SIGMOID
+    ),
+    "hybrid-6-gated-norm-sigmoid": _GATED_FOURTH | _NORM_SIGMOID,
+    "hybrid-12-gated-norm-sigmoid": _of(
+        "cosformer-gated*7 softmax cosformer-gated*4", **_NORM_SIGMOID
+    ),
+    "hybrid-3-gated-norm-sigmoid": _of("cosformer-gated*2 softmax") | _NORM_SIGMOID,
+    "local-multiscale": _LOWER_HALF,
+    "local-multiscale-conv-gate": _LOWER_HALF | _CONV | _GATE,
+    "hybrid-6": _FOURTH,
+    "hybrid-6-last": _of("cosformer-multiscale*5 softmax"),
+    "hybrid-6-conv-gate": _FOURTH | _CONV | _GATE,
+    "hybrid-3": _of("cosformer-multiscale*2 softmax"),
+    "retention": _RETENTION,
+    "retention-conv-gate": _RETENTION | _CONV | _GATE,
+    "gated-delta": _DELTA,
+    "gated-delta-conv-gate": _DELTA | _CONV | _GATE,
+    "gated-delta-conv-norm-sigmoid": _DELTA | _CONV | _NORM_SIGMOID,
+    "gated-delta-relu-norm-sigmoid": _RELU_DELTA | _NORM_SIGMOID,
+    "gated-delta-relu-conv-norm-sigmoid": _RELU_DELTA | _CONV | _NORM_SIGMOID,
+}
 """Entries of the study of next bytes: name -> fields of the model. Positions are each mechanism's
 own best (`positions="auto"`) unless an entry names others. hybrid-6: one softmax layer in six;
 window-6: one layer in six that sees the last 256 tokens exactly, and none before; hybrid-12 is for
 models of 12 layers."""
 
 MLM: dict[str, Fields] = {
-    SOFTMAX: {"mechanism": "softmax"},
-    "softmax-conv": {"mechanism": "softmax", "conv": 5},
-    "softmax-norm-sigmoid": {"mechanism": "softmax", **_NORM_SIGMOID},
-    "softmax-conv-norm-sigmoid": {"mechanism": "softmax", "conv": 5, **_NORM_SIGMOID},
-    "cosformer": {"mechanism": "cosformer"},
-    "cosformer-conv": {"mechanism": "cosformer", "conv": 5},
-    "multiscale": {"mechanism": _MULTISCALE},
-    "multiscale-no-positions": {"mechanism": _MULTISCALE, "positions": "none"},
-    "multiscale-conv": {"mechanism": _MULTISCALE, "conv": 5},
-    "multiscale-conv-gate": {"mechanism": _MULTISCALE, "conv": 5, "gate": True},
-    "multiscale-conv-learned": {
-        "mechanism": _MULTISCALE, "conv": 5, "options": {"learned": True},
-    },
-    "gated-conv": {"mechanism": _GATED, "conv": 5},
-    "gated-norm-sigmoid": {"mechanism": _GATED, **_NORM_SIGMOID},
-    "gated-conv-norm-sigmoid": {"mechanism": _GATED, "conv": 5, **_NORM_SIGMOID},
-    "hybrid-6-gated-conv-norm-sigmoid": {
-        "mechanism": _GATED_FOURTH, "conv": 5, **_NORM_SIGMOID,
-    },
-    "hybrid-6-conv": {"mechanism": _FOURTH, "conv": 5},
-}  # fmt: skip
+    SOFTMAX: _EXACT,
+    "softmax-conv": _EXACT | _CONV_5,
+    "softmax-norm-sigmoid": _EXACT | _NORM_SIGMOID,
+    "softmax-conv-norm-sigmoid": _EXACT | _CONV_5 | _NORM_SIGMOID,
+    "cosformer": _COSFORMER,
+    "cosformer-conv": _COSFORMER | _CONV_5,
+    "multiscale": _MULTISCALE,
+    "multiscale-no-positions": _MULTISCALE | {"positions": "none"},
+    "multiscale-conv": _MULTISCALE | _CONV_5,
+    "multiscale-conv-gate": _MULTISCALE | _CONV_5 | _GATE,
+    "multiscale-conv-learned": _LEARNED | _CONV_5,
+    "gated-conv": _GATED | _CONV_5,
+    "gated-norm-sigmoid": _GATED | _NORM_SIGMOID,
+    "gated-conv-norm-sigmoid": _GATED | _CONV_5 | _NORM_SIGMOID,
+    "hybrid-6-gated-conv-norm-sigmoid": _GATED_FOURTH | _CONV_5 | _NORM_SIGMOID,
+    "hybrid-6-conv": _FOURTH | _CONV_5,
+}
 """Entries of the study of masked bytes."""
 
 
 PROBED: dict[str, Fields] = {
-    SOFTMAX: {"mechanism": "softmax"},
-    "softmax-conv": {"mechanism": "softmax", "conv": 4},
-    "linear-conv": {"mechanism": "linear", "conv": 4},
-    "cosformer": {"mechanism": "cosformer"},
-    "cosformer-conv": {"mechanism": "cosformer", "conv": 4},
-    "multiscale": {"mechanism": _MULTISCALE},
-    "multiscale-conv": {"mechanism": _MULTISCALE, "conv": 4},
-    "gated-conv": {"mechanism": _GATED, "conv": 4},
-    "gated-conv-gate": {"mechanism": _GATED, "conv": 4, "gate": True},
-    "gated-conv-norm-sigmoid": {"mechanism": _GATED, "conv": 4, **_NORM_SIGMOID},
-    "gated-conv-norm-sigmoid-qk-norm": {
-        "mechanism": _GATED, "conv": 4, "qk_norm": True, **_NORM_SIGMOID,
-    },
-    "flat-conv-norm-sigmoid": {
-        "mechanism": _MULTISCALE, "options": _FLAT, "conv": 4, **_NORM_SIGMOID,
-    },
-    "flat-1-head-positions": {
-        "mechanism": _MULTISCALE, "options": _FLAT, "heads": 1, "positions": "learned", "conv": 4,
-        **_NORM_SIGMOID,
-    },
-    "gated-1-head-positions": {
-        "mechanism": _GATED, "heads": 1, "positions": "learned", "conv": 4, **_NORM_SIGMOID,
-    },
-    "delta-conv": {"mechanism": "delta", "conv": 4},
-    "gated-delta-conv": {"mechanism": "gated-delta", "conv": 4},
-    "gated-delta-relu-conv": {
-        "mechanism": "gated-delta", "options": {"features": "relu"}, "conv": 4,
-    },
-    "hybrid": {"mechanism": f"{_MULTISCALE} softmax", "conv": 4},
-    "hybrid-gated-norm-sigmoid": {"mechanism": f"{_GATED} softmax", "conv": 4, **_NORM_SIGMOID},
-    "hybrid-exact-first": {"mechanism": f"softmax {_GATED}", "conv": 4, **_NORM_SIGMOID},
-}  # fmt: skip
+    SOFTMAX: _EXACT,
+    "softmax-conv": _EXACT | _CONV,
+    "linear-conv": _of("linear") | _CONV,
+    "cosformer": _COSFORMER,
+    "cosformer-conv": _COSFORMER | _CONV,
+    "multiscale": _MULTISCALE,
+    "multiscale-conv": _MULTISCALE | _CONV,
+    "gated-conv": _GATED | _CONV,
+    "gated-conv-gate": _GATED | _CONV | _GATE,
+    "gated-conv-norm-sigmoid": _GATED | _CONV | _NORM_SIGMOID,
+    "gated-conv-norm-sigmoid-qk-norm": _GATED | _CONV | _NORM_SIGMOID | {"qk_norm": True},
+    "flat-conv-norm-sigmoid": _FLAT | _CONV | _NORM_SIGMOID,
+    "flat-1-head-positions": _FLAT | _CONV | _NORM_SIGMOID | {"heads": 1} | _LEARNED_POSITIONS,
+    "gated-1-head-positions": _GATED | _CONV | _NORM_SIGMOID | {"heads": 1} | _LEARNED_POSITIONS,
+    "delta-conv": _of("delta") | _CONV,
+    "gated-delta-conv": _DELTA | _CONV,
+    "gated-delta-relu-conv": _RELU_DELTA | _CONV,
+    "hybrid": _of("cosformer-multiscale softmax") | _CONV,
+    "hybrid-gated-norm-sigmoid": _of("cosformer-gated softmax") | _CONV | _NORM_SIGMOID,
+    "hybrid-exact-first": _of("softmax cosformer-gated") | _CONV | _NORM_SIGMOID,
+}
 """Entries of the study of probes. hybrid: one exact layer, the last of two unless the name says
 first. flat: no decay, so that nothing of a short past is forgotten; positions: tokens know where
 pairs end and questions begin."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from cosformer.tasks.classify import classify
 from cosformer.tasks.listops import TOKENS
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.rising import RisingTask
-from cosformer.tasks.sequences import SequenceTask, complete, majority
+from cosformer.tasks.sequences import SequenceTask, complete, facts_of_classes
 from cosformer.tasks.snakes import LENGTHS, by_length
 from cosformer.tasks.vocabulary import Bytes
 
 Device = torch.device | str
 SIZES = {"listops": (96_000, 2_000, 2_000), "pathfinder": (160_000, 20_000, 20_000)}
 """Tasks that are generated, and samples of their splits as published."""
+PIXELS = 32 * 32
+"""The length of a picture as a sequence."""
 PAIRS, DOCUMENTS, PICTURES = "aan_pairs.tsv.xz", "aan_docs_4k.jsonl.xz", "cifar10_gray.npz"
 
 
@@ -64,7 +67,8 @@ def pathfinder(
     """
     counts = sets_of("pathfinder", {"sizes": sizes, "rising": rising})
     found = _made("pathfinder", counts, data, seed, workers)
-    facts = _pictures(2, majority(found.labels[len(found) - sizes[2] :]))
+    judged = found.labels[len(found) - sizes[2] :]
+    facts = facts_of_classes(judged, classes=2, length=PIXELS)
     splits = _cut(found, sizes)
     if not rising:
         return SequenceTask(splits, facts, device)
@@ -122,21 +126,13 @@ def retrieval(
     numbers = {name: n for n, name in enumerate(names)}
     library = Ragged.of([documents[name] for name in names], np.zeros(len(names)))
     indices = complete(table.splits, len(table.labels))
-    facts = Facts(
-        data_tokens=256,
-        classes=2,
-        length=length,
-        asks="sequence",
-        metric="accuracy",
-        floor=majority(table.labels[indices["test"]]),
-        floor_is="the most frequent class of the test split",
-        towers=2,
-    )
+    judged = table.labels[indices["test"]]
+    facts = facts_of_classes(judged, classes=2, length=length, towers=2)
     splits = {
         split: [
-            _labelled(
+            replace(
                 library.take(np.array([numbers[column[n]] for n in indices[split]])),
-                table.labels[indices[split]],
+                labels=table.labels[indices[split]],
             )
             for column in table.texts
         ]
@@ -158,21 +154,9 @@ def image(*, data: Path | str | None = None, device: Device = "cpu") -> Sequence
     indices = complete(
         {"train": np.arange(train), "test": np.arange(train, len(labels))}, len(labels)
     )
-    whole = Ragged(pictures.reshape(-1), np.arange(len(labels) + 1) * pictures[0].size, labels)
-    facts = _pictures(10, majority(labels[indices["test"]]))
+    whole = Ragged.of_rows(pictures, labels)
+    facts = facts_of_classes(labels[indices["test"]], classes=10, length=PIXELS)
     return SequenceTask({s: [whole.take(indices[s])] for s in SPLITS}, facts, device)
-
-
-def _pictures(classes: int, floor: float) -> Facts:
-    return Facts(
-        data_tokens=256,
-        classes=classes,
-        length=1024,
-        asks="sequence",
-        metric="accuracy",
-        floor=floor,
-        floor_is="the most frequent class of the test split",
-    )
 
 
 def _made(
@@ -209,7 +193,3 @@ def _documents(path: Path) -> dict[str, Array]:
             message = f"{path}, line {number}, must be an object with id and text"
             raise ValueError(f"{message}: {error!r}") from None
     return found
-
-
-def _labelled(texts: Ragged, labels: Array) -> Ragged:
-    return Ragged(texts.flat, texts.starts, labels)

@@ -2,8 +2,9 @@
 
 import abc
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -128,6 +129,21 @@ class Derived(Task):
 
     def digest(self) -> str:
         return self.task.digest()
+
+
+def facts_of_inputs(of: Facts, *, causal: bool) -> Facts:
+    """Facts of a task that asks for the tokens of another one's inputs."""
+    is_text = of.metric == "nats"  # whose frequencies make a better guess
+    return replace(
+        of,
+        classes=of.data_tokens,
+        asks="tokens",
+        metric="nats",
+        floor=of.floor if is_text else math.log(of.data_tokens),
+        floor_is=of.floor_is if is_text else "the same chance for every token",
+        asked=None,
+        causal=causal,
+    )
 
 
 @dataclass(frozen=True)

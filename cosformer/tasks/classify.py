@@ -10,10 +10,16 @@ import torch
 
 from cosformer.tasks import files, tables
 from cosformer.tasks import vocabulary as vocabularies
-from cosformer.tasks.base import SPLITS, Batch, Facts, require_options, special_token
+from cosformer.tasks.base import SPLITS, Batch, require_options, special_token
 from cosformer.tasks.ragged import Array, Ragged
 from cosformer.tasks.resident import Resident
-from cosformer.tasks.sequences import SequenceTask, complete, cut_note, empty_note, majority
+from cosformer.tasks.sequences import (
+    SequenceTask,
+    complete,
+    cut_note,
+    empty_note,
+    facts_of_classes,
+)
 
 
 def classify(
@@ -43,14 +49,11 @@ def classify(
     indices = complete(table.splits, len(table.labels))
     seen = b"\n".join(c[n].encode() for n in indices["train"] for c in table.texts)
     kind = vocabularies.create(tokens, seen, vocabulary, learnt)
-    facts = Facts(
-        data_tokens=kind.size,
+    facts = facts_of_classes(
+        table.labels[indices["test"]],
         classes=len(table.classes),
         length=length,
-        asks="sequence",
-        metric="accuracy",
-        floor=majority(table.labels[indices["test"]]),
-        floor_is="the most frequent class of the test split",
+        data_tokens=kind.size,
         towers=towers,
     )
     read = Reader(kind, length, towers).read(table.texts)

@@ -9,6 +9,7 @@ import lzma
 import os
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -52,11 +53,8 @@ def read_bytes(path: Path) -> bytes:
     opener = OPENERS.get(path.suffix)
     if opener is None:
         return path.read_bytes()
-    try:
-        with opener(path, "rb") as file:
-            content: bytes = file.read(LIMIT + 1)
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile, OSError) as error:
-        raise ValueError(f"{path} must be a whole {path.suffix} file: {error}") from None
+    with _unpacking(path), opener(path, "rb") as file:
+        content: bytes = file.read(LIMIT + 1)
     if len(content) > LIMIT:
         raise ValueError(f"{path} must unpack to at most {LIMIT:,} bytes: unpack it yourself")
     return content
@@ -75,11 +73,20 @@ def reading(path: Path, newline: str) -> Iterator[IO[str]]:
     """A text to be read line by line, unpacked where needed: it may be larger than the memory."""
     opener = OPENERS.get(path.suffix, open)
     try:
-        with opener(path, "rt", encoding="utf-8", newline=newline) as file:
+        with _unpacking(path), opener(path, "rt", encoding="utf-8", newline=newline) as file:
             yield file
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8: {error}") from None
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+
+
+@contextlib.contextmanager
+def _unpacking(path: Path) -> Iterator[None]:
+    """What packers raise in the block because a file is broken becomes an error that names it."""
+    try:
+        yield
+    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system
+            raise
         raise ValueError(f"{path} must be a whole {path.suffix} file: {error}") from None
 
 

@@ -1,6 +1,7 @@
 """Generated data sets: drawn once in numbered blocks by several processes, kept on disk."""
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -35,32 +36,18 @@ class Made:
     summary: str
 
 
-def _listops_block(rng: np.random.Generator, count: int) -> Ragged:
-    return listops.draw(rng, count)
-
-
-def _pathfinder_block(rng: np.random.Generator, count: int) -> Ragged:
-    return _in_rows(*pathfinder.draw(rng, count))
-
-
-def _snakes_block(rng: np.random.Generator, count: int) -> Ragged:
-    return _in_rows(*snakes.draw_snakes(rng, count))
-
-
-def _in_rows(pictures: Array, labels: Array) -> Ragged:
-    pixels = pictures[0].size
-    return Ragged(pictures.reshape(-1), np.arange(len(pictures) + 1) * pixels, labels)
-
-
 MADE = {
     "listops": Made(
-        _listops_block, listops.ListOpsRule(), 100_000, "nested operators on digits, 10 classes"
+        listops.draw, listops.ListOpsRule(), 100_000, "nested operators on digits, 10 classes"
     ),
     "pathfinder": Made(
-        _pathfinder_block, pathfinder.PathfinderRule(), 200_000, "is the dashed path one, 32 × 32"
+        lambda rng, count: Ragged.of_rows(*pathfinder.draw(rng, count)),
+        pathfinder.PathfinderRule(),
+        200_000,
+        "is the dashed path one, 32 × 32",
     ),
     "snakes": Made(
-        _snakes_block,
+        lambda rng, count: Ragged.of_rows(*snakes.draw_snakes(rng, count)),
         pathfinder.PathfinderRule(),
         160_000,
         "Pathfinder with shorter snakes, 1 to 13 dashes",
@@ -196,10 +183,8 @@ def _blocks(
 ) -> Generator[Ragged, None, None]:
     """Blocks 0, 1, … in order; no more than `expected` are drawn before they are asked for."""
     if workers == 1:
-        number = 0
-        while True:
+        for number in itertools.count():
             yield _draw_block(name, seed, number, size)
-            number += 1
     # fresh processes: a fork of one with threads of torch can hang
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
         ahead = deque[Future[Ragged]]()

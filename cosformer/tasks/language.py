@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import math
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from cosformer.tasks.base import (
     Derived,
     Facts,
     Task,
+    facts_of_inputs,
     require_options,
     sha256_of,
 )
@@ -120,18 +120,8 @@ class MaskedTask(Derived):
             raise ValueError(f"rate must lie above 0 and up to 1, got {rate}")
         if task.facts.towers != 1:
             raise ValueError(f"task must have one tower to be masked, got {task.facts.towers}")
-        self.rate, of = rate, task.facts
-        facts = dataclasses.replace(
-            of,
-            classes=of.data_tokens,
-            asks="tokens",
-            metric="nats",
-            floor=of.floor if of.causal else math.log(of.data_tokens),
-            floor_is=of.floor_is if of.causal else "the same chance for every token",
-            asked=None,
-            causal=False,
-        )
-        super().__init__(task, facts)
+        self.rate = rate
+        super().__init__(task, facts_of_inputs(task.facts, causal=False))
 
     def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
         batch = self.task._batch(which, draws)

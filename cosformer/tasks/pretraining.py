@@ -1,12 +1,11 @@
 """The inputs of a task as a task of their own: what a model can learn from before the labels."""
 
 import dataclasses
-import math
 
 import numpy as np
 import torch
 
-from cosformer.tasks.base import IGNORED, Batch, BatchId, Derived, Task
+from cosformer.tasks.base import IGNORED, Batch, BatchId, Derived, Task, facts_of_inputs
 from cosformer.tasks.language import MaskedTask
 
 
@@ -24,17 +23,7 @@ class NextToken(Derived):
     """Every label is the token that follows, where one of the data does."""
 
     def __init__(self, task: Task) -> None:
-        facts = dataclasses.replace(
-            task.facts,
-            classes=task.facts.data_tokens,
-            asks="tokens",
-            metric="nats",
-            floor=math.log(task.facts.data_tokens),
-            floor_is="the same chance for every token",
-            asked=None,
-            causal=True,
-        )
-        super().__init__(task, facts)
+        super().__init__(task, facts_of_inputs(task.facts, causal=True))
 
     def _batch(self, which: BatchId, draws: np.random.Generator) -> Batch:
         batch = self.task._batch(which, draws)

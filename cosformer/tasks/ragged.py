@@ -37,23 +37,31 @@ class Ragged:
     @classmethod
     def of(cls, sequences: Sequence[Array], labels: Any, dtype: Any = np.uint8) -> "Ragged":
         """From sequences one by one."""
-        starts = np.concatenate([[0], np.cumsum([len(each) for each in sequences], dtype=np.int64)])
         parts = [np.asarray(each, dtype) for each in sequences]
         flat = np.concatenate(parts) if parts else np.zeros(0, dtype)
-        return cls(flat, starts.astype(np.int64), np.asarray(labels, np.int64))
+        return cls(flat, _starts(list(map(len, parts))), np.asarray(labels, np.int64))
+
+    @classmethod
+    def of_rows(cls, rows: Array, labels: Array) -> "Ragged":
+        """From sequences of one length, as pictures are, in one array."""
+        return cls(rows.reshape(-1), np.arange(len(rows) + 1) * rows[0].size, labels)
 
     @classmethod
     def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
         """One after the other."""
-        lengths = np.concatenate([part.lengths for part in parts])
-        starts = np.concatenate([[0], np.cumsum(lengths)])
+        starts = _starts(np.concatenate([part.lengths for part in parts]))
         labels = np.concatenate([part.labels for part in parts])
         return cls(np.concatenate([part.flat for part in parts]), starts, labels)
 
     def take(self, indices: Array) -> "Ragged":
         """The sequences with these numbers, in this order."""
         lengths = self.lengths[indices]
-        starts = np.concatenate([[0], np.cumsum(lengths)])
+        starts = _starts(lengths)
         within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
         flat = self.flat[np.repeat(self.starts[indices], lengths) + within]
         return Ragged(flat, starts, self.labels[indices])
+
+
+def _starts(lengths: Any) -> Array:
+    """Where sequences of these lengths begin, one after the other, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)

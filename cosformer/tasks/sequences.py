@@ -90,9 +90,20 @@ def empty_note(empty: int, count: int) -> list[str]:
     return [f"{empty:,} of {count:,} texts are empty and are read as one start token"]
 
 
-def majority(labels: Array) -> float:
-    """Share of the most frequent label."""
-    return float(np.bincount(labels).max() / len(labels))
+def facts_of_classes(
+    judged: Array, *, classes: int, length: int, data_tokens: int = 256, towers: int = 1
+) -> Facts:
+    """Facts of a task on whole sequences; `judged`: the labels of its test split."""
+    return Facts(
+        data_tokens=data_tokens,
+        classes=classes,
+        length=length,
+        asks="sequence",
+        metric="accuracy",
+        floor=float(np.bincount(judged).max() / len(judged)),
+        floor_is="the most frequent class of the test split",
+        towers=towers,
+    )
 
 
 def complete(splits: Mapping[str, Array], count: int) -> dict[str, Array]:

@@ -4,13 +4,14 @@ Merging (BPE, Sennrich et al. 2016) is that of the package tokenizers, which is 
 use: bytes and words need torch and numpy alone.
 """
 
+import abc
 import importlib.util
 import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -25,7 +26,7 @@ SPECIALS = ("pad", "mask", "separator", "start")
 CUT = re.compile(r"(?<=\S)(?=[ \n])")
 """Where a blank begins after something else: no merge goes across it."""
 LINE = re.compile(r"(?<=\S)(?=\n)")
-"""The same at ends of lines alone."""
+"""Where a line ends after something else; a text that is learnt is cut there alone."""
 BLANK = r"[\s\x1c-\x1f]"
 WORD_OF_PAIRS = (
     r" ?[\p{L}\p{Nl}\p{No}]+| ?\p{Nd}+| ?[^\p{L}\p{N}_\s\x1c-\x1f]+"
@@ -34,22 +35,27 @@ WORD_OF_PAIRS = (
 """Stretches that merging does not cross in a vocabulary that was kept as `pairs`."""
 
 
-class Vocabulary(Protocol):
+class Vocabulary(abc.ABC):
     """Texts as numbers and back."""
 
     kind: Kind
     size: int
-    widths: Array | None
+    widths: Array | None = None
     """Bytes that each token stands for; None where a text's bytes are not known from its tokens."""
 
+    @abc.abstractmethod
     def encode(self, text: str | bytes) -> Array:
         """The tokens of a text; bytes are read as UTF-8."""
 
-    def decode(self, tokens: Array) -> str: ...
+    def decode(self, tokens: Array) -> str:
+        """The text of all tokens."""
+        return b"".join(map(self.piece, np.asarray(tokens).tolist())).decode(errors="replace")
 
+    @abc.abstractmethod
     def piece(self, token: int) -> bytes:
         """What a token adds to a text that goes on."""
 
+    @abc.abstractmethod
     def plain(self) -> dict[str, Any]:
         """What JSON can keep of it, for `restore`."""
 
@@ -58,20 +64,18 @@ class Vocabulary(Protocol):
 
         None where there is none.
         """
+        return None
 
 
-class Bytes:
+class Bytes(Vocabulary):
     """UTF-8 as it is."""
 
     kind: Kind = "bytes"
     size = 256
-    widths: Array | None = np.ones(256, np.int64)
+    widths = np.ones(256, np.int64)
 
     def encode(self, text: str | bytes) -> Array:
         return np.frombuffer(_raw(text), np.uint8)
-
-    def decode(self, tokens: Array) -> str:
-        return bytes(np.asarray(tokens, np.uint8)).decode(errors="replace")
 
     def piece(self, token: int) -> bytes:
         return bytes([token])
@@ -83,16 +87,15 @@ class Bytes:
         return _of_pairs(())
 
 
-class Words:
+class Words(Vocabulary):
     """Words between blanks, an end after each line; those not in the training text are `<unk>`."""
 
     kind: Kind = "words"
-    widths: Array | None = None
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self.numbers = {word: n for n, word in enumerate(self.names)}
-        self.size = len(self.names)
+        self.size, self._unknown = len(self.names), self.numbers["<unk>"]
 
     @classmethod
     def learn(cls, text: bytes) -> "Words":
@@ -102,8 +105,7 @@ class Words:
         return cls([word for word, _ in counts.most_common()])
 
     def encode(self, text: str | bytes) -> Array:
-        unknown = self.numbers["<unk>"]
-        return np.array([self.numbers.get(word, unknown) for word in _words(text)], np.int32)
+        return np.array([self.numbers.get(word, self._unknown) for word in _words(text)], np.int32)
 
     def decode(self, tokens: Array) -> str:
         return " ".join(self.names[n] for n in np.asarray(tokens).tolist()).replace("<eos>", "\n")
@@ -115,11 +117,8 @@ class Words:
     def plain(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": self.names}
 
-    def tokenizer(self) -> "Tokenizer | None":
-        return None
 
-
-class BytePairs:
+class BytePairs(Vocabulary):
     """Bytes, and merges of neighbours, by a byte-level tokenizer of the package tokenizers.
 
     What `plain` gives is what that package keeps in a `tokenizer.json`.
@@ -137,7 +136,7 @@ class BytePairs:
         names = sorted(numbers, key=numbers.__getitem__)
         byte = {letter: n for n, letter in enumerate(_letters())}
         self.pieces = [bytes(byte[letter] for letter in name) for name in names]
-        self.widths: Array | None = np.array([len(piece) for piece in self.pieces])
+        self.widths = np.array([len(piece) for piece in self.pieces])
         self._known: dict[str, list[int]] = {}
 
     @classmethod
@@ -163,10 +162,6 @@ class BytePairs:
                 self._known[word] = self._tokenizer.encode(word).ids
         found = itertools.chain.from_iterable(map(self._known.__getitem__, words))
         return np.fromiter(found, np.uint16)
-
-    def decode(self, tokens: Array) -> str:
-        joined = b"".join(self.pieces[n] for n in np.asarray(tokens).tolist())
-        return joined.decode(errors="replace")
 
     def piece(self, token: int) -> bytes:
         return self.pieces[token]
@@ -280,7 +275,7 @@ def _byte_level(model: Any) -> "Tokenizer":
 
 
 def _with_specials(tokenizer: "Tokenizer") -> "Tokenizer":
-    """The same with the special tokens, and pairs of texts that have a separator between them."""
+    """Add the special tokens, and pairs of texts with a separator between them."""
     from tokenizers import processors
 
     tokenizer.add_special_tokens([f"<{name}>" for name in SPECIALS])

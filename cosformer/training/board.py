@@ -39,7 +39,11 @@ class TensorBoard:
 
     def add(self, event: Event) -> None:
         if isinstance(event, Started):
-            self._open(event)
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.close()
+            folder = str(self._folder / event.phase)
+            self._writer = SummaryWriter(folder, purge_step=event.step + 1)
             return
         for name, value in _numbers(event).items():
             self._writer.add_scalar(name, value, event.step)
@@ -47,12 +51,6 @@ class TensorBoard:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-    def _open(self, event: Started) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.close()
-        self._writer = SummaryWriter(str(self._folder / event.phase), purge_step=event.step + 1)
 
 
 class Wandb:

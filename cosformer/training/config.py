@@ -246,10 +246,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.out, Path):
             raise TypeError(f"out must be a Path, got {type(self.out).__name__}")
-        if not isinstance(self.start, Path | None):
-            raise TypeError(f"start must be a Path or None, got {type(self.start).__name__}")
-        if not isinstance(self.plugin, Path | None):
-            raise TypeError(f"plugin must be a Path or None, got {type(self.plugin).__name__}")
+        for name, path in (("start", self.start), ("plugin", self.plugin)):
+            if not isinstance(path, Path | None):
+                raise TypeError(f"{name} must be a Path or None, got {type(path).__name__}")
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         check_seed(self.seed, MOST_SEEDS)

@@ -60,11 +60,9 @@ def evaluate(
 
     `processes` share every batch.
     """
-    was_training = model.training
-    model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=task.device)
     right, labels = torch.zeros((), dtype=torch.int64, device=task.device), 0
-    for fed in _batches(task, split, batch_size, batches):
+    for fed in _judging(model, task, split, batch_size, batches):
         batch = processes.part(fed.batch)
         processes.fit(model, fed.length)
         with autocast(task.device, precision):
@@ -76,7 +74,6 @@ def evaluate(
         processes.agreed(False)  # an interrupt need not wait for the end
     processes.sum(loss)
     processes.sum(right)
-    model.train(was_training)
     if labels == 0:
         raise ValueError(f"split must have labels to be judged by, got {split!r}, which has none")
     return _metrics(task, split, loss.item() / labels, right.item() / labels)
@@ -96,11 +93,9 @@ def losses_by_position(
 
     For tasks with a label for each token; the sums are float64, on the CPU.
     """
-    was_training = model.training
-    model.eval()
     losses = torch.zeros(task.facts.length, dtype=torch.float64, device=task.device)
     labels = torch.zeros_like(losses)
-    for fed in _batches(task, split, batch_size, batches):
+    for fed in _judging(model, task, split, batch_size, batches):
         with autocast(task.device, precision):
             logits = answers(model, fed.batch)
         asked = fed.batch["labels"]  # [B, T]
@@ -109,7 +104,6 @@ def losses_by_position(
         )  # [B, T], 0 where nothing is asked
         losses[: asked.shape[1]] += each.double().sum(0)
         labels[: asked.shape[1]] += (asked != IGNORED).sum(0)
-    model.train(was_training)
     return losses.cpu(), labels.cpu()
 
 
@@ -139,10 +133,18 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def _batches(task: Task, split: str, batch_size: int, batches: int | None) -> Iterator[Fed]:
-    """All of a split, or so many batches, evenly spaced: the shortest samples come first."""
+def _judging(
+    model: nn.Module, task: Task, split: str, batch_size: int, batches: int | None
+) -> Iterator[Fed]:
+    """All of a split, or so many batches, while the model is in evaluation mode.
+
+    They are evenly spaced: the shortest samples come first.
+    """
+    was_training = model.training
+    model.eval()
     total = task.batches(split, batch_size)
     count = total if batches is None else min(batches, total)
     for n in range(count):
         step = n * total // count
         yield described(task.batch(split, seed=0, rank=0, step=step, batch_size=batch_size))
+    model.train(was_training)

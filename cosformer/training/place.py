@@ -43,22 +43,19 @@ def place_of(checkpoint: Checkpoint, path: Path, config: RunConfig) -> Place:
     The optimiser counts its own steps, by which a wrong `step` is found.
     """
     given = checkpoint.facts.get("place")
-    if not isinstance(given, dict):
-        raise ValueError(f"checkpoint {path} must say where its run stood, got {given!r}")
-    try:
-        place = build(Place, given)
-    except ValueError as error:
-        raise ValueError(f"checkpoint {path} must say where its run stood: {error}") from None
     before = [] if config.pretraining is None else [config.pretraining.budget]
     budgets = [*before, config.budget]
-    if place.phase >= len(budgets):
-        rule = f"phase must be below the number of phases, {len(budgets)}, got {place.phase}"
-        raise ValueError(f"checkpoint {path} must say where its run stood: {rule}")
-    if place.step > (steps := budgets[place.phase].steps):
-        rule = f"step must be at most {steps}, got {place.step}"
-        raise ValueError(f"checkpoint {path} must say where its run stood: {rule}")
     counts = checkpoint.part(f"optimiser.{COUNT}").values()
-    if any(count.numel() == 1 and float(count) != place.step for count in counts):
-        rule = f"step must be the number that the optimiser has counted, got {place.step}"
-        raise ValueError(f"checkpoint {path} must say where its run stood: {rule}")
+    try:
+        if not isinstance(given, dict):
+            raise ValueError(f"place must be an object, got {given!r}")
+        place = build(Place, given)
+        if place.phase >= len(budgets):
+            raise ValueError(f"phase must be below their number, {len(budgets)}, got {place.phase}")
+        if place.step > (steps := budgets[place.phase].steps):
+            raise ValueError(f"step must be at most {steps}, got {place.step}")
+        if any(count.numel() == 1 and float(count) != place.step for count in counts):
+            raise ValueError(f"step must be what the optimiser has counted, got {place.step}")
+    except ValueError as error:
+        raise ValueError(f"checkpoint {path} must say where its run stood: {error}") from None
     return place

@@ -22,10 +22,7 @@ def require_possible(todo: Sequence[Phase]) -> None:
     """An error unless each phase's model can be made, read its sequences and follow the last."""
     before = None
     for phase in todo:
-        try:
-            model: nn.Module = outline(phase.model)
-        except RuntimeError:  # a mechanism that reads its numbers while it is made
-            model = create(phase.model)
+        model = _sketch(phase.model)
         _require_length(model, phase)
         if before is not None:
             take_over(model, before)
@@ -85,11 +82,7 @@ def require_stretches(phase: Phase, context: int) -> None:
             f"parallel.context must leave each process at least {needed} of the {length} tokens "
             f"of {phase.name}, got {context}"
         )
-    try:
-        model: nn.Module = outline(phase.model)
-    except RuntimeError:  # a mechanism that reads its numbers while it is made
-        model = create(phase.model)
-    for each in model.modules():
+    for each in _sketch(phase.model).modules():
         if isinstance(each, Mechanism) and not each.splits:
             raise ValueError(f"parallel.context must be 1: {each.unsplit_error()}, got {context}")
 
@@ -100,6 +93,14 @@ def outline(config: ModelConfig) -> Model:
     A RuntimeError where a mechanism reads its numbers while it is made.
     """
     with torch.device("meta"):
+        return create(config)
+
+
+def _sketch(config: ModelConfig) -> nn.Module:
+    """The outline of a model, or all of it where that cannot be."""
+    try:
+        return outline(config)
+    except RuntimeError:
         return create(config)
 
 

@@ -52,7 +52,7 @@ class Predictor:
 
     @torch.no_grad()
     def answer(self, read: Read) -> Tensor:
-        """The same of texts that the reader has read."""
+        """`probabilities` of texts that the reader has read."""
         device = next(self.model.parameters()).device
         batch = self.reader.batch(read, device)
         with autocast(device, self.precision):

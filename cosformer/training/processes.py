@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -22,7 +20,7 @@ from cosformer.distributed import split, unsplit
 from cosformer.models import Backbone, TokenModel
 from cosformer.tasks import IGNORED, Batch
 from cosformer.training.config import Parallel
-from cosformer.training.interrupt import SIGNALS
+from cosformer.training.interrupt import Handler, handled_by
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -210,7 +208,7 @@ class Together(Processes):
             self._shards = _mesh(self._kind, over, wait)
         self._has_failed = False
         self._arrived: list[int] = []
-        self._handlers: dict[int, Callable[..., Any]] = {}
+        self._handlers: dict[int, Handler] = {}
         is_gloo = dist.get_backend() == "gloo"
         soon = timedelta(seconds=parallel.timeout)
         if shard > 1:
@@ -314,19 +312,8 @@ class Together(Processes):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
+        with handled_by(lambda number, _: self._arrived.append(number)) as self._handlers:
             yield
-            return
-        found = {number: signal.getsignal(number) for number in SIGNALS}
-        self._handlers = {number: each for number, each in found.items() if callable(each)}
-        for number in self._handlers:
-            signal.signal(number, lambda number, _: self._arrived.append(number))
-        try:
-            yield
-        finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
-            self._handlers = {}
 
     @contextlib.contextmanager
     def guarded(self, where: Callable[[], str]) -> Iterator[None]:

@@ -1,39 +1,22 @@
 """A run that begins with the weights of another: what it has from there, and what must agree."""
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from dataclasses import fields, replace
 
 from cosformer.config import plain
+from cosformer.models import ModelConfig
 from cosformer.tasks import Vocabulary, has_vocabulary
-from cosformer.training.config import RunConfig
+from cosformer.training.config import OF_TASK, RunConfig
 from cosformer.training.folder import BEST, CONFIG, LAST, load_config
 from cosformer.training.learner import create
 from cosformer.training.loading import Loaded, kept_vocabulary, load, options_of_vocabulary
 from cosformer.training.phases import Phase
 
-BACKBONE = (
-    "layers",
-    "width",
-    "heads",
-    "key_heads",
-    "head_dim",
-    "value_dim",
-    "hidden",
-    "mechanism",
-    "options",
-    "max_length",
-    "positions",
-    "conv",
-    "conv_on",
-    "gate",
-    "norm",
-    "qk_norm",
-    "glu",
-)
-"""Fields of a model that the weights of its backbone are made for."""
 OF_HEAD = ("pooling", "tied")
 """Fields that the model of another task may have to have otherwise."""
+BACKBONE = tuple(
+    each.name for each in fields(ModelConfig) if each.name not in (*OF_TASK, *OF_HEAD, "dropout")
+)
+"""Fields that the weights of a backbone are made for: all others but dropout."""
 
 
 def beginning(config: RunConfig) -> Loaded | None:
@@ -63,7 +46,9 @@ def inheriting(recipe: RunConfig, config: RunConfig) -> RunConfig:
     left_out = () if before.task.name == recipe.task.name else OF_HEAD
     model = {name: value for name, value in model.items() if name not in left_out}
     kept = {name: value for name, value in recipe.model.items() if name not in BACKBONE}
-    options = {**recipe.task.options, **_tokens(recipe.task.name, folder)}
+    options, learnt = dict(recipe.task.options), kept_vocabulary(folder)
+    if learnt is not None and has_vocabulary(recipe.task.name):
+        options |= options_of_vocabulary(learnt)
     if "length" in options:
         options["length"] = min(options["length"], model["max_length"])
     return replace(
@@ -125,14 +110,6 @@ def _goes_on(config: RunConfig) -> bool:
     if not ((config.out / LAST).exists() and (config.out / CONFIG).is_file()):
         return False
     return load_config(config.out).start == config.start  # else it is another run, to be refused
-
-
-def _tokens(task: str, folder: Path) -> dict[str, Any]:
-    """The options of a task for the vocabulary that a run keeps, if both have one."""
-    found = kept_vocabulary(folder)
-    if found is None or not has_vocabulary(task):
-        return {}
-    return options_of_vocabulary(found)
 
 
 def _described(vocabulary: Vocabulary | None) -> str:

@@ -58,6 +58,7 @@ class Result:
     model: nn.Module
     """The model after the last step; the moving average where there is one. Of processes that share
     its parameters each has its shard of them, as FSDP leaves it."""
+    task: Task
 
 
 def train(config: RunConfig, report: Callable[[Event], None] | None = None) -> Result:
@@ -100,6 +101,7 @@ class Trainer:
             raise ValueError(f"graph must be false on {self.device}, which has none, got True")
         self._boards = boards(config)
         self._given, self._processes = processes, processes or ALONE
+        self._log: Log | None = None  # of the first process alone
         self._moment = "the start"  # where the run is, for a message about a process that fails
         self.place = Place()
         """Where the run stood at its last checkpoint; status.json says the same."""
@@ -114,7 +116,7 @@ class Trainer:
             yield from self._events(self._processes)
 
     def _events(self, processes: Processes) -> Iterator[Event]:
-        """The same, with all processes there; the first alone writes, but for shared tensors."""
+        """Train with these processes; the first alone writes files, but for shared tensors."""
         out = self.config.out
         self._saver = Saver(processes)
         start = beginning(self.config)
@@ -142,14 +144,14 @@ class Trainer:
             if found is not None:
                 self._require_model(found, todo[self.place.phase])
             processes.require_same(f"the checkpoint in {out}", asdict(self.place))
-            log = None
             if processes.is_first:
                 if task.vocabulary is not None:
                     keep_vocabulary(out, task.vocabulary)
                 if task.names is not None:
                     keep_names(out, task.names)
                 names = [phase.name for phase in todo]
-                log = closed.enter_context(Log(out / LOG, lambda row: self._is_done(row, names)))
+                lines = Log(out / LOG, lambda row: self._is_done(row, names))
+                self._log = closed.enter_context(lines)
                 for board in self._boards:
                     closed.callback(board.close)
             else:
@@ -159,7 +161,7 @@ class Trainer:
             try:
                 before = None if start is None else start.model
                 with processes.guarded(lambda: self._moment):
-                    for event in self._phases(todo, found, before, log):
+                    for event in self._phases(todo, found, before):
                         for board in self._boards if processes.is_first else ():
                             board.add(event)
                         yield event
@@ -193,7 +195,7 @@ class Trainer:
         return told <= here and not is_judged_again
 
     def _phases(
-        self, todo: list[Phase], found: Checkpoint | None, before: nn.Module | None, log: Log | None
+        self, todo: list[Phase], found: Checkpoint | None, before: nn.Module | None
     ) -> Iterator[Event]:
         """From the checkpoint that was found, else from the model `before`, else from nothing."""
         for number in range(self.place.phase, len(todo)):
@@ -208,16 +210,16 @@ class Trainer:
                     learner.begin_from(before)
             yield _started(learner)
             with self._processes.listening():
-                yield from self._steps(learner, place, log)
+                yield from self._steps(learner, place)
             before = learner.judged
         assert before is not None
         self._processes.release(before)
-        self.result = Result(self.place, before)
+        self.result = Result(self.place, before, todo[-1].task)
 
-    def _steps(self, learner: Learner, place: Place, log: Log | None) -> Iterator[Event]:
+    def _steps(self, learner: Learner, place: Place) -> Iterator[Event]:
         """All steps of a phase; an interrupt loses none, nor does a reader that stops reading."""
         budget = learner.phase.budget
-        meter, saved = Meter(learner.device, place.seconds), time.monotonic()
+        self._meter, saved = Meter(learner.device, place.seconds), time.monotonic()
         batches = feed(
             learner.phase.task,
             seed=self.config.seed,
@@ -228,24 +230,24 @@ class Trainer:
         )
         try:
             if place.pending:
-                place, evaluated = self._judged(learner, place, meter, log)
-                with meter.stopped():
+                place, evaluated = self._judged(learner, place)
+                with self._meter.stopped():
                     yield evaluated
             for fed in batches:
                 self._saver.check()
                 self._moment = f"step {learner.step + 1} of {learner.phase.name}"
                 with uninterrupted():
-                    progress = self._learnt(learner, fed, meter, log)
+                    progress = self._learnt(learner, fed)
                 if progress is not None:
-                    with meter.stopped():
+                    with self._meter.stopped():
                         yield progress
                 if self._judges(learner):
-                    place, evaluated = self._judged(learner, place, meter, log)
+                    place, evaluated = self._judged(learner, place)
                     saved = time.monotonic()
-                    with meter.stopped():
+                    with self._meter.stopped():
                         yield evaluated
                 elif self._processes.agreed(time.monotonic() - saved >= self.config.save_seconds):
-                    place = self._save(learner, place, meter, log)
+                    place = self._save(learner, place)
                     saved = time.monotonic()
             self._saver.wait()
         except NotANumber as error:  # a mechanism refused what the model made of its weights
@@ -253,34 +255,27 @@ class Trainer:
         except (KeyboardInterrupt, GeneratorExit) as error:
             # of many processes all are interrupted together, and a reader leaves only one
             if self._processes.count == 1 or isinstance(error, KeyboardInterrupt):
-                self._rescue(learner, place, meter, log)
+                self._rescue(learner, place)
             raise
 
-    def _rescue(self, learner: Learner, place: Place, meter: Meter, log: Log | None) -> None:
+    def _rescue(self, learner: Learner, place: Place) -> None:
         """Save the steps after the last checkpoint, unless something in them is not finite."""
         with uninterrupted():
             self._saver.wait()
             is_kept = (self.place.phase, self.place.step) == (place.phase, learner.step)
             if learner.step > place.step and not is_kept:
                 with contextlib.suppress(Diverged):
-                    self._save(learner, replace(place, pending=self._judges(learner)), meter, log)
+                    self._save(learner, replace(place, pending=self._judges(learner)))
                     self._saver.wait()
 
-    def _learnt(self, learner: Learner, fed: Fed, meter: Meter, log: Log | None) -> Progress | None:
+    def _learnt(self, learner: Learner, fed: Fed) -> Progress | None:
         """One step, and the line of the log where one is due."""
         learner.learn(fed)
-        meter.add(fed.tokens)
-        is_due = not learner.phase.unlogged(learner.step, self.config.log_every)
-        return self._logged(learner, meter, log) if is_due else None
-
-    def _judges(self, learner: Learner) -> bool:
-        """Whether the model is judged after its last step."""
-        is_end = learner.step in learner.phase.ends
-        return learner.step % self.config.evaluation.every == 0 or is_end
-
-    def _logged(self, learner: Learner, meter: Meter, log: Log | None) -> Progress:
+        self._meter.add(fed.tokens)
+        if learner.phase.unlogged(learner.step, self.config.log_every):
+            return None
         loss, norm = learner.read()
-        speed, seconds = meter.read()
+        speed, seconds = self._meter.read()
         event = Progress(
             phase=learner.phase.name,
             step=learner.step,
@@ -289,65 +284,51 @@ class Trainer:
             lr=learner.lr,
             gradient_norm=norm,
             tokens_per_second=speed,
-            memory=meter.memory(),
+            memory=self._meter.memory(),
             seconds_left=seconds * (learner.phase.budget.steps - learner.step),
         )
-        if log is not None:
-            log.append(asdict(event))
+        if self._log is not None:
+            self._log.append(asdict(event))
         return event
 
-    def _judged(
-        self, learner: Learner, place: Place, meter: Meter, log: Log | None
-    ) -> tuple[Place, Evaluated]:
+    def _judges(self, learner: Learner) -> bool:
+        """Whether the model is judged after its last step."""
+        is_end = learner.step in learner.phase.ends
+        return learner.step % self.config.evaluation.every == 0 or is_end
+
+    def _judged(self, learner: Learner, place: Place) -> tuple[Place, Evaluated]:
         """Judge the model, and keep the outcome with the step, both or neither."""
         learner.check()
-        phase, settings = learner.phase, self.config.evaluation
-        with meter.beside():
+        phase, facts = learner.phase, learner.phase.task.facts
+        with self._meter.beside():
             metrics = evaluate(
                 learner.judged,
                 phase.task,
                 "valid",
                 batch_size=phase.budget.batch,
-                batches=settings.batches,
+                batches=self.config.evaluation.batches,
                 precision=self.config.precision,
                 processes=self._processes,
             )
         if not math.isfinite(metrics["loss"]):
             raise Diverged(f"step {learner.step} of {phase.name}: loss on validation not finite")
-        with uninterrupted():
-            place, event = self._evaluated(learner, place, metrics)
-            if log is not None:
-                log.append(asdict(event))
-            is_kept = event.best and phase.is_last
-            return self._save(learner, place, meter, log, is_best=is_kept), event
-
-    def _evaluated(
-        self, learner: Learner, place: Place, metrics: dict[str, float]
-    ) -> tuple[Place, Evaluated]:
-        """What the metrics change."""
-        phase = learner.phase
-        name = judged_by(phase.task.facts)
-        is_best = is_better(phase.task.facts, metrics[name], place.best)
-        best = metrics[name] if is_best else place.best
-        place = replace(
-            place, step=learner.step, pending=False, metric=name, best=best, metrics=metrics
+        name = judged_by(facts)
+        event = Evaluated(
+            phase.name, learner.step, metrics, best=is_better(facts, metrics[name], place.best)
         )
-        return place, Evaluated(phase.name, learner.step, metrics, is_best)
+        best = metrics[name] if event.best else place.best
+        place = replace(place, pending=False, metric=name, best=best, metrics=metrics)
+        with uninterrupted():
+            if self._log is not None:
+                self._log.append(asdict(event))
+            return self._save(learner, place, is_best=event.best and phase.is_last), event
 
-    def _save(
-        self,
-        learner: Learner,
-        place: Place,
-        meter: Meter,
-        log: Log | None,
-        *,
-        is_best: bool = False,
-    ) -> Place:
-        """Where the run stands; it is kept, as the best too if it is, while training goes on."""
-        place = replace(place, step=learner.step, seconds=meter.seconds)
+    def _save(self, learner: Learner, place: Place, *, is_best: bool = False) -> Place:
+        """Begin to write the checkpoint of this step, and of the best if it is that; its place."""
+        place = replace(place, step=learner.step, seconds=self._meter.seconds)
         learner.check()
-        if log is not None:
-            log.sync()
+        if self._log is not None:
+            self._log.sync()
         self._saver.wait()  # two copies at a time would take memory
         facts = {"place": asdict(place), "model": plain(learner.phase.model)}
         last = Checkpoint(self._saver.copied(learner.tensors()), facts)
@@ -360,7 +341,7 @@ class Trainer:
         return place
 
     def _kept(self, place: Place) -> None:
-        """The run stands there from now on."""
+        """Say that the checkpoint of this place is written."""
         self.place = place
         self._status("running")
 

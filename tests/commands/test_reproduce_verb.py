@@ -1,7 +1,5 @@
 """`cosformer reproduce --small`: runs end as rows, whatever stops them, and go on anywhere."""
 
-import json
-import lzma
 import os
 import signal
 from dataclasses import replace
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_data
 import torch
 
 from cosformer import records
@@ -190,36 +189,21 @@ def test_wrong_options_are_errors_that_name_them(here):
 
 
 @pytest.fixture
-def arena(here):
-    """Small files under the names of the real ones."""
-    where = here / "data"
-    where.mkdir()
-
-    def pack(name, *lines):
-        (where / name).write_bytes(lzma.compress(("\n".join(lines) + "\n").encode()))
-
-    for split in ("train", "test"):
-        rows = [f"{n % 2}\t9\t{n}\t{'good ' * (1 + n)}" for n in range(40)]
-        pack(f"imdb_{split}.tsv.xz", "label\trating\tid\ttext", *rows)
-    splits = ["train"] * 20 + ["valid"] * 8 + ["test"] * 8
-    rows = [f"{s}\t{n % 2}\tP{n % 7}\tP{n % 5}" for n, s in enumerate(splits)]
-    pack("aan_pairs.tsv.xz", "split\tlabel\tdoc1\tdoc2", *rows)
-    papers = [json.dumps({"id": f"P{n}", "text": "word " * (5 + n)}) for n in range(7)]
-    pack("aan_docs_4k.jsonl.xz", *papers)
-    x = np.random.default_rng(0).integers(0, 256, (40, 32, 32), np.uint8)
-    y = np.arange(40) % 10
-    np.savez(where / "cifar10_gray.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
-    return where
+def data(here):
+    """A data folder with small files."""
+    (here / "data").mkdir()
+    small_data.write(here / "data")
+    return str(here / "data")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["lra", "lra-pretrained", "ablation"])
-def test_every_column_of_the_arena_ends_as_a_number(here, arena, table, monkeypatch):
+def test_every_column_of_the_arena_ends_as_a_number(here, data, table, monkeypatch):
     for name, column in TABLES[table].small.items():
         monkeypatch.setitem(TABLES[table].small, name, replace(column, rates=column.rates[:1]))
     only = {"lra": ("bigbird", "sinkhorn"), "ablation": ("relu-cosine-decay",)}
     only = only.get(table, ("hybrid",))
-    chosen = {"only": only, "columns": tuple(TABLES["lra"].columns), "data": str(arena)}
+    chosen = {"only": only, "columns": tuple(TABLES["lra"].columns), "data": data}
     assert reproduce.run(options(here, table, **chosen)) == 0
     assert {row.what for row in kept(here)} == {"accuracy"}
     shown = SHOWN["reproduced"](kept(here))
@@ -229,16 +213,8 @@ def test_every_column_of_the_arena_ends_as_a_number(here, arena, table, monkeypa
 
 
 @pytest.mark.slow
-def test_fine_tuning_begins_with_the_best_run_on_masked_tokens(here, monkeypatch):
-    rows = [
-        f"{split}\t{n % 2}\t{n} {'word ' * (1 + n % 9)}"
-        for split in ("train", "dev", "test")
-        for n in range(20)
-    ]
-    table = "\n".join(["split\tlabel\tsentence", *rows]) + "\n"
-    (here / "data").mkdir()
-    (here / "data" / "sst2.tsv.xz").write_bytes(lzma.compress(table.encode()))
-    chosen = {"only": ("longformer",), "columns": ("sst2",), "data": str(here / "data")}
+def test_fine_tuning_begins_with_the_best_run_on_masked_tokens(here, data):
+    chosen = {"only": ("longformer",), "columns": ("sst2",), "data": data}
     assert reproduce.run(options(here, "mlm", **chosen)) == 0
     masked, fine = ([r for r in kept(here) if r.config["column"] == c] for c in ("masked", "sst2"))
     assert [(row.what, row.unit) for row in masked] == [("loss", "nats")] * 2

@@ -113,7 +113,6 @@ def test_a_process_that_dies_takes_no_other_with_it_and_its_run_is_tried_again(
     here, monkeypatch, capsys
 ):
     monkeypatch.setattr(study, "work", dies)
-    monkeypatch.setattr(crews, "POLL", 0.01)
     shorter(monkeypatch, rates=(3e-3,))
     assert study.run(options(here)) == 1
     assert [row.config["entry"] for row in kept(here)] == ["multiscale"]
@@ -240,7 +239,9 @@ def test_steps_that_cannot_be_recorded_are_taken_one_by_one(here, monkeypatch, c
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_run_is_compiled_where_that_pays_unless_it_must_not_be(here, monkeypatch, compiles):
     seen = []
-    monkeypatch.setattr(crew_run, "Trainer", lambda config, task, _: seen.append(config) or stop())
+    monkeypatch.setattr(
+        crew_run, "Trainer", lambda config, processes: seen.append(config) or stop()
+    )
 
     def stop():
         raise KeyboardInterrupt

@@ -16,9 +16,7 @@ from cosformer.commands import train
 from cosformer.commands.train import Options, resolve
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import recommended
-from cosformer.recipes import RECIPES, Setting, recipe
-from cosformer.tasks import TASKS
-from cosformer.tasks.tables import KNOWN
+from cosformer.recipes import Setting, recipe
 from cosformer.training import Pretraining, Progress, Trainer, load
 
 TINY = [
@@ -464,12 +462,6 @@ def test_a_file_is_named_in_full(here):
 def test_the_length_fits_the_text(here, size, length):
     (here / "my.txt").write_bytes(b"x" * size)
     assert resolve(Options("lm", data="my.txt", device="cpu")).task.options["length"] == length
-
-
-def test_every_task_has_a_recipe_for_either_device():
-    assert RECIPES.keys() == TASKS.keys() | KNOWN.keys()
-    for name in RECIPES:
-        assert {recipe(name, Setting(device)).task.name for device in ("cpu", "cuda")} == {name}
 
 
 @pytest.mark.parametrize(("steps", "given", "every"), [(50, (), 5), (3, (), 1), (50, (7,), 7)])

@@ -27,6 +27,8 @@ class Server(ThreadingHTTPServer):
     content, with_ranges = TEXT, True
     cut_after = None
     """Break off each answer after so many bytes."""
+    is_chunked = False
+    """Whether the length of an answer is not told before."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -44,12 +46,28 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if self.server.is_chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            return self.send_chunks(content[start:])
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         end = None if self.server.cut_after is None else start + self.server.cut_after
         self.wfile.write(content[start:end])
         self.close_connection = True
         return None
+
+    def send_chunks(self, content):
+        """Pieces of 500 bytes; one that is cut off has no end."""
+        for at in range(0, len(content), 500):
+            piece = content[at : at + 500]
+            self.wfile.write(b"%x\r\n%b" % (len(piece), piece))
+            if at + 500 == self.server.cut_after:
+                break
+            self.wfile.write(b"\r\n")
+        else:
+            self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
 
     def log_message(self, *_):
         """No lines on stderr."""
@@ -101,6 +119,17 @@ def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path, server, shel
     server.cut_after = 1000
     assert f"after 1,000 of {len(TEXT):,} bytes" in shell.refuses(*GET, tmp_path)
     assert not (tmp_path / "tinyshakespeare.txt.xz").exists()
+    server.cut_after = None
+    shell.shows(*GET, tmp_path)
+    assert server.asked == [None, "bytes=1000-"]
+    assert_whole(tmp_path)
+
+
+def test_what_ends_too_early_is_no_whole_file_though_its_length_was_not_told(
+    tmp_path, server, shell
+):
+    server.is_chunked, server.cut_after = True, 1000
+    assert "after 1,000 bytes" in shell.refuses(*GET, tmp_path)
     server.cut_after = None
     shell.shows(*GET, tmp_path)
     assert server.asked == [None, "bytes=1000-"]

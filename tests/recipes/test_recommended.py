@@ -6,6 +6,7 @@ import torch
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, create_model, recommended
 from cosformer.recipes import RECIPES, Setting, recipe, use_of
+from cosformer.tasks import KNOWN, TASKS
 
 KINDS = {"decoder": "lm", "masked-lm": "mlm", "classifier": "classify", "pairs": "classify"}
 """Kind of model -> the use that its fields are recommended for."""
@@ -13,11 +14,13 @@ LENGTH = 21
 
 
 @pytest.mark.parametrize("mechanism", [None, "softmax", "cosformer-multiscale*2 softmax"])
-def test_every_recipe_trains_what_is_recommended(mechanism):
+def test_every_task_has_a_recipe_that_trains_what_is_recommended(mechanism):
+    assert RECIPES.keys() == TASKS.keys() | KNOWN.keys()
     for name in RECIPES:
         for device in ("cpu", "cuda"):
-            found = recipe(name, Setting(device, mechanism=mechanism)).model
-            assert found.items() >= recommended(use_of(name), mechanism).items()
+            found = recipe(name, Setting(device, mechanism=mechanism))
+            assert found.task.name == name
+            assert found.model.items() >= recommended(use_of(name), mechanism).items()
 
 
 def test_an_unknown_use_is_an_error_that_names_those_there_are():

@@ -141,6 +141,12 @@ def test_the_next_token_is_asked_for(task):
     assert torch.equal(asked[:, :-1], real)
 
 
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_tokens_of_what_is_no_text_have_an_even_chance(objective):
+    inputs = from_inputs(tasks.create("copying", vocabulary=14), objective, rate=0.5)
+    assert inputs.facts.floor == pytest.approx(np.log(16))
+
+
 def test_both_towers_are_read_for_either_objective(folder):
     task = tasks.create("retrieval", data=folder, length=200)
     pairs = task.batch("train", **HERE)

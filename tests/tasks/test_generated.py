@@ -91,6 +91,27 @@ def test_arrays_that_would_run_code_are_refused(tmp_path):
         files.load_arrays(tmp_path / "x.npz")
 
 
+def lines_of(path):
+    with files.reading(path, "\n") as file:
+        return list(file)
+
+
+@pytest.mark.parametrize("read", [files.read_bytes, lines_of])
+@pytest.mark.parametrize("suffix", files.OPENERS)
+def test_a_packed_file_that_is_broken_is_named(suffix, read, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    with files.OPENERS[suffix](path, "wb") as file:
+        file.write(b"".join(b"%d\n" % n for n in range(9999)))
+    whole = path.read_bytes()
+    for place in (0, 40, len(whole) // 2):
+        path.write_bytes(whole[:place] + b"\xff" * 8 + whole[place + 8 :])
+        with pytest.raises(ValueError, match=rf"x{suffix} must be a whole {suffix} file"):
+            read(path)
+    path.write_bytes(whole[:-20])
+    with pytest.raises(ValueError, match=rf"x{suffix} must be a whole {suffix} file"):
+        read(path)
+
+
 @pytest.mark.parametrize("suffix", ["xz", "gz", "npz"])
 def test_what_unpacks_to_too_much_is_refused(suffix, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LIMIT", 10**6)

@@ -193,6 +193,7 @@ BROKEN = [
     {"kind": "bpe"},
     {"model": {"type": "cake"}},
     {"kind": "words"},
+    {"kind": "words", "names": ["no token for unknown words"]},
     LOST,
 ]
 BROKEN += [{"kind": "bpe", "pairs": x} for x in ([[1]], [[1, 900]], [[65, 66], [65, 66]])]

@@ -191,46 +191,25 @@ def full(path):
 if os.environ["RANK"] == "0":
     parts.replacing = full
 """
-HANGS = """
-import os, time
+AT_A_STEP = """
+import os, signal, time
 from cosformer.training import Learner
 
 learn = Learner.learn
 
-def hangs(self, fed):
-    if self.step == 2:
-        time.sleep(60)
+def misbehaves(self, fed):
+    {what}
     learn(self, fed)
 
-if os.environ["RANK"] == "1":
-    Learner.learn = hangs
+if {where}:
+    Learner.learn = misbehaves
 """
-DIES = """
-import os, signal
-from cosformer.training import Learner
-
-learn = Learner.learn
-
-def dies(self, fed):
-    if self.step == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    learn(self, fed)
-
-if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    Learner.learn = dies
-"""
-SLOW = """
-import time
-from cosformer.training import Learner
-
-learn = Learner.learn
-
-def slow(self, fed):
-    time.sleep(0.05)
-    learn(self, fed)
-
-Learner.learn = slow
-"""
+OTHER = 'os.environ["RANK"] == "1"'
+FIRST = 'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"'
+KILL = "if self.step == 5: os.kill(os.getpid(), signal.SIGKILL)"
+DIES = AT_A_STEP.format(what=KILL, where=f"{OTHER} and {FIRST}")
+HANGS = AT_A_STEP.format(what="if self.step == 2: time.sleep(60)", where=OTHER)
+SLOW = AT_A_STEP.format(what="time.sleep(0.05)", where=True)
 
 
 def words(out, *more, steps=8):

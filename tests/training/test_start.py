@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,9 @@ import training_cases as cases
 from test_killed import killed
 
 from cosformer.commands.train import Options, resolve
-from cosformer.models import ModelConfig
 from cosformer.training import Started, TaskConfig, Trainer, load, train
 from cosformer.training.checkpoints import Checkpoint, read, write
-from cosformer.training.config import OF_TASK
 from cosformer.training.learner import Learner
-from cosformer.training.start import BACKBONE, OF_HEAD
 
 SHORT = ("budget.steps=4", "budget.batch=4", "log_every=1", "device=cpu")
 SMALL = (*SHORT, "model.layers=1", "model.width=16", "model.mechanism=softmax")
@@ -125,11 +122,6 @@ def test_what_is_not_said_is_as_in_the_other_run(runs):
     assert config.task.options["vocabulary"] == before.vocabulary.size
     assert resolved(runs, set=(*SHORT, f"start={runs / 'bpe'}")) == config
     assert config.out.name.startswith("classify-from-bpe-")
-
-
-def test_every_field_of_a_model_is_kept_or_may_change():
-    named = [*BACKBONE, *OF_HEAD, *OF_TASK, "dropout"]
-    assert sorted(named) == sorted(field.name for field in fields(ModelConfig))
 
 
 WRONG = {

@@ -52,7 +52,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def write_list(path: Path, parts: Listed, facts: Mapping[str, Any]) -> None:
-    """The same by the list of parts that all processes have written."""
+    """Replace the file at once by the list of parts that all processes have written."""
     _put(path, Checkpoint({LIST: parts.written()}, facts), IN_PARTS)
     sweep(path, parts.token)
 
