@@ -252,11 +252,11 @@ class Generator:
             if self._waiting and not any(self._rows) and self._streams.outdated:
                 del self._streams  # its memory is given back before the next is taken
                 self._streams = self._make_slots()
-            group = self._next_group(self._rows.count(None))
+            group = self._next_group()
             began = bool(group)
             while group and isinstance(group[0].given, Stream):
                 self._streams.put(self._seat(group[0]), group[0].given, group[0].sampling)
-                group = self._next_group(self._rows.count(None))
+                group = self._next_group()
             if not group:
                 return began
             self._reading = self._begin_reading(group)
@@ -283,9 +283,10 @@ class Generator:
         self._rows[row] = request
         return row
 
-    def _next_group(self, free: int) -> list[Request]:
+    def _next_group(self) -> list[Request]:
         """The requests that have waited longest and can be read together: a stream by itself, or
         prompts that padding may make equally long, or those that are."""
+        free = self._rows.count(None)
         if not free or not self._waiting:
             return []
         first = self._waiting[0]
