@@ -53,7 +53,7 @@ ARROWS: dict[str, set[str]] = {
     "training/checkpoints": {"training", "tasks", "training/checkpoints"},
     "bench": RUNS | {"bench", "conversion", "hf", "host_memory", "ops/chunked"},
     "report": {"report", "records", "check"},
-    "hf": {"hf", "models", "nn", "ops", "check"},
+    "hf": {"hf", "models", "nn", "mechanisms", "ops", "check"},
     "conversion": {"conversion", "hf", "training", "tasks", "config", "check"},
     "demo": RUNS | {"demo", "bench", "report"},
     "recipes": ALL,

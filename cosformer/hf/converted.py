@@ -7,7 +7,7 @@ modules of any model before their weights are loaded.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -131,19 +131,6 @@ class ConvertedHeads(nn.Module):
         return {"horizon": self.horizon, "decay": most * self.decay_logit.double().sigmoid()}
 
 
-class Call(NamedTuple):
-    """What Transformers gives an attention function."""
-
-    module: nn.Module
-    q: Tensor
-    """`[B, H, T, D]`; keys and values alike, with their own heads and length."""
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None
-    given: dict[str, Any]
-    """The options by name."""
-
-
 def converted_attention(
     module: nn.Module,
     query: Tensor,
@@ -157,15 +144,19 @@ def converted_attention(
     Arguments and results are those of `cosformer_attention`.
     """
     heads: ConvertedHeads | None = getattr(module, "cosformer", None)
-    call = Call(module, query, key, value, attention_mask, given)
-    if heads is None:
-        return _softmax(call), None
-    if heads.losses is None:
-        return _linear(heads, call), None
-    exact = _softmax(call)
-    with torch.enable_grad():
-        own = _linear(heads, call)
-        heads.losses.append(relative_error(own.flatten(2), exact.flatten(2), attention_mask))
+
+    def linear(heads: ConvertedHeads) -> Tensor:
+        q, k = heads(query, key)
+        mask, weights = attention_mask, heads.weights
+        return attend(IMPLEMENTATION, module, q, k, value, mask, weights, given)[0]
+
+    if heads is not None and heads.losses is None:
+        return linear(heads), None
+    exact = _softmax(module, query, key, value, attention_mask, given)
+    if heads is not None and heads.losses is not None:
+        with torch.enable_grad():
+            error = relative_error(linear(heads).flatten(2), exact.flatten(2), attention_mask)
+        heads.losses.append(error)
     return exact, None
 
 
@@ -283,15 +274,10 @@ class ConvertedLoader(HfQuantizer):
         return True
 
 
-def _linear(heads: ConvertedHeads, call: Call) -> Tensor:
-    q, k = heads(call.q, call.k)
-    weights, given = heads.weights, call.given
-    return attend(IMPLEMENTATION, call.module, q, k, call.v, call.mask, weights, given)[0]
-
-
-def _softmax(call: Call) -> Tensor:
+def _softmax(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: dict[str, Any]
+) -> Tensor:
     """PyTorch's attention under the masks that the linear layers understand."""
-    module, q, k, v, mask, given = call
     if stream_of(k) is not None:
         raise ValueError(
             "past_key_values must be a DynamicCache for a model some of whose layers are softmax, "

@@ -97,12 +97,6 @@ class CosformerPreTrainedModel(PreTrainedModel):
     def _backbone(self) -> Backbone:
         return cast(Backbone, self.base_model.backbone)
 
-    def _token_loss(
-        self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
-    ) -> Any:
-        size, items = self.config.vocab_size, num_items_in_batch
-        return self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=items)
-
     def _finish(self) -> None:
         """Tell Transformers that all parameters have their first numbers."""
         for module in self.modules():
@@ -191,17 +185,31 @@ class CosformerModel(CosformerPreTrainedModel):
         return cache
 
 
-class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
-    """Tokens to logits of the token after each: a `cosformer.models.LanguageModel`."""
+class CosformerTokenModel(CosformerPreTrainedModel):
+    """What the models of tokens share: a head whose weights may be those of the embedding."""
 
-    kind: Kind = "decoder"
     _tied_weights_keys = TIED
 
     def __init__(self, config: CosformerConfig) -> None:
         super().__init__(config)
         self.model = CosformerModel(config)
-        self.lm_head = _token_head(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        nn.init.normal_(self.lm_head.weight, std=EMBEDDING_STD)
         self._finish()
+
+    def _loss(
+        self, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None
+    ) -> Any:
+        if labels is None:
+            return None
+        size, items = self.config.vocab_size, num_items_in_batch
+        return self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=items)
+
+
+class CosformerForCausalLM(CosformerTokenModel, GenerationMixin):
+    """Tokens to logits of the token after each: a `cosformer.models.LanguageModel`."""
+
+    kind: Kind = "decoder"
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -243,28 +251,18 @@ class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(found.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self._token_loss(logits, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
-            loss=loss,
+            loss=self._loss(logits, labels, num_items_in_batch),
             logits=logits,
             past_key_values=found.past_key_values,
             hidden_states=found.hidden_states,
         )
 
 
-class CosformerForMaskedLM(CosformerPreTrainedModel):
+class CosformerForMaskedLM(CosformerTokenModel):
     """Tokens to logits of each, from both sides: a `cosformer.models.MaskedLanguageModel`."""
 
     kind: Kind = "masked-lm"
-    _tied_weights_keys = TIED
-
-    def __init__(self, config: CosformerConfig) -> None:
-        super().__init__(config)
-        self.model = CosformerModel(config)
-        self.lm_head = _token_head(config)
-        self._finish()
 
     @can_return_tuple
     def forward(
@@ -286,9 +284,7 @@ class CosformerForMaskedLM(CosformerPreTrainedModel):
             output_hidden_states=output_hidden_states,
         )
         logits = self.lm_head(found.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self._token_loss(logits, labels, num_items_in_batch)
+        loss = self._loss(logits, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
 
 
@@ -328,10 +324,3 @@ class CosformerForSequenceClassification(CosformerPreTrainedModel):
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
-
-
-def _token_head(config: CosformerConfig) -> nn.Linear:
-    """Logits without a bias, as `cosformer.models` has them; tied weights replace its own."""
-    head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-    nn.init.normal_(head.weight, std=EMBEDDING_STD)
-    return head
