@@ -54,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "bench": RUNS | {"bench", "conversion", "hf", "host_memory", "ops/chunked"},
     "report": {"report", "records", "check"},
     "hf": {"hf", "models", "nn", "mechanisms", "ops", "check"},
-    "conversion": {"conversion", "hf", "training", "tasks", "config", "check"},
+    "conversion": {"conversion", "hf", "models", "training", "tasks", "config", "check"},
     "demo": RUNS | {"demo", "bench", "report"},
     "recipes": ALL,
     "data": {"data", "tasks", "check"},

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 import cosformer.hf as hf
+from cosformer.models import pool
 from cosformer.training import Diverged, Schedule, duration, moments, rate, weights
 
 SCHEDULE = Schedule(shape="cosine", warmup=0.05, final=0.02)
@@ -89,28 +90,17 @@ def distil(model: Any, teacher: Any, steps: int, highest: float) -> Stage:
         }
         if getattr(own, "logits", None) is not None:
             return found | {"logits": divergence(own.logits, wanted.logits, mask)}
-        ours, theirs = (pooled(each.last_hidden_state, mask) for each in (own, wanted))
+        ours, theirs = (pool(x.last_hidden_state, mask.bool(), "mean") for x in (own, wanted))
         return found | {"embedding": hf.relative_error(ours, theirs, None)}
 
     new = {id(p) for heads in hf.heads_of(model).values() for p in heads.parameters()}
-    tables = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for p in module.parameters()
-    }
+    tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
     parameters = list(model.parameters())
     for parameter in parameters:  # those of rare tokens would be moved by what others learn
         parameter.requires_grad_(id(parameter) not in tables)
     old = [p for p in parameters if id(p) not in new | tables]
     added = [p for p in parameters if id(p) in new]
     return Stage("distil", steps, [(highest, old), (LOUDER * highest, added)], losses)
-
-
-def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
-    """The mean `[B, width]` of hidden states `[B, T, width]` over the real tokens of each row."""
-    real = mask[..., None].to(hidden.dtype)
-    return (hidden * real).sum(1) / real.sum(1)
 
 
 def divergence(own: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
@@ -128,7 +118,7 @@ class Training:
         self.stage, self.step = stage, 0
         self.parameters = nn.ParameterList([p for _, each in stage.groups for p in each])
         self.optimiser = AdamW(
-            [{"params": parameters, "lr": highest} for highest, parameters in stage.groups],
+            [{"params": each, "lr": highest, "highest": highest} for highest, each in stage.groups],
             betas=(0.9, 0.99),
             weight_decay=0.0,
             fused=True,
@@ -137,9 +127,8 @@ class Training:
 
     def learn(self, inputs: Mapping[str, Tensor]) -> None:
         share = rate(SCHEDULE, self.step, self.stage.steps)
-        groups = zip(self.optimiser.param_groups, self.stage.groups, strict=True)
-        for group, (highest, _) in groups:
-            group["lr"] = share * highest
+        for group in self.optimiser.param_groups:
+            group["lr"] = share * group["highest"]
         losses = self.stage.losses(inputs)
         torch.stack(list(losses.values())).sum().backward()
         for parameter in self.parameters:  # of a part that no loss depends on, as a pooler
