@@ -84,6 +84,7 @@ class Generator:
         piece: tokens of a prompt that are read between two rounds.
         ahead: tokens of each stream in a round. A GPU makes a round without waiting for the host,
             which looks at a round while the next is made. None: 16 on a GPU, 1 on a CPU.
+        context: how `generate` hands on what an encoder-decoder has read: request n looks at row n.
 
     >>> model = LanguageModel(ModelConfig()).eval()
     >>> generator = Generator(model, slots=2)
@@ -94,35 +95,16 @@ class Generator:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: LanguageModel | EncoderDecoder,
         slots: int = 256,
         *,
         length: int | None = None,
         piece: int = PIECE,
         ahead: int | None = None,
+        context: Context | None = None,
     ) -> None:
-        if not isinstance(model, LanguageModel):
+        if not isinstance(model, LanguageModel) and context is None:
             raise TypeError(f"model must be a LanguageModel, got {type(model).__name__}")
-        self._prepare(model, slots, length, None, piece, ahead)
-
-    @classmethod
-    def with_contexts(
-        cls, model: LanguageModel | EncoderDecoder, slots: int, length: int, context: Context | None
-    ) -> "Generator":
-        """For `generate`: request n looks at row n of the context, if there is one."""
-        self = cls.__new__(cls)
-        self._prepare(model, slots, length if model.backbone.keeps_tokens else None, context)
-        return self
-
-    def _prepare(
-        self,
-        model: LanguageModel | EncoderDecoder,
-        slots: int,
-        length: int | None,
-        context: Context | None,
-        piece: int = PIECE,
-        ahead: int | None = None,
-    ) -> None:
         check_evaluation(model)
         check_whole("slots", slots, 1)
         check_whole("piece", piece, 1)

@@ -475,16 +475,3 @@ def test_a_sampled_stream_does_not_depend_on_how_others_choose():
         generator.submit(PROMPTS[0], plain)
         generator.submit(PROMPTS[1], other)
         assert [token for request, token in generator if request == 0] == alone
-
-
-def test_a_saved_stream_comes_back_from_a_file(tmp_path):
-    model = build("hybrid")
-    stream = Generator(model, slots=1, length=24).read(PROMPTS[1])
-    torch.save(stream, tmp_path / "stream.pt")
-    again = torch.load(tmp_path / "stream.pt", weights_only=False)
-    found = []
-    for each in (stream, again):
-        generator = Generator(model, slots=1, length=24)
-        generator.submit(each, GREEDY)
-        found.append([token for _, token in generator])
-    assert found[0] == found[1] == generate(model, [PROMPTS[1]], GREEDY)[0]
