@@ -78,14 +78,7 @@ class ConvertedHeads(nn.Module):
     """
 
     def __init__(
-        self,
-        kind: str,
-        heads: int,
-        key_heads: int,
-        width: int,
-        *,
-        features: int,
-        horizon: float,
+        self, kind: str, heads: int, key_heads: int, width: int, *, features: int, horizon: float
     ) -> None:
         super().__init__()
         if 0 < features < width:

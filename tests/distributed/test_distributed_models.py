@@ -11,13 +11,7 @@ from torch import nn
 import cosformer
 from cosformer import distributed
 from cosformer.distributed import exchange
-from cosformer.models import (
-    ModelConfig,
-    Sampling,
-    create_model,
-    generate_tokens,
-    recommended,
-)
+from cosformer.models import ModelConfig, Sampling, create_model, generate_tokens, recommended
 from cosformer.nn import AttentionLayer
 
 
