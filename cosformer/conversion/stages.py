@@ -55,7 +55,8 @@ class Progress:
 
 def match(model: Any, steps: int, highest: float) -> Stage:
     """Each layer's replacement learns the output of softmax, which all later layers still get."""
-    names = short_names(list(hf.heads_of(model)))
+    layers = model.config.quantization_config.layers
+    names = {layer: f"layer {n}" for n, layer in enumerate(layers)}
 
     def losses(inputs: Mapping[str, Tensor]) -> Losses:
         with hf.matching(model) as found, torch.no_grad():
@@ -164,9 +165,3 @@ class Training:
 
     def _diverged(self, name: str) -> Diverged:
         return Diverged(f"step {self.step} of {self.stage.name}: {name} is not finite")
-
-
-def short_names(layers: list[str]) -> dict[str, str]:
-    """The name of a layer -> `layer N`, by the first number in it."""
-    numbers = {name: [part for part in name.split(".") if part.isdecimal()] for name in layers}
-    return {name: f"layer {found[0]}" if found else name for name, found in numbers.items()}
