@@ -225,9 +225,8 @@ class CosformerForCausalLM(CosformerTokenModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **given: Any,
     ) -> CausalLMOutputWithPast:
         """Logits `[B, T, vocab_size]`, and the loss where labels are given.
 
@@ -236,18 +235,13 @@ class CosformerForCausalLM(CosformerTokenModel, GenerationMixin):
             logits_to_keep: logits of the last so many tokens alone, or of these positions; 0: all.
             num_items_in_batch: labels by which the sum of losses is divided, where a batch comes in
                 several calls; those of this call if not given.
-            others: as in `CosformerModel`.
+            input_ids, attention_mask, past_key_values, use_cache, inputs_embeds, given: as in
+                `CosformerModel`.
         """
         if isinstance(logits_to_keep, int):
             check_whole("logits_to_keep", logits_to_keep, 0)
         found = self.model(
-            input_ids,
-            attention_mask,
-            past_key_values,
-            use_cache,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
+            input_ids, attention_mask, past_key_values, use_cache, inputs_embeds, **given
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(found.last_hidden_state[:, kept])
@@ -271,18 +265,14 @@ class CosformerForMaskedLM(CosformerTokenModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **given: Any,
     ) -> MaskedLMOutput:
-        """Logits `[B, T, vocab_size]`, and the loss where labels `[B, T]` are not -100."""
-        found = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        """Logits `[B, T, vocab_size]`, and the loss where labels `[B, T]` are not -100.
+
+        Other arguments are as in `CosformerModel`.
+        """
+        found = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **given)
         logits = self.lm_head(found.last_hidden_state)
         loss = self._loss(logits, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
@@ -307,17 +297,13 @@ class CosformerForSequenceClassification(CosformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        **given: Any,
     ) -> SequenceClassifierOutput:
-        """Logits `[B, num_labels]`, and the loss of labels `[B]` by the config's problem_type."""
-        found = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        """Logits `[B, num_labels]`, and the loss of labels `[B]` by the config's problem_type.
+
+        Other arguments are as in `CosformerModel`.
+        """
+        found = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **given)
         mask = None if attention_mask is None else attention_mask.bool()
         logits = self.score(pool(found.last_hidden_state, mask, self.config.pooling))
         loss = None
