@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import cosformer.ops as ops
 from cosformer.check import check_choice, check_mapping, check_positive, check_whole
-from cosformer.hf.attention import MULTISCALE_HORIZON, attend, attention_mask_for, is_causal
+from cosformer.hf.attention import MULTISCALE_HORIZON, attend, is_causal
 from cosformer.hf.cache import CARRIED, stream_of
 
 IMPLEMENTATION = METHOD = "cosformer-converted"
@@ -27,8 +27,6 @@ EXACT = "softmax"
 REPLACEMENTS = ("cosformer-multiscale", "cosformer")
 KINDS = (*REPLACEMENTS, EXACT)
 """What a layer's attention may be."""
-RECORDING = "cosformer-recording"
-"""The name of the attention function while the layers of a model are looked for."""
 WIDEST = 256
 """The most features that the op has kernels for."""
 
@@ -198,23 +196,21 @@ def find_layers(model: PreTrainedModel) -> tuple[list[str], tuple[int, int, int]
     found: dict[str, tuple[int, int, int]] = {}
 
     def record(module: nn.Module, q: Tensor, k: Tensor, *rest: Any, **given: Any) -> Any:
-        found[names[module]] = (q.shape[1], k.shape[1], q.shape[3])
+        if module in names:  # another thread may call another model
+            found[names[module]] = (q.shape[1], k.shape[1], q.shape[3])
         return converted_attention(module, q, k, *rest, **given)
 
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"model must be an encoder or a decoder, got {type(model).__name__}, which is both"
         )
-    AttentionInterface.register(RECORDING, record)
-    AttentionMaskInterface.register(RECORDING, attention_mask_for)
+    model.set_attn_implementation(IMPLEMENTATION)
+    AttentionInterface.register(IMPLEMENTATION, record)
     try:
-        model.set_attn_implementation(RECORDING)
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device))
     finally:
-        model.set_attn_implementation(IMPLEMENTATION)
-        # Transformers holds the function under this name for ever, and `record` holds the model
-        AttentionInterface.register(RECORDING, converted_attention)
+        AttentionInterface.register(IMPLEMENTATION, converted_attention)
     if len(sizes := set(found.values())) != 1:
         raise ValueError(
             "model must have layers of one size that call Transformers' attention functions "

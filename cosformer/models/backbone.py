@@ -14,7 +14,7 @@ from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, re
 from cosformer.models.config import ModelConfig
 from cosformer.models.token_loss import NOT_ASKED, TokenLoss
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids, sinusoids_from
-from cosformer.runtime import compute_dtype, readable, recomputed
+from cosformer.runtime import readable, recomputed
 
 EMBEDDING_STD = 0.02
 
@@ -231,22 +231,6 @@ class Backbone(nn.Module):
                 f"key_mask must be bool {list(tokens.shape[:2])}, as {name} (True = real token), "
                 f"got {key_mask.dtype} {list(key_mask.shape)}"
             )
-
-    def stream_memory(self, length: int) -> dict[str, int]:
-        """Bytes that one stream remembers after so many tokens, by the mechanism that needs them.
-
-        `conv` is what short convolutions remember, in all layers together.
-        """
-        found: dict[str, int] = {}
-        dtype = self.embedding.weight.dtype
-        for name, block in zip(self.config.mechanisms, self._stack, strict=True):
-            inner, conv = block.attention.mechanism, block.attention.conv
-            kept = compute_dtype(dtype) if inner.traits.state == "constant" else dtype
-            found[name] = found.get(name, 0) + inner.state_size(length) * kept.itemsize
-            if conv is not None:
-                inputs = (conv.width - 1) * conv.columns
-                found["conv"] = found.get("conv", 0) + inputs * dtype.itemsize
-        return found
 
     @property
     def _limits(self) -> dict[str, int]:

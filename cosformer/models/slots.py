@@ -335,7 +335,7 @@ def _tensors(*states: Any) -> list[Tensor]:
 
 
 def _at(state: Any, place: int) -> Any:
-    """A state whose sums stand at this position: prepared blocks count it for all layers."""
+    """A state whose sums stand at a position, which prepared blocks count once for all layers."""
     if isinstance(state, State):
         return state._replace(position=torch.full_like(state.position, place))
     if isinstance(state, tuple):
