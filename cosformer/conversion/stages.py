@@ -14,9 +14,9 @@ from cosformer.models import pool
 from cosformer.training import Diverged, Schedule, duration, moments, rate, weights
 
 SCHEDULE = Schedule(shape="cosine", warmup=0.05, final=0.02)
-QUICKER = 10.0
+DECAYS = 10.0
 """By which factor the logits of decays, which lie between 0 and 6, learn faster than maps."""
-LOUDER = 4.0
+ADDED = 4.0
 """By which factor new parameters learn faster than pretrained ones, where all learn."""
 
 Losses = Mapping[str, Tensor]
@@ -67,7 +67,7 @@ def match(model: Any, steps: int, highest: float) -> Stage:
     for heads in hf.heads_of(model).values():
         for name, parameter in heads.named_parameters():
             (decays if name == "decay_logit" else maps).append(parameter)
-    groups = [(highest, maps), (QUICKER * highest, decays)]
+    groups = [(highest, maps), (DECAYS * highest, decays)]
     # without maps and decays there is nothing to learn before the whole is distilled
     return Stage("match", steps if maps or decays else 0, groups, losses)
 
@@ -101,7 +101,7 @@ def distil(model: Any, teacher: Any, steps: int, highest: float) -> Stage:
         parameter.requires_grad_(id(parameter) not in tables)
     old = [p for p in parameters if id(p) not in new | tables]
     added = [p for p in parameters if id(p) in new]
-    return Stage("distil", steps, [(highest, old), (LOUDER * highest, added)], losses)
+    return Stage("distil", steps, [(highest, old), (ADDED * highest, added)], losses)
 
 
 def divergence(own: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:

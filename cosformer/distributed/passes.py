@@ -179,10 +179,8 @@ def _with_queries(first: Part, last: Part, between: _Between) -> tuple[Part, Par
 
 def _causal(first: Part, last: Part, between: _Between, stretch: Stretch) -> Tensor:
     """Only the first sequence of a rank has keys on earlier ranks, and the last on later ones."""
-    state = _state(last, last.until_end)
-    receive = send(
-        Message(state, None, between.log_pass(last, stretch.rank)), stretch, between.pieces.reach
-    )
+    state, log_pass = _state(last, last.until_end), between.log_pass(last, stretch.rank)
+    receive = send(Message(state, None, log_pass), stretch, between.pieces.reach)
     first, last, between = _with_queries(first, last, between)
     others = between.outputs()
     if last is not first:
@@ -194,11 +192,8 @@ def _causal(first: Part, last: Part, between: _Between, stretch: Stretch) -> Ten
 def _both_ways(first: Part, last: Part, between: _Between, stretch: Stretch) -> Tensor:
     """Sums over a rank's own keys, earlier and later ones, which share one denominator."""
     to_right, to_left = _state(last, last.until_end), _state(first, first.since_start)
-    receive = send(
-        Message(to_right, to_left, between.log_pass(last, stretch.rank)),
-        stretch,
-        between.pieces.reach,
-    )
+    message = Message(to_right, to_left, between.log_pass(last, stretch.rank))
+    receive = send(message, stretch, between.pieces.reach)
     first, last, between = _with_queries(first, last, between)
     parts = [first] if last is first else [first, last]
     sums = [_Sums(part) for part in parts]

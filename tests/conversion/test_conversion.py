@@ -61,15 +61,11 @@ def test_matching_changes_nothing_but_feature_maps_and_decays(folders):
     assert changed == {f"{LAYER.format(n)}.cosformer.{part}" for n in range(3) for part in parts}
 
 
-class Nested(torch.nn.Module):
+class Nested(torch.nn.Sequential):
     """Blocks that are numbered within one that has a number itself."""
 
-    def __init__(self, blocks):
-        super().__init__()
-        self.add_module("0", blocks)
-
     def __iter__(self):
-        return iter(self.get_submodule("0"))
+        return iter(self[0])
 
 
 def test_every_layer_is_matched_however_layers_are_named(folders):
