@@ -134,9 +134,7 @@ class Generator:
         self._names = itertools.count()
 
     def _make_slots(self) -> Slots:
-        rows = None
-        if self._context is not None:
-            rows = map_streams(lambda x: torch.zeros_like(x[: self.slots]), self._context)
+        rows = map_streams(lambda x: torch.zeros_like(x[: self.slots]), self._context)
         return Slots(self.model, self.slots, self.length, rows, self._ahead)
 
     @property
@@ -291,10 +289,8 @@ class Generator:
         return group
 
     def _begin_reading(self, requests: list[Request]) -> Reading:
-        device, context = self.model.head.weight.device, None
-        if self._context is not None:
-            names = [request.name for request in requests]
-            context = map_streams(lambda x: x[names], self._context)
+        device, names = self.model.head.weight.device, [request.name for request in requests]
+        context = map_streams(lambda x: x[names], self._context)
         prompts = [request.given[:-1] for request in requests]  # the last is read by the first step
         tokens, mask = pad(prompts, device, left=True)  # type: ignore[arg-type]
         state = self.model.backbone.empty_state(len(requests), context)

@@ -145,11 +145,9 @@ class Slots:
                 mine.mechanism.put(row, theirs.mechanism, of, position)
             else:
                 map_streams(copy, mine.mechanism, theirs.mechanism)
-            if mine.conv is not None and theirs.conv is not None:
-                copy(mine.conv, theirs.conv)
+            map_streams(copy, mine.conv, theirs.conv)
+        map_streams(copy, held.context, given.context)
         held.position[row], held.place[row] = position, given.length
-        if held.context is not None:
-            map_streams(copy, held.context, given.context)
 
     @torch.no_grad()
     def take(self, row: int) -> Stream:
