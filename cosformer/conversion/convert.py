@@ -178,21 +178,10 @@ class Converter:
             raise ValueError(
                 f"length must be at most the model's {longest} tokens, got {settings.length}"
             )
-        hf.replace_attention(
-            self.model,
-            hf.ConvertedConfig(
-                plan,
-                sizes,
-                features=settings.expansion * sizes[2],
-                horizon=self._horizon(),
-            ),
-        )
+        features = settings.expansion * sizes[2]
+        hf.replace_attention(self.model, hf.ConvertedConfig(plan, sizes, features, self._horizon()))
         self.batches = Batches(
-            texts,
-            self.tokenizer,
-            batch=settings.batch,
-            length=settings.length,
-            seed=settings.seed,
+            texts, self.tokenizer, batch=settings.batch, length=settings.length, seed=settings.seed
         )
         self.errors: dict[str, dict[str, float]] = {}
         self._stored = self._read()
@@ -265,8 +254,10 @@ class Converter:
     def _train(self, stage: Stage) -> Iterator[Progress]:
         if not stage.steps:
             return
-        training, offset = Training(stage), self._offset(stage)
+        training = Training(stage)
         self._restore(training)
+        # no stage begins with the texts of the one before
+        offset = self.settings.match_steps if stage.name == "distil" else 0
         every = max(1, stage.steps // REPORTS)
         began, first, saved = time.monotonic(), training.step, time.monotonic()
         while training.step < stage.steps:
@@ -288,10 +279,6 @@ class Converter:
                 pace = (time.monotonic() - began) / (training.step - first)
                 left, errors = pace * (stage.steps - training.step), self.errors[stage.name]
                 yield Progress(stage.name, training.step, stage.steps, errors, left)
-
-    def _offset(self, stage: Stage) -> int:
-        """Steps of earlier stages: no stage begins with the texts of the one before."""
-        return self.settings.match_steps if stage.name == "distil" else 0
 
     def _keep_exact(self, names: Sequence[str]) -> None:
         plan = self.model.config.quantization_config
@@ -365,13 +352,12 @@ def load(folder: Path, device: torch.device | str = "cpu") -> Any:
 
 def _sync(folder: Path) -> None:
     """Return when all files of a folder, and of those below it, are on disk with their names."""
-    for path in folder.iterdir():
+    for path in (folder, *folder.rglob("*")):
         if path.is_dir():
-            _sync(path)
+            sync_names(path)
         else:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-    sync_names(folder)
 
 
 def _facts(model: Path, texts: Sequence[str], settings: Conversion) -> dict[str, Any]:

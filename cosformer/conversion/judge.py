@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.conversion.stages import pooled
 from cosformer.conversion.texts import tokens_of
+from cosformer.models import pool
 from cosformer.tasks import tables
 
 
@@ -44,7 +44,7 @@ def embed(
         chosen = [texts[n] for n in order[begin : begin + batch]]
         inputs = tokens_of(chosen, tokenizer, length, model.device)
         hidden = model(**inputs).last_hidden_state
-        found.append(pooled(hidden, inputs["attention_mask"]).float())
+        found.append(pool(hidden, inputs["attention_mask"].bool(), "mean").float())
     places = torch.tensor(order, device=model.device).argsort()
     return torch.nn.functional.normalize(torch.cat(found)[places], dim=-1)
 
@@ -53,7 +53,8 @@ def spearman(model: Any, tokenizer: Any, pairs: Pairs) -> float:
     """Spearman's correlation of the cosines of embeddings with the scores of the pairs."""
     one, other = (embed(model, tokenizer, texts) for texts in (pairs.first, pairs.second))
     cosines = (one * other).sum(-1).cpu()
-    return correlation(ranks(cosines), ranks(torch.tensor(pairs.scores)))
+    both = torch.stack([ranks(cosines), ranks(torch.tensor(pairs.scores))])
+    return float(torch.corrcoef(both)[0, 1])
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -64,7 +65,3 @@ def ranks(values: Tensor) -> Tensor:
     """
     _, number, count = torch.unique(values, return_inverse=True, return_counts=True)
     return (count.cumsum(0) - (count - 1) / 2.0).double()[number]
-
-
-def correlation(one: Tensor, other: Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([one, other]))[0, 1])

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 import cosformer.hf as hf
+from cosformer.models import pool
 from cosformer.training import Diverged, Schedule, duration, moments, rate, weights
 
 SCHEDULE = Schedule(shape="cosine", warmup=0.05, final=0.02)
-QUICKER = 10.0
+DECAYS = 10.0
 """By which factor the logits of decays, which lie between 0 and 6, learn faster than maps."""
-LOUDER = 4.0
+ADDED = 4.0
 """By which factor new parameters learn faster than pretrained ones, where all learn."""
 
 Losses = Mapping[str, Tensor]
@@ -54,7 +55,8 @@ class Progress:
 
 def match(model: Any, steps: int, highest: float) -> Stage:
     """Each layer's replacement learns the output of softmax, which all later layers still get."""
-    names = short_names(list(hf.heads_of(model)))
+    layers = model.config.quantization_config.layers
+    names = {layer: f"layer {n}" for n, layer in enumerate(layers)}
 
     def losses(inputs: Mapping[str, Tensor]) -> Losses:
         with hf.matching(model) as found, torch.no_grad():
@@ -65,7 +67,7 @@ def match(model: Any, steps: int, highest: float) -> Stage:
     for heads in hf.heads_of(model).values():
         for name, parameter in heads.named_parameters():
             (decays if name == "decay_logit" else maps).append(parameter)
-    groups = [(highest, maps), (QUICKER * highest, decays)]
+    groups = [(highest, maps), (DECAYS * highest, decays)]
     # without maps and decays there is nothing to learn before the whole is distilled
     return Stage("match", steps if maps or decays else 0, groups, losses)
 
@@ -89,28 +91,17 @@ def distil(model: Any, teacher: Any, steps: int, highest: float) -> Stage:
         }
         if getattr(own, "logits", None) is not None:
             return found | {"logits": divergence(own.logits, wanted.logits, mask)}
-        ours, theirs = (pooled(each.last_hidden_state, mask) for each in (own, wanted))
+        ours, theirs = (pool(x.last_hidden_state, mask.bool(), "mean") for x in (own, wanted))
         return found | {"embedding": hf.relative_error(ours, theirs, None)}
 
     new = {id(p) for heads in hf.heads_of(model).values() for p in heads.parameters()}
-    tables = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for p in module.parameters()
-    }
+    tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
     parameters = list(model.parameters())
     for parameter in parameters:  # those of rare tokens would be moved by what others learn
         parameter.requires_grad_(id(parameter) not in tables)
     old = [p for p in parameters if id(p) not in new | tables]
     added = [p for p in parameters if id(p) in new]
-    return Stage("distil", steps, [(highest, old), (LOUDER * highest, added)], losses)
-
-
-def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
-    """The mean `[B, width]` of hidden states `[B, T, width]` over the real tokens of each row."""
-    real = mask[..., None].to(hidden.dtype)
-    return (hidden * real).sum(1) / real.sum(1)
+    return Stage("distil", steps, [(highest, old), (ADDED * highest, added)], losses)
 
 
 def divergence(own: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
@@ -128,7 +119,7 @@ class Training:
         self.stage, self.step = stage, 0
         self.parameters = nn.ParameterList([p for _, each in stage.groups for p in each])
         self.optimiser = AdamW(
-            [{"params": parameters, "lr": highest} for highest, parameters in stage.groups],
+            [{"params": each, "lr": highest, "highest": highest} for highest, each in stage.groups],
             betas=(0.9, 0.99),
             weight_decay=0.0,
             fused=True,
@@ -137,9 +128,8 @@ class Training:
 
     def learn(self, inputs: Mapping[str, Tensor]) -> None:
         share = rate(SCHEDULE, self.step, self.stage.steps)
-        groups = zip(self.optimiser.param_groups, self.stage.groups, strict=True)
-        for group, (highest, _) in groups:
-            group["lr"] = share * highest
+        for group in self.optimiser.param_groups:
+            group["lr"] = share * group["highest"]
         losses = self.stage.losses(inputs)
         torch.stack(list(losses.values())).sum().backward()
         for parameter in self.parameters:  # of a part that no loss depends on, as a pooler
@@ -175,9 +165,3 @@ class Training:
 
     def _diverged(self, name: str) -> Diverged:
         return Diverged(f"step {self.step} of {self.stage.name}: {name} is not finite")
-
-
-def short_names(layers: list[str]) -> dict[str, str]:
-    """The name of a layer -> `layer N`, by the first number in it."""
-    numbers = {name: [part for part in name.split(".") if part.isdecimal()] for name in layers}
-    return {name: f"layer {found[0]}" if found else name for name, found in numbers.items()}

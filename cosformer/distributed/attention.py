@@ -91,26 +91,15 @@ def attention(
             check_length(longest, horizon)
     ops.check_per_key_head(q, k, horizon=horizon, decay=decay)
     log_rates(decay, k, k, "decay")  # which checks them
+    angle = angle_within(max(longest, 1) if horizon is None else horizon)
     given = ops.Arguments(
-        "relu",
-        causal,
-        angle_within(max(longest, 1) if horizon is None else horizon),
-        1.0 if decay is None else decay,
-        log_decay,
-        raised=weight == "raised_cosine",
-        eps=eps,
-        key_mask=key_mask,
-        impl=impl,
-    )
+        "relu", causal, angle, 1.0 if decay is None else decay, log_decay,
+        raised=weight == "raised_cosine", eps=eps, key_mask=key_mask, impl=impl,
+    )  # fmt: skip
     alone = partial(
-        ops.attention,
-        causal=causal,
-        horizon=horizon,
-        decay=decay,
-        weight=weight,
-        eps=eps,
+        ops.attention, causal=causal, horizon=horizon, decay=decay, weight=weight, eps=eps,
         impl=impl,
-    )
+    )  # fmt: skip
     return attend(q, k, v, Asked(given, alone, horizon is None, meanwhile), stretch, bounds)
 
 

@@ -17,7 +17,7 @@ An exchange is begun and waited for by two functions, and so it is in the backwa
 computes between the two, it computes while messages are on their way, forward and backward.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -135,6 +135,7 @@ class _End(Function):
         ctx: Any, begun: Tensor, log_pass: Tensor, way: _Way
     ) -> tuple[Tensor | None, Tensor | None]:
         from_left, from_right = way.told.wait()
+        del way.told  # what was sent and received is no longer needed
         ctx.way = way
         ctx.save_for_backward(log_pass, from_left, from_right)
         return from_left, from_right
@@ -154,16 +155,12 @@ class _Told:
     """The messages of all ranks, on their way to each."""
 
     def __init__(self, message: Message, way: _Way) -> None:
-        self._way = way
-        self._pass_shape, states = message.log_pass.shape, [x for x in message[:2] if x is not None]
-        self._sent = tuple(x is not None for x in message[:2])
-        self._state_shape, self._dtype = states[0].shape, states[0].dtype
-        lengths = way.stretch.lengths
+        self._way, lengths = way, way.stretch.lengths
         length = message.log_pass.new_full((1,), lengths[way.stretch.rank])
-        with torch.no_grad():
-            self._exact = 1 + message.log_pass.numel()
-            self._mine = _bytes(length, message.log_pass, *states)  # must live until it is sent
-            self._all = self._mine.new_empty(len(lengths) * len(self._mine))
+        parts = {"length": length, "log_pass": message.log_pass, **message._asdict()}
+        self._parts = {name: x for name, x in parts.items() if x is not None}
+        self._mine = _bytes(*self._parts.values())  # must live until it is sent
+        self._all = self._mine.new_empty(len(lengths) * len(self._mine))
         self._work = _all_gather(self._all, self._mine, group=way.stretch.group, async_op=True)
 
     def wait(self) -> Carried:
@@ -171,22 +168,14 @@ class _Told:
         self._work.wait()
         stretch, reach = self._way.stretch, self._way.reach
         rows = self._all.unflatten(0, (len(stretch.lengths), -1))
-        exact = rows[:, : 8 * self._exact].view(torch.float64)
-        stretch.check_told(exact[:, 0])
-        logs = exact[:, 1:].unflatten(1, self._pass_shape)
-        found: list[Tensor | None] = []
-        begin, size = 8 * self._exact, self._state_shape.numel() * self._dtype.itemsize
-        for sent in self._sent:
-            part = rows[:, begin : begin + size].view(self._dtype) if sent else None
-            found.append(None if part is None else part.unflatten(1, self._state_shape))
-            begin += size if sent else 0
-        rights, lefts = found
+        parts = _parts(rows, self._parts.values())
+        found = dict(zip(self._parts, parts, strict=True))
+        stretch.check_told(found["length"][:, 0])
+        logs, rights, lefts = found["log_pass"], found.get("to_right"), found.get("to_left")
         before, after = slice(reach.first, stretch.rank), slice(stretch.rank + 1, reach.last + 1)
-        from_right = None
-        if lefts is not None:
-            from_right = _arrived(logs[after].flip(0), lefts[after].flip(0))
         return Carried(
-            None if rights is None else _arrived(logs[before], rights[before]), from_right
+            None if rights is None else _arrived(logs[before], rights[before]),
+            None if lefts is None else _arrived(logs[after].flip(0), lefts[after].flip(0)),
         )
 
 
@@ -194,6 +183,14 @@ def _bytes(*parts: Tensor) -> Tensor:
     """Numbers one after another, filled up so that float64 behind them are aligned."""
     found = torch.cat([x.flatten().contiguous().view(torch.uint8) for x in parts])
     return F.pad(found, (0, -len(found) % 8))
+
+
+def _parts(found: Tensor, like: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The tensors in bytes `[…, bytes]`, with the dtypes of others and their shapes behind `…`."""
+    begin = 0
+    for x in like:
+        yield found[..., begin : begin + x.nbytes].view(x.dtype).unflatten(-1, x.shape)
+        begin += x.nbytes
 
 
 def _arrived(logs: Tensor, states: Tensor) -> Tensor:
@@ -214,11 +211,10 @@ class _HandedOn:
         self._work = _all_gather(
             self._lengths, self._length, group=way.stretch.group, async_op=True
         )
-        with torch.no_grad():
-            self._right, self._left = (
-                None if state is None else _Handing(state, message.log_pass, way.stretch, sign)
-                for state, sign in ((message.to_right, 1), (message.to_left, -1))
-            )
+        self._right, self._left = (
+            None if state is None else _Handing(state, message.log_pass, way.stretch, sign)
+            for state, sign in ((message.to_right, 1), (message.to_left, -1))
+        )
 
     def wait(self) -> Carried:
         assert self._work is not None
@@ -259,9 +255,8 @@ class _Handing:
             self._sent = _bytes(*given)  # must live until it is sent
             operations.append(self._operation(dist.isend, self._sent, distance))
         if self._place - distance >= (0 if given is self._own else 1):  # nothing comes to the first
-            log_pass, state = self._own
-            size = 8 * log_pass.numel() + state.nbytes
-            self._received = state.new_empty(size + -size % 8, dtype=torch.uint8)
+            size = sum(x.nbytes for x in self._own)
+            self._received = self._own[1].new_empty(size + -size % 8, dtype=torch.uint8)
             operations.append(self._operation(dist.irecv, self._received, -distance))
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
@@ -271,13 +266,10 @@ class _Handing:
             work.wait()
         if self._received is None:
             return
-        log_pass, state = self._own
-        exact, end = 8 * log_pass.numel(), 8 * log_pass.numel() + state.nbytes
-        log_earlier = self._received[:exact].view(torch.float64).view(log_pass.shape)
-        earlier = self._received[exact:end].view(state.dtype).view(state.shape)
+        log_earlier, earlier = _parts(self._received, self._own)
         if self.found is not None:
             log_later, later = self.found
-            left = log_later.exp().to(state.dtype).expand(state.shape[:2])
+            left = log_later.exp().to(earlier.dtype).expand(earlier.shape[:2])
             earlier = later + torch.einsum("bh,bh...->bh...", left, earlier)
             log_earlier = log_earlier + log_later
         self.found = (log_earlier, earlier)

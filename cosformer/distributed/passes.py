@@ -55,18 +55,16 @@ class Part(NamedTuple):
     k: Tensor
     v: Tensor
     problem: Problem
-    decay: Tensor | None  # L of the tokens, counted from the piece's start: [b, h, T] float64
+    since_start: Tensor | None
+    """`[b, h, T]` float64: the logarithm of what is left, at each token, of a weight on what came
+    before the piece."""
     impl: str
-
-    @property
-    def since_start(self) -> Tensor | None:
-        """The logarithm of what is left, at each token, of a weight on what came before it."""
-        return self.decay
 
     @property
     def until_end(self) -> Tensor | None:
         """The logarithm of what is left of each token's weight behind the last one."""
-        return None if self.decay is None else self.decay[..., -1:] - self.decay
+        left = self.since_start
+        return None if left is None else left[..., -1:] - left
 
 
 def angle_within(horizon: Horizon) -> float | Tensor:
@@ -152,10 +150,10 @@ class _Between(NamedTuple):
 
         Nothing is left where a sequence begins or ends on this rank; there is no gradient then.
         """
-        heads, decay, reach = part.k.shape[1], part.decay, self.pieces.reach
+        heads, left, reach = part.k.shape[1], part.since_start, self.pieces.reach
         passes = self.pieces.first is self.pieces.last and reach.first < rank < reach.last
-        if decay is not None and decay.shape[2] and passes:
-            return decay[..., -1].expand(-1, heads)
+        if left is not None and left.shape[2] and passes:
+            return left[..., -1].expand(-1, heads)
         batch = 1 if self.asked.given.log_decay is None else part.k.shape[0]
         log = 0.0 if passes else -math.inf
         return torch.full((batch, heads), log, dtype=torch.float64, device=part.k.device)
@@ -181,10 +179,8 @@ def _with_queries(first: Part, last: Part, between: _Between) -> tuple[Part, Par
 
 def _causal(first: Part, last: Part, between: _Between, stretch: Stretch) -> Tensor:
     """Only the first sequence of a rank has keys on earlier ranks, and the last on later ones."""
-    state = _state(last, last.until_end)
-    receive = send(
-        Message(state, None, between.log_pass(last, stretch.rank)), stretch, between.pieces.reach
-    )
+    state, log_pass = _state(last, last.until_end), between.log_pass(last, stretch.rank)
+    receive = send(Message(state, None, log_pass), stretch, between.pieces.reach)
     first, last, between = _with_queries(first, last, between)
     others = between.outputs()
     if last is not first:
@@ -196,11 +192,8 @@ def _causal(first: Part, last: Part, between: _Between, stretch: Stretch) -> Ten
 def _both_ways(first: Part, last: Part, between: _Between, stretch: Stretch) -> Tensor:
     """Sums over a rank's own keys, earlier and later ones, which share one denominator."""
     to_right, to_left = _state(last, last.until_end), _state(first, first.since_start)
-    receive = send(
-        Message(to_right, to_left, between.log_pass(last, stretch.rank)),
-        stretch,
-        between.pieces.reach,
-    )
+    message = Message(to_right, to_left, between.log_pass(last, stretch.rank))
+    receive = send(message, stretch, between.pieces.reach)
     first, last, between = _with_queries(first, last, between)
     parts = [first] if last is first else [first, last]
     sums = [_Sums(part) for part in parts]

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from cosformer.distributed.attention import attention, linear_attention
 from cosformer.distributed.exchange import Message, gather, send, sum_over_ranks
 from cosformer.distributed.passes import Meanwhile
-from cosformer.distributed.stretch import (
-    Reach,
-    Stretch,
-    check_group,
-    check_lengths,
-    stretch_of,
-)
+from cosformer.distributed.stretch import Reach, Stretch, check_group, check_lengths, stretch_of
 from cosformer.models import Backbone
 from cosformer.nn import AttentionLayer, CosformerAttention
 from cosformer.runtime import readable
@@ -26,10 +20,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def split(
-    model: Module,
-    *,
-    lengths: Sequence[int] | None = None,
-    group: dist.ProcessGroup | None = None,
+    model: Module, *, lengths: Sequence[int] | None = None, group: dist.ProcessGroup | None = None
 ) -> Module:
     """Let every rank of a group call the model with its own stretch of the tokens.
 

@@ -252,15 +252,15 @@ def _boundaries(name: str, mask: Tensor | None, given: dict[str, Any]) -> Tensor
 
 def _horizon(module: nn.Module, default: int | None) -> float:
     config = getattr(module, "config", None)
-    found = getattr(config, "cosformer_horizon", default)
-    if found is None:
-        found = getattr(config, "max_position_embeddings", None)
-    if found is None:
-        raise ValueError(
-            "config.cosformer_horizon must be given where the config has no "
-            f"max_position_embeddings, got None in {type(config).__name__}"
-        )
-    return float(found)
+    own = getattr(config, "cosformer_horizon", None)
+    longest = getattr(config, "max_position_embeddings", None)
+    for found in (own, default, longest):
+        if found is not None:
+            return float(found)
+    raise ValueError(
+        "config.cosformer_horizon must be given where the config has no max_position_embeddings, "
+        f"got None in {type(config).__name__}"
+    )
 
 
 def _rotates(config: Any) -> bool:

@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 import cosformer.ops as ops
-from cosformer.models import Backbone, ModelState
+from cosformer.mechanisms import map_streams
+from cosformer.models import Backbone
 
 
 class StreamLayer(CacheLayerMixin):
@@ -59,10 +60,14 @@ class StreamLayer(CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self.state = each_row(self.state, lambda x: x[indices.to(x.device)])
+        self._each_row(lambda x: x[indices.to(x.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.state = each_row(self.state, lambda x: x.repeat_interleave(repeats, 0))
+        self._each_row(lambda x: x.repeat_interleave(repeats, 0))
+
+    def _each_row(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change every tensor whose first dimension is the batch; a position may have none."""
+        self.state = map_streams(lambda x: change(x) if x.dim() else x, self.state)
 
 
 class AttentionStream(StreamLayer):
@@ -96,12 +101,8 @@ class AttentionStream(StreamLayer):
     ) -> Tensor:
         """Causal attention of the new tokens; `weights` are the horizon and the decay."""
         self.is_waiting = False
-        if (
-            self.state is not None
-            and k.shape[2] == 1
-            and key_mask is None
-            and not _records(q, k, v)
-        ):
+        one = k.shape[2] == 1 and key_mask is None and self.state is not None
+        if one and not _records(q, k, v):
             return ops.step(q, k, v, self.state)
         given = weights if self.state is None else {"state": self.state}
         out, self.state = ops.attention_with_state(q, k, v, key_mask=key_mask, **given)
@@ -145,8 +146,6 @@ class ModelCache(Cache):
             x, state = backbone.step(tokens, stream.state)
         else:
             x, state = backbone.stream(tokens, stream.state, key_mask=key_mask, hidden=hidden)
-        assert isinstance(state, ModelState)
-        assert isinstance(state.length, int)
         stream.state, stream.length = state, state.length
         return x
 
@@ -159,20 +158,6 @@ def stream_of(keys: Tensor) -> AttentionStream | None:
     """The stream of keys that a `CosformerCache` gave; None for other keys."""
     found: AttentionStream | None = getattr(keys, CARRIED, None)
     return found
-
-
-def each_row(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A state with `change(tensor)` for every tensor whose first dimension is the batch."""
-    if isinstance(state, ops.State):
-        names = ("key_value", "key_sum", "position", "log_decay")
-        whole = {name: each_row(getattr(state, name), change) for name in names}
-        return state._replace(**whole)  # horizon and decay belong to heads
-    if isinstance(state, Tensor):
-        return change(state) if state.dim() else state
-    if isinstance(state, tuple):
-        changed = [each_row(each, change) for each in state]
-        return type(state)(*changed) if hasattr(state, "_fields") else tuple(changed)
-    return state
 
 
 def _records(*tensors: Tensor) -> bool:

@@ -7,18 +7,18 @@ modules of any model before their weights are loaded.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import cosformer.ops as ops
 from cosformer.check import check_choice, check_mapping, check_positive, check_whole
-from cosformer.hf.attention import MULTISCALE_HORIZON, attend, attention_mask_for, is_causal
+from cosformer.hf.attention import MULTISCALE_HORIZON, attend, is_causal
 from cosformer.hf.cache import CARRIED, stream_of
 
 IMPLEMENTATION = METHOD = "cosformer-converted"
@@ -27,8 +27,6 @@ EXACT = "softmax"
 REPLACEMENTS = ("cosformer-multiscale", "cosformer")
 KINDS = (*REPLACEMENTS, EXACT)
 """What a layer's attention may be."""
-RECORDING = "cosformer-recording"
-"""The name of the attention function while the layers of a model are looked for."""
 WIDEST = 256
 """The most features that the op has kernels for."""
 
@@ -78,14 +76,7 @@ class ConvertedHeads(nn.Module):
     """
 
     def __init__(
-        self,
-        kind: str,
-        heads: int,
-        key_heads: int,
-        width: int,
-        *,
-        features: int,
-        horizon: float,
+        self, kind: str, heads: int, key_heads: int, width: int, *, features: int, horizon: float
     ) -> None:
         super().__init__()
         if 0 < features < width:
@@ -131,19 +122,6 @@ class ConvertedHeads(nn.Module):
         return {"horizon": self.horizon, "decay": most * self.decay_logit.double().sigmoid()}
 
 
-class Call(NamedTuple):
-    """What Transformers gives an attention function."""
-
-    module: nn.Module
-    q: Tensor
-    """`[B, H, T, D]`; keys and values alike, with their own heads and length."""
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None
-    given: dict[str, Any]
-    """The options by name."""
-
-
 def converted_attention(
     module: nn.Module,
     query: Tensor,
@@ -157,15 +135,19 @@ def converted_attention(
     Arguments and results are those of `cosformer_attention`.
     """
     heads: ConvertedHeads | None = getattr(module, "cosformer", None)
-    call = Call(module, query, key, value, attention_mask, given)
-    if heads is None:
-        return _softmax(call), None
-    if heads.losses is None:
-        return _linear(heads, call), None
-    exact = _softmax(call)
-    with torch.enable_grad():
-        own = _linear(heads, call)
-        heads.losses.append(relative_error(own.flatten(2), exact.flatten(2), attention_mask))
+
+    def linear(heads: ConvertedHeads) -> Tensor:
+        q, k = heads(query, key)
+        mask, weights = attention_mask, heads.weights
+        return attend(IMPLEMENTATION, module, q, k, value, mask, weights, given)[0]
+
+    if heads is not None and heads.losses is None:
+        return linear(heads), None
+    exact = _softmax(module, query, key, value, attention_mask, given)
+    if heads is not None and heads.losses is not None:
+        with torch.enable_grad():
+            error = relative_error(linear(heads).flatten(2), exact.flatten(2), attention_mask)
+        heads.losses.append(error)
     return exact, None
 
 
@@ -214,23 +196,21 @@ def find_layers(model: PreTrainedModel) -> tuple[list[str], tuple[int, int, int]
     found: dict[str, tuple[int, int, int]] = {}
 
     def record(module: nn.Module, q: Tensor, k: Tensor, *rest: Any, **given: Any) -> Any:
-        found[names[module]] = (q.shape[1], k.shape[1], q.shape[3])
+        if module in names:  # another thread may call another model
+            found[names[module]] = (q.shape[1], k.shape[1], q.shape[3])
         return converted_attention(module, q, k, *rest, **given)
 
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"model must be an encoder or a decoder, got {type(model).__name__}, which is both"
         )
-    AttentionInterface.register(RECORDING, record)
-    AttentionMaskInterface.register(RECORDING, attention_mask_for)
+    model.set_attn_implementation(IMPLEMENTATION)
+    AttentionInterface.register(IMPLEMENTATION, record)
     try:
-        model.set_attn_implementation(RECORDING)
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device))
     finally:
-        model.set_attn_implementation(IMPLEMENTATION)
-        # Transformers holds the function under this name for ever, and `record` holds the model
-        AttentionInterface.register(RECORDING, converted_attention)
+        AttentionInterface.register(IMPLEMENTATION, converted_attention)
     if len(sizes := set(found.values())) != 1:
         raise ValueError(
             "model must have layers of one size that call Transformers' attention functions "
@@ -283,15 +263,10 @@ class ConvertedLoader(HfQuantizer):
         return True
 
 
-def _linear(heads: ConvertedHeads, call: Call) -> Tensor:
-    q, k = heads(call.q, call.k)
-    weights, given = heads.weights, call.given
-    return attend(IMPLEMENTATION, call.module, q, k, call.v, call.mask, weights, given)[0]
-
-
-def _softmax(call: Call) -> Tensor:
+def _softmax(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: dict[str, Any]
+) -> Tensor:
     """PyTorch's attention under the masks that the linear layers understand."""
-    module, q, k, v, mask, given = call
     if stream_of(k) is not None:
         raise ValueError(
             "past_key_values must be a DynamicCache for a model some of whose layers are softmax, "

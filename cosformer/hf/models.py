@@ -97,12 +97,6 @@ class CosformerPreTrainedModel(PreTrainedModel):
     def _backbone(self) -> Backbone:
         return cast(Backbone, self.base_model.backbone)
 
-    def _token_loss(
-        self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
-    ) -> Any:
-        size, items = self.config.vocab_size, num_items_in_batch
-        return self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=items)
-
     def _finish(self) -> None:
         """Tell Transformers that all parameters have their first numbers."""
         for module in self.modules():
@@ -191,17 +185,31 @@ class CosformerModel(CosformerPreTrainedModel):
         return cache
 
 
-class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
-    """Tokens to logits of the token after each: a `cosformer.models.LanguageModel`."""
+class CosformerTokenModel(CosformerPreTrainedModel):
+    """What the models of tokens share: a head whose weights may be those of the embedding."""
 
-    kind: Kind = "decoder"
     _tied_weights_keys = TIED
 
     def __init__(self, config: CosformerConfig) -> None:
         super().__init__(config)
         self.model = CosformerModel(config)
-        self.lm_head = _token_head(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        nn.init.normal_(self.lm_head.weight, std=EMBEDDING_STD)
         self._finish()
+
+    def _loss(
+        self, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None
+    ) -> Any:
+        if labels is None:
+            return None
+        size, items = self.config.vocab_size, num_items_in_batch
+        return self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=items)
+
+
+class CosformerForCausalLM(CosformerTokenModel, GenerationMixin):
+    """Tokens to logits of the token after each: a `cosformer.models.LanguageModel`."""
+
+    kind: Kind = "decoder"
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -217,9 +225,8 @@ class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **given: Any,
     ) -> CausalLMOutputWithPast:
         """Logits `[B, T, vocab_size]`, and the loss where labels are given.
 
@@ -228,43 +235,28 @@ class CosformerForCausalLM(CosformerPreTrainedModel, GenerationMixin):
             logits_to_keep: logits of the last so many tokens alone, or of these positions; 0: all.
             num_items_in_batch: labels by which the sum of losses is divided, where a batch comes in
                 several calls; those of this call if not given.
-            others: as in `CosformerModel`.
+            input_ids, attention_mask, past_key_values, use_cache, inputs_embeds, given: as in
+                `CosformerModel`.
         """
         if isinstance(logits_to_keep, int):
             check_whole("logits_to_keep", logits_to_keep, 0)
         found = self.model(
-            input_ids,
-            attention_mask,
-            past_key_values,
-            use_cache,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
+            input_ids, attention_mask, past_key_values, use_cache, inputs_embeds, **given
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(found.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self._token_loss(logits, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
-            loss=loss,
+            loss=self._loss(logits, labels, num_items_in_batch),
             logits=logits,
             past_key_values=found.past_key_values,
             hidden_states=found.hidden_states,
         )
 
 
-class CosformerForMaskedLM(CosformerPreTrainedModel):
+class CosformerForMaskedLM(CosformerTokenModel):
     """Tokens to logits of each, from both sides: a `cosformer.models.MaskedLanguageModel`."""
 
     kind: Kind = "masked-lm"
-    _tied_weights_keys = TIED
-
-    def __init__(self, config: CosformerConfig) -> None:
-        super().__init__(config)
-        self.model = CosformerModel(config)
-        self.lm_head = _token_head(config)
-        self._finish()
 
     @can_return_tuple
     def forward(
@@ -273,22 +265,16 @@ class CosformerForMaskedLM(CosformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **given: Any,
     ) -> MaskedLMOutput:
-        """Logits `[B, T, vocab_size]`, and the loss where labels `[B, T]` are not -100."""
-        found = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        """Logits `[B, T, vocab_size]`, and the loss where labels `[B, T]` are not -100.
+
+        Other arguments are as in `CosformerModel`.
+        """
+        found = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **given)
         logits = self.lm_head(found.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self._token_loss(logits, labels, num_items_in_batch)
+        loss = self._loss(logits, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
 
 
@@ -311,27 +297,16 @@ class CosformerForSequenceClassification(CosformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        **given: Any,
     ) -> SequenceClassifierOutput:
-        """Logits `[B, num_labels]`, and the loss of labels `[B]` by the config's problem_type."""
-        found = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        """Logits `[B, num_labels]`, and the loss of labels `[B]` by the config's problem_type.
+
+        Other arguments are as in `CosformerModel`.
+        """
+        found = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **given)
         mask = None if attention_mask is None else attention_mask.bool()
         logits = self.score(pool(found.last_hidden_state, mask, self.config.pooling))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
-
-
-def _token_head(config: CosformerConfig) -> nn.Linear:
-    """Logits without a bias, as `cosformer.models` has them; tied weights replace its own."""
-    head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-    nn.init.normal_(head.weight, std=EMBEDDING_STD)
-    return head

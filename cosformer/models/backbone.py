@@ -14,7 +14,7 @@ from cosformer.mechanisms import Mechanism, Seeded, Split, ranks, real_first, re
 from cosformer.models.config import ModelConfig
 from cosformer.models.token_loss import NOT_ASKED, TokenLoss
 from cosformer.nn import AttentionLayer, Block, FeedForward, LayerState, sinusoids, sinusoids_from
-from cosformer.runtime import compute_dtype, readable, recomputed
+from cosformer.runtime import readable, recomputed
 
 EMBEDDING_STD = 0.02
 
@@ -31,9 +31,8 @@ class ModelState(NamedTuple):
 
     layers: tuple[LayerState, ...]
     position: Tensor  # [B] int64: real tokens so far
-    length: int | Tensor  # tokens so far, padding included; [B] in memory of a fixed size
+    length: int  # tokens so far, padding included
     context: Context | None  # what an encoder-decoder looks at
-    room: int | None = None  # the most tokens of a stream in memory of a fixed size; None: any
 
 
 class Backbone(nn.Module):
@@ -145,24 +144,6 @@ class Backbone(nn.Module):
         position = torch.zeros(batch, dtype=torch.int64, device=self.embedding.weight.device)
         return ModelState(layers, position, 0, context)
 
-    def held_state(
-        self, batch: int, length: int | None = None, context: Context | None = None
-    ) -> ModelState:
-        """The state of so many streams in memory of a fixed size, which `step` alone changes.
-
-        length: the most tokens of a stream, which layers that keep all tokens need to know.
-        """
-        if length is None and self.keeps_tokens:
-            raise ValueError("length must be a number where layers keep all tokens, got None")
-        position = torch.zeros(batch, dtype=torch.int64, device=self.embedding.weight.device)
-        place = position.clone()
-        rooms = [length if self.keeps_tokens else None, self.limit]
-        room = min((each for each in rooms if each is not None), default=None)
-        layers = tuple(
-            block.attention.held_state(batch, room or 0, position, place) for block in self._stack
-        )
-        return ModelState(layers, position, place, context, room)
-
     @property
     def keeps_tokens(self) -> bool:
         """Whether a layer keeps all tokens of a stream, so that its memory grows with them."""
@@ -188,8 +169,6 @@ class Backbone(nn.Module):
         if key_mask is not None:
             self._check_padding(key_mask, state.position)
         real = every_token(tokens) if key_mask is None else key_mask
-        if isinstance(state.length, Tensor):
-            raise ValueError("state must grow with its tokens in stream, got one of a fixed size")
         length = state.length + tokens.shape[1]
         self._check_length(length)
         x = self.embed(tokens, state.position[:, None] + ranks(real))
@@ -208,22 +187,16 @@ class Backbone(nn.Module):
         """The vector `[B, 1, width]` of one more token `[B, 1]`, and the state after it.
 
         For inference. The given state is used up: go on with the returned one. The tokens are
-        those that a model has checked, or chosen. Streams in memory of a fixed size
-        (`held_state`) are changed where they are, so that the step can be recorded as a CUDA
-        graph; one that has no room left stays at its last position.
+        those that a model has checked.
         """
         length = state.length + 1
-        if isinstance(length, int):
-            self._check_length(length)
+        self._check_length(length)
         x = self.embed(tokens, state.position[:, None])
         vectors, context_mask = state.context or (None, None)
         layers = []
         for block, before in zip(self._stack, state.layers, strict=True):
             x, after = block.take_step(x, before, vectors, context_mask=context_mask)
             layers.append(after)
-        if isinstance(state.length, Tensor):
-            move_on(state)
-            return self.norm(x), state
         return self.norm(x), ModelState(tuple(layers), state.position + 1, length, state.context)
 
     def check_step(self, tokens: Tensor, state: ModelState) -> None:
@@ -258,22 +231,6 @@ class Backbone(nn.Module):
                 f"key_mask must be bool {list(tokens.shape[:2])}, as {name} (True = real token), "
                 f"got {key_mask.dtype} {list(key_mask.shape)}"
             )
-
-    def stream_memory(self, length: int) -> dict[str, int]:
-        """Bytes that one stream remembers after so many tokens, by the mechanism that needs them.
-
-        `conv` is what short convolutions remember, in all layers together.
-        """
-        found: dict[str, int] = {}
-        dtype = self.embedding.weight.dtype
-        for name, block in zip(self.config.mechanisms, self._stack, strict=True):
-            inner, conv = block.attention.mechanism, block.attention.conv
-            kept = compute_dtype(dtype) if inner.traits.state == "constant" else dtype
-            found[name] = found.get(name, 0) + inner.state_size(length) * kept.itemsize
-            if conv is not None:
-                inputs = (conv.width - 1) * conv.columns
-                found["conv"] = found.get("conv", 0) + inputs * dtype.itemsize
-        return found
 
     @property
     def _limits(self) -> dict[str, int]:
@@ -460,15 +417,6 @@ class TokenHead(nn.Module):
 def every_token(tokens: Tensor) -> Tensor:
     """The mask `[B, T]` by which all tokens `[B, T]`, or vectors `[B, T, width]`, are real."""
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-
-
-def move_on(state: ModelState) -> None:
-    """Count one more token of streams in memory of a fixed size."""
-    assert isinstance(state.length, Tensor)
-    state.length.add_(1)
-    state.position.add_(1)
-    if state.room is not None:
-        state.position.clamp_(max=state.room - 1)
 
 
 def check_model_state(state: ModelState, tokens: Tensor, layers: int) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from cosformer.models.backbone import ModelState, TokenModel
 from cosformer.models.config import ModelConfig
 from cosformer.nn import AttentionLayer, Block
+from cosformer.runtime import compute_dtype
 
 
 class LanguageModel(TokenModel):
@@ -53,11 +54,22 @@ class LanguageModel(TokenModel):
     def stream_memory(self, length: int) -> dict[str, int]:
         """Bytes that one stream remembers after so many tokens, by the mechanism that needs them.
 
+        `conv` is what short convolutions remember, in all layers together.
+
         >>> model = LanguageModel(ModelConfig(layers=3, mechanism="cosformer*2 softmax"))
         >>> model.stream_memory(1000)
         {'cosformer': 33792, 'softmax': 512000}
         """
-        return self.backbone.stream_memory(length)
+        found: dict[str, int] = {}
+        dtype = self.head.weight.dtype
+        for name, layer in zip(self.config.mechanisms, self._layers, strict=True):
+            inner, conv = layer.mechanism, layer.conv
+            kept = compute_dtype(dtype) if inner.traits.state == "constant" else dtype
+            found[name] = found.get(name, 0) + inner.state_size(length) * kept.itemsize
+            if conv is not None:
+                inputs = (conv.width - 1) * conv.columns
+                found["conv"] = found.get("conv", 0) + inputs * dtype.itemsize
+        return found
 
     @torch.no_grad()
     def attention_weights(self, tokens: Tensor) -> list[Tensor]:
@@ -74,11 +86,14 @@ class LanguageModel(TokenModel):
         def keep(layer: AttentionLayer, given: Any, options: Any) -> None:
             found.append(layer.weights(*given, **options))
 
-        layers = [cast(Block, block).attention for block in self.backbone.blocks]
-        hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+        hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in self._layers]
         try:
             self(tokens)
         finally:
             for hook in hooks:
                 hook.remove()
         return found
+
+    @property
+    def _layers(self) -> list[AttentionLayer]:
+        return [cast(Block, block).attention for block in self.backbone.blocks]

@@ -76,7 +76,8 @@ def _generator(
         with torch.no_grad():
             context = model.read(*pad(sources, model.head.weight.device, left=False))
     longest = max(map(len, prompts)) + sampling.max_new_tokens - 1  # the last is not read again
-    made = Generator.with_contexts(model, min(len(prompts), SLOTS), longest, context)
+    length = longest if model.backbone.keeps_tokens else None
+    made = Generator(model, min(len(prompts), SLOTS), length=length, context=context)
     for n, prompt in enumerate(prompts):
         made.submit_checked(prompt, replace(sampling, seed=(sampling.seed + n) % 2**63))
     return made

@@ -84,6 +84,7 @@ class Generator:
         piece: tokens of a prompt that are read between two rounds.
         ahead: tokens of each stream in a round. A GPU makes a round without waiting for the host,
             which looks at a round while the next is made. None: 16 on a GPU, 1 on a CPU.
+        context: how `generate` hands on what an encoder-decoder has read: request n looks at row n.
 
     >>> model = LanguageModel(ModelConfig()).eval()
     >>> generator = Generator(model, slots=2)
@@ -94,35 +95,16 @@ class Generator:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: LanguageModel | EncoderDecoder,
         slots: int = 256,
         *,
         length: int | None = None,
         piece: int = PIECE,
         ahead: int | None = None,
+        context: Context | None = None,
     ) -> None:
-        if not isinstance(model, LanguageModel):
+        if not isinstance(model, LanguageModel) and context is None:
             raise TypeError(f"model must be a LanguageModel, got {type(model).__name__}")
-        self._prepare(model, slots, length, None, piece, ahead)
-
-    @classmethod
-    def with_contexts(
-        cls, model: LanguageModel | EncoderDecoder, slots: int, length: int, context: Context | None
-    ) -> "Generator":
-        """For `generate`: request n looks at row n of the context, if there is one."""
-        self = cls.__new__(cls)
-        self._prepare(model, slots, length if model.backbone.keeps_tokens else None, context)
-        return self
-
-    def _prepare(
-        self,
-        model: LanguageModel | EncoderDecoder,
-        slots: int,
-        length: int | None,
-        context: Context | None,
-        piece: int = PIECE,
-        ahead: int | None = None,
-    ) -> None:
         check_evaluation(model)
         check_whole("slots", slots, 1)
         check_whole("piece", piece, 1)
@@ -152,9 +134,7 @@ class Generator:
         self._names = itertools.count()
 
     def _make_slots(self) -> Slots:
-        rows = None
-        if self._context is not None:
-            rows = map_streams(lambda x: torch.zeros_like(x[: self.slots]), self._context)
+        rows = map_streams(lambda x: torch.zeros_like(x[: self.slots]), self._context)
         return Slots(self.model, self.slots, self.length, rows, self._ahead)
 
     @property
@@ -252,11 +232,11 @@ class Generator:
             if self._waiting and not any(self._rows) and self._streams.outdated:
                 del self._streams  # its memory is given back before the next is taken
                 self._streams = self._make_slots()
-            group = self._next_group(self._rows.count(None))
+            group = self._next_group()
             began = bool(group)
             while group and isinstance(group[0].given, Stream):
                 self._streams.put(self._seat(group[0]), group[0].given, group[0].sampling)
-                group = self._next_group(self._rows.count(None))
+                group = self._next_group()
             if not group:
                 return began
             self._reading = self._begin_reading(group)
@@ -283,9 +263,10 @@ class Generator:
         self._rows[row] = request
         return row
 
-    def _next_group(self, free: int) -> list[Request]:
+    def _next_group(self) -> list[Request]:
         """The requests that have waited longest and can be read together: a stream by itself, or
         prompts that padding may make equally long, or those that are."""
+        free = self._rows.count(None)
         if not free or not self._waiting:
             return []
         first = self._waiting[0]
@@ -308,10 +289,8 @@ class Generator:
         return group
 
     def _begin_reading(self, requests: list[Request]) -> Reading:
-        device, context = self.model.head.weight.device, None
-        if self._context is not None:
-            names = [request.name for request in requests]
-            context = map_streams(lambda x: x[names], self._context)
+        device, names = self.model.head.weight.device, [request.name for request in requests]
+        context = map_streams(lambda x: x[names], self._context)
         prompts = [request.given[:-1] for request in requests]  # the last is read by the first step
         tokens, mask = pad(prompts, device, left=True)  # type: ignore[arg-type]
         state = self.model.backbone.empty_state(len(requests), context)

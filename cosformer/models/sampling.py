@@ -61,7 +61,6 @@ class Plan(NamedTuple):
     """Which steps a choice for several streams needs: the same steps for all rows."""
 
     most: int | None = 1  # candidates among which some row chooses; None: the vocabulary
-    ranked: bool = False  # whether ranks decide on candidates, as with top-k and top-p
     uneven: bool = False  # whether some row may choose among fewer candidates than `most`
     nucleus: bool = False  # whether some row has a top-p
     greedy: bool = False  # whether some row takes its likeliest token, where others do not
@@ -83,8 +82,7 @@ class Plan(NamedTuple):
         known = [count for count in counts if count is not None]
         most = None if None in counts else 1 << (max(known) - 1).bit_length()
         nucleus = any(each.top_p is not None for each in drawn)
-        uneven = bool(known)
-        return cls(most, uneven or nucleus, uneven, nucleus, len(drawn) < len(given), masked)
+        return cls(most, bool(known), nucleus, len(drawn) < len(given), masked)
 
 
 class Choices(NamedTuple):
@@ -100,9 +98,9 @@ class Choices(NamedTuple):
     @classmethod
     def empty(cls, batch: int, device: torch.device | str | None = None) -> "Choices":
         """Choices of so many streams, to be set."""
-        whole = [torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(4)]
-        real = [torch.zeros(batch, dtype=torch.float64, device=device) for _ in range(2)]
-        return cls(real[0], whole[0], real[1], *whole[1:])
+        real, whole = torch.float64, torch.int64
+        dtypes = (real, whole, real, whole, whole, whole)
+        return cls(*(torch.zeros(batch, dtype=dtype, device=device) for dtype in dtypes))
 
     def set(self, row: int, sampling: Sampling, drawn: int = 0) -> None:
         """Set how stream `row` chooses, and how many tokens it has chosen so far."""
@@ -158,7 +156,7 @@ def _sampled(below: Tensor, choices: Choices, plan: Plan, noise: Tensor) -> Tens
     """
     heat = choices.temperature[:, None]
     scores, tokens = below / (heat.where(heat > 0, 1) if plan.greedy else heat), None
-    if plan.ranked:
+    if plan.uneven or plan.nucleus:
         if plan.most is not None and plan.most < below.shape[1]:
             scores, tokens = scores.topk(plan.most)
         else:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.mechanisms import HeldCache, map_streams
-from cosformer.models.backbone import Context, ModelState, TokenHead, move_on
+from cosformer.models.backbone import Context, ModelState, TokenHead
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.sampling import Choices, Plan, Sampling, choose
 from cosformer.models.translation import EncoderDecoder
@@ -35,9 +35,13 @@ class Stream(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a step reads and writes, for B streams."""
+    """What a step reads and writes, for B streams in memory of a fixed size."""
 
-    state: ModelState
+    layers: tuple[LayerState, ...]
+    context: Context | None  # what an encoder-decoder looks at
+    room: int | None  # the most tokens of a stream, which then stays at its last one; None: any
+    position: Tensor  # [B] int64: real tokens so far
+    place: Tensor  # [B] int64: tokens so far, padding included
     token: Tensor  # [B] int64: the token that each stream reads next
     chosen: Tensor  # [B, ahead] int64: the last tokens; -1 where logits were not finite
     choices: Choices
@@ -94,8 +98,7 @@ class Slots:
     @torch.no_grad()
     def last(self, steps: int, count: int) -> Tensor:
         """What the first `count` streams chose in the last steps, `[steps, count]`."""
-        chosen, place = self.held.chosen[:count], self.held.state.length
-        assert isinstance(place, Tensor)
+        chosen, place = self.held.chosen[:count], self.held.place
         ahead = chosen.shape[1]
         if ahead == 1:
             return chosen.T
@@ -131,45 +134,40 @@ class Slots:
 
         of: the number of the stream in `given`. position: how many real tokens it has read.
         """
-        state = self.held.state
+        held = self.held
 
         def copy(mine: Tensor, theirs: Tensor) -> Tensor:
             mine[row] = theirs[of] if theirs.dim() else theirs
             return mine
 
-        for mine, theirs in zip(state.layers, given.layers, strict=True):
+        for mine, theirs in zip(held.layers, given.layers, strict=True):
             if isinstance(mine.mechanism, HeldCache):
                 mine.mechanism.put(row, theirs.mechanism, of, position)
             else:
                 map_streams(copy, mine.mechanism, theirs.mechanism)
-            if mine.conv is not None and theirs.conv is not None:
-                copy(mine.conv, theirs.conv)
-        state.position[row] = position
-        state.length[row] = given.length  # type: ignore[index]
-        if state.context is not None:
-            map_streams(copy, state.context, given.context)
+            map_streams(copy, mine.conv, theirs.conv)
+        map_streams(copy, held.context, given.context)
+        held.position[row], held.place[row] = position, given.length
 
     @torch.no_grad()
     def take(self, row: int) -> Stream:
         """A copy of a row as a stream of its own."""
-        held, state = self.held, self.held.state
-        position, length = int(state.position[row]), int(state.length[row])  # type: ignore[index]
+        held = self.held
+        position, place = int(held.position[row]), int(held.place[row])
 
         def own(mine: Tensor) -> Tensor:
             return mine[row : row + 1].clone()
 
         layers = []
-        for block, layer in zip(self.model.backbone.blocks, state.layers, strict=True):
+        for block, layer in zip(self.model.backbone.blocks, held.layers, strict=True):
             inner, mine = block.attention.mechanism, layer.mechanism  # type: ignore[union-attr]
             if isinstance(mine, HeldCache):
                 kept = mine.take(row, inner.keep(position))  # type: ignore[operator, union-attr]
             else:
-                kept = map_streams(own, mine)
-            conv = None if layer.conv is None else own(layer.conv)
-            layers.append(LayerState(kept, length, conv))
-        context = None if state.context is None else map_streams(own, state.context)
-        layers = [layer._replace(mechanism=_at(layer.mechanism, length)) for layer in layers]
-        taken = ModelState(tuple(layers), own(state.position), length, context)
+                kept = _at(map_streams(own, mine), place)
+            layers.append(LayerState(kept, place, map_streams(own, layer.conv)))
+        context = map_streams(own, held.context)
+        taken = ModelState(tuple(layers), own(held.position), place, context)
         return Stream(int(held.token[row]), taken, int(held.choices.drawn[row]))
 
     @torch.no_grad()
@@ -187,12 +185,12 @@ class Slots:
         """Bytes of all streams by the mechanism that needs them; `conv`: short convolutions."""
         found: dict[str, int] = {}
         names = self.model.config.mechanisms
-        for name, layer in zip(names, self.held.state.layers, strict=True):
+        for name, layer in zip(names, self.held.layers, strict=True):
             for what, part in ((name, layer.mechanism), ("conv", layer.conv)):
                 if isinstance(part, HeldCache):
                     part = (part.k, part.v)  # layers share their positions
                 if part is not None:
-                    found[what] = found.get(what, 0) + _nbytes(part)
+                    found[what] = found.get(what, 0) + sum(x.nbytes for x in _tensors(part))
         return found
 
     def _rows(self, count: int) -> "Step":
@@ -236,21 +234,20 @@ class Step:
     def __init__(
         self, model: LanguageModel | EncoderDecoder, blocks: list[PreparedBlock], held: Held
     ) -> None:
-        self.model, self.held, state = model, held, held.state
-        assert isinstance(state.length, Tensor)
-        self.clock = Clock(state.position, state.length)
+        self.model, self.held = model, held
+        self.clock = Clock(held.position, held.place)
         self.norm, self.head = norm_of(model.backbone.norm), Linear.of(model.head.weight, None)
         last = is_own(model.head, TokenHead) and is_own(model.backbone.norm, nn.LayerNorm)
         self.own_head = last and not autocasts(model.head.weight)
         self.by_kernel = likeliest_serves(model.head.weight)
-        layers = zip(blocks, state.layers, strict=True)
+        layers = zip(blocks, held.layers, strict=True)
         self.blocks = [self._bound(block, layer) for block, layer in layers]
 
     def _bound(self, block: PreparedBlock, layer: LayerState) -> BlockStep:
         found = block.bind(layer, self.clock)
         if found is not None:
             return found
-        vectors, mask = self.held.state.context or (None, None)
+        vectors, mask = self.held.context or (None, None)
 
         def step(x: Tensor, added: Tensor | None) -> tuple[Tensor, None]:
             x = x if added is None else x + added
@@ -262,7 +259,7 @@ class Step:
     def __call__(self, plan: Plan) -> None:
         held, added = self.held, None
         self.clock.tick()
-        x = self.model.backbone.embed(held.token, held.state.position)
+        x = self.model.backbone.embed(held.token, held.position)
         for block in self.blocks:
             x, added = block(x, added)
         if self.own_head:
@@ -271,7 +268,7 @@ class Step:
             logits = self.model.head(self.model.backbone.norm(x if added is None else x + added))
         if self.by_kernel and plan == LIKELIEST:
             counts = (held.choices.drawn, self.clock.place, self.clock.position)
-            take_likeliest(logits, held.chosen, held.token, counts, held.state.room)
+            take_likeliest(logits, held.chosen, held.token, counts, held.room)
             return
         chosen, ahead = choose(logits, held.choices, plan), held.chosen.shape[1]
         if ahead == 1:
@@ -279,8 +276,10 @@ class Step:
         else:
             held.chosen.scatter_(1, (self.clock.place % ahead)[:, None], chosen[:, None])
         torch.clamp(chosen, min=0, out=held.token)
-        held.choices.drawn.add_(1)
-        move_on(held.state)
+        for count in (held.choices.drawn, held.place, held.position):
+            count.add_(1)
+        if held.room is not None:
+            held.position.clamp_(max=held.room - 1)
 
 
 def records(model: LanguageModel | EncoderDecoder) -> bool:
@@ -301,43 +300,42 @@ def _held(
     context: Context | None,
     ahead: int,
 ) -> Held:
-    state = model.backbone.held_state(count, length, context)
-    token = torch.zeros_like(state.position)
-    chosen = token.new_zeros(count, ahead)
-    return Held(state, token, chosen, Choices.empty(count, token.device))
+    backbone = model.backbone
+    rooms = [length if backbone.keeps_tokens else None, backbone.limit]
+    room = min((each for each in rooms if each is not None), default=None)
+    position = torch.zeros(count, dtype=torch.int64, device=model.head.weight.device)
+    place, token, chosen = position.clone(), position.clone(), position.new_zeros(count, ahead)
+    layers = tuple(
+        cast(Block, block).attention.held_state(count, room or 0, position, place)
+        for block in backbone.blocks
+    )
+    choices = Choices.empty(count, position.device)
+    return Held(layers, context, room, position, place, token, chosen, choices)
 
 
 def _changed(held: Held) -> list[Tensor]:
     """All tensors that a step changes, but for caches."""
+    counts = (held.position, held.place, held.token, held.chosen, held.choices)
+    sums = [each.mechanism for each in held.layers if not isinstance(each.mechanism, HeldCache)]
+    return _tensors(*counts, *sums, *(each.conv for each in held.layers))
+
+
+def _tensors(*states: Any) -> list[Tensor]:
+    """The tensors in states whose first dimension is the streams."""
     found: list[Tensor] = []
 
     def keep(mine: Tensor) -> Tensor:
         found.append(mine)
         return mine
 
-    state = held.state
-    map_streams(keep, (state.position, state.length, held.token, held.chosen, held.choices))
-    for layer in state.layers:
-        cached = isinstance(layer.mechanism, HeldCache)
-        map_streams(keep, (None if cached else layer.mechanism, layer.conv))
+    map_streams(keep, states)
     return found
 
 
 def _at(state: Any, place: int) -> Any:
-    """A state whose sums stand at this position: prepared blocks count it for all layers."""
+    """A state whose sums stand at a position, which prepared blocks count once for all layers."""
     if isinstance(state, State):
         return state._replace(position=torch.full_like(state.position, place))
     if isinstance(state, tuple):
         return type(state)(*(_at(part, place) for part in state))
     return state
-
-
-def _nbytes(state: Any) -> int:
-    sizes: list[int] = []
-
-    def count(mine: Tensor) -> Tensor:
-        sizes.append(mine.nbytes)
-        return mine
-
-    map_streams(count, state)
-    return sum(sizes)

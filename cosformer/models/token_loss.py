@@ -35,10 +35,8 @@ def loss_and_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     if torch.compiler.is_compiling():  # two kernels; PyTorch 2.11 may gather what it has written
         is_label = torch.arange(wide.shape[-1], device=wide.device) == label
         right = torch.where(is_label, wide, 0).sum(-1, keepdim=True)
-        known = (label >= 0) & (
-            label < wide.shape[-1]
-        )  # where `gather` would raise, the loss is NaN
-        right = torch.where(known, right, torch.nan)
+        known = (label >= 0) & (label < wide.shape[-1])
+        right = torch.where(known, right, torch.nan)  # where `gather` would raise an error
         share = torch.where(asked, (wide - log_sum).exp() - is_label.to(wide.dtype), 0)
     else:
         right = wide.gather(-1, label)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import cosformer.hf as hf
-from cosformer.conversion import Conversion, Converter, convert, convert_pretrained
+from cosformer.conversion import Conversion, Converter, convert, convert_pretrained, stages
 from cosformer.training import Diverged
 
 SMALL = {"match_steps": 20, "distil_steps": 20, "batch": 8, "length": 48, "distil_rate": 1e-3}
@@ -59,6 +59,22 @@ def test_matching_changes_nothing_but_feature_maps_and_decays(folders):
     changed = {name for name, x in one.model.state_dict().items() if not x.equal(before[name])}
     parts = ("query_map", "query_bias", "key_map", "key_bias", "decay_logit")
     assert changed == {f"{LAYER.format(n)}.cosformer.{part}" for n in range(3) for part in parts}
+
+
+class Nested(torch.nn.Sequential):
+    """Blocks that are numbered within one that has a number itself."""
+
+    def __iter__(self):
+        return iter(self[0])
+
+
+def test_every_layer_is_matched_however_layers_are_named(folders):
+    model = convert.load(folders / "bert")
+    model.encoder.layer = Nested(model.encoder.layer)
+    names, sizes = hf.find_layers(model)
+    hf.replace_attention(model, hf.ConvertedConfig(dict.fromkeys(names, "cosformer"), sizes))
+    losses = stages.match(model, 1, 0.1).losses(inputs(folders / "bert"))
+    assert list(losses) == ["layer 0", "layer 1", "layer 2"]
 
 
 def test_without_maps_and_decays_all_is_learnt_by_distilling(folders):

@@ -11,13 +11,7 @@ from torch import nn
 import cosformer
 from cosformer import distributed
 from cosformer.distributed import exchange
-from cosformer.models import (
-    ModelConfig,
-    Sampling,
-    create_model,
-    generate_tokens,
-    recommended,
-)
+from cosformer.models import ModelConfig, Sampling, create_model, generate_tokens, recommended
 from cosformer.nn import AttentionLayer
 
 
@@ -40,33 +34,19 @@ def test_what_travels_through_a_model_does_not_grow_with_the_length(group, sent,
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("mechanism", ["cosformer", "cosformer-multiscale", "cosformer-gated"])
-def test_queries_and_gate_are_made_while_messages_travel(group, monkeypatch, mechanism, causal):
+def test_queries_and_gate_are_made_while_messages_travel(group, note, mechanism, causal):
     """Forward and back, in the precision of the layer."""
     layer = AttentionLayer(16, 4, mechanism=mechanism, gate=True, qk_norm=True)
-    x, seen = torch.randn(2, 24, 16), []
+    x, seen = torch.randn(2, 24, 16), note.seen
     with torch.autocast("cpu", torch.bfloat16):
         wanted = layer(x, causal=causal)
     distributed.split(layer)
-
-    def note(where, name, word):
-        function = getattr(where, name)
-
-        def noted(*given, **options):
-            seen.append(word)
-            out = function(*given, **options)
-            if word in ("queries", "gate"):  # its backward pass is told of when it begins
-                assert out.dtype == torch.bfloat16
-                out.register_hook(lambda _: seen.append(word))
-            return out
-
-        monkeypatch.setattr(where, name, noted)
-
     note(exchange, "_all_gather", "sent")
     note(exchange._Told, "wait", "waited")
     note(exchange._Summing, "begin", "sent")
     note(exchange._Summing, "wait", "waited")
-    note(layer, "project_queries", "queries")
-    note(layer.gate, "forward", "gate")
+    note(layer, "project_queries", "queries", torch.bfloat16)
+    note(layer.gate, "forward", "gate", torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x, causal=causal)
     torch.testing.assert_close(out, wanted, rtol=0.02, atol=0.02)

@@ -106,6 +106,14 @@ def test_the_horizon_is_the_configs_own_where_it_names_one():
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
+def test_a_horizon_of_none_is_none_given(name):
+    model, x = cases.gpt2(name), cases.tokens()
+    before = model(x).logits
+    model.config.cosformer_horizon = None
+    assert torch.equal(model(x).logits, before)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
 @pytest.mark.parametrize("make", [cases.gpt2, cases.bert, cases.opt])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_does_not_leak(name, make, side):

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 import cosformer.hf as hf
 from cosformer import State
-from cosformer.hf.cache import each_row
+from cosformer.hf.cache import StreamLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rotated by their positions")
 
@@ -80,9 +80,12 @@ def test_a_prompt_is_read_once_for_many_texts():
 def test_rows_are_chosen_and_repeated_in_every_tensor_but_those_of_heads():
     state = State.empty(3, 3, 4, 4, horizon=torch.tensor([50.0, 60.0, 70.0]))
     state.key_value.normal_()
-    chosen = each_row((state, "name", 3, None), lambda x: x[[2, 0]])
-    assert (chosen[1:], chosen[0].horizon is state.horizon) == (("name", 3, None), True)
-    assert torch.equal(chosen[0].key_value, state.key_value[[2, 0]])
+    layer = StreamLayer()
+    layer.state = (state, "name", 3, None)
+    layer.reorder_cache(torch.tensor([2, 0]))
+    chosen, *others = layer.state
+    assert (others, chosen.horizon is state.horizon) == (["name", 3, None], True)
+    assert torch.equal(chosen.key_value, state.key_value[[2, 0]])
     cache, model = hf.CosformerCache(), cases.gpt2("cosformer")
     first = model(cases.tokens(3), past_key_values=cache).logits
     before = cache.layers[1].state.key_sum

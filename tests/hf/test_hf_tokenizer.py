@@ -26,9 +26,7 @@ def vocabulary(request) -> Vocabulary:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [TEXT, "", "  a  b\n\n\tc_d__e ²½ 12x the"],
-    ids=["readme", "nothing", "blanks"],
+    "text", [TEXT, "", "  a  b\n\n\tc_d__e ²½ 12x the"], ids=["readme", "nothing", "blanks"]
 )
 def test_tokens_are_those_of_the_vocabulary_and_can_be_read_back(vocabulary, text, tmp_path):
     hf.create_tokenizer(vocabulary.tokenizer()).save_pretrained(tmp_path)

@@ -26,14 +26,33 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Mechanisms that differ in what a model must do for them, at sizes that matter for few tokens."""
 
+MULTISCALE = {"decay": "multiscale", "horizon": float("inf")}
+DRESSED = {"conv": 4, "gate": "sigmoid", "qk_norm": True, "head_dim": 6, "value_dim": 10}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "global": {"mechanism": "cosformer*2 softmax", "options": {"cosformer": MULTISCALE}},
+    "multiscale": {"mechanism": "cosformer-multiscale*2 softmax", "conv": 4},
+    "gated": {"mechanism": "cosformer-gated*2 local", "options": {"local": {"window": 6}}},
+    "windows": {"mechanism": "local cosformer*2", "options": {"local": {"window": 6}}},
+    "gates": {"mechanism": "gated-delta softmax", "layers": 4, **DRESSED},
+    "dressed": {"mechanism": "cosformer softmax cosformer", **DRESSED},
+    "on input": {"mechanism": "cosformer softmax cosformer", **DRESSED, "conv_on": "input"},
+    "positions": {"mechanism": "linear softmax local", "positions": "learned"},
+}
+"""Models whose layers differ, of three layers and with the positions that these want."""
+
 STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
 
 
 def config(mechanism: str = "cosformer", **arguments: Any) -> ModelConfig:
-    given = {"vocabulary": VOCABULARY, "width": 16, "max_length": 48, **arguments}
-    if given.get("kind") in ("classifier", "pairs"):
-        given.setdefault("classes", 5)
-    return ModelConfig(mechanism=mechanism, options=OPTIONS.get(mechanism, {}), **given)
+    """Of a small model with a mechanism, a pattern, or the name of a hybrid."""
+    given: dict[str, Any] = {"vocabulary": VOCABULARY, "width": 16, "max_length": 48}
+    if mechanism in HYBRIDS:
+        given |= {"layers": 3, "positions": "auto", **HYBRIDS[mechanism]}
+    else:
+        given |= {"mechanism": mechanism, "options": OPTIONS.get(mechanism, {})}
+    if arguments.get("kind") in ("classifier", "pairs"):
+        given["classes"] = 5
+    return ModelConfig(**{**given, **arguments})
 
 
 def make(mechanism: str = "cosformer", **arguments: Any) -> Any:

@@ -151,10 +151,7 @@ def test_bad_tokens_are_named():
     two, mask = draw(2, 3), torch.ones(2, 4, dtype=torch.bool)
     masked, over, under = make(kind="masked-lm"), torch.tensor([[0, 23]]), torch.tensor([[-1, 0]])
     for call, message in (
-        (
-            lambda: model(torch.zeros(2, 3)),
-            r"tokens must be int64 \[batch, length\], .* got .*fl",
-        ),
+        (lambda: model(torch.zeros(2, 3)), r"tokens must be int64 \[batch, length\], .* got .*fl"),
         (lambda: model(over), "tokens must .* below the vocabulary of 23, got 23"),
         (lambda: masked(under), "tokens must .* below the vocabulary of 23, got -1"),
         (lambda: model(two, mask), r"key_mask must be bool \[2, 3\], as tokens"),

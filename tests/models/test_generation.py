@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import STREAMS, VOCABULARY, draw, make, pad
+from model_cases import HYBRIDS, STREAMS, VOCABULARY, draw, make, pad
 from streaming import in_pieces
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
@@ -40,7 +40,8 @@ def by_full_passes(model, prompt, count, *source):
 
 
 SCHEMES = [
-    *((name, {"tied": False}) for name in KINDS),  # a tied one that has learnt nothing repeats
+    # a tied one that has learnt nothing repeats
+    *((name, {"tied": False}) for name in (*KINDS, *HYBRIDS)),
     *(("cosformer", {"positions": scheme, "key_heads": 1}) for scheme in ("none", "sinusoidal")),
     *((name, {"positions": "rotary", "glu": True}) for name in ("cosformer", "softmax")),
 ]
@@ -93,7 +94,7 @@ def test_a_model_whose_decays_vanish_and_that_learns_no_positions_writes_without
     assert found == [by_full_passes(model, [1, 2, 3], 60)]
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", [*STREAMS, *HYBRIDS])
 @torch.no_grad()
 def test_pieces_and_steps_of_a_stream_are_the_full_pass(name):
     model, tokens = make(name), draw(2, 20)

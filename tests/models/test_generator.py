@@ -59,7 +59,7 @@ def test_slots_of_every_mechanism_give_what_a_full_pass_does(name):
     for _ in range(3):
         slots.step(2, Plan.of([GREEDY]))
         for row in range(2):
-            at = int(slots.held.state.position[row])
+            at = int(slots.held.position[row])
             right = model(tokens[row : row + 1, :at])[0, -1]
             assert int(slots.held.chosen[row]) == int(right.argmax())
             slots.held.token[row] = tokens[row, at]  # as if it had been chosen
@@ -204,7 +204,7 @@ def test_a_step_by_kernels_is_that_by_torch_and_starts_few(name, batch, monkeypa
             slots.step(batch, Plan.of([GREEDY]))
         found.append(slots)
     states = []
-    map_streams(lambda *x: states.append(x) or x[0], *(each.held.state.layers for each in found))
+    map_streams(lambda *x: states.append(x) or x[0], *(each.held.layers for each in found))
     for mine, theirs in states:
         if mine.is_floating_point():  # who counts positions depends on the road
             assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
@@ -282,7 +282,7 @@ def test_an_idle_row_that_runs_along_does_no_harm():
     slots = Slots(model, 2, 6)
     for _ in range(9):  # past its room
         slots.step(2, Plan.of([GREEDY]))
-    assert slots.held.state.position.tolist() == [5, 5]
+    assert slots.held.position.tolist() == [5, 5]
     finite = []
     map_streams(lambda x: finite.append(bool(x.isfinite().all())) or x, slots.held)
     assert all(finite)
@@ -325,7 +325,7 @@ def test_a_step_norms_heads_by_the_eps_of_the_layer(eps):
         slots.held.token.copy_(tokens[:, n])
         slots.step(1, Plan.of([GREEDY]))
     right = model.stream(tokens)[1]
-    mine, theirs = (x.layers[1].mechanism.key_value for x in (slots.held.state, right))
+    mine, theirs = (x.layers[1].mechanism.key_value for x in (slots.held, right))
     assert_close(mine, theirs, rtol=1e-4, atol=0)
 
 
@@ -475,16 +475,3 @@ def test_a_sampled_stream_does_not_depend_on_how_others_choose():
         generator.submit(PROMPTS[0], plain)
         generator.submit(PROMPTS[1], other)
         assert [token for request, token in generator if request == 0] == alone
-
-
-def test_a_saved_stream_comes_back_from_a_file(tmp_path):
-    model = build("hybrid")
-    stream = Generator(model, slots=1, length=24).read(PROMPTS[1])
-    torch.save(stream, tmp_path / "stream.pt")
-    again = torch.load(tmp_path / "stream.pt", weights_only=False)
-    found = []
-    for each in (stream, again):
-        generator = Generator(model, slots=1, length=24)
-        generator.submit(each, GREEDY)
-        found.append([token for _, token in generator])
-    assert found[0] == found[1] == generate(model, [PROMPTS[1]], GREEDY)[0]

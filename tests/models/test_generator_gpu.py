@@ -131,7 +131,7 @@ def test_rows_that_run_along_stay_within_the_tables_of_positions(name):
     model = make(name, max_length=12).cuda()
     held = held_after(model, 20, length=40, batch=3)
     torch.cuda.synchronize()
-    assert int(held.state.position.max()) < 12
+    assert int(held.position.max()) < 12
 
 
 @pytest.mark.parametrize("name", ["gated", "hybrid", "convolved"])

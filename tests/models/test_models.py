@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from model_cases import F64, OPTIONS, STREAMS, VOCABULARY, config, draw, make, pad
+from model_cases import F64, HYBRIDS, OPTIONS, STREAMS, VOCABULARY, config, draw, make, pad
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -16,16 +16,19 @@ KINDS = ("decoder", "masked-lm", "classifier", "pairs", "encoder-decoder")
 SIDES = ("left", "right", "between")
 
 
+ENCODERS = [name for name in HYBRIDS if name != "gates"]  # the delta rule is causal
 POSSIBLE = [
-    *((name, "decoder") for name in OPTIONS if MECHANISMS[name].traits.causal != "no"),
-    *((name, "masked-lm") for name in OPTIONS if MECHANISMS[name].traits.full),
+    *((name, {}) for name in OPTIONS if MECHANISMS[name].traits.causal != "no"),
+    *((name, {}) for name in HYBRIDS),
+    *((name, {"kind": "masked-lm"}) for name in OPTIONS if MECHANISMS[name].traits.full),
+    *((name, {"kind": "masked-lm", "conv": 5 * ("conv" in HYBRIDS[name])}) for name in ENCODERS),
 ]
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(("name", "kind"), POSSIBLE)
-def test_padding_changes_nothing(name, kind, side):
-    model, tokens = make(name, kind=kind), draw(2, 13)
+@pytest.mark.parametrize(("name", "given"), POSSIBLE)
+def test_padding_changes_nothing(name, given, side):
+    model, tokens = make(name, **given), draw(2, 13)
     padded, mask = pad(tokens, side)
     assert_close(model(padded, mask)[mask].view(2, 13, -1), model(tokens))
 

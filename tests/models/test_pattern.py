@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_cases import VOCABULARY, draw, made, pad
+from model_cases import HYBRIDS, config, draw, make
 from streaming import in_pieces
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
@@ -15,28 +15,6 @@ from cosformer.config import build
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import ModelConfig, Sampling, create_model, generate
 from cosformer.models.pattern import best_positions, read_pattern
-
-MULTISCALE = {"decay": "multiscale", "horizon": float("inf")}
-DRESSED = {"conv": 4, "gate": "sigmoid", "qk_norm": True, "head_dim": 6, "value_dim": 10}
-HYBRIDS = {
-    "global": {"mechanism": "cosformer*2 softmax", "options": {"cosformer": MULTISCALE}},
-    "multiscale": {"mechanism": "cosformer-multiscale*2 softmax", "conv": 4},
-    "gated": {"mechanism": "cosformer-gated*2 local", "options": {"local": {"window": 6}}},
-    "windows": {"mechanism": "local cosformer*2", "options": {"local": {"window": 6}}},
-    "gates": {"mechanism": "gated-delta softmax", "layers": 4, **DRESSED},
-    "dressed": {"mechanism": "cosformer softmax cosformer", **DRESSED},
-    "on input": {"mechanism": "cosformer softmax cosformer", **DRESSED, "conv_on": "input"},
-    "positions": {"mechanism": "linear softmax local", "positions": "learned"},
-}
-
-
-def config(name, **arguments):
-    given = {"vocabulary": VOCABULARY, "width": 16, "layers": 3, "max_length": 48}
-    return ModelConfig(**{**given, "positions": "auto", **HYBRIDS[name], **arguments})
-
-
-def make(name, **arguments):
-    return made(config(name, **arguments))
 
 
 def test_a_pattern_is_repeated_over_the_layers():
@@ -85,43 +63,13 @@ def test_a_convolution_tells_an_encoder_left_from_right():
     assert turned == [False, False, True]
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-@torch.no_grad()
-def test_pieces_and_steps_of_a_stream_are_the_full_pass(name):
-    model, tokens = make(name), draw(2, 20)
-    out, _ = in_pieces(model, tokens, [7, 1, 1, 10, 1], model.empty_state(2))
-    assert_close(out, model(tokens))
-
-
-BOTH_WAYS = [name for name in HYBRIDS if name != "gates"]  # the delta rule is causal
-POSSIBLE = [*((name, "decoder") for name in HYBRIDS), *((name, "masked-lm") for name in BOTH_WAYS)]
-
-
-@pytest.mark.parametrize("side", ["left", "right", "between"])
-@pytest.mark.parametrize(("name", "kind"), POSSIBLE)
-def test_padding_changes_nothing(name, kind, side):
-    odd = {"conv": 5} if kind == "masked-lm" and "conv" in HYBRIDS[name] else {}
-    model, tokens = make(name, kind=kind, **odd), draw(2, 13)
-    padded, mask = pad(tokens, side)
-    assert_close(model(padded, mask)[mask].view(2, 13, -1), model(tokens))
-
-
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_prompts_together_get_what_each_gets_by_full_passes(name):
-    model, prompts = make(name, tied=False), [[3, 4, 5], [1, 2, 3, 4, 5, 6, 7, 8], [9]]
-    assert model.backbone.shifts  # so that prompts of all lengths are read together
-    found = generate(model, prompts, Sampling(max_new_tokens=7, temperature=0))
-    for prompt, tokens in zip(prompts, found, strict=True):
-        for n, token in enumerate(tokens):
-            assert model(torch.tensor([[*prompt, *tokens[:n]]]))[0, -1].argmax() == token
-
-
 def test_text_may_go_on_beyond_max_length_where_nothing_ends_with_it():
     for name in ("global", "multiscale", "gated"):  # softmax remembers all of it, cosFormer a sum
         model = make(name)
         assert model.backbone.limit is None
         (found,) = generate(model, [[1, 2]], Sampling(max_new_tokens=100))
         assert len(found) == 100
+    assert all(make(name).backbone.shifts for name in HYBRIDS)  # prompts are padded
     assert make("windows").backbone.limit == 48  # the horizon
     assert make("positions").backbone.limit == 48  # a table of positions
 
@@ -142,8 +90,8 @@ def test_the_memory_of_a_stream_is_told_by_what_needs_it(name, dtype):
 
 
 def test_an_encoder_decoder_has_no_convolution_towards_its_source():
-    given = {"kind": "encoder-decoder", "conv": 5, "mechanism": "softmax cosformer softmax"}
-    model = make("global", **given, options={})
+    given = {"kind": "encoder-decoder", "conv": 5, "positions": "auto", "layers": 3}
+    model = make("softmax cosformer softmax", **given)
     assert all(block.cross.conv is None for block in model.backbone.blocks)
     source, tokens = draw(2, 9), draw(2, 13, seed=2)
     out, _ = in_pieces(model, tokens, [6, 7], model.empty_state(source))

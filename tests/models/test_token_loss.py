@@ -10,6 +10,7 @@ from cosformer.models import LanguageModel, ModelConfig, token_loss
 from cosformer.models.token_loss import TokenLoss
 
 WIDTH, VOCABULARY = 8, 50
+SMALL = ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY)
 
 
 @pytest.fixture(params=[1, 3 * VOCABULARY, 1000 * VOCABULARY])
@@ -127,7 +128,7 @@ def test_a_part_that_is_compiled_has_the_same_loss_and_gradient():
 
 @pytest.mark.usefixtures("in_parts")
 def test_a_model_tells_the_loss_of_its_logits():
-    model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY)).double()
+    model = LanguageModel(SMALL).double()
     tokens = torch.randint(VOCABULARY, (2, 9))
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[1, 6:] = False
@@ -142,7 +143,7 @@ def test_a_model_tells_the_loss_of_its_logits():
 @pytest.mark.parametrize("asked", [3, 5, 9, 20])
 def test_logits_of_the_tokens_that_are_asked_for_are_enough(asked):
     """Some sequences have fewer labels than `asked` says, some none."""
-    model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY)).double()
+    model = LanguageModel(SMALL).double()
     tokens, leaves = torch.randint(VOCABULARY, (3, 9)), list(model.parameters())
     labels = torch.full_like(tokens, token_loss.NOT_ASKED)
     labels[0, [1, 4, 8]], labels[1, 0] = torch.tensor([2, 0, 1]), 3
@@ -166,7 +167,7 @@ def test_a_label_that_there_is_not_is_never_a_number(wrong, monkeypatch):
 
 @pytest.mark.parametrize("labels", [torch.zeros(2, 5).long(), torch.zeros(2, 6)])
 def test_labels_are_those_of_the_tokens(labels):
-    model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY))
+    model = LanguageModel(SMALL)
     with pytest.raises(ValueError, match=r"labels must be int64 \[2, 6\], as tokens, got torch"):
         model.summed_loss(torch.zeros(2, 6).long(), labels, asked=3)
 
@@ -180,6 +181,6 @@ def test_second_derivatives_of_parts_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("asked", [0, 2.5, "3"])
 def test_asked_is_a_whole_number(asked):
-    model = LanguageModel(ModelConfig(layers=1, width=16, heads=2, vocabulary=VOCABULARY))
+    model = LanguageModel(SMALL)
     with pytest.raises((ValueError, TypeError), match="asked must be"):
         model.summed_loss(*torch.zeros(2, 1, 5, dtype=torch.long), asked=asked)
