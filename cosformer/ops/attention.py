@@ -315,12 +315,10 @@ def _fading(
     problem: Problem, decay: Rates | None, log_decay: Tensor | None, q: Tensor, k: Tensor
 ) -> Problem:
     """The problem with the decays that the caller gave."""
-    if log_decay is not None:
-        return decaying_by_token(problem, log_decay, q, k)
     rates = None if decay is None else log_rates(decay, q, k, "decay")
-    if decay is None or rates is None:
-        return problem
-    return decaying_evenly(problem, decay, rates)
+    if decay is not None and rates is not None:
+        problem = decaying_evenly(problem, decay, rates)
+    return problem if log_decay is None else decaying_by_token(problem, log_decay, q, k)
 
 
 def _unknown(given: dict[str, Any]) -> TypeError:

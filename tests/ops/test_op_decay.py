@@ -15,6 +15,7 @@ from cosformer import (
     attention,
     attention_with_state,
     linear_attention,
+    linear_attention_with_state,
     multiscale_decays,
     step,
 )
@@ -275,6 +276,24 @@ def test_a_learned_decay_is_learned_through_a_stream():
     state = State.empty(1, 2, 4, 4, horizon=20, decay=learned, dtype=torch.float64)
     with pytest.raises(ValueError, match="step records no gradients"):
         step(*(y[:, :, :1] for y in x), state)
+
+
+@every_impl
+def test_a_stream_of_the_family_goes_on_with_both_of_its_decays(impl):
+    x, gates = tokens(1, 2, 9), -uniform(1, 2, 9)
+    family = {"feature_map": "relu", "theta": math.pi / 2 / 50, "gamma": RATES}
+    right, _ = linear_attention_with_state(*x, log_decay=gates, **family)
+    start = [y[:, :, :4] for y in x]
+    _, state = linear_attention_with_state(*start, log_decay=gates[..., :4], **family)
+    rest = [y[:, :, 4:] for y in x]
+    out, _ = attention_with_state(*rest, state=state, log_decay=gates[..., 4:], impl=impl)
+    torch.testing.assert_close(out, right[:, :, 4:])
+    outs = [step(*at(x, t), state, log_decay=gates[..., t : t + 1]) for t in range(4, 9)]
+    torch.testing.assert_close(torch.cat(outs, 2), right[:, :, 4:])
+
+
+def at(x, t):
+    return [y[:, :, t : t + 1] for y in x]
 
 
 def test_streams_by_slot_decay_by_their_own_tokens():

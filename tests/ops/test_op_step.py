@@ -124,7 +124,7 @@ def test_the_kernel_leaves_the_state_of_torch(width, value_width, dtype, slots, 
 
 
 @needs_kernels
-def test_the_kernel_takes_an_angle_as_a_number_and_no_raised_cosine():
+def test_the_kernel_takes_an_angle_as_a_number_no_raised_cosine_and_no_two_decays():
     x, theta = rows(1), math.pi / 2 / 50
     outs, states = [], []
     for turn in (theta, torch.full((1, 1), theta, dtype=torch.float64)):
@@ -137,6 +137,9 @@ def test_the_kernel_takes_an_angle_as_a_number_and_no_raised_cosine():
         ValueError, match="impl='triton' needs cosine or plain weights, got raised_cosine"
     ):
         step(*x, raised, impl="triton")
+    twice = State.empty(3, 2, 6, 5, horizon=50.0, per_token=True)._replace(decay=0.5)
+    with pytest.raises(ValueError, match="decays per head and per token: use impl='chunked'"):
+        step(*x, twice, log_decay=-torch.ones(3, 2, 1), impl="triton")
 
 
 @both
