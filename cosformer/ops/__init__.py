@@ -25,7 +25,6 @@ from cosformer.ops.problem import (
     vanishing_decay,
     whole_limit,
 )
-from cosformer.ops.raised import row_divisor
 from cosformer.ops.rows import (
     Linear,
     Norm,

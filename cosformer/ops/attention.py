@@ -16,7 +16,6 @@ from cosformer.check import check_inputs, check_key_mask
 from cosformer.ops.again import attend_again
 from cosformer.ops.dispatch import compute, placed
 from cosformer.ops.problem import (
-    DENOMINATORS,
     PROBLEMS,
     Horizon,
     Placement,
@@ -32,10 +31,10 @@ from cosformer.ops.problem import (
     cosine_angle,
     decaying_by_token,
     decaying_evenly,
+    divisor,
     kind_within,
     log_rates,
 )
-from cosformer.ops.raised import row_divisor
 from cosformer.ops.reference import scores, with_summed_gates
 from cosformer.ops.state import State, at_least, check_continues, check_gates_go_on, join, split
 from cosformer.runtime import compute_dtype, full_precision
@@ -264,14 +263,13 @@ def attention_weights(
     ones, wide = torch.ones_like(k[..., :1]), q.to(compute_dtype(q.dtype))
     undivided = problem._replace(rule="none")
     total = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), undivided)[0]
-    divisor = DENOMINATORS[problem.rule](total, eps)
+    mass = None
     if weight == "raised_cosine":
         plain = undivided._replace(weight="plain", query_basis=None, key_basis=None)
         mass = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), plain)[0]
-        divisor = row_divisor(total, mass, problem)
     with full_precision(q):
         window = scores(q, k, with_summed_gates(problem, wide.dtype), rows, columns)
-    return (window / divisor[:, :, rows]).to(q.dtype)
+    return (window / divisor(total, problem.rule, eps, mass)[:, :, rows]).to(q.dtype)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:

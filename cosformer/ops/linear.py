@@ -39,6 +39,7 @@ from cosformer.ops.problem import (
     log_rates,
     same_numbers,
     sizes_of,
+    zero_masked,
 )
 from cosformer.ops.state import (
     State,
@@ -265,8 +266,7 @@ def mapped(
         raise TypeError(
             f"feature_map must be a name or a function, got {type(feature_map).__name__}"
         )
-    if key_mask is not None:  # the slope of φ at NaN would be NaN
-        k = k.masked_fill(~key_mask[:, None, :, None], 0)
+    k = zero_masked(k, key_mask)  # the slope of φ at NaN would be NaN
     return check_inputs(feature_map(q), feature_map(k), v)
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from cosformer.check import check_choice, check_eps, check_inputs, check_tensor, require_all
 from cosformer.ops.linear import Arguments, check_goes_on
 from cosformer.ops.problem import (
-    DENOMINATORS,
     FEATURE_MAPS,
     GATE_RULE,
     Rates,
@@ -18,12 +17,12 @@ from cosformer.ops.problem import (
     as_numbers,
     basis,
     check_length,
+    divisor,
     kind_of,
     least_gate,
     log_rates,
     whole_limit,
 )
-from cosformer.ops.raised import FAINT
 from cosformer.ops.state import State, check_continues, check_gates_go_on
 from cosformer.ops.triton import fused_step, why_not_step
 from cosformer.runtime import full_precision, on_device_of, readable
@@ -230,17 +229,16 @@ def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> 
     state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
     state.position.add_(1)
     read = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)  # [B, H, groups, R·D]
+    raised = by.weight == "raised_cosine"
+    read = read / 2 if raised else read  # whose weights are half of ψ(i)·ψ(j)
     out = read @ state.key_value.flatten(2, 3)  # [B, H, groups, V]
     if divides:
         state.key_sum.add_(keys)
         total = read @ state.key_sum.flatten(2)[..., None]
-        if by.weight == "raised_cosine":
-            mass = queries @ state.key_sum[:, :, 0, :, None]
-            out = out / torch.maximum(total.clamp(min=2 * by.eps), 2 * FAINT * mass)
-        else:
-            out = out / DENOMINATORS[by.rule](total, by.eps)
+        mass = queries @ state.key_sum[:, :, 0, :, None] if raised else None
+        out = out / divisor(total, by.rule, by.eps, mass)
     else:
-        out = out * (by.scale / 2 if by.weight == "raised_cosine" else by.scale)
+        out = out * by.scale
     return out.reshape(batch, q.shape[1], 1, value_width).to(q.dtype)
 
 

@@ -23,6 +23,7 @@ from cosformer.ops.problem import (
     Results,
     least_gate,
     with_basis,
+    zero_masked,
 )
 from cosformer.runtime import (
     compute_dtype,
@@ -122,9 +123,7 @@ def _maps(impl: str) -> Any:
 def _mapped(q: Tensor, k: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     """φ(q) and φ(k), where the kernels have no such φ."""
     phi = FEATURE_MAPS[problem.feature_map].forward
-    if problem.key_mask is not None:  # the slope of φ at NaN would be NaN
-        k = k.masked_fill(~problem.key_mask[:, None, :, None], 0)
-    return phi(q), phi(k)
+    return phi(q), phi(zero_masked(k, problem.key_mask))  # the slope of φ at NaN would be NaN
 
 
 class Saved(NamedTuple):
