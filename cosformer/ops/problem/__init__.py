@@ -1,6 +1,6 @@
 """Arguments become one checked value: positions, weights, decays, feature map and rule."""
 
-from cosformer.ops.problem.build import LONGEST, PROBLEMS, build, build_packed
+from cosformer.ops.problem.build import LONGEST, PROBLEMS, build
 from cosformer.ops.problem.decay import (
     GATE_RULE,
     decay_gradient,

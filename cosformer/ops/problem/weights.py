@@ -180,8 +180,13 @@ def log_rates(rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma") ->
     return None if is_one(rates) else found
 
 
-def decaying_evenly(problem: Problem, rates: Rates, log_decay: Tensor) -> Problem:
-    """The problem with a decay that is the same for all tokens; `[1, h, 1]` in float64."""
+def decaying_evenly(
+    problem: Problem, rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma"
+) -> Problem:
+    """The problem with a decay that is the same for all tokens."""
+    log_decay = log_rates(rates, q, k, name)
+    if rates is None or log_decay is None:
+        return problem
     if not isinstance(rates, Tensor):
         least = min(rates) if isinstance(rates, Sequence) else rates
         problem = problem._replace(mild=least >= 0.5)
