@@ -110,8 +110,7 @@ def step(
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
-    if log_decay is not None:
-        _check_gate(log_decay, k)
+    _check_gate(log_decay)
     if kernels:
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
@@ -168,6 +167,7 @@ def linear_attention_step(
     check_choice("feature_map", feature_map, FEATURE_MAPS)
     by = recurrence(k, given)
     check_goes_on(state, k, v, given)
+    _check_gate(log_decay)
     check_eps(eps)
     _refuse_gradients(state, q, k, v, gamma, log_decay)
     with full_precision(q):
@@ -178,8 +178,6 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
     """What a step of `linear_attention_step` computes for keys such as k `[B, H_kv, 1, D]`."""
     rates = log_rates(as_numbers(given.gamma), k, k)
     assert isinstance(given.feature_map, str)
-    if given.log_decay is not None:
-        _check_gate(given.log_decay, k)
     return Recurrence(
         angles(given.theta, k, k),
         kind_of(given.theta, raised=given.raised),
@@ -192,14 +190,12 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
     )
 
 
-def _check_gate(log_decay: Tensor, k: Tensor) -> None:
-    """Refuse what is not one decay for each key head of k."""
-    check_tensor("log_decay", log_decay)
-    if log_decay.shape != k.shape[:3] or not log_decay.dtype.is_floating_point:
-        raise ValueError(
-            f"log_decay must be real [batch, key heads, 1] = {list(k.shape[:3])}, "
-            f"got {log_decay.dtype} {list(log_decay.shape)}"
-        )
+def _check_gate(log_decay: Tensor | None) -> None:
+    """Refuse numbers that are no logarithms of decays; `check_gates_go_on` has seen their shape."""
+    if log_decay is None:
+        return
+    if not log_decay.dtype.is_floating_point:
+        raise ValueError(f"log_decay must be real, got {log_decay.dtype}")
     require_all(log_decay <= 0, GATE_RULE, log_decay)
 
 

@@ -110,6 +110,7 @@ REFUSED = [
     ({}, {"log_decay": -0.1}, "log_decay must be a tensor, got float"),
     (GATED, {"log_decay": GATES}, r"log_decay must be .*\[2, 2, 1\].*, got .*\[2, 2, 9\]"),
     (GATED, {"log_decay": -GATES[:, :, :1]}, "log_decay must be at most 0, got"),
+    (GATED, {"log_decay": GATES[:, :, :1].long()}, "log_decay must be real, got torch.int64"),
 ]
 
 
