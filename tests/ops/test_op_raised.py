@@ -15,7 +15,6 @@ from formula import (
     hold,
     in_pieces,
     largest,
-    results,
     tokens,
 )
 
@@ -77,24 +76,10 @@ def in_hull(out, v):
     return bool(((out >= least - room) & (out <= most + room)).all())
 
 
-@every_case
 @every_impl
 @both_ways
 @every_precision
-def test_outputs_stay_among_the_values_and_gradients_are_finite(case, impl, causal, dtype):
-    inputs, options = case()
-    inputs = [x.to(dtype) for x in inputs]
-    out, *grads = results(
-        lambda *x: attention(*x, causal=causal, impl=impl, **RAISED, **options), inputs
-    )
-    assert in_hull(out, inputs[2])
-    assert all(x.isfinite().all() for x in grads)
-
-
-@every_impl
-@both_ways
-@every_precision
-@pytest.mark.parametrize("case", [one_far_key, lambda: sparse(200)], ids=CASES)
+@pytest.mark.parametrize("case", [one_far_key, lambda: sparse(1100)], ids=CASES)  # 18 chunks
 def test_faint_rows_and_their_gradients_are_those_of_the_formula(case, impl, causal, dtype):
     inputs, options = case()
     agree(
