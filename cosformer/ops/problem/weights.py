@@ -65,28 +65,22 @@ def cosine_angle(
     decay: Rates | None = None,
 ) -> Tensor:
     """θ for a call without a state; refuses a length past the horizon, unless decays allow it."""
-    queries, keys = q.shape[2], k.shape[2]
-    if given.cu_seqlens is not None:
-        lengths = given.cu_seqlens.diff()
-        if horizon is None:
-            own = lengths[sequence_of(given.cu_seqlens, queries)]
-            return (math.pi / 2) / own.to(torch.float64)[None]
-        horizon = check_horizon(horizon, q.shape[1], k.shape[1])
-        if weight == "cosine" and not vanishes(decay, horizon):
-            most = lengths.max()
-            check_length(most if torch.compiler.is_compiling() else int(most), horizon)
-        return angle_of(horizon, q)
-    longest = longer(queries, keys)
+    queries, keys, start, packed = q.shape[2], k.shape[2], given.query_start, given.cu_seqlens
+    if horizon is None and packed is not None:
+        own = packed.diff()[sequence_of(packed, queries)]
+        return (math.pi / 2) / own.to(torch.float64)[None]
+    length: int | Tensor = longer(queries, keys)  # queries end with the keys, or begin with them
     if horizon is None:
-        horizon = longer(longest, 1)
+        horizon = longer(longer(queries, keys), 1)
     else:
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
-    start = given.query_start
-    limited = weight == "cosine" and not vanishes(decay, horizon)
-    if limited and start is not None:
-        check_length(max(keys, start + queries) - min(start, 0), horizon)
-    elif limited:  # queries end with the keys, or begin with them
-        check_length(longest, horizon)
+    if weight == "cosine" and not vanishes(decay, horizon):
+        if packed is not None:
+            length = packed.diff().max()
+            length = length if torch.compiler.is_compiling() else int(length)
+        elif start is not None:
+            length = max(keys, start + queries) - min(start, 0)
+        check_length(length, horizon)
     return angle_of(horizon, q)
 
 
