@@ -9,6 +9,7 @@ from torch import Tensor
 from cosformer.check import check_number, check_number_or_tensor, check_tensor, require_all
 from cosformer.memo import Memo, Numbers
 from cosformer.ops.problem.decay import GATE_RULE
+from cosformer.ops.problem.heads import for_each_query_head
 from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length, vanishes
 from cosformer.ops.problem.placement import Placement, longer, sequence_of
 from cosformer.ops.problem.problem import WEIGHTS, Problem
@@ -194,17 +195,7 @@ def decaying_evenly(
 
 
 def decaying_by_token(problem: Problem, log_decay: Tensor, q: Tensor, k: Tensor) -> Problem:
-    """The problem with a decay per token, `[B, h, T]`."""
-    gates = log_gates(log_decay, q, k)
-    if problem.query_start != 0:
-        raise ValueError(
-            f"log_decay needs query i where key i stands, query_start=0, got {problem.query_start}"
-        )
-    return problem._replace(gates=gates)
-
-
-def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """A decay per token for each query head, `[B, H, T]`."""
+    """The problem with a decay per token, `[B, H, T]` or `[B, H_kv, T]`."""
     batch, heads, queries = q.shape[:3]
     check_tensor("log_decay", log_decay)
     if not log_decay.dtype.is_floating_point:
@@ -223,8 +214,11 @@ def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
         )
     if not log_decay.is_cuda:  # a GPU asserts it where the gates are summed
         require_all(log_decay <= 0, GATE_RULE, log_decay)
-    groups = heads // log_decay.shape[1]
-    return log_decay if groups == 1 else log_decay.repeat_interleave(groups, 1)
+    if problem.query_start != 0:
+        raise ValueError(
+            f"log_decay needs query i where key i stands, query_start=0, got {problem.query_start}"
+        )
+    return problem._replace(gates=for_each_query_head(log_decay, heads // log_decay.shape[1]))
 
 
 def _per_head(values: Tensor, q: Tensor) -> Tensor:
