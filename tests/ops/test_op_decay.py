@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from formula import IMPLEMENTATIONS, agree, cosformer, in_pieces, tokens, uniform
+from formula import IMPLEMENTATIONS, agree, by_steps, cosformer, in_pieces, tokens, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import PROPERTY
@@ -226,9 +226,8 @@ def test_a_stream_without_cosine_never_ends(impl):
     state = State.empty(1, 2, 4, 4, horizon=math.inf, decay=0.9, position=far, dtype=x[0].dtype)
     assert state.key_value.shape == (1, 2, 1, 4, 4)
     out, state = attention_with_state(*(y[:, :, :5] for y in x), state=state, impl=impl)
-    outs = [out] + [step(*(y[:, :, t : t + 1] for y in x), state) for t in range(5, 9)]
     right = attention(*x, causal=True, decay=0.9, horizon=math.inf)
-    torch.testing.assert_close(torch.cat(outs, 2), right)
+    torch.testing.assert_close(torch.cat([out, by_steps(step, x, state, 5)], 2), right)
     assert int(state.position) == far + 9
     assert torch.equal(attention(*x, causal=True, horizon=math.inf),
                        linear_attention(*x, causal=True, feature_map="relu"))  # fmt: skip
@@ -291,12 +290,8 @@ def test_a_stream_of_the_family_goes_on_with_both_of_its_decays(impl):
     rest = [y[:, :, 4:] for y in x]
     out, _ = attention_with_state(*rest, state=state, log_decay=gates[..., 4:], impl=impl)
     torch.testing.assert_close(out, right[:, :, 4:])
-    outs = [step(*at(x, t), state, log_decay=gates[..., t : t + 1]) for t in range(4, 9)]
-    torch.testing.assert_close(torch.cat(outs, 2), right[:, :, 4:])
-
-
-def at(x, t):
-    return [y[:, :, t : t + 1] for y in x]
+    found = by_steps(step, x, state, 4, log_decay=gates)
+    torch.testing.assert_close(found, right[:, :, 4:])
 
 
 def test_streams_by_slot_decay_by_their_own_tokens():

@@ -11,6 +11,7 @@ import torch
 from formula import (
     IMPLEMENTATIONS,
     agree,
+    by_steps,
     cosine_weight,
     hold,
     in_pieces,
@@ -110,11 +111,7 @@ def test_steps_stay_among_the_values(dtype, slots):
     position = torch.zeros(2, dtype=torch.int64) if slots else 0
     state = State.empty(2, 2, 4, 4, dtype=dtype, position=position, **RAISED)
     order = torch.tensor([1, 0]) if slots else None
-    outs = [
-        step(*(x[:, :, t : t + 1].to(dtype) for x in (q, k, v)), state, slots=order)
-        for t in range(HORIZON + 1)
-    ]
-    out = torch.cat(outs, 2)
+    out = by_steps(step, [x.to(dtype) for x in (q, k, v)], state, slots=order)
     assert in_hull(out, v)
     error = largest(out.double() - formula(q, k, v))
     assert error <= 8 / FAINT * torch.finfo(dtype).eps * largest(v)
