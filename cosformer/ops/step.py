@@ -226,7 +226,7 @@ def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> 
     state.position.add_(1)
     read = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)  # [B, H, groups, R·D]
     raised = by.weight == "raised_cosine"
-    read = read / 2 if raised else read  # whose weights are half of ψ(i)·ψ(j)
+    read = read / 2 if raised else read  # the weights are half of ψ(i)·ψ(j)
     out = read @ state.key_value.flatten(2, 3)  # [B, H, groups, V]
     if divides:
         state.key_sum.add_(keys)

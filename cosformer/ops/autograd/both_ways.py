@@ -40,7 +40,7 @@ def both_ways(causal: Callable[[Given], Tensor], given: Given) -> Tensor:
 
 
 def _turned(given: Given) -> Given:
-    """The same of the sequence from its end."""
+    """The problem on the sequence turned round, from its end."""
     assert given.decay is not None
     about, decay = given.constants, given.decay
     ends = (decay[..., :1] + decay[..., -1:]).detach()  # so that L begins as it did
