@@ -258,15 +258,16 @@ def attention_weights(
     problem = _problem(q, k, given)
     rows = _window("rows", rows, q.shape[2])
     columns = _window("columns", columns, k.shape[2])
-    ones, wide = torch.ones_like(k[..., :1]), q.to(compute_dtype(q.dtype))
+    dtype = compute_dtype(q.dtype)
+    summed = (q.to(dtype), k.to(dtype), torch.ones_like(k[..., :1], dtype=dtype))
     undivided = problem._replace(rule="none")
-    total = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), undivided)[0]
+    total, _ = compute(*summed, undivided)
     mass = None
     if weight == "raised_cosine":
         plain = undivided._replace(weight="plain", query_basis=None, key_basis=None)
-        mass = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), plain)[0]
+        mass, _ = compute(*summed, plain)
     with full_precision(q):
-        window = scores(q, k, with_summed_gates(problem, wide.dtype), rows, columns)
+        window = scores(q, k, with_summed_gates(problem, dtype), rows, columns)
     return (window / divisor(total, problem.rule, eps, mass)[:, :, rows]).to(q.dtype)
 
 
