@@ -134,7 +134,7 @@ def join_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
 
 
 def join_shared(x: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
-    """The same for None, and for a tensor whose first dimension may be 1 for the whole batch."""
+    """`join_batch` of None, or of a tensor whose first dimension may be 1 for the whole batch."""
     if x is None or (dim is None and x.shape[0] == 1):
         return x
     return join_batch(x, dim, size, batch)

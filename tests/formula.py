@@ -160,6 +160,15 @@ def in_pieces(call: Callable, x, cuts, **options) -> tuple[Tensor, object]:
     return torch.cat(outs, 2), state
 
 
+def by_steps(call: Callable, x, state, start=0, **options) -> Tensor:
+    """The outputs of tokens from `start` on, one by one; of log_decay, each has its own."""
+    outs = []
+    for now in (slice(t, t + 1) for t in range(start, x[0].shape[2])):
+        gate = {n: options[n][..., now] for n in ("log_decay",) if n in options}
+        outs.append(call(*(y[:, :, now] for y in x), state, **options | gate))
+    return torch.cat(outs, 2)
+
+
 def results(
     function: Callable, inputs, layout: Callable[[Tensor], Tensor] = torch.clone
 ) -> list[Tensor]:

@@ -20,7 +20,6 @@ import cosformer.ops as ops
 from cosformer.distributed.exchange import Message, begin_sum, send
 from cosformer.distributed.stretch import Cut, Piece, Stretch, cut
 from cosformer.ops.problem import (
-    DENOMINATORS,
     WEIGHTS,
     Horizon,
     Problem,
@@ -28,7 +27,10 @@ from cosformer.ops.problem import (
     is_one,
     least_gate,
     log_rates,
+    quotient,
     running_sum,
+    with_ones,
+    zero_masked,
 )
 from cosformer.runtime import compute_dtype, full_precision
 
@@ -236,25 +238,16 @@ class _Sums:
 
     def divided(self) -> Tensor:
         """The output `[B, H, T, V]`."""
-        problem, sums = self.problem, self.sums[0]
-        if problem.rule == "none":
-            return (sums * problem.scale).to(self.dtype)
-        total = sums[..., -1:]
-        if len(self.kinds) > 1:
-            divisor = ops.row_divisor(total, self.sums[1], problem)
-        else:
-            divisor = DENOMINATORS[problem.rule](total, problem.eps)
-        return (sums[..., :-1] / divisor).to(self.dtype)
+        mass = self.sums[1] if len(self.sums) > 1 else None
+        return quotient(self.sums[0], self.problem, mass).to(self.dtype)
 
 
 def _wide(part: Part) -> Part:
     """The part in float32 at least; where rows are divided, values have one more column, of 1."""
     dtype = compute_dtype(part.q.dtype)
     q, k, v = (x.to(dtype) for x in (part.q, part.k, part.v))
-    if part.problem.key_mask is not None:  # a hidden value may be NaN, and so would a product be
-        v = v.masked_fill(~part.problem.key_mask[:, None, :, None], 0)
-    if part.problem.rule != "none":
-        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    v = zero_masked(v, part.problem.key_mask)  # else a hidden NaN would spoil its products
+    v = with_ones(v, part.problem.rule)
     return part._replace(q=q, k=k, v=v)
 
 

@@ -25,17 +25,7 @@ from cosformer.ops.problem import (
     vanishing_decay,
     whole_limit,
 )
-from cosformer.ops.raised import row_divisor
-from cosformer.ops.rows import (
-    Linear,
-    Norm,
-    added_linear,
-    convolve,
-    early_launch,
-    likeliest_serves,
-    normed_linear,
-    take_likeliest,
-)
+from cosformer.ops.rows import Linear, Norm, added_linear, convolve, normed_linear
 from cosformer.ops.state import State, check_continues, check_state_shape
 from cosformer.ops.step import (
     Recurrence,
@@ -46,6 +36,7 @@ from cosformer.ops.step import (
     take_step,
 )
 from cosformer.ops.token import Clock, SumsToken, laid_out
+from cosformer.ops.triton import early_launch, likeliest_serves, take_likeliest
 
 __all__ = [  # what users call; the other names are for other rooms
     "State",

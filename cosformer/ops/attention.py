@@ -16,7 +16,6 @@ from cosformer.check import check_inputs, check_key_mask
 from cosformer.ops.again import attend_again
 from cosformer.ops.dispatch import compute, placed
 from cosformer.ops.problem import (
-    DENOMINATORS,
     PROBLEMS,
     Horizon,
     Placement,
@@ -24,18 +23,14 @@ from cosformer.ops.problem import (
     Rates,
     angle_of,
     build,
-    build_packed,
-    check_decays_there,
     check_length,
     check_one_decay,
-    check_placement,
     cosine_angle,
     decaying_by_token,
     decaying_evenly,
+    divisor,
     kind_within,
-    log_rates,
 )
-from cosformer.ops.raised import row_divisor
 from cosformer.ops.reference import scores, with_summed_gates
 from cosformer.ops.state import State, at_least, check_continues, check_gates_go_on, join, split
 from cosformer.runtime import compute_dtype, full_precision
@@ -208,13 +203,15 @@ def attention_with_state(
         q,
         k,
         Placement(causal=True, stream_position=state.position),
-        theta=angle_of(limit, q),
+        angle_of(limit, q),
         weight=state.weight,
         feature_map="relu",
         rule="clamp",
         eps=eps,
     )._replace(key_mask=key_mask)
-    problem = _fading(problem, state.decay, log_decay, q, k)
+    problem = decaying_evenly(problem, state.decay, q, k, "decay")
+    if log_decay is not None:
+        problem = decaying_by_token(problem, log_decay, q, k)
     out, sums = compute(q, k, v, problem, join(state), impl=impl)
     assert sums is not None
     return out.to(dtype), split(sums, state, q.shape[2], log_decay)
@@ -261,17 +258,17 @@ def attention_weights(
     problem = _problem(q, k, given)
     rows = _window("rows", rows, q.shape[2])
     columns = _window("columns", columns, k.shape[2])
-    ones, wide = torch.ones_like(k[..., :1]), q.to(compute_dtype(q.dtype))
+    dtype = compute_dtype(q.dtype)
+    summed = (q.to(dtype), k.to(dtype), torch.ones_like(k[..., :1], dtype=dtype))
     undivided = problem._replace(rule="none")
-    total = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), undivided)[0]
-    divisor = DENOMINATORS[problem.rule](total, eps)
+    total, _ = compute(*summed, undivided)
+    mass = None
     if weight == "raised_cosine":
         plain = undivided._replace(weight="plain", query_basis=None, key_basis=None)
-        mass = compute(wide, k.to(wide.dtype), ones.to(wide.dtype), plain)[0]
-        divisor = row_divisor(total, mass, problem)
+        mass, _ = compute(*summed, plain)
     with full_precision(q):
-        window = scores(q, k, with_summed_gates(problem, wide.dtype), rows, columns)
-    return (window / divisor[:, :, rows]).to(q.dtype)
+        window = scores(q, k, with_summed_gates(problem, dtype), rows, columns)
+    return (window / divisor(total, problem.rule, eps, mass)[:, :, rows]).to(q.dtype)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:
@@ -283,7 +280,8 @@ def _problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
     fixed = given._replace(key_mask=None, log_decay=None, impl="")
     values = (*q.shape[1:3], *k.shape[1:3], given.log_decay is None, *fixed)
     problem = PROBLEMS.recall_for(q, values, lambda: _fresh_problem(q, k, given))
-    problem = _fading(problem, None, given.log_decay, q, k)
+    if given.log_decay is not None:
+        problem = decaying_by_token(problem, given.log_decay, q, k)
     if given.key_mask is None:
         return problem
     check_key_mask(given.key_mask, k)
@@ -291,36 +289,21 @@ def _problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
 
 
 def _fresh_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
-    kind = kind_within(given.horizon, given.weight)
     placement = Placement(given.causal, given.query_start, given.cu_seqlens, given.positions)
-    check_placement(q, k, placement)
-
-    def theta() -> Tensor:
-        return cosine_angle(q, k, given.horizon, given.weight, placement, given.decay)
-
-    about: dict[str, Any] = {
-        "weight": kind, "feature_map": "relu", "rule": "clamp", "eps": given.eps
-    }  # fmt: skip
-    packed = placed(q, k, placement, kind, None if given.horizon is None else theta)
-    if packed is None:
-        problem = build(q, k, placement, theta=theta(), **about)
-    else:
-        problem = build_packed(packed, given.causal, **about)
-    if given.decay is not None or given.log_decay is not None:
-        check_decays_there(q, k, placement, "decay" if given.log_decay is None else "log_decay")
-    return _fading(problem, given.decay, None, q, k)
-
-
-def _fading(
-    problem: Problem, decay: Rates | None, log_decay: Tensor | None, q: Tensor, k: Tensor
-) -> Problem:
-    """The problem with the decays that the caller gave."""
-    if log_decay is not None:
-        return decaying_by_token(problem, log_decay, q, k)
-    rates = None if decay is None else log_rates(decay, q, k, "decay")
-    if decay is None or rates is None:
-        return problem
-    return decaying_evenly(problem, decay, rates)
+    decays = "" if given.log_decay is None else "log_decay"
+    problem = placed(
+        q,
+        k,
+        placement,
+        lambda: cosine_angle(q, k, given.horizon, given.weight, placement, given.decay),
+        own_horizons=given.horizon is None,
+        decays=decays if given.decay is None else "decay",
+        weight=kind_within(given.horizon, given.weight),
+        feature_map="relu",
+        rule="clamp",
+        eps=given.eps,
+    )
+    return decaying_evenly(problem, given.decay, q, k, "decay")
 
 
 def _unknown(given: dict[str, Any]) -> TypeError:

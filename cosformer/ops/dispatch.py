@@ -1,12 +1,20 @@
 """Which implementation computes a problem: `choose` is a pure function of the call."""
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from cosformer.check import check_choice
 from cosformer.ops.autograd import attend, given_for
-from cosformer.ops.problem import WEIGHTS, Packed, Placement, Problem
+from cosformer.ops.problem import (
+    WEIGHTS,
+    Placement,
+    Problem,
+    build,
+    check_decays_there,
+    check_placement,
+)
 from cosformer.ops.reference import reference
 from cosformer.runtime import eager, full_precision, on_device_of
 
@@ -49,18 +57,33 @@ def why_not(impl: str, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str
 
 
 def placed(
-    q: Tensor, k: Tensor, placement: Placement, weight: str, theta: Callable[[], Tensor] | None
-) -> Packed | None:
-    """Where packed tokens stand, if a kernel makes it. `theta`: None for each sequence's own."""
-    bounds = placement.cu_seqlens
-    if bounds is None:
-        return None
-    from cosformer.ops import hopper
+    q: Tensor,
+    k: Tensor,
+    placement: Placement,
+    theta: Callable[[], Tensor],
+    *,
+    own_horizons: bool = False,
+    decays: str = "",
+    weight: str,
+    **about: Any,
+) -> Problem:
+    """The problem at checked positions, without its decays and mask; see `build`.
 
-    if not hopper.places(q, k, bounds, weight):
-        return None
-    angle = None if theta is None else theta()
-    return hopper.place_packed(bounds, q.shape[2], angle, WEIGHTS[weight])
+    `own_horizons`: whether the horizon of each packed sequence is its length. `decays` are the
+    names of the arguments that ask for a decay.
+    """
+    check_placement(q, k, placement)
+    if decays:
+        check_decays_there(q, k, placement, decays)
+    bounds = placement.cu_seqlens
+    if bounds is not None:
+        from cosformer.ops import hopper
+
+        if hopper.places(q, k, bounds, weight):
+            angle = None if own_horizons else theta()
+            packed = hopper.place_packed(bounds, q.shape[2], angle, WEIGHTS[weight])
+            return build(q, k, placement, packed.theta, packed, weight=weight, **about)
+    return build(q, k, placement, theta(), weight=weight, **about)
 
 
 def compute(

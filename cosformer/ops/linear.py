@@ -1,7 +1,7 @@
 """The family that cosFormer belongs to: w(i, j) = γ^|i−j| · c(θ(i − j)) on any feature map."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,18 +27,14 @@ from cosformer.ops.problem import (
     angles,
     as_kept,
     as_numbers,
-    build,
-    build_packed,
-    check_decays_there,
-    check_placement,
     decaying_by_token,
     decaying_evenly,
     horizon_of,
     is_one,
     kind_of,
-    log_rates,
     same_numbers,
     sizes_of,
+    zero_masked,
 )
 from cosformer.ops.state import (
     State,
@@ -265,8 +261,7 @@ def mapped(
         raise TypeError(
             f"feature_map must be a name or a function, got {type(feature_map).__name__}"
         )
-    if key_mask is not None:  # the slope of φ at NaN would be NaN
-        k = k.masked_fill(~key_mask[:, None, :, None], 0)
+    k = zero_masked(k, key_mask)  # the slope of φ at NaN would be NaN
     return check_inputs(feature_map(q), feature_map(k), v)
 
 
@@ -286,24 +281,17 @@ def linear_problem(
 
 def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None) -> Problem:
     check_arguments(given)
-    placement = Placement(
-        given.causal, given.query_start, given.cu_seqlens, stream_position=position
+    decays = given.log_decay is not None or not is_one(given.gamma)
+    problem = placed(
+        q,
+        k,
+        Placement(given.causal, given.query_start, given.cu_seqlens, stream_position=position),
+        lambda: angles(given.theta, q, k),
+        decays="gamma and log_decay" if decays else "",
+        weight=kind_of(given.theta, raised=given.raised),
+        feature_map=given.feature_map if isinstance(given.feature_map, str) else "identity",
+        rule=given.rule if given.normaliser == "sum" else "none",
+        eps=given.eps,
+        scale=given.scale,
     )
-    check_placement(q, k, placement)
-    if given.log_decay is not None or not is_one(given.gamma):
-        check_decays_there(q, k, placement, "gamma and log_decay")
-    kind = kind_of(given.theta, raised=given.raised)
-    about: dict[str, Any] = {
-        "weight": kind,
-        "feature_map": given.feature_map if isinstance(given.feature_map, str) else "identity",
-        "rule": given.rule if given.normaliser == "sum" else "none",
-        "eps": given.eps,
-        "scale": given.scale,
-    }
-    packed = placed(q, k, placement, kind, lambda: angles(given.theta, q, k))
-    if packed is None:
-        problem = build(q, k, placement, theta=angles(given.theta, q, k), **about)
-    else:
-        problem = build_packed(packed, given.causal, **about)
-    rates = log_rates(given.gamma, q, k)
-    return problem if rates is None else decaying_evenly(problem, given.gamma, rates)
+    return decaying_evenly(problem, given.gamma, q, k)

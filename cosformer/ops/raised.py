@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.ops.problem import DENOMINATORS, Problem
+from cosformer.ops.problem import Problem, quotient, with_ones
 from cosformer.runtime import compute_dtype
-
-FAINT = 2.0**-12
 
 
 def raised(
@@ -30,10 +28,7 @@ def raised(
 ) -> tuple[Tensor, Tensor | None]:
     """As `compute`, which computes both halves, in float32 at least."""
     dtype = compute_dtype(q.dtype)
-    q_, k_, values = (x.to(dtype) for x in (q, k, v))
-    divides = problem.rule != "none"
-    if divides:
-        values = torch.cat([values, torch.ones_like(values[..., :1])], -1)
+    q_, k_, values = q.to(dtype), k.to(dtype), with_ones(v.to(dtype), problem.rule)
     half: dict[str, Any] = {"rule": "none", "scale": 1.0, "query_basis": None, "key_basis": None}
     before: tuple[Tensor | None, Tensor | None] = (None, None)
     if state is not None:
@@ -47,12 +42,4 @@ def raised(
     after = None
     if flat_after is not None and wave_after is not None:
         after = torch.cat([flat_after, wave_after], 2)
-    if not divides:
-        return (sums * problem.scale).to(q.dtype), after
-    divisor = row_divisor(sums[..., -1:], flat[..., -1:], problem)
-    return (sums[..., :-1] / divisor).to(q.dtype), after
-
-
-def row_divisor(total: Tensor, mass: Tensor, problem: Problem) -> Tensor:
-    """What a row of raised cosine sums is divided by; `mass` is Σ_j s_ij."""
-    return torch.maximum(DENOMINATORS[problem.rule](total, problem.eps), FAINT * mass)
+    return quotient(sums, problem, flat[..., -1:]).to(q.dtype), after

@@ -4,15 +4,16 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.problem import (
-    DENOMINATORS,
     FEATURE_MAPS,
     Problem,
     basis,
     for_each_query_head,
     least_gate,
+    quotient,
     running_sum,
+    with_ones,
+    zero_masked,
 )
-from cosformer.ops.raised import row_divisor
 from cosformer.runtime import compute_dtype
 
 ALL = slice(None)
@@ -24,23 +25,17 @@ def reference(
     """Output `[B, H, T, V]`, and the state `[B, H, R, D, V(+1)]` after the keys if one came in."""
     dtype = compute_dtype(q.dtype)
     problem = with_summed_gates(problem, dtype)
-    v = _repeat_heads(v, q).to(dtype)
-    if problem.rule != "none":
-        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
-    if problem.key_mask is not None:
-        v = v.masked_fill(~problem.key_mask[:, None, :, None], 0)
+    v = with_ones(_repeat_heads(v, q).to(dtype), problem.rule)
+    v = zero_masked(v, problem.key_mask)
     sums = scores(q, k, problem) @ v
     before = state
     if state is not None:
         history, state = _continue(q, k, v, problem, state)
         sums = sums + history
-    if problem.rule == "none":
-        return (sums * problem.scale).to(q.dtype), state
-    total = sums[..., -1:]
-    divisor = DENOMINATORS[problem.rule](total, problem.eps)
-    if problem.weight == "raised_cosine":
-        divisor = row_divisor(total, _mass(q, k, v[..., -1:], problem, before), problem)
-    return (sums[..., :-1] / divisor).to(q.dtype), state
+    mass = None
+    if problem.weight == "raised_cosine" and problem.rule != "none":
+        mass = _mass(q, k, v[..., -1:], problem, before)
+    return quotient(sums, problem, mass).to(q.dtype), state
 
 
 def scores(
@@ -89,12 +84,9 @@ def with_summed_gates(problem: Problem, dtype: torch.dtype) -> Problem:
 def _features(q: Tensor, k: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(q.dtype)
     phi = FEATURE_MAPS[problem.feature_map].forward
-    keys = _repeat_heads(k, q).to(dtype)
-    if problem.key_mask is None:
-        return phi(q.to(dtype)), phi(keys)
-    hidden = ~problem.key_mask[:, None, :, None]
     # Before φ, for NaN times the slope of φ is NaN; after it, for φ(0) need not be 0.
-    return phi(q.to(dtype)), phi(keys.masked_fill(hidden, 0)).masked_fill(hidden, 0)
+    keys = phi(zero_masked(_repeat_heads(k, q).to(dtype), problem.key_mask))
+    return phi(q.to(dtype)), zero_masked(keys, problem.key_mask)
 
 
 def _mass(q: Tensor, k: Tensor, ones: Tensor, problem: Problem, state: Tensor | None) -> Tensor:

@@ -12,9 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.ops.triton import FEW, add_norm, convolve_rows, linear_rows, rows_serve
-from cosformer.ops.triton import early_launch as early_launch
-from cosformer.ops.triton import likeliest_serves as likeliest_serves
-from cosformer.ops.triton import take_likeliest as take_likeliest
 from cosformer.runtime import on_gpu
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.check import check_bool, check_index, check_number, check_tensor
+from cosformer.check import check_bool, check_index, check_number, check_tensor, check_whole
 from cosformer.ops.problem import (
     WEIGHTS,
     Horizon,
@@ -68,13 +68,10 @@ class State(NamedTuple):
         """
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype of a state must be float32 or float64, got {dtype}")
-        sizes = {"batch": (batch, 0), "heads": (heads, 1)}
-        sizes |= {"key_width": (key_width, 1), "value_width": (value_width, 1)}
-        for name, (size, least) in sizes.items():
-            if not isinstance(size, int | torch.SymInt) or isinstance(size, bool):
-                raise TypeError(f"{name} must be an int, got {type(size).__name__}")
-            if size < least:
-                raise ValueError(f"{name} must be at least {least}, got {size}")
+        least = {"batch": 0, "heads": 1, "key_width": 1, "value_width": 1}
+        for name, size in zip(least, (batch, heads, key_width, value_width), strict=True):
+            if not isinstance(size, torch.SymInt):
+                check_whole(name, size, least[name])
         horizon = check_horizon(horizon, heads, heads)
         states = WEIGHTS[kind_within(horizon, weight)]
         check_bool("per_token", per_token)

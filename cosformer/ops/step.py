@@ -9,7 +9,6 @@ from torch import Tensor
 from cosformer.check import check_choice, check_eps, check_inputs, check_tensor, require_all
 from cosformer.ops.linear import Arguments, check_goes_on
 from cosformer.ops.problem import (
-    DENOMINATORS,
     FEATURE_MAPS,
     GATE_RULE,
     Rates,
@@ -18,12 +17,12 @@ from cosformer.ops.problem import (
     as_numbers,
     basis,
     check_length,
+    divisor,
     kind_of,
     least_gate,
     log_rates,
     whole_limit,
 )
-from cosformer.ops.raised import FAINT
 from cosformer.ops.state import State, check_continues, check_gates_go_on
 from cosformer.ops.triton import fused_step, why_not_step
 from cosformer.runtime import full_precision, on_device_of, readable
@@ -111,8 +110,7 @@ def step(
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
-    if log_decay is not None:
-        _check_gate(log_decay, k)
+    _check_gate(log_decay)
     if kernels:
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
@@ -169,6 +167,7 @@ def linear_attention_step(
     check_choice("feature_map", feature_map, FEATURE_MAPS)
     by = recurrence(k, given)
     check_goes_on(state, k, v, given)
+    _check_gate(log_decay)
     check_eps(eps)
     _refuse_gradients(state, q, k, v, gamma, log_decay)
     with full_precision(q):
@@ -179,8 +178,6 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
     """What a step of `linear_attention_step` computes for keys such as k `[B, H_kv, 1, D]`."""
     rates = log_rates(as_numbers(given.gamma), k, k)
     assert isinstance(given.feature_map, str)
-    if given.log_decay is not None:
-        _check_gate(given.log_decay, k)
     return Recurrence(
         angles(given.theta, k, k),
         kind_of(given.theta, raised=given.raised),
@@ -193,14 +190,12 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
     )
 
 
-def _check_gate(log_decay: Tensor, k: Tensor) -> None:
-    """Refuse what is not one decay for each key head of k."""
-    check_tensor("log_decay", log_decay)
-    if log_decay.shape != k.shape[:3] or not log_decay.dtype.is_floating_point:
-        raise ValueError(
-            f"log_decay must be real [batch, key heads, 1] = {list(k.shape[:3])}, "
-            f"got {log_decay.dtype} {list(log_decay.shape)}"
-        )
+def _check_gate(log_decay: Tensor | None) -> None:
+    """Refuse numbers that are no logarithms of decays; `check_gates_go_on` has seen their shape."""
+    if log_decay is None:
+        return
+    if not log_decay.dtype.is_floating_point:
+        raise ValueError(f"log_decay must be real, got {log_decay.dtype}")
     require_all(log_decay <= 0, GATE_RULE, log_decay)
 
 
@@ -230,17 +225,16 @@ def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> 
     state.key_value.addcmul_(keys[..., None], v.to(dtype)[:, :, :, None])
     state.position.add_(1)
     read = (queries[:, :, :, None] * psi[:, :, :, :, None]).flatten(3)  # [B, H, groups, R·D]
+    raised = by.weight == "raised_cosine"
+    read = read / 2 if raised else read  # the weights are half of ψ(i)·ψ(j)
     out = read @ state.key_value.flatten(2, 3)  # [B, H, groups, V]
     if divides:
         state.key_sum.add_(keys)
         total = read @ state.key_sum.flatten(2)[..., None]
-        if by.weight == "raised_cosine":
-            mass = queries @ state.key_sum[:, :, 0, :, None]
-            out = out / torch.maximum(total.clamp(min=2 * by.eps), 2 * FAINT * mass)
-        else:
-            out = out / DENOMINATORS[by.rule](total, by.eps)
+        mass = queries @ state.key_sum[:, :, 0, :, None] if raised else None
+        out = out / divisor(total, by.rule, by.eps, mass)
     else:
-        out = out * (by.scale / 2 if by.weight == "raised_cosine" else by.scale)
+        out = out * by.scale
     return out.reshape(batch, q.shape[1], 1, value_width).to(q.dtype)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.ops.problem import Problem
+from cosformer.ops.problem import Problem, for_each_query_head
 
 
 def in_pieces(
@@ -19,7 +19,7 @@ def in_pieces(
     start, queries, keys = problem.query_start, q.shape[2], k.shape[2]
     weights_per_head = problem.theta.shape[0] > 1 or problem.query_decay is not None
     if q.shape[1] > k.shape[1] and weights_per_head:  # heads of a group cannot share the state
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        k, v = (for_each_query_head(x, q.shape[1] // k.shape[1]) for x in (k, v))
     nothing = _clip(-start, queries)  # queries that stand before the first key
     before = _clip(start, keys)
     shared_stop = before + _clip(start + queries - before, keys - before)

@@ -1,6 +1,6 @@
 """Gradients of every choice of inputs, beside those of all; for the CPU and for a GPU."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
@@ -31,16 +31,10 @@ def check_choices(
     same: Callable[[Tensor, Tensor], bool] = torch.equal,
 ) -> None:
     """Whoever else asks, an input that does has one gradient, and one that does not has none."""
-    for asked, found in every_choice(call, inputs):
+    for asked in choices(len(inputs)):
+        found = gradients(call, inputs, asked)
         if all(asked):
             full = found
         for x, right, each in zip(found, full, asked, strict=True):
             assert (x is not None) == each
             assert x is None or same(x, right), asked
-
-
-def every_choice(
-    call: Callable[..., Tensor], inputs: Sequence[Tensor]
-) -> Iterator[tuple[tuple[bool, ...], list[Tensor | None]]]:
-    for asked in choices(len(inputs)):
-        yield asked, gradients(call, inputs, asked)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from formula import IMPLEMENTATIONS, agree, cosformer, in_pieces, tokens, uniform
+from formula import IMPLEMENTATIONS, agree, by_steps, cosformer, in_pieces, tokens, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import PROPERTY
@@ -15,6 +15,7 @@ from cosformer import (
     attention,
     attention_with_state,
     linear_attention,
+    linear_attention_with_state,
     multiscale_decays,
     step,
 )
@@ -182,6 +183,10 @@ def test_second_derivatives_of_kernels_that_go_both_ways_are_those_of_torch(per_
 
     class Kernels:
         @staticmethod
+        def maps(impl):
+            return ("relu",)
+
+        @staticmethod
         def forward(given):
             made = both_ways(lambda x: Results(*chunked.forward(x)).out, with_sums(given))
             return Results(made, given.q.new_empty(*given.q.shape[:2], 0), None)
@@ -200,7 +205,6 @@ def test_second_derivatives_of_kernels_that_go_both_ways_are_those_of_torch(per_
     monkeypatch.setattr(
         function, "implementation", lambda impl: Kernels if impl == "hopper" else chunked
     )
-    monkeypatch.setattr(function, "_maps", lambda impl: ("relu",))
     monkeypatch.setattr(dispatch, "why_not", lambda *_: None)
     leaf, name = torch.tensor(RATES, dtype=torch.float64), "decay"
     if per_token:
@@ -222,9 +226,8 @@ def test_a_stream_without_cosine_never_ends(impl):
     state = State.empty(1, 2, 4, 4, horizon=math.inf, decay=0.9, position=far, dtype=x[0].dtype)
     assert state.key_value.shape == (1, 2, 1, 4, 4)
     out, state = attention_with_state(*(y[:, :, :5] for y in x), state=state, impl=impl)
-    outs = [out] + [step(*(y[:, :, t : t + 1] for y in x), state) for t in range(5, 9)]
     right = attention(*x, causal=True, decay=0.9, horizon=math.inf)
-    torch.testing.assert_close(torch.cat(outs, 2), right)
+    torch.testing.assert_close(torch.cat([out, by_steps(step, x, state, 5)], 2), right)
     assert int(state.position) == far + 9
     assert torch.equal(attention(*x, causal=True, horizon=math.inf),
                        linear_attention(*x, causal=True, feature_map="relu"))  # fmt: skip
@@ -275,6 +278,20 @@ def test_a_learned_decay_is_learned_through_a_stream():
     state = State.empty(1, 2, 4, 4, horizon=20, decay=learned, dtype=torch.float64)
     with pytest.raises(ValueError, match="step records no gradients"):
         step(*(y[:, :, :1] for y in x), state)
+
+
+@every_impl
+def test_a_stream_of_the_family_goes_on_with_both_of_its_decays(impl):
+    x, gates = tokens(1, 2, 9), -uniform(1, 2, 9)
+    family = {"feature_map": "relu", "theta": math.pi / 2 / 50, "gamma": RATES}
+    right, _ = linear_attention_with_state(*x, log_decay=gates, **family)
+    start = [y[:, :, :4] for y in x]
+    _, state = linear_attention_with_state(*start, log_decay=gates[..., :4], **family)
+    rest = [y[:, :, 4:] for y in x]
+    out, _ = attention_with_state(*rest, state=state, log_decay=gates[..., 4:], impl=impl)
+    torch.testing.assert_close(out, right[:, :, 4:])
+    found = by_steps(step, x, state, 4, log_decay=gates)
+    torch.testing.assert_close(found, right[:, :, 4:])
 
 
 def test_streams_by_slot_decay_by_their_own_tokens():

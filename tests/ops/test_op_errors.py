@@ -230,7 +230,7 @@ def test_a_bad_step_is_named_and_changes_nothing(bad, message):
 
 EMPTY = [
     ({"dtype": torch.bfloat16}, "dtype of a state must be float32 or float64, got torch.bfloat16"),
-    ({"key_width": 0}, "key_width must be at least 1, got 0"),
+    ({"key_width": 0}, "key_width must be a whole number from 1 on, got 0"),
     ({"horizon": 0}, "horizon must be above 0, got 0"),
     ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head \[2\], got \[3\]"),
     ({"weight": "plain"}, "weight must be one of cosine, raised_cosine, got 'plain'"),
@@ -238,7 +238,7 @@ EMPTY = [
     ({"position": 2**60}, "position must have at most 53 bits as a whole number, got 61"),
     ({"position": 2.5}, "position must be whole, got 2.5"),
     ({"position": -1}, "position must not be negative, got -1"),
-    ({"batch": 2.0}, "batch must be an int, got float"),
+    ({"batch": 2.0}, r"batch must be a whole number from 0 on, got 2\.0"),
 ]
 
 

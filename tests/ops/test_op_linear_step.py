@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from formula import F64, tokens, uniform
+from formula import F64, by_steps, tokens, uniform
 
 from cosformer import State
 from cosformer import linear_attention_with_state as stretch
@@ -49,12 +49,8 @@ def test_steps_are_the_stretch_and_leave_its_state(options, dtype):
     start = slice(0, 4)
     _, state = stretch(*(x[:, :, start] for x in (q, k, v)), **at(options, start, dtype))
     before = [x.data_ptr() for x in state[:3]]
-    for t in range(4, LENGTH):
-        now = slice(t, t + 1)
-        token = [x[:, :, now] for x in (q, k, v)]
-        out = linear_attention_step(*token, state, **at(options, now, dtype))
-        assert out.dtype == dtype
-        torch.testing.assert_close(out, right[:, :, now])
+    out = by_steps(linear_attention_step, (q, k, v), state, 4, **at(options, slice(None), dtype))
+    torch.testing.assert_close(out, right[:, :, 4:])
     for mine, theirs in zip(state[:3], last[:3], strict=True):
         torch.testing.assert_close(mine, theirs)
     assert before == [x.data_ptr() for x in state[:3]]
@@ -65,10 +61,8 @@ def test_16_bit_tokens_meet_float32_sums():
     right, last = stretch(*x, feature_map="1+elu", gamma=0.9)
     _, state = stretch(*(t[:, :, :0] for t in x), feature_map="1+elu", gamma=0.9)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for t in range(LENGTH):
-            token = [y[:, :, t : t + 1] for y in x]
-            out = linear_attention_step(*token, state, feature_map="1+elu", gamma=0.9)
-            torch.testing.assert_close(out, right[:, :, t : t + 1])
+        out = by_steps(linear_attention_step, x, state, feature_map="1+elu", gamma=0.9)
+        torch.testing.assert_close(out, right)
     assert state.key_value.dtype == torch.float32
     torch.testing.assert_close(state.key_value, last.key_value)
 
@@ -110,6 +104,7 @@ REFUSED = [
     ({}, {"log_decay": -0.1}, "log_decay must be a tensor, got float"),
     (GATED, {"log_decay": GATES}, r"log_decay must be .*\[2, 2, 1\].*, got .*\[2, 2, 9\]"),
     (GATED, {"log_decay": -GATES[:, :, :1]}, "log_decay must be at most 0, got"),
+    (GATED, {"log_decay": GATES[:, :, :1].long()}, "log_decay must be real, got torch.int64"),
 ]
 
 

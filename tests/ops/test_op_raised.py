@@ -11,11 +11,11 @@ import torch
 from formula import (
     IMPLEMENTATIONS,
     agree,
+    by_steps,
     cosine_weight,
     hold,
     in_pieces,
     largest,
-    results,
     tokens,
 )
 
@@ -77,24 +77,10 @@ def in_hull(out, v):
     return bool(((out >= least - room) & (out <= most + room)).all())
 
 
-@every_case
 @every_impl
 @both_ways
 @every_precision
-def test_outputs_stay_among_the_values_and_gradients_are_finite(case, impl, causal, dtype):
-    inputs, options = case()
-    inputs = [x.to(dtype) for x in inputs]
-    out, *grads = results(
-        lambda *x: attention(*x, causal=causal, impl=impl, **RAISED, **options), inputs
-    )
-    assert in_hull(out, inputs[2])
-    assert all(x.isfinite().all() for x in grads)
-
-
-@every_impl
-@both_ways
-@every_precision
-@pytest.mark.parametrize("case", [one_far_key, lambda: sparse(200)], ids=CASES)
+@pytest.mark.parametrize("case", [one_far_key, lambda: sparse(1100)], ids=CASES)  # 18 chunks
 def test_faint_rows_and_their_gradients_are_those_of_the_formula(case, impl, causal, dtype):
     inputs, options = case()
     agree(
@@ -125,11 +111,7 @@ def test_steps_stay_among_the_values(dtype, slots):
     position = torch.zeros(2, dtype=torch.int64) if slots else 0
     state = State.empty(2, 2, 4, 4, dtype=dtype, position=position, **RAISED)
     order = torch.tensor([1, 0]) if slots else None
-    outs = [
-        step(*(x[:, :, t : t + 1].to(dtype) for x in (q, k, v)), state, slots=order)
-        for t in range(HORIZON + 1)
-    ]
-    out = torch.cat(outs, 2)
+    out = by_steps(step, [x.to(dtype) for x in (q, k, v)], state, slots=order)
     assert in_hull(out, v)
     error = largest(out.double() - formula(q, k, v))
     assert error <= 8 / FAINT * torch.finfo(dtype).eps * largest(v)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from formula import cosformer, rounded_once, tokens
+from formula import by_steps, cosformer, rounded_once, tokens
 
 from cosformer import State, attention, attention_with_state, step
 from cosformer.ops.triton import INTERPRETED, fused_step
@@ -41,10 +41,8 @@ def test_steps_are_the_formula(horizon, heads, width, value_width, impl):
     x = rows(6, heads, width, value_width)
     exact = cosformer(*(y.double() for y in x), causal=True, horizon=horizon)
     state = State.empty(3, 2, width, value_width, horizon=horizon)
-    for t in range(6):
-        out = step(*at(x, t), state, impl=impl)
-        assert out.shape == (3, heads, 1, value_width)
-        torch.testing.assert_close(out.double(), exact[:, :, t : t + 1], rtol=1e-5, atol=1e-6)
+    out = by_steps(step, x, state, impl=impl)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)
     assert int(state.position) == 6
 
 
@@ -53,9 +51,9 @@ def test_16_bit_tokens_meet_float32_sums_under_autocast_as_well(dtype):
     x = rows(12, dtype=dtype)
     state = State.empty(3, 2, 6, 5, horizon=12)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        outs = [step(*at(x, t), state) for t in range(12)]
+        out = by_steps(step, x, state)
     assert state.key_value.dtype == torch.float32
-    rounded_once(torch.cat(outs, 2), cosformer(*(y.double() for y in x), causal=True))
+    rounded_once(out, cosformer(*(y.double() for y in x), causal=True))
 
 
 def test_a_token_may_come_without_a_length():
@@ -74,8 +72,7 @@ def test_a_step_changes_the_state_where_it_lies(prefilled):
         _, state = attention_with_state(*rows(5), horizon=100)
     start, places = int(state.position), [part.data_ptr() for part in state[:3]]
     sizes = [part.untyped_storage().nbytes() for part in state[:3]]
-    for t in range(20):
-        step(*at(x, t), state)
+    by_steps(step, x, state)
     assert int(state.position) == start + 20
     assert places == [part.data_ptr() for part in state[:3]]
     assert sizes == [part.untyped_storage().nbytes() for part in state[:3]]
@@ -124,7 +121,7 @@ def test_the_kernel_leaves_the_state_of_torch(width, value_width, dtype, slots, 
 
 
 @needs_kernels
-def test_the_kernel_takes_an_angle_as_a_number_and_no_raised_cosine():
+def test_the_kernel_takes_an_angle_as_a_number_no_raised_cosine_and_no_two_decays():
     x, theta = rows(1), math.pi / 2 / 50
     outs, states = [], []
     for turn in (theta, torch.full((1, 1), theta, dtype=torch.float64)):
@@ -137,6 +134,9 @@ def test_the_kernel_takes_an_angle_as_a_number_and_no_raised_cosine():
         ValueError, match="impl='triton' needs cosine or plain weights, got raised_cosine"
     ):
         step(*x, raised, impl="triton")
+    twice = State.empty(3, 2, 6, 5, horizon=50.0, per_token=True)._replace(decay=0.5)
+    with pytest.raises(ValueError, match="decays per head and per token: use impl='chunked'"):
+        step(*x, twice, log_decay=-torch.ones(3, 2, 1), impl="triton")
 
 
 @both

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from formula import IMPLEMENTATIONS, agree, cosformer, in_pieces, tokens, uniform
+from formula import IMPLEMENTATIONS, agree, by_steps, cosformer, in_pieces, tokens, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import FEW
@@ -154,8 +154,7 @@ def test_streams_of_one_batch_may_stand_at_positions_of_their_own(impl):
     out, last = attention_with_state(*tail, state=state, impl=impl)
     torch.testing.assert_close(out, right)
     assert last.position.tolist() == [60, 150]
-    steps = [step(*stretch(tail, t, t + 1), state) for t in range(60)]
-    torch.testing.assert_close(torch.cat(steps, 2), right)
+    torch.testing.assert_close(by_steps(step, tail, state), right)
     same(state, last)
     with pytest.raises(ValueError, match="position 150, 60 more"):
         attention_with_state(*tail, state=last)

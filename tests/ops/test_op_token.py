@@ -132,11 +132,7 @@ def with_ones(rows, plain, ones):
     values = rows[:, plain.v : plain.gate].unflatten(1, (plain.key_heads, -1))
     values = F.pad(values, (0, 1), value=1.0).flatten(1)
     found = torch.cat([rows[:, : plain.v], values, rows[:, plain.gate :]], 1)
-    return (
-        F.pad(found, (0, ones.columns - found.shape[1]))
-        if ones.columns > found.shape[1]
-        else (found[:, : ones.columns])
-    )
+    return F.pad(found, (0, ones.columns - found.shape[1]))  # cut, if that is negative
 
 
 @pytest.mark.parametrize("base", [None, 1e4])

@@ -10,10 +10,16 @@ is made of, of which that pair is one. All three share one denominator.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from cosformer.ops.problem import DENOMINATORS, FEATURE_MAPS, Given, for_each_query_head
+from cosformer.ops.problem import (
+    FEATURE_MAPS,
+    Given,
+    for_each_query_head,
+    quotient,
+    with_ones,
+    zero_masked,
+)
 from cosformer.runtime import compute_dtype
 
 
@@ -26,21 +32,15 @@ def goes_both_ways(given: Given) -> bool:
 def both_ways(causal: Callable[[Given], Tensor], given: Given) -> Tensor:
     """Output `[B, H, T, V]`; `causal` computes each direction, in float32 at least."""
     options, dtype = given.options, compute_dtype(given.q.dtype)
-    q, k, values = (x.to(dtype) for x in (given.q, given.k, given.v))
-    divides = options.rule != "none"
-    if divides:
-        values = torch.cat([values, torch.ones_like(values[..., :1])], -1)
+    q, k, values = given.q.to(dtype), given.k.to(dtype), with_ones(given.v.to(dtype), options.rule)
     undivided = options._replace(causal=True, rule="none", scale=1.0)
     past = given._replace(q=q, k=k, v=values, options=undivided)
     sums = causal(past) + causal(_turned(past)).flip(2) - _own(past)
-    if not divides:
-        return (sums * options.scale).to(given.q.dtype)
-    divisor = DENOMINATORS[options.rule](sums[..., -1:], options.eps)
-    return (sums[..., :-1] / divisor).to(given.q.dtype)
+    return quotient(sums, options).to(given.q.dtype)
 
 
 def _turned(given: Given) -> Given:
-    """The same of the sequence from its end."""
+    """The problem on the sequence turned round, from its end."""
     assert given.decay is not None
     about, decay = given.constants, given.decay
     ends = (decay[..., :1] + decay[..., -1:]).detach()  # so that L begins as it did
@@ -63,10 +63,10 @@ def _turned(given: Given) -> Given:
 
 def _own(given: Given) -> Tensor:
     """What each query gets from the key at its own position."""
-    q, k, values, groups = given.q, given.k, given.v, given.q.shape[1] // given.k.shape[1]
-    phi, key_mask = FEATURE_MAPS[given.options.feature_map].forward, given.constants.key_mask
-    if key_mask is not None:  # φ at NaN, and its slope, would be NaN
-        hidden = ~key_mask[:, None, :, None]
-        k, values = k.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
-    k, values = (for_each_query_head(x, groups) for x in (k, values))
-    return (phi(q) * phi(k)).sum(-1, keepdim=True) * values
+    phi = FEATURE_MAPS[given.options.feature_map].forward
+    groups = given.q.shape[1] // given.k.shape[1]
+    k, values = (  # φ at NaN, and its slope, would be NaN
+        for_each_query_head(zero_masked(x, given.constants.key_mask), groups)
+        for x in (given.k, given.v)
+    )
+    return (phi(given.q) * phi(k)).sum(-1, keepdim=True) * values

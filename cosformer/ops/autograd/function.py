@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from cosformer.ops.problem import (
     Results,
     least_gate,
     with_basis,
+    zero_masked,
 )
 from cosformer.runtime import (
     compute_dtype,
@@ -73,9 +74,9 @@ def given_for(
             sums = summed_gates(problem.gates, q.dtype)
             decay = sums if decay is None else decay + sums
     feature_map = problem.feature_map
-    if impl != "chunked" and feature_map not in _maps(impl):
-        q, k = _mapped(q, k, problem)
-        feature_map = "identity"
+    if impl != "chunked" and feature_map not in implementation(impl).maps(impl):
+        phi, feature_map = FEATURE_MAPS[feature_map].forward, "identity"
+        q, k = phi(q), phi(zero_masked(k, problem.key_mask))  # the slope of φ at NaN would be NaN
     options = Options(
         problem.causal, feature_map, problem.rule, problem.eps, problem.scale, impl, keep_state,
         even=problem.gates is None, mild=problem.mild and problem.gates is None,
@@ -113,40 +114,6 @@ def implementation(impl: str) -> ModuleType:
     return kernels
 
 
-def _maps(impl: str) -> Any:
-    from cosformer.ops.autograd.kernels import maps
-
-    return maps(impl)
-
-
-def _mapped(q: Tensor, k: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """φ(q) and φ(k), where the kernels have no such φ."""
-    phi = FEATURE_MAPS[problem.feature_map].forward
-    if problem.key_mask is not None:  # the slope of φ at NaN would be NaN
-        k = k.masked_fill(~problem.key_mask[:, None, :, None], 0)
-    return phi(q), phi(k)
-
-
-class Saved(NamedTuple):
-    """What a forward pass stores for its backward pass, as autograd wants it: a flat list."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    decay: Tensor | None
-    state: Tensor | None
-    key_mask: Tensor | None
-    query_basis: Tensor
-    key_basis: Tensor
-    sequence: Tensor | None
-    bounds: Tensor | None
-    out: Tensor
-    total: Tensor
-    last: Tensor | None
-    kept: Tensor | None
-    fading: Tensor | None
-
-
 class _Attention(Function):
     """(q, k, v, decay, state) -> `Results`."""
 
@@ -169,18 +136,19 @@ class _Attention(Function):
         ctx.options = given.options
         if given.decay is None:  # only a decay's gradient asks for the last state
             results = results._replace(last=None)
-        tensors = (given.q, given.k, given.v, given.decay, given.state)
-        ctx.save_for_backward(*Saved(*tensors, *given.constants, *results))
+        *tensors, constants, _ = given
+        ctx.save_for_backward(*tensors, *constants, *results)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         of_out, of_total, of_last, *_ = grads
-        needs: Any = Given(*ctx.needs_input_grad)  # the same names, for bools
-        asked = Asked(needs.q, needs.k, needs.v, needs.decay, needs.state)
+        *needed, _, _ = ctx.needs_input_grad
+        q, k, v, decay, state, *saved = ctx.saved_tensors
+        count = len(Constants._fields)
+        given = Given(q, k, v, decay, state, Constants(*saved[:count]), ctx.options)
         incoming = Grads(of_out, of_total, of_last)
-        found = gradients(Saved(*ctx.saved_tensors), ctx.options, incoming, asked)
-        return *found, None, None
+        return *gradients(given, Results(*saved[count:]), incoming, Asked(*needed)), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -218,37 +186,32 @@ class _Attention(Function):
 _Attention.forward.__signature__ = inspect.signature(_Attention.forward)  # type: ignore[attr-defined]
 
 
-def gradients(saved: Saved, options: Options, grads: Grads, asked: Asked) -> tuple[Any, ...]:
+def gradients(given: Given, results: Results, grads: Grads, asked: Asked) -> Gradients:
     """The gradients of q, k, v, the decay and the state.
 
     Derivatives beyond the first, and that of the row totals, go by plain torch for every
     implementation.
     """
-    about = Constants(
-        saved.key_mask, saved.query_basis, saved.key_basis, saved.sequence, saved.bounds
-    )
-    given = Given(saved.q, saved.k, saved.v, saved.decay, saved.state, about, options)
-    results = Results(saved.out, saved.total, saved.last, saved.kept, saved.fading)
     # a graph has zeros for the gradient of totals, which nobody uses there
     by_torch = recorded() or (grads.total is not None and not torch.compiler.is_compiling())
-    if by_torch and given.decay is not None and options.gated:
+    if by_torch and given.decay is not None and given.options.gated:
         from cosformer.ops.autograd.gates import gradient_of_gates, with_sums
 
         gates = given.decay
         with torch.enable_grad():  # sums need a gradient where gates do
             summed = with_sums(given)
-        found = gradients(saved._replace(decay=summed.decay), summed.options, grads, asked)
-        *others, of_sums, of_state = found
-        if of_sums is not None:
-            of_sums = gradient_of_gates(of_sums, gates, least_gate(given.q.dtype))
-        return *others, of_sums, of_state
-    if by_torch and given.decay is not None and not options.causal:
+        found = gradients(summed, results, grads, asked)
+        if found.decay is None:
+            return found
+        least = least_gate(given.q.dtype)
+        return found._replace(decay=gradient_of_gates(found.decay, gates, least))
+    if by_torch and given.decay is not None and not given.options.causal:
         from cosformer.ops.autograd.both_ways import goes_both_ways
 
         if goes_both_ways(given):
             return _gradients_both_ways(given, grads, asked)
-    chosen = chunked if by_torch else implementation(options.impl)
-    return tuple(chosen.backward(given, results, grads, asked))
+    chosen = chunked if by_torch else implementation(given.options.impl)
+    return Gradients(*chosen.backward(given, results, grads, asked))
 
 
 def _gradients_both_ways(given: Given, grads: Grads, asked: Asked) -> Gradients:

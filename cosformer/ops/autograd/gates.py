@@ -29,7 +29,7 @@ def summed_gates(gates: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def joint_gates(gates: Tensor, decay: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Gates `[B, H, T]` of every token, that of a decay per head among them, whose L is `decay`."""
+    """Gates `[B, H, T]` to which a decay per head is added; `decay` is its L."""
     if decay is None:
         return gates
     require_all(gates <= 0, GATE_RULE, gates)
@@ -45,7 +45,7 @@ def with_sums(given: Given) -> Given:
 
 
 def gradient_of_gates(grad: Tensor, gates: Tensor, least: float) -> Tensor:
-    """That of gates, of that of their running sums: sums from the end, by torch."""
+    """The gradient of gates, from that of their running sums: its sums from the end."""
     back = grad.flip(-1).cumsum(-1).flip(-1)
     return back.masked_fill(gates < least, 0).to(gates.dtype)
 

@@ -60,10 +60,8 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
     end = None if grads.last is None else into_first_of_group(grads.last, groups)
     of_out = torch.zeros_like(results.out) if grads.out is None else grads.out
     incoming = Grads(of_out, None, end)
-    if asked.decay and state is not None:  # whose gradient tells what that of the decay sums to
-        needed = asked._replace(state=True)
-    else:
-        needed = asked
+    # the gradient of a state tells what that of the decay sums to
+    needed = asked._replace(state=asked.state or (asked.decay and state is not None))
     if eager(given.q, given.k, of_out):
         room = _room(given)
         sweep = hopper.backward_with_decay if room is hopper else room.backward
@@ -71,11 +69,9 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
     else:
         about = (results.out, results.total, of_out, end, list(needed))
         swept = Swept(*kernels_backward(*_flat(spread), *about))
-    grad_decay = None
-    if asked.decay:
-        grad_decay = swept.decay
-        if grad_decay is None:
-            grad_decay = gradient_of_decay(spread, results, end, swept, groups)
+    grad_decay = swept.decay
+    if asked.decay and grad_decay is None:
+        grad_decay = gradient_of_decay(spread, results, end, swept, groups)
     back = None
     if asked.state and state is not None and swept.state is not None:
         back = summed_over_groups(swept.state, groups).to(state.dtype)

@@ -194,29 +194,28 @@ class Workspace:
             shape = (chunks, *heads, rows, width)
             return memory[name][: math.prod(shape)].view(shape).permute(1, 2, 0, 3, 4)
 
-        made: dict[tuple[int, int], Buffers] = {}
-        for n, (_, _, chunks, length, _) in enumerate(spans):
-            if (chunks, length) not in made:  # most spans are alike
+        def buffers(chunks: int, length: int) -> Buffers:
+            def rows(name: str, width: int) -> Tensor | None:
+                return view(name, chunks, length, width)
 
-                def reading(y: int, z: int, n: int = chunks, rows: int = length) -> Reading:
-                    return Reading(
-                        view("x", n, rows, y),
-                        view("scaled", n, rows, states * y),
-                        view("sums", n, rows, z),
-                    )
+            def reading(y: int, z: int) -> Reading:
+                return Reading(rows("x", y), rows("scaled", states * y), rows("sums", z))
 
-                made[chunks, length] = Buffers(
-                    view("y", chunks, length, y),
-                    view("z", chunks, length, z),
-                    view("scaled", chunks, length, states * y),
-                    view("scores", chunks, length, length),
-                    view("tile", chunks, length, length),
-                    view("edges", chunks + 1, states * y, z),
-                    view("turned", chunks, states * z, y),
-                    reading(y, z),
-                    reading(z, y) if "turned" in memory else Reading(),
-                )
-            self._buffers[n] = made[chunks, length]
+            return Buffers(
+                rows("y", y),
+                rows("z", z),
+                rows("scaled", states * y),
+                rows("scores", length),
+                rows("tile", length),
+                view("edges", chunks + 1, states * y, z),
+                view("turned", chunks, states * z, y),
+                reading(y, z),
+                reading(z, y) if "turned" in memory else Reading(),
+            )
+
+        shapes = [(span.chunks, span.chunk_length) for span in spans]
+        made = {shape: buffers(*shape) for shape in set(shapes)}  # most spans are alike
+        self._buffers = [made[shape] for shape in shapes]
 
     def __enter__(self) -> list[Buffers]:
         return self._buffers
@@ -254,7 +253,7 @@ def _borrow(size: int, like: Tensor) -> Tensor:
     memory: Tensor | None = getattr(_kept, "memory", None)
     _kept.memory = None  # whoever asks meanwhile gets other memory
     if memory is None or memory.numel() < size:
-        memory = None  # two pieces at once would count twice
+        memory = None  # the small piece is freed before there is a larger one
         with torch.inference_mode(False):  # it may be written to in any mode later
             memory = torch.empty(size, dtype=torch.uint8, device=like.device)
     return memory

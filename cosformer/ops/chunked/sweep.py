@@ -86,9 +86,8 @@ class Windows:
         self._query, self._key = cut(pattern.query_basis, spans), cut(pattern.key_basis, spans)
         self._decay, self._sequence, self._even = pattern.decay, pattern.sequence, pattern.even
         self._fadings: dict[tuple[int, int] | None, Fading] = {}
-        self._spans, self.states = spans, pattern.query_basis.shape[-1]
+        self.spans, self.states = spans, pattern.query_basis.shape[-1]
         self._tiles: dict[tuple[int, bool], Tensor] = {}
-        self._faded_tiles: dict[tuple[int, bool], Tensor] = {}
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -100,9 +99,9 @@ class Windows:
 
         `into` is memory for a tile that serves one span alone.
         """
-        span, query, key = self._spans[n], self._query[n], self._key[n]
+        span, query, key = self.spans[n], self._query[n], self._key[n]
         if self._decay is None:
-            window = Window(self._cosine_tile(query, key, span, strict), query, key)
+            window = Window(self._tile(query, key, None, span, strict), query, key)
         else:
             fading = self._fading(self._decay, span, query.dtype, into)
             window = Window(
@@ -125,22 +124,6 @@ class Windows:
             before=window.after,
         )
 
-    def _tile(
-        self, query: Tensor, key: Tensor, faded: Tensor | None, span: Span, strict: bool
-    ) -> Tensor:
-        """Cosine and decay in one; made once where all chunks have the same."""
-        if faded is None:
-            return self._cosine_tile(query, key, span, strict)
-        shared = self._even and self._sequence is None
-        like = (span.chunk_length, strict)
-        if shared and like in self._faded_tiles:
-            return self._faded_tiles[like]
-        cosine = self._cosine_tile(query, key, span, strict)
-        tile = cosine * faded if self._even else faded.mul_(cosine)
-        if shared:
-            self._faded_tiles[like] = tile
-        return tile
-
     def _fading(self, decay: Tensor, span: Span, dtype: torch.dtype, into: Tensor | None) -> Fading:
         """The decays of a span; an even decay is made once for all spans of one size."""
         # a padded span is the only one, and may have a symbolic size
@@ -152,18 +135,23 @@ class Windows:
             self._fadings[like] = fading
         return fading
 
-    def _cosine_tile(self, query: Tensor, key: Tensor, span: Span, strict: bool) -> Tensor:
-        """ψ(i)·ψ(j) below the diagonal. Only i − j matters, so one chunk's tile serves all."""
-        shared = self._sequence is None  # packed sequences start again, each with its own angle
-        if shared and (span.chunk_length, strict) in self._tiles:
-            return self._tiles[span.chunk_length, strict]
-        if shared:
-            query, key = query[:, :, :1], key[:, :, :1]
-        causal = _causal(span.chunk_length, query.device, strict=strict)
-        tile = (query @ key.mT).masked_fill(~causal, 0)
-        if shared:
-            self._tiles[span.chunk_length, strict] = tile
-        return tile
+    def _tile(
+        self, query: Tensor, key: Tensor, faded: Tensor | None, span: Span, strict: bool
+    ) -> Tensor:
+        """w(i, j) on and below the diagonal, or below it; `faded` is exp(L_i − L_j), if needed."""
+        like = (span.chunk_length, strict)
+        tile = self._tiles.get(like)
+        if tile is None:
+            alike = self._sequence is None  # packed sequences start again, each with its own angle
+            if alike:  # only i − j matters, so one chunk's tile serves all
+                query, key = query[:, :, :1], key[:, :, :1]
+            causal = _causal(span.chunk_length, query.device, strict=strict)
+            tile = (query @ key.mT).masked_fill(~causal, 0)
+            if faded is not None and self._even:
+                tile = tile * faded
+            if alike:
+                self._tiles[like] = tile
+        return tile if faded is None or self._even else faded.mul_(tile)
 
 
 def _fading(
@@ -232,9 +220,9 @@ def run(
     if pattern.causal or pattern.sequence is not None:
         windows = Windows(pattern, spans.queries)
         if pattern.causal:
-            last = sweep(y, z, windows, flat, spans.queries, x, mirror, reverse=reverse)
+            last = sweep(y, z, windows, flat, x, mirror, reverse=reverse)
             return last.unflatten(2, state.shape[2:4])
-        _both_ways(y, z, windows, flat, spans.queries, x, mirror)
+        _both_ways(y, z, windows, flat, x, mirror)
         return state
     at_queries, at_keys, decay = pattern.query_basis, pattern.key_basis, pattern.decay
     kept: float | Tensor = 1.0  # how much of a state is left after the keys
@@ -258,13 +246,7 @@ def run(
 
 
 def _both_ways(
-    y: Load,
-    z: Load,
-    windows: Windows,
-    state: Tensor,
-    spans: Spans,
-    x: Reader,
-    mirror: Reader | None,
+    y: Load, z: Load, windows: Windows, state: Tensor, x: Reader, mirror: Reader | None
 ) -> None:
     """All pairs of each packed sequence: j ≤ i by one sweep, j > i by another.
 
@@ -284,8 +266,8 @@ def _both_ways(
 
     first, second = halves(x)
     other_first, other_second = halves(mirror) if mirror else (None, None)
-    sweep(y, z, windows, state, spans, first, other_first)
-    sweep(y, z, windows, state, spans, second, other_second, reverse=True, strict=True)
+    sweep(y, z, windows, state, first, other_first)
+    sweep(y, z, windows, state, second, other_second, reverse=True, strict=True)
 
 
 def sweep(
@@ -293,7 +275,6 @@ def sweep(
     z: Load,
     windows: Windows,
     state: Tensor,
-    spans: Spans,
     x: Reader,
     mirror: Reader | None = None,
     *,
@@ -302,9 +283,8 @@ def sweep(
 ) -> Tensor:
     """Hand each span's rows to the readers and return the state `[B, H, R·y, z]` at the end."""
     first, parts = state, (SWEEP if mirror is None else MIRRORED) + windows.parts
-    with Workspace(state, windows.states, spans, parts) as buffers:
-        for n in reversed(range(len(spans))) if reverse else range(len(spans)):
-            memory = buffers[n]
+    with Workspace(state, windows.states, windows.spans, parts) as buffers:
+        for n, memory in list(enumerate(buffers))[:: -1 if reverse else 1]:
             window = windows.window(n, memory.tile, reverse=reverse, strict=strict)
             columns, values, rows = y(n, memory.y), z(n, memory.z), x.load(n, memory.x.rows)
             if window.before is not None:

@@ -1,6 +1,6 @@
 """Arguments become one checked value: positions, weights, decays, feature map and rule."""
 
-from cosformer.ops.problem.build import LONGEST, PROBLEMS, build, build_packed
+from cosformer.ops.problem.build import LONGEST, PROBLEMS, build
 from cosformer.ops.problem.decay import (
     GATE_RULE,
     decay_gradient,
@@ -37,7 +37,7 @@ from cosformer.ops.problem.horizon import (
     vanishing_decay,
     whole_limit,
 )
-from cosformer.ops.problem.normaliser import DENOMINATORS, FOLLOWS
+from cosformer.ops.problem.normaliser import DENOMINATORS, FOLLOWS, divisor, quotient, with_ones
 from cosformer.ops.problem.placement import (
     CONVENTIONS,
     Packed,
@@ -45,7 +45,7 @@ from cosformer.ops.problem.placement import (
     check_decays_there,
     check_placement,
 )
-from cosformer.ops.problem.problem import WEIGHTS, Problem, basis, with_basis
+from cosformer.ops.problem.problem import WEIGHTS, Problem, basis, with_basis, zero_masked
 from cosformer.ops.problem.weights import (
     Rates,
     angle_of,

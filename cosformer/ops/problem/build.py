@@ -20,48 +20,34 @@ PROBLEMS: Memo[Problem] = Memo(_is_short)
 """Problems that follow from lengths, numbers and names alone."""
 
 
-def build_packed(
-    packed: Packed, causal: bool, *, weight: str, feature_map: str, rule: str, eps: float,
-    scale: float = 1.0,
-) -> Problem:  # fmt: skip
-    """`build` of packed sequences whose positions and ψ are known."""
-    check_choice("feature_map", feature_map, FEATURE_MAPS)
-    check_eps(eps)
-    at, psi = packed.position, packed.basis
-    return Problem(
-        at, at, packed.theta, weight, causal, 0, feature_map, rule, eps, scale,
-        sequence=packed.sequence, bounds=packed.bounds, query_basis=psi, key_basis=psi,
-    )  # fmt: skip
-
-
 def build(
     q: Tensor,
     k: Tensor,
     placement: Placement,
-    *,
     theta: Tensor,
+    packed: Packed | None = None,
+    *,
     weight: str,
     feature_map: str,
     rule: str,
     eps: float,
     scale: float = 1.0,
 ) -> Problem:
-    """A problem without decay and mask; `theta` is `[h, 1]` or, packed, `[1, T]`."""
+    """A problem without decay and mask; `theta` is `[h, 1]` or, packed, `[1, T]`.
+
+    `packed`: where the tokens of packed sequences stand, if it is known already.
+    """
     check_choice("feature_map", feature_map, FEATURE_MAPS)
     check_eps(eps)
-    stand = positions_of(q, k, placement)
+    psi = None
+    if packed is None:
+        at_queries, at_keys, start, sequence = positions_of(q, k, placement)
+        bounds = placement.cu_seqlens
+    else:
+        at_queries = at_keys = packed.position
+        start, sequence, bounds, psi = 0, packed.sequence, packed.bounds, packed.basis
     problem = Problem(
-        stand.query_position,
-        stand.key_position,
-        theta,
-        weight,
-        placement.causal,
-        stand.query_start,
-        feature_map,
-        rule,
-        eps,
-        scale,
-        sequence=stand.sequence,
-        bounds=placement.cu_seqlens,
-    )
-    return with_basis(problem, compute_dtype(q.dtype))
+        at_queries, at_keys, theta, weight, placement.causal, start, feature_map, rule, eps, scale,
+        sequence=sequence, bounds=bounds, query_basis=psi, key_basis=psi,
+    )  # fmt: skip
+    return problem if packed else with_basis(problem, compute_dtype(q.dtype))

@@ -56,7 +56,7 @@ class Results(NamedTuple):
     total: Tensor  # row sums of weights [B, H, T]; T is 0 where nothing is divided
     last: Tensor | None  # the state after the keys, as `Given.state`
     kept: Tensor | None = None  # what an implementation keeps for its own backward pass
-    fading: Tensor | None = None  # the same of the decay
+    fading: Tensor | None = None  # L, as an implementation keeps it for its own backward pass
 
 
 class Grads(NamedTuple):

@@ -20,17 +20,8 @@ class Placement(NamedTuple):
     stream_position: Tensor | None = None  # how many tokens of a stream came before
 
 
-class Positions(NamedTuple):
-    """The position of every query and key, as a `Placement` defines them."""
-
-    query_position: Tensor  # [b, T] float64
-    key_position: Tensor  # [b, S] float64
-    query_start: int
-    sequence: Tensor | None  # [T], which packed sequence a token belongs to
-
-
 class Packed(NamedTuple):
-    """The same of packed sequences, and what follows from it, where one kernel makes all of it."""
+    """Where the tokens of packed sequences stand, as one kernel makes it."""
 
     position: Tensor  # [1, T] float64
     theta: Tensor  # [h, 1], or [1, T] for sequences with horizons of their own; float64
@@ -78,8 +69,10 @@ def check_decays_there(q: Tensor, k: Tensor, given: Placement, names: str) -> No
         raise ValueError(f"{rule}: got query_start={given.query_start}")
 
 
-def positions_of(q: Tensor, k: Tensor, given: Placement) -> Positions:
-    """The positions of checked arguments."""
+def positions_of(
+    q: Tensor, k: Tensor, given: Placement
+) -> tuple[Tensor, Tensor, int, Tensor | None]:
+    """Four members of a `Problem`: query_position, key_position, query_start and sequence."""
     queries, keys = q.shape[2], k.shape[2]
     start = given.query_start
     if start is None:
@@ -98,7 +91,7 @@ def positions_of(q: Tensor, k: Tensor, given: Placement) -> Positions:
     if given.stream_position is not None:
         before = given.stream_position.to(torch.float64).reshape(-1, 1)
         query_position, key_position = query_position + before, key_position + before
-    return Positions(query_position, key_position, start, sequence)
+    return query_position, key_position, start, sequence
 
 
 def sequence_of(cu_seqlens: Tensor, length: int) -> Tensor:

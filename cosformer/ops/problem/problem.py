@@ -67,3 +67,8 @@ def with_basis(problem: Problem, dtype: torch.dtype) -> Problem:
     shared = not torch.compiler.is_compiling() and problem.is_aligned
     at_keys = at_queries if shared else basis(problem.key_position, *turn)
     return problem._replace(query_basis=at_queries, key_basis=at_keys)
+
+
+def zero_masked(rows: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Rows `[B, h, S, d]` with zeros at masked tokens, even where they hold NaN."""
+    return rows if key_mask is None else rows.masked_fill(~key_mask[:, None, :, None], 0)

@@ -9,6 +9,7 @@ from torch import Tensor
 from cosformer.check import check_number, check_number_or_tensor, check_tensor, require_all
 from cosformer.memo import Memo, Numbers
 from cosformer.ops.problem.decay import GATE_RULE
+from cosformer.ops.problem.heads import for_each_query_head
 from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length, vanishes
 from cosformer.ops.problem.placement import Placement, longer, sequence_of
 from cosformer.ops.problem.problem import WEIGHTS, Problem
@@ -65,28 +66,22 @@ def cosine_angle(
     decay: Rates | None = None,
 ) -> Tensor:
     """θ for a call without a state; refuses a length past the horizon, unless decays allow it."""
-    queries, keys = q.shape[2], k.shape[2]
-    if given.cu_seqlens is not None:
-        lengths = given.cu_seqlens.diff()
-        if horizon is None:
-            own = lengths[sequence_of(given.cu_seqlens, queries)]
-            return (math.pi / 2) / own.to(torch.float64)[None]
-        horizon = check_horizon(horizon, q.shape[1], k.shape[1])
-        if weight == "cosine" and not vanishes(decay, horizon):
-            most = lengths.max()
-            check_length(most if torch.compiler.is_compiling() else int(most), horizon)
-        return angle_of(horizon, q)
-    longest = longer(queries, keys)
+    queries, keys, start, packed = q.shape[2], k.shape[2], given.query_start, given.cu_seqlens
+    if horizon is None and packed is not None:
+        own = packed.diff()[sequence_of(packed, queries)]
+        return (math.pi / 2) / own.to(torch.float64)[None]
+    length: int | Tensor = longer(queries, keys)  # queries end with the keys, or begin with them
     if horizon is None:
-        horizon = longer(longest, 1)
+        horizon = longer(longer(queries, keys), 1)
     else:
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
-    start = given.query_start
-    limited = weight == "cosine" and not vanishes(decay, horizon)
-    if limited and start is not None:
-        check_length(max(keys, start + queries) - min(start, 0), horizon)
-    elif limited:  # queries end with the keys, or begin with them
-        check_length(longest, horizon)
+    if weight == "cosine" and not vanishes(decay, horizon):
+        if packed is not None:
+            length = packed.diff().max()
+            length = length if torch.compiler.is_compiling() else int(length)
+        elif start is not None:
+            length = max(keys, start + queries) - min(start, 0)
+        check_length(length, horizon)
     return angle_of(horizon, q)
 
 
@@ -180,8 +175,13 @@ def log_rates(rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma") ->
     return None if is_one(rates) else found
 
 
-def decaying_evenly(problem: Problem, rates: Rates, log_decay: Tensor) -> Problem:
-    """The problem with a decay that is the same for all tokens; `[1, h, 1]` in float64."""
+def decaying_evenly(
+    problem: Problem, rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma"
+) -> Problem:
+    """The problem with a decay that is the same for all tokens."""
+    log_decay = log_rates(rates, q, k, name)
+    if rates is None or log_decay is None:
+        return problem
     if not isinstance(rates, Tensor):
         least = min(rates) if isinstance(rates, Sequence) else rates
         problem = problem._replace(mild=least >= 0.5)
@@ -195,17 +195,7 @@ def decaying_evenly(problem: Problem, rates: Rates, log_decay: Tensor) -> Proble
 
 
 def decaying_by_token(problem: Problem, log_decay: Tensor, q: Tensor, k: Tensor) -> Problem:
-    """The problem with a decay per token, `[B, h, T]`."""
-    gates = log_gates(log_decay, q, k)
-    if problem.query_start != 0:
-        raise ValueError(
-            f"log_decay needs query i where key i stands, query_start=0, got {problem.query_start}"
-        )
-    return problem._replace(gates=gates)
-
-
-def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """A decay per token for each query head, `[B, H, T]`."""
+    """The problem with a decay per token, `[B, H, T]` or `[B, H_kv, T]`."""
     batch, heads, queries = q.shape[:3]
     check_tensor("log_decay", log_decay)
     if not log_decay.dtype.is_floating_point:
@@ -224,8 +214,11 @@ def log_gates(log_decay: Tensor, q: Tensor, k: Tensor) -> Tensor:
         )
     if not log_decay.is_cuda:  # a GPU asserts it where the gates are summed
         require_all(log_decay <= 0, GATE_RULE, log_decay)
-    groups = heads // log_decay.shape[1]
-    return log_decay if groups == 1 else log_decay.repeat_interleave(groups, 1)
+    if problem.query_start != 0:
+        raise ValueError(
+            f"log_decay needs query i where key i stands, query_start=0, got {problem.query_start}"
+        )
+    return problem._replace(gates=for_each_query_head(log_decay, heads // log_decay.shape[1]))
 
 
 def _per_head(values: Tensor, q: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ def why_not_step(q: Tensor, v: Tensor, state: State) -> str | None:
         return "float32 or less, got float64"
     if state.weight == "raised_cosine":
         return "cosine or plain weights, got raised_cosine"
+    if state.per_token and state.rate is not None:
+        return "a state with one kind of decay, got one that decays per head and per token"
     if max(q.shape[3], v.shape[3]) > MAX_WIDTH:
         return f"widths up to {MAX_WIDTH}, got {q.shape[3]} and {v.shape[3]}"
     return None
