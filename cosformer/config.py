@@ -38,7 +38,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         content = path.read_text(encoding="utf-8")
         found = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
-    except ValueError as error:  # of JSON, of TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # of JSON, of TOML, or not UTF-8
         raise ValueError(f"config must be TOML or JSON, got {path}: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"config must hold named settings, got {type(found).__name__} in {path}")

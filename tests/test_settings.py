@@ -120,7 +120,7 @@ def test_files_hold_settings(tmp_path, file):
     assert (found.name, found.inner, found.options) == ("y", Inner(limit=8), BASE.options)
 
 
-@pytest.mark.parametrize("content", [b"name = ", b"\xff", b"[1, 2]"])
+@pytest.mark.parametrize("content", [b"name = ", b"\xff", b"[1, 2]", b"a = " + b"[" * 9_999])
 def test_a_broken_file_is_an_error_that_names_it(tmp_path, content):
     path = tmp_path / ("a.json" if content == b"[1, 2]" else "a.toml")
     path.write_bytes(content)

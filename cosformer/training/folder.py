@@ -142,7 +142,7 @@ def comparable(settings: dict[str, Any]) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, or nested too deeply
         raise ValueError(f"{path} must be JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold an object, got {type(found).__name__}")
