@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cosformer import records, tasks
 from cosformer.bench.gpu import failed, split_failures
+from cosformer.bench.options import check_counts
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     NO_MEMORY,
@@ -27,7 +28,7 @@ from cosformer.bench.timing import (
     seconds_of,
 )
 from cosformer.bench.training import Steps
-from cosformer.check import check_choice, check_positive, check_seed, check_whole
+from cosformer.check import check_choice, check_positive, check_seed
 from cosformer.mechanisms import GROWTH, MECHANISMS
 from cosformer.models import ModelConfig, create_model, parameter_count
 from cosformer.ops.chunked import forget
@@ -124,8 +125,7 @@ class Options:
         check_seed(self.seed)
         for name in self.only:
             check_choice("only", name, MECHANISMS)
-        for name in ("threads", "repeats"):
-            check_whole(name, getattr(self, name), 1)
+        check_counts(self, "threads", "repeats")
         for name in ("minutes", "seconds", "gigabytes"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))

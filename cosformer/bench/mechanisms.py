@@ -15,6 +15,7 @@ from cosformer.bench.cells import Cell, Setup
 from cosformer.bench.fla import PEERS, OfFla, present
 from cosformer.bench.gpu import failed, graph_times
 from cosformer.bench.inputs import tokens_first
+from cosformer.bench.options import OnDevice, check_options
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     Call,
@@ -24,13 +25,17 @@ from cosformer.bench.timing import (
     peak_extra_bytes,
     seconds_of,
 )
-from cosformer.check import check_choice, check_seed
+from cosformer.check import check_choice, check_positive
 from cosformer.mechanisms import GROWTH, MECHANISMS, Mechanism, create
 from cosformer.ops.chunked import forget
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
-LONGEST = {"cpu": 16384, "cuda": 65536}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"lengths": tuple(2**n for n in range(8, 15)), "dtype": "float32"},
+    "cuda": {"lengths": tuple(2**n for n in range(8, 17)), "dtype": "bfloat16"},
+}
+"""Device -> what is measured there where the options do not say."""
 FURTHEST = 4
 """How many times as long a sequence may be as the last, for its time to be guessed: what does not
 grow, like the gradient of a table, counts as if it did."""
@@ -49,8 +54,11 @@ WORDS = {"names": (*MECHANISMS, *PEERS)}
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OnDevice):
     """Forward, forward + backward and peak memory of all mechanisms against length."""
+
+    name = "mechanisms"
+    defaults = DEFAULTS
 
     names: tuple[str, ...] = ()
     """Mechanisms to measure; all if not given. fla-NAME is that of flash-linear-attention."""
@@ -80,35 +88,17 @@ class Options:
     """Seed of the inputs."""
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("batch", "heads", "width", "threads", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_options(self, "batch", "heads", "width", "lengths")
         for name in ("seconds", "gigabytes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.lengths is not None and min(self.lengths, default=0) < 1:
-            raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
+            check_positive(name, getattr(self, name))
         for name in self.names:
             check_choice("names", name, WORDS["names"])
         for name in set(self.names).intersection(PEERS) - set(present(self.device)):
             raise ValueError(f"names with {name} need a GPU and fla-core, got device={self.device}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device must be one that torch can use here, got cuda")
-
-    @property
-    def path(self) -> Path:
-        return self.out or Path(f"results/mechanisms-{self.device}.jsonl")
-
-    @property
-    def sorted_lengths(self) -> list[int]:
-        powers = [2**n for n in range(8, 17) if 2**n <= LONGEST[self.device]]
-        return sorted(powers if self.lengths is None else self.lengths)
 
     @property
     def setup(self) -> Setup:
-        default = "float32" if self.device == "cpu" else "bfloat16"
-        dtype = getattr(torch, self.dtype or default)
+        dtype = getattr(torch, self.given("dtype"))
         return Setup(self.device, dtype, self.repeats, self.seed)
 
 
@@ -154,7 +144,7 @@ def _measure_pass(
         call = _call(setup, mechanism, sizes._replace(length=length), pass_name, causal)
         return call, guard.watch(call, length)
 
-    for length in options.sorted_lengths:
+    for length in sorted(options.given("lengths")):
         if limit is not None and length > limit:
             call, reason = None, f"refused: it takes up to {limit} tokens"
         else:

@@ -7,8 +7,8 @@ from cosformer.bench import data, generation, mechanisms, ops, training
 from cosformer.demo import command as demo
 
 BAD = [
-    (ops, {"batch": 0}, "batch must be at least 1, got 0"),
-    (ops, {"lengths": ()}, "lengths must be one or more positive numbers"),
+    (ops, {"batch": 0}, "batch must be a whole number from 1 on, got 0"),
+    (ops, {"lengths": ()}, "lengths must be one or more whole numbers, got none"),
     (ops, {"positions": (-1,)}, "positions must not be negative"),
     (ops, {"candidates": ("magic",)}, "candidates must be among chunked, reference, decay"),
     (ops, {"candidates": ()}, "candidates must be among"),
@@ -25,18 +25,19 @@ BAD = [
     (mechanisms, {"seconds": 0.0}, "seconds must be above 0"),
     (training, {"mechanisms": ()}, "mechanisms must be among cosformer, "),
     (training, {"lengths": (1000,)}, "tokens must be a multiple of every length, got 4096"),
-    (training, {"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
+    (training, {"vocabulary": 0}, "vocabulary must be a whole number from 1 on, got 0"),
     (generation, {"seed": -1}, "seed must be a whole number from 0 on, got -1"),
-    (generation, {"positions": ()}, "positions must be one or more above 0"),
+    (generation, {"positions": ()}, "positions must be one or more whole numbers, got none"),
     (generation, {"mechanisms": ("linformer",)}, "mechanisms must be among cosformer, "),
-    (data, {"listops": 0}, "listops must be at least 1, got 0"),
+    (data, {"listops": 0}, "listops must be a whole number from 1 on, got 0"),
+    (demo, {"lengths": (8, 0)}, "lengths must be one or more positive numbers"),
     (demo, {"seconds": 0}, "seconds must be above 0, got 0"),
     (demo, {"seed": 2**30}, f"seed must be below {2**30}, got {2**30}"),
 ]
 SHARED = [
-    (ops, mechanisms, training, {"repeats": 0}, "repeats must be at least 1, got 0"),
+    (ops, mechanisms, training, {"repeats": 0}, "repeats must be a whole number from 1 on, got 0"),
     (ops, mechanisms, training, {"seed": 2**63}, f"seed must be below {2**63}, got {2**63}"),
-    (ops, mechanisms, demo, {"lengths": (8, 0)}, "lengths must be one or more positive numbers"),
+    (ops, mechanisms, training, {"lengths": (8, 0)}, "lengths must be a whole number from 1 on"),
     (training, generation, {"preset": "giant"}, "preset must be one of tiny, .*, got 'giant'"),
 ]
 BAD += [(module, given, said) for *modules, given, said in SHARED for module in modules]
