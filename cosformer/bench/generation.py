@@ -176,14 +176,13 @@ def _in_turns(this: records.Run, options: Options) -> Iterator[records.Row]:
             generator = Generator(model, batch, length=_room(model, position + TOKENS))
             stream = generator.read(_prompt(model, position, options.seed))
             many = Sampling(max_new_tokens=TOKENS, **sampling)
-            calls[f"{name}/{batch}/{position}"] = functools.partial(
-                _generate, generator, stream, batch, many
-            )
+            call = functools.partial(_generate, generator, stream, batch, many)
+            calls[name, batch, position] = call
             held[name, batch, position] = held_bytes(stream.state)
     times = median_times(calls, repeats=options.samples)
     for (name, batch, position), memory in held.items():
         at = {"candidate": name, "batch": batch, "position": position, "context": READ, **about}
-        taken = times[f"{name}/{batch}/{position}"] / TOKENS
+        taken = times[name, batch, position] / TOKENS
         yield this.row("token_time", taken, "ms", **at)
         yield this.row("generation_speed", 1e3 * batch / taken, "tokens/s", **at)
         yield this.row("stream_memory", memory, "bytes", **at)

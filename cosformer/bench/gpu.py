@@ -14,7 +14,7 @@ from cosformer.bench.cells import Case, Cell, Setup
 from cosformer.bench.checks import LENGTHS, against_formula
 from cosformer.bench.floor import copy_bandwidth, floor, moved_bytes, state_bytes, state_traffic
 from cosformer.bench.inputs import Inputs
-from cosformer.bench.timing import Call, attempt, host_time, median_times, recorded
+from cosformer.bench.timing import Call, K, attempt, host_time, median_times, recorded
 from cosformer.ops import State, multiscale_decays, step
 from cosformer.records import Row, Run
 
@@ -146,9 +146,9 @@ def _steps(q: Tensor, k: Tensor, v: Tensor, states: Sequence[State]) -> None:
         step(q, k, v, state)
 
 
-def graph_times(calls: Mapping[str, Call], setup: Setup) -> dict[str, float]:
+def graph_times(calls: Mapping[K, Call], setup: Setup) -> dict[K, float]:
     """Milliseconds of those calls that can be recorded as CUDA graphs."""
-    graphs: dict[str, Call] = {}
+    graphs: dict[K, Call] = {}
     for name, call in calls.items():
         graph, reason = attempt(functools.partial(recorded, call), setup.device)
         if graph is None:

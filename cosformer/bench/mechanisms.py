@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -134,61 +134,69 @@ def _measure_pass(
     """Time and memory by length; lengths take turns, so that a changing pace bends no curve."""
     setup, calls, peaks = options.setup, {}, {}
     sizes = Cell(options.batch, options.heads, 0, options.width)
-    at = {"candidate": name, "pass": pass_name, **setup.config(sizes, causal=causal)}
-    guard, limit = _Guard(options, GROWTH[mechanism.traits.growth]), mechanism.traits.max_length
+    at = {"pass": pass_name, **setup.config(sizes, causal=causal)}
+    limit = mechanism.traits.max_length
 
-    def watched(length: int) -> tuple[Call | None, str]:
-        reason = guard.reason(length)
-        if reason:
-            return None, reason
-        call = _call(setup, mechanism, sizes._replace(length=length), pass_name, causal)
-        return call, guard.watch(call, length)
+    def make(length: int) -> Call:
+        return _call(setup, mechanism, sizes._replace(length=length), pass_name, causal)
 
+    guard = _Guard(options, GROWTH[mechanism.traits.growth], make)
     for length in sorted(options.given("lengths")):
         if limit is not None and length > limit:
             call, reason = None, f"refused: it takes up to {limit} tokens"
         else:
-            for between in guard.steps(length):
-                watched(between)
-            call, reason = watched(length)
-        if reason or call is None:
-            about = {key: value for key, value in at.items() if key != "candidate"}
-            yield failed(this, name, reason, {**about, "length": length})
+            call, reason = guard.call(length)
+        if call is None:
+            yield failed(this, name, reason, {**at, "length": length})
             continue
         calls[length], peaks[length] = call, guard.bytes
         numbers = 3 * options.batch * options.heads * length * options.width
         ratio = guard.bytes / (numbers * setup.dtype.itemsize)
-        yield this.row("peak_memory", ratio, "x (q+k+v)", **at, length=length)
+        yield this.row("peak_memory", ratio, "x (q+k+v)", candidate=name, **at, length=length)
     if not calls:
         return
-    named = {str(length): call for length, call in calls.items()}
-    times = median_times(named, repeats=setup.repeats, device=setup.device)
-    by_length = {int(length): value for length, value in times.items()}
-    for length, milliseconds in by_length.items():
-        yield this.row("time", milliseconds, "ms", **at, length=length)
+    times = median_times(calls, repeats=setup.repeats, device=setup.device)
+    for length, milliseconds in times.items():
+        yield this.row("time", milliseconds, "ms", candidate=name, **at, length=length)
     if options.device == "cuda":
-        for name_of_length, milliseconds in graph_times(named, setup).items():
-            yield this.row("time_graph", milliseconds, "ms", **at, length=int(name_of_length))
-    yield from _growth(this, "growth_exponent", by_length, at)
-    yield from _growth(this, "memory_growth_exponent", peaks, at)
+        for length, milliseconds in graph_times(calls, setup).items():
+            yield this.row("time_graph", milliseconds, "ms", candidate=name, **at, length=length)
+    about = {"candidate": name, **at}
+    yield from _growth(this, "growth_exponent", times, about)
+    yield from _growth(this, "memory_growth_exponent", peaks, about)
 
 
 class _Guard:
-    """Keeps calls away that would take too long, or all of the memory."""
+    """Makes calls, but for those that would take too long, or all of the memory."""
 
-    def __init__(self, options: Options, exponent: float) -> None:
-        self.options, self.exponent = options, exponent
+    def __init__(self, options: Options, exponent: float, make: Callable[[int], Call]) -> None:
+        self.options, self.exponent, self.make = options, exponent, make
         self.length, self.seconds, self.bytes, self.broken = 0, 0.0, 0, ""
 
-    def steps(self, length: int) -> list[int]:
-        """Lengths to try on the way: no guess goes further than `FURTHEST`."""
-        between, following = [], self.length * FURTHEST or FIRST
-        while following < length:
-            between.append(following)
-            following *= FURTHEST
-        return between
+    def call(self, length: int) -> tuple[Call | None, str]:
+        """A call that was made once, and "", or None and why there is none.
 
-    def reason(self, length: int) -> str:
+        Shorter lengths are tried on the way: no guess goes further than `FURTHEST`.
+        """
+        while (between := self.length * FURTHEST or FIRST) < length:
+            if self._try(between)[0] is None:
+                break
+        return self._try(length)
+
+    def _try(self, length: int) -> tuple[Call | None, str]:
+        if reason := self._reason(length):
+            return None, reason
+        call, device = self.make(length), self.options.device
+        forget()  # memory kept from earlier calls counts as well
+        peak, self.broken = attempt(functools.partial(peak_extra_bytes, call, device), device)
+        if peak is None:
+            return None, self.broken
+        # the faster of two: a busy moment must not rule out the lengths after this one
+        self.seconds = min(seconds_of(call, device), seconds_of(call, device))
+        self.length, self.bytes = length, peak
+        return call, ""
+
+    def _reason(self, length: int) -> str:
         """Why this length had better not be tried, from what the last one took."""
         if self.broken or not self.length:
             return self.broken
@@ -196,19 +204,6 @@ class _Guard:
         most, room = self.options.seconds, self.options.gigabytes
         room = room if self.options.device == "cpu" else math.inf
         return foreseen(factor * self.seconds, factor * self.bytes, most=most, room=room)
-
-    def watch(self, call: Call, length: int) -> str:
-        """Make the call once; why it failed, if it did."""
-        forget()  # memory kept from earlier calls counts as well
-        device = self.options.device
-        peak, reason = attempt(functools.partial(peak_extra_bytes, call, device), device)
-        if peak is None:
-            self.broken = reason
-            return self.broken
-        # the faster of two: a busy moment must not rule out the lengths after this one
-        self.seconds = min(seconds_of(call, device), seconds_of(call, device))
-        self.length, self.bytes = length, peak
-        return ""
 
 
 def _make(options: Options, name: str) -> Mechanism:

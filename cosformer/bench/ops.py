@@ -310,9 +310,8 @@ def _measure_growth(options: Options, this: records.Run) -> Iterator[records.Row
                 cell.length: Case(options.setup, cell, given._replace(causal=causal), [first])
                 for cell, given in inputs.items()
             }
-            calls = {str(length): case.calls(pass_name)[first] for length, case in cases.items()}
-            times = median_times(calls, repeats=options.setup.repeats, device=options.device)
-            by_length = {int(length): value for length, value in times.items()}
+            calls = {length: case.calls(pass_name)[first] for length, case in cases.items()}
+            by_length = median_times(calls, repeats=options.repeats, device=options.device)
             at = cases[min(cases)].config(pass_name)
             del at["length"]
             at |= {"candidate": first, "from": min(by_length), "to": max(by_length)}

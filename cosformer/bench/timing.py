@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from cosformer.check import check_threads
 
 Call = Callable[[], object]
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 SHORTEST_SAMPLE = 0.1
 """Seconds. A shorter call is repeated within a sample: a moment in which a neighbour takes the
@@ -25,15 +26,13 @@ WARM_UP = 3
 """Calls before a recording or a measurement of the host."""
 
 
-def median_times(
-    calls: Mapping[str, Call], *, repeats: int, device: str = "cpu"
-) -> dict[str, float]:
+def median_times(calls: Mapping[K, Call], *, repeats: int, device: str = "cpu") -> dict[K, float]:
     """Median milliseconds of one call of each candidate.
 
     Candidates take turns within every repeat, so a change in load meets all of them alike.
     """
     counts = {name: _calls_per_sample(call, device) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[K, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for repeat in range(repeats):
         first = repeat % len(names)  # nobody always runs after the same neighbour
