@@ -7,7 +7,7 @@ from typing import Any
 from cosformer.records import Row
 from cosformer.report.html import Book, button, paragraph
 from cosformer.report.selection import LABELS, origin
-from cosformer.report.training import mebibytes
+from cosformer.report.writing import mebibytes
 
 NAMES = {
     **LABELS,

@@ -59,12 +59,11 @@ from cosformer.report.study import (
 )
 from cosformer.report.training import (
     generation_grid,
-    mebibytes,
     training_claim,
     training_grid,
     training_rule,
 )
-from cosformer.report.writing import MISSING, Cell, Grid
+from cosformer.report.writing import MISSING, Cell, Grid, mebibytes
 
 Sources = Mapping[str, Sequence[Row]]
 """Name of a file of results -> its rows."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cosformer.records import Row
 from cosformer.report.claims import CLAIMS, Score, beats_floor, claim_sentence, mean_score
 from cosformer.report.selection import device_minutes, last_of_each, origin, other_commits
-from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
+from cosformer.report.writing import MISSING, Cell, Grid, spread, told, words
 
 LOST = ("diverged", "failed")
 """Quantities of runs that have no value; their rows say why."""
@@ -214,17 +214,8 @@ def reproduced_table(rows: Sequence[Row]) -> str:
     if name not in REPRODUCED:
         kinds = sorted({row.what for row in rows})
         raise ValueError(f"a run must have rows of one of {', '.join(REPRODUCED)}, got {kinds}")
-    grid = reproduced_grid(name, rows)
     about = [*protocol(name, rows), *reasons(name, rows)]
-    return "\n\n".join(
-        [
-            f"{grid.title}:",
-            markdown(grid.header, grid.lines),
-            claim(name, rows),
-            *(["\n".join(f"* {line}" for line in about)] if about else []),
-            rule(name, rows),
-        ]
-    )
+    return told([reproduced_grid(name, rows)], claim(name, rows), about, rule(name, rows))
 
 
 def reproduced_grid(name: str, rows: Sequence[Row]) -> Grid:
@@ -290,19 +281,19 @@ def protocol(name: str, rows: Sequence[Row]) -> list[str]:
 def reasons(name: str, rows: Sequence[Row]) -> list[str]:
     """Why cells are empty or not final, a line each."""
     columns = REPRODUCED[name].columns
-    told = [
+    said = [
         f"{_title(columns[column])}, {entry}: {found.cell.why}"
         for (entry, column), found in _cells(name, rows).items()
         if found.cell.why
     ]
     left = Counter(row.config["column"] for row in _last(name, rows))
     left.subtract(row.config["column"] for row in shown_rows(name, rows))
-    told += [
+    said += [
         f"{_title(columns[column])}: runs by another protocol that are left out: {count}"
         for column, count in left.items()
         if count
     ]
-    return told
+    return said
 
 
 def rule(name: str, rows: Sequence[Row]) -> str:
@@ -413,18 +404,16 @@ def _cell(rows: Sequence[Row], style: Shown) -> _Found:
     if len(chosen) < wanted_seeds:
         missing.append(f"{len(chosen)} of {wanted_seeds} seeds have a value")
     doubt = "not all runs have ended" if missing else ""
-    score = Score.of([style.factor * row.value for row in chosen], doubt)
-    text = f"{score.mean:.{style.digits}f}"
-    if len(chosen) > 1:
-        text += f" ± {score.deviation:.{style.digits}f} ({len(chosen)})"
-    told = "; ".join(filter(None, [*missing, why]))
+    values = [style.factor * row.value for row in chosen]
+    score, text = Score.of(values, doubt), spread(values, style.digits)
+    doubts = "; ".join(filter(None, [*missing, why]))
     c = best.config
     beats = beats_floor(
         score.mean / style.factor,
         c["floor"],
         samples=None if style.lower else c["samples"]["test"],
     )
-    return _Found(Cell(text + (UNFINISHED if missing else ""), rows, told), score, beats)
+    return _Found(Cell(text + (UNFINISHED if missing else ""), rows, doubts), score, beats)
 
 
 def _mean(cells: Mapping[tuple[str, str], _Found], entry: str, about: Reproduced) -> list[Cell]:

@@ -88,6 +88,11 @@ def rows_of(rows: Sequence[Row], what: str) -> list[Row]:
     return found
 
 
+def candidates(rows: Sequence[Row]) -> list[str]:
+    """Who was measured, in that order."""
+    return list(dict.fromkeys(r.config["candidate"] for r in rows if "candidate" in r.config))
+
+
 def last_of_each(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     """The last row of each trial, which these names in its config tell from the others.
 
@@ -104,7 +109,7 @@ def runs_of_each(rows: Sequence[Row], what: str) -> list[Row]:
     run = run_with(rows, what)
     if run[0].hardware["device"] != "cuda":
         return run
-    setting = next(_setting(row) for row in run if row.what == what)
+    setting = _setting(rows_of(run, what)[0])
     alike = {row.date for row in rows if row.what == what and _setting(row) == setting}
     found: dict[str, list[Row]] = {}
     for row in rows:

@@ -17,8 +17,7 @@ from cosformer.report.selection import (
     other_commits,
     rows_of,
 )
-from cosformer.report.training import mebibytes
-from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
+from cosformer.report.writing import MISSING, Cell, Grid, markdown, mebibytes, spread, told, words
 
 UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per masked byte"}
 """Quantity of a study's rows -> how a table calls it."""
@@ -47,8 +46,7 @@ entry without exact layers."""
 
 def study_table(rows: Sequence[Row]) -> str:
     """A table for each size, the best entry first; all rates and seeds are in it."""
-    parts = [f"{grid.title}:\n\n{_written(grid)}" for grid in study_grids(rows)]
-    return "\n\n".join([*parts, study_claim(rows), study_rule(rows)])
+    return told(study_grids(rows), study_claim(rows), study_rule(rows))
 
 
 def study_grids(rows: Sequence[Row]) -> list[Grid]:
@@ -108,8 +106,7 @@ def study_rule(rows: Sequence[Row]) -> str:
 
 def probe_table(rows: Sequence[Row]) -> str:
     """Right answers of every entry on every probe; a table for each number of steps."""
-    parts = [f"{grid.title}:\n\n{_written(grid)}" for grid in probe_grids(rows)]
-    return "\n\n".join([*parts, probe_claim(rows), probe_rule(rows)])
+    return told(probe_grids(rows), probe_claim(rows), probe_rule(rows))
 
 
 def probe_grids(rows: Sequence[Row]) -> list[Grid]:
@@ -137,10 +134,10 @@ def probe_claim(rows: Sequence[Row]) -> str:
     if len(means) == 1:
         return f"The paper has no such table; {best} alone of all entries was asked every probe."
     shown = dict.fromkeys([best, *(name for name in (COMPARED, *PAPER) if name in means)])
-    told = ", ".join(f"{name} {means[name]:.1f} %" for name in shown)
+    answers = ", ".join(f"{name} {means[name]:.1f} %" for name in shown)
     return (
         "The paper has no such table; right answers in the mean over the "
-        f"{len(found)} probes above are: {told}."
+        f"{len(found)} probes above are: {answers}."
     )
 
 
@@ -195,23 +192,23 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
             usual = statistics.fmean(row.value for row in compared)
             beyond = f"{statistics.fmean(values) - usual:+.3f}"
         size = f"{row.config['parameters'] / 1e6:.2f} M"
-        cells = [_spell_model(row), _spell_share(row), _spread(values, 3), beyond]
+        cells = [_spell_model(row), _spell_share(row), spread(values, 3), beyond]
         cells += [_at_far(best[name], FAR[-1]).text, size]
         cells += [_state(row), _state(row, far)]
         cells += [] if speeds is None else [_speed(row, speeds.get(name)).text]
         lines.append([*cells, f"`{name}`"])
     shown = [row for name in names for row in best[name]]
     newest = max(shown, key=lambda row: row.date)
-    told = (
+    rule = (
         f"{spell_size(newest)}, at the best of the rates that were tried: mean ± deviation "
         "(seeds), or one seed. "
         f"At {FAR[-1]} × the length: of bytes that stand {FAR[-1] - 1} to {FAR[-1]} "
         "times as far from the start as a model has seen in training"
     )
     if speeds is not None:
-        told += f". Tokens/s: alone on the device; {MISSING}: it ran beside others"
+        rule += f". Tokens/s: alone on the device; {MISSING}: it ran beside others"
     source = origin(newest, newest.config["text"]) + other_commits(newest, shown)
-    return f"{markdown(header, lines)}\n\n{told}. {source}."
+    return f"{markdown(header, lines)}\n\n{rule}. {source}."
 
 
 def best_by_share(best: Mapping[str, Sequence[Row]]) -> dict[Fraction, str]:
@@ -330,7 +327,7 @@ def _grid(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]
             [
                 Cell(name),
                 *_by_rate([*judged, *diverged], row, rates),
-                Cell(_spread([row.value for row in chosen], 3), chosen),
+                Cell(spread([row.value for row in chosen], 3), chosen),
                 Cell(beyond, [*chosen, *best.get(COMPARED, ())])
                 if name != COMPARED
                 else Cell(MISSING),
@@ -367,10 +364,6 @@ def _at_far(rows: Sequence[Row], times: int) -> Cell:
     return Cell(f"{statistics.fmean(row.config['far'][times - 1] for row in have):.3f}", have)
 
 
-def _written(grid: Grid) -> str:
-    return markdown(grid.header, grid.lines)
-
-
 def _by_probe(judged: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
     """Probe -> entry -> its rows at its best rate."""
     probes = [probe for _, _, probe in sorted({_probe(row) for row in judged})]
@@ -402,7 +395,7 @@ def _answers(judged: Sequence[Row]) -> Grid:
 def _answered(found: Sequence[tuple[float, Row]]) -> Cell:
     if not found:
         return Cell(MISSING)
-    return Cell(_spread([value for value, _ in found], 1), [row for _, row in found])
+    return Cell(spread([value for value, _ in found], 1), [row for _, row in found])
 
 
 def _by_length(row: Row) -> Iterator[tuple[str, float | None]]:
@@ -479,14 +472,6 @@ def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator
             yield Cell(f"**{text}**" if found[0] is best else text, found[:1])
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
-    """The mean over seeds, their standard deviation and their number."""
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"
-
-
 def _mean(rows: Sequence[Row], name: str) -> str:
     return f"{statistics.fmean(row.config[name] for row in rows):.3f}"
 
@@ -525,8 +510,8 @@ def _spell_model(row: Row) -> str:
     """The mechanisms of a model other than exact ones and windows, and a convolution, in words."""
     names = dict.fromkeys(part.partition("*")[0] for part in row.config["mechanism"].split())
     linear = [name for name in names if name not in (COMPARED, WINDOW)] or [COMPARED]
-    told = " and ".join(MODELS.get(name, name) for name in linear)
-    return f"{told}, short convolution" if row.config.get("model", {}).get("conv") else told
+    said = " and ".join(MODELS.get(name, name) for name in linear)
+    return f"{said}, short convolution" if row.config.get("model", {}).get("conv") else said
 
 
 def _state(row: Row, length: int | None = None) -> str:
