@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -124,7 +124,7 @@ def probe_claim(rows: Sequence[Row]) -> str:
     longest = [r for r in judged if r.config["steps"] == max(r.config["steps"] for r in judged)]
     found = _by_probe(longest)
     means = {
-        name: 100 * statistics.fmean(r.value for probe in found.values() for r in probe[name])
+        name: 100 * mean_value(row for probe in found.values() for row in probe[name])
         for name in dict.fromkeys(map(entry_of, longest))
         if all(name in probe for probe in found.values())
     }
@@ -176,9 +176,8 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     `speeds`: rows of entries that were timed alone; None: the table has no speeds.
     """
     best = best_by_entry(judged)
-    compared, chosen = best.get(COMPARED), best_by_share(best)
-    shown_too = {COMPARED, paper_of(best), best_with_windows(best)}
-    names = [name for name in best if name in {*chosen.values(), *shown_too}]
+    wanted = {*best_by_share(best).values(), COMPARED, paper_of(best), best_with_windows(best)}
+    names = [name for name in best if name in wanted]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
     header = ["model", "exact layers", UNITS[judged[0].what], "− softmax"]
     header += [f"at {FAR[-1]} × the length", "parameters"]
@@ -186,13 +185,10 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     header += [*["tokens/s in training"] * (speeds is not None), "entry"]
     lines = []
     for name in names:
-        (row, *_), values = best[name], [row.value for row in best[name]]
-        beyond = MISSING
-        if compared is not None and name != COMPARED:
-            usual = statistics.fmean(row.value for row in compared)
-            beyond = f"{statistics.fmean(values) - usual:+.3f}"
+        row, *_ = best[name]
+        loss = spread([each.value for each in best[name]], 3)
         size = f"{row.config['parameters'] / 1e6:.2f} M"
-        cells = [_spell_model(row), _spell_share(row), spread(values, 3), beyond]
+        cells = [_spell_model(row), _spell_share(row), loss, _beyond(name, best).text]
         cells += [_at_far(best[name], FAR[-1]).text, size]
         cells += [_state(row), _state(row, far)]
         cells += [] if speeds is None else [_speed(row, speeds.get(name)).text]
@@ -278,9 +274,8 @@ def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> No
     for row, colour in zip(drawn, OTHER_COLOURS, strict=False):
         name, c = entry_of(row), row.config
         if name in scale:
-            points = [(step * c["batch"] * c["length"], loss) for step, loss, _ in c["curve"]]
-            along = [tokens / scale[name] for tokens, _ in points]
-            axis.plot(along, [loss for _, loss in points], color=colour, label=name)
+            along = [step * c["batch"] * c["length"] / scale[name] for step, *_ in c["curve"]]
+            axis.plot(along, [loss for _, loss, _ in c["curve"]], color=colour, label=name)
     draw_grid(axis)
 
 
@@ -293,6 +288,10 @@ def _draw_positions(axis: Any, drawn: Sequence[Row]) -> None:
     axis.set_xlabel("position")
     axis.set_ylabel(f"{UNITS[drawn[0].what]}, on validation")
     draw_grid(axis)
+
+
+def mean_value(rows: Iterable[Row]) -> float:
+    return statistics.fmean(row.value for row in rows)
 
 
 def judged_rows(rows: Sequence[Row]) -> list[Row]:
@@ -316,21 +315,17 @@ def of_most(rows: Sequence[Row]) -> list[Row]:
 def _grid(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> Grid:
     rates = sorted({row.config["rate"] for row in (*judged, *diverged)})
     best = best_by_entry(judged)
-    means = {name: statistics.fmean(row.value for row in each) for name, each in best.items()}
     header = ["entry", *(f"rate {rate:g}" for rate in rates), "mean of seeds", "− softmax"]
     header += ["first / last", "tokens/s", "state", "parameters"]
     lines: list[list[Cell]] = []
     for name, chosen in best.items():
         row = chosen[0]
-        beyond = f"{means[name] - means[COMPARED]:+.3f}" if COMPARED in means else MISSING
         lines.append(
             [
                 Cell(name),
                 *_by_rate([*judged, *diverged], row, rates),
                 Cell(spread([row.value for row in chosen], 3), chosen),
-                Cell(beyond, [*chosen, *best.get(COMPARED, ())])
-                if name != COMPARED
-                else Cell(MISSING),
+                _beyond(name, best),
                 Cell(f"{_mean(chosen, 'first')} / {_mean(chosen, 'last')}", chosen),
                 _speed(row, speeds.get(name)),
                 Cell(_state(row), [row]),
@@ -342,6 +337,14 @@ def _grid(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]
             mine = [row for row in diverged if entry_of(row) == name]
             lines.append([Cell(name), *[Cell("diverged", mine)] * len(rates), *words(*MISSING * 6)])
     return Grid(header, lines)
+
+
+def _beyond(name: str, best: Mapping[str, Sequence[Row]]) -> Cell:
+    """How far the loss of an entry is above that of softmax."""
+    if name == COMPARED or COMPARED not in best:
+        return Cell(MISSING)
+    ours, theirs = best[name], best[COMPARED]
+    return Cell(f"{mean_value(ours) - mean_value(theirs):+.3f}", [*ours, *theirs])
 
 
 def _far_grid(judged: Sequence[Row]) -> Grid:
@@ -379,7 +382,7 @@ def _answers(judged: Sequence[Row]) -> Grid:
     totals: dict[str, float] = {}
     for of_probe in _by_probe(judged).values():
         for name, rows in of_probe.items():
-            totals[name] = totals.get(name, 0.0) + statistics.fmean(row.value for row in rows)
+            totals[name] = totals.get(name, 0.0) + mean_value(rows)
             for row in rows:
                 for title, value in _by_length(row):
                     found = columns.setdefault(title, {})
@@ -450,11 +453,7 @@ def best_by_entry(judged: Sequence[Row]) -> dict[str, list[Row]]:
         name: min(rates.values(), key=lambda rows: (-len(rows), _loss(rows[0])))
         for name, rates in by_rate.items()
     }
-    return dict(sorted(found.items(), key=lambda item: _mean_loss(item[1])))
-
-
-def _mean_loss(rows: Sequence[Row]) -> float:
-    return statistics.fmean(map(_loss, rows))
+    return dict(sorted(found.items(), key=lambda item: statistics.fmean(map(_loss, item[1]))))
 
 
 def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator[Cell]:
