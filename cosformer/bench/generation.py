@@ -249,9 +249,9 @@ def _speed(model: LanguageModel, cell: Cell, options: Options) -> tuple[float, i
 
 
 @torch.no_grad()
-def state_after(model: LanguageModel, position: int, seed: int = 0) -> ModelState:
+def state_after(model: LanguageModel, position: int) -> ModelState:
     """The state after so many random tokens, read at once as a prompt is."""
-    return model.backbone.stream(torch.tensor([_prompt(model, position, seed)[:-1]]))[1]
+    return model.backbone.stream(torch.tensor([_prompt(model, position, 0)[:-1]]))[1]
 
 
 def held_bytes(state: Any) -> int:

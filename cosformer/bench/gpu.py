@@ -116,14 +116,12 @@ ADDITIONS = Candidate(_add)
 
 
 @torch.no_grad()
-def measure_steps(
-    this: Run, setup: Setup, bandwidth: float, cells: Sequence[Cell] = STEPS
-) -> Iterator[Row]:
+def measure_steps(this: Run, setup: Setup, bandwidth: float) -> Iterator[Row]:
     """One decoding step of many streams, without and with a decay per head.
 
     Its time is compared with that of reading and writing the states once.
     """
-    for cell in cells:
+    for cell in STEPS:
         q, k, v = setup.draw(cell, count=3)
         at = setup.config(cell, causal=True) | {"pass": "step", "length": cell.length}
         decays = {"step": None, "step_decay": multiscale_decays(cell.heads)}

@@ -371,15 +371,14 @@ def _protocol(row: Row) -> str:
 def _cells(name: str, rows: Sequence[Row]) -> dict[tuple[str, str], _Found]:
     about, shown = REPRODUCED[name], shown_rows(name, rows)
     return {
-        (entry, column): _cell(_of(shown, entry, column), style)
+        (entry, column): _cell([r for r in shown if _place(r) == (entry, column)], style)
         for entry in about.entries
         for column, style in about.columns.items()
     }
 
 
-def _of(rows: Sequence[Row], entry: str, column: str) -> list[Row]:
-    wanted = (entry, column)
-    return [row for row in rows if (row.config["entry"], row.config["column"]) == wanted]
+def _place(row: Row) -> tuple[str, str]:
+    return row.config["entry"], row.config["column"]
 
 
 def _cell(rows: Sequence[Row], style: Shown) -> _Found:

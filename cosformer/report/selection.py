@@ -215,12 +215,11 @@ def describe(rows: Sequence[Row]) -> str:
     """Hardware, setting, versions and commit of a run on one line."""
     row = next((row for row in rows if row.what == "time"), rows[0])
     c = row.config
-    of_cells = is_of_cells(rows)
     what = c["dtype"]
-    if not of_cells:
+    if not is_of_cells(rows):
         what = f"batch {c['batch']}, {c['heads']} heads of {c['width']}, {what}"
-    if "causal" in c and not of_cells:
-        what += ", causal" if c["causal"] else ", full"
+        if "causal" in c:
+            what += ", causal" if c["causal"] else ", full"
     return origin(row, what) + other_commits(row, rows)
 
 
