@@ -70,19 +70,3 @@ def test_a_lengthened_model_says_what_it_said_and_reads_more(options):
     with torch.no_grad():
         assert torch.equal(longer(tokens)[0], model(tokens)[0])
         assert longer(torch.randint(256, (1, 128)))[0].shape == (1, 128, 32)
-
-
-BAD = [
-    ({"candidates": ("cosformer two",)}, "candidates must be a mechanism and perhaps a number"),
-    ({"candidates": ("softmax",)}, "mechanism must be one of cosformer-multiscale, cosformer"),
-    ({"exact": (1,)}, "exact and exact_count must not be given"),
-    ({"lengths": (0,)}, "lengths must be"),
-    ({"device": "cuda"}, "got cuda"),
-]
-
-
-@pytest.mark.parametrize(("given", "message"), BAD)
-def test_a_bad_option_is_named(tmp_path, monkeypatch, given, message):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=message):
-        bench.Options(model=tmp_path, data=(tmp_path,), pairs=tmp_path, **given)

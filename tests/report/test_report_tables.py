@@ -4,17 +4,11 @@ import dataclasses
 import functools
 
 import pytest
-from row_cases import RUN, cells
+from row_cases import RUN, cells, changed
 
 from cosformer.report import selection, tables
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.training import training_table
-
-
-def changed(row, config=(), **changes):
-    """The row with other fields, and other entries of its config for names that are no fields."""
-    own = {name: changes.pop(name) for name in list(changes) if not hasattr(row, name)}
-    return dataclasses.replace(row, config={**row.config, **dict(config), **own}, **changes)
 
 
 def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measured(rows):
