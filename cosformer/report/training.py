@@ -61,12 +61,16 @@ def training_grid(rows: Sequence[Row]) -> Grid:
 
 def _training_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """How blocks are computed, as a line tells it -> the run to show of it; the newest first."""
+    rows_of(rows, "train_speed")  # or an error that there are none
     ways: dict[str, list[Row]] = {}
     for row in rows:
         c = row.config
         way = "".join(f", {n}d" for n in ("compile", "recompute") if c.get(n))
         ways.setdefault(f", {c['preset']}{way}" if way else "", []).append(row)
-    found = {way: run_with(mine, "train_speed") for way, mine in ways.items()}
+    found = {}
+    for way, mine in ways.items():
+        measured = any(row.what == "train_speed" for row in mine)
+        found[way] = run_with(mine, "train_speed" if measured else "failed")
     return dict(sorted(found.items(), key=lambda pair: pair[1][0].date, reverse=True))
 
 

@@ -269,9 +269,13 @@ def test_compiled_steps_stand_beside_others_and_displace_none():
             (later, 22.0, 64, {"compile": True, "recompute": True}),
         )
     ]
-    _, _, *lines = cells(training_table(rows))
-    assert lines == [
+    lines = [
         ["2 × 64, tiny, compiled, recomputed", "22"],
         ["2 × 64", "11"],
         ["2 × 128", "12"],
     ]
+    assert cells(training_table(rows))[2:] == lines
+    large = at | {"preset": "huge", "compile": True, "length": 64, "reason": "out of memory: all"}
+    newest = dataclasses.replace(RUN, date="2028-01-01T00:00:00+00:00")
+    rows.append(newest.row("failed", 1, "", **large))  # a run of which nothing was measured
+    assert cells(training_table(rows))[2:] == [["2 × 64, huge, compiled", "out of memory"], *lines]
