@@ -23,18 +23,19 @@ def conversion_table(rows: Sequence[Row]) -> str:
     found = {(row.config["candidate"], row.config["stage"]): row for row in judged}
     first = next(row for row in judged if row.config["stage"] == "original")
     minutes = {r.config["candidate"]: r.value for r in run if r.what == "conversion_time"}
-    lines = [[f"{_name(first)}, the original", "all", *[MISSING] * len(STAGES), "100.0 %", MISSING]]
-    lines[0][2] = f"{first.value:.4f}"
+    lines = [[f"{_name(first)}, the original", "all", f"{first.value:.4f}"]]
+    lines[0] += [*[MISSING] * (len(STAGES) - 1), "100.0 %", MISSING]
     header = ["attention", "softmax layers", *STAGES.values(), "kept", "minutes"]
     for candidate in dict.fromkeys(name for name, stage in found if stage != "original"):
-        last = found[candidate, "distilled"]
-        exact = ", ".join(str(number) for number in last.config["exact"]) or "none"
         values = [found.get((candidate, stage)) for stage in STAGES]
-        lines.append(
-            [_name(last), exact]
-            + [MISSING if row is None else f"{row.value:.4f}" for row in values]
-            + [f"{last.value / first.value:.1%}".replace("%", " %"), f"{minutes[candidate]:.1f}"]
-        )
+        last = [row for row in values if row is not None][-1]  # of a killed run, an earlier stage
+        exact = ", ".join(str(number) for number in last.config["exact"]) or "none"
+        kept = took = MISSING
+        if candidate in minutes:
+            kept = f"{last.value / first.value:.1%}".replace("%", " %")
+            took = f"{minutes[candidate]:.1f}"
+        spelt = [MISSING if row is None else f"{row.value:.4f}" for row in values]
+        lines.append([_name(last), exact, *spelt, kept, took])
     c = first.config
     setting = (
         f"{c['model']}, STS-B {c['split']} ({c['pairs']:,} pairs); learnt from {c['texts']:,} "

@@ -124,17 +124,11 @@ def generation_grid(rows: Sequence[Row]) -> Grid:
 def data_table(rows: Sequence[Row]) -> str:
     """Seconds and speed of generated sets."""
     run = run_with(rows, "generation_time")
-    speeds = {row.config["set"]: row.value for row in run if row.what == "core_speed"}
-    lines = [
-        [
-            row.config["set"],
-            f"{row.config['samples']:,}",
-            str(row.config["workers"]),
-            f"{row.value:,.0f}",
-            f"{speeds[row.config['set']]:,.0f}",
-        ]
-        for row in rows_of(run, "generation_time")
-    ]
+    lines = []
+    for row in rows_of(run, "generation_time"):
+        name, samples, workers = (row.config[key] for key in ("set", "samples", "workers"))
+        speed = samples / row.value / workers
+        lines.append([name, f"{samples:,}", f"{workers}", f"{row.value:,.0f}", f"{speed:,.0f}"])
     header = ["set", "samples", "processes", "seconds", "samples/s for each process"]
     return f"{markdown(header, lines)}\n\n{origin(run[0], f'seed {run[0].seed}')}."
 

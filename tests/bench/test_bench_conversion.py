@@ -47,6 +47,8 @@ def test_rows_tell_of_all_stages_and_tables_show_them(options):
     header, _, *lines = conversion_table(rows).splitlines()[:5]
     assert [line.count("|") for line in lines] == [header.count("|")] * 3
     assert "100.0 %" in lines[0]
+    killed = rows[: next(n for n, r in enumerate(rows) if r.config.get("stage") == "distilled")]
+    assert conversion_table(killed).splitlines()[3].endswith("| – | – | – |")
     speeds = {
         (row.config["candidate"], row.config["length"]) for row in rows if "speed" in row.what
     }

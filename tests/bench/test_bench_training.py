@@ -160,3 +160,4 @@ def test_generated_sets_are_timed_and_nothing_is_kept(tmp_path):
         assert speed.value == pytest.approx(5 / seconds.value)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
     assert "| listops | 5 | 1 |" in TABLES["data"](rows)
+    assert TABLES["data"](rows[:3]) == TABLES["data"](rows)  # of a run that was killed
