@@ -153,7 +153,7 @@ class Options:
 
     @property
     def limits(self) -> Limits:
-        """Those of this device, but where options say otherwise."""
+        """The limits of this device, unless options say otherwise."""
         found = LIMITS["small" if self.small else self.where.type]
         return found._replace(
             seconds=self.seconds or found.seconds, gigabytes=self.gigabytes or found.gigabytes
@@ -253,7 +253,7 @@ class Book:
             place[row.what] = row
 
     def has(self, name: str, length: int, but_failed: bool = False) -> bool:
-        """Whether a place of the table needs nothing more; `but_failed`: a failure is nothing."""
+        """Whether a place of the table needs nothing more; `but_failed`: no failure counts."""
         wanted = [{"speed", "peak_memory"}, *([] if but_failed else [{"failed"}])]
         found = [self._rows.get((name, each, length), {}).keys() for each in PASSES]
         return all(any(each >= kinds for kinds in wanted) for each in found)

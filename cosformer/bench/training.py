@@ -208,7 +208,7 @@ def _speeds(
 
 
 def _batch(task: tasks.Task, batch_size: int, seed: int) -> Fed:
-    """As a run makes it, though by a thread of its own, while the model learns."""
+    """A batch as a run makes it, which does so in a thread of its own while the model learns."""
     return described(task.batch("train", seed=seed, rank=0, step=0, batch_size=batch_size))
 
 

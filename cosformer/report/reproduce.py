@@ -57,7 +57,7 @@ class Reproduced(NamedTuple):
     """Entry -> the line below its own."""
     others: Sequence[Published] = ()
     """Lines at the end."""
-    is_dressed: bool = True
+    is_recommended: bool = True
     """Whether each mechanism has what is recommended for it; if not, all have positions alone."""
     remarks: str = ""
     """What a reader must know to compare, and where published numbers are from."""
@@ -193,7 +193,7 @@ REPRODUCED: dict[str, Reproduced] = {
         mean=tuple(_LRA),
         mean_title="LRA mean",
         mean_decides=False,
-        is_dressed=False,
+        is_recommended=False,
         remarks=(
             "relu-cosine is cosFormer as published; decay: a fixed one for each head, as "
             "cosformer-multiscale has; with both, the horizon of the cosine is the length. "
@@ -299,13 +299,13 @@ def reasons(name: str, rows: Sequence[Row]) -> list[str]:
 def rule(name: str, rows: Sequence[Row]) -> str:
     """How a cell is made, what a reader must know to compare, and where rows are from."""
     about, shown = REPRODUCED[name], shown_rows(name, rows)
-    worn = (
+    equipment = (
         "each with the positions, convolution, norm and gate that are recommended for it"
-        if about.is_dressed
+        if about.is_recommended
         else "each with the positions that it wants, and none with a convolution, a norm or a gate"
     )
     made = (
-        f"One protocol for all mechanisms, {worn}. All rates with one seed; the rate and the "
+        f"One protocol for all mechanisms, {equipment}. All rates with one seed; the rate and the "
         "checkpoint that are best on validation are judged on test: mean ± standard deviation "
         f"(seeds). Padding is no data: no mechanism sees it. {MISSING}: no value, and a line "
         f"beside the table says why; not run where nothing is said. {UNFINISHED}: not all runs "

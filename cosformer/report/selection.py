@@ -69,8 +69,9 @@ def plain(rows: Sequence[Row]) -> list[Row]:
 def run_with(rows: Sequence[Row], what: str) -> list[Row]:
     """The rows of the run that measured this quantity most often, the newest of several.
 
-    Numbers of different runs are never compared, and a part measured again displaces no whole.
-    One that lacks a twentieth is whole: what would take too long is skipped, or just is not.
+    Numbers of different runs are never compared. A newer run that measured only a part again does
+    not replace a whole one. A run that lacks a twentieth of the largest one's rows counts as whole:
+    a call that takes about as long as is allowed is measured in one run and skipped in the next.
     """
     counts = Counter(row.date for row in rows_of(rows, what))
     most = max(counts.values())

@@ -161,8 +161,8 @@ def exact_table(rows: Sequence[Row]) -> str:
 
 
 def shares_table(rows: Sequence[Row]) -> str:
-    """The same for models of 12 layers, which can have one exact layer in twelve, and how fast they
-    learn."""
+    """The best entry for every share of exact layers among models of 12 layers, which can have one
+    exact layer in twelve, and how fast they learn."""
     deep = [row for row in judged_rows(rows) if row.config["scale"] == "deep"]
     alone = [r for r in rows if r.what == "train_speed" and r.config["scale"] == "deep"]
     return _by_share(deep, {entry_of(row): row for row in alone}) if deep else ""
@@ -301,7 +301,7 @@ def judged_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def answered_rows(rows: Sequence[Row]) -> list[Row]:
-    """The same of probes."""
+    """The last rows of probes that were answered to their end; an error if there are none."""
     return rows_of(last_of_each(rows, TRIAL), "accuracy")
 
 
