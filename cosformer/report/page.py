@@ -6,13 +6,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from cosformer.records import Row
-from cosformer.report.charts import (
-    Chart,
-    judged_chart,
-    length_charts,
-    loss_charts,
-    memory_chart,
-)
+from cosformer.report.charts import Chart, judged_chart, length_charts, loss_charts, memory_chart
 from cosformer.report.classifier import (
     classifier_claim,
     classifier_grids,
@@ -34,13 +28,7 @@ from cosformer.report.html import (
 )
 from cosformer.report.looking import maps_data, maps_part, memory_sentence, models_note, texts_part
 from cosformer.report.mechanisms import length_claim, length_grid
-from cosformer.report.reproduce import (
-    claim,
-    protocol,
-    reasons,
-    reproduced_grid,
-    rule,
-)
+from cosformer.report.reproduce import claim, protocol, reasons, reproduced_grid, rule
 from cosformer.report.selection import describe, runs_of_each
 from cosformer.report.speed import Pair, fastest_pairs
 from cosformer.report.study import (
@@ -58,12 +46,7 @@ from cosformer.report.study import (
     study_grids,
     study_rule,
 )
-from cosformer.report.training import (
-    generation_grid,
-    training_claim,
-    training_grid,
-    training_rule,
-)
+from cosformer.report.training import generation_grid, training_claim, training_grid, training_rule
 from cosformer.report.writing import MISSING, Cell, Grid, mebibytes
 
 Sources = Mapping[str, Sequence[Row]]

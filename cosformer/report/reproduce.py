@@ -408,9 +408,7 @@ def _cell(rows: Sequence[Row], style: Shown) -> _Found:
     doubts = "; ".join(filter(None, [*missing, why]))
     c = best.config
     beats = beats_floor(
-        score.mean / style.factor,
-        c["floor"],
-        samples=None if style.lower else c["samples"]["test"],
+        score.mean / style.factor, c["floor"], samples=None if style.lower else c["samples"]["test"]
     )
     return _Found(Cell(text + (UNFINISHED if missing else ""), rows, doubts), score, beats)
 

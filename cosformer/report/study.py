@@ -10,13 +10,7 @@ from typing import Any
 from cosformer.records import Row
 from cosformer.report.claims import CLAIMS, Pair, Score, claim_sentence
 from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
-from cosformer.report.selection import (
-    device_minutes,
-    last_of_each,
-    origin,
-    other_commits,
-    rows_of,
-)
+from cosformer.report.selection import device_minutes, last_of_each, origin, other_commits, rows_of
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, mebibytes, spread, told, words
 
 UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per masked byte"}

@@ -24,12 +24,7 @@ from cosformer.report.selection import (
 )
 from cosformer.report.speed import speed_table
 from cosformer.report.study import exact_table, probe_table, shares_table, study_table
-from cosformer.report.training import (
-    data_table,
-    generation_table,
-    learning_table,
-    training_table,
-)
+from cosformer.report.training import data_table, generation_table, learning_table, training_table
 from cosformer.report.variants import variant_table
 from cosformer.report.writing import MISSING, markdown, milliseconds
 

@@ -13,15 +13,7 @@ from cosformer.report.selection import (
     rows_of,
     run_with,
 )
-from cosformer.report.writing import (
-    Cell,
-    Grid,
-    Spell,
-    cell_of,
-    markdown,
-    mebibytes,
-    milliseconds,
-)
+from cosformer.report.writing import Cell, Grid, Spell, cell_of, markdown, mebibytes, milliseconds
 
 
 def training_table(rows: Sequence[Row]) -> str:
