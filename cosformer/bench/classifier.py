@@ -131,9 +131,8 @@ class Options:
 
     @property
     def path(self) -> Path:
-        if self.small:
-            return self.rows or Path("runs/reproduce-speed/rows-small.jsonl")
-        return self.rows or Path("results/reproduce-speed.jsonl")
+        usual = "runs/reproduce-speed/rows-small" if self.small else "results/reproduce-speed"
+        return self.rows or Path(f"{usual}.jsonl")
 
     @property
     def where(self) -> torch.device:
@@ -276,9 +275,9 @@ class Book:
         batches = self.options.batch(length) / self.options.batch(last)
         factor = batches * (length / last) ** GROWTH[MECHANISMS[name].traits.growth]
         _, most, room = self.options.limits
-        room = room if self.options.where.type == "cpu" else math.inf
-        size = factor * rows["peak_memory"].value
-        return foreseen(factor / rows["speed"].value, size, most=most, room=room)
+        seconds, size = factor / rows["speed"].value, factor * rows["peak_memory"].value
+        device = self.options.where.type
+        return foreseen(seconds, size, most=most, room=room, device=device)
 
 
 class Stretches(tasks.Task):
@@ -400,4 +399,5 @@ def _first_look(options: Options, name: str, call: Answers) -> str:
     if seconds is None:
         return reason
     seconds *= batch * (length / short.tokens.shape[1]) ** growth
-    return foreseen(seconds, 0, most=options.limits.seconds, room=math.inf)
+    most = options.limits.seconds
+    return foreseen(seconds, 0, most=most, room=math.inf, device=device)

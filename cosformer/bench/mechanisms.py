@@ -1,7 +1,6 @@
 """`cosformer bench mechanisms`: every mechanism against the length, every outcome a row."""
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,9 +198,9 @@ class _Guard:
         if self.broken or not self.length:
             return self.broken
         factor = (length / self.length) ** self.exponent
-        most, room = self.options.seconds, self.options.gigabytes
-        room = room if self.options.device == "cpu" else math.inf
-        return foreseen(factor * self.seconds, factor * self.bytes, most=most, room=room)
+        most, room, device = self.options.seconds, self.options.gigabytes, self.options.device
+        seconds, size = factor * self.seconds, factor * self.bytes
+        return foreseen(seconds, size, most=most, room=room, device=device)
 
 
 def _make(options: Options, name: str) -> Mechanism:

@@ -109,14 +109,15 @@ def attempt(make: Callable[[], T], device: str) -> tuple[T | None, str]:
     return None, reason
 
 
-def foreseen(seconds: float, size: float, *, most: float, room: float) -> str:
+def foreseen(seconds: float, size: float, *, most: float, room: float, device: str) -> str:
     """Why a call of about so many seconds and bytes is not made; empty if it may be.
 
-    `most`: the longest call in seconds. `room`: the most memory in GiB.
+    `most`: the longest call in seconds. `room`: the most memory in GiB on a CPU, where a process
+    that takes too much is killed; on a GPU it is tried.
     """
     if seconds > most:
         return f"skipped: a call would take about {seconds:.0f} s"
-    if size / 2**30 > room:
+    if size / 2**30 > room and device == "cpu":
         return f"{NO_MEMORY}: it would need about {size / 2**30:.0f} GiB"
     return ""
 

@@ -49,7 +49,7 @@ def token_time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
 def _draw(
     run: Sequence[Row], select: Callable[[Sequence[Row], str], Times], unit: str, file_format: str
 ) -> bytes:
-    panels = {name: select(run, name) for name in PASSES if select(run, name)}
+    panels = {name: found for name in PASSES if (found := select(run, name))}
     if not panels:
         raise ValueError("time_vs_length needs rows of 'time', got none that it draws")
     width = max(6.0, 4.8 * len(panels))

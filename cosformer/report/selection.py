@@ -165,16 +165,13 @@ def token_times(rows: Sequence[Row], pass_name: str) -> Times:
     if not lengths:
         return {}
     shown = max(lengths, key=lambda sizes: len(lengths[sizes]))
-    return {
-        candidate: {
-            row.config["length"]: 1e6 * row.value / (row.config["batch"] * row.config["length"])
-            for row in rows
-            if row.config["candidate"] == candidate
-            and row.config["pass"] == pass_name
-            and (row.config["heads"], row.config["width"]) == shown
-        }
-        for candidate in times(rows, pass_name)
-    }
+    found: Times = {}
+    for row in rows:
+        c = row.config
+        if c["pass"] == pass_name and (c["heads"], c["width"]) == shown:
+            taken = 1e6 * row.value / (c["batch"] * c["length"])
+            found.setdefault(c["candidate"], {})[c["length"]] = taken
+    return found
 
 
 def crossover(ours: dict[int, float], theirs: dict[int, float]) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from cosformer.records import Row
 from cosformer.report.cells import both_passes, by_pass, newest, runs
 from cosformer.report.selection import LABELS, PASSES, describe, fresh, rows_of, run_with
-from cosformer.report.writing import MISSING, markdown, milliseconds
+from cosformer.report.writing import MISSING, Cell, cell_of, markdown, milliseconds
 
 KINDS = {
     "auto": "no decay",
@@ -152,26 +152,18 @@ def _spell_peers(line: Line, times: Mapping[tuple[Line, str], float]) -> str:
 
 def _steps(rows: Sequence[Row]) -> str:
     """One decoding step by batch, without and with a decay per head."""
-    found = {
-        (row.what, row.config["candidate"], row.config["batch"]): row.value
-        for row in rows
-        if row.what in ("step_time_graph", "step_traffic_ratio")
-    }
-    header, lines = ["streams"], []
-    for title in ("a step", "with a decay per head"):
-        header += [f"{title}: GPU ms", "× traffic"]
-    for batch in sorted({batch for _, _, batch in found}):
-        line = [f"{batch:,}"]
+    steps, lines = [row for row in rows if row.what == "step_traffic_ratio"], []
+    header = ["streams", "a step: GPU ms", "× traffic"]
+    header += ["with a decay per head: GPU ms", "× traffic"]
+    for batch in sorted({row.config["batch"] for row in steps}):
+        line, at = [Cell(f"{batch:,}")], {"batch": batch}
         for name in ("step", "step_decay"):
-            time = found.get(("step_time_graph", name, batch))
-            ratio = found.get(("step_traffic_ratio", name, batch))
-            line.append(MISSING if time is None else milliseconds(time))
-            line.append(MISSING if ratio is None else f"{ratio:.2f}")
+            line.append(cell_of(rows, "step_time_graph", name, at, milliseconds))
+            line.append(cell_of(rows, "step_traffic_ratio", name, at, "{:.2f}".format))
         lines.append(line)
     about = "× traffic: the time of a step divided by that of reading and writing the state once"
     if any("states" in row.config for row in rows):
         about += ". A graph steps through many states in turn, more than the cache holds"
-    steps = [row for row in rows if row.what == "step_traffic_ratio"]
     return f"One decoding step:\n\n{markdown(header, lines)}\n\n{about}. {_origin(steps)}."
 
 
