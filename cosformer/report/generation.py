@@ -11,6 +11,13 @@ from cosformer.report.writing import Grid, Spell, cell_of, mebibytes, millisecon
 
 NAMES = {"transformers": "Transformers, Llama, static cache", "softmax": "softmax, static cache"}
 """Names of candidates for readers, where a table of many streams says more than others."""
+COLUMNS: dict[str, tuple[str, Spell]] = {
+    "generation_speed": ("tokens/s", "{:,.0f}".format),
+    "token_time": ("ms for a token of all", milliseconds),
+    "generation_speed_ratio": ("to softmax", "{:.1f} ×".format),
+    "stream_memory": ("memory of a stream", mebibytes),
+}
+"""Quantity -> its name in the header, and how its numbers are written."""
 RULE = (
     "A context is a prompt that was read; filled: positions set, and caches filled with random "
     "numbers. Where so many streams do not fit, softmax has fewer."
@@ -32,17 +39,10 @@ def token_grid(rows: Sequence[Row]) -> Grid:
         c = row.config
         who, at = c["candidate"], {"batch": c["batch"], "position": c["position"]}
         read = "" if c.get("context", "read") == "read" else " (filled)"
-        columns: list[tuple[str, Spell]] = [
-            ("generation_speed", "{:,.0f}".format),
-            ("token_time", milliseconds),
-            ("generation_speed_ratio", "{:.1f} ×".format),
-            ("stream_memory", mebibytes),
-        ]
-        found = [cell_of(run, what, who, at, spell) for what, spell in columns]
+        found = [cell_of(run, what, who, at, spell) for what, (_, spell) in COLUMNS.items()]
         place = words(_name(who), f"{c['batch']:,}", f"{c['position']:,}{read}")
         lines.append([*place, *found])
-    header = ["model", "streams", "context", "tokens/s", "ms for a token of all"]
-    header += ["to softmax", "memory of a stream"]
+    header = ["model", "streams", "context", *(title for title, _ in COLUMNS.values())]
     first = rows_of(run, "generation_speed")[0]
     setting = f"decoder {first.config['preset']}, {first.config['dtype']}"
     return Grid(header, lines, origin(first, setting))
