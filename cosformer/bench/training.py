@@ -87,7 +87,7 @@ class Options(OnDevice):
     """Seed of weights and batches."""
 
     def __post_init__(self) -> None:
-        check_options(self, "vocabulary", "lengths")
+        check_options(self, "vocabulary", "lengths", "tokens")
         check_choice("preset", self.given("preset"), PRESETS)
         check_among("mechanisms", self.mechanisms, MECHANISMS)
         for length in self.given("lengths"):

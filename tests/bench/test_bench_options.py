@@ -32,6 +32,7 @@ BAD = [
     (mechanisms, {"seconds": 0.0}, "seconds must be above 0"),
     (training, {"mechanisms": ()}, "mechanisms must be among cosformer, "),
     (training, {"lengths": (1000,)}, "tokens must be a multiple of every length, got 4096"),
+    (training, {"tokens": 0}, "tokens must be a whole number from 1 on, got 0"),
     (training, {"vocabulary": 0}, "vocabulary must be a whole number from 1 on, got 0"),
     (generation, {"seed": -1}, "seed must be a whole number from 0 on, got -1"),
     (generation, {"positions": ()}, "positions must be one or more whole numbers, got none"),
