@@ -24,7 +24,7 @@ from cosformer.bench.timing import (
     peak_extra_bytes,
     seconds_of,
 )
-from cosformer.check import check_choice, check_positive
+from cosformer.check import check_choice
 from cosformer.mechanisms import GROWTH, MECHANISMS, Mechanism, create
 
 GROWTH_FROM = 4096
@@ -88,7 +88,8 @@ class Options(OnDevice):
     def __post_init__(self) -> None:
         check_options(self, "batch", "heads", "width", "lengths")
         for name in ("seconds", "gigabytes"):
-            check_positive(name, getattr(self, name))
+            if not getattr(self, name) > 0:  # infinity is no limit
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in self.names:
             check_choice("names", name, WORDS["names"])
         for name in set(self.names).intersection(PEERS) - set(present(self.device)):
