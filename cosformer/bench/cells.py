@@ -83,11 +83,8 @@ class Setup(NamedTuple):
 
     def inputs(self, cell: Cell) -> Inputs:
         """The inputs of a cell, causal."""
-        shape, lengths = (cell.batch, cell.length), None
-        if cell.packing:
-            lengths = cell.lengths(self.seed)
-            shape = (1, sum(lengths))
-        batch, length = shape
+        lengths = cell.lengths(self.seed) if cell.packing else None
+        batch, length = (1, sum(lengths)) if lengths else (cell.batch, cell.length)
         return draw_inputs(
             (batch, cell.heads, length, cell.width),
             causal=True,
@@ -121,12 +118,11 @@ class Case:
 
     def calls(self, pass_name: str) -> dict[str, Callable[[], object]]:
         """A call for each candidate, on inputs in the layout that the candidate works with."""
-        ways = {CANDIDATES[name].prepare for name in self.names}
-        prepared = {prepare: prepare(self.inputs) for prepare in ways}
-        return {
-            name: PASSES[pass_name](candidate, prepared[candidate.prepare])
-            for name, candidate in ((name, CANDIDATES[name]) for name in self.names)
-        }
+        candidates = {name: CANDIDATES[name] for name in self.names}
+        layouts = {each.prepare for each in candidates.values()}
+        prepared = {prepare: prepare(self.inputs) for prepare in layouts}
+        measured = PASSES[pass_name]
+        return {name: measured(each, prepared[each.prepare]) for name, each in candidates.items()}
 
     def config(self, pass_name: str) -> dict[str, Any]:
         """What every row of a pass has in its config."""

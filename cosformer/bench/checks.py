@@ -14,9 +14,9 @@ LENGTH = 300
 LENGTHS = {"cpu": (LENGTH,), "cuda": (LENGTH, 5003)}
 """Device -> lengths that are checked: kernels cut long sequences into segments."""
 ROUNDINGS = 8
-"""Allowed in addition, since the formula in low precision is sometimes exact by luck."""
+"""Roundings allowed in addition: the formula in low precision is sometimes exact by luck."""
 ROUNDINGS_OF_DOUBLE = 64
-"""The same in float64. No formula is better there: powers of decays make it err by as much."""
+"""Roundings allowed in float64, where no formula is better: powers of decays err by as much."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cosformer import records, tasks
 from cosformer.bench.gpu import failed, split_failures
+from cosformer.bench.options import check_counts
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     NO_MEMORY,
@@ -27,10 +28,9 @@ from cosformer.bench.timing import (
     seconds_of,
 )
 from cosformer.bench.training import Steps
-from cosformer.check import check_choice, check_positive, check_seed, check_whole
+from cosformer.check import check_choice, check_positive, check_seed
 from cosformer.mechanisms import GROWTH, MECHANISMS
 from cosformer.models import ModelConfig, create_model, parameter_count
-from cosformer.ops.chunked import forget
 from cosformer.training import Budget, RunConfig, TaskConfig, autocast, resolved
 
 PASSES = ("training", "inference")
@@ -124,17 +124,15 @@ class Options:
         check_seed(self.seed)
         for name in self.only:
             check_choice("only", name, MECHANISMS)
-        for name in ("threads", "repeats"):
-            check_whole(name, getattr(self, name), 1)
+        check_counts(self, "threads", "repeats")
         for name in ("minutes", "seconds", "gigabytes"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
 
     @property
     def path(self) -> Path:
-        if self.small:
-            return self.rows or Path("runs/reproduce-speed/rows-small.jsonl")
-        return self.rows or Path("results/reproduce-speed.jsonl")
+        usual = "runs/reproduce-speed/rows-small" if self.small else "results/reproduce-speed"
+        return self.rows or Path(f"{usual}.jsonl")
 
     @property
     def where(self) -> torch.device:
@@ -154,7 +152,7 @@ class Options:
 
     @property
     def limits(self) -> Limits:
-        """Those of this device, but where options say otherwise."""
+        """The limits of this device, unless options say otherwise."""
         found = LIMITS["small" if self.small else self.where.type]
         return found._replace(
             seconds=self.seconds or found.seconds, gigabytes=self.gigabytes or found.gigabytes
@@ -254,7 +252,7 @@ class Book:
             place[row.what] = row
 
     def has(self, name: str, length: int, but_failed: bool = False) -> bool:
-        """Whether a place of the table needs nothing more; `but_failed`: a failure is nothing."""
+        """Whether a place of the table needs nothing more; `but_failed`: no failure counts."""
         wanted = [{"speed", "peak_memory"}, *([] if but_failed else [{"failed"}])]
         found = [self._rows.get((name, each, length), {}).keys() for each in PASSES]
         return all(any(each >= kinds for kinds in wanted) for each in found)
@@ -277,9 +275,9 @@ class Book:
         batches = self.options.batch(length) / self.options.batch(last)
         factor = batches * (length / last) ** GROWTH[MECHANISMS[name].traits.growth]
         _, most, room = self.options.limits
-        room = room if self.options.where.type == "cpu" else math.inf
-        size = factor * rows["peak_memory"].value
-        return foreseen(factor / rows["speed"].value, size, most=most, room=room)
+        seconds, size = factor / rows["speed"].value, factor * rows["peak_memory"].value
+        device = self.options.where.type
+        return foreseen(seconds, size, most=most, room=room, device=device)
 
 
 class Stretches(tasks.Task):
@@ -365,7 +363,6 @@ class Answers:
 
     def peak_bytes(self) -> int:
         """The most that a call holds beyond the model and its batch."""
-        forget()  # memory kept from earlier calls counts as well
         return peak_extra_bytes(self, str(self.tokens.device))
 
 
@@ -402,4 +399,5 @@ def _first_look(options: Options, name: str, call: Answers) -> str:
     if seconds is None:
         return reason
     seconds *= batch * (length / short.tokens.shape[1]) ** growth
-    return foreseen(seconds, 0, most=options.limits.seconds, room=math.inf)
+    most = options.limits.seconds
+    return foreseen(seconds, 0, most=most, room=math.inf, device=device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cosformer import records
+from cosformer.bench.options import OnDevice, check_options
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import median_times
 from cosformer.check import check_whole
@@ -32,18 +33,24 @@ CONVERTED = (
 """Mechanisms, and how many layers stay softmax."""
 FEWEST = 4
 """Tokens that every sentence has at least."""
-TOKENS = {"cpu": 8192, "cuda": 65_536}
-"""Tokens of one timed call, by device."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"tokens": 8192, "dtype": torch.float32},
+    "cuda": {"tokens": 65_536, "dtype": torch.bfloat16},
+}
+"""Device -> tokens of one timed call, and the type of its numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Conversion):
+class Options(OnDevice, Conversion):
     """Spearman's correlation of a sentence encoder on STS-B: of the original, of one with another
     attention and no training, and after each stage of a conversion; minutes, and the speed of
     embeddings against their length.
 
     cosformer bench conversion my-minilm --data texts.txt --pairs stsb.tsv.xz
     """
+
+    name = "conversion"
+    defaults = DEFAULTS
 
     model: Path
     """Folder of an encoder whose embeddings are means of its last hidden states."""
@@ -69,8 +76,7 @@ class Options(Conversion):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("repeats", "threads"):
-            check_whole(name, getattr(self, name), 1)
+        check_options(self)
         for length in self.lengths:
             check_whole("lengths", length, 1)
         if self.exact or self.exact_count:
@@ -80,8 +86,6 @@ class Options(Conversion):
             )
         for candidate in self.candidates:
             self.settings(candidate)
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device must be one that torch can use here, got cuda")
 
     def settings(self, candidate: str) -> Conversion:
         """The conversion that a candidate names."""
@@ -97,10 +101,9 @@ class Options(Conversion):
 
 
 def run(options: Options) -> int:
-    path = options.out or Path(f"results/conversion-{options.device}.jsonl")
     keys = ("candidate", "stage", "length")
     count, device = options.threads, options.device
-    return keep(measure(options), path, keys=keys, count=count, device=device)
+    return keep(measure(options), options.path, keys=keys, count=count, device=device)
 
 
 class Judged(NamedTuple):
@@ -190,12 +193,11 @@ def _speeds(
     """Tokens a second of embeddings, models in turns."""
     if not options.lengths:
         return
-    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    longest = max(options.lengths)
+    dtype, longest = options.given("dtype"), max(options.lengths)
     ready = {name: lengthened(model, longest).to(dtype) for name, model in models.items()}
     generator = torch.Generator().manual_seed(options.seed)
     for length in options.lengths:
-        batch = max(1, TOKENS[options.device] // length)
+        batch = max(1, options.given("tokens") // length)
         known = models[ORIGINAL].config.vocab_size
         tokens = torch.randint(known, (batch, length), generator=generator)
         tokens = tokens.to(options.device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosformer import records
+from cosformer.bench.options import check_counts
 from cosformer.bench.rows import keep
 from cosformer.tasks import generated
 
@@ -28,9 +29,7 @@ class Options:
     """Seed of the samples."""
 
     def __post_init__(self) -> None:
-        for name in ("listops", "listops_workers", "pathfinder", "pathfinder_workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_counts(self, "listops", "listops_workers", "pathfinder", "pathfinder_workers")
 
 
 def run(options: Options) -> int:

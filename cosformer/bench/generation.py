@@ -16,9 +16,10 @@ from torch import Tensor
 from cosformer import records
 from cosformer.bench.gpu import failed
 from cosformer.bench.hf_generation import transformers_speed
+from cosformer.bench.options import OnDevice, check_among, check_options
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import attempt, median_times
-from cosformer.check import check_seed
+from cosformer.check import check_choice
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import (
     PRESETS,
@@ -67,12 +68,15 @@ WORDS = {"mechanisms": MECHANISMS, "preset": PRESETS}
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OnDevice):
     """Tokens a second of streams, and memory of each, by position and number of streams.
 
     On a GPU all numbers of streams are measured after the first position; after the others it is
     the second of them (64). What does not fit the memory is measured with half as many streams.
     """
+
+    name = "generation"
+    defaults = DEFAULTS
 
     mechanisms: tuple[str, ...] | None = None
     """Mechanisms, or patterns of them, to measure; cosformer and softmax on cpu, cosformer-gated, a
@@ -97,38 +101,17 @@ class Options:
     """Seed of weights and tokens."""
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device must be one that torch can use here, got cuda")
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
-        if self.repeats is not None and self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        for name in ("positions", "batches"):
-            if min(self.given(name), default=0) < 1:
-                raise ValueError(f"{name} must be one or more above 0, got {self.given(name)}")
-        if self.given("preset") not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
+        check_options(self, "positions", "batches")
+        check_choice("preset", self.given("preset"), PRESETS)
         able = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
         parts = " ".join(self.given("mechanisms")).split()
-        names = [part.partition("*")[0] for part in parts]
-        if not names or not set(names) <= set(able):
-            raise ValueError(f"mechanisms must be among {', '.join(able)}, got {self.mechanisms}")
+        check_among("mechanisms", tuple(part.partition("*")[0] for part in parts), able)
         for mechanism in self.given("mechanisms"):
             self.model(mechanism, 1)
 
     @property
-    def path(self) -> Path:
-        return self.out or Path(f"results/generation-{self.device}.jsonl")
-
-    @property
     def samples(self) -> int:
         return self.repeats or (9 if self.device == "cpu" else 3)
-
-    def given(self, name: str) -> Any:
-        """The option, or what stands for it on this device."""
-        value = getattr(self, name, None)
-        return DEFAULTS[self.device][name] if value is None else value
 
     def model(self, mechanism: str, length: int) -> ModelConfig:
         """The preset with a mechanism, on a GPU with all that is recommended for it.
@@ -193,14 +176,13 @@ def _in_turns(this: records.Run, options: Options) -> Iterator[records.Row]:
             generator = Generator(model, batch, length=_room(model, position + TOKENS))
             stream = generator.read(_prompt(model, position, options.seed))
             many = Sampling(max_new_tokens=TOKENS, **sampling)
-            calls[f"{name}/{batch}/{position}"] = functools.partial(
-                _generate, generator, stream, batch, many
-            )
+            call = functools.partial(_generate, generator, stream, batch, many)
+            calls[name, batch, position] = call
             held[name, batch, position] = held_bytes(stream.state)
     times = median_times(calls, repeats=options.samples)
     for (name, batch, position), memory in held.items():
         at = {"candidate": name, "batch": batch, "position": position, "context": READ, **about}
-        taken = times[f"{name}/{batch}/{position}"] / TOKENS
+        taken = times[name, batch, position] / TOKENS
         yield this.row("token_time", taken, "ms", **at)
         yield this.row("generation_speed", 1e3 * batch / taken, "tokens/s", **at)
         yield this.row("stream_memory", memory, "bytes", **at)
@@ -267,9 +249,9 @@ def _speed(model: LanguageModel, cell: Cell, options: Options) -> tuple[float, i
 
 
 @torch.no_grad()
-def state_after(model: LanguageModel, position: int, seed: int = 0) -> ModelState:
+def state_after(model: LanguageModel, position: int) -> ModelState:
     """The state after so many random tokens, read at once as a prompt is."""
-    return model.backbone.stream(torch.tensor([_prompt(model, position, seed)[:-1]]))[1]
+    return model.backbone.stream(torch.tensor([_prompt(model, position, 0)[:-1]]))[1]
 
 
 def held_bytes(state: Any) -> int:

@@ -14,7 +14,7 @@ from cosformer.bench.cells import Case, Cell, Setup
 from cosformer.bench.checks import LENGTHS, against_formula
 from cosformer.bench.floor import copy_bandwidth, floor, moved_bytes, state_bytes, state_traffic
 from cosformer.bench.inputs import Inputs
-from cosformer.bench.timing import Call, attempt, host_time, median_times, recorded
+from cosformer.bench.timing import Call, K, attempt, host_time, median_times, recorded
 from cosformer.ops import State, multiscale_decays, step
 from cosformer.records import Row, Run
 
@@ -116,14 +116,12 @@ ADDITIONS = Candidate(_add)
 
 
 @torch.no_grad()
-def measure_steps(
-    this: Run, setup: Setup, bandwidth: float, cells: Sequence[Cell] = STEPS
-) -> Iterator[Row]:
+def measure_steps(this: Run, setup: Setup, bandwidth: float) -> Iterator[Row]:
     """One decoding step of many streams, without and with a decay per head.
 
     Its time is compared with that of reading and writing the states once.
     """
-    for cell in cells:
+    for cell in STEPS:
         q, k, v = setup.draw(cell, count=3)
         at = setup.config(cell, causal=True) | {"pass": "step", "length": cell.length}
         decays = {"step": None, "step_decay": multiscale_decays(cell.heads)}
@@ -146,9 +144,9 @@ def _steps(q: Tensor, k: Tensor, v: Tensor, states: Sequence[State]) -> None:
         step(q, k, v, state)
 
 
-def graph_times(calls: Mapping[str, Call], setup: Setup) -> dict[str, float]:
+def graph_times(calls: Mapping[K, Call], setup: Setup) -> dict[K, float]:
     """Milliseconds of those calls that can be recorded as CUDA graphs."""
-    graphs: dict[str, Call] = {}
+    graphs: dict[K, Call] = {}
     for name, call in calls.items():
         graph, reason = attempt(functools.partial(recorded, call), setup.device)
         if graph is None:

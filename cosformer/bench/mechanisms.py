@@ -1,8 +1,7 @@
 """`cosformer bench mechanisms`: every mechanism against the length, every outcome a row."""
 
 import functools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from cosformer.bench.cells import Cell, Setup
 from cosformer.bench.fla import PEERS, OfFla, present
 from cosformer.bench.gpu import failed, graph_times
 from cosformer.bench.inputs import tokens_first
+from cosformer.bench.options import OnDevice, check_options
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     Call,
@@ -24,13 +24,16 @@ from cosformer.bench.timing import (
     peak_extra_bytes,
     seconds_of,
 )
-from cosformer.check import check_choice, check_seed
+from cosformer.check import check_choice
 from cosformer.mechanisms import GROWTH, MECHANISMS, Mechanism, create
-from cosformer.ops.chunked import forget
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
-LONGEST = {"cpu": 16384, "cuda": 65536}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"lengths": tuple(2**n for n in range(8, 15)), "dtype": "float32"},
+    "cuda": {"lengths": tuple(2**n for n in range(8, 17)), "dtype": "bfloat16"},
+}
+"""Device -> what is measured there where the options do not say."""
 FURTHEST = 4
 """How many times as long a sequence may be as the last, for its time to be guessed: what does not
 grow, like the gradient of a table, counts as if it did."""
@@ -49,8 +52,11 @@ WORDS = {"names": (*MECHANISMS, *PEERS)}
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OnDevice):
     """Forward, forward + backward and peak memory of all mechanisms against length."""
+
+    name = "mechanisms"
+    defaults = DEFAULTS
 
     names: tuple[str, ...] = ()
     """Mechanisms to measure; all if not given. fla-NAME is that of flash-linear-attention."""
@@ -80,35 +86,18 @@ class Options:
     """Seed of the inputs."""
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("batch", "heads", "width", "threads", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_options(self, "batch", "heads", "width", "lengths")
         for name in ("seconds", "gigabytes"):
-            if not getattr(self, name) > 0:
+            if not getattr(self, name) > 0:  # infinity is no limit
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.lengths is not None and min(self.lengths, default=0) < 1:
-            raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
         for name in self.names:
             check_choice("names", name, WORDS["names"])
         for name in set(self.names).intersection(PEERS) - set(present(self.device)):
             raise ValueError(f"names with {name} need a GPU and fla-core, got device={self.device}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device must be one that torch can use here, got cuda")
-
-    @property
-    def path(self) -> Path:
-        return self.out or Path(f"results/mechanisms-{self.device}.jsonl")
-
-    @property
-    def sorted_lengths(self) -> list[int]:
-        powers = [2**n for n in range(8, 17) if 2**n <= LONGEST[self.device]]
-        return sorted(powers if self.lengths is None else self.lengths)
 
     @property
     def setup(self) -> Setup:
-        default = "float32" if self.device == "cpu" else "bfloat16"
-        dtype = getattr(torch, self.dtype or default)
+        dtype = getattr(torch, self.given("dtype"))
         return Setup(self.device, dtype, self.repeats, self.seed)
 
 
@@ -144,81 +133,75 @@ def _measure_pass(
     """Time and memory by length; lengths take turns, so that a changing pace bends no curve."""
     setup, calls, peaks = options.setup, {}, {}
     sizes = Cell(options.batch, options.heads, 0, options.width)
-    at = {"candidate": name, "pass": pass_name, **setup.config(sizes, causal=causal)}
-    guard, limit = _Guard(options, GROWTH[mechanism.traits.growth]), mechanism.traits.max_length
+    at = {"pass": pass_name, **setup.config(sizes, causal=causal)}
+    limit = mechanism.traits.max_length
 
-    def watched(length: int) -> tuple[Call | None, str]:
-        reason = guard.reason(length)
-        if reason:
-            return None, reason
-        call = _call(setup, mechanism, sizes._replace(length=length), pass_name, causal)
-        return call, guard.watch(call, length)
+    def make(length: int) -> Call:
+        return _call(setup, mechanism, sizes._replace(length=length), pass_name, causal)
 
-    for length in options.sorted_lengths:
+    guard = _Guard(options, GROWTH[mechanism.traits.growth], make)
+    for length in sorted(options.given("lengths")):
         if limit is not None and length > limit:
             call, reason = None, f"refused: it takes up to {limit} tokens"
         else:
-            for between in guard.steps(length):
-                watched(between)
-            call, reason = watched(length)
-        if reason or call is None:
-            about = {key: value for key, value in at.items() if key != "candidate"}
-            yield failed(this, name, reason, {**about, "length": length})
+            call, reason = guard.call(length)
+        if call is None:
+            yield failed(this, name, reason, {**at, "length": length})
             continue
         calls[length], peaks[length] = call, guard.bytes
         numbers = 3 * options.batch * options.heads * length * options.width
         ratio = guard.bytes / (numbers * setup.dtype.itemsize)
-        yield this.row("peak_memory", ratio, "x (q+k+v)", **at, length=length)
+        yield this.row("peak_memory", ratio, "x (q+k+v)", candidate=name, **at, length=length)
     if not calls:
         return
-    named = {str(length): call for length, call in calls.items()}
-    times = median_times(named, repeats=setup.repeats, device=setup.device)
-    by_length = {int(length): value for length, value in times.items()}
-    for length, milliseconds in by_length.items():
-        yield this.row("time", milliseconds, "ms", **at, length=length)
+    times = median_times(calls, repeats=setup.repeats, device=setup.device)
+    for length, milliseconds in times.items():
+        yield this.row("time", milliseconds, "ms", candidate=name, **at, length=length)
     if options.device == "cuda":
-        for name_of_length, milliseconds in graph_times(named, setup).items():
-            yield this.row("time_graph", milliseconds, "ms", **at, length=int(name_of_length))
-    yield from _growth(this, "growth_exponent", by_length, at)
-    yield from _growth(this, "memory_growth_exponent", peaks, at)
+        for length, milliseconds in graph_times(calls, setup).items():
+            yield this.row("time_graph", milliseconds, "ms", candidate=name, **at, length=length)
+    about = {"candidate": name, **at}
+    yield from _growth(this, "growth_exponent", times, about)
+    yield from _growth(this, "memory_growth_exponent", peaks, about)
 
 
 class _Guard:
-    """Keeps calls away that would take too long, or all of the memory."""
+    """Makes calls, but for those that would take too long, or all of the memory."""
 
-    def __init__(self, options: Options, exponent: float) -> None:
-        self.options, self.exponent = options, exponent
+    def __init__(self, options: Options, exponent: float, make: Callable[[int], Call]) -> None:
+        self.options, self.exponent, self.make = options, exponent, make
         self.length, self.seconds, self.bytes, self.broken = 0, 0.0, 0, ""
 
-    def steps(self, length: int) -> list[int]:
-        """Lengths to try on the way: no guess goes further than `FURTHEST`."""
-        between, following = [], self.length * FURTHEST or FIRST
-        while following < length:
-            between.append(following)
-            following *= FURTHEST
-        return between
+    def call(self, length: int) -> tuple[Call | None, str]:
+        """A call that was made once, and "", or None and why there is none.
 
-    def reason(self, length: int) -> str:
+        Shorter lengths are tried on the way: no guess goes further than `FURTHEST`.
+        """
+        while (between := self.length * FURTHEST or FIRST) < length:
+            if self._try(between)[0] is None:
+                break
+        return self._try(length)
+
+    def _try(self, length: int) -> tuple[Call | None, str]:
+        if reason := self._reason(length):
+            return None, reason
+        call, device = self.make(length), self.options.device
+        peak, self.broken = attempt(functools.partial(peak_extra_bytes, call, device), device)
+        if peak is None:
+            return None, self.broken
+        # the faster of two: a busy moment must not rule out the lengths after this one
+        self.seconds = min(seconds_of(call, device), seconds_of(call, device))
+        self.length, self.bytes = length, peak
+        return call, ""
+
+    def _reason(self, length: int) -> str:
         """Why this length had better not be tried, from what the last one took."""
         if self.broken or not self.length:
             return self.broken
         factor = (length / self.length) ** self.exponent
-        most, room = self.options.seconds, self.options.gigabytes
-        room = room if self.options.device == "cpu" else math.inf
-        return foreseen(factor * self.seconds, factor * self.bytes, most=most, room=room)
-
-    def watch(self, call: Call, length: int) -> str:
-        """Make the call once; why it failed, if it did."""
-        forget()  # memory kept from earlier calls counts as well
-        device = self.options.device
-        peak, reason = attempt(functools.partial(peak_extra_bytes, call, device), device)
-        if peak is None:
-            self.broken = reason
-            return self.broken
-        # the faster of two: a busy moment must not rule out the lengths after this one
-        self.seconds = min(seconds_of(call, device), seconds_of(call, device))
-        self.length, self.bytes = length, peak
-        return ""
+        most, room, device = self.options.seconds, self.options.gigabytes, self.options.device
+        seconds, size = factor * self.seconds, factor * self.bytes
+        return foreseen(seconds, size, most=most, room=room, device=device)
 
 
 def _make(options: Options, name: str) -> Mechanism:

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,16 +15,10 @@ from cosformer.bench.candidates import CANDIDATES, PASSES
 from cosformer.bench.cells import CELLS, Case, Cell, Setup
 from cosformer.bench.checks import LENGTHS, Check, against_formula, stream_against_full_pass
 from cosformer.bench.first_call import measure_first_calls
+from cosformer.bench.options import OnDevice, check_among, check_options
 from cosformer.bench.rows import keep
 from cosformer.bench.steps import measure_positions
-from cosformer.bench.timing import (
-    Call,
-    median_times,
-    peak_extra_bytes,
-    threads,
-)
-from cosformer.check import check_seed
-from cosformer.ops.chunked import forget
+from cosformer.bench.timing import Call, median_times, peak_extra_bytes, threads
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
@@ -61,8 +55,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OnDevice):
     """Time and memory of the op against PyTorch's softmax attention, in one run."""
+
+    name = "ops"
+    defaults = DEFAULTS
 
     lengths: tuple[int, ...] | None = None
     """Sequence lengths; on cpu, 256 to 65,536 if not given."""
@@ -101,46 +98,35 @@ class Options:
     """Seed of the inputs."""
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("batch", "heads", "width", "threads", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.lengths is not None and min(self.lengths, default=0) < 1:
-            raise ValueError(f"lengths must be one or more positive numbers, got {self.lengths}")
+        check_options(self, "batch", "heads", "width", "lengths")
         given = [name for name in ("lengths", "shapes", "cells") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"lengths, shapes and cells exclude each other, got {given}")
         if self.shapes is not None:
             _require_shapes(self.shapes)
         if self.cells is not None:
-            _require_among("cells", self.cells, CELLS)
+            check_among("cells", self.cells, CELLS)
         if self.parts is not None:
-            _require_among("parts", self.parts, DEFAULTS[self.device]["parts"])
+            check_among("parts", self.parts, DEFAULTS[self.device]["parts"])
         if min(self.positions, default=0) < 0:
             raise ValueError(f"positions must not be negative, got {self.positions}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device must be one that torch can use here, got cuda")
         able = [name for name, each in CANDIDATES.items() if self.device in each.devices]
-        _require_among("candidates", self.names, able)
-
-    @property
-    def path(self) -> Path:
-        return self.out or Path(f"results/ops-{self.device}.jsonl")
+        check_among("candidates", self.names, able)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Candidates, whether they are installed or not."""
-        return tuple(self._given("candidates"))
+        return tuple(self.given("candidates"))
 
     @property
     def measured(self) -> list[Cell]:
         """The cells measured, in this order."""
         if self.shapes is not None:
             return [Cell(*shape) for shape in self.shapes]
-        names = None if self.lengths else self._given("cells")
+        names = None if self.lengths else self.given("cells")
         if names is not None:
             return [CELLS[name] for name in names]
-        lengths = sorted(self._given("lengths"))
+        lengths = sorted(self.given("lengths"))
         return [Cell(self.batch, self.heads, length, self.width) for length in lengths]
 
     @property
@@ -149,12 +135,12 @@ class Options:
 
     @property
     def setup(self) -> Setup:
-        dtype = getattr(torch, self._given("dtype"))
+        dtype = getattr(torch, self.given("dtype"))
         return Setup(self.device, dtype, self.repeats, self.seed)
 
     def taking_part(self, cell: Cell, *, causal: bool) -> list[str]:
         """Candidates that are installed and can compute this cell."""
-        is_short = cell.length <= self._given("quadratic_up_to")
+        is_short = cell.length <= self.given("quadratic_up_to")
         able = {
             name: candidate.is_present
             and (is_short or not candidate.is_quadratic)
@@ -166,11 +152,7 @@ class Options:
 
     def wants(self, part: str) -> bool:
         """Whether these rows are measured."""
-        return part in self._given("parts")
-
-    def _given(self, name: str) -> Any:
-        value = getattr(self, name)
-        return DEFAULTS[self.device].get(name) if value is None else value
+        return part in self.given("parts")
 
 
 def run(options: Options) -> int:
@@ -298,7 +280,6 @@ def _measure_memory(
     """Peak memory of a pass beyond its inputs; outputs and gradients count."""
     size = sum(x.nbytes for x in (case.inputs.q, case.inputs.k, case.inputs.v))
     for name, call in calls.items():
-        forget()  # memory kept from earlier calls counts as well
         extra = peak_extra_bytes(call, case.setup.device)
         at = case.config(pass_name)
         yield this.row("peak_memory", extra / size, "x (q+k+v)", candidate=name, **at)
@@ -322,18 +303,12 @@ def _measure_growth(options: Options, this: records.Run) -> Iterator[records.Row
                 cell.length: Case(options.setup, cell, given._replace(causal=causal), [first])
                 for cell, given in inputs.items()
             }
-            calls = {str(length): case.calls(pass_name)[first] for length, case in cases.items()}
-            times = median_times(calls, repeats=options.setup.repeats, device=options.device)
-            by_length = {int(length): value for length, value in times.items()}
+            calls = {length: case.calls(pass_name)[first] for length, case in cases.items()}
+            by_length = median_times(calls, repeats=options.repeats, device=options.device)
             at = cases[min(cases)].config(pass_name)
             del at["length"]
             at |= {"candidate": first, "from": min(by_length), "to": max(by_length)}
             yield this.row("growth_exponent", records.growth_exponent(by_length), "", **at)
-
-
-def _require_among(option: str, names: Sequence[str], known: Iterable[str]) -> None:
-    if not names or not set(names) <= set(known):
-        raise ValueError(f"{option} must be among {', '.join(known)}, got {list(names)}")
 
 
 def _require_shapes(shapes: tuple[tuple[int, ...], ...]) -> None:

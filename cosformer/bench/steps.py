@@ -24,15 +24,14 @@ def measure_positions(
     q, k, v = setup.draw(cell, count=3)
     states = {position: state_at(position, setup, cell) for position in positions}
     calls = {
-        str(position): functools.partial(step, q, k, v, state) for position, state in states.items()
+        position: functools.partial(step, q, k, v, state) for position, state in states.items()
     }
     times = median_times(calls, repeats=setup.repeats, device=setup.device)
     held = {}
     for position, state in states.items():
         at = {**config, "position": position}
-        extra = peak_extra_bytes(calls[str(position)], setup.device)
-        held[position] = state_bytes(state) + extra
-        yield this.row("step_time", times[str(position)], "ms", **at)
+        held[position] = state_bytes(state) + peak_extra_bytes(calls[position], setup.device)
+        yield this.row("step_time", times[position], "ms", **at)
         yield this.row("step_memory", held[position], "bytes", **at)
     first, last = min(held), max(held)
     if first < last:

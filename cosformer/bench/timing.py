@@ -6,15 +6,17 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
 
 from cosformer.check import check_threads
+from cosformer.ops.chunked import forget
 
 Call = Callable[[], object]
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 SHORTEST_SAMPLE = 0.1
 """Seconds. A shorter call is repeated within a sample: a moment in which a neighbour takes the
@@ -25,15 +27,13 @@ WARM_UP = 3
 """Calls before a recording or a measurement of the host."""
 
 
-def median_times(
-    calls: Mapping[str, Call], *, repeats: int, device: str = "cpu"
-) -> dict[str, float]:
+def median_times(calls: Mapping[K, Call], *, repeats: int, device: str = "cpu") -> dict[K, float]:
     """Median milliseconds of one call of each candidate.
 
     Candidates take turns within every repeat, so a change in load meets all of them alike.
     """
     counts = {name: _calls_per_sample(call, device) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[K, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for repeat in range(repeats):
         first = repeat % len(names)  # nobody always runs after the same neighbour
@@ -45,6 +45,7 @@ def median_times(
 
 def peak_extra_bytes(call: Call, device: str = "cpu") -> int:
     """The most bytes that torch held during the call beyond what it held before."""
+    forget()  # memory kept from earlier calls counts as well
     if torch.device(device).type == "cuda":
         synchronise(device)
         before = torch.cuda.memory_allocated(device)
@@ -108,14 +109,15 @@ def attempt(make: Callable[[], T], device: str) -> tuple[T | None, str]:
     return None, reason
 
 
-def foreseen(seconds: float, size: float, *, most: float, room: float) -> str:
+def foreseen(seconds: float, size: float, *, most: float, room: float, device: str) -> str:
     """Why a call of about so many seconds and bytes is not made; empty if it may be.
 
-    `most`: the longest call in seconds. `room`: the most memory in GiB.
+    `most`: the longest call in seconds. `room`: the most memory in GiB on a CPU, where a process
+    that takes too much is killed; on a GPU it is tried.
     """
     if seconds > most:
         return f"skipped: a call would take about {seconds:.0f} s"
-    if size / 2**30 > room:
+    if size / 2**30 > room and device == "cpu":
         return f"{NO_MEMORY}: it would need about {size / 2**30:.0f} GiB"
     return ""
 

@@ -14,12 +14,12 @@ from torch import nn
 from cosformer import records, tasks
 from cosformer.bench.flops import peak_flops, training_flops
 from cosformer.bench.gpu import failed, split_failures
+from cosformer.bench.options import OnDevice, check_among, check_options
 from cosformer.bench.rows import keep
 from cosformer.bench.timing import median_times, peak_extra_bytes
-from cosformer.check import check_seed
+from cosformer.check import check_choice
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelConfig, parameter_count
-from cosformer.ops.chunked import forget
 from cosformer.training import Budget, Fed, Learner, Phase, RunConfig, TaskConfig, described, feed
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -49,12 +49,15 @@ WORDS = {"mechanisms": MECHANISMS, "preset": PRESETS}
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OnDevice):
     """Tokens a second, utilisation and memory of training steps, forward to optimiser.
 
     The mechanisms take turns within one run, on the same batches; the first is compared with each
     other one. Steps have as many tokens at every length.
     """
+
+    name = "training"
+    defaults = DEFAULTS
 
     mechanisms: tuple[str, ...] = ("cosformer", "softmax")
     """Mechanisms to measure; ratios compare the first with the others."""
@@ -84,32 +87,15 @@ class Options:
     """Seed of weights and batches."""
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("threads", "repeats", "vocabulary"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
-        if not self.mechanisms or not set(self.mechanisms) <= MECHANISMS.keys():
-            known = ", ".join(MECHANISMS)
-            raise ValueError(f"mechanisms must be among {known}, got {self.mechanisms}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device must be one that torch can use here, got cuda")
+        check_options(self, "vocabulary", "lengths", "tokens")
+        check_choice("preset", self.given("preset"), PRESETS)
+        check_among("mechanisms", self.mechanisms, MECHANISMS)
         for length in self.given("lengths"):
-            if length < 1 or self.given("tokens") % length:
+            if self.given("tokens") % length:
                 raise ValueError(
                     f"tokens must be a multiple of every length, got {self.given('tokens')} "
                     f"for {length}"
                 )
-
-    @property
-    def path(self) -> Path:
-        return self.out or Path(f"results/training-{self.device}.jsonl")
-
-    def given(self, name: str) -> Any:
-        """The option, or what stands for it on this device."""
-        value = getattr(self, name)
-        return DEFAULTS[self.device][name] if value is None else value
 
     def model(self, mechanism: str, length: int) -> ModelConfig:
         """The preset for sequences of this length; the number of weights does not depend on it."""
@@ -191,7 +177,6 @@ class Steps:
     def peak_bytes(self) -> int:
         """The most that a step holds beyond the model, the optimiser's state and its batch."""
         fed = next(self._batches)
-        forget()  # memory kept from earlier calls counts as well
         device = self._learner.device.type
         return peak_extra_bytes(lambda: self._learner.learn(fed), device)
 
@@ -223,7 +208,7 @@ def _speeds(
 
 
 def _batch(task: tasks.Task, batch_size: int, seed: int) -> Fed:
-    """As a run makes it, though by a thread of its own, while the model learns."""
+    """A batch as a run makes it, which does so in a thread of its own while the model learns."""
     return described(task.batch("train", seed=seed, rank=0, step=0, batch_size=batch_size))
 
 

@@ -1,5 +1,6 @@
 """`cosformer demo`: check the op, train cosFormer beside softmax, show both, leave a page."""
 
+import contextlib
 import shutil
 import sys
 import textwrap
@@ -137,7 +138,7 @@ def show_learning(this: records.Run, pair: Pair, seconds: float) -> list[Row]:
     rows, facts = list(pair.rows), pair.task.facts
     batch = config.budget.batch
     print(f"{pair.steps:,} steps of {batch} × {facts.length:,} tokens each, in turns:")
-    with Screen(pair) as screen:
+    with contextlib.closing(Screen(pair)) as screen:
         for row in learn(this, pair, deadline=time.monotonic() + GRACE * seconds):
             rows.append(row)
             screen.show(row)

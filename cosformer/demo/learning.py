@@ -13,7 +13,7 @@ from cosformer.tasks import Task
 from cosformer.training import BEST, Evaluated, Event, Progress, RunConfig, Trainer
 
 COMPARED = (RECOMMENDED, "softmax")
-"""Mechanisms, each in the clothes in which it learns best."""
+"""Mechanisms, each with the positions, norm and gate with which it learns best."""
 POINTS = 40
 """Points of a curve."""
 RESERVE = 0.72

@@ -45,9 +45,9 @@ def fastest_threads(seed: int, most: int) -> int:
         with threads(count):
             attend()
 
-    counts = {str(n): functools.partial(with_threads, n) for n in (most, most - 1) if n > 0}
+    counts = {n: functools.partial(with_threads, n) for n in (most, most - 1) if n > 0}
     times = median_times(counts, repeats=SETTING["repeats"])
-    return int(min(times, key=lambda count: times[count]))
+    return min(times, key=lambda count: times[count])
 
 
 def checks(seed: int) -> list[Check]:

@@ -1,8 +1,5 @@
 """What one sees while two runs go on: a bar on a terminal, a line for every evaluation."""
 
-from types import TracebackType
-from typing import Self
-
 from cosformer.demo.learning import COMPARED, Pair
 from cosformer.records import Row
 from cosformer.report import NAMES
@@ -23,15 +20,7 @@ class Screen:
         total = sum(config.budget.steps for config in pair.configs.values())
         self._bar = tqdm(total=total, unit="step", disable=None, leave=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._bar.close()
 
     @property

@@ -1,14 +1,7 @@
 """Rows to tables, figures and pages. Reads rows only: nothing here measures or knows the op."""
 
 from cosformer.report.demo_page import TITLES, demo_page
-from cosformer.report.learning import (
-    NAMES,
-    Curves,
-    floor_sentence,
-    runs_figure,
-    summary,
-    verdict,
-)
+from cosformer.report.learning import NAMES, Curves, floor_sentence, runs_figure, summary, verdict
 from cosformer.report.selection import LABELS, Times, crossover_sentence, times
 from cosformer.report.writing import MISSING, markdown, write_whole
 

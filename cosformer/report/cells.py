@@ -1,14 +1,13 @@
 """Tables of times by cell, for runs in which more than the length differs."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from cosformer.records import Row
 from cosformer.report.selection import PASSES, Cell, cell, label
-from cosformer.report.writing import MISSING, markdown, milliseconds
+from cosformer.report.writing import MISSING, Spell, markdown, milliseconds
 
-Values = dict[tuple[str, str, Cell], float]
-"""Candidate, pass, cell -> value."""
+K = TypeVar("K", bound=Hashable)
 
 EXPLANATION = (
     "Milliseconds as the caller sees them, forward / forward + backward. × floor: the time that "
@@ -19,7 +18,9 @@ EXPLANATION = (
 
 def cell_table(rows: Sequence[Row]) -> str:
     """Milliseconds by cell and candidate, a table for causal and one for full attention."""
-    shown, parts = _newest(rows), []
+    numbers = [row for row in rows if row.what in ("time", "floor_ratio")]
+    shown = newest(numbers, lambda r: (_line(r), r.config["pass"], r.config["causal"]))
+    parts = []
     for causal, title in ((True, "Causal"), (False, "Full")):
         lines = [row for row in shown if row.config["causal"] == causal]
         if lines:
@@ -27,14 +28,10 @@ def cell_table(rows: Sequence[Row]) -> str:
     return "\n\n".join([*parts, f"{EXPLANATION}. {runs(shown)}."])
 
 
-def _newest(rows: Sequence[Row]) -> list[Row]:
-    """Each number from the newest run that has it, in the order in which candidates first came."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for row in sorted(rows, key=lambda row: row.date):
-        if row.what in ("time", "floor_ratio"):
-            c = row.config
-            found[row.what, c["candidate"], c["pass"], c["causal"], cell(row)] = row
-    return list(found.values())
+def newest(rows: Sequence[Row], subject: Callable[[Row], Hashable]) -> list[Row]:
+    """Each number of a subject from the newest run that has it, in the order in which they came."""
+    by_date = sorted(rows, key=lambda row: row.date)
+    return list({(row.what, subject(row)): row for row in by_date}.values())
 
 
 def runs(rows: Sequence[Row]) -> str:
@@ -52,33 +49,36 @@ def runs(rows: Sequence[Row]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    times, ratios = _values(rows, "time"), _values(rows, "floor_ratio")
-    candidates = list(dict.fromkeys(candidate for candidate, _, _ in times))
-    cells = sorted({where for _, _, where in times}, key=lambda where: (where[3], where[2]))
+    times, ratios = by_pass(rows, "time", _line), by_pass(rows, "floor_ratio", _line)
+    candidates = list(dict.fromkeys(candidate for (candidate, _), _ in times))
+    cells = sorted({where for (_, where), _ in times}, key=lambda where: (where[3], where[2]))
     first, *others = candidates
     header = ["batch × heads × tokens × width", label(first, candidates), "× floor"]
     header += [label(candidate, candidates) for candidate in others]
     lines = []
     for where in cells:
         line = [" × ".join(f"{size:,}" for size in where)]
-        line += [_pair(times, first, where, milliseconds)]
-        line += [_pair(ratios, first, where, "{:.1f}".format)]
-        line += [_pair(times, candidate, where, milliseconds) for candidate in others]
+        line += [both_passes(times, (first, where), milliseconds)]
+        line += [both_passes(ratios, (first, where), "{:.1f}".format)]
+        line += [both_passes(times, (other, where), milliseconds) for other in others]
         lines.append(line)
     return markdown(header, lines)
 
 
-def _values(rows: Sequence[Row], what: str) -> Values:
-    return {
-        (row.config["candidate"], row.config["pass"], cell(row)): row.value
-        for row in rows
-        if row.what == what
-    }
+def _line(row: Row) -> tuple[str, Cell]:
+    return row.config["candidate"], cell(row)
 
 
-def _pair(values: Values, candidate: str, where: Cell, spell: Callable[[float], str]) -> str:
-    """Both passes of a candidate, or one dash where there is neither."""
-    found = [values.get((candidate, pass_name, where)) for pass_name in PASSES]
+def by_pass(
+    rows: Sequence[Row], what: str, subject: Callable[[Row], K]
+) -> dict[tuple[K, str], float]:
+    """The subject of each number of a quantity, and its pass -> the number."""
+    return {(subject(row), row.config["pass"]): row.value for row in rows if row.what == what}
+
+
+def both_passes(numbers: Mapping[tuple[K, str], float], subject: K, spell: Spell) -> str:
+    """The numbers of both passes of a subject, or one dash where there is neither."""
+    found = [numbers.get((subject, pass_name)) for pass_name in PASSES]
     if not any(found):
         return MISSING
     return " / ".join(MISSING if value is None else spell(value) for value in found)

@@ -52,17 +52,14 @@ def loss_charts(studies: Mapping[str, Sequence[Row]]) -> list[Chart]:
     unit = "bits"
     for rows in studies.values():
         for title, best in _sizes(rows):
-            runs = {name: each[0] for name, each in best.items()}
+            runs = {name: each[0].config for name, each in best.items()}
+            drawn = {name: c for name, c in runs.items() if c.get("curve")}
             tokens = {
-                name: [[s * r.config["batch"] * r.config["length"] / 1e6, v] for s, v, _ in curve]
-                for name, r in runs.items()
-                if (curve := r.config.get("curve"))
+                name: [[step * c["batch"] * c["length"] / 1e6, v] for step, v, _ in c["curve"]]
+                for name, c in drawn.items()
             }
-            seconds = {
-                name: [[t, v] for _, v, t in r.config["curve"]]
-                for name, r in runs.items()
-                if r.config.get("curve") and r.config["jobs"] == 1
-            }
+            alone = {name: c["curve"] for name, c in drawn.items() if c["jobs"] == 1}
+            seconds = {name: [[t, v] for _, v, t in curve] for name, curve in alone.items()}
             places = {name: list(_positions(each)) for name, each in best.items()}
             shown = _first_entries(best)
             along_tokens.append(_lines(title, tokens, shown))

@@ -95,9 +95,13 @@ def claim_sentence(
     their deviations, or that are written alike; a deviation that is not known is taken to be that
     of the other number.
     """
-    pairs = claim.judged if claim.says else ()
-    judged = _all_compared(pairs, scores, lower, mean, claim.slack)
-    told = _all_compared(claim.also, scores, lower, mean, 0.0)
+
+    def compared(pairs: Sequence[Pair], slack: float) -> list[_Compared]:
+        found = (_compared(pair, scores, lower, mean, slack) for pair in pairs)
+        return [each for each in found if each is not None]
+
+    judged = compared(claim.judged if claim.says else (), claim.slack)
+    told = compared(claim.also, 0.0)
     parts = [f"The paper says that {claim.says}" if claim.says else "The paper has no such table"]
     if judged:
         conclusion = _conclusion([p for each in judged for p in each.places], claim.is_strict)
@@ -167,17 +171,6 @@ class _Compared(NamedTuple):
     """Entry -> the numbers of it that were compared."""
 
 
-def _all_compared(
-    pairs: Sequence[Pair],
-    scores: Scores,
-    lower: Mapping[str, bool],
-    mean: Sequence[str],
-    slack: float,
-) -> list[_Compared]:
-    found = (_compared(pair, scores, lower, mean, slack) for pair in pairs)
-    return [each for each in found if each is not None]
-
-
 def _compared(
     pair: Pair, scores: Scores, lower: Mapping[str, bool], mean: Sequence[str], slack: float
 ) -> _Compared | None:
@@ -185,47 +178,37 @@ def _compared(
     ours, theirs = scores.get(pair.ours, {}), scores.get(pair.theirs, {})
     if mean and all(column in ours and column in theirs for column in mean):
         both = {name: [scores[name][column] for column in mean] for name in pair}
-        one, other = (mean_score(both[name]) for name in pair)
-        against = _Spelled(one, other, ".1f")
-        place = against.place(lower[mean[0]], slack)
+        means = [mean_score(both[name]) for name in pair]
+        place, against = _place(means, ".1f", lower[mean[0]], slack), _spelt(means, ".1f")
         said = f"{pair.ours} is {PLACES[place]} {pair.theirs} in the mean ({against})"
         return _Compared(said, [place], both)
     columns = [column for column in lower if column in ours and column in theirs]
     if not columns:
         return None
-    spelled = {c: _Spelled(ours[c], theirs[c], ".4g") for c in columns}
-    places = {c: spelled[c].place(lower[c], 0.0) for c in columns}
+    places = {c: _place((ours[c], theirs[c]), ".4g", lower[c], 0.0) for c in columns}
+    spelt = {c: f"{c} ({_spelt((ours[c], theirs[c]), '.4g')})" for c in columns}
     parts = []
     for place, words in PLACES.items():
-        at = [f"{c} ({spelled[c]})" for c in columns if places[c] == place]
-        if at:
+        if at := [spelt[c] for c in columns if places[c] == place]:
             parts.append(f"{words} {pair.theirs} in {_listed(at)}")
     both = {name: [scores[name][column] for column in columns] for name in pair}
     return _Compared(f"{pair.ours} is {_listed(parts)}", list(places.values()), both)
 
 
-class _Spelled(NamedTuple):
-    """Two numbers beside each other, as a sentence has them."""
+def _spelt(scores: Sequence[Score], digits: str) -> str:
+    return " against ".join(f"{each.mean:{digits}}" for each in scores)
 
-    ours: Score
-    theirs: Score
-    digits: str
 
-    def __str__(self) -> str:
-        return " against ".join(self._means)
-
-    @property
-    def _means(self) -> list[str]:
-        return [f"{each.mean:{self.digits}}" for each in (self.ours, self.theirs)]
-
-    def place(self, is_lower_better: bool, slack: float) -> int:
-        """1: ours is ahead, 0: level, -1: behind."""
-        one, other = self._means
-        lead = (self.theirs.mean - self.ours.mean) * (1 if is_lower_better else -1)
-        known = [s.deviation for s in (self.ours, self.theirs) if s.deviation is not None]
-        if one == other or (known and abs(lead) <= 2 * statistics.fmean(known)):
-            return 0
-        return 1 if lead > 0 else 0 if -lead <= slack else -1
+def _place(scores: Sequence[Score], digits: str, is_lower_better: bool, slack: float) -> int:
+    """1 if the first of two scores is ahead, 0 if they are level, -1 if it is behind."""
+    ours, theirs = scores
+    lead = (theirs.mean - ours.mean) * (1 if is_lower_better else -1)
+    known = [each.deviation for each in scores if each.deviation is not None]
+    if f"{ours.mean:{digits}}" == f"{theirs.mean:{digits}}":
+        return 0
+    if known and abs(lead) <= 2 * statistics.fmean(known):
+        return 0
+    return 1 if lead > 0 else 0 if -lead <= slack else -1
 
 
 def _said(found: Sequence[_Compared]) -> str:

@@ -1,12 +1,21 @@
 """The paper's table of speed, measured anew: a text classifier with every mechanism, by length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cosformer.records import Row
 from cosformer.report.claims import SHORTEST, growth_by_name, speed_sentence
-from cosformer.report.selection import Times, origin, other_commits
-from cosformer.report.training import cell_of, mebibytes
-from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds, words
+from cosformer.report.selection import Times, candidates, origin, other_commits
+from cosformer.report.writing import (
+    MISSING,
+    Cell,
+    Grid,
+    Spell,
+    cell_of,
+    mebibytes,
+    milliseconds,
+    told,
+    words,
+)
 
 OURS, THEIRS = "cosformer", "softmax"
 PUBLISHED_AT = tuple(SHORTEST * count for count in (1, 2, 3, 4))
@@ -32,15 +41,15 @@ REMARKS = (
 
 def classifier_table(rows: Sequence[Row]) -> str:
     """Speed and memory of every mechanism by length, a block for each machine."""
-    parts = list[str]()
-    for mine in machines(rows):
-        for grid in classifier_grids(mine):
-            parts += [f"{grid.title}:", markdown(grid.header, grid.lines)]
-        parts.append(classifier_claim(mine))
-        if limits := classifier_limits(mine):
-            parts.append("\n".join(f"* {line}" for line in limits))
-        parts.append(classifier_rule(mine))
-    return "\n\n".join(parts)
+    return "\n\n".join(
+        told(
+            classifier_grids(mine),
+            classifier_claim(mine),
+            classifier_limits(mine),
+            classifier_rule(mine),
+        )
+        for mine in machines(rows)
+    )
 
 
 def machines(rows: Sequence[Row]) -> list[list[Row]]:
@@ -129,15 +138,13 @@ def _last(rows: Sequence[Row]) -> list[Row]:
     return list(found.values())
 
 
-def _grid(
-    rows: Sequence[Row], title: str, what: str, pass_name: str, spell: Callable[[float], str]
-) -> Grid:
+def _grid(rows: Sequence[Row], title: str, what: str, pass_name: str, spell: Spell) -> Grid:
     measured = [row for row in rows if "candidate" in row.config]
     lengths = {row.config["length"]: row.config["batch"] for row in measured}
     header = ["mechanism", *(f"{lengths[n]:,} × {n:,} tokens" for n in sorted(lengths))]
     is_published = (what, pass_name) == ("speed", "training") and set(PUBLISHED_AT) & set(lengths)
     lines = list[Sequence[Cell]]()
-    for name in dict.fromkeys(str(row.config["candidate"]) for row in measured):
+    for name in candidates(measured):
         at = [{"pass": pass_name, "length": length} for length in sorted(lengths)]
         lines.append([Cell(name), *(cell_of(measured, what, name, each, spell) for each in at)])
         if is_published and name in PUBLISHED:

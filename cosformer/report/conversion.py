@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cosformer.records import Row
-from cosformer.report.selection import LABELS, origin, run_with
+from cosformer.report.selection import LABELS, candidates, origin, rows_of, run_with
 from cosformer.report.writing import MISSING, markdown
 
 STAGES = {"replaced": "no training", "matched": "layers matched", "distilled": "then distilled"}
@@ -19,23 +19,23 @@ SPELT = {
 def conversion_table(rows: Sequence[Row]) -> str:
     """Spearman's correlation by stage, a line for each conversion; the original's comes first."""
     run = run_with(rows, "spearman")
-    found = {
-        (row.config["candidate"], row.config["stage"]): row for row in run if row.what == "spearman"
-    }
-    first = next(row for row in run if row.config.get("stage") == "original")
+    judged = rows_of(run, "spearman")
+    found = {(row.config["candidate"], row.config["stage"]): row for row in judged}
+    first = next(row for row in judged if row.config["stage"] == "original")
     minutes = {r.config["candidate"]: r.value for r in run if r.what == "conversion_time"}
-    lines = [[f"{_name(first)}, the original", "all", *[MISSING] * len(STAGES), "100.0 %", MISSING]]
-    lines[0][2] = f"{first.value:.4f}"
+    lines = [[f"{_name(first)}, the original", "all", f"{first.value:.4f}"]]
+    lines[0] += [*[MISSING] * (len(STAGES) - 1), "100.0 %", MISSING]
     header = ["attention", "softmax layers", *STAGES.values(), "kept", "minutes"]
     for candidate in dict.fromkeys(name for name, stage in found if stage != "original"):
-        last = found[candidate, "distilled"]
-        exact = ", ".join(str(number) for number in last.config["exact"]) or "none"
         values = [found.get((candidate, stage)) for stage in STAGES]
-        lines.append(
-            [_name(last), exact]
-            + [MISSING if row is None else f"{row.value:.4f}" for row in values]
-            + [f"{last.value / first.value:.1%}".replace("%", " %"), f"{minutes[candidate]:.1f}"]
-        )
+        last = [row for row in values if row is not None][-1]  # of a killed run, an earlier stage
+        exact = ", ".join(str(number) for number in last.config["exact"]) or "none"
+        kept = took = MISSING
+        if candidate in minutes:
+            kept = f"{last.value / first.value:.1%}".replace("%", " %")
+            took = f"{minutes[candidate]:.1f}"
+        spelt = [MISSING if row is None else f"{row.value:.4f}" for row in values]
+        lines.append([_name(last), exact, *spelt, kept, took])
     c = first.config
     setting = (
         f"{c['model']}, STS-B {c['split']} ({c['pairs']:,} pairs); learnt from {c['texts']:,} "
@@ -51,7 +51,8 @@ def conversion_table(rows: Sequence[Row]) -> str:
 def embedding_table(rows: Sequence[Row]) -> str:
     """Tokens a second of embeddings by length, and how many times as many as the original's."""
     run = run_with(rows, "embedding_speed")
-    names = list(dict.fromkeys(r.config["candidate"] for r in run if r.what == "embedding_speed"))
+    timed = rows_of(run, "embedding_speed")
+    names = candidates(timed)
     at = {
         (r.what, r.config["candidate"], r.config["length"]): r for r in run if "length" in r.config
     }
@@ -71,8 +72,7 @@ def embedding_table(rows: Sequence[Row]) -> str:
         ]
         for length in lengths
     ]
-    first = next(row for row in run if row.what == "embedding_speed")
-    c = first.config
+    first, c = timed[0], timed[0].config
     setting = f"{c['model']} of all layers converted beside the original, {c['dtype']}"
     return (
         f"{markdown(header, lines)}\n\nBatches have the same number of tokens at every length. "

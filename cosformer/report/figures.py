@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cosformer.records import Row
@@ -49,7 +49,7 @@ def token_time_vs_length(rows: Sequence[Row], file_format: str) -> bytes:
 def _draw(
     run: Sequence[Row], select: Callable[[Sequence[Row], str], Times], unit: str, file_format: str
 ) -> bytes:
-    panels = {name: select(run, name) for name in PASSES if select(run, name)}
+    panels = {name: found for name in PASSES if (found := select(run, name))}
     if not panels:
         raise ValueError("time_vs_length needs rows of 'time', got none that it draws")
     width = max(6.0, 4.8 * len(panels))
@@ -60,8 +60,7 @@ def _draw(
             _draw_panel(axis, found, PASSES[pass_name])
         axes[0].set_ylabel(unit)
         _name_lines(figure, axes)
-        origin = textwrap.fill(describe(run), int(15 * width))
-        figure.supxlabel(origin, fontsize=7, color="#777777")
+        note(figure, describe(run), int(15 * width))
 
     return figure_bytes(draw, (width, 4.2), file_format)
 
@@ -70,6 +69,21 @@ def draw_grid(axis: Any) -> None:
     """Light lines behind the curves."""
     axis.grid(which="major", color="#e6e8eb", linewidth=0.8)
     axis.set_axisbelow(True)
+
+
+def lay_out(axis: Any, title: str, lengths: Iterable[int]) -> None:
+    """A panel of numbers against lengths: its title, its grid, and a tick for each length."""
+    axis.set_title(title, loc="left", fontsize=11)
+    draw_grid(axis)
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter("{x:,g}")
+    ticks = sorted(set(lengths))
+    axis.set_xticks(ticks, [short(tick) for tick in ticks])
+
+
+def note(figure: Any, text: str, width: int) -> None:
+    """Small words below a figure, in lines of so many letters."""
+    figure.supxlabel(textwrap.fill(text, width), fontsize=7, color="#777777")
 
 
 def figure_bytes(draw: Callable[[Any], None], size: tuple[float, float], file_format: str) -> bytes:
@@ -94,13 +108,8 @@ def _draw_panel(axis: Any, found: Times, title: str) -> None:
         colour = COLOURS.get(candidate) or next(spare)
         name = label(candidate, found)
         axis.loglog(lengths, values, "o-", color=colour, label=name, markersize=4, linewidth=1.8)
-    axis.set_title(title, loc="left", fontsize=11)
     axis.set_xlabel("tokens")
-    draw_grid(axis)
-    axis.minorticks_off()
-    axis.yaxis.set_major_formatter("{x:,g}")
-    ticks = sorted({length for by_length in found.values() for length in by_length})
-    axis.set_xticks(ticks, [short(tick) for tick in ticks])
+    lay_out(axis, title, (length for by_length in found.values() for length in by_length))
     if {"chunked", "sdpa"} <= found.keys():
         _mark_crossover(axis, found)
 

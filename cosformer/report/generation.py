@@ -1,18 +1,23 @@
 """The table and the picture of tokens that many streams generate."""
 
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from cosformer.records import Row
-from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes, short
-from cosformer.report.selection import LABELS, origin, run_with
-from cosformer.report.training import Spell, cell_of, mebibytes
-from cosformer.report.writing import Grid, markdown, milliseconds, words
+from cosformer.report.figures import OTHER_COLOURS, figure_bytes, lay_out, note
+from cosformer.report.selection import LABELS, origin, rows_of, run_with
+from cosformer.report.writing import Grid, Spell, cell_of, mebibytes, milliseconds, words
 
 NAMES = {"transformers": "Transformers, Llama, static cache", "softmax": "softmax, static cache"}
 """Names of candidates for readers, where a table of many streams says more than others."""
+COLUMNS: dict[str, tuple[str, Spell]] = {
+    "generation_speed": ("tokens/s", "{:,.0f}".format),
+    "token_time": ("ms for a token of all", milliseconds),
+    "generation_speed_ratio": ("to softmax", "{:.1f} ×".format),
+    "stream_memory": ("memory of a stream", mebibytes),
+}
+"""Quantity -> its name in the header, and how its numbers are written."""
 RULE = (
     "A context is a prompt that was read; filled: positions set, and caches filled with random "
     "numbers. Where so many streams do not fit, softmax has fewer."
@@ -23,7 +28,7 @@ RULE = (
 def token_table(rows: Sequence[Row]) -> str:
     """Tokens a second of many streams, a line for each candidate, number of streams and context."""
     grid = token_grid(rows)
-    return f"{markdown(grid.header, grid.lines)}\n\n{RULE} {grid.title}."
+    return f"{grid.markdown}\n\n{RULE} {grid.title}."
 
 
 def token_grid(rows: Sequence[Row]) -> Grid:
@@ -34,18 +39,11 @@ def token_grid(rows: Sequence[Row]) -> Grid:
         c = row.config
         who, at = c["candidate"], {"batch": c["batch"], "position": c["position"]}
         read = "" if c.get("context", "read") == "read" else " (filled)"
-        columns: list[tuple[str, Spell]] = [
-            ("generation_speed", "{:,.0f}".format),
-            ("token_time", milliseconds),
-            ("generation_speed_ratio", "{:.1f} ×".format),
-            ("stream_memory", mebibytes),
-        ]
-        found = [cell_of(run, what, who, at, spell) for what, spell in columns]
+        found = [cell_of(run, what, who, at, spell) for what, (_, spell) in COLUMNS.items()]
         place = words(_name(who), f"{c['batch']:,}", f"{c['position']:,}{read}")
         lines.append([*place, *found])
-    header = ["model", "streams", "context", "tokens/s", "ms for a token of all"]
-    header += ["to softmax", "memory of a stream"]
-    first = next(row for row in run if row.what == "generation_speed")
+    header = ["model", "streams", "context", *(title for title, _ in COLUMNS.values())]
+    first = rows_of(run, "generation_speed")[0]
     setting = f"decoder {first.config['preset']}, {first.config['dtype']}"
     return Grid(header, lines, origin(first, setting))
 
@@ -56,7 +54,7 @@ def generation_figure(rows: Sequence[Row], file_format: str) -> bytes:
     Of the number of streams that was measured in most contexts, or of as many as fitted there.
     """
     run = run_with(rows, "generation_speed")
-    speeds = [row for row in run if row.what == "generation_speed"]
+    speeds = rows_of(run, "generation_speed")
     counts = Counter(row.config["batch"] for row in speeds)
     most = max(counts, key=lambda batch: (counts[batch], batch))
     fitting: dict[tuple[str, int], int] = {}
@@ -78,20 +76,13 @@ def generation_figure(rows: Sequence[Row], file_format: str) -> bytes:
             for name, colour in zip(names, ("#0b6e99", *OTHER_COLOURS), strict=False):
                 mine = {_cell(row)[1]: row.value / unit for row in found if _cell(row)[0] == name}
                 style = {"color": colour, "markersize": 4, "linewidth": 1.8}
-                axis.loglog(
-                    sorted(mine), [mine[n] for n in sorted(mine)], "o-", label=_name(name), **style
-                )
-            axis.set_title(title, loc="left", fontsize=11)
+                points = zip(*sorted(mine.items()), strict=True)
+                axis.loglog(*points, "o-", label=_name(name), **style)
             axis.set_xlabel("tokens of context")
-            ticks = sorted({row.config["position"] for row in found})
-            axis.set_xticks(ticks, [short(tick) for tick in ticks])
-            axis.minorticks_off()
-            axis.yaxis.set_major_formatter("{x:,g}")
-            draw_grid(axis)
+            lay_out(axis, title, (row.config["position"] for row in found))
         axes[0].legend(frameon=False, fontsize=8)
         setting = f"decoder {speeds[0].config['preset']}, {most} streams, or as many as fit"
-        text = textwrap.fill(origin(speeds[0], setting), 130)
-        figure.supxlabel(text, fontsize=7, color="#777777")
+        note(figure, origin(speeds[0], setting), 130)
 
     return figure_bytes(draw, (9.6, 4.2), file_format)
 

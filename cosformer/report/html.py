@@ -80,7 +80,7 @@ def section(name: str, title: str, *parts: str) -> str:
 def table(grid: Grid, book: Book | None = None) -> str:
     """A table that scrolls in itself; with a book, a number opens the rows behind it."""
     head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in grid.header)
-    body = "".join(f"<tr{_kind(line)}>{_cells(line, book)}</tr>" for line in grid.lines)
+    body = "".join(_line(line, book) for line in grid.lines)
     caption = f"<caption>{html.escape(grid.title)}</caption>" if grid.title else ""
     label = html.escape(grid.title or "table", quote=True)
     return (
@@ -122,16 +122,11 @@ def _block(block: str) -> str:
     return paragraph(block, "origin")
 
 
-def _kind(line: Sequence[Cell]) -> str:
-    is_published = line[0].text.startswith("*")
-    return ' class="published"' if is_published else ""
-
-
-def _cells(line: Sequence[Cell], book: Book | None) -> str:
+def _line(line: Sequence[Cell], book: Book | None) -> str:
     first, *rest = line
-    return f'<th scope="row">{_emphasis(first.text)}</th>' + "".join(
-        f"<td>{_inner(cell, book)}</td>" for cell in rest
-    )
+    kind = ' class="published"' if first.text.startswith("*") else ""
+    cells = "".join(f"<td>{_inner(cell, book)}</td>" for cell in rest)
+    return f'<tr{kind}><th scope="row">{_emphasis(first.text)}</th>{cells}</tr>'
 
 
 def _inner(cell: Cell, book: Book | None) -> str:

@@ -1,13 +1,12 @@
 """Two runs side by side: their curves of loss, a table of their last values, and who won."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cosformer.records import Row
 from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
-from cosformer.report.training import mebibytes
-from cosformer.report.writing import MISSING
+from cosformer.report.writing import MISSING, Spell, mebibytes
 
 NAMES = {"cosformer-gated": "cosFormer", "softmax": "softmax"}
 """The mechanisms of a demo and their names for readers: ours first."""
@@ -36,31 +35,23 @@ WORDS = {
 """Whether a difference is settled -> words for a lower, a level and a higher loss."""
 
 
-class Quantity(NamedTuple):
-    """A line of the summary."""
-
-    what: str
-    title: str
-    spell: Callable[[float], str]
-
-
-QUANTITIES = (
-    Quantity("train_loss", "loss in training, nats", "{:.3f}".format),
-    Quantity("valid_loss", "loss on validation, nats", "{:.3f}".format),
-    Quantity("valid_bits_per_byte", "bits per byte", "{:.3f}".format),
-    Quantity("train_speed", "speed in training, tokens/s", "{:,.0f}".format),
-    Quantity("peak_memory", "memory of a step", mebibytes),
-    Quantity("stream_memory", "memory of a stream", mebibytes),
-    Quantity("parameters", "parameters", "{:,.0f}".format),
-)
+QUANTITIES: dict[str, tuple[str, Spell]] = {
+    "train_loss": ("loss in training, nats", "{:.3f}".format),
+    "valid_loss": ("loss on validation, nats", "{:.3f}".format),
+    "valid_bits_per_byte": ("bits per byte", "{:.3f}".format),
+    "train_speed": ("speed in training, tokens/s", "{:,.0f}".format),
+    "peak_memory": ("memory of a step", mebibytes),
+    "stream_memory": ("memory of a stream", mebibytes),
+    "parameters": ("parameters", "{:,.0f}".format),
+}
+"""Quantity -> its name in the summary, and how its numbers are written."""
 
 
 def summary(rows: Sequence[Row], task: str) -> list[list[str]]:
     """A header, then a line for each quantity: the last value of each mechanism."""
     lines = [["", *NAMES.values()]]
-    for what, title, spell in QUANTITIES:
-        last = last_values(rows, task, what)
-        if last:
+    for what, (title, spell) in QUANTITIES.items():
+        if last := last_values(rows, task, what):
             cells = [spell(last[name].value) if name in last else MISSING for name in NAMES]
             lines.append([title, *cells])
     return lines
@@ -80,10 +71,10 @@ def floor_sentence(rows: Sequence[Row], task: str) -> str:
     return f"{said} {unbeaten} did not beat it." if unbeaten else said
 
 
-def verdict(rows: Sequence[Row], short: str = "short", long: str = "long") -> str:
+def verdict(rows: Sequence[Row]) -> str:
     """Who learns better in short windows and who trains faster in long ones, in one sentence."""
-    losses = last_values(rows, short, "valid_loss")
-    speeds = last_values(rows, long, "train_speed")
+    losses = last_values(rows, "short", "valid_loss")
+    speeds = last_values(rows, "long", "train_speed")
     if len(losses) < len(NAMES) or len(speeds) < len(NAMES):
         return "The time was too short for a verdict."
     ours, theirs = (losses[name] for name in NAMES)
@@ -91,7 +82,7 @@ def verdict(rows: Sequence[Row], short: str = "short", long: str = "long") -> st
     times = speeds[next(iter(NAMES))].value / speeds["softmax"].value
     joined = "and" if (more < LEVEL) == (times > 1) else "but"
     where, length = "below" if more < 0 else "above", speeds["softmax"].config["length"]
-    unbeaten, step = _who_failed(rows, short), ours.config["step"]
+    unbeaten, step = _who_failed(rows, "short"), ours.config["step"]
     settled = not unbeaten and step >= ENOUGH
     order = 1 if abs(more) < LEVEL else 0 if more < 0 else 2
     learns = WORDS[settled][order]
@@ -130,11 +121,11 @@ def learning_figure(rows: Sequence[Row], task: str, file_format: str) -> bytes:
 
 
 class Curves(NamedTuple):
-    """The losses of a run: steps, counted from 1, and nats."""
+    """The losses of a run: steps, counted from 1, or seconds; and nats."""
 
     name: str
-    train_loss: list[tuple[int, float]]
-    valid_loss: list[tuple[int, float]]
+    train_loss: list[tuple[float, float]]
+    valid_loss: list[tuple[float, float]]
 
 
 def runs_figure(runs: Sequence[Curves], file_format: str) -> bytes:
@@ -145,11 +136,7 @@ def runs_figure(runs: Sequence[Curves], file_format: str) -> bytes:
         # colours end before runs may: those that come after have other dashes
         looks = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS_OF_RUNS))
         for run, (dashes, colour) in zip(runs, looks, strict=False):
-            line = {"color": colour, "linestyle": dashes}
-            for what, style in STYLES.items():
-                if points := getattr(run, what):
-                    label = f"{run.name}, {style['label']}"
-                    axis.plot(*zip(*points, strict=True), **{**style, **line, "label": label})
+            _draw_losses(axis, run, color=colour, linestyle=dashes)
         axis.set_xlabel("steps")
         axis.set_ylabel("loss, nats")
         draw_grid(axis)
@@ -160,16 +147,18 @@ def runs_figure(runs: Sequence[Curves], file_format: str) -> bytes:
 
 def _draw_panel(axis: Any, rows: Sequence[Row], key: str, title: str) -> None:
     for name, colour in COLOURS.items():
-        for what, style in STYLES.items():
-            points = [
-                (row.config[key], row.value)
-                for row in rows
-                if row.what == what and row.config["candidate"] == name
-            ]
-            if points:
-                label = f"{NAMES[name]}, {style['label']}"
-                axis.plot(*zip(*points, strict=True), color=colour, **{**style, "label": label})
+        mine = [row for row in rows if row.config.get("candidate") == name]
+        losses = [[(r.config[key], r.value) for r in mine if r.what == what] for what in STYLES]
+        _draw_losses(axis, Curves(NAMES[name], *losses), color=colour)
     axis.set_xlabel(title)
     draw_grid(axis)
     if key == "step":
         axis.legend(frameon=False, fontsize=8)
+
+
+def _draw_losses(axis: Any, run: Curves, **look: str) -> None:
+    """Losses in training, drawn thin, and those on validation, with dots."""
+    for what, style in STYLES.items():
+        if points := getattr(run, what):
+            label = f"{run.name}, {style['label']}"
+            axis.plot(*zip(*points, strict=True), **{**style, **look, "label": label})

@@ -7,7 +7,7 @@ from typing import Any
 from cosformer.records import Row
 from cosformer.report.html import Book, button, paragraph
 from cosformer.report.selection import LABELS, origin
-from cosformer.report.training import mebibytes
+from cosformer.report.writing import mebibytes
 
 NAMES = {
     **LABELS,
@@ -67,8 +67,12 @@ def maps_part(rows: Sequence[Row]) -> str:
 
 def maps_data(rows: Sequence[Row], book: Book) -> list[dict[str, Any]]:
     """For each model the rows of its layers, by their numbers."""
+
+    def layer(row: Row) -> int:
+        return int(row.config["layer"])
+
     return [
-        {"name": name_of(name), "layers": book.numbers(sorted(each, key=_layer))}
+        {"name": name_of(name), "layers": book.numbers(sorted(each, key=layer))}
         for name, each in newest(rows, "reach").items()
     ]
 
@@ -101,25 +105,21 @@ def models_note(rows: Sequence[Row]) -> str:
 
 def memory_sentence(rows: Sequence[Row]) -> str:
     """Which streams keep their size and which grow; empty without rows."""
-    flat, growing = [], []
+    flat, growing = list[str](), list[str]()
     for name, (row, *_) in newest(rows, "written").items():
         sizes = {int(n): held for n, held in row.config["stream_bytes"].items()}
         if len(sizes) < 2:
             continue
         first, last = min(sizes), max(sizes)
         if sizes[first] == sizes[last]:
-            flat.append(
-                f"{name_of(name)} remembers {mebibytes(sizes[last])} from {first:,} to {last:,} "
-                "tokens"
-            )
+            held = f"{mebibytes(sizes[last])} from {first:,} to {last:,} tokens"
+            flat.append(f"{name_of(name)} remembers {held}")
         else:
-            growing.append(
-                f"{name_of(name)} remembers {mebibytes(sizes[first])} at {first:,} tokens and "
-                f"{mebibytes(sizes[last])} at {last:,}"
-            )
-    parts = [f"flat memory: {', '.join(flat)}"] * bool(flat)
-    parts += [f"a growing cache: {', '.join(growing)}"] * bool(growing)
-    said = "; ".join(parts)
+            held = f"{mebibytes(sizes[first])} at {first:,} tokens"
+            held += f" and {mebibytes(sizes[last])} at {last:,}"
+            growing.append(f"{name_of(name)} remembers {held}")
+    told = {"flat memory": flat, "a growing cache": growing}
+    said = "; ".join(f"{kind}: {', '.join(each)}" for kind, each in told.items() if each)
     return f"{said[0].upper()}{said[1:]}." if said else ""
 
 
@@ -131,7 +131,3 @@ def _text(row: Row, book: Book) -> str:
         f"<pre><b>{html.escape(c['prompt'])}</b>{html.escape(c['written'].rstrip())}</pre>"
         f'<p class="origin">remembers {held}</p></div>'
     )
-
-
-def _layer(row: Row) -> int:
-    return int(row.config["layer"])

@@ -1,15 +1,14 @@
 """Every mechanism against the length: a table of growth and cost, and a panel for each."""
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cosformer.records import Row, growth_exponent
 from cosformer.report.claims import speed_sentence
-from cosformer.report.figures import draw_grid, figure_bytes, short
-from cosformer.report.selection import Times, describe, runs_of_each, times
-from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds
+from cosformer.report.figures import draw_grid, figure_bytes, note, short
+from cosformer.report.selection import Times, candidates, describe, runs_of_each, times
+from cosformer.report.writing import MISSING, Cell, Grid, Spell, cell_of, markdown, milliseconds
 
 REFERENCES = {"cosformer": "#0b6e99", "softmax": "#c4501b"}
 """Mechanisms that every panel shows, with their colours."""
@@ -78,8 +77,7 @@ def mechanism_figure(rows: Sequence[Row], file_format: str) -> bytes:
         figure.legend(handles, [h.get_label() for h in handles], loc="outside upper right",
                       ncols=2, frameon=False)  # fmt: skip
         figure.supylabel(f"milliseconds, forward + backward{host}", fontsize=10, color="#333333")
-        origin = textwrap.fill(f"tokens. {describe(run)}", 25 * COLUMNS)
-        figure.supxlabel(origin, fontsize=7, color="#777777")
+        note(figure, f"tokens. {describe(run)}", 25 * COLUMNS)
 
     return figure_bytes(draw, (1.75 * COLUMNS, 1.6 * lines + 0.6), file_format)
 
@@ -117,17 +115,9 @@ def _line(run: Sequence[Row], name: str, length: int, alone: Mapping[int, float]
 
 
 def _cell(
-    run: Sequence[Row], what: str, name: str, length: int, pass_name: str, spell: Any
+    run: Sequence[Row], what: str, name: str, length: int, pass_name: str, spell: Spell
 ) -> Cell:
-    """The number as text, or the reason why there is none."""
-    for row in run:
-        at = row.config
-        if _of(row, name) and at.get("length") == length and at.get("pass") == pass_name:
-            if row.what == what:
-                return Cell(str(spell(row.value)), [row])
-            if row.what == "failed":
-                return Cell(str(at["reason"]).partition(":")[0], [row])
-    return Cell(MISSING)
+    return cell_of(run, what, name, {"length": length, "pass": pass_name}, spell)
 
 
 def _alone(run: Sequence[Row]) -> tuple[Times, str]:
@@ -154,8 +144,7 @@ def _growth(run: Sequence[Row], what: str, name: str) -> Row | None:
 
 def _names(run: Sequence[Row]) -> list[str]:
     """In the order of the rows, flash-linear-attention's at the end."""
-    names = dict.fromkeys(row.config["candidate"] for row in run if "candidate" in row.config)
-    return sorted(names, key=lambda name: name.startswith("fla-"))
+    return sorted(candidates(run), key=lambda name: name.startswith("fla-"))
 
 
 def _of(row: Row, name: str) -> bool:

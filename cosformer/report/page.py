@@ -6,13 +6,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from cosformer.records import Row
-from cosformer.report.charts import (
-    Chart,
-    judged_chart,
-    length_charts,
-    loss_charts,
-    memory_chart,
-)
+from cosformer.report.charts import Chart, judged_chart, length_charts, loss_charts, memory_chart
 from cosformer.report.classifier import (
     classifier_claim,
     classifier_grids,
@@ -34,13 +28,7 @@ from cosformer.report.html import (
 )
 from cosformer.report.looking import maps_data, maps_part, memory_sentence, models_note, texts_part
 from cosformer.report.mechanisms import length_claim, length_grid
-from cosformer.report.reproduce import (
-    claim,
-    protocol,
-    reasons,
-    reproduced_grid,
-    rule,
-)
+from cosformer.report.reproduce import claim, protocol, reasons, reproduced_grid, rule
 from cosformer.report.selection import describe, runs_of_each
 from cosformer.report.speed import Pair, fastest_pairs
 from cosformer.report.study import (
@@ -48,6 +36,7 @@ from cosformer.report.study import (
     best_by_entry,
     best_by_share,
     best_with_windows,
+    mean_value,
     of_most,
     paper_of,
     probe_claim,
@@ -57,14 +46,8 @@ from cosformer.report.study import (
     study_grids,
     study_rule,
 )
-from cosformer.report.training import (
-    generation_grid,
-    mebibytes,
-    training_claim,
-    training_grid,
-    training_rule,
-)
-from cosformer.report.writing import MISSING, Cell, Grid
+from cosformer.report.training import generation_grid, training_claim, training_grid, training_rule
+from cosformer.report.writing import MISSING, Cell, Grid, mebibytes
 
 Sources = Mapping[str, Sequence[Row]]
 """Name of a file of results -> its rows."""
@@ -150,7 +133,7 @@ def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -
     `shares`: share of exact layers -> the best entry with it.
     """
     found, chosen, rival = list[Headline](), shares[Fraction(0)], shares[Fraction(1)]
-    means = {name: sum(r.value for r in rows) / len(rows) for name, rows in best.items()}
+    means = {name: mean_value(rows) for name, rows in best.items()}
     unit = UNITS[best[chosen][0].what]
     who = {
         shares[share]: f"with {share} of the layers exact, {shares[share]} has"
@@ -227,21 +210,17 @@ def _is_measured(name: str, sources: Sources) -> bool:
 def _reproduced(name: str, sources: Sources, book: Book) -> str:
     """A published table measured anew, and the study of the same subject, where there is one."""
     rows = sources.get(f"reproduce-{name}", ())
-    parts = [
-        table(_filled(reproduced_grid(name, rows)), book),
-        paragraph(claim(name, rows), "verdict"),
-        notes("Protocol", protocol(name, rows)),
-        notes("Cells that are empty or not final", reasons(name, rows)),
-        paragraph(f"By cosformer reproduce {name}. {rule(name, rows)}", "origin"),
-    ]
+    folded = notes("Protocol", protocol(name, rows))
+    folded += notes("Cells that are empty or not final", reasons(name, rows))
+    grids, about = [_filled(reproduced_grid(name, rows))], rule(name, rows)
+    parts = _measured(f"reproduce {name}", grids, book, claim(name, rows), about, folded)
     if not rows:
-        told = "<details><summary>The table, of which nothing is measured yet</summary>"
-        parts = [told, *parts, "</details>"]
+        summary = "<summary>The table, of which nothing is measured yet</summary>"
+        parts = ["<details>", summary, *parts, "</details>"]
     if study := _studies(sources).get(f"study-{name}"):
         parts.append("<h3>Many mechanisms under one protocol</h3>")
-        parts += [table(grid, book) for grid in study_grids(study)]
-        parts.append(paragraph(study_claim(study), "verdict"))
-        parts.append(paragraph(f"By cosformer study {name}. {study_rule(study)}", "origin"))
+        told = study_claim(study), study_rule(study)
+        parts += _measured(f"study {name}", study_grids(study), book, *told)
     return section(name, TITLES[name], *parts)
 
 
@@ -253,22 +232,17 @@ def _speed(sources: Sources, book: Book, charts: list[Chart]) -> str:
         said = "Attention alone, on the same q, k and v for every mechanism."
         parts += [paragraph(said), *map(_figure, drawn)]
     for rows in measured.values():
-        parts.append(table(length_grid(rows), book))
-        parts.append(paragraph(length_claim(rows), "verdict"))
-        about = describe(runs_of_each(rows, "time"))
-        parts.append(paragraph(f"By cosformer bench mechanisms. {about}.", "origin"))
+        told = length_claim(rows), f"{describe(runs_of_each(rows, 'time'))}."
+        parts += _measured("bench mechanisms", [length_grid(rows)], book, *told)
     for rows in _by_machine(sources, "training", "train_speed").values():
-        parts.append(table(training_grid(rows), book))
-        parts.append(paragraph(training_claim(rows), "verdict"))
-        parts.append(paragraph(f"By cosformer bench training. {training_rule(rows)}.", "origin"))
+        told = training_claim(rows), f"{training_rule(rows)}."
+        parts += _measured("bench training", [training_grid(rows)], book, *told)
     parts.append("<h3>The classifier of the paper's table</h3>")
     rows = sources.get("reproduce-speed", ())
     for mine in machines(rows) if rows else ():
-        parts += [table(grid, book) for grid in classifier_grids(mine)]
-        parts.append(paragraph(classifier_claim(mine), "verdict"))
-        parts.append(notes("Places without a number", classifier_limits(mine)))
-        rule = classifier_rule(mine)
-        parts.append(paragraph(f"By cosformer reproduce speed. {rule}", "origin"))
+        told = classifier_claim(mine), classifier_rule(mine)
+        folded = notes("Places without a number", classifier_limits(mine))
+        parts += _measured("reproduce speed", classifier_grids(mine), book, *told, folded)
     if not rows:
         parts.append(paragraph(f"{UNMEASURED.capitalize()}: cosformer reproduce speed", "why"))
     return section("speed", "Speed", *parts)
@@ -278,13 +252,9 @@ def _probes(sources: Sources, book: Book) -> str:
     rows = sources.get("study-probes", ())
     if not any(row.what == "accuracy" for row in rows):
         return _unmeasured("probes", "Probes", "cosformer reproduce probes")
-    return section(
-        "probes",
-        "Probes",
-        *(table(grid, book) for grid in probe_grids(rows)),
-        paragraph(probe_claim(rows), "verdict"),
-        paragraph(f"By cosformer reproduce probes. {probe_rule(rows)}", "origin"),
-    )
+    told = probe_claim(rows), probe_rule(rows)
+    parts = _measured("reproduce probes", probe_grids(rows), book, *told)
+    return section("probes", "Probes", *parts)
 
 
 def _losses(sources: Sources, charts: list[Chart]) -> str:
@@ -346,6 +316,14 @@ def _by_machine(sources: Sources, name: str, what: str) -> dict[str, Sequence[Ro
 def _studies(sources: Sources) -> dict[str, Sequence[Row]]:
     found = {name: sources.get(name, ()) for name in STUDIES}
     return {n: rows for n, rows in found.items() if any(row.what in UNITS for row in rows)}
+
+
+def _measured(
+    command: str, grids: Sequence[Grid], book: Book, claim: str, rule: str, folded: str = ""
+) -> list[str]:
+    """Tables, what they say about a claim, what is read on demand, and how they are made."""
+    origin = paragraph(f"By cosformer {command}. {rule}", "origin")
+    return [*(table(grid, book) for grid in grids), paragraph(claim, "verdict"), folded, origin]
 
 
 def _figure(chart: Chart) -> str:

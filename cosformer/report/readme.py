@@ -13,6 +13,7 @@ from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.generation import generation_figure
 from cosformer.report.mechanisms import mechanism_figure
 from cosformer.report.page import page
+from cosformer.report.reproduce import REPRODUCED
 from cosformer.report.selection import renamed
 from cosformer.report.study import study_figure
 from cosformer.report.tables import TABLES
@@ -39,29 +40,12 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Row], str], bytes]]] = {
 }
 """File in docs/ -> the rows that it is drawn from, and the function that draws it."""
 OPTIONAL = {
-    "ops-cuda",
-    "mechanisms-cpu",
-    "mechanisms-cuda",
-    "training-cpu",
-    "training-cuda",
-    "generation-cpu",
-    "generation-cuda",
-    "data-cpu",
-    "conversion-cpu",
-    "conversion-cuda",
-    "learning-cuda",
-    "study-lm",
-    "study-mlm",
-    "study-probes",
-    "reproduce-lra",
-    "reproduce-lra-pretrained",
-    "reproduce-lm",
-    "reproduce-mlm",
-    "reproduce-ablation",
-    "reproduce-speed",
-}
+    "ops-cuda", "data-cpu", "learning-cuda", "study-lm", "study-mlm", "study-probes",
+    *(f"{name}-{device}" for name in ("mechanisms", "training", "generation", "conversion")
+      for device in ("cpu", "cuda")),
+    *(f"reproduce-{name}" for name in (*REPRODUCED, "speed")),
+}  # fmt: skip
 """Rows that not every machine can measure. Without them a block is empty and no figure drawn."""
-
 
 README = Path("README.md")
 

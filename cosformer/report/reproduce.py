@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cosformer.records import Row
 from cosformer.report.claims import CLAIMS, Score, beats_floor, claim_sentence, mean_score
 from cosformer.report.selection import device_minutes, last_of_each, origin, other_commits
-from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
+from cosformer.report.writing import MISSING, Cell, Grid, spread, told, words
 
 LOST = ("diverged", "failed")
 """Quantities of runs that have no value; their rows say why."""
@@ -57,7 +57,7 @@ class Reproduced(NamedTuple):
     """Entry -> the line below its own."""
     others: Sequence[Published] = ()
     """Lines at the end."""
-    is_dressed: bool = True
+    is_recommended: bool = True
     """Whether each mechanism has what is recommended for it; if not, all have positions alone."""
     remarks: str = ""
     """What a reader must know to compare, and where published numbers are from."""
@@ -193,7 +193,7 @@ REPRODUCED: dict[str, Reproduced] = {
         mean=tuple(_LRA),
         mean_title="LRA mean",
         mean_decides=False,
-        is_dressed=False,
+        is_recommended=False,
         remarks=(
             "relu-cosine is cosFormer as published; decay: a fixed one for each head, as "
             "cosformer-multiscale has; with both, the horizon of the cosine is the length. "
@@ -214,17 +214,8 @@ def reproduced_table(rows: Sequence[Row]) -> str:
     if name not in REPRODUCED:
         kinds = sorted({row.what for row in rows})
         raise ValueError(f"a run must have rows of one of {', '.join(REPRODUCED)}, got {kinds}")
-    grid = reproduced_grid(name, rows)
     about = [*protocol(name, rows), *reasons(name, rows)]
-    return "\n\n".join(
-        [
-            f"{grid.title}:",
-            markdown(grid.header, grid.lines),
-            claim(name, rows),
-            *(["\n".join(f"* {line}" for line in about)] if about else []),
-            rule(name, rows),
-        ]
-    )
+    return told([reproduced_grid(name, rows)], claim(name, rows), about, rule(name, rows))
 
 
 def reproduced_grid(name: str, rows: Sequence[Row]) -> Grid:
@@ -290,31 +281,31 @@ def protocol(name: str, rows: Sequence[Row]) -> list[str]:
 def reasons(name: str, rows: Sequence[Row]) -> list[str]:
     """Why cells are empty or not final, a line each."""
     columns = REPRODUCED[name].columns
-    told = [
+    said = [
         f"{_title(columns[column])}, {entry}: {found.cell.why}"
         for (entry, column), found in _cells(name, rows).items()
         if found.cell.why
     ]
     left = Counter(row.config["column"] for row in _last(name, rows))
     left.subtract(row.config["column"] for row in shown_rows(name, rows))
-    told += [
+    said += [
         f"{_title(columns[column])}: runs by another protocol that are left out: {count}"
         for column, count in left.items()
         if count
     ]
-    return told
+    return said
 
 
 def rule(name: str, rows: Sequence[Row]) -> str:
     """How a cell is made, what a reader must know to compare, and where rows are from."""
     about, shown = REPRODUCED[name], shown_rows(name, rows)
-    worn = (
+    equipment = (
         "each with the positions, convolution, norm and gate that are recommended for it"
-        if about.is_dressed
+        if about.is_recommended
         else "each with the positions that it wants, and none with a convolution, a norm or a gate"
     )
     made = (
-        f"One protocol for all mechanisms, {worn}. All rates with one seed; the rate and the "
+        f"One protocol for all mechanisms, {equipment}. All rates with one seed; the rate and the "
         "checkpoint that are best on validation are judged on test: mean ± standard deviation "
         f"(seeds). Padding is no data: no mechanism sees it. {MISSING}: no value, and a line "
         f"beside the table says why; not run where nothing is said. {UNFINISHED}: not all runs "
@@ -380,15 +371,14 @@ def _protocol(row: Row) -> str:
 def _cells(name: str, rows: Sequence[Row]) -> dict[tuple[str, str], _Found]:
     about, shown = REPRODUCED[name], shown_rows(name, rows)
     return {
-        (entry, column): _cell(_of(shown, entry, column), style)
+        (entry, column): _cell([r for r in shown if _place(r) == (entry, column)], style)
         for entry in about.entries
         for column, style in about.columns.items()
     }
 
 
-def _of(rows: Sequence[Row], entry: str, column: str) -> list[Row]:
-    wanted = (entry, column)
-    return [row for row in rows if (row.config["entry"], row.config["column"]) == wanted]
+def _place(row: Row) -> tuple[str, str]:
+    return row.config["entry"], row.config["column"]
 
 
 def _cell(rows: Sequence[Row], style: Shown) -> _Found:
@@ -413,18 +403,14 @@ def _cell(rows: Sequence[Row], style: Shown) -> _Found:
     if len(chosen) < wanted_seeds:
         missing.append(f"{len(chosen)} of {wanted_seeds} seeds have a value")
     doubt = "not all runs have ended" if missing else ""
-    score = Score.of([style.factor * row.value for row in chosen], doubt)
-    text = f"{score.mean:.{style.digits}f}"
-    if len(chosen) > 1:
-        text += f" ± {score.deviation:.{style.digits}f} ({len(chosen)})"
-    told = "; ".join(filter(None, [*missing, why]))
+    values = [style.factor * row.value for row in chosen]
+    score, text = Score.of(values, doubt), spread(values, style.digits)
+    doubts = "; ".join(filter(None, [*missing, why]))
     c = best.config
     beats = beats_floor(
-        score.mean / style.factor,
-        c["floor"],
-        samples=None if style.lower else c["samples"]["test"],
+        score.mean / style.factor, c["floor"], samples=None if style.lower else c["samples"]["test"]
     )
-    return _Found(Cell(text + (UNFINISHED if missing else ""), rows, told), score, beats)
+    return _Found(Cell(text + (UNFINISHED if missing else ""), rows, doubts), score, beats)
 
 
 def _mean(cells: Mapping[tuple[str, str], _Found], entry: str, about: Reproduced) -> list[Cell]:

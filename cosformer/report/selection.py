@@ -69,8 +69,9 @@ def plain(rows: Sequence[Row]) -> list[Row]:
 def run_with(rows: Sequence[Row], what: str) -> list[Row]:
     """The rows of the run that measured this quantity most often, the newest of several.
 
-    Numbers of different runs are never compared, and a part measured again displaces no whole.
-    One that lacks a twentieth is whole: what would take too long is skipped, or just is not.
+    Numbers of different runs are never compared. A newer run that measured only a part again does
+    not replace a whole one. A run that lacks a twentieth of the largest one's rows counts as whole:
+    a call that takes about as long as is allowed is measured in one run and skipped in the next.
     """
     counts = Counter(row.date for row in rows_of(rows, what))
     most = max(counts.values())
@@ -86,6 +87,11 @@ def rows_of(rows: Sequence[Row], what: str) -> list[Row]:
             f"a run must have rows of {what!r}, got {sorted({row.what for row in rows})}"
         )
     return found
+
+
+def candidates(rows: Sequence[Row]) -> list[str]:
+    """Who was measured, in that order."""
+    return list(dict.fromkeys(r.config["candidate"] for r in rows if "candidate" in r.config))
 
 
 def last_of_each(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
@@ -104,7 +110,7 @@ def runs_of_each(rows: Sequence[Row], what: str) -> list[Row]:
     run = run_with(rows, what)
     if run[0].hardware["device"] != "cuda":
         return run
-    setting = next(_setting(row) for row in run if row.what == what)
+    setting = _setting(rows_of(run, what)[0])
     alike = {row.date for row in rows if row.what == what and _setting(row) == setting}
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -159,16 +165,13 @@ def token_times(rows: Sequence[Row], pass_name: str) -> Times:
     if not lengths:
         return {}
     shown = max(lengths, key=lambda sizes: len(lengths[sizes]))
-    return {
-        candidate: {
-            row.config["length"]: 1e6 * row.value / (row.config["batch"] * row.config["length"])
-            for row in rows
-            if row.config["candidate"] == candidate
-            and row.config["pass"] == pass_name
-            and (row.config["heads"], row.config["width"]) == shown
-        }
-        for candidate in times(rows, pass_name)
-    }
+    found: Times = {}
+    for row in rows:
+        c = row.config
+        if c["pass"] == pass_name and (c["heads"], c["width"]) == shown:
+            taken = 1e6 * row.value / (c["batch"] * c["length"])
+            found.setdefault(c["candidate"], {})[c["length"]] = taken
+    return found
 
 
 def crossover(ours: dict[int, float], theirs: dict[int, float]) -> float | None:
@@ -210,12 +213,11 @@ def describe(rows: Sequence[Row]) -> str:
     """Hardware, setting, versions and commit of a run on one line."""
     row = next((row for row in rows if row.what == "time"), rows[0])
     c = row.config
-    of_cells = is_of_cells(rows)
     what = c["dtype"]
-    if not of_cells:
+    if not is_of_cells(rows):
         what = f"batch {c['batch']}, {c['heads']} heads of {c['width']}, {what}"
-    if "causal" in c and not of_cells:
-        what += ", causal" if c["causal"] else ", full"
+        if "causal" in c:
+            what += ", causal" if c["causal"] else ", full"
     return origin(row, what) + other_commits(row, rows)
 
 

@@ -10,12 +10,9 @@ from cosformer.report.writing import markdown, milliseconds
 SOFTMAX = ("sdpa", "sdpa_flash", "sdpa_cudnn")
 """Candidates that compute softmax attention; the fastest of them is shown."""
 
-Group = list[Row]
-"""Times of one pass of one cell in one run."""
-
 
 class Pair(NamedTuple):
-    """A time of cosFormer and one of softmax, of the same run and cell."""
+    """A time of cosFormer and that of the fastest softmax, of the same pass, run and cell."""
 
     ours: Row
     theirs: Row
@@ -26,9 +23,9 @@ def fastest_pairs(rows: Sequence[Row]) -> list[Pair]:
     if not any(row.what == "time" for row in rows):
         return []
     newest: dict[tuple[str, tuple[int, ...]], Pair] = {}
-    for group in _groups(rows):
-        if group[0].config["pass"] == "forward_backward":
-            newest[_machine(group[0]), cell(group[0])] = _pair(group)
+    for pair in _pairs(rows):
+        if pair.ours.config["pass"] == "forward_backward":
+            newest[_machine(pair.ours), cell(pair.ours)] = pair
     return list(newest.values())
 
 
@@ -40,31 +37,35 @@ def speed_table(rows: Sequence[Row]) -> str:
     header = ["machine", "batch × heads × tokens × width"]
     for title in PASSES.values():
         header += [f"{title}: softmax", "cosFormer", "ratio"]
-    newest: dict[tuple[str, tuple[int, ...]], dict[str, Group]] = {}
-    for group in _groups(rows):
-        at = newest.setdefault((_machine(group[0]), cell(group[0])), {})
-        at[group[0].config["pass"]] = group
-    lines, shown = [], []
-    for (machine, sizes), found in sorted(newest.items(), key=_by_machine_and_length):
-        if len(found) < len(PASSES):
-            continue
-        line = [machine, " × ".join(f"{size:,}" for size in sizes)]
+    newest: dict[tuple[str, tuple[int, ...]], dict[str, Pair]] = {}
+    for pair in _pairs(rows):
+        at = newest.setdefault((_machine(pair.ours), cell(pair.ours)), {})
+        at[pair.ours.config["pass"]] = pair
+    whole = [found for found in newest.values() if len(found) == len(PASSES)]
+    lines, shown = [], list[Row]()
+    for found in sorted(whole, key=lambda found: _place(found["forward"].ours)):
+        row = found["forward"].ours
+        line = [_machine(row), " × ".join(f"{size:,}" for size in cell(row))]
         for name in PASSES:
-            ours, theirs = (row.value for row in _pair(found[name]))
+            ours, theirs = (row.value for row in found[name])
             line += [milliseconds(theirs), milliseconds(ours), f"{theirs / ours:.1f} ×"]
-            shown.append(found[name])
+            shown.append(found[name].ours)
         lines.append(line)
     return f"{markdown(header, lines)}\n\n{_origin(shown)}"
 
 
-def _groups(rows: Sequence[Row]) -> Iterator[Group]:
-    """Times of causal attention by run, cell and pass, the newest last; both sides are there."""
-    found: dict[tuple[object, ...], Group] = {}
+def _pairs(rows: Sequence[Row]) -> Iterator[Pair]:
+    """Times of causal attention by run, cell and pass, the newest last."""
+    found: dict[tuple[object, ...], list[Row]] = {}
     for row in sorted(_chosen(rows), key=lambda row: row.date):
         if row.what == "time" and row.config["causal"]:
             at = (row.date, _machine(row), cell(row), row.config["pass"])
             found.setdefault(at, []).append(row)
-    yield from (group for group in found.values() if _has_both_sides(group))
+    for group in found.values():
+        ours = [row for row in group if row.config["candidate"] not in SOFTMAX]
+        softmax = [row for row in group if row.config["candidate"] in SOFTMAX]
+        if ours and softmax:
+            yield Pair(ours[0], min(softmax, key=lambda row: row.value))  # ours is measured first
 
 
 def _chosen(rows: Sequence[Row]) -> list[Row]:
@@ -75,39 +76,24 @@ def _chosen(rows: Sequence[Row]) -> list[Row]:
     return (run_with(cpu, "time") if cpu else []) + gpu
 
 
-def _has_both_sides(group: Group) -> bool:
-    names = {row.config["candidate"] for row in group}
-    return bool(names & set(SOFTMAX)) and not names <= set(SOFTMAX)
-
-
-def _pair(group: Group) -> Pair:
-    """Our time, which is measured first, and that of the fastest softmax."""
-    ours = next(row for row in group if row.config["candidate"] not in SOFTMAX)
-    softmax = (row for row in group if row.config["candidate"] in SOFTMAX)
-    return Pair(ours, min(softmax, key=lambda row: row.value))
-
-
 def _machine(row: Row) -> str:
     if "threads" in row.hardware:
         return f"CPU, {row.hardware['threads']} threads, {row.config['dtype']}"
     return f"{row.hardware['name']}, {row.config['dtype']}"
 
 
-def _by_machine_and_length(
-    entry: tuple[tuple[str, tuple[int, ...]], dict[str, Group]],
-) -> tuple[object, ...]:
-    (machine, (batch, heads, length, width)), found = entry
-    [row, *_] = next(iter(found.values()))
-    return row.hardware["device"], machine, width, length, batch, heads
+def _place(row: Row) -> tuple[object, ...]:
+    """Where a line stands: by machine and length."""
+    batch, heads, length, width = cell(row)
+    return row.hardware["device"], _machine(row), width, length, batch, heads
 
 
-def _origin(groups: Sequence[Group]) -> str:
+def _origin(rows: Sequence[Row]) -> str:
     """Which runs the lines are of."""
     runs = dict.fromkeys(
         f"{row.hardware['name']}, torch {row.versions['torch']}, "
         f"commit {row.commit or 'unknown'}, {row.date[:10]}"
-        for group in groups
-        for row in group[:1]
+        for row in rows
     )
     return (
         "Milliseconds of causal attention as the caller sees them. Softmax is the fastest one that "

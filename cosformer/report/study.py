@@ -3,22 +3,15 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from cosformer.records import Row
 from cosformer.report.claims import CLAIMS, Pair, Score, claim_sentence
 from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
-from cosformer.report.selection import (
-    device_minutes,
-    last_of_each,
-    origin,
-    other_commits,
-    rows_of,
-)
-from cosformer.report.training import mebibytes
-from cosformer.report.writing import MISSING, Cell, Grid, markdown, words
+from cosformer.report.selection import device_minutes, last_of_each, origin, other_commits, rows_of
+from cosformer.report.writing import MISSING, Cell, Grid, markdown, mebibytes, spread, told, words
 
 UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per masked byte"}
 """Quantity of a study's rows -> how a table calls it."""
@@ -47,8 +40,7 @@ entry without exact layers."""
 
 def study_table(rows: Sequence[Row]) -> str:
     """A table for each size, the best entry first; all rates and seeds are in it."""
-    parts = [f"{grid.title}:\n\n{_written(grid)}" for grid in study_grids(rows)]
-    return "\n\n".join([*parts, study_claim(rows), study_rule(rows)])
+    return told(study_grids(rows), study_claim(rows), study_rule(rows))
 
 
 def study_grids(rows: Sequence[Row]) -> list[Grid]:
@@ -108,8 +100,7 @@ def study_rule(rows: Sequence[Row]) -> str:
 
 def probe_table(rows: Sequence[Row]) -> str:
     """Right answers of every entry on every probe; a table for each number of steps."""
-    parts = [f"{grid.title}:\n\n{_written(grid)}" for grid in probe_grids(rows)]
-    return "\n\n".join([*parts, probe_claim(rows), probe_rule(rows)])
+    return told(probe_grids(rows), probe_claim(rows), probe_rule(rows))
 
 
 def probe_grids(rows: Sequence[Row]) -> list[Grid]:
@@ -127,7 +118,7 @@ def probe_claim(rows: Sequence[Row]) -> str:
     longest = [r for r in judged if r.config["steps"] == max(r.config["steps"] for r in judged)]
     found = _by_probe(longest)
     means = {
-        name: 100 * statistics.fmean(r.value for probe in found.values() for r in probe[name])
+        name: 100 * mean_value(row for probe in found.values() for row in probe[name])
         for name in dict.fromkeys(map(entry_of, longest))
         if all(name in probe for probe in found.values())
     }
@@ -137,10 +128,10 @@ def probe_claim(rows: Sequence[Row]) -> str:
     if len(means) == 1:
         return f"The paper has no such table; {best} alone of all entries was asked every probe."
     shown = dict.fromkeys([best, *(name for name in (COMPARED, *PAPER) if name in means)])
-    told = ", ".join(f"{name} {means[name]:.1f} %" for name in shown)
+    answers = ", ".join(f"{name} {means[name]:.1f} %" for name in shown)
     return (
         "The paper has no such table; right answers in the mean over the "
-        f"{len(found)} probes above are: {told}."
+        f"{len(found)} probes above are: {answers}."
     )
 
 
@@ -164,8 +155,8 @@ def exact_table(rows: Sequence[Row]) -> str:
 
 
 def shares_table(rows: Sequence[Row]) -> str:
-    """The same for models of 12 layers, which can have one exact layer in twelve, and how fast they
-    learn."""
+    """The best entry for every share of exact layers among models of 12 layers, which can have one
+    exact layer in twelve, and how fast they learn."""
     deep = [row for row in judged_rows(rows) if row.config["scale"] == "deep"]
     alone = [r for r in rows if r.what == "train_speed" and r.config["scale"] == "deep"]
     return _by_share(deep, {entry_of(row): row for row in alone}) if deep else ""
@@ -179,9 +170,8 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     `speeds`: rows of entries that were timed alone; None: the table has no speeds.
     """
     best = best_by_entry(judged)
-    compared, chosen = best.get(COMPARED), best_by_share(best)
-    shown_too = {COMPARED, paper_of(best), best_with_windows(best)}
-    names = [name for name in best if name in {*chosen.values(), *shown_too}]
+    wanted = {*best_by_share(best).values(), COMPARED, paper_of(best), best_with_windows(best)}
+    names = [name for name in best if name in wanted]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
     header = ["model", "exact layers", UNITS[judged[0].what], "− softmax"]
     header += [f"at {FAR[-1]} × the length", "parameters"]
@@ -189,29 +179,26 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     header += [*["tokens/s in training"] * (speeds is not None), "entry"]
     lines = []
     for name in names:
-        (row, *_), values = best[name], [row.value for row in best[name]]
-        beyond = MISSING
-        if compared is not None and name != COMPARED:
-            usual = statistics.fmean(row.value for row in compared)
-            beyond = f"{statistics.fmean(values) - usual:+.3f}"
+        row, *_ = best[name]
+        loss = spread([each.value for each in best[name]], 3)
         size = f"{row.config['parameters'] / 1e6:.2f} M"
-        cells = [_spell_model(row), _spell_share(row), _spread(values, 3), beyond]
+        cells = [_spell_model(row), _spell_share(row), loss, _beyond(name, best).text]
         cells += [_at_far(best[name], FAR[-1]).text, size]
         cells += [_state(row), _state(row, far)]
         cells += [] if speeds is None else [_speed(row, speeds.get(name)).text]
         lines.append([*cells, f"`{name}`"])
     shown = [row for name in names for row in best[name]]
     newest = max(shown, key=lambda row: row.date)
-    told = (
+    rule = (
         f"{spell_size(newest)}, at the best of the rates that were tried: mean ± deviation "
         "(seeds), or one seed. "
         f"At {FAR[-1]} × the length: of bytes that stand {FAR[-1] - 1} to {FAR[-1]} "
         "times as far from the start as a model has seen in training"
     )
     if speeds is not None:
-        told += f". Tokens/s: alone on the device; {MISSING}: it ran beside others"
+        rule += f". Tokens/s: alone on the device; {MISSING}: it ran beside others"
     source = origin(newest, newest.config["text"]) + other_commits(newest, shown)
-    return f"{markdown(header, lines)}\n\n{told}. {source}."
+    return f"{markdown(header, lines)}\n\n{rule}. {source}."
 
 
 def best_by_share(best: Mapping[str, Sequence[Row]]) -> dict[Fraction, str]:
@@ -281,9 +268,8 @@ def _draw_curves(axis: Any, drawn: Sequence[Row], scale: dict[str, float]) -> No
     for row, colour in zip(drawn, OTHER_COLOURS, strict=False):
         name, c = entry_of(row), row.config
         if name in scale:
-            points = [(step * c["batch"] * c["length"], loss) for step, loss, _ in c["curve"]]
-            along = [tokens / scale[name] for tokens, _ in points]
-            axis.plot(along, [loss for _, loss in points], color=colour, label=name)
+            along = [step * c["batch"] * c["length"] / scale[name] for step, *_ in c["curve"]]
+            axis.plot(along, [loss for _, loss, _ in c["curve"]], color=colour, label=name)
     draw_grid(axis)
 
 
@@ -298,6 +284,10 @@ def _draw_positions(axis: Any, drawn: Sequence[Row]) -> None:
     draw_grid(axis)
 
 
+def mean_value(rows: Iterable[Row]) -> float:
+    return statistics.fmean(row.value for row in rows)
+
+
 def judged_rows(rows: Sequence[Row]) -> list[Row]:
     """The last rows of runs that came to their end; an error if there are none."""
     rows = last_of_each(rows, TRIAL)
@@ -305,7 +295,7 @@ def judged_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def answered_rows(rows: Sequence[Row]) -> list[Row]:
-    """The same of probes."""
+    """The last rows of probes that were answered to their end; an error if there are none."""
     return rows_of(last_of_each(rows, TRIAL), "accuracy")
 
 
@@ -319,21 +309,17 @@ def of_most(rows: Sequence[Row]) -> list[Row]:
 def _grid(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> Grid:
     rates = sorted({row.config["rate"] for row in (*judged, *diverged)})
     best = best_by_entry(judged)
-    means = {name: statistics.fmean(row.value for row in each) for name, each in best.items()}
     header = ["entry", *(f"rate {rate:g}" for rate in rates), "mean of seeds", "− softmax"]
     header += ["first / last", "tokens/s", "state", "parameters"]
     lines: list[list[Cell]] = []
     for name, chosen in best.items():
         row = chosen[0]
-        beyond = f"{means[name] - means[COMPARED]:+.3f}" if COMPARED in means else MISSING
         lines.append(
             [
                 Cell(name),
                 *_by_rate([*judged, *diverged], row, rates),
-                Cell(_spread([row.value for row in chosen], 3), chosen),
-                Cell(beyond, [*chosen, *best.get(COMPARED, ())])
-                if name != COMPARED
-                else Cell(MISSING),
+                Cell(spread([row.value for row in chosen], 3), chosen),
+                _beyond(name, best),
                 Cell(f"{_mean(chosen, 'first')} / {_mean(chosen, 'last')}", chosen),
                 _speed(row, speeds.get(name)),
                 Cell(_state(row), [row]),
@@ -345,6 +331,14 @@ def _grid(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]
             mine = [row for row in diverged if entry_of(row) == name]
             lines.append([Cell(name), *[Cell("diverged", mine)] * len(rates), *words(*MISSING * 6)])
     return Grid(header, lines)
+
+
+def _beyond(name: str, best: Mapping[str, Sequence[Row]]) -> Cell:
+    """How far the loss of an entry is above that of softmax."""
+    if name == COMPARED or COMPARED not in best:
+        return Cell(MISSING)
+    ours, theirs = best[name], best[COMPARED]
+    return Cell(f"{mean_value(ours) - mean_value(theirs):+.3f}", [*ours, *theirs])
 
 
 def _far_grid(judged: Sequence[Row]) -> Grid:
@@ -367,10 +361,6 @@ def _at_far(rows: Sequence[Row], times: int) -> Cell:
     return Cell(f"{statistics.fmean(row.config['far'][times - 1] for row in have):.3f}", have)
 
 
-def _written(grid: Grid) -> str:
-    return markdown(grid.header, grid.lines)
-
-
 def _by_probe(judged: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
     """Probe -> entry -> its rows at its best rate."""
     probes = [probe for _, _, probe in sorted({_probe(row) for row in judged})]
@@ -386,7 +376,7 @@ def _answers(judged: Sequence[Row]) -> Grid:
     totals: dict[str, float] = {}
     for of_probe in _by_probe(judged).values():
         for name, rows in of_probe.items():
-            totals[name] = totals.get(name, 0.0) + statistics.fmean(row.value for row in rows)
+            totals[name] = totals.get(name, 0.0) + mean_value(rows)
             for row in rows:
                 for title, value in _by_length(row):
                     found = columns.setdefault(title, {})
@@ -402,7 +392,7 @@ def _answers(judged: Sequence[Row]) -> Grid:
 def _answered(found: Sequence[tuple[float, Row]]) -> Cell:
     if not found:
         return Cell(MISSING)
-    return Cell(_spread([value for value, _ in found], 1), [row for _, row in found])
+    return Cell(spread([value for value, _ in found], 1), [row for _, row in found])
 
 
 def _by_length(row: Row) -> Iterator[tuple[str, float | None]]:
@@ -457,11 +447,7 @@ def best_by_entry(judged: Sequence[Row]) -> dict[str, list[Row]]:
         name: min(rates.values(), key=lambda rows: (-len(rows), _loss(rows[0])))
         for name, rates in by_rate.items()
     }
-    return dict(sorted(found.items(), key=lambda item: _mean_loss(item[1])))
-
-
-def _mean_loss(rows: Sequence[Row]) -> float:
-    return statistics.fmean(map(_loss, rows))
+    return dict(sorted(found.items(), key=lambda item: statistics.fmean(map(_loss, item[1]))))
 
 
 def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator[Cell]:
@@ -477,14 +463,6 @@ def _by_rate(rows: Sequence[Row], best: Row, rates: Sequence[float]) -> Iterator
         else:
             text = f"{found[0].value:.3f}"
             yield Cell(f"**{text}**" if found[0] is best else text, found[:1])
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    """The mean over seeds, their standard deviation and their number."""
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"
 
 
 def _mean(rows: Sequence[Row], name: str) -> str:
@@ -525,8 +503,8 @@ def _spell_model(row: Row) -> str:
     """The mechanisms of a model other than exact ones and windows, and a convolution, in words."""
     names = dict.fromkeys(part.partition("*")[0] for part in row.config["mechanism"].split())
     linear = [name for name in names if name not in (COMPARED, WINDOW)] or [COMPARED]
-    told = " and ".join(MODELS.get(name, name) for name in linear)
-    return f"{told}, short convolution" if row.config.get("model", {}).get("conv") else told
+    said = " and ".join(MODELS.get(name, name) for name in linear)
+    return f"{said}, short convolution" if row.config.get("model", {}).get("conv") else said
 
 
 def _state(row: Row, length: int | None = None) -> str:

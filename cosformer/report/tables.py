@@ -12,22 +12,19 @@ from cosformer.report.reproduce import reproduced_table
 from cosformer.report.selection import (
     LABELS,
     PASSES,
+    candidates,
     crossover_sentence,
     describe,
     is_of_cells,
     label,
     plain,
+    rows_of,
     run_with,
     times,
 )
 from cosformer.report.speed import speed_table
 from cosformer.report.study import exact_table, probe_table, shares_table, study_table
-from cosformer.report.training import (
-    data_table,
-    generation_table,
-    learning_table,
-    training_table,
-)
+from cosformer.report.training import data_table, generation_table, learning_table, training_table
 from cosformer.report.variants import variant_table
 from cosformer.report.writing import MISSING, markdown, milliseconds
 
@@ -67,23 +64,18 @@ def time_table(rows: Sequence[Row]) -> str:
 def summary_table(rows: Sequence[Row]) -> str:
     """The numbers that are not a function of length, one per line."""
     run = run_with(plain(rows), "peak_memory")
-    longest = max(r.config["length"] for r in run if r.what == "peak_memory")
-    candidates = {row.config["candidate"] for row in run if "candidate" in row.config}
-    lines = []
+    longest = max(row.config["length"] for row in rows_of(run, "peak_memory"))
+    among, lines = candidates(run), []
     for row in run:
         c = row.config
+        if row.what in ("growth_exponent", "peak_memory"):
+            whose = f"{label(c['candidate'], among)}, {PASSES[c['pass']]}"
         if row.what == "growth_exponent":
-            whose = f"{label(c['candidate'], candidates)}, {PASSES[c['pass']]}"
             name = f"growth of time: {whose}, {c['from']:,} to {c['to']:,} tokens"
             lines.append([name, f"length^{row.value:.2f}"])
         elif row.what == "peak_memory" and c["length"] == longest:
-            whose = f"{label(c['candidate'], candidates)}, {PASSES[c['pass']]}"
-            lines.append(
-                [
-                    f"peak extra memory: {whose}, {longest:,} tokens",
-                    f"{row.value:.2f} × (q + k + v)",
-                ]
-            )
+            name = f"peak extra memory: {whose}, {longest:,} tokens"
+            lines.append([name, f"{row.value:.2f} × (q + k + v)"])
         elif row.what == "step_time":
             lines.append([f"one decoding step at position {c['position']:,}", _spell(row)])
         elif row.what == "step_memory":

@@ -1,27 +1,32 @@
 """Tables of training steps, of generated tokens and of generated data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from cosformer.records import Row
 from cosformer.report.claims import beats_floor, growth_by_name, speed_sentence
-from cosformer.report.selection import LABELS, Times, origin, other_commits, run_with
-from cosformer.report.writing import MISSING, Cell, Grid, markdown, milliseconds
-
-Spell = Callable[[float], str]
+from cosformer.report.selection import (
+    LABELS,
+    Times,
+    candidates,
+    origin,
+    other_commits,
+    rows_of,
+    run_with,
+)
+from cosformer.report.writing import Cell, Grid, Spell, cell_of, markdown, mebibytes, milliseconds
 
 
 def training_table(rows: Sequence[Row]) -> str:
     """Tokens a second by length, mechanisms side by side; the ratio is of steps in turns."""
-    grid = training_grid(rows)
-    written = markdown(grid.header, grid.lines)
-    return f"{written}\n\n{training_claim(rows)}\n\n{training_rule(rows)}."
+    made = training_grid(rows).markdown
+    return f"{made}\n\n{training_claim(rows)}\n\n{training_rule(rows)}."
 
 
 def training_grid(rows: Sequence[Row]) -> Grid:
     """The newest run of each way of training, a line for each batch and length."""
     runs = _training_runs(rows)
     run = [row for each in runs.values() for row in each]
-    names = list(dict.fromkeys(row.config["candidate"] for row in run))
+    names = candidates(run)
     columns: list[tuple[str, str, Sequence[str], Spell]] = [
         ("tokens/s", "train_speed", names, "{:,.0f}".format),
         ("ratio to", "train_speed_ratio", names[1:], "{:.2f} ×".format),
@@ -48,29 +53,32 @@ def training_grid(rows: Sequence[Row]) -> Grid:
 
 def _training_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """How blocks are computed, as a line tells it -> the run to show of it; the newest first."""
+    rows_of(rows, "train_speed")  # or an error that there are none
     ways: dict[str, list[Row]] = {}
     for row in rows:
         c = row.config
         way = "".join(f", {n}d" for n in ("compile", "recompute") if c.get(n))
         ways.setdefault(f", {c['preset']}{way}" if way else "", []).append(row)
-    found = {way: run_with(mine, "train_speed") for way, mine in ways.items()}
+    found = {}
+    for way, mine in ways.items():
+        measured = any(row.what == "train_speed" for row in mine)
+        found[way] = run_with(mine, "train_speed" if measured else "failed")
     return dict(sorted(found.items(), key=lambda pair: pair[1][0].date, reverse=True))
 
 
 def training_claim(rows: Sequence[Row]) -> str:
     """What speeds of training say about linear time."""
     found: Times = {}
-    for row in run_with(rows, "train_speed"):
-        if row.what == "train_speed":
-            mine = found.setdefault(row.config["candidate"], {})
-            mine[row.config["length"]] = 1 / row.value  # seconds of a token, whatever the batch
+    for row in rows_of(run_with(rows, "train_speed"), "train_speed"):
+        mine = found.setdefault(row.config["candidate"], {})
+        mine[row.config["length"]] = 1 / row.value  # seconds of a token, whatever the batch
     return speed_sentence(found, growth_by_name(found), "cosformer", "softmax")
 
 
 def training_rule(rows: Sequence[Row]) -> str:
     """What the columns of training steps mean, and where their rows are from."""
     shown = [row for run in _training_runs(rows).values() for row in run]
-    row = next(row for row in shown if row.what == "train_speed")
+    row = rows_of(shown, "train_speed")[0]
     c = row.config
     model = f"decoder {c['preset']} of {c['parameters'] / 1e6:,.1f} million parameters"
     setting = f"{model}, {c['dtype']}"
@@ -84,14 +92,14 @@ def training_rule(rows: Sequence[Row]) -> str:
 def generation_table(rows: Sequence[Row]) -> str:
     """Time of a token and memory of its stream, a line for each mechanism."""
     grid = generation_grid(rows)
-    return f"{markdown(grid.header, grid.lines)}\n\n{grid.title}."
+    return f"{grid.markdown}\n\n{grid.title}."
 
 
 def generation_grid(rows: Sequence[Row]) -> Grid:
     """The newest run, a line for each mechanism."""
     run = run_with(rows, "token_time")
-    names = list(dict.fromkeys(row.config["candidate"] for row in run))
-    positions = sorted({r.config["position"] for r in run if r.what == "token_time"})
+    timed = rows_of(run, "token_time")
+    positions = sorted({row.config["position"] for row in timed})
     header = ["mechanism"]
     header += [f"ms per token at {position:,}" for position in positions]
     header += [f"memory of the stream at {position:,}" for position in positions]
@@ -99,28 +107,20 @@ def generation_grid(rows: Sequence[Row]) -> Grid:
         [Cell(LABELS.get(name, name))]
         + [cell_of(run, "token_time", name, {"position": p}, milliseconds) for p in positions]
         + [cell_of(run, "stream_memory", name, {"position": p}, mebibytes) for p in positions]
-        for name in names
+        for name in candidates(run)
     ]
-    first = next(row for row in run if row.what == "token_time")
-    setting = f"decoder {first.config['preset']}, {first.config['dtype']}, one stream"
-    return Grid(header, lines, origin(first, setting))
+    setting = f"decoder {timed[0].config['preset']}, {timed[0].config['dtype']}, one stream"
+    return Grid(header, lines, origin(timed[0], setting))
 
 
 def data_table(rows: Sequence[Row]) -> str:
     """Seconds and speed of generated sets."""
     run = run_with(rows, "generation_time")
-    speeds = {row.config["set"]: row.value for row in run if row.what == "core_speed"}
-    lines = [
-        [
-            row.config["set"],
-            f"{row.config['samples']:,}",
-            str(row.config["workers"]),
-            f"{row.value:,.0f}",
-            f"{speeds[row.config['set']]:,.0f}",
-        ]
-        for row in run
-        if row.what == "generation_time"
-    ]
+    lines = []
+    for row in rows_of(run, "generation_time"):
+        name, samples, workers = (row.config[key] for key in ("set", "samples", "workers"))
+        speed = samples / row.value / workers
+        lines.append([name, f"{samples:,}", f"{workers}", f"{row.value:,.0f}", f"{speed:,.0f}"])
     header = ["set", "samples", "processes", "seconds", "samples/s for each process"]
     return f"{markdown(header, lines)}\n\n{origin(run[0], f'seed {run[0].seed}')}."
 
@@ -180,21 +180,3 @@ def _samples(floor: Row) -> int | None:
         return None
     c = floor.config
     return int(c.get("samples") or c.get("options", {}).get("sizes", [0, 0, 0])[2])
-
-
-def mebibytes(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB" if count >= 10 * 2**20 else f"{count / 2**20:.2g} MiB"
-
-
-def cell_of(
-    run: Sequence[Row], what: str, name: str, at: Mapping[str, object], spell: Spell
-) -> Cell:
-    """The number of one mechanism and setting as text; the reason if there is none."""
-    for row in run:
-        c = row.config
-        if c["candidate"] == name and all(c.get(key) == value for key, value in at.items()):
-            if row.what == what:
-                return Cell(spell(row.value), [row])
-            if row.what == "failed":
-                return Cell(str(c["reason"]).partition(":")[0], [row])
-    return Cell(MISSING)

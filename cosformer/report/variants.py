@@ -1,12 +1,12 @@
 """Tables of attention as models use it: decays, grouped heads, packed sequences, float16."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cosformer.records import Row
-from cosformer.report.cells import runs
+from cosformer.report.cells import both_passes, by_pass, newest, runs
 from cosformer.report.selection import LABELS, PASSES, describe, fresh, rows_of, run_with
-from cosformer.report.writing import MISSING, markdown, milliseconds
+from cosformer.report.writing import MISSING, Cell, cell_of, markdown, milliseconds
 
 KINDS = {
     "auto": "no decay",
@@ -35,6 +35,10 @@ ON_A_GPU = (
 )
 
 
+SHOWN = {"time", "time_graph", "floor_ratio", "first_call", "step_time_graph", "step_traffic_ratio"}
+"""Quantities that the tables tell."""
+
+
 class Line(NamedTuple):
     """What a line of the table is about."""
 
@@ -49,37 +53,21 @@ class Line(NamedTuple):
     packing: str | None
 
 
-Pair = tuple[float | None, float | None]
-"""A number of the forward pass, and of both passes together."""
-Numbers = Mapping[Line, Pair]
-NOTHING: Pair = (None, None)
-
-
 def variant_table(rows: Sequence[Row]) -> str:
     """A line for each cell and decay, then tables of decoding steps and of first calls."""
     rows = fresh(rows)
     on_a_cpu = rows_of(rows, "time")[0].hardware["device"] == "cpu"
     if on_a_cpu:
         rows = run_with(rows, "time")  # on a CPU numbers of two runs do not compare
-    newest = list(_newest(rows))
+    rows = [row for row in rows if row.what in SHOWN]
+    shown = newest(rows, lambda r: (_line(r), r.config["pass"], r.config.get("cache")))
     about = EXPLANATION if on_a_cpu else EXPLANATION + ON_A_GPU
-    parts = [f"{_lines(newest)}\n\n{about}. {_origin(newest)}."]
-    if any(row.what == "step_traffic_ratio" for row in newest):
-        parts.append(_steps(newest))
-    if any(row.what == "first_call" for row in newest):
-        parts.append(_first_calls(newest))
+    parts = [f"{_lines(shown)}\n\n{about}. {_origin(shown)}."]
+    if any(row.what == "step_traffic_ratio" for row in shown):
+        parts.append(_steps(shown))
+    if any(row.what == "first_call" for row in shown):
+        parts.append(_first_calls(shown))
     return "\n\n".join(parts)
-
-
-def _newest(rows: Sequence[Row]) -> Iterator[Row]:
-    """Each number from the newest run that has it."""
-    wanted = {"time", "time_graph", "floor_ratio", "first_call"}
-    wanted |= {"step_time_graph", "step_traffic_ratio"}
-    found = {}
-    for row in sorted(rows, key=lambda row: row.date):
-        if row.what in wanted:
-            found[row.what, _line(row), row.config["pass"], row.config.get("cache")] = row
-    yield from found.values()
 
 
 def _line(row: Row) -> Line:
@@ -87,44 +75,39 @@ def _line(row: Row) -> Line:
     return Line(**fields)
 
 
-def _numbers(rows: Sequence[Row], what: str) -> Numbers:
-    found: dict[tuple[Line, str], float] = {}
-    for row in rows:
-        if row.what == what:
-            found[_line(row), row.config["pass"]] = row.value
-    first, both = PASSES
-    return {line: (found.get((line, first)), found.get((line, both))) for line, _ in found}
-
-
 def _lines(rows: Sequence[Row]) -> str:
-    times, on_gpu = _numbers(rows, "time"), _numbers(rows, "time_graph")
-    floors = _numbers(rows, "floor_ratio")
+    quantities = ("time", "time_graph", "floor_ratio")
+    times, on_gpu, floors = (by_pass(rows, what, _line) for what in quantities)
     tokens = {_line(row): row.config.get("tokens") for row in rows}
     per_token = {
-        line: _scaled(pair, 1 / (tokens[line] or line.batch * line.length))
-        for line, pair in (on_gpu or times).items()
+        (line, name): value * (1 / (tokens[line] or line.batch * line.length))
+        for (line, name), value in (on_gpu or times).items()
     }
+    measured = dict.fromkeys(line for line, _ in times)
     ours = [name for name in KINDS if name != "chunked" or not on_gpu]
     shown = []
-    for line in sorted((line for line in times if line.candidate in ours), key=_order):
-        base, to = _compared(line, times)
+    for line in sorted((line for line in measured if line.candidate in ours), key=_order):
+        base, to = _compared(line, measured)
         if base is None and not line.causal:
             continue  # full attention without a decay has a table of its own
-        under = NOTHING if base is None else per_token.get(base, NOTHING)
-        ratio = _quotient(per_token.get(line, NOTHING), under)
-        cells = [_spell_kind(line), _spell_cell(line), _spell(times[line], milliseconds)]
+        ratios = {
+            (line, name): per_token[line, name] / per_token[base, name]
+            for name in PASSES
+            if base is not None and {(line, name), (base, name)} <= per_token.keys()
+        }
+        cells = [_spell_kind(line), _spell_cell(line), both_passes(times, line, milliseconds)]
         if on_gpu:
-            cells.append(_spell(on_gpu.get(line, NOTHING), milliseconds))
-            cells.append(_spell(floors.get(line, NOTHING), "{:.2f}".format))
-        spelled = _spell(ratio, "{:.2f}".format)
-        cells.append(spelled if spelled == MISSING else f"{spelled} of {to}")
+            cells.append(both_passes(on_gpu, line, milliseconds))
+            cells.append(both_passes(floors, line, "{:.2f}".format))
+        ratio = both_passes(ratios, line, "{:.2f}".format)
+        cells.append(f"{ratio} of {to}" if ratios else MISSING)
         shown.append([*cells, _spell_peers(line, times)])
     header = ["attention", "batch × heads × tokens × width", "ms"]
     header += ["GPU ms", "× floor"] if on_gpu else []
     return markdown([*header, "ratio", "peers"], shown)
 
 
-def _compared(line: Line, among: Numbers) -> tuple[Line | None, str]:
+def _compared(line: Line, among: Collection[Line]) -> tuple[Line | None, str]:
     """The line whose time is the measure of this one, and its name; None where there is none."""
     if line.dtype == "float16":
         return line._replace(dtype="bfloat16"), "bfloat16"
@@ -160,51 +143,27 @@ def _spell_cell(line: Line) -> str:
     return f"{batch} × {heads} × {length} × {line.width}"
 
 
-def _spell_peers(line: Line, times: Numbers) -> str:
-    peers = {name: times.get(line._replace(candidate=name)) for name in PEERS[line.candidate]}
-    found = [f"{LABELS[name]} {_spell(x, milliseconds)}" for name, x in peers.items() if x]
+def _spell_peers(line: Line, times: Mapping[tuple[Line, str], float]) -> str:
+    peers = {name: line._replace(candidate=name) for name in PEERS[line.candidate]}
+    spelled = {name: both_passes(times, peer, milliseconds) for name, peer in peers.items()}
+    found = [f"{LABELS[name]} {pair}" for name, pair in spelled.items() if pair != MISSING]
     return "; ".join(found) or MISSING
-
-
-def _spell(pair: Pair, spell: Callable[[float], str]) -> str:
-    if pair == NOTHING:
-        return MISSING
-    return " / ".join(MISSING if value is None else spell(value) for value in pair)
-
-
-def _scaled(pair: Pair, factor: float) -> Pair:
-    first, both = pair
-    return (None if first is None else factor * first, None if both is None else factor * both)
-
-
-def _quotient(over: Pair, under: Pair) -> Pair:
-    found = [None if a is None or b is None else a / b for a, b in zip(over, under, strict=True)]
-    first, both = found
-    return first, both
 
 
 def _steps(rows: Sequence[Row]) -> str:
     """One decoding step by batch, without and with a decay per head."""
-    found = {
-        (row.what, row.config["candidate"], row.config["batch"]): row.value
-        for row in rows
-        if row.what in ("step_time_graph", "step_traffic_ratio")
-    }
-    header, lines = ["streams"], []
-    for title in ("a step", "with a decay per head"):
-        header += [f"{title}: GPU ms", "× traffic"]
-    for batch in sorted({batch for _, _, batch in found}):
-        line = [f"{batch:,}"]
+    steps, lines = [row for row in rows if row.what == "step_traffic_ratio"], []
+    header = ["streams", "a step: GPU ms", "× traffic"]
+    header += ["with a decay per head: GPU ms", "× traffic"]
+    for batch in sorted({row.config["batch"] for row in steps}):
+        line, at = [Cell(f"{batch:,}")], {"batch": batch}
         for name in ("step", "step_decay"):
-            time = found.get(("step_time_graph", name, batch))
-            ratio = found.get(("step_traffic_ratio", name, batch))
-            line.append(MISSING if time is None else milliseconds(time))
-            line.append(MISSING if ratio is None else f"{ratio:.2f}")
+            line.append(cell_of(rows, "step_time_graph", name, at, milliseconds))
+            line.append(cell_of(rows, "step_traffic_ratio", name, at, "{:.2f}".format))
         lines.append(line)
     about = "× traffic: the time of a step divided by that of reading and writing the state once"
     if any("states" in row.config for row in rows):
         about += ". A graph steps through many states in turn, more than the cache holds"
-    steps = [row for row in rows if row.what == "step_traffic_ratio"]
     return f"One decoding step:\n\n{markdown(header, lines)}\n\n{about}. {_origin(steps)}."
 
 

@@ -1,13 +1,17 @@
 """How numbers, tables and files are written."""
 
 import os
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cosformer.records import Row
 
 MISSING = "–"
+
+Spell = Callable[[float], str]
+"""How a number is written."""
 
 
 class Cell(NamedTuple):
@@ -28,10 +32,29 @@ class Grid(NamedTuple):
     title: str = ""
     """What stands in it, in one line."""
 
+    @property
+    def markdown(self) -> str:
+        """The table without its title."""
+        return markdown(self.header, self.lines)
+
 
 def words(*texts: str) -> list[Cell]:
     """Cells that no rows are behind."""
     return [Cell(text) for text in texts]
+
+
+def cell_of(
+    run: Sequence[Row], what: str, name: str, at: Mapping[str, object], spell: Spell
+) -> Cell:
+    """The number of one candidate and setting as text; the reason if there is none."""
+    wanted = {"candidate": name, **at}
+    for row in run:
+        if all(row.config.get(key) == value for key, value in wanted.items()):
+            if row.what == what:
+                return Cell(spell(row.value), [row])
+            if row.what == "failed":
+                return Cell(str(row.config["reason"]).partition(":")[0], [row])
+    return Cell(MISSING)
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str | Cell]]) -> str:
@@ -41,8 +64,28 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str | Cell]]) -> st
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *texts))
 
 
+def told(grids: Sequence[Grid], *texts: str | Sequence[str]) -> str:
+    """Tables in markdown, each below its title, then paragraphs and lists that are not empty."""
+    parts = [f"{grid.title}:\n\n{grid.markdown}" for grid in grids]
+    for text in filter(None, texts):
+        parts.append(text if isinstance(text, str) else "\n".join(f"* {line}" for line in text))
+    return "\n\n".join(parts)
+
+
 def milliseconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB" if count >= 10 * 2**20 else f"{count / 2**20:.2g} MiB"
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The mean over seeds, their standard deviation and their number."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"
 
 
 def write_whole(path: Path, content: bytes) -> bool:

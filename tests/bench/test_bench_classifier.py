@@ -104,13 +104,6 @@ def test_what_would_take_too_long_or_too_much_is_not_tried(tmp_path):
     assert first.startswith("skipped: weights, gradients and moments would need")
 
 
-def test_wrong_options_are_errors_that_name_them(tmp_path):
-    with pytest.raises(ValueError, match=r"only must be one of cosformer, .*got 'softmx'"):
-        options(tmp_path, "softmx")
-    with pytest.raises(ValueError, match="minutes must be"):
-        options(tmp_path, minutes=0.0)
-
-
 @pytest.mark.slow
 def test_every_mechanism_has_a_line(tmp_path):
     given = options(tmp_path)

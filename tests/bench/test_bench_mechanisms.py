@@ -65,7 +65,8 @@ def test_a_gpu_is_also_timed_without_its_host(tmp_path, monkeypatch):
 
 
 def test_rows_are_added_to_the_file(tmp_path):
-    given = options(tmp_path, names=("relu",), lengths=(16,))
+    no_limit = {"seconds": float("inf"), "gigabytes": float("inf")}
+    given = options(tmp_path, names=("relu",), lengths=(16,), **no_limit)
     assert mechanisms.run(given) == mechanisms.run(given) == 0
     rows = records.read(given.path)
     assert [row.what for row in rows] == 2 * ["peak_memory", "time", "peak_memory", "time"]

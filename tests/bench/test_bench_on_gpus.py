@@ -21,7 +21,7 @@ RUN = records.Run({"device": "cuda"}, {}, None, 0, "2026-01-02T03:04:05+00:00")
 
 def _options(folder, monkeypatch):
     fake_gpu.install(monkeypatch)
-    monkeypatch.setattr(gpu.measure_steps.__wrapped__, "__defaults__", ((Cell(2, 2, 1, 4),),))
+    monkeypatch.setattr(gpu, "STEPS", (Cell(2, 2, 1, 4),))
     small = {"candidates": ("chunked", "sdpa"), "shapes": SHAPES, "quadratic_up_to": 8}
     small |= {"dtype": "float32", "positions": (), "threads": 1, "out": folder / "rows.jsonl"}
     return ops.Options(device="cuda", **small)

@@ -21,9 +21,9 @@ def options(tmp_path, **given):
     return training.Options(**{"out": tmp_path / "rows.jsonl", **SMALL, **given})
 
 
-def _of(rows, what):
+def _of(rows, what, at="length"):
     found = [row for row in rows if row.what == what]
-    return {(row.config["candidate"], row.config["length"]): row.value for row in found}
+    return {(row.config["candidate"], row.config[at]): row.value for row in found}
 
 
 def test_steps_give_speed_memory_and_the_share_of_the_data(tmp_path):
@@ -94,18 +94,12 @@ def test_a_token_is_timed_by_position_and_a_sum_does_not_grow(tmp_path):
     once = {"repeats": 1, "threads": 1, "out": tmp_path / "rows.jsonl"}
     assert generation.run(generation.Options(preset="tiny", positions=(4, 40), **once)) == 0
     rows = records.read(once["out"])
-    streams = [row for row in rows if row.what == "stream_memory"]
-    held = {(row.config["candidate"], row.config["position"]): row.value for row in streams}
+    held = _of(rows, "stream_memory", "position")
     assert held["cosformer", 4] == held["cosformer", 40]
     assert held["softmax", 40] > 9 * held["softmax", 4]
-    speeds = {
-        (r.config["candidate"], r.config["position"]): r.value
-        for r in rows
-        if r.what == "generation_speed"
-    }
-    ratios = {r.config["position"]: r.value for r in rows if r.what == "generation_speed_ratio"}
-    right = {n: speeds["cosformer", n] / speeds["softmax", n] for n in (4, 40)}
-    assert ratios == pytest.approx(right)
+    speeds = _of(rows, "generation_speed", "position")
+    right = {("cosformer", n): speeds["cosformer", n] / speeds["softmax", n] for n in (4, 40)}
+    assert _of(rows, "generation_speed_ratio", "position") == pytest.approx(right)
     assert sum(row.what == "token_time" for row in rows) == 4
     assert "| mechanism | ms per token at 4 | ms per token at 40 |" in TABLES["generation"](rows)
 
@@ -145,11 +139,7 @@ def test_streams_of_a_gpu_are_counted_with_half_of_them_where_all_do_not_fit(tmp
     assert found["softmax"] == [*usual[:3], (2, 40, "filled")]
     assert found["transformers"] == [(1, 5, "read"), (4, 5, "read")]
     assert [each[1:3] for each in peers] == [(1, 5), (4, 5)]
-    held = {
-        (r.config["candidate"], r.config["position"]): r.value
-        for r in rows
-        if r.what == "stream_memory"
-    }
+    held = _of(rows, "stream_memory", "position")
     assert held["cosformer-gated", 5] == held["cosformer-gated", 40]
     assert held["softmax", 40] - 8 == 8 * (held["softmax", 5] - 8)  # 8 bytes of its position
     far = [
@@ -170,3 +160,4 @@ def test_generated_sets_are_timed_and_nothing_is_kept(tmp_path):
         assert speed.value == pytest.approx(5 / seconds.value)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
     assert "| listops | 5 | 1 |" in TABLES["data"](rows)
+    assert TABLES["data"](rows[:3]) == TABLES["data"](rows)  # of a run that was killed

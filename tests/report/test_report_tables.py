@@ -4,17 +4,11 @@ import dataclasses
 import functools
 
 import pytest
-from row_cases import RUN, cells
+from row_cases import RUN, cells, changed
 
 from cosformer.report import selection, tables
 from cosformer.report.figures import time_vs_length, token_time_vs_length
 from cosformer.report.training import training_table
-
-
-def changed(row, config=(), **changes):
-    """The row with other fields, and other entries of its config for names that are no fields."""
-    own = {name: changes.pop(name) for name in list(changes) if not hasattr(row, name)}
-    return dataclasses.replace(row, config={**row.config, **dict(config), **own}, **changes)
 
 
 def test_the_time_table_has_a_line_per_length_and_a_dash_for_what_was_not_measured(rows):
@@ -275,9 +269,13 @@ def test_compiled_steps_stand_beside_others_and_displace_none():
             (later, 22.0, 64, {"compile": True, "recompute": True}),
         )
     ]
-    _, _, *lines = cells(training_table(rows))
-    assert lines == [
+    lines = [
         ["2 × 64, tiny, compiled, recomputed", "22"],
         ["2 × 64", "11"],
         ["2 × 128", "12"],
     ]
+    assert cells(training_table(rows))[2:] == lines
+    large = at | {"preset": "huge", "compile": True, "length": 64, "reason": "out of memory: all"}
+    newest = dataclasses.replace(RUN, date="2028-01-01T00:00:00+00:00")
+    rows.append(newest.row("failed", 1, "", **large))  # a run of which nothing was measured
+    assert cells(training_table(rows))[2:] == [["2 × 64, huge, compiled", "out of memory"], *lines]

@@ -1,7 +1,7 @@
 """The table of attention as models use it: every ratio is to the line that it should be to."""
 
 import pytest
-from row_cases import cells
+from row_cases import cells, changed
 
 from cosformer.records import Run
 from cosformer.report import tables
@@ -106,19 +106,11 @@ def test_steps_and_first_calls_have_tables_of_their_own(variants):
 
 def test_on_a_cpu_one_run_is_shown_and_ratios_are_of_what_the_caller_sees(rows):
     ours = [row for row in rows if row.what == "time" and row.config["candidate"] == "chunked"]
-    decays = [Run.row(_run_of(r), "time", 1.25 * r.value, "ms", **_as(r, "decay")) for r in ours]
+    decays = [changed(row, value=1.25 * row.value, candidate="decay") for row in ours]
     _, _, *lines = cells(variant_table([*rows, *decays]))
     assert lines[3][:3] == ["causal, a decay per head", "1 × 8 × 256 × 64", "1.25 / 3.75"]
     assert {line[3] for line in lines} == {"–", "1.25 / 1.25 of no decay"}
     assert lines[0][-1] == "softmax (SDPA) 0.25 / 0.75"
-
-
-def _run_of(row):
-    return Run(row.hardware, row.versions, row.commit, row.seed, row.date)
-
-
-def _as(row, candidate):
-    return {**row.config, "candidate": candidate}
 
 
 def test_other_tables_do_not_mix_variants_with_plain_attention(variants):
