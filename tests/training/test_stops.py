@@ -188,7 +188,9 @@ CONFIGS = ('{"architectures": ["Bert"]}', '{"task": 3}')
 FOREIGN = [("config.json", text, "json must be the config of a run: ") for text in CONFIGS]
 FOREIGN += [("config.json", "[]", "^[^ ]*config.json must hold an object, got list$")]
 FOREIGN += [("config.json", "{", "^[^ ]*config.json must be JSON: Expecting property name")]
-FOREIGN += [("config.json", "[" * 50_000, "^[^ ]*config.json must be JSON: maximum recursion depth")]
+FOREIGN += [
+    ("config.json", "[" * 50_000, "^[^ ]*config.json must be JSON: maximum recursion depth")
+]
 FOREIGN += [("thesis.tex", "all my work", "out must be a run or an empty folder, .* thesis.tex")]
 
 
