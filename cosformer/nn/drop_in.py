@@ -147,17 +147,8 @@ class CosformerAttention(HeadProjections):
         )
         batched = self.check_inputs(query, key, value)
         q, k, v = self.project(query, key, value, batched)
-        causal = read_attn_mask(
-            attn_mask,
-            is_causal,
-            batch=q.shape[0],
-            heads=self.num_heads,
-            queries=q.shape[2],
-            keys=k.shape[2],
-        )
-        key_mask = None
-        if key_padding_mask is not None:
-            key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=batched)
+        causal = read_attn_mask(attn_mask, is_causal, q, k)
+        key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=batched)
         kept = self._draw_kept_keys(v)
         options: dict[str, Any] = {
             "causal": causal,
@@ -181,17 +172,9 @@ class CosformerAttention(HeadProjections):
 
     def empty_state(self, batch: int) -> State:
         """The state before the first token of so many streams; its size does not grow."""
-        options = self._stream_options()
-        weight = self.out_proj.weight
-        return State.empty(
-            batch,
-            self.num_kv_heads,
-            self.head_dim,
-            self.head_dim,
-            **options,
-            dtype=compute_dtype(weight.dtype),
-            device=weight.device,
-        )
+        weight, width, options = self.out_proj.weight, self.head_dim, self._stream_options()
+        options |= {"dtype": compute_dtype(weight.dtype), "device": weight.device}
+        return State.empty(batch, self.num_kv_heads, width, width, **options)
 
     def stream(
         self, x: Tensor, state: State | None = None, *, key_padding_mask: Tensor | None = None
@@ -205,20 +188,11 @@ class CosformerAttention(HeadProjections):
         options = self._stream_options()
         self._check_stream(x)
         q, k, v = self.project(x, x, x, batched=True)
-        key_mask = None
-        if key_padding_mask is not None:
-            key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=True)
+        key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=True)
         kept = self._draw_kept_keys(v)
-        out, state = attention_with_state(
-            q,
-            k,
-            v if kept is None else v * kept,
-            **options,
-            state=state,
-            key_mask=key_mask,
-            eps=self.eps,
-            impl=self.impl,
-        )
+        v = v if kept is None else v * kept
+        options |= {"state": state, "key_mask": key_mask, "eps": self.eps, "impl": self.impl}
+        out, state = attention_with_state(q, k, v, **options)
         return self.merge_heads(out, batched=True), state
 
     forward_with_state = stream  # as the op is called: attention_with_state

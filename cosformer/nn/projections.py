@@ -189,13 +189,8 @@ class HeadProjections(nn.Module):
 
     def _reset_parameters(self) -> None:
         """Draw the weights as nn.MultiheadAttention does: same distributions, same order."""
-        for weight in (
-            self.in_proj_weight,
-            self.q_proj_weight,
-            self.k_proj_weight,
-            self.v_proj_weight,
-        ):
-            if weight is not None:
+        for name in ("in", "q", "k", "v"):
+            if (weight := getattr(self, f"{name}_proj_weight")) is not None:
                 nn.init.xavier_uniform_(weight)
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:
