@@ -204,6 +204,7 @@ BAD = [
     ({"dropout": 1.5}, ValueError, r"dropout must lie in 0 ... 1, got 1.5"),
     ({"positions": "learned", "max_length": -1}, ValueError, "max_length must be .* 1 on, got -1"),
     ({"positions": "learned", "max_length": "a"}, TypeError, "max_length must be .* 1 on, got 'a'"),
+    ({"positions": "learned", "context_dim": 8}, ValueError, "must not be 'learned' where context"),
     ({"positions": "none", "max_length": 4}, ValueError, "max_length must be None unless"),
     ({"heads": 2.0}, TypeError, r"num_heads must be a whole number from 1 on, got 2\.0"),
 ]
