@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import (
@@ -322,7 +321,7 @@ class AttentionLayer(HeadProjections):
             self.mechanism.check_length(position + 1)
         made = self._project(x, None, position, causal=True, before=state.conv)
         out, after = self.mechanism.step(
-            made.q, made.k, self._drop(made.v), state.mechanism, controls=made.controls
+            made.q, made.k, self.drop_keys(made.v), state.mechanism, controls=made.controls
         )
         out = self._finish(out, self._gated(made.x))
         if isinstance(position, int):
@@ -470,7 +469,7 @@ class AttentionLayer(HeadProjections):
 
     def _attend(self, made: Projected, **about: Any) -> tuple[Tensor, Any]:
         """The output of the mechanism and its state, for these arguments of its `forward`."""
-        v = self._drop(made.v)
+        v = self.drop_keys(made.v)
         found: tuple[Tensor, Any] = self.mechanism(
             made.q, made.k, v, controls=made.controls, **about
         )
@@ -488,12 +487,6 @@ class AttentionLayer(HeadProjections):
         if self.norm is not None:
             out = _normed(out, self.norm)
         return self.merge_heads(out if gate is None else out * gate, batched=True)
-
-    def _drop(self, v: Tensor) -> Tensor:
-        """The values of dropped keys become zero for all queries of a head, others grow."""
-        if not self.training or not self.dropout:
-            return v
-        return v * F.dropout(torch.ones_like(v[..., :1]), self.dropout)
 
 
 def check_gate(gate: bool | str) -> str:

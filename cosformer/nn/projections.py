@@ -22,6 +22,7 @@ class HeadProjections(nn.Module):
     k_proj_weight: nn.Parameter | None
     v_proj_weight: nn.Parameter | None
     in_proj_bias: nn.Parameter | None
+    dropout: float
 
     def __init__(
         self,
@@ -176,6 +177,17 @@ class HeadProjections(nn.Module):
             out = out.transpose(1, 2) if self.batch_first else out.permute(2, 0, 1, 3)
         merged: Tensor = self.out_proj(out.flatten(-2))
         return merged
+
+    def kept_keys(self, v: Tensor) -> Tensor | None:
+        """0 for a dropped key, 1 / (1 - p) for another: [B, H_kv, S, 1]; None: nothing drops."""
+        if not self.training or not self.dropout:
+            return None
+        return F.dropout(torch.ones_like(v[..., :1]), self.dropout)
+
+    def drop_keys(self, v: Tensor) -> Tensor:
+        """The values of dropped keys become zero for all queries of a head, others grow."""
+        kept = self.kept_keys(v)
+        return v if kept is None else v * kept
 
     def _split(self, x: Tensor, width: int, batched: bool) -> Tensor:
         x = x.unflatten(-1, (-1, width))  # [.. H D]
