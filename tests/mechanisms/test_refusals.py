@@ -242,8 +242,12 @@ def test_the_state_of_another_horizon_or_window_is_refused(count):
 def test_a_pattern_has_positions_of_32_bits(name):
     mechanism = make(name)
     q, k, v, _ = tokens(mechanism, 20, keys=30)
-    far = 2**31 - 20
-    out, _ = mechanism(q, k, v, start=far)
-    torch.testing.assert_close(out, mechanism.weights(q, k, start=far) @ v)
-    with pytest.raises(ValueError, match=r"start must be at most 2³¹ less the 20 queries"):
-        mechanism(q, k, v, start=far + 1)
+    for far, further in ((2**31 - 20, 1), (30 - 2**31, -1)):
+        for causal in (False, True):
+            out, _ = mechanism(q, k, v, start=far, causal=causal)
+            right = mechanism.weights(q, k, start=far, causal=causal) @ v
+            torch.testing.assert_close(out, right)
+            with pytest.raises(
+                ValueError, match=r"start must lie in 30 - 2³¹ \.\.\. 2³¹ - 20, got"
+            ):
+                mechanism(q, k, v, start=far + further, causal=causal)
