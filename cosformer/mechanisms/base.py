@@ -44,9 +44,8 @@ FASTER = {
     "attend_split": ("attend",),
     "prepared": ("attend", "advance", "step", "queries", "keys", "share", "weight"),
 }
-"""Methods that compute in another way what some others do -> those others. A class that changes
-one of the others, and not the method itself, has that of `Mechanism` in place of an inherited
-one."""
+"""A method that is faster than `Mechanism`'s own -> the methods whose results it must have. A
+subclass that changes one of these, but not the faster method, gets `Mechanism`'s own back."""
 
 
 class Mechanism(nn.Module):

@@ -24,4 +24,5 @@ def run_compiled(function: Any, *given: Any, on: Tensor) -> Any:
 
 @cache
 def _compiled(function: Any) -> Any:
-    return torch.compile(function, fullgraph=True)  # never every score: it would say so
+    # fullgraph: an error where FlexAttention, outside of a graph, would compute every score
+    return torch.compile(function, fullgraph=True)

@@ -69,6 +69,12 @@ def repeat_heads(k: Tensor, q: Tensor) -> Tensor:
     return k if groups == 1 else k.repeat_interleave(groups, 1)
 
 
+def unit_values(k: Tensor) -> Tensor:
+    """The columns of the identity as values for keys `[B, H_kv, S, D]`: out = A v is A itself."""
+    identity = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
+    return identity.expand(*k.shape[:2], -1, -1)
+
+
 def seen(request: Request, queries: int, keys: int, device: torch.device) -> Tensor | None:
     """Which keys a query may see by causality and mask, bool `[B or 1, 1, T, S]`; None for all."""
     found = None if request.key_mask is None else request.key_mask[:, None, None, :]

@@ -1,11 +1,16 @@
 """Softmax attention: by PyTorch's `scaled_dot_product_attention`, or by two products."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.mechanisms.request import Request, repeat_heads, seen
+
+LOWEST = -1e30
+"""A logarithm of almost nothing; finite, so that differences and gradients are."""
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **pairs: Any) -> Tensor:
@@ -68,6 +73,15 @@ def by_products(
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1) @ v
+
+
+def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
+    """One output from those of disjoint sets of keys, weighted by Σ e^s `[..., T]`, maybe 0."""
+    logs = torch.stack(list(log_totals))[..., None]
+    weights = (logs - logs.detach().amax(0).clamp(min=LOWEST)).exp()
+    shares = weights / weights.sum(0).clamp(min=1)  # the largest weight is 1 where there is a key
+    first, *others = (out * share for out, share in zip(outs, shares, strict=True))
+    return sum(others, first).to(outs[0].dtype)
 
 
 def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -139,10 +139,10 @@ class Block(nn.Module):
             )
         if self.cross is not None and context is None:
             raise ValueError("context must be given to a block with cross attention, got None")
-        if context_mask is not None and context is None:
-            raise ValueError("context_mask must be None without a context")
-        if self.cross is not None and self.cross_norm is not None and context is not None:
+        if context is not None and self.cross_norm is not None:
             x = x + self.dropout(self._look(self.cross_norm(x), context, context_mask, start))
+        elif context_mask is not None:
+            raise ValueError("context_mask must be None without a context")
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
     def _look(self, x: Tensor, context: Tensor, mask: Tensor | None, start: int | Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.check import check_bools, check_choice, check_dropout, check_eps
@@ -147,18 +146,9 @@ class CosformerAttention(HeadProjections):
         )
         batched = self.check_inputs(query, key, value)
         q, k, v = self.project(query, key, value, batched)
-        causal = read_attn_mask(
-            attn_mask,
-            is_causal,
-            batch=q.shape[0],
-            heads=self.num_heads,
-            queries=q.shape[2],
-            keys=k.shape[2],
-        )
-        key_mask = None
-        if key_padding_mask is not None:
-            key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=batched)
-        kept = self._draw_kept_keys(v)
+        causal = read_attn_mask(attn_mask, is_causal, q, k)
+        key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=batched)
+        kept = self.kept_keys(v)
         options: dict[str, Any] = {
             "causal": causal,
             "horizon": self.horizon,
@@ -181,17 +171,9 @@ class CosformerAttention(HeadProjections):
 
     def empty_state(self, batch: int) -> State:
         """The state before the first token of so many streams; its size does not grow."""
-        options = self._stream_options()
-        weight = self.out_proj.weight
-        return State.empty(
-            batch,
-            self.num_kv_heads,
-            self.head_dim,
-            self.head_dim,
-            **options,
-            dtype=compute_dtype(weight.dtype),
-            device=weight.device,
-        )
+        weight, width, options = self.out_proj.weight, self.head_dim, self._stream_options()
+        options |= {"dtype": compute_dtype(weight.dtype), "device": weight.device}
+        return State.empty(batch, self.num_kv_heads, width, width, **options)
 
     def stream(
         self, x: Tensor, state: State | None = None, *, key_padding_mask: Tensor | None = None
@@ -205,20 +187,9 @@ class CosformerAttention(HeadProjections):
         options = self._stream_options()
         self._check_stream(x)
         q, k, v = self.project(x, x, x, batched=True)
-        key_mask = None
-        if key_padding_mask is not None:
-            key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=True)
-        kept = self._draw_kept_keys(v)
-        out, state = attention_with_state(
-            q,
-            k,
-            v if kept is None else v * kept,
-            **options,
-            state=state,
-            key_mask=key_mask,
-            eps=self.eps,
-            impl=self.impl,
-        )
+        key_mask, k = read_key_padding_mask(key_padding_mask, k, batched=True)
+        options |= {"state": state, "key_mask": key_mask, "eps": self.eps, "impl": self.impl}
+        out, state = attention_with_state(q, k, self.drop_keys(v), **options)
         return self.merge_heads(out, batched=True), state
 
     forward_with_state = stream  # as the op is called: attention_with_state
@@ -236,9 +207,8 @@ class CosformerAttention(HeadProjections):
                 f"x must hold one token in step, got {q.shape[2]}: use stream for more"
             )
         check_continues(state, k, v, **options)
-        kept = self._draw_kept_keys(v)
         impl = "chunked" if self.impl == "reference" else self.impl  # one token is the formula
-        out = step(q, k, v if kept is None else v * kept, state, eps=self.eps, impl=impl)
+        out = step(q, k, self.drop_keys(v), state, eps=self.eps, impl=impl)
         return self.merge_heads(out, batched=True)
 
     def extra_repr(self) -> str:
@@ -248,12 +218,6 @@ class CosformerAttention(HeadProjections):
             f"positions={self.positions!r}, dropout={self.dropout}, "
             f"batch_first={self.batch_first}, impl={self.impl!r}"
         )
-
-    def _draw_kept_keys(self, v: Tensor) -> Tensor | None:
-        """0 for a dropped key, 1 / (1 - p) for another: [B, H_kv, S, 1]; None: nothing drops."""
-        if not self.training or self.dropout == 0:
-            return None
-        return F.dropout(torch.ones_like(v[..., :1]), self.dropout)
 
     def _check_stream(self, x: Tensor) -> None:
         """Check that x holds tokens of a batch of streams."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.check import (
@@ -213,15 +212,7 @@ class AttentionLayer(HeadProjections):
         if self.split is not None:
             return self._forward_split(x, self.split, causal, key_mask)
         made = self._project(x, context, first, causal=causal, key_mask=key_mask)
-        out, _ = self.mechanism(
-            made.q,
-            made.k,
-            self._drop(made.v),
-            causal=causal,
-            key_mask=key_mask,
-            start=start or None,
-            controls=made.controls,
-        )
+        out, _ = self._attend(made, causal=causal, key_mask=key_mask, start=start or None)
         return self._finish(out, self._gated(made.x))
 
     def _forward_split(
@@ -229,9 +220,8 @@ class AttentionLayer(HeadProjections):
     ) -> Tensor:
         """`forward` on one of many ranks: gates, and queries if they may come later, are made while
         messages travel."""
-        inner, conv = self.mechanism, self.conv
-        later = inner.queries_later and self.positions is None
-        later = later and (conv is None or self.conv_on == "input")
+        later = self.mechanism.queries_later and self.positions is None
+        later = later and (self.conv is None or self.conv_on == "input")
         first = split.start(x.shape[1])
         made = self._project(
             x, None, first, causal=causal, key_mask=key_mask, split=split, without_queries=later
@@ -244,15 +234,8 @@ class AttentionLayer(HeadProjections):
                 gates.append(self._gated(made.x))
                 return self._queries(made.x, made.v.dtype) if later else None
 
-        out, _ = inner(
-            made.q,
-            made.k,
-            self._drop(made.v),
-            causal=causal,
-            key_mask=key_mask,
-            controls=made.controls,
-            split=split.meanwhile(meanwhile),
-        )
+        split = split.meanwhile(meanwhile)
+        out, _ = self._attend(made, causal=causal, key_mask=key_mask, split=split)
         return self._finish(out, gates[0] if gates else self._gated(made.x))
 
     def empty_state(self, batch: int) -> LayerState:
@@ -283,15 +266,7 @@ class AttentionLayer(HeadProjections):
         made = self._project(
             x, None, before.position, causal=True, key_mask=key_mask, before=before.conv
         )
-        out, after = self.mechanism(
-            made.q,
-            made.k,
-            self._drop(made.v),
-            causal=True,
-            key_mask=key_mask,
-            state=before.mechanism,
-            controls=made.controls,
-        )
+        out, after = self._attend(made, causal=True, key_mask=key_mask, state=before.mechanism)
         state = LayerState(after, before.position + x.shape[1], made.conv)
         return self._finish(out, self._gated(made.x)), state
 
@@ -346,7 +321,7 @@ class AttentionLayer(HeadProjections):
             self.mechanism.check_length(position + 1)
         made = self._project(x, None, position, causal=True, before=state.conv)
         out, after = self.mechanism.step(
-            made.q, made.k, self._drop(made.v), state.mechanism, controls=made.controls
+            made.q, made.k, self.drop_keys(made.v), state.mechanism, controls=made.controls
         )
         out = self._finish(out, self._gated(made.x))
         if isinstance(position, int):
@@ -380,30 +355,24 @@ class AttentionLayer(HeadProjections):
         self._check_inputs(x, context)
         first = self._first(x, context, causal, start)
         made = self._project(x, context, first, causal=causal, key_mask=key_mask)
-        weights: Tensor = self.mechanism.weights(
-            made.q,
-            made.k,
-            causal=causal,
-            key_mask=key_mask,
-            start=start or None,
-            controls=made.controls,
-        )
-        return weights
+        about: dict[str, Any] = {"causal": causal, "key_mask": key_mask, "start": start or None}
+        return self.mechanism.weights(made.q, made.k, controls=made.controls, **about)
 
     def _check_inputs(self, x: Tensor, context: Tensor | None) -> None:
-        if context is not None and context is not x and not self.mechanism.traits.cross:
+        another = None if context is x else context
+        if another is not None and not self.mechanism.traits.cross:
             raise refuse(self.mechanism, "attend to another sequence", lambda other: other.cross)
-        if context is not None and context is not x and self.split is not None:
+        if another is not None and self.split is not None:
             raise ValueError(
                 "context must be None in a layer that is split over ranks, which attends to its "
-                f"own tokens, got {list(context.shape)}"
+                f"own tokens, got {list(another.shape)}"
             )
         if context is None and self.kdim != self.embed_dim:
             raise ValueError(f"context must be given, of width {self.kdim}, got None")
-        if context is not None and context is not x and self.conv is not None:
+        if another is not None and self.conv is not None:
             raise ValueError(
                 f"context must be None in a layer with conv={self.conv.width}, got "
-                f"{list(context.shape)}: make the layer without a convolution"
+                f"{list(another.shape)}: make the layer without a convolution"
             )
         given = [("x", x, self.embed_dim)]
         given += [] if context is None else [("context", context, self.kdim)]
@@ -498,6 +467,14 @@ class AttentionLayer(HeadProjections):
         q = self._split(self.project_queries(x), self.head_dim, True)
         return q if self.q_norm is None else _normed(q, self.q_norm).to(dtype)
 
+    def _attend(self, made: Projected, **about: Any) -> tuple[Tensor, Any]:
+        """The output of the mechanism and its state, for these arguments of its `forward`."""
+        v = self.drop_keys(made.v)
+        found: tuple[Tensor, Any] = self.mechanism(
+            made.q, made.k, v, controls=made.controls, **about
+        )
+        return found
+
     def _gated(self, x: Tensor) -> Tensor | None:
         """The gate by which the heads are multiplied, `[B, H, T, V]`; None without a gate."""
         if self.gate is None:
@@ -510,12 +487,6 @@ class AttentionLayer(HeadProjections):
         if self.norm is not None:
             out = _normed(out, self.norm)
         return self.merge_heads(out if gate is None else out * gate, batched=True)
-
-    def _drop(self, v: Tensor) -> Tensor:
-        """The values of dropped keys become zero for all queries of a head, others grow."""
-        if not self.training or not self.dropout:
-            return v
-        return v * F.dropout(torch.ones_like(v[..., :1]), self.dropout)
 
 
 def check_gate(gate: bool | str) -> str:

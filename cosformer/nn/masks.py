@@ -7,13 +7,13 @@ from cosformer.check import check_tensor
 from cosformer.runtime import readable
 
 
-def read_attn_mask(
-    attn_mask: Tensor | None, is_causal: bool, *, batch: int, heads: int, queries: int, keys: int
-) -> bool:
+def read_attn_mask(attn_mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> bool:
     """Whether attention is causal; an error for a mask that linear attention cannot apply.
 
     Reading a mask takes queries · keys comparisons; ``is_causal`` without a mask takes none.
     """
+    batch, heads, queries, _ = q.shape
+    keys = k.shape[2]
     if is_causal and queries != keys:
         raise ValueError(
             "is_causal=True needs as many queries as keys, "
@@ -34,9 +34,11 @@ def read_attn_mask(
             "attn_mask must hold values where is_causal=True does not stand beside it, "
             "got a meta tensor"
         )
-    if queries == keys and _equal(attn_mask, _causal_mask_like(attn_mask)):
-        return True
-    if not is_causal and _equal(attn_mask, torch.zeros_like(attn_mask)):
+    if queries == keys:
+        make = nn.Transformer.generate_square_subsequent_mask
+        if bool((attn_mask == make(keys, device=attn_mask.device, dtype=attn_mask.dtype)).all()):
+            return True
+    if not is_causal and not bool(attn_mask.any()):
         return False
     raise ValueError(
         "attn_mask must block exactly the future (square, True or -inf above the diagonal, "
@@ -50,13 +52,15 @@ def read_attn_mask(
 
 
 def read_key_padding_mask(
-    key_padding_mask: Tensor, keys: Tensor, *, batched: bool
-) -> tuple[Tensor, Tensor]:
+    key_padding_mask: Tensor | None, keys: Tensor, *, batched: bool
+) -> tuple[Tensor | None, Tensor]:
     """The op's key mask [B, S] (True = real token), and the keys [B, H, S, D] to use with it.
 
     A float mask is added to the scores of softmax attention, that is, it multiplies the weight of
     a key by exp(mask). Scaling the key does the same here, exactly, because relu(a k) = a relu(k).
     """
+    if key_padding_mask is None:
+        return None, keys
     _check_dtype("key_padding_mask", key_padding_mask)
     batch, _, length, _ = keys.shape
     shape = (batch, length) if batched else (length,)
@@ -86,13 +90,3 @@ def _check_dtype(name: str, mask: Tensor) -> None:
     check_tensor(name, mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ValueError(f"{name} must be of a bool or floating type, got {mask.dtype}")
-
-
-def _causal_mask_like(mask: Tensor) -> Tensor:
-    return nn.Transformer.generate_square_subsequent_mask(
-        mask.shape[-1], device=mask.device, dtype=mask.dtype
-    )
-
-
-def _equal(mask: Tensor, expected: Tensor) -> bool:
-    return bool((mask == expected).all())

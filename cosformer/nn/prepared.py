@@ -150,29 +150,21 @@ def _has_ones(layer: AttentionLayer) -> bool:
 def _side_by_side(layer: AttentionLayer, layout: Layout) -> tuple[Tensor, Tensor | None]:
     """The weights and biases of all that a layer projects from its input, as the layout says."""
     assert layer.in_proj_weight is not None
-    values = layout.key_heads * layout.value_width
-    before = layer.in_proj_weight.shape[0] - values  # queries and keys
     linears = [] if layer.gate is None else [layer.gate]
     linears += cast(list[nn.Linear], list(layer.controls.values()))
-    biases: list[Tensor | None] = [layer.in_proj_bias, *(linear.bias for linear in linears)]
-
-    def laid(qkv: Tensor, others: list[Tensor], one: float) -> Tensor:
-        """Rows of the layout, of `[rows, …]`; after the values of a head one of this number."""
-        v = qkv[before:]
-        if layout.ones:
-            v = v.unflatten(0, (layout.key_heads, -1))
-            v = torch.cat([v, v.new_full((len(v), 1, *v.shape[2:]), one)], 1).flatten(0, 1)
-        found = torch.cat([qkv[:before], v, *others])
-        missing = found.new_zeros(layout.columns - len(found), *found.shape[1:])
-        return torch.cat([found, missing])
-
+    parts: list[tuple[Tensor, Tensor | None]] = [(layer.in_proj_weight, layer.in_proj_bias)]
+    parts += [(linear.weight, linear.bias) for linear in linears]
     with torch.no_grad():
-        weight = laid(layer.in_proj_weight, [linear.weight for linear in linears], 0.0)
-        if not layout.ones and all(bias is None for bias in biases):
-            return weight, None
-        parts: list[Tensor] = [layer.in_proj_weight, *(linear.weight for linear in linears)]
-        known = [
-            part.new_zeros(part.shape[0]) if bias is None else bias
-            for part, bias in zip(parts, biases, strict=True)
-        ]
-        return weight, laid(known[0], known[1:], 1.0)
+        rows = []  # of weights, each with its bias behind it
+        for weight, bias in parts:
+            bias = weight.new_zeros(len(weight)) if bias is None else bias
+            rows.append(torch.cat([weight, bias[:, None]], 1))
+        if layout.ones:  # after the values of a head a row of zeros, whose bias is 1
+            qk, v = rows[0].split([layout.v, len(rows[0]) - layout.v])
+            v = F.pad(v.unflatten(0, (layout.key_heads, -1)), (0, 0, 0, 1))
+            v[:, -1, -1] = 1
+            rows[0] = torch.cat([qk, v.flatten(0, 1)])
+        found = torch.cat(rows)
+        found = F.pad(found, (0, 0, 0, layout.columns - len(found)))
+        biased = layout.ones or any(bias is not None for _, bias in parts)
+        return found[:, :-1].contiguous(), found[:, -1].contiguous() if biased else None

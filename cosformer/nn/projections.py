@@ -22,6 +22,7 @@ class HeadProjections(nn.Module):
     k_proj_weight: nn.Parameter | None
     v_proj_weight: nn.Parameter | None
     in_proj_bias: nn.Parameter | None
+    dropout: float
 
     def __init__(
         self,
@@ -177,6 +178,17 @@ class HeadProjections(nn.Module):
         merged: Tensor = self.out_proj(out.flatten(-2))
         return merged
 
+    def kept_keys(self, v: Tensor) -> Tensor | None:
+        """0 for a dropped key, 1 / (1 - p) for another: [B, H_kv, S, 1]; None: nothing drops."""
+        if not self.training or not self.dropout:
+            return None
+        return F.dropout(torch.ones_like(v[..., :1]), self.dropout)
+
+    def drop_keys(self, v: Tensor) -> Tensor:
+        """The values of dropped keys become zero for all queries of a head, others grow."""
+        kept = self.kept_keys(v)
+        return v if kept is None else v * kept
+
     def _split(self, x: Tensor, width: int, batched: bool) -> Tensor:
         x = x.unflatten(-1, (-1, width))  # [.. H D]
         if not batched:
@@ -189,13 +201,8 @@ class HeadProjections(nn.Module):
 
     def _reset_parameters(self) -> None:
         """Draw the weights as nn.MultiheadAttention does: same distributions, same order."""
-        for weight in (
-            self.in_proj_weight,
-            self.q_proj_weight,
-            self.k_proj_weight,
-            self.v_proj_weight,
-        ):
-            if weight is not None:
+        for name in ("in", "q", "k", "v"):
+            if (weight := getattr(self, f"{name}_proj_weight")) is not None:
                 nn.init.xavier_uniform_(weight)
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:

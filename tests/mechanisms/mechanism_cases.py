@@ -55,6 +55,10 @@ def names_where(**traits: Any) -> list[str]:
     ]
 
 
+STREAMS = names_where(state=("constant", "window", "cache"))
+"""Names of mechanisms that stream."""
+
+
 def cases_where(causal: tuple[bool, ...] = (True, False), **traits: Any) -> list[tuple[str, bool]]:
     """The cases of those names."""
     return [(name, c) for name, c in CASES if c in causal and name in names_where(**traits)]

@@ -3,10 +3,9 @@
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mechanism_cases import CASES, draw, make, names_where, stream, tokens
+from mechanism_cases import CASES, STREAMS, draw, make, stream, tokens
 from torch.testing import assert_close
 
-STREAMS = names_where(state=("constant", "window", "cache"))
 PROPERTY = settings(
     max_examples=120,
     deadline=None,

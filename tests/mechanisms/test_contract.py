@@ -8,6 +8,7 @@ from mechanism_cases import (
     HEADS,
     LENGTH,
     NAMES,
+    STREAMS,
     by_steps,
     cases_where,
     cut,
@@ -24,7 +25,6 @@ from cosformer.mechanisms.linear import delta_rule
 from cosformer.ops.chunked import chunks as span
 
 every_case = pytest.mark.parametrize(("name", "causal"), CASES)
-STREAMS = names_where(state=("constant", "window", "cache"))
 PADDED = cases_where(mask=(True,))
 NOISE = 1e3  # what stands where nobody may look
 

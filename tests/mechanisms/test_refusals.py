@@ -6,7 +6,7 @@ import pytest
 import torch
 from mechanism_cases import LENGTH, NAMES, make, names_where, tokens
 
-from cosformer.mechanisms import MECHANISMS, create
+from cosformer.mechanisms import MECHANISMS, Traits, create
 from cosformer.mechanisms.base import nearest
 
 
@@ -50,6 +50,11 @@ def test_what_the_traits_do_not_have_is_refused(name, keys, causal, task):
     causal = not mechanism.traits.full if causal is None else causal
     with pytest.raises(ValueError, match=refusal(name, task)):
         mechanism(q, k, v, causal=causal, controls=controls)
+
+
+def test_traits_that_exclude_each_other():
+    with pytest.raises(ValueError, match="without a causal form must be full and have no state"):
+        Traits(causal="no", state="cache")
 
 
 def test_masks_are_refused_by_those_without():
@@ -224,19 +229,25 @@ def test_the_state_of_another_batch_or_of_nothing_is_refused(name, count):
 
 
 @pytest.mark.parametrize("count", [3, 1])
-def test_the_state_of_another_horizon_is_refused(count):
+def test_the_state_of_another_horizon_or_window_is_refused(count):
     others = [({"horizon": 32}, "32.0, got 64"), ({"weight": "raised_cosine"}, "'raised_cosine'")]
     for options, theirs in others:
         with torch.no_grad(), pytest.raises(ValueError, match=rf"must be the state's {theirs}"):
             go_on("cosformer", streamed("cosformer", **options), count)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"must hold 4 of 10 tokens .*, got 2"):
+        go_on("local", streamed("local", window=4), count)
 
 
 @pytest.mark.parametrize("name", ["local", "sparse-strided"])
 def test_a_pattern_has_positions_of_32_bits(name):
     mechanism = make(name)
     q, k, v, _ = tokens(mechanism, 20, keys=30)
-    far = 2**31 - 20
-    out, _ = mechanism(q, k, v, start=far)
-    torch.testing.assert_close(out, mechanism.weights(q, k, start=far) @ v)
-    with pytest.raises(ValueError, match=r"start must be at most 2³¹ less the 20 queries"):
-        mechanism(q, k, v, start=far + 1)
+    for far, further in ((2**31 - 20, 1), (30 - 2**31, -1)):
+        for causal in (False, True):
+            out, _ = mechanism(q, k, v, start=far, causal=causal)
+            right = mechanism.weights(q, k, start=far, causal=causal) @ v
+            torch.testing.assert_close(out, right)
+            with pytest.raises(
+                ValueError, match=r"start must lie in 30 - 2³¹ \.\.\. 2³¹ - 20, got"
+            ):
+                mechanism(q, k, v, start=far + further, causal=causal)

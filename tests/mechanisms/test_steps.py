@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from mechanism_cases import LENGTH, by_steps, cut, make, names_where, stream, tokens
+from mechanism_cases import LENGTH, STREAMS, by_steps, cut, make, names_where, stream, tokens
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-STREAMS = names_where(state=("constant", "window", "cache"))
 CONSTANT = names_where(state=("constant",))
 OPTIONS = [(name, {}) for name in STREAMS] + [
     ("cosformer", {"weight": "raised_cosine"}),

@@ -1,10 +1,14 @@
-"""The layer written down a second time: quadratic, in float64, sharing only the weights."""
+"""The layer written down a second time: quadratic, in float64, sharing only the weights; tokens."""
 
 from collections.abc import Sequence
 
 import torch
-from formula import cosine_weight
+from formula import F64, cosformer_map
 from torch import Tensor, nn
+
+
+def draw(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def quadratic(
@@ -29,17 +33,16 @@ def quadratic(
         projections = p["in_proj_weight"].split(sizes)
     else:
         projections = [p[f"{name}_proj_weight"] for name in "qkv"]
-    biases = p.get("in_proj_bias", torch.zeros(sum(sizes), dtype=torch.float64)).split(sizes)
+    biases = p.get("in_proj_bias", torch.zeros(sum(sizes), dtype=F64)).split(sizes)
     q, k, v = (
         (x.double() @ w.T + b).unflatten(-1, (-1, width)).transpose(1, 2)
         for x, w, b in zip((query, key, value), projections, biases, strict=True)
     )
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
-    weight = cosine_weight(q, k, horizon=horizon, causal=causal, decay=decay)
-    score = q.relu() @ k.relu().mT * weight
     if key_scale is not None:
-        score = score * key_scale.double()[:, None, None]
-    weights = score / score.sum(-1, keepdim=True).clamp(min=layer.eps)
+        k = k * key_scale.double()[:, None, :, None]  # of relu(k) as well
+    about = {"horizon": horizon, "causal": causal, "decay": decay, "eps": layer.eps}
+    weights = cosformer_map(q, k, **about)
     out = (weights @ v).transpose(1, 2).flatten(2)
-    bias = p.get("out_proj.bias", torch.zeros(1, dtype=torch.float64))
+    bias = p.get("out_proj.bias", torch.zeros(1, dtype=F64))
     return out @ p["out_proj.weight"].T + bias, weights

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from layer_formula import draw
 from streaming import in_pieces
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cosformer.nn import AttentionLayer, Block, FeedForward
-
-F64 = torch.float64
 
 
 def make(*, cross=False, glu=False, mechanism="softmax", **arguments):
@@ -21,10 +20,6 @@ def make(*, cross=False, glu=False, mechanism="softmax", **arguments):
         for parameter in block.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     return block
-
-
-def draw(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def test_a_block_adds_its_parts_in_turn():

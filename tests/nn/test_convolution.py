@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from layer_formula import F64, draw
 from streaming import in_pieces
 from torch import nn
 from torch.nn import functional as F
@@ -10,7 +11,6 @@ from torch.testing import assert_close
 from cosformer.nn import AttentionLayer, LayerState
 from cosformer.nn.convolution import ShortConvolution
 
-F64 = torch.float64
 DECAY = {"decay": "multiscale", "horizon": 64}
 
 
@@ -19,10 +19,6 @@ def make(mechanism="cosformer", **arguments):
     options = DECAY if mechanism == "cosformer" else {}
     given = {"options": options, "conv": 4, "dtype": F64, **arguments}
     return AttentionLayer(16, 4, mechanism=mechanism, **given).eval()
-
-
-def draw(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 @pytest.mark.parametrize(("width", "causal"), [(4, True), (1, True), (5, False), (5, True)])

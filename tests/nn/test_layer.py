@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from layer_formula import F64
+from layer_formula import draw as tokens
 from streaming import in_pieces
 from torch import nn
 from torch.nn import functional as F
@@ -14,7 +16,6 @@ import cosformer.nn
 from cosformer.mechanisms import MECHANISMS
 from cosformer.nn import AttentionLayer, sinusoids, sinusoids_from
 
-F64 = torch.float64
 OPTIONS = {"cosformer": {"horizon": 64}, "sparse-strided": {"stride": 4}}
 STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
 KINDS = ["cosformer", "linear", "gated-delta", "retention", "spe", "softmax", "local"]
@@ -31,10 +32,6 @@ def make(name="softmax", embed_dim=16, heads=4, **arguments):
         embed_dim, heads, mechanism=name, options=options, dtype=F64, **arguments
     )
     return layer.eval()
-
-
-def tokens(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 @pytest.mark.parametrize(("causal", "width"), [(True, None), (False, None), (False, 10)])
@@ -207,6 +204,7 @@ BAD = [
     ({"dropout": 1.5}, ValueError, r"dropout must lie in 0 ... 1, got 1.5"),
     ({"positions": "learned", "max_length": -1}, ValueError, "max_length must be .* 1 on, got -1"),
     ({"positions": "learned", "max_length": "a"}, TypeError, "max_length must be .* 1 on, got 'a'"),
+    ({"positions": "learned", "context_dim": 8}, ValueError, "must not be 'learned' where context"),
     ({"positions": "none", "max_length": 4}, ValueError, "max_length must be None unless"),
     ({"heads": 2.0}, TypeError, r"num_heads must be a whole number from 1 on, got 2\.0"),
 ]

@@ -34,7 +34,7 @@ class Softmax(Mechanism):
     def attend_held(self, q: Tensor, state: HeldCache) -> Tensor:
         if q.is_cuda:
             return sdpa(q, state.k, state.v, attn_mask=self.seen_held(state)[:, None, None])
-        last, seen = int(state.position.max()), None  # a CPU waits for nothing to know it
+        last, seen = int(state.position.max()), None  # on a CPU this costs no wait
         if len(q) > 1 and int(state.position.min()) < last:
             seen = self.seen_held(state)[:, None, None, : last + 1]
         return sdpa(q, state.k[:, :, : last + 1], state.v[:, :, : last + 1], attn_mask=seen)

@@ -33,12 +33,6 @@ class Synthesizer(Mechanism):
     traits = TRAITS
     source = "Tay et al., ICML 2021"
 
-    def __init__(
-        self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
-    ) -> None:
-        super().__init__(heads, width, key_heads=key_heads)
-        self.set_max_length(max_length)
-
     def scores(self, q: Tensor, i: Positions, j: Positions) -> Tensor:
         """`[B or 1, H, T, S]` of query positions i and key positions j, both of one kind."""
         raise NotImplementedError
@@ -113,7 +107,8 @@ class SynthesizerRandom(Synthesizer):
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
     ) -> None:
-        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        super().__init__(heads, width, key_heads=key_heads)
+        self.set_max_length(max_length)
         self.table = nn.Parameter(torch.randn(heads, max_length, max_length))
 
     def scores(self, q: Tensor, i: Positions, j: Positions) -> Tensor:
@@ -162,7 +157,8 @@ class SynthesizerFactorised(Factored):
         max_length: int = 512,
         rank: int = 8,
     ) -> None:
-        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        super().__init__(heads, width, key_heads=key_heads)
+        self.set_max_length(max_length)
         self.rank = check_whole("rank", rank, 1)
         size = rank**-0.25  # scores of variance 1
         self.rows = nn.Parameter(size * torch.randn(heads, max_length, rank))
@@ -185,7 +181,8 @@ class SynthesizerDense(Factored):
     def __init__(
         self, heads: int, width: int, *, key_heads: int | None = None, max_length: int = 512
     ) -> None:
-        super().__init__(heads, width, key_heads=key_heads, max_length=max_length)
+        super().__init__(heads, width, key_heads=key_heads)
+        self.set_max_length(max_length)
         size = 1 / math.sqrt(width)
         self.hidden = nn.Parameter(size * torch.randn(heads, width, width))  # W₁
         self.hidden_bias = nn.Parameter(torch.zeros(heads, 1, width))

@@ -10,8 +10,8 @@ from cosformer.check import check_choice, check_positive
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.decay import FORGETFUL, log_gate
 from cosformer.mechanisms.linear.delta_launch import delta
-from cosformer.mechanisms.linear.delta_rule import CHUNK_LENGTH, fade, strict, units
-from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
+from cosformer.mechanisms.linear.delta_rule import CHUNK_LENGTH, units
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, unit_values
 from cosformer.mechanisms.traits import Cost
 from cosformer.runtime import compute_dtype, full_precision
 
@@ -48,20 +48,7 @@ class Delta(Mechanism):
         return self.advance(q, k, v, self.empty_state(k, v), request)[0]
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
-        """(q kᵀ ⊙ decay) u, where u solves for the identity as values."""
-        dtype = compute_dtype(q.dtype)
-        queries, keys = units(*self._mapped(q, k), dtype)
-        beta, log_decay = self._given(request, dtype)
-        _, fading = fade(log_decay)
-        answers = torch.linalg.solve_triangular(
-            strict(keys, beta[..., None], fading),
-            torch.diag_embed(beta),
-            upper=False,
-            unitriangular=True,
-        )
-        score = queries.unflatten(1, (self.key_heads, -1)) @ keys[:, :, None].mT
-        dense = (score * fading[:, :, None]) @ answers[:, :, None]
-        return dense.flatten(1, 2).to(q.dtype)
+        return self.attend(q, k, unit_values(k), request)
 
     def empty_state(self, k: Tensor, v: Tensor) -> Memory:
         shape = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])

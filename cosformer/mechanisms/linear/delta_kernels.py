@@ -37,7 +37,7 @@ def dot(a, b, into, SHORT: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _nearest(a, PRECISION: tl.constexpr):
-    """For tf32, whose 13 missing bits tensor cores cut off: that they are rounded, more or less."""
+    """Makes up for tensor cores, which cut off the 13 bits that tf32 has less, unrounded."""
     if PRECISION == "tf32":
         return a * (1 + 2**-11.5)
     else:

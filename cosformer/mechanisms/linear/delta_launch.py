@@ -69,15 +69,6 @@ class Segments(NamedTuple):
     ends: Tensor  # [B, H_kv, segments, D, V] float32: and adds to it
 
 
-class Known(NamedTuple):
-    """What the first kernel makes of keys, values and gates."""
-
-    sums: Tensor  # [B, H_kv, T] float64: G
-    chain: Chain
-    erased: Tensor | None  # [B, H_kv, T] float32: the factor of the chain back
-    solver: Tensor | None  # [B, H_kv, n, C, C]: T
-
-
 def is_served(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> bool:
     """Whether kernels take these tensors: q, k, v of one type, and a memory in float32."""
     alike = q.dtype == k.dtype == v.dtype and memory.dtype == torch.float32
@@ -158,7 +149,7 @@ def _plain(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _forward(rows: Given, memory: Tensor) -> tuple[Tensor, Tensor, Segments]:
-    sums, chain, _, _ = _prepare(rows)
+    sums, chain = _prepare(rows)
     batch, heads, length, width = rows.k.shape
     columns = rows.v.shape[3]
     steps = _segment_steps(batch * heads * -(-columns // FEWEST), length)
@@ -175,10 +166,10 @@ def _backward(
     rows: Given, memory: Tensor, segments: Segments, grad: Tensor, of_last: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, β, gates and memory."""
-    sums, chain, erased, solver = _prepare(rows, back=True)
+    erased = torch.empty_like(rows.beta)  # the factor of the chain back
+    solver = rows.room(rows.blocks, CHUNK, CHUNK)  # T
+    sums, chain = _prepare(rows, erased, solver)
     _carry(rows, sums, chain, segments, memory)
-    assert erased is not None
-    assert solver is not None
     reverse = _ask(rows, grad, sums, chain.factor, erased, solver)
     segments = segments._replace(ends=torch.empty_like(segments.ends))
     if segments.ends.shape[2] > 1:
@@ -187,20 +178,20 @@ def _backward(
     return *_gradients(rows, grad, sums, chain, reverse), of_memory
 
 
-def _prepare(rows: Given, back: bool = False) -> Known:
+def _prepare(
+    rows: Given, erased: Tensor | None = None, solver: Tensor | None = None
+) -> tuple[Tensor, Chain]:
+    """G `[B, H_kv, T]` in float64, and the chain; fills what the way back needs."""
     from cosformer.mechanisms.linear.delta_kernels import prepare_kernel
 
     sums = rows.room(rows.k.shape[2], dtype=torch.float64)
-    factor = torch.empty_like(rows.beta)
-    chain = rows.chain(factor)
-    erased = torch.empty_like(factor) if back else None
-    solver = rows.room(rows.blocks, CHUNK, CHUNK) if back else None
+    chain = rows.chain(torch.empty_like(rows.beta))
+    made = sums, chain.factor, erased, solver, chain.a, chain.x
     _launch(
-        prepare_kernel, rows, rows.k,
-        (rows.k, rows.v, rows.beta, rows.gates, sums, factor, erased, solver, chain.a, chain.x),
+        prepare_kernel, rows, rows.k, (rows.k, rows.v, rows.beta, rows.gates, *made),
         (*rows.k.stride(), *rows.v.stride()), FLOOR=least_gate(torch.float32),
     )  # fmt: skip
-    return Known(sums, chain, erased, solver)
+    return sums, chain
 
 
 def _carry(

@@ -10,7 +10,7 @@ import cosformer.ops as ops
 from cosformer.check import check_generator
 from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.groups import goes_in_groups, in_groups
-from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split
+from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split, unit_values
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.runtime import full_precision, recomputed
 
@@ -111,8 +111,7 @@ class LinearMechanism(Mechanism):
         """The quadratic formula, read with the columns of the identity as values."""
         if not k.shape[2]:
             return q.new_zeros(*q.shape[:3], 0)
-        identity = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
-        return self._attend(q, k, identity.expand(*k.shape[:2], -1, -1), request, "reference")
+        return self._attend(q, k, unit_values(k), request, "reference")
 
     def empty_state(self, k: Tensor, v: Tensor) -> Any:
         return Sums(self.empty_sums(k, v), self.owner)

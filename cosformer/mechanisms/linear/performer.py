@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cosformer.ops as ops
-from cosformer.check import check_generator, check_whole
-from cosformer.mechanisms.linear.family import LinearMechanism, Start
+from cosformer.check import check_whole
+from cosformer.mechanisms.linear.family import LinearMechanism, Start, draw_normal
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.ops.features import projected, top_exponents
 from cosformer.runtime import compute_dtype, full_precision, readable
@@ -187,12 +187,8 @@ def _first_finite(tops: Tensor) -> Tensor:
 
 def orthogonal_rows(rows: int, width: int, generator: torch.Generator | None = None) -> Tensor:
     """`[rows, width]`: blocks of orthogonal directions, each as long as a Gaussian vector."""
-    check_generator(generator)
-    device = "cpu" if generator is None else generator.device
-    blocks = -(-rows // width)
     dtype = compute_dtype(torch.get_default_dtype())  # qr has no 16 bits
-    shape = (2, blocks, width, width)
-    gaussian = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    gaussian = draw_normal(torch.empty(2, -(-rows // width), width, width, dtype=dtype), generator)
     q, r = torch.linalg.qr(gaussian[0])
     # The signs that qr leaves are not drawn, and exp(ωx) is not even in ω: a bias that stays.
     uniform = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.reshape(-1, width)

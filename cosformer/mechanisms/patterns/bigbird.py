@@ -137,7 +137,7 @@ class BigBird(Seeded, Masked):
 
 @drawn_before
 def draw_blocks(blocks: int, count: int, seed: int) -> list[list[int]]:
-    return _draw_blocks(blocks, count, seed)
+    return _draw_blocks(blocks, count, seed)  # a graph would look through a cache that is marked
 
 
 @lru_cache(maxsize=16)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from cosformer.mechanisms.padding import to_multiple
 from cosformer.mechanisms.patterns.parts import Part, Sizes, as_before, in_order
+from cosformer.mechanisms.sdpa import LOWEST
 from cosformer.runtime import compute_dtype, full_precision, join_batch
 
 SLICE = 2**20  # scores made at once: 4 MB in float32
-LOWEST = -1e30  # the maximum of a row without a key; finite, so that differences are
 
 Sums = tuple[Tensor, Tensor, Tensor]
 Parts = tuple[Part, ...]

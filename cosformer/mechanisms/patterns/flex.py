@@ -1,7 +1,7 @@
 """Patterns through PyTorch's FlexAttention: a kernel on CUDA that skips blocks without a pair."""
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from cosformer.mechanisms.compiled import run_compiled
 from cosformer.mechanisms.padding import to_multiple
-from cosformer.mechanisms.patterns.blocked import LOWEST
 from cosformer.mechanisms.patterns.parts import Part, Sizes, as_before, in_order
+from cosformer.mechanisms.sdpa import joined
 from cosformer.memo import Memo
 from cosformer.runtime import untraced
 
@@ -101,15 +101,6 @@ def differentiated_once(out: Tensor) -> Tensor:
     if out.requires_grad and untraced():
         out.register_hook(refuse)
     return out
-
-
-def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
-    """One output from those of disjoint sets of keys, weighted by Σ e^s, which may be 0."""
-    logs = torch.stack(list(log_totals))[..., None]
-    scale = (logs - logs.detach().amax(0).clamp(min=LOWEST)).exp()
-    total = scale.sum(0)
-    weighted = sum(out * share for out, share in zip(outs, scale.unbind(0), strict=True))
-    return (weighted / torch.where(total > 0, total, 1)).to(outs[0].dtype)
 
 
 def lay(part: Part, sizes: Sizes, device: torch.device) -> Laid:

@@ -119,8 +119,6 @@ class Longformer(Local):
 
     def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
         out = super()._sparse(q, k, v, request, impl)
-        if not self.global_tokens:
-            return out
         rows, mask = q[:, :, : self.global_tokens], request.key_mask
         real = torch.ones_like(k[:1, 0, :, 0], dtype=torch.bool) if mask is None else mask
         dtype = compute_dtype(q.dtype)

@@ -19,7 +19,7 @@ from cosformer.mechanisms.traits import Cost
 from cosformer.runtime import compute_dtype, transformed
 
 IMPLEMENTATIONS = ("auto", "reference", "blocked", "flex")
-FURTHEST = 2**31  # positions: they are compared in 32 bits
+FURTHEST = 2**31  # distance of two positions: they are compared in 32 bits
 FEW = 16  # queries for which a row of scores each is cheaper than blocks
 
 
@@ -72,9 +72,10 @@ class Masked(Mechanism):
         mask = request.key_mask
         if not (q.numel() and k.numel()):
             return q @ repeat_heads(k, q).mT @ repeat_heads(v, q)  # zeros with a gradient
-        if request.start + q.shape[2] > FURTHEST:
+        queries, keys = q.shape[2], k.shape[2]
+        if not keys - FURTHEST <= request.start <= FURTHEST - queries:
             raise ValueError(
-                f"start must be at most 2³¹ less the {q.shape[2]} queries, got {request.start}"
+                f"start must lie in {keys} - 2³¹ ... 2³¹ - {queries}, got {request.start}"
             )
         impl = self.choose(q, v)
         if impl == "reference":

@@ -12,6 +12,7 @@ from torch import Tensor
 from cosformer.check import check_whole
 from cosformer.mechanisms.compiled import run_compiled
 from cosformer.mechanisms.padding import to_multiple
+from cosformer.mechanisms.sdpa import joined
 from cosformer.mechanisms.seeded import Seeded, drawn_before
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
@@ -180,12 +181,7 @@ def hashed_attention(q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunks: Chu
 def _attend(chunks: Chunks, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
     """The output `[g, N, V]` of some heads: rounds weighted by their Σ e^s."""
     found = [recomputed(_round, chunks, q, k, v, sorting) for sorting in order.unbind(1)]
-    outs, logs = zip(*found, strict=True)
-    shares = torch.stack(logs).softmax(0)
-    joined = outs[0] * shares[0]
-    for out, share in zip(outs[1:], shares[1:], strict=True):
-        joined = joined + out * share
-    return joined.to(v.dtype)
+    return joined([out for out, _ in found], [log[..., 0] for _, log in found])
 
 
 def _round(

@@ -9,13 +9,10 @@ from torch import Tensor
 
 from cosformer.check import check_positive, check_whole
 from cosformer.mechanisms.padding import to_multiple
-from cosformer.mechanisms.sdpa import by_products, masked_softmax
+from cosformer.mechanisms.sdpa import LOWEST, by_products, masked_softmax
 from cosformer.mechanisms.traits import Cost
 from cosformer.mechanisms.whole import Whole
 from cosformer.runtime import compute_dtype
-
-LOWEST = -1e30
-"""A logarithm that takes no part; finite, so that gradients are."""
 
 
 class Sinkhorn(Whole):

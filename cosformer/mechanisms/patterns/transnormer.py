@@ -44,9 +44,8 @@ class TransNormerLocal(Mechanism):
         start = request.start
         if request.key_mask is not None:
             return with_real_first(attend, request.key_mask, q, k, v, start)
-        if not start:
-            return attend(q, k, v, None)
-        return attend(F.pad(q, (0, 0, start, 0)), k, v, None)[:, :, start:]
+        rows = F.pad(q, (0, 0, start, 0)) if start else q
+        return attend(rows, k, v, None)[:, :, start:]
 
     def dense(self, q: Tensor, k: Tensor, request: Request) -> Tensor:
         score = q @ repeat_heads(k, q).mT / self.width**0.5
@@ -97,9 +96,9 @@ class TransNormerLocal(Mechanism):
 
     def _real(self, k: Tensor, key_mask: Tensor | None) -> Tensor | None:
         """Which keys of `_blocks` are real: not masked, and not there to fill up the last block."""
-        if key_mask is None and k.shape[2] % self.block == 0:
-            return None
         if key_mask is None:
+            if k.shape[2] % self.block == 0:
+                return None
             key_mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
         real = key_mask[:, None, :, None].expand(-1, self.heads, -1, -1)
         return self._blocks(real).mT

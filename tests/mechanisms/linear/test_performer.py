@@ -57,10 +57,14 @@ def test_a_stream_of_long_keys_is_the_full_pass(name, pieces):
     assert_close(stream(mechanism, (q, k, v), {}, pieces)[0], whole, rtol=1e-6, atol=1e-9)
 
 
+GROWING = ["ever longer", "ever shorter"]  # exponents of ever shorter keys rise
+
+
+@pytest.mark.parametrize("name", GROWING)
 @pytest.mark.parametrize(("queries", "start"), [(5, None), (5, 3), (30, None), (9, 14)])
-def test_queries_stand_anywhere_among_keys_that_grow(queries, start):
+def test_queries_stand_anywhere_among_keys_that_grow(queries, start, name):
     mechanism = make("performer")
-    _, k, v = sized("ever longer")
+    _, k, v = sized(name)
     q = 0.3 * draw(2, 2, queries, 6, seed=4)
     out, _ = mechanism(q, k, v, causal=True, start=start)
     first = LENGTH - queries if start is None else start
@@ -87,8 +91,9 @@ def test_padding_and_the_future_have_no_say_in_the_scale(name):
         assert_close(out[:, :, 6:], right)
 
 
-def test_gradients_of_keys_that_grow():
+@pytest.mark.parametrize("name", GROWING)
+def test_gradients_of_keys_that_grow(name):
     mechanism = make("performer", heads=1, width=3)
-    q, k, v = (x[:1, :1, :6, :3].clone() for x in sized("ever longer"))
+    q, k, v = (x[:1, :1, :6, :3].clone() for x in sized(name))
     inputs = [x.requires_grad_() for x in (q, k, v)]
     assert torch.autograd.gradcheck(lambda *x: mechanism(*x, causal=True)[0], inputs, atol=1e-4)
