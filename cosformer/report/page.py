@@ -109,6 +109,7 @@ def headlines(sources: Sources) -> list[Headline]:
         mine = [pair for pair in pairs if pair.ours.hardware["device"] == device]
         if mine:
             found.append(_faster(max(mine, key=lambda pair: pair.ours.config["length"])))
+    found += _written(sources.get("generation-cuda", ()))
     if study := _studies(sources).get("study-lm"):
         best = best_by_entry(of_most(study))
         shares = best_by_share(best)
@@ -125,6 +126,26 @@ def _faster(pair: Pair) -> Headline:
         f"{c['length']:,} tokens, {where}"
     )
     return Headline(f"{theirs.value / ours.value:.3g} ×", text, pair)
+
+
+def _written(rows: Sequence[Row]) -> list[Headline]:
+    """Tokens a second beside softmax's, of as many streams, at the longest context of both."""
+    fair = [
+        row
+        for row in rows
+        if row.what == "generation_speed_ratio"
+        and row.config["batch"] == row.config["to_batch"]
+        and "softmax" not in row.config["candidate"]
+    ]
+    if not fair:
+        return []
+    best = max(fair, key=lambda row: (row.config["position"], row.config["batch"], row.date))
+    c = best.config
+    text = (
+        f"as many tokens a second as softmax with a cache: {c['candidate']}, {c['batch']} streams "
+        f"after {c['position']:,} tokens each, {best.hardware['name']}"
+    )
+    return [Headline(f"{best.value:.3g} ×", text, [best])]
 
 
 def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -> list[Headline]:

@@ -76,6 +76,19 @@ def test_headlines_are_computed_from_rows(sources):
     assert headlines({}) == []
 
 
+def test_the_headline_of_generation_compares_equally_many_streams():
+    def ratio(value, position, to_batch, candidate="gated"):
+        about = {"candidate": candidate, "batch": 64, "to_batch": to_batch, "position": position}
+        return RUN.row("generation_speed_ratio", value, "x", **about)
+
+    rows = [ratio(3.0, 2048, 64), ratio(18.0, 16_384, 64), ratio(70.0, 65_536, 32)]
+    rows.append(ratio(9.0, 65_536, 64, "gated*5 softmax"))
+    (found,) = headlines({"generation-cuda": rows})
+    assert found.number == "18 ×"
+    assert "gated, 64 streams after 16,384 tokens each" in found.text
+    assert headlines({"generation-cuda": rows[2:]}) == []
+
+
 def test_a_page_without_rows_says_so_everywhere():
     text, found = read({})
     check_is_whole(text, found)
