@@ -360,24 +360,29 @@ class StepGraph:
         log_decay: Tensor | None = None,
     ) -> Tensor:
         """The next token; `slots` and `log_decay` only if the graph was captured with some."""
-        for name, given, mine in (
-            ("slots", slots, self.slots),
-            ("log_decay", log_decay, self.log_decay),
-        ):
-            if (given is None) != (mine is None):
+        given = {"q": q, "k": k, "v": v, "slots": slots, "log_decay": log_decay}
+        captured = (*self.inputs, self.slots, self.log_decay)
+        copy_like(dict(zip(given, captured, strict=True)), given)
+        self.graph.replay()
+        return self.out
+
+
+def copy_like(captured: dict[str, Tensor | None], given: dict[str, Tensor | None]) -> None:
+    """Copy the tensors given by name into those that a graph has captured, all of them or none."""
+    pairs = []
+    for name, mine in captured.items():
+        theirs = given[name]
+        if theirs is None or mine is None:
+            if theirs is not mine:
                 raise ValueError(
                     f"{name} must be given with every call, or not at all, as when captured"
                 )
-        pairs = list(zip(self.inputs, (q, k, v), strict=True))
-        if log_decay is not None and self.log_decay is not None:
-            pairs.append((self.log_decay, log_decay))
-        for mine, given in pairs:
-            for what in ("shape", "dtype", "device"):
-                wanted, found = getattr(mine, what), getattr(given, what)
-                if wanted != found:
-                    raise ValueError(f"{what} must be that captured, {wanted}, got {found}")
-            mine.copy_(given.detach())
-        if slots is not None and self.slots is not None:
-            self.slots.copy_(slots)
-        self.graph.replay()
-        return self.out
+            continue
+        check_tensor(name, theirs)
+        for what in ("shape", "dtype", "device"):
+            wanted, found = getattr(mine, what), getattr(theirs, what)
+            if wanted != found:
+                raise ValueError(f"{name} must have the {what} captured, {wanted}, got {found}")
+        pairs.append((mine, theirs))
+    for mine, theirs in pairs:
+        mine.copy_(theirs.detach())

@@ -10,6 +10,7 @@ import torch
 from formula import by_steps, cosformer, rounded_once, tokens
 
 from cosformer import State, attention, attention_with_state, step
+from cosformer.ops.step import copy_like
 from cosformer.ops.triton import INTERPRETED, fused_step
 
 needs_kernels = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -201,3 +202,27 @@ def test_bad_slots_are_named(slots, message):
         step(*x, State.empty(3, 2, 6, 5, horizon=10.0, position=position), slots=slots)
     with pytest.raises(ValueError, match="one position per stream"):
         step(*x, State.empty(3, 2, 6, 5, horizon=10.0), slots=torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"k": torch.ones(2)}, r"k must have the shape captured, torch.Size\(\[3\]\), got"),
+        ({"k": torch.ones(3).double()}, "k must have the dtype captured, torch.float32, got"),
+        ({"k": torch.ones(3, device="meta")}, "k must have the device captured, cpu, got meta"),
+        ({"slots": torch.zeros(1, dtype=torch.int64)}, "slots must have the shape captured"),
+        ({"slots": None}, "slots must be given with every call, or not at all"),
+        ({"log_decay": torch.zeros(3)}, "log_decay must be given with every call, or not at all"),
+    ],
+)
+def test_a_graph_takes_what_it_captured_and_of_anything_else_nothing(wrong, rule):
+    def given(value):
+        slots = torch.full((3,), int(value))
+        return {"q": torch.full((3,), value), "k": torch.full((3,), value), "slots": slots}
+
+    captured = given(1.0) | {"log_decay": None}
+    with pytest.raises(ValueError, match=rule):
+        copy_like(captured, given(2.0) | {"log_decay": None} | wrong)
+    assert all((x == 1).all() for x in captured.values() if x is not None)
+    copy_like(captured, given(2.0) | {"log_decay": None})
+    assert all((x == 2).all() for x in captured.values() if x is not None)
