@@ -11,12 +11,20 @@ from cosformer.ops.problem import PROBLEMS
 
 @pytest.fixture(params=[1, 3, 5])
 def segments(request, monkeypatch):
-    """Into how many the kernels for Hopper cut a sequence, if it is long enough."""
+    """Into how many the kernels for Hopper cut a sequence, if it is long enough.
+
+    Three segments are summed in as many pieces as their ends allow, others in one.
+    """
 
     def choose(programs, length, processors, **_):
         return max(1, min(request.param, length // 64))
 
+    def most_pieces(programs, length, processors, cut):
+        return hopper_plan._whole_pieces(length, cut)[-1] if request.param == 3 else 1
+
     monkeypatch.setattr(hopper_plan, "choose_segments", choose)
+    monkeypatch.setattr(hopper_plan, "choose_pieces", most_pieces)
+    monkeypatch.setattr(hopper_plan, "LEAST", 64)
     monkeypatch.setattr(hopper_plan, "_plans", {})
     monkeypatch.setattr(again, "_calls", {})  # whose tapes are of other cuts
     return request.param

@@ -38,7 +38,7 @@ WRITES = {
 # pointers, and the bytes behind them
 ARGUMENTS = {
     "sweep": (hopper_plan.POINTERS, hopper_plan.TAIL.size),
-    "edges": (4, 48),
+    "edges": (4, 52),
     "prepare": (5, 72),
     "sum_gates": (3, 36),
     "decay_gradient": (8, 40),

@@ -33,20 +33,20 @@ extern "C" __global__ void prepare(const bf16* grad, const bf16* out, const floa
   }
 }
 
-// `states` holds what each segment adds to the state, and gets the state before each segment; `last` gets the state
-// after all of them. `start`, if given, is the state before the first segment.
-constexpr int MOST = 64;  // segments, as `choose_segments` has it
+// `states` holds what each piece of a segment adds to the state. Where a segment's first piece stood it gets the state
+// before the segment; `last` gets the state after all of them. `start`, if given, is the state before the first segment.
+constexpr int MOST = 64;  // pieces of all segments, as in `plan.py`
 extern "C" __global__ void edges(float* states, const float* start, float* last, const void* decay,
                                  long long size, long long decay_b, long long decay_h, int heads, int length,
-                                 int rows, int segments, int causal, int reverse) {
+                                 int rows, int all_pieces, int pieces, int causal, int reverse) {
   const long long element = blockIdx.y * 256ll + threadIdx.x, head = blockIdx.x;
   const long long of_head = head / heads * decay_b + head % heads * decay_h;
   const double* all = (const double*)decay + of_head;  // L
   const float* sums = (const float*)decay + of_head;   // l
-  __shared__ float whole[MOST];  // the sum of a segment's gates, to base 2
+  __shared__ float whole[MOST];  // the sum of a piece's gates, to base 2
   if (DECAY == PER_TOKEN) {
     const int lane = threadIdx.x % 32;
-    for (int s = threadIdx.x / 32; s < segments; s += 8) {
+    for (int s = threadIdx.x / 32; s < all_pieces; s += 8) {
       const int stop = min((s + 1) * rows, length);
       float sum = 0.f;
       for (int begin = s * rows + lane * 64; begin < stop; begin += 32 * 64) sum += sums[min(begin + 64, stop) - 1];
@@ -57,22 +57,23 @@ extern "C" __global__ void edges(float* states, const float* start, float* last,
     __syncthreads();
   }
   if (element >= size) return;
-  float sum = start ? start[head * size + element] : 0.f;
-  float* place = states + head * segments * size + element;
-  for (int from = 0; from < segments; from += 8) {
+  float sum = start ? start[head * size + element] : 0.f, before = sum;
+  float* place = states + head * all_pieces * size + element;
+  for (int from = 0; from < all_pieces; from += 8) {
     float added[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int s = reverse ? segments - 1 - from - i : from + i;
-      added[i] = from + i < segments ? place[s * size] : 0.f;
+      const int s = reverse ? all_pieces - 1 - from - i : from + i;
+      added[i] = from + i < all_pieces ? place[s * size] : 0.f;
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int s = reverse ? segments - 1 - from - i : from + i;
-      if (causal && from + i < segments) place[s * size] = sum;
-      if (DECAY == PER_HEAD && from + i < segments)
+      const int s = reverse ? all_pieces - 1 - from - i : from + i;
+      if (s % pieces == (reverse ? pieces - 1 : 0)) before = sum;  // a segment begins
+      if (causal && from + i < all_pieces && s % pieces == 0) place[s * size] = before;
+      if (DECAY == PER_HEAD && from + i < all_pieces)
         sum *= exp_of((float)(all[min((s + 1) * rows, length) - 1] - (s ? all[s * rows - 1] : 0.)));
-      if (DECAY == PER_TOKEN && from + i < segments) sum *= exp2_of(whole[s]);
+      if (DECAY == PER_TOKEN && from + i < all_pieces) sum *= exp2_of(whole[s]);
       sum += added[i];
     }
   }

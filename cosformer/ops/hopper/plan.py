@@ -32,6 +32,8 @@ from cosformer.ops.hopper.source import source
 from cosformer.ops.problem import Given, per_head
 
 CHUNK = 64
+LEAST = 4 * CHUNK  # rows of a segment, and of a piece of one
+MOST = 64  # segments, or pieces of them; `edges` in around.cu has memory for so many
 THREADS = 640
 # `struct Params` of `sweep.cu`: first its pointers, then what `TAIL` packs, field by field.
 POINTERS = 14
@@ -60,10 +62,14 @@ class Common(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a sequence is cut: into segments of `rows` rows; packed sequences are segments."""
+    """How a sequence is cut: into segments of `rows` rows; packed sequences are segments.
+
+    Where a sweep begins its segments with states, each segment is summed in `pieces` pieces.
+    """
 
     segments: int
     rows: int
+    pieces: int = 1
 
 
 @functools.cache
@@ -77,12 +83,42 @@ def choose_segments(
     which sums the states: `extra` is its cost relative to a whole sweep.
     """
     best, least = 1, float("inf")
-    for segments in range(1, max(1, min(64, length // (4 * CHUNK))) + 1):
+    for segments in range(1, max(1, min(MOST, length // LEAST)) + 1):
         rounds = -(-programs * segments // processors)
         cost = rounds * (length / segments + weight * (segments > 1)) * (1 + extra * (segments > 1))
         if cost < 0.98 * least:
             best, least = segments, cost
     return best
+
+
+@functools.cache
+def choose_pieces(
+    programs: int, length: int, processors: int, cut: Cut, *, weight: int = 192
+) -> int:
+    """The number of pieces of each segment with which the sums before a sweep end earliest.
+
+    Nobody starts with the sum of the last segment, so two segments leave half of the processors
+    idle while the first one is summed. A piece costs its rows, and `weight` more to store its
+    state. Then `edges` reads and writes the states of all pieces, each in the time of 1.25 rows.
+    """
+    best, least = 1, float("inf")
+    for pieces in _whole_pieces(length, cut):
+        rounds = -(-programs * (cut.segments - 1) * pieces // processors)
+        cost = rounds * (cut.rows // pieces + weight) + programs * cut.segments * pieces * 1.25
+        if cost < 0.9 * least:
+            best, least = pieces, cost
+    return best
+
+
+def _whole_pieces(length: int, cut: Cut) -> list[int]:
+    """The numbers of pieces of whole chunks that end where segments end, also in the last one."""
+    most = min(MOST // cut.segments, cut.rows // LEAST)
+    return [
+        pieces
+        for pieces in range(1, max(1, most) + 1)
+        if cut.rows % (pieces * CHUNK) == 0
+        and -(-length // (cut.rows // pieces)) == cut.segments * pieces
+    ]
 
 
 class Plan:
@@ -116,7 +152,10 @@ class Plan:
             programs, length = self._batch * self._heads * blocks, like.shape[2]
             segments = choose_segments(programs, length, processors, extra=extra)
             rows = -(-length // (segments * CHUNK)) * CHUNK
-            return Cut(-(-length // rows), rows)
+            found = Cut(-(-length // rows), rows)
+            if extra and found.segments > 1:
+                found = found._replace(pieces=choose_pieces(programs, length, processors, found))
+            return found
 
         self.gather_queries, self.gather_keys = cut(q, _blocks(q)), cut(k, _blocks(v))
         self.read_queries, self.read_keys = cut(q, 1), cut(k, 1)
@@ -195,7 +234,8 @@ class Plan:
             blocks = 1 if options.PAIRED else _blocks(z)
             tail = TAIL.pack(
                 *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *_strides(gate), *_strides(out),
-                *per_head(basis), *per_head(common.decay), length, *_steps(first), *_steps(last),
+                *per_head(basis), *per_head(common.decay), length,
+                *_steps(first, cut.pieces), *_steps(last),
                 self._heads, length, cut.rows, cut.segments, blocks, contracted, columns,
                 (contracted if options.TURNED else columns) + self.sums,
                 skipped, self._heads // x.shape[1], self._heads // y.shape[1],
@@ -218,13 +258,15 @@ class Plan:
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """The state that each segment starts with, and the one after all of them if `total`.
 
-        Without causality, and of packed sequences, each segment gets its own sum instead.
+        The first state stands where the segment's first piece does. Without causality, and of
+        packed sequences, each segment gets its own sum instead.
         """
-        states = self.states(cut.segments)
+        pieces = Cut(cut.segments * cut.pieces, cut.rows // cut.pieces)
+        states = self.states(pieces.segments)
         # nobody starts with the sum of the segment that comes last
-        fewer = not total and cut.segments > 1 and not self.packed
-        launched = cut._replace(segments=cut.segments - fewer)
-        skipped = int(fewer and options.REVERSE)
+        fewer = 0 if total or cut.segments == 1 or self.packed else cut.pieces
+        launched = pieces._replace(segments=pieces.segments - fewer)
+        skipped = fewer if options.REVERSE else 0
         self.sweep(options, y, y, z, basis, launched, common, last=states, skipped=skipped)
         if self.packed or (cut.segments == 1 and start is None):
             return states, states
@@ -232,11 +274,12 @@ class Plan:
         launch = self._launches.get(("edges", options))
         if launch is None:
             size = math.prod(self._state)
-            whole = (self._heads, y.shape[2], cut.rows, cut.segments, self.shifted, options.REVERSE)
+            whole = (self._heads, y.shape[2], pieces.rows, pieces.segments, cut.pieces)
             grid = (self._batch * self._heads, -(-size // 256))
             it = kernel("edges", self._around, self.device)
-            places = (*range(0, 7 * 8, 8), *range(56, 80, 4))
-            tail = struct.pack("3q6i", size, *per_head(common.decay), *whole)
+            places = (*range(0, 7 * 8, 8), *range(56, 84, 4))
+            how = (self.shifted, options.REVERSE)
+            tail = struct.pack("3q7i", size, *per_head(common.decay), *whole, *how)
             launch = Launch(it, grid, 256, self.device, 4, tail, places)
             self._launches["edges", options] = launch
         launch(states, start, last, common.decay)
@@ -363,9 +406,9 @@ def _strides(x: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if x is None else x.stride()[:3]
 
 
-def _steps(states: Tensor | None) -> tuple[int, int]:
+def _steps(states: Tensor | None, pieces: int = 1) -> tuple[int, int]:
     """Strides of heads and segments in states; 0 for segments that share one state."""
     if states is None:
         return 0, 0
     one = math.prod(states.shape[-3:])  # not from strides, which are arbitrary for sizes of 1
-    return (one, 0) if states.dim() == 5 else (states.shape[2] * one, one)
+    return (one, 0) if states.dim() == 5 else (states.shape[2] * one, pieces * one)

@@ -28,6 +28,7 @@ def test_steps_between_states_follow_from_their_shape():
     assert state.is_contiguous()
     assert hopper_plan._steps(state) == (2 * 8 * 9, 0)
     assert hopper_plan._steps(torch.zeros(2, 3, 4, 2, 8, 9)) == (4 * 144, 144)
+    assert hopper_plan._steps(torch.zeros(2, 3, 4, 2, 8, 9), pieces=2) == (4 * 144, 2 * 144)
 
 
 def test_segments_fill_the_processors():
@@ -39,6 +40,28 @@ def test_segments_fill_the_processors():
         for length in (1, 257, 4096, 10**6):
             segments = hopper_plan.choose_segments(programs, length, 132)
             assert 1 <= segments <= max(1, length // 256)
+
+
+def test_states_are_summed_in_pieces_where_processors_would_be_idle():
+    def choose(programs, length, segments, rows):
+        return hopper_plan.choose_pieces(programs, length, 132, hopper_plan.Cut(segments, rows))
+
+    assert choose(48, 3000, 2, 1536) == 2  # 48 programs sum the first segment alone
+    assert choose(64, 4096, 2, 2048) == 2
+    assert choose(32, 16384, 4, 4096) == 1  # 96 programs: more states would cost what is won
+    assert choose(48, 2000, 2, 1024) == 2
+    assert choose(48, 1300, 2, 896) == 1  # the last segment has no more rows than half of another
+
+
+def test_pieces_end_where_segments_end():
+    for length in (300, 1000, 3000, 4100):
+        for segments in (2, 3, 4):
+            rows = -(-length // (segments * 64)) * 64
+            cut = hopper_plan.Cut(-(-length // rows), rows)
+            for pieces in hopper_plan._whole_pieces(length, cut):
+                ends = range(0, cut.segments * rows, rows // pieces)
+                assert set(range(0, cut.segments * rows, rows)) <= set(ends)
+                assert ends[-1] < length, "no piece is empty"
 
 
 def test_kernel_parameters_have_the_size_of_their_struct():
@@ -139,8 +162,8 @@ def test_a_cut_sequence_decays_from_segment_to_segment(launches):
     both_passes(6000, gamma=GAMMA)
     rows = hopper_plan.choose_segments(2, 6000, 132, extra=0.6)
     rows = -(-6000 // (rows * 64)) * 64
-    whole = (64 * 64, 0, 6000, 2, 6000, rows, -(-6000 // rows), True)
-    assert numbers(launches, "edges", "3q6i") == [(*whole, False), (*whole, True)]
+    whole = (64 * 64, 0, 6000, 2, 6000, rows, -(-6000 // rows), 1, True)
+    assert numbers(launches, "edges", "3q7i") == [(*whole, False), (*whole, True)]
     edges = [(options, given) for name, options, *_, given in launches if name == "edges"]
     assert all(options.DECAY and given[3] for options, given in edges)
 

@@ -51,9 +51,12 @@ def test_memory_is_used_again_by_later_chunks(emulate):
 
 
 @pytest.mark.parametrize("segments", [3], indirect=True)
-def test_segments_begin_with_what_came_before(emulate, segments):
+@pytest.mark.parametrize("length", [400, 560])  # segments of 192 rows, 560 of which end with pieces
+@pytest.mark.parametrize("causal", [True, False])
+def test_segments_begin_with_what_came_before(emulate, causal, length, segments):
     emulate()
-    by_emulator(Case(options={**CAUSAL, **DECAY}, width=64, value_width=64, masked=True), 400)
+    options = {"causal": causal, **DECAY}
+    by_emulator(Case(options=options, width=64, value_width=64, masked=True), length)
 
 
 def test_mild_and_strong_decays_in_one_call(emulate):
