@@ -108,7 +108,7 @@ def _part(q: Tensor, k: Tensor, v: Tensor, asked: Asked, piece: Piece) -> Part:
     if asked.own_horizons:
         given = given._replace(theta=angle_within(max(piece.sequence_length, 1)))
     position = torch.full((), piece.position, dtype=torch.int64, device=q.device)
-    problem = ops.linear_problem(q, k, given, position)
+    problem = ops.stream_problem(q, k, given, position)
     return Part(q, k, v, problem, _decay(k, given), given.impl)
 
 
