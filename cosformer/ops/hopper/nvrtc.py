@@ -41,12 +41,12 @@ class Kernel:
         """`shared` names a constant of the code: the bytes of dynamic shared memory it takes."""
         _enter(device)
         module, self.function = _load(code), ctypes.c_void_p()
-        place, size, wanted = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
+        address, size, wanted = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
         _driver("cuModuleGetFunction", ctypes.byref(self.function), module, name.encode())
         if shared:
-            found = (ctypes.byref(place), ctypes.byref(size), module, shared.encode())
+            found = (ctypes.byref(address), ctypes.byref(size), module, shared.encode())
             _driver("cuModuleGetGlobal_v2", *found)
-            _driver("cuMemcpyDtoH_v2", ctypes.byref(wanted), place, ctypes.c_size_t(4))
+            _driver("cuMemcpyDtoH_v2", ctypes.byref(wanted), address, ctypes.c_size_t(4))
             _driver("cuFuncSetAttribute", self.function, DYNAMIC_SHARED_MEMORY, wanted.value)
         self.shared = wanted.value
 

@@ -235,9 +235,9 @@ class Plan:
             whole = (self._heads, y.shape[2], cut.rows, cut.segments, self.shifted, options.REVERSE)
             grid = (self._batch * self._heads, -(-size // 256))
             it = kernel("edges", self._around, self.device)
-            places = (*range(0, 7 * 8, 8), *range(56, 80, 4))
+            offsets = (*range(0, 7 * 8, 8), *range(56, 80, 4))
             tail = struct.pack("3q6i", size, *per_head(common.decay), *whole)
-            launch = Launch(it, grid, 256, self.device, 4, tail, places)
+            launch = Launch(it, grid, 256, self.device, 4, tail, offsets)
             self._launches["edges", options] = launch
         launch(states, start, last, common.decay)
         return states, last
@@ -253,8 +253,8 @@ class Plan:
             tail = struct.pack("3q3i", *steps, *sizes)
             it = kernel("sum_gates", self._gates if self._gated else SUMS, self.device)
             grid = (self._batch * self._heads * blocks, 1)
-            places = (*range(0, 6 * 8, 8), *range(48, 60, 4))
-            launch = Launch(it, grid, 256, self.device, 3, tail, places)
+            offsets = (*range(0, 6 * 8, 8), *range(48, 60, 4))
+            launch = Launch(it, grid, 256, self.device, 3, tail, offsets)
             self._launches["sum_gates"] = launch
         launch(gates, sums, bounds)
         return sums
@@ -274,8 +274,8 @@ class Plan:
             tail = struct.pack("3q4i", *per_head(decay), decay.stride(2), *sizes)
             it = kernel("decay_gradient", self._gates, self.device)
             grid = (self._batch * self._heads * self._gates.CLUSTER, 1)
-            places = (*range(0, 11 * 8, 8), *range(88, 104, 4))
-            launch = Launch(it, grid, 512, self.device, 8, tail, places)
+            offsets = (*range(0, 11 * 8, 8), *range(88, 104, 4))
+            launch = Launch(it, grid, 512, self.device, 8, tail, offsets)
             self._launches["decay_gradient"] = launch
         launch(by_query, by_key, *less, decay if of_gates else None, at_start, at_end, made)
         return made
@@ -290,9 +290,9 @@ class Plan:
             steps = (*grad.stride()[:3], *out.stride()[:3], rows)
             tail = struct.pack("7q3if", *steps, *total.shape[1:], width, self.eps)
             it = kernel("prepare", Around(wide, self.rule), self.device)
-            places = (*range(0, 12 * 8, 8), 96, 100, 104, 108)
+            offsets = (*range(0, 12 * 8, 8), 96, 100, 104, 108)
             grid = (-(-rows * wide // 2048), 1)
-            launch = Launch(it, grid, 256, self.device, 5, tail, places)
+            launch = Launch(it, grid, 256, self.device, 5, tail, offsets)
             self._launches["prepare"] = launch
         launch(grad, out, total, *by_row)
         return by_row
