@@ -162,7 +162,7 @@ class _Between(NamedTuple):
 
 
 def _with_queries(first: Part, last: Part, between: _Between) -> tuple[Part, Part, _Between]:
-    """The same after `meanwhile`, whose queries, if it makes any, take the place of those given."""
+    """Call `meanwhile`; if it returns queries, all parts get those instead of their own."""
     like, meanwhile, pieces = between.q, between.asked.meanwhile, between.pieces
     q = None if meanwhile is None else meanwhile()
     if q is None:

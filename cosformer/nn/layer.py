@@ -189,7 +189,7 @@ class AttentionLayer(HeadProjections):
         with_key_norm = qk_norm and not inner.traits.shared_qk  # those keys are normed queries
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if with_key_norm else None
-        columns = embed_dim if conv_on == "input" else sum(self._projection_widths())
+        columns = embed_dim if conv_on == "input" else sum(self.projection_widths())
         self.conv = ShortConvolution(columns, conv, **made) if conv else None
         self.conv_on = conv_on
 
@@ -449,7 +449,7 @@ class AttentionLayer(HeadProjections):
             flat = self.project_flat(rows, source_rows, source)
         if conv is not None and self.conv_on == "qkv":
             together, conv_state = conv(torch.cat(flat, -1), **mixed)
-            flat = together.split(self._projection_widths(), -1)
+            flat = together.split(self.projection_widths(), -1)
         q, k, v = self.split_heads(*flat, batched=True)
         if self.q_norm is not None and not without_queries:
             q = _normed(q, self.q_norm).to(v.dtype)

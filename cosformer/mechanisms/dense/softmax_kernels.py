@@ -113,7 +113,7 @@ def join_kernel(
     V: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
     NORM: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All stretches of a query head together, divided, then its norm and its gate."""
+    """The output of a query head: the sum of its stretches, divided, after norm and gate."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

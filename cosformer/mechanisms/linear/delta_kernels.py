@@ -122,7 +122,7 @@ def prepare_kernel(
     FLOOR: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """What is known of a chunk before its memory."""
+    """What can be computed of a chunk before the memory that it begins with is known."""
     batch, head, first = served(blocks, heads, C)
     row = batch * heads + head
     token, lane = first + tl.arange(0, C), tl.arange(0, BLOCK_D)
@@ -280,7 +280,9 @@ def ask_kernel(
     GROUPS: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """What is known of a chunk's gradients before that of its memory; a head of keys."""
+    """What can be computed of a chunk's gradients before that of its memory is known.
+
+    A program serves a head of keys."""
     batch, head, first = served(blocks, heads, C)
     row = batch * heads + head
     token, lane, place_in = first + tl.arange(0, C), tl.arange(0, BLOCK_D), tl.arange(0, C)

@@ -243,7 +243,7 @@ class Plan:
         return states, last
 
     def sum_gates(self, gates: Tensor, bounds: Tensor | None) -> Tensor:
-        """l of every token, `[B, H, T]`: of gates, or of L."""
+        """l of every token (see `gates.cu`), `[B, H, T]`, from gates or from L."""
         length = gates.shape[2]
         sums = gates.new_empty((self._batch, self._heads, length), dtype=torch.float32)
         launch = self._launches.get("sum_gates")
@@ -262,7 +262,7 @@ class Plan:
     def decay_gradient(
         self, decay: Tensor, found: Dots, less: Dots, at_start: Tensor | None, at_end: Tensor | None
     ) -> Tensor:
-        """That of gates, or of L, `[B, H, T]`."""
+        """The gradient of the gates, or of L, `[B, H, T]`, from φ·dφ of every row."""
         by_query, by_key = found
         assert by_query is not None
         assert by_key is not None
