@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import cosformer.nn
 from cosformer.mechanisms import MECHANISMS
-from cosformer.nn import AttentionLayer, sinusoids, sinusoids_from
+from cosformer.nn import AttentionLayer, sinusoids_from
 
 OPTIONS = {"cosformer": {"horizon": 64}, "sparse-strided": {"stride": 4}}
 STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
@@ -120,12 +120,6 @@ def test_controls_are_projected_from_the_input():
     q, k, v = layer.project(x, x, x, batched=True)
     controls = {name: linear(x).mT for name, linear in layer.controls.items()}
     assert_close(layer.mechanism(q, k, v, causal=True, controls=controls)[0], torch.zeros_like(q))
-
-
-def test_sinusoids_are_the_papers():
-    table = sinusoids(torch.tensor([3, 4]), 7)
-    assert_close(table[1, 2], torch.sin(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
-    assert_close(table[1, 3], torch.cos(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
 
 
 def exact_sinusoids(position, width):
