@@ -168,17 +168,16 @@ def linear_attention_with_state(
         `[B, H, T, V]` in the dtype of q, and the state after these tokens.
     """
     gamma = as_numbers(gamma)
-    check_number_or_tensor("theta", theta)
     q, k, v = mapped(q, k, v, feature_map, key_mask)
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    check_per_key_head(q, k, theta=theta, gamma=gamma)
     given = Arguments(
         feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
     )
     check_arguments(given)
+    check_per_key_head(q, k, theta=theta, gamma=gamma)
     divided = normaliser == "sum"
     if state is None:
         states = WEIGHTS[kind_of(theta, raised=raised)]
@@ -225,6 +224,7 @@ def _state_horizon(given: Arguments) -> Horizon | None:
 
 def check_arguments(given: Arguments) -> None:
     """Refuse names and numbers that are wrong whatever the tensors are."""
+    check_number_or_tensor("theta", given.theta)
     check_bool("raised", given.raised)
     check_choice("normaliser", given.normaliser, NORMALISERS)
     check_choice("rule", given.rule, DENOMINATORS)
