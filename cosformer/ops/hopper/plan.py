@@ -102,10 +102,10 @@ class Plan:
         self._decay = NONE if given.decay is None else PER_HEAD if options.even else PER_TOKEN
         self._may_be_strong = given.decay is not None and not options.mild
         self.shifted = options.causal or given.decay is not None  # segments begin with states
-        sizes = (q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule)
         kind = functools.partial(
-            roles_of, *sizes, about.key_mask is not None, self._decay,
-            packed=self.packed,
+            roles_of, width=q.shape[3], value_width=v.shape[3], states=states,
+            phi=MAPS[options.feature_map], rule=self.rule, masked=about.key_mask is not None,
+            decay=self._decay, packed=self.packed,
         )  # fmt: skip
         self.roles = kind(dots=dots)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
