@@ -71,18 +71,6 @@ def test_a_layer_streams_as_it_is_made_by_default():
         paper.stream(x)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "spe"])  # absolute positions
-@torch.no_grad()
-def test_a_prompt_padded_on_the_left_is_gone_on_from_twice(name):
-    """By a stream, which leaves the state as it was, and by a step."""
-    layer, x = make(name), tokens(2, 10, 16)
-    real = torch.ones(2, 9, dtype=torch.bool)
-    real[1, :4] = False
-    _, state = layer.stream(x[:, :9], key_mask=real)
-    for call in (layer.stream, layer.step):
-        assert_close(call(x[:, 9:], state)[0][1:], layer(x[1:, 4:], causal=True)[:, -1:])
-
-
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_parameter_gets_a_gradient(name):
     blind = name in ("synthesizer", "synthesizer-factorised")  # positions move q and k alone
