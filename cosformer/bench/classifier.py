@@ -163,7 +163,7 @@ class Options:
         return max(1, self.limits.tokens // length)
 
     def model(self, mechanism: str, length: int) -> ModelConfig:
-        """The same around every mechanism: positions that cost nothing, and no convolution."""
+        """The classifier around a mechanism; all have sinusoidal positions and no convolution."""
         size = SIZES[self.size]
         return ModelConfig(
             kind="classifier",

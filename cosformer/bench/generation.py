@@ -125,7 +125,7 @@ class Options(OnDevice):
 
 
 class Cell(NamedTuple):
-    """What is measured at a time."""
+    """How many streams are measured at once, and how many tokens they have had."""
 
     batch: int
     position: int

@@ -170,7 +170,7 @@ class Running(Generic[AnyTrial]):
         return time.monotonic() - self.began
 
     def line(self) -> list[str]:
-        """Its line of the live table."""
+        """The line of this run in the live table."""
         trial, last = self.work.trial, self.last()
         cells = [trial.case, f"{trial.rate:g}", str(trial.seed)]
         if last is None:

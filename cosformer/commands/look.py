@@ -58,7 +58,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """All runs are looked at before a row is written."""
+    """Look at all runs, then write their rows."""
     records.require_rows(options.out, "out")
     loaded = [load(each, options.checkpoint, device=options.device) for each in options.run]
     if options.window is None:

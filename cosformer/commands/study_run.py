@@ -73,7 +73,7 @@ def _described(todo: Work[Trial]) -> dict[str, Any]:
 
 
 def _data(todo: Work[Trial]) -> dict[str, Any]:
-    """What is learnt from."""
+    """The fields of a row that say what data the run learns from."""
     p = todo.trial.protocol
     if isinstance(p, ProbeProtocol):
         return {"task": p.name, "options": dict(p.options)}

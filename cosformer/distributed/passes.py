@@ -108,7 +108,7 @@ def _part(q: Tensor, k: Tensor, v: Tensor, asked: Asked, piece: Piece) -> Part:
     if asked.own_horizons:
         given = given._replace(theta=angle_within(max(piece.sequence_length, 1)))
     position = torch.full((), piece.position, dtype=torch.int64, device=q.device)
-    problem = ops.linear_problem(q, k, given, position)
+    problem = ops.stream_problem(q, k, given, position)
     return Part(q, k, v, problem, _decay(k, given), given.impl)
 
 
@@ -162,7 +162,7 @@ class _Between(NamedTuple):
 
 
 def _with_queries(first: Part, last: Part, between: _Between) -> tuple[Part, Part, _Between]:
-    """The same after `meanwhile`, whose queries, if it makes any, take the place of those given."""
+    """Call `meanwhile`; if it returns queries, all parts get those instead of their own."""
     like, meanwhile, pieces = between.q, between.asked.meanwhile, between.pieces
     q = None if meanwhile is None else meanwhile()
     if q is None:

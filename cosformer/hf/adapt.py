@@ -29,7 +29,7 @@ class ModelAttention(AttentionLayer):
         self, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert query is key is value  # models have no other self-attention
-        q, k, v = self.in_proj(query).split(self._projection_widths(), -1)
+        q, k, v = self.in_proj(query).split(self.projection_widths(), -1)
         return q, k, v
 
 

@@ -53,7 +53,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As Transformers does it; weights that are not kept on a device are refused."""
+        """`from_pretrained` of Transformers; refuses a model with weights that lie on no device."""
         made = super().from_pretrained(*args, **kwargs)
         model = made[0] if isinstance(made, tuple) else made
         for name, parameter in model.named_parameters():

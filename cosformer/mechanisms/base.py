@@ -245,7 +245,7 @@ class Mechanism(nn.Module):
 
     @property
     def splits(self) -> bool:
-        """Whether it attends over ranks of which each has a stretch of a sequence."""
+        """Whether the mechanism attends over ranks, of which each has a stretch of a sequence."""
         return type(self).attend_split is not Mechanism.attend_split
 
     @property

@@ -23,10 +23,10 @@ class HeldCache(NamedTuple):
 
     def write(self, k: Tensor, v: Tensor) -> None:
         """Put the next token `[B, H_kv, 1, ·]` of every stream where it belongs."""
-        place = (self.position % self.k.shape[2])[:, None, None, None]
+        entry = (self.position % self.k.shape[2])[:, None, None, None]
         for mine, given in ((self.k, k), (self.v, v)):
             if mine.shape[3]:
-                mine.scatter_(2, place.expand_as(given), given.to(mine.dtype))
+                mine.scatter_(2, entry.expand_as(given), given.to(mine.dtype))
 
     def entries(self) -> Tensor:
         """`[1, length]`: the numbers of the entries."""
@@ -39,15 +39,15 @@ class HeldCache(NamedTuple):
             if cache.key_mask is not None:
                 tokens = tokens[:, cache.key_mask[of]]
             kept = tokens.shape[1]
-            place = torch.arange(position - kept, position, device=mine.device) % mine.shape[2]
+            entries = torch.arange(position - kept, position, device=mine.device) % mine.shape[2]
             mine[row].zero_()  # NaN of the stream before would stay NaN behind a mask: 0 · NaN
-            mine[row].index_copy_(1, place, tokens.to(mine.device, mine.dtype))
+            mine[row].index_copy_(1, entries, tokens.to(mine.device, mine.dtype))
 
     def take(self, row: int, count: int) -> Cache:
         """The last `count` tokens of a stream, as a cache of their own."""
         position = int(self.position[row])
-        place = torch.arange(position - count, position, device=self.k.device) % self.k.shape[2]
-        k, v = (x[row : row + 1].index_select(2, place) for x in (self.k, self.v))
+        entries = torch.arange(position - count, position, device=self.k.device) % self.k.shape[2]
+        k, v = (x[row : row + 1].index_select(2, entries) for x in (self.k, self.v))
         return Cache(k, v, None, position, self.owner)
 
 

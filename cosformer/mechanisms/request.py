@@ -15,9 +15,9 @@ class Split(Protocol):
     """Ranks of which each has a stretch of every sequence; `cosformer.distributed` makes it."""
 
     def meanwhile(self, work: Callable[[], Tensor | None]) -> "Split":
-        """The same ranks, whose `attention` or `linear_attention` does this work while it waits.
+        """These ranks; their `attention` and `linear_attention` will do this work while they wait.
 
-        A tensor that the work returns takes the place of the queries.
+        If the work returns a tensor, that is used as the queries.
         """
 
     def start(self, tokens: int) -> int:
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """All but the controls, as the functions of `ops` name it."""
+        """Causality, mask and start, under the names of the arguments of `ops.attention`."""
         return {"causal": self.causal, "key_mask": self.key_mask, "query_start": self.start}
 
 

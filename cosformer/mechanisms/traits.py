@@ -50,7 +50,7 @@ class Traits:
 
     @property
     def abilities(self) -> str:
-        """What it can do in words, for errors and tables."""
+        """What the mechanism can do, in words, for errors and tables."""
         causal = {"exact": "causal", "leaky": "causal (leaky)", "no": ""}[self.causal]
         streams = "" if self.state == "none" else f"streams ({self.state})"
         limit = "" if self.max_length is None else f"up to {self.max_length} tokens"

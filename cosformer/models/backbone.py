@@ -65,8 +65,8 @@ class Backbone(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.schemes = config.position_schemes(causal=causal)
         learned = "learned" in self.schemes.values()
-        places = config.max_length if learned else 0
-        self.positions = nn.Embedding(places, config.width) if learned else None
+        count = config.max_length if learned else 0
+        self.positions = nn.Embedding(count, config.width) if learned else None
         self.cls = nn.Parameter(torch.empty(config.width)) if config.pooling == "cls" else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(

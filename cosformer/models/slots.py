@@ -41,7 +41,7 @@ class Held(NamedTuple):
     context: Context | None  # what an encoder-decoder looks at
     room: int | None  # the most tokens of a stream, which then stays at its last one; None: any
     position: Tensor  # [B] int64: real tokens so far
-    place: Tensor  # [B] int64: tokens so far, padding included
+    length: Tensor  # [B] int64: tokens so far, padding included
     token: Tensor  # [B] int64: the token that each stream reads next
     chosen: Tensor  # [B, ahead] int64: the last tokens; -1 where logits were not finite
     choices: Choices
@@ -98,12 +98,12 @@ class Slots:
     @torch.no_grad()
     def last(self, steps: int, count: int) -> Tensor:
         """What the first `count` streams chose in the last steps, `[steps, count]`."""
-        chosen, place = self.held.chosen[:count], self.held.place
+        chosen, length = self.held.chosen[:count], self.held.length
         ahead = chosen.shape[1]
         if ahead == 1:
             return chosen.T
         back = torch.arange(-steps, 0, device=self.device)
-        return chosen.gather(1, (place[:count, None] + back) % ahead).T
+        return chosen.gather(1, (length[:count, None] + back) % ahead).T
 
     def check(self, stream: Stream) -> None:
         """Refuse a stream of a model with other layers; it may be on another device."""
@@ -147,13 +147,13 @@ class Slots:
                 map_streams(copy, mine.mechanism, theirs.mechanism)
             map_streams(copy, mine.conv, theirs.conv)
         map_streams(copy, held.context, given.context)
-        held.position[row], held.place[row] = position, given.length
+        held.position[row], held.length[row] = position, given.length
 
     @torch.no_grad()
     def take(self, row: int) -> Stream:
         """A copy of a row as a stream of its own."""
         held = self.held
-        position, place = int(held.position[row]), int(held.place[row])
+        position, length = int(held.position[row]), int(held.length[row])
 
         def own(mine: Tensor) -> Tensor:
             return mine[row : row + 1].clone()
@@ -164,10 +164,10 @@ class Slots:
             if isinstance(mine, HeldCache):
                 kept = mine.take(row, inner.keep(position))  # type: ignore[operator, union-attr]
             else:
-                kept = _at(map_streams(own, mine), place)
-            layers.append(LayerState(kept, place, map_streams(own, layer.conv)))
+                kept = _at(map_streams(own, mine), length)
+            layers.append(LayerState(kept, length, map_streams(own, layer.conv)))
         context = map_streams(own, held.context)
-        taken = ModelState(tuple(layers), own(held.position), place, context)
+        taken = ModelState(tuple(layers), own(held.position), length, context)
         return Stream(int(held.token[row]), taken, int(held.choices.drawn[row]))
 
     @torch.no_grad()
@@ -235,7 +235,7 @@ class Step:
         self, model: LanguageModel | EncoderDecoder, blocks: list[PreparedBlock], held: Held
     ) -> None:
         self.model, self.held = model, held
-        self.clock = Clock(held.position, held.place)
+        self.clock = Clock(held.position, held.length)
         self.norm, self.head = norm_of(model.backbone.norm), Linear.of(model.head.weight, None)
         last = is_own(model.head, TokenHead) and is_own(model.backbone.norm, nn.LayerNorm)
         self.own_head = last and not autocasts(model.head.weight)
@@ -267,16 +267,18 @@ class Step:
         else:
             logits = self.model.head(self.model.backbone.norm(x if added is None else x + added))
         if self.by_kernel and plan == LIKELIEST:
-            counts = (held.choices.drawn, self.clock.place, self.clock.position)
-            take_likeliest(logits, held.chosen, held.token, counts, held.room)
+            take_likeliest(
+                logits, held.chosen, held.token, drawn=held.choices.drawn, length=held.length,
+                position=held.position, room=held.room,
+            )  # fmt: skip
             return
         chosen, ahead = choose(logits, held.choices, plan), held.chosen.shape[1]
         if ahead == 1:
             held.chosen.copy_(chosen[:, None])
         else:
-            held.chosen.scatter_(1, (self.clock.place % ahead)[:, None], chosen[:, None])
+            held.chosen.scatter_(1, (self.clock.length % ahead)[:, None], chosen[:, None])
         torch.clamp(chosen, min=0, out=held.token)
-        for count in (held.choices.drawn, held.place, held.position):
+        for count in (held.choices.drawn, held.length, held.position):
             count.add_(1)
         if held.room is not None:
             held.position.clamp_(max=held.room - 1)
@@ -296,26 +298,26 @@ def _versions(model: nn.Module) -> list[tuple[int, int]]:
 def _held(
     model: LanguageModel | EncoderDecoder,
     count: int,
-    length: int | None,
+    most: int | None,
     context: Context | None,
     ahead: int,
 ) -> Held:
     backbone = model.backbone
-    rooms = [length if backbone.keeps_tokens else None, backbone.limit]
+    rooms = [most if backbone.keeps_tokens else None, backbone.limit]
     room = min((each for each in rooms if each is not None), default=None)
     position = torch.zeros(count, dtype=torch.int64, device=model.head.weight.device)
-    place, token, chosen = position.clone(), position.clone(), position.new_zeros(count, ahead)
+    length, token, chosen = position.clone(), position.clone(), position.new_zeros(count, ahead)
     layers = tuple(
-        cast(Block, block).attention.held_state(count, room or 0, position, place)
+        cast(Block, block).attention.held_state(count, room or 0, position, length)
         for block in backbone.blocks
     )
     choices = Choices.empty(count, position.device)
-    return Held(layers, context, room, position, place, token, chosen, choices)
+    return Held(layers, context, room, position, length, token, chosen, choices)
 
 
 def _changed(held: Held) -> list[Tensor]:
     """All tensors that a step changes, but for caches."""
-    counts = (held.position, held.place, held.token, held.chosen, held.choices)
+    counts = (held.position, held.length, held.token, held.chosen, held.choices)
     sums = [each.mechanism for each in held.layers if not isinstance(each.mechanism, HeldCache)]
     return _tensors(*counts, *sums, *(each.conv for each in held.layers))
 
@@ -332,10 +334,10 @@ def _tensors(*states: Any) -> list[Tensor]:
     return found
 
 
-def _at(state: Any, place: int) -> Any:
+def _at(state: Any, position: int) -> Any:
     """A state whose sums stand at a position, which prepared blocks count once for all layers."""
     if isinstance(state, State):
-        return state._replace(position=torch.full_like(state.position, place))
+        return state._replace(position=torch.full_like(state.position, position))
     if isinstance(state, tuple):
-        return type(state)(*(_at(part, place) for part in state))
+        return type(state)(*(_at(part, position) for part in state))
     return state

@@ -17,9 +17,9 @@ def pad(
     tokens = torch.zeros(len(sequences), longest, dtype=torch.int64, device=device)
     mask = torch.zeros_like(tokens, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
-        place = slice(longest - len(sequence), None) if left else slice(len(sequence))
-        tokens[row, place] = torch.tensor(list(sequence), device=device)
-        mask[row, place] = True
+        columns = slice(longest - len(sequence), None) if left else slice(len(sequence))
+        tokens[row, columns] = torch.tensor(list(sequence), device=device)
+        mask[row, columns] = True
     return tokens, None if all(len(each) == longest for each in sequences) else mask
 
 

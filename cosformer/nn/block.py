@@ -152,8 +152,8 @@ class Block(nn.Module):
             out: Tensor = self.cross(x, context, key_mask=mask, start=start)
             return out
         seen = torch.empty_like(x)
-        for place in start.unique().tolist():
-            rows = start == place
+        for first in start.unique().tolist():
+            rows = start == first
             real = None if mask is None else mask[rows]
-            seen[rows] = self.cross(x[rows], context[rows], key_mask=real, start=place)
+            seen[rows] = self.cross(x[rows], context[rows], key_mask=real, start=first)
         return seen

@@ -189,7 +189,7 @@ class AttentionLayer(HeadProjections):
         with_key_norm = qk_norm and not inner.traits.shared_qk  # those keys are normed queries
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if with_key_norm else None
-        columns = embed_dim if conv_on == "input" else sum(self._projection_widths())
+        columns = embed_dim if conv_on == "input" else sum(self.projection_widths())
         self.conv = ShortConvolution(columns, conv, **made) if conv else None
         self.conv_on = conv_on
 
@@ -301,18 +301,18 @@ class AttentionLayer(HeadProjections):
         self.mechanism.check_state(state.mechanism, k, v)
         self._check_conv_state(state, batch)
 
-    def held_state(self, batch: int, length: int, position: Tensor, place: Tensor) -> LayerState:
+    def held_state(self, batch: int, most: int, position: Tensor, length: Tensor) -> LayerState:
         """The state of so many streams in memory of a fixed size, which `take_step` alone changes.
 
         Args:
-            length: the most tokens of a stream, where the mechanism keeps all of them.
-            position, place: `[B]` int64, how many tokens each stream has had, without padding
+            most: the most tokens of a stream, where the mechanism keeps all of them.
+            position, length: `[B]` int64, how many tokens each stream has had, without padding
                 and with it; the caller moves them on.
         """
         self._check_whole("a stream needs")
         conv = None if self.conv is None else self.conv.empty_state(batch)
-        held = self.mechanism.held_state(*self._no_tokens(batch), length, position)
-        return LayerState(held, place, conv)
+        held = self.mechanism.held_state(*self._no_tokens(batch), most, position)
+        return LayerState(held, length, conv)
 
     def take_step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """`step` for callers that have checked x and the state, as models have."""
@@ -437,19 +437,19 @@ class AttentionLayer(HeadProjections):
             x, conv_state = conv(x, **mixed)
         source = x if another is None else another
         scheme, key_start = self.positions, start if context is None else 0
-        placed, placed_source = x, source
+        rows, source_rows = x, source
         if scheme is not None:
-            placed = scheme.embed(x, start)
-            placed_source = placed if context is None else scheme.embed(source, 0)
+            rows = scheme.embed(x, start)
+            source_rows = rows if context is None else scheme.embed(source, 0)
         if without_queries:
             keys, values = self.project_keys(x)
             queries = keys.new_empty(()).expand(*x.shape[:2], self.num_heads * self.head_dim)
             flat = (queries, keys, values)
         else:
-            flat = self.project_flat(placed, placed_source, source)
+            flat = self.project_flat(rows, source_rows, source)
         if conv is not None and self.conv_on == "qkv":
             together, conv_state = conv(torch.cat(flat, -1), **mixed)
-            flat = together.split(self._projection_widths(), -1)
+            flat = together.split(self.projection_widths(), -1)
         q, k, v = self.split_heads(*flat, batched=True)
         if self.q_norm is not None and not without_queries:
             q = _normed(q, self.q_norm).to(v.dtype)

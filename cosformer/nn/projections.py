@@ -71,7 +71,7 @@ class HeadProjections(nn.Module):
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
         packed = self.kdim == self.vdim == embed_dim
-        q_width, k_width, v_width = widths = self._projection_widths()
+        q_width, k_width, v_width = widths = self.projection_widths()
         self.register_parameter("in_proj_weight", empty(sum(widths), embed_dim) if packed else None)
         self.register_parameter("q_proj_weight", None if packed else empty(q_width, embed_dim))
         self.register_parameter("k_proj_weight", None if packed else empty(k_width, self.kdim))
@@ -133,7 +133,7 @@ class HeadProjections(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q [.., H·D], k [.., H_kv·D] and v [.., H_kv·V]: the heads of a token side by side."""
-        widths = self._projection_widths()
+        widths = self.projection_widths()
         packed, bias = self.in_proj_weight, self.in_proj_bias
         if packed is not None and query is key and key is value:
             q, k, v = F.linear(query, packed, bias).split(widths, -1)
@@ -148,11 +148,11 @@ class HeadProjections(nn.Module):
 
     def project_queries(self, x: Tensor) -> Tensor:
         """q alone of `project_flat(x, x, x)`."""
-        return self._project_rows(x, slice(self._projection_widths()[0]))
+        return self._project_rows(x, slice(self.projection_widths()[0]))
 
     def project_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """k and v alone of `project_flat(x, x, x)`."""
-        first, *others = self._projection_widths()
+        first, *others = self.projection_widths()
         k, v = self._project_rows(x, slice(first, None)).split(others, -1)
         return k, v
 
@@ -189,15 +189,16 @@ class HeadProjections(nn.Module):
         kept = self.kept_keys(v)
         return v if kept is None else v * kept
 
+    def projection_widths(self) -> list[int]:
+        """How many columns queries, keys and values have, of all heads together."""
+        keys = self.num_kv_heads
+        return [self.num_heads * self.head_dim, keys * self.head_dim, keys * self.value_dim]
+
     def _split(self, x: Tensor, width: int, batched: bool) -> Tensor:
         x = x.unflatten(-1, (-1, width))  # [.. H D]
         if not batched:
             return x.unsqueeze(0).transpose(1, 2)
         return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)
-
-    def _projection_widths(self) -> list[int]:
-        keys = self.num_kv_heads
-        return [self.num_heads * self.head_dim, keys * self.head_dim, keys * self.value_dim]
 
     def _reset_parameters(self) -> None:
         """Draw the weights as nn.MultiheadAttention does: same distributions, same order."""

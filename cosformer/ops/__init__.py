@@ -10,8 +10,8 @@ from cosformer.ops.linear import (
     check_per_key_head,
     linear_attention,
     linear_attention_with_state,
-    linear_problem,
     mapped,
+    stream_problem,
 )
 from cosformer.ops.problem import (
     WEIGHTS,

@@ -175,8 +175,8 @@ def attention_with_state(
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    if decay is not None:
-        decay = check_one_decay(decay, log_decay)
+    if decay is not None and (state is not None or log_decay is not None):
+        decay = check_one_decay(decay, log_decay)  # that of a new stream is checked by its state
     if state is None:
         if horizon is None:
             raise ValueError("horizon is required to start a stream: it cannot follow the length")

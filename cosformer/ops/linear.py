@@ -168,16 +168,16 @@ def linear_attention_with_state(
         `[B, H, T, V]` in the dtype of q, and the state after these tokens.
     """
     gamma = as_numbers(gamma)
-    check_number_or_tensor("theta", theta)
     q, k, v = mapped(q, k, v, feature_map, key_mask)
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    check_per_key_head(q, k, theta=theta, gamma=gamma)
     given = Arguments(
         feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
     )
+    check_arguments(given)
+    check_per_key_head(q, k, theta=theta, gamma=gamma)
     divided = normaliser == "sum"
     if state is None:
         states = WEIGHTS[kind_of(theta, raised=raised)]
@@ -191,7 +191,7 @@ def linear_attention_with_state(
     check_goes_on(state, k, v, given)
     dtype = q.dtype
     q, k, v = at_least(state, q, k, v)
-    problem = linear_problem(q, k, given, state.position)
+    problem = stream_problem(q, k, given, state.position)
     out, sums = compute(q, k, v, problem, join(state), impl=impl)
     assert sums is not None
     return out.to(dtype), split(sums, state, q.shape[2], log_decay)
@@ -200,7 +200,6 @@ def linear_attention_with_state(
 def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
     """Refuse a state that does not fit these tokens or was made with other arguments."""
     check_state_shape(state, k, k.shape[3], v.shape[3])
-    check_arguments(given)
     kind, horizon = kind_of(given.theta, raised=given.raised), _state_horizon(given)
     if state.weight != kind:
         raise ValueError(f"state was made for {state.weight} weights, theta and raised ask {kind}")
@@ -225,6 +224,7 @@ def _state_horizon(given: Arguments) -> Horizon | None:
 
 def check_arguments(given: Arguments) -> None:
     """Refuse names and numbers that are wrong whatever the tensors are."""
+    check_number_or_tensor("theta", given.theta)
     check_bool("raised", given.raised)
     check_choice("normaliser", given.normaliser, NORMALISERS)
     check_choice("rule", given.rule, DENOMINATORS)
@@ -265,22 +265,33 @@ def mapped(
     return check_inputs(feature_map(q), feature_map(k), v)
 
 
-def linear_problem(
-    q: Tensor, k: Tensor, given: Arguments, position: Tensor | None = None
-) -> Problem:
-    """The checked problem; `position` is how many tokens a stream has had before these."""
+def linear_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
+    """The checked problem of a call without a state."""
     fixed = given._replace(key_mask=None, log_decay=None, impl="")
     if not isinstance(given.feature_map, str):
         fixed = fixed._replace(feature_map="identity")
-    values = (*q.shape[1:3], *k.shape[1:3], position, given.log_decay is None, *fixed)
-    problem = PROBLEMS.recall_for(q, values, lambda: _fresh_problem(q, k, given, position))
+    values = (*q.shape[1:3], *k.shape[1:3], given.log_decay is None, *fixed)
+
+    def make() -> Problem:
+        check_arguments(given)
+        return _placed(q, k, given, None)
+
+    return _with_tensors(PROBLEMS.recall_for(q, values, make), q, k, given)
+
+
+def stream_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor) -> Problem:
+    """The problem after `position` tokens of a stream, for callers that have checked `given`."""
+    return _with_tensors(_placed(q, k, given, position), q, k, given)
+
+
+def _with_tensors(problem: Problem, q: Tensor, k: Tensor, given: Arguments) -> Problem:
+    """The problem with the arguments that differ from call to call."""
     if given.log_decay is not None:
         problem = decaying_by_token(problem, given.log_decay, q, k)
     return problem if given.key_mask is None else problem._replace(key_mask=given.key_mask)
 
 
-def _fresh_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None) -> Problem:
-    check_arguments(given)
+def _placed(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None) -> Problem:
     decays = given.log_decay is not None or not is_one(given.gamma)
     problem = placed(
         q,

@@ -26,7 +26,7 @@ def raised(
     state: Tensor | None,
     impl: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `compute`, which computes both halves, in float32 at least."""
+    """Output and state, from both halves by `compute`, which get float32 at least."""
     dtype = compute_dtype(q.dtype)
     q_, k_, values = q.to(dtype), k.to(dtype), with_ones(v.to(dtype), problem.rule)
     half: dict[str, Any] = {"rule": "none", "scale": 1.0, "query_basis": None, "key_basis": None}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_choice, check_eps, check_inputs, check_tensor, require_all
-from cosformer.ops.linear import Arguments, check_goes_on
+from cosformer.ops.linear import Arguments, check_arguments, check_goes_on
 from cosformer.ops.problem import (
     FEATURE_MAPS,
     GATE_RULE,
@@ -165,6 +165,7 @@ def linear_attention_step(
         feature_map, True, theta, as_numbers(gamma), log_decay, raised, normaliser, rule, eps, scale
     )
     check_choice("feature_map", feature_map, FEATURE_MAPS)
+    check_arguments(given)
     by = recurrence(k, given)
     check_goes_on(state, k, v, given)
     _check_gate(log_decay)

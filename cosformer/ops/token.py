@@ -26,8 +26,9 @@ FEW = 8
 class Clock:
     """Values that all layers share in one step, such as sines; the first layer makes them."""
 
-    def __init__(self, position: Tensor, place: Tensor) -> None:
-        self.position, self.place = position, place  # [B] int64, without padding and with it
+    def __init__(self, position: Tensor, length: Tensor) -> None:
+        self.position = position  # [B] int64: real tokens so far
+        self.length = length  # [B] int64: tokens so far, padding included
         self._made: dict[Any, Any] = {}
 
     def tick(self) -> None:
@@ -89,7 +90,7 @@ class SumsToken:
 
     def __call__(self, rows: Tensor) -> Tensor:
         if self.kernel:
-            return sums_token(rows, self.given, self.clock.place)
+            return sums_token(rows, self.given, self.clock.length)
         layout, joined = self.layout, self._joined
         batch, heads, width = len(rows), layout.key_heads, joined.shape[1]
         numbers = rows if rows.dtype == joined.dtype else rows.to(joined.dtype)
@@ -122,13 +123,13 @@ class SumsToken:
 
     def _basis(self) -> Tensor:
         """cos and sin of each stream's angle, `[B, 1 or H + H_kv, R, 1]`."""
-        layout, place, (_, *theta) = self.layout, self.clock.place, self._turn
-        if len(place) * len(theta) <= FEW:
-            angles = [turn * here for here in place.tolist() for turn in theta]
+        layout, length, (_, *theta) = self.layout, self.clock.length, self._turn
+        if len(length) * len(theta) <= FEW:
+            angles = [turn * here for here in length.tolist() for turn in theta]
             waves = [wave(angle) for angle in angles for wave in (math.cos, math.sin)]
-            psi = torch.tensor(waves, dtype=self._joined.dtype).view(len(place), -1, 2, 1)
+            psi = torch.tensor(waves, dtype=self._joined.dtype).view(len(length), -1, 2, 1)
         else:
-            turns = place.to(torch.float64).reshape(-1, 1), self.by.theta, self.by.weight
+            turns = length.to(torch.float64).reshape(-1, 1), self.by.theta, self.by.weight
             psi = basis(*turns, self._joined.dtype).mT  # [b, h, R, 1]
         if psi.shape[1] == 1:
             return psi

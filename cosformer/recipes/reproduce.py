@@ -269,7 +269,7 @@ class TableRun:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """All seeds of its cell."""
+        """The seeds of all runs in this run's cell of the table."""
         return self.protocol.seeds if self.entry in MAIN else self.protocol.seeds[:1]
 
     def described(self) -> dict[str, Any]:

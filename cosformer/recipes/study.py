@@ -152,7 +152,7 @@ pairs end and questions begin."""
 
 
 class Study(NamedTuple):
-    """What is compared, and by which number."""
+    """The entries that a study compares, and the quantity that decides."""
 
     entries: Mapping[str, Fields]
     what: str

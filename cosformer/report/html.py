@@ -39,7 +39,7 @@ class Book:
         return [self._numbers[id(row)] for row in rows]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it: what rows of a run share stands once."""
+        """The rows for JSON; what all rows of a run share is written once."""
         runs: dict[str, int] = {}
         rows = []
         for row in self._kept:

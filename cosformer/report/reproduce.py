@@ -324,7 +324,7 @@ def _title(style: Shown) -> str:
 
 
 class _Found(NamedTuple):
-    """What is known of one mechanism in one column."""
+    """What rows say about one mechanism in one column of a published table."""
 
     cell: Cell
     score: Score | None

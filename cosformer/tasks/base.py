@@ -97,7 +97,7 @@ class Task(abc.ABC):
         return max(1, whole) if split == "train" else whole + (rest > 0)
 
     def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
-        """All of a split, once; masks and other draws are those of seed 0."""
+        """The batches that hold every sample of a split once; what is drawn is drawn by seed 0."""
         for step in range(self.batches(split, batch_size)):
             yield self.batch(split, seed=0, rank=0, step=step, batch_size=batch_size)
 

@@ -48,7 +48,7 @@ class Ragged:
 
     @classmethod
     def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
-        """One after the other."""
+        """The sequences of all parts, one part after the other."""
         starts = _starts(np.concatenate([part.lengths for part in parts]))
         labels = np.concatenate([part.labels for part in parts])
         return cls(np.concatenate([part.flat for part in parts]), starts, labels)
@@ -63,5 +63,5 @@ class Ragged:
 
 
 def _starts(lengths: Any) -> Array:
-    """Where sequences of these lengths begin, one after the other, and where the last one ends."""
+    """The first index of each sequence of these lengths in one array, and the end of the last."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)

@@ -19,7 +19,7 @@ class Board(Protocol):
 
 
 def boards(config: RunConfig) -> list[Board]:
-    """Those that a run asks for; an error that names the package if one is missing."""
+    """The boards that a run asks for; an error names the package that a board lacks."""
     found: list[Board] = []
     if config.tensorboard:
         found.append(TensorBoard(config.out / BOARD))
@@ -96,7 +96,7 @@ class Wandb:
 
 
 def _numbers(event: Progress | Evaluated) -> dict[str, float]:
-    """What is shown of a line of the log, by name."""
+    """The numbers of an event that boards show, by name."""
     if isinstance(event, Evaluated):
         return {f"valid/{name}": value for name, value in event.metrics.items()}
     names = ("loss", "lr", "gradient_norm", "tokens_per_second")

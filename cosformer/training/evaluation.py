@@ -136,9 +136,9 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def _judging(
     model: nn.Module, task: Task, split: str, batch_size: int, batches: int | None
 ) -> Iterator[Fed]:
-    """All of a split, or so many batches, while the model is in evaluation mode.
+    """The batches of a split while the model is in evaluation mode: all, or `batches` of them.
 
-    They are evenly spaced: the shortest samples come first.
+    Those are evenly spaced, because the shortest samples come first.
     """
     was_training = model.training
     model.eval()

@@ -154,7 +154,7 @@ def joined(parallel: Parallel, device: str) -> Iterator[Processes]:
 def _joined(
     parallel: Parallel, device: str, store: Store, rank: int, count: int
 ) -> Iterator["Together"]:
-    """All processes, which have met at this store, until an error or the end."""
+    """This process in the group of all that have met at `store`; the group ends with the block."""
     is_gpu = torch.device(device).type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
@@ -189,7 +189,7 @@ def _left_for_torchrun() -> Iterator[None]:
 
 
 class Together(Processes):
-    """One of many processes."""
+    """This process where a run has several."""
 
     def __init__(self, parallel: Parallel, device: str, store: Store | None) -> None:
         """`store`: where processes tell each other of failures; None: they do not."""

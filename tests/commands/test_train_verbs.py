@@ -135,7 +135,7 @@ CLOTHES = {
 }
 
 
-def test_a_mechanism_comes_in_its_best_clothes_however_it_is_named(here):
+def test_a_mechanism_comes_with_what_is_recommended_for_it_however_it_is_named(here):
     (here / "a.toml").write_text("[model]\nmechanism = 'softmax'\n")
     found = [resolve(Options("lm", device="cpu", **given)) for given in CLOTHES.values()]
     assert found[0] == found[1] == found[2]

@@ -91,7 +91,7 @@ def test_long_windows_go_on_with_the_models_of_short_ones(tmp_path):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_both_wear_what_is_recommended_and_differ_by_no_more(tmp_path, name):
+def test_both_have_what_is_recommended_and_differ_by_no_more(tmp_path, name):
     facts = planned(tmp_path).task.facts
     ours, theirs = (REAL[name].make(tmp_path, 0, each) for each in NAMES)
     rate = ours.optimiser.lr

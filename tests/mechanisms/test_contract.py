@@ -45,15 +45,6 @@ def test_future_tokens_do_not_change_the_past(name):
         assert not torch.allclose(after[:, :, cut_at:], before[:, :, cut_at:])
 
 
-@pytest.mark.parametrize("name", names_where(causal=("leaky", "exact")))
-def test_no_weight_lies_on_the_future(name):
-    mechanism = make(name)
-    q, k, _, controls = tokens(mechanism)
-    weights = mechanism.weights(q, k, causal=True, controls=controls)
-    assert not weights.triu(1).any()
-    assert weights.tril().any()
-
-
 @pytest.mark.parametrize(
     ("name", "causal", "masked"),
     [(*case, masked) for masked in (False, True) for case in cases_where(mask=(masked, True))],

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import cosformer.nn
 from cosformer.mechanisms import MECHANISMS
-from cosformer.nn import AttentionLayer, sinusoids, sinusoids_from
+from cosformer.nn import AttentionLayer, sinusoids_from
 
 OPTIONS = {"cosformer": {"horizon": 64}, "sparse-strided": {"stride": 4}}
 STREAMS = [name for name, kind in MECHANISMS.items() if kind.traits.state != "none"]
@@ -71,18 +71,6 @@ def test_a_layer_streams_as_it_is_made_by_default():
         paper.stream(x)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "spe"])  # absolute positions
-@torch.no_grad()
-def test_a_prompt_padded_on_the_left_is_gone_on_from_twice(name):
-    """By a stream, which leaves the state as it was, and by a step."""
-    layer, x = make(name), tokens(2, 10, 16)
-    real = torch.ones(2, 9, dtype=torch.bool)
-    real[1, :4] = False
-    _, state = layer.stream(x[:, :9], key_mask=real)
-    for call in (layer.stream, layer.step):
-        assert_close(call(x[:, 9:], state)[0][1:], layer(x[1:, 4:], causal=True)[:, -1:])
-
-
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_parameter_gets_a_gradient(name):
     blind = name in ("synthesizer", "synthesizer-factorised")  # positions move q and k alone
@@ -120,12 +108,6 @@ def test_controls_are_projected_from_the_input():
     q, k, v = layer.project(x, x, x, batched=True)
     controls = {name: linear(x).mT for name, linear in layer.controls.items()}
     assert_close(layer.mechanism(q, k, v, causal=True, controls=controls)[0], torch.zeros_like(q))
-
-
-def test_sinusoids_are_the_papers():
-    table = sinusoids(torch.tensor([3, 4]), 7)
-    assert_close(table[1, 2], torch.sin(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
-    assert_close(table[1, 3], torch.cos(torch.tensor(4 / 1e4 ** (2 / 7), dtype=F64)))
 
 
 def exact_sinusoids(position, width):

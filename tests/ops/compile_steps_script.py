@@ -12,7 +12,7 @@ POINTERS = {
     "*bf16": "x weight bias residual norm_weight norm_bias out added total rows state logits "
     "queries k_cache v_cache q k v",
     "*fp32": "key_value key_sum taps parts sums tops",
-    "*i64": "place position chosen token drawn slots",
+    "*i64": "length position chosen token drawn slots",
     "*fp64": "theta fade faded turns",
     "fp32": "eps norm_eps log_most scale",
 }
@@ -72,8 +72,8 @@ for fade in ("", "head", "token"):
     compiled(step.step_kernel, 8, **HEADS, **one, R=2, FADE=fade)
 chosen = {"AHEAD": 16, "BLOCK": 8192, "AT_ONCE": 4, "ROOM": True, "EARLY": True}
 waits_before(compiled(likeliest.likeliest_kernel, 32, **chosen), "ld.global", "st.global")
-placed = compiled(softmax_kernels.place_kernel, 1, **HEADS, ROTARY=True, EARLY=True)
-waits_before(placed, "st.global")
+written = compiled(softmax_kernels.write_kernel, 1, **HEADS, ROTARY=True, EARLY=True)
+waits_before(written, "st.global")
 waits_before(compiled(softmax_kernels.part_kernel, 4, **HEADS, BLOCK_S=64, EARLY=True), "st.global")
 joined = {"V": 64, "BLOCK_V": 64, "SPLITS": 64, **AFTER, "EARLY": True}
 waits_before(compiled(softmax_kernels.join_kernel, 4, **joined), "ld.global", "st.global")

@@ -176,8 +176,9 @@ def files_of(call):
     return entered
 
 
-def test_a_causal_forward_on_a_cpu_takes_a_short_road():
-    q, k, v = torch.randn(3, 1, 8, 1000, 64)
+@pytest.mark.parametrize("length", [1000, 4096])
+def test_a_causal_forward_on_a_cpu_takes_a_short_road(length):
+    q, k, v = torch.randn(3, 1, 8, length, 64)
 
     def call():
         attention(q, k, v, causal=True)

@@ -20,7 +20,8 @@ from formula import (
     uniform,
 )
 
-from cosformer import linear_attention
+from cosformer import linear_attention, linear_attention_with_state
+from cosformer.ops import linear, linear_attention_step
 from cosformer.ops.problem import PROBLEMS, decay_gradient
 
 LENGTH = 135
@@ -197,6 +198,19 @@ def test_numbers_are_as_a_tensor_and_their_problem_is_kept(monkeypatch):
         assert len(PROBLEMS.kept) == 1
     for other in ({"gamma": [0.9, 0.98]}, {"gamma": rates, "scale": 0.5}):
         assert not torch.equal(linear_attention(q, k, v, **other, **options), expected)
+
+
+def test_every_call_checks_its_names_and_numbers_once(monkeypatch):
+    seen, check_scale = [], linear.check_scale
+    monkeypatch.setattr(linear, "check_scale", lambda *given: seen.append(check_scale(*given)))
+    x = tokens(1, 2, 5)
+    linear_attention(*x, causal=True, normaliser="none", scale=0.3125)
+    assert len(seen) == 1
+    _, state = linear_attention_with_state(*x, normaliser="none", scale=0.3125)
+    assert len(seen) == 2
+    one = [y[:, :, :1] for y in x]
+    linear_attention_step(*one, state, normaliser="none", scale=0.3125)
+    assert len(seen) == 3
 
 
 def test_roundings_of_a_long_sequence_do_not_add_up():

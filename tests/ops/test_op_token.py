@@ -27,8 +27,8 @@ def draw(*shape, seed=0):
 
 
 def clock(batch):
-    place = torch.arange(batch) * 7 + 3
-    return Clock(place - 1, place)
+    length = torch.arange(batch) * 7 + 3
+    return Clock(length - 1, length)
 
 
 @pytest.mark.parametrize(("rows", "width", "columns"), [(1, 48, 40), (3, 20, 9), (2, 64, 41)])
@@ -120,9 +120,9 @@ def test_a_token_of_sums_by_one_kernel_is_that_of_torch(case):
     for token in range(4):
         rows = draw(batch, layouts[0].columns, seed=token)
         right = torches(with_ones(rows, *layouts))
-        assert_close(sums_token(rows, given, time.place), right, rtol=1e-4, atol=1e-5)
+        assert_close(sums_token(rows, given, time.length), right, rtol=1e-4, atol=1e-5)
         time.tick()
-        time.place.add_(1)
+        time.length.add_(1)
     for mine, theirs in zip(empty.tensors, joined.tensors, strict=True):
         assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -154,7 +154,7 @@ def test_a_token_of_softmax_by_kernels_is_that_of_torch(base, gate, heads, key_h
         rows = draw(batch, layout.columns, seed=token)
         assert_close(kernels._by_kernels(rows), torches(rows), rtol=1e-4, atol=1e-5)
         time.tick()
-        time.place.add_(1)
+        time.length.add_(1)
         position.add_(1)
     for mine, theirs in zip(*(cache[:2] for cache in caches), strict=True):
         assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
@@ -167,15 +167,17 @@ def test_the_likeliest_token_by_one_kernel(room):
     logits[1, 5000 - 1000] = float("nan")
     logits[2, 3] = float("inf")
     chosen, token = torch.zeros(5, 3, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
-    counts = tuple(torch.arange(5) + 10 * n for n in range(3))
-    before = [count.clone() for count in counts]
-    take_likeliest(logits, chosen, token, counts, room)
-    chosen = chosen[range(5), before[1] % 3]
+    names = ("drawn", "length", "position")
+    counts = {name: torch.arange(5) + 10 * n for n, name in enumerate(names)}
+    before = {name: count.clone() for name, count in counts.items()}
+    take_likeliest(logits, chosen, token, **counts, room=room)
+    chosen = chosen[range(5), before["length"] % 3]
     assert chosen.tolist() == [7, -1, -1, *logits[3:].argmax(-1).tolist()]
     assert token.tolist() == chosen.clamp(min=0).tolist()
-    moved = [count + 1 for count in before]
-    moved[2] = moved[2] if room is None else moved[2].clamp(max=room - 1)
-    assert [x.tolist() for x in counts] == [x.tolist() for x in moved]
+    moved = {name: count + 1 for name, count in before.items()}
+    if room is not None:
+        moved["position"].clamp_(max=room - 1)
+    assert all(torch.equal(counts[name], moved[name]) for name in names)
 
 
 def test_few_streams_share_their_keys_among_many_programs():

@@ -39,7 +39,7 @@ def brief(found):
 
 
 @pytest.mark.parametrize(("table", "entry", "column"), CELLS, ids=str)
-def test_every_cell_is_a_model_in_its_best_clothes(table, entry, column):
+def test_every_cell_is_a_model_with_what_is_recommended(table, entry, column):
     found = config(run(entry, column, table=table))
     kind = KINDS[use_of(found.task.name)]
     small = {"width": 64, "max_length": 64, "kind": kind}

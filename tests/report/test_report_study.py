@@ -41,7 +41,7 @@ def test_longer_sequences_have_a_table_and_speeds_of_their_own():
     assert "123,456" not in last
 
 
-def test_masked_heldhave_no_stream_and_a_unit_of_their_own():
+def test_masked_bytes_have_no_stream_and_a_unit_of_their_own():
     masked = {"what": "bits_per_masked_byte", "stream_bytes": {}}
     table = TABLES["study"]([studied("multiscale", 1e-3, 3.0, **masked)])
     assert "bits per masked byte" in table

@@ -15,16 +15,16 @@ def _turned(x, cos, sin, HALF: tl.constexpr):
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (2 * HALF,))
 
 
-@triton.jit(do_not_specialize=["length"])
-def place_kernel(
-    rows, queries, k_cache, v_cache, position, place, turns,
-    length, heads, key_heads, row_b, at_k, at_v, k_b, k_h, k_s, v_b, v_h, v_s,
+@triton.jit(do_not_specialize=["held"])
+def write_kernel(
+    rows, queries, k_cache, v_cache, position, length, turns,
+    held, heads, key_heads, row_b, at_k, at_v, k_b, k_h, k_s, v_b, v_h, v_s,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     ROTARY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A head of queries, or a head of keys with its values: turned, and put where it belongs.
 
-    Queries and keys are turned by place · turns, an angle in float64.
+    Queries and keys are turned by length · turns, an angle in float64.
     """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -33,10 +33,10 @@ def place_kernel(
     row = (program // (heads + key_heads)).to(tl.int64)
     rows += row * row_b
     lane = tl.arange(0, BLOCK_K)
-    here = tl.load(position + row) % length
+    here = tl.load(position + row) % held
     if ROTARY:
         pair = tl.arange(0, BLOCK_K // 2)
-        angle = tl.load(place + row).to(tl.float64) * tl.load(turns + pair)
+        angle = tl.load(length + row).to(tl.float64) * tl.load(turns + pair)
         cos = tl.cos(angle).to(tl.float32)
         sin = tl.sin(angle).to(tl.float32)
     if EARLY:
@@ -113,7 +113,7 @@ def join_kernel(
     V: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
     NORM: tl.constexpr, GATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All stretches of a query head together, divided, then its norm and its gate."""
+    """The output of a query head: the sum of its stretches, divided, after norm and gate."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -64,7 +64,7 @@ class SoftmaxToken:
 
     def _turn(self) -> Tensor:
         """e^(i·angle) of each stream and pair, `[B, 1, 1, D/2]`."""
-        angle = self.clock.place[:, None] * self.turns
+        angle = self.clock.length[:, None] * self.turns
         turn = torch.polar(torch.ones_like(angle), angle)[:, None, None]
         return turn if self.state.k.dtype == torch.float64 else turn.to(torch.complex64)
 
@@ -81,7 +81,7 @@ class SoftmaxToken:
         from cosformer.mechanisms.dense.softmax_kernels import (
             join_kernel,
             part_kernel,
-            place_kernel,
+            write_kernel,
         )
 
         layout, (k, v, position, _) = self.layout, self.state
@@ -90,8 +90,8 @@ class SoftmaxToken:
         tiles |= {"BLOCK_K": _padded(width), "BLOCK_V": _padded(value_width)}
         queries = rows.new_empty(batch * heads, width)
         strides, early = (*k.stride()[:3], *v.stride()[:3]), early_launch(rows)
-        place_kernel[(batch * (heads + layout.key_heads),)](
-            rows, queries, k, v, position, self.clock.place,
+        write_kernel[(batch * (heads + layout.key_heads),)](
+            rows, queries, k, v, position, self.clock.length,
             self.turns,
             k.shape[2], heads, layout.key_heads, rows.stride(0), layout.k, layout.v, *strides,
             **tiles, ROTARY=self.base is not None, num_warps=1, **early,

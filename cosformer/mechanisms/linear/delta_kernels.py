@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from cosformer.ops.triton.kernels.chunk import halves
-from cosformer.ops.triton.kernels.product import place, product
+from cosformer.ops.triton.kernels.product import product, served
 from cosformer.ops.triton.kernels.tile import LOG_E, load_rows
 
 TINY = tl.constexpr(1e-30)  # a β that gradients may be divided by
@@ -122,8 +122,8 @@ def prepare_kernel(
     FLOOR: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """What is known of a chunk before its memory."""
-    batch, head, first = place(blocks, heads, C)
+    """What can be computed of a chunk before the memory that it begins with is known."""
+    batch, head, first = served(blocks, heads, C)
     row = batch * heads + head
     token, lane = first + tl.arange(0, C), tl.arange(0, BLOCK_D)
     there = token < length
@@ -235,7 +235,7 @@ def read_kernel(
     BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """out = e^G q S + (F ⊙ q kᵀ) u of a chunk and a head of queries."""
-    batch, head, first = place(blocks, heads, C)
+    batch, head, first = served(blocks, heads, C)
     row = batch * (heads // GROUPS) + head // GROUPS
     token, lane = first + tl.arange(0, C), tl.arange(0, BLOCK_D)
     there = token < length
@@ -280,8 +280,10 @@ def ask_kernel(
     GROUPS: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """What is known of a chunk's gradients before that of its memory; a head of keys."""
-    batch, head, first = place(blocks, heads, C)
+    """What can be computed of a chunk's gradients before that of its memory is known.
+
+    A program serves a head of keys."""
+    batch, head, first = served(blocks, heads, C)
     row = batch * heads + head
     token, lane, place_in = first + tl.arange(0, C), tl.arange(0, BLOCK_D), tl.arange(0, C)
     there = token < length
@@ -331,7 +333,7 @@ def gradients_kernel(
     what q and k have in common with their gradients as readers, less that of k as a writer. What
     a chunk's tokens exchange cancels there, and to the last bit: both sides take the same products.
     """
-    batch, head, first = place(blocks, heads, C)
+    batch, head, first = served(blocks, heads, C)
     row = batch * heads + head
     token, lane, place_in = first + tl.arange(0, C), tl.arange(0, BLOCK_D), tl.arange(0, C)
     there = token < length

@@ -143,7 +143,7 @@ def _formula_gradients(
 
 
 def _plain(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """All but the rows contiguous and in float32."""
+    """The inputs, those after q, k and v in float32 and in one piece."""
     q, k, v, *others = inputs
     return q, k, v, *(x.to(torch.float32).contiguous() for x in others)
 

@@ -78,8 +78,7 @@ class RopeLinear(LinearMechanism):
         start = state.above.position
         with full_precision(q):
             upper, lower = self._sides(q, k, v, start, start)
-            above = ops.linear_attention_step(**upper, state=state.above)
-            below = ops.linear_attention_step(**lower, state=state.below)
+            above, below = self._take(upper, state.above), self._take(lower, state.below)
             return self._divide(above, below, v), state
 
     def state_size(self, length: int) -> int:
@@ -99,9 +98,10 @@ class RopeLinear(LinearMechanism):
     def _sides(
         self, q: Tensor, k: Tensor, v: Tensor, start: Start, key_start: Start, columns: int = 1
     ) -> list[dict[str, Any]]:
-        """The arguments of the sums above the bar, and of those below: 1 in so many columns.
+        """The arguments of two calls of linear attention: for the sum above the bar, then below it.
 
-        Sums are not divided yet, and float16 would not reach as far: it is computed in float32.
+        The values of the sum below are ones, in `columns` columns. Sums are not divided yet, and
+        float16 would overflow: tokens in float16 are raised to float32.
         """
         q, k, v = (x.float() if x.dtype == torch.float16 else x for x in (q, k, v))
         ones = v.new_ones(v.shape[2], columns).expand(*v.shape[:2], -1, -1)
@@ -111,6 +111,12 @@ class RopeLinear(LinearMechanism):
             {"q": turned_q, "k": turned_k, "v": v, "feature_map": "identity", "normaliser": "none"},
             {"q": q, "k": k, "v": ones, "feature_map": "1+elu", "normaliser": "none"},
         ]
+
+    def _take(self, side: dict[str, Any], sums: ops.State) -> Tensor:
+        """One token of one of the two sums, which changes in place."""
+        theta = sums.position.new_zeros(1, 1, dtype=torch.float64)
+        by = ops.Recurrence(theta, "plain", side["feature_map"], rule="none")
+        return ops.take_step(side["q"], side["k"], side["v"], sums, by)
 
     def _divide(self, above: Tensor, below: Tensor, v: Tensor) -> Tensor:
         return quotient(above, below[..., :1], "clamp", self.eps).to(v.dtype)

@@ -128,13 +128,14 @@ Tensor query_basis, Tensor key_basis, Tensor? sequence, Tensor? bounds"
 OPTIONS = "bool causal, str feature_map, str rule, float eps, float scale, str impl, \
 bool keep_state, bool even, bool mild"
 GRADIENTS = "Tensor out, Tensor total, Tensor grad_out, Tensor? grad_last, bool[] asked"
+PASSED = tuple(name for name in Options._fields if name != "gated")  # an operator gets no gates
 
 
 def _flat(given: Given) -> tuple[Any, ...]:
     """The arguments of an operator, in the order of its schema; gates as their sums."""
     given = with_sums(given)
     tensors = (given.q, given.k, given.v, given.decay, given.state)
-    return (*tensors, *given.constants, *given.options[:-1])
+    return (*tensors, *given.constants, *(getattr(given.options, name) for name in PASSED))
 
 
 def _given(
@@ -143,7 +144,7 @@ def _given(
     """The inverse of `_flat`, and the arguments after it."""
     rest = list(others)
     constants = Constants(*(rest.pop(0) for _ in Constants._fields))
-    options = Options(*(rest.pop(0) for _ in Options._fields[:-1]))
+    options = Options(**{name: rest.pop(0) for name in PASSED})
     return Given(q, k, v, decay, state, constants, options), rest
 
 
@@ -158,7 +159,7 @@ def _backward(*flat: Any) -> tuple[Tensor, ...]:
     given, (out, total, grad_out, grad_last, asked) = _given(*flat)
     grads = Grads(grad_out, None, grad_last)
     found = _room(given).backward(given, Results(out, total, None), grads, Asked(*asked))
-    return _tensors(given.q, found[:-1])  # nothing made the decay's gradient
+    return _of_sweeps(given.q, found)
 
 
 kernels_forward = torch.library.custom_op(
@@ -200,7 +201,13 @@ def _(*flat: Any) -> tuple[Tensor, ...]:
         dots(q),
         dots(k),
     )
-    return _tensors(q, swept[:-1])
+    return _of_sweeps(q, swept)
+
+
+def _of_sweeps(like: Tensor, swept: Swept) -> tuple[Tensor, ...]:
+    """What an operator of a backward pass returns: the decay's gradient is made of it outside."""
+    kept = (swept.q, swept.k, swept.v, swept.state, swept.by_query, swept.by_key)
+    return _tensors(like, kept)
 
 
 def _tensors(like: Tensor, found: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

@@ -180,8 +180,8 @@ class _Rows:
         if self.groups > 1:
             values = for_each_query_head(values, self.groups)
         if not self.divides:
-            return _placed(values, into)
-        return _placed(values, into, values.new_ones(()).expand(*values.shape[:-1], 1))
+            return _in_memory(values, into)
+        return _in_memory(values, into, values.new_ones(()).expand(*values.shape[:-1], 1))
 
     def hide(self, rows: Tensor, n: int) -> Tensor:
         """Rows with zeros at masked keys, even where they are NaN."""
@@ -235,7 +235,7 @@ class _Backward:
         if self._total is None:
             if first:
                 self._by_query[n] = (grad * out).sum(-1, keepdim=True)
-            return _placed(grad if options.scale == 1 else grad * options.scale, into)
+            return _in_memory(grad if options.scale == 1 else grad * options.scale, into)
         total = self._total[n]
         divisor = DENOMINATORS[options.rule](total, options.eps)
         grad = grad / divisor
@@ -245,7 +245,7 @@ class _Backward:
             delta = delta + self._grad_total[n]
         if first:
             self._by_query[n] = shrinks * divisor + delta * total
-        return _placed(grad, into, delta)
+        return _in_memory(grad, into, delta)
 
     def by_query(self) -> Tensor:
         """φ(q)·dφ(q) of every query, `[B, H, T, 1]`, once the sweeps have loaded their rows."""
@@ -276,7 +276,7 @@ class _Backward:
         return torch.empty_like(k), k.new_empty(shape, dtype=self.of.dtype)
 
 
-def _placed(rows: Tensor, into: Tensor | None, column: Tensor | None = None) -> Tensor:
+def _in_memory(rows: Tensor, into: Tensor | None, column: Tensor | None = None) -> Tensor:
     """Rows, and a column after them, in the memory that there is for them."""
     if column is None:
         return rows if into is None else into.copy_(rows)

@@ -285,8 +285,8 @@ def sweep(
     first, parts = state, (SWEEP if mirror is None else MIRRORED) + windows.parts
     with Workspace(state, windows.states, windows.spans, parts) as buffers:
         for n, memory in list(enumerate(buffers))[:: -1 if reverse else 1]:
-            window = windows.window(n, memory.tile, reverse=reverse, strict=strict)
             columns, values, rows = y(n, memory.y), z(n, memory.z), x.load(n, memory.x.rows)
+            window = windows.window(n, memory.tile, reverse=reverse, strict=strict)
             if window.before is not None:
                 columns = torch.mul(columns, window.before, out=memory.y)
             written = _scale(columns, window.write, memory.written).mT

@@ -41,12 +41,12 @@ class Kernel:
         """`shared` names a constant of the code: the bytes of dynamic shared memory it takes."""
         _enter(device)
         module, self.function = _load(code), ctypes.c_void_p()
-        place, size, wanted = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
+        address, size, wanted = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
         _driver("cuModuleGetFunction", ctypes.byref(self.function), module, name.encode())
         if shared:
-            found = (ctypes.byref(place), ctypes.byref(size), module, shared.encode())
+            found = (ctypes.byref(address), ctypes.byref(size), module, shared.encode())
             _driver("cuModuleGetGlobal_v2", *found)
-            _driver("cuMemcpyDtoH_v2", ctypes.byref(wanted), place, ctypes.c_size_t(4))
+            _driver("cuMemcpyDtoH_v2", ctypes.byref(wanted), address, ctypes.c_size_t(4))
             _driver("cuFuncSetAttribute", self.function, DYNAMIC_SHARED_MEMORY, wanted.value)
         self.shared = wanted.value
 
@@ -64,7 +64,7 @@ class Launch:
         self._memory = ctypes.create_string_buffer(8 * count + len(tail))
         base = ctypes.addressof(self._memory)
         ctypes.memmove(base + 8 * count, tail, len(tail))
-        self._places = (ctypes.c_void_p * len(offsets))(*(base + at for at in offsets))
+        self._arguments = (ctypes.c_void_p * len(offsets))(*(base + at for at in offsets))
         self._shape = (kernel.function, *grid, 1, threads, 1, 1, kernel.shared)
 
     def __call__(self, *tensors: Tensor | None) -> None:
@@ -82,7 +82,7 @@ class Launch:
         with self._lock:  # the driver copies the arguments before it returns
             self._pointers.pack_into(self._memory, 0, *pointers)
             for again in (False, True):
-                code = driver_launch()(*self._shape, stream, self._places, None)
+                code = driver_launch()(*self._shape, stream, self._arguments, None)
                 if not code:
                     return
                 mend_launch(code, self._device, again)

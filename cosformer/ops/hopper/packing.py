@@ -44,6 +44,6 @@ def place_packed(cu_seqlens: Tensor, length: int, theta: Tensor | None, states: 
 @functools.lru_cache(256)
 def _launch(options: Packing, length: int, sequences: int, heads: int, device: int) -> Launch:
     tail = struct.pack("3i", length, sequences, heads)
-    places = (*range(0, 7 * 8, 8), 56, 60, 64)
+    offsets = (*range(0, 7 * 8, 8), 56, 60, 64)
     grid = (-(-length // 256), 1)
-    return Launch(kernel("place_packed", options, device), grid, 256, device, 7, tail, places)
+    return Launch(kernel("place_packed", options, device), grid, 256, device, 7, tail, offsets)

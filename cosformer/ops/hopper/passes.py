@@ -47,7 +47,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
 
 
 def why_not_given(given: Given) -> str | None:
-    """The same of a problem on its way, whose tensors are here."""
+    """`why_not` for a problem that is already built, as inside an operator of torch."""
     if given.constants.query_basis.shape[3] > 2:
         return "plain or cosine weights"
     return _why_not_here(given.q, given.k, given.v)
@@ -160,7 +160,7 @@ class _Back(NamedTuple):
     v: Tensor
     grad: Tensor
     dq: Tensor | None
-    dk: Tensor | None  # of every query head, and so is dv
+    dk: Tensor | None  # dk and dv have every query head
     dv: Tensor | None
     query_basis: Tensor
     key_basis: Tensor
@@ -185,7 +185,7 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Swep
 
 
 def backward_with_decay(given: Given, results: Results, grads: Grads, asked: Asked) -> Swept:
-    """The same with the gradient of the decay, not with what others could make it of."""
+    """`backward` with the gradient of the decay itself, in place of φ(q)·dφ(q) and φ(k)·dφ(k)."""
     swept, found, plan = _backward(given, results, grads, asked)
     if not asked.decay or given.decay is None:
         return swept
@@ -242,7 +242,7 @@ def _backward(
 
 
 def _causal_sweeps(back: _Back, roles: Roles) -> _Found:
-    """Both passes through all rows, in the direction of these roles."""
+    """The sweeps for dq, dk and dv that carry a state through all rows, as `roles` direct."""
     plan, asked, common, basis, cut = (
         back.plan, back.asked, back.common, back.key_basis, back.plan.causal
     )  # fmt: skip

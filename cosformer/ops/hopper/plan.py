@@ -138,10 +138,10 @@ class Plan:
         self._decay = NONE if given.decay is None else PER_HEAD if options.even else PER_TOKEN
         self._may_be_strong = given.decay is not None and not options.mild
         self.shifted = options.causal or given.decay is not None  # segments begin with states
-        sizes = (q.shape[3], v.shape[3], states, MAPS[options.feature_map], self.rule)
         kind = functools.partial(
-            roles_of, *sizes, about.key_mask is not None, self._decay,
-            packed=self.packed,
+            roles_of, width=q.shape[3], value_width=v.shape[3], states=states,
+            phi=MAPS[options.feature_map], rule=self.rule, masked=about.key_mask is not None,
+            decay=self._decay, packed=self.packed,
         )  # fmt: skip
         self.roles = kind(dots=dots)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -277,16 +277,16 @@ class Plan:
             whole = (self._heads, y.shape[2], pieces.rows, pieces.segments, cut.pieces)
             grid = (self._batch * self._heads, -(-size // 256))
             it = kernel("edges", self._around, self.device)
-            places = (*range(0, 7 * 8, 8), *range(56, 84, 4))
+            offsets = (*range(0, 7 * 8, 8), *range(56, 84, 4))
             how = (self.shifted, options.REVERSE)
             tail = struct.pack("3q7i", size, *per_head(common.decay), *whole, *how)
-            launch = Launch(it, grid, 256, self.device, 4, tail, places)
+            launch = Launch(it, grid, 256, self.device, 4, tail, offsets)
             self._launches["edges", options] = launch
         launch(states, start, last, common.decay)
         return states, last
 
     def sum_gates(self, gates: Tensor, bounds: Tensor | None) -> Tensor:
-        """l of every token, `[B, H, T]`: of gates, or of L."""
+        """l of every token (see `gates.cu`), `[B, H, T]`, from gates or from L."""
         length = gates.shape[2]
         sums = gates.new_empty((self._batch, self._heads, length), dtype=torch.float32)
         launch = self._launches.get("sum_gates")
@@ -296,8 +296,8 @@ class Plan:
             tail = struct.pack("3q3i", *steps, *sizes)
             it = kernel("sum_gates", self._gates if self._gated else SUMS, self.device)
             grid = (self._batch * self._heads * blocks, 1)
-            places = (*range(0, 6 * 8, 8), *range(48, 60, 4))
-            launch = Launch(it, grid, 256, self.device, 3, tail, places)
+            offsets = (*range(0, 6 * 8, 8), *range(48, 60, 4))
+            launch = Launch(it, grid, 256, self.device, 3, tail, offsets)
             self._launches["sum_gates"] = launch
         launch(gates, sums, bounds)
         return sums
@@ -305,7 +305,7 @@ class Plan:
     def decay_gradient(
         self, decay: Tensor, found: Dots, less: Dots, at_start: Tensor | None, at_end: Tensor | None
     ) -> Tensor:
-        """That of gates, or of L, `[B, H, T]`."""
+        """The gradient of the gates, or of L, `[B, H, T]`, from φ·dφ of every row."""
         by_query, by_key = found
         assert by_query is not None
         assert by_key is not None
@@ -317,8 +317,8 @@ class Plan:
             tail = struct.pack("3q4i", *per_head(decay), decay.stride(2), *sizes)
             it = kernel("decay_gradient", self._gates, self.device)
             grid = (self._batch * self._heads * self._gates.CLUSTER, 1)
-            places = (*range(0, 11 * 8, 8), *range(88, 104, 4))
-            launch = Launch(it, grid, 512, self.device, 8, tail, places)
+            offsets = (*range(0, 11 * 8, 8), *range(88, 104, 4))
+            launch = Launch(it, grid, 512, self.device, 8, tail, offsets)
             self._launches["decay_gradient"] = launch
         launch(by_query, by_key, *less, decay if of_gates else None, at_start, at_end, made)
         return made
@@ -333,9 +333,9 @@ class Plan:
             steps = (*grad.stride()[:3], *out.stride()[:3], rows)
             tail = struct.pack("7q3if", *steps, *total.shape[1:], width, self.eps)
             it = kernel("prepare", Around(wide, self.rule), self.device)
-            places = (*range(0, 12 * 8, 8), 96, 100, 104, 108)
+            offsets = (*range(0, 12 * 8, 8), 96, 100, 104, 108)
             grid = (-(-rows * wide // 2048), 1)
-            launch = Launch(it, grid, 256, self.device, 5, tail, places)
+            launch = Launch(it, grid, 256, self.device, 5, tail, offsets)
             self._launches["prepare"] = launch
         launch(grad, out, total, *by_row)
         return by_row

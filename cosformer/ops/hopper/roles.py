@@ -87,8 +87,8 @@ class Roles(NamedTuple):
 
 @functools.cache
 def roles_of(
-    width: int, value_width: int, states: int, phi: int, rule: int, masked: bool,
-    decay: int = 0, dots: bool = False, packed: bool = False,
+    *, width: int, value_width: int, states: int, phi: int, rule: int, masked: bool, decay: int,
+    dots: bool, packed: bool,
 ) -> Roles:  # fmt: skip
     """The variants for one problem, with a decay as `DECAY` has it; `dots`: it needs a gradient.
 

@@ -27,14 +27,14 @@ def _mma(n: int) -> str:
     """Wrappers of `wgmma` with n columns, generated because PTX wants every register by name."""
     count = n // 2
     sums = ", ".join(f"%{i}" for i in range(count))
-    places = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     name = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16"
 
     def body(a: str, used: int, trans: str) -> str:
         b, add = count + used, count + used + 1
         return (
             f'asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{add}, 0; '
-            f'{name} {{{sums}}}, {a}, %{b}, p, 1, 1, {trans}; }}" : {places} : '
+            f'{name} {{{sums}}}, {a}, %{b}, p, 1, 1, {trans}; }}" : {outputs} : '
         )
 
     quad = ", ".join(f"%{count + i}" for i in range(4))

@@ -52,12 +52,12 @@ class Tape:
             else torch.empty_strided(size, stride, dtype=dtype, device=device)
             for like, size, stride, dtype in self._rooms
         ]
-        places = [x.data_ptr() for x in given]
-        places += [x.data_ptr() for x in made]
-        places += self._fixed
+        addresses = [x.data_ptr() for x in given]
+        addresses += [x.data_ptr() for x in made]
+        addresses += self._fixed
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         for start, chosen in self._launches:
-            start(stream, chosen(places))
+            start(stream, chosen(addresses))
         return [None if n is None else made[n] for n in self._returned]
 
 
@@ -78,10 +78,10 @@ def on_tape(
     numbers = {x.data_ptr(): n for n, x in enumerate((*given, *seen.made)) if x.data_ptr()}
     kept = [x.data_ptr() for x in fixed if x is not None and x.data_ptr()]
     first_fixed = len(given) + len(seen.made)
-    for n, place in enumerate((0, *kept), first_fixed):
-        numbers.setdefault(place, n)
+    for n, address in enumerate((0, *kept), first_fixed):
+        numbers.setdefault(address, n)
     try:
-        launches = [(launch, tuple(numbers[at] for at in places)) for launch, places in noted]
+        launches = [(launch, tuple(numbers[at] for at in addresses)) for launch, addresses in noted]
         returned = [None if x is None else seen.numbers[id(x)] for x in results]
     except KeyError:  # a part of a tensor, or one from elsewhere
         return results, None

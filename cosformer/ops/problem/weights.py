@@ -86,8 +86,7 @@ def cosine_angle(
 
 
 def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """θ of `linear_attention` as `[1, 1]` or `[H, 1]`."""
-    check_number_or_tensor("theta", theta)
+    """θ of `linear_attention`, a number or a tensor, as `[1, 1]` or `[H, 1]`."""
     if isinstance(theta, Tensor):
         require_all(theta.isfinite(), "theta must be finite", theta)
         if theta.requires_grad and torch.is_grad_enabled():

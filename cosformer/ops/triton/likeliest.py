@@ -23,22 +23,27 @@ def take_likeliest(
     logits: Tensor,
     chosen: Tensor,
     token: Tensor,
-    counts: tuple[Tensor, Tensor, Tensor],
+    *,
+    drawn: Tensor,
+    length: Tensor,
+    position: Tensor,
     room: int | None,
 ) -> None:
     """Write the likeliest token of each row of logits `[B, V]`, and count it, by one kernel.
 
     Args:
-        chosen: `[B, ahead]` int64, where the token goes into the column of its place, modulo ahead;
+        chosen: `[B, ahead]` int64, where the token goes into the column `length` modulo ahead;
             -1 where logits are not finite.
         token: `[B]` int64, for the same token, or 0 where logits are not finite.
-        counts: `[B]` int64 each, to be increased: how many tokens were drawn, the place, and the
-            position, which stays below `room`, if that is given.
+        drawn, length, position: `[B]` int64 each, to be increased: how many tokens were drawn, and
+            how many there are so far, with padding and without. The position stays below `room`,
+            if that is given.
     """
     from cosformer.ops.triton.kernels.likeliest import likeliest_kernel
 
     likeliest_kernel[(len(logits),)](
-        logits, chosen, token, *counts, logits.shape[1], logits.stride(0), chosen.stride(0),
-        room or 0, AHEAD=chosen.shape[1], BLOCK=BLOCK, AT_ONCE=AT_ONCE, ROOM=room is not None,
+        logits, chosen, token, drawn, length, position,
+        logits.shape[1], logits.stride(0), chosen.stride(0), room or 0,
+        AHEAD=chosen.shape[1], BLOCK=BLOCK, AT_ONCE=AT_ONCE, ROOM=room is not None,
         num_warps=32, **early_launch(logits),
     )  # fmt: skip

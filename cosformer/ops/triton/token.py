@@ -25,10 +25,10 @@ def token_serves(state: State) -> bool:
     return there and small and contiguous and state.key_value.dtype == torch.float32
 
 
-def sums_token(rows: Tensor, given: SumsStep, place: Tensor) -> Tensor:
+def sums_token(rows: Tensor, given: SumsStep, length: Tensor) -> Tensor:
     """Heads `[B, H·V]` of rows `[B, columns]` of projections, by one kernel.
 
-    place: `[B]` int64, how many tokens each stream has had, padding included.
+    length: `[B]` int64, how many tokens each stream has had, padding included.
     """
     from cosformer.ops.triton.kernels.token import sums_token_kernel
 
@@ -37,11 +37,11 @@ def sums_token(rows: Tensor, given: SumsStep, place: Tensor) -> Tensor:
     batch, heads, states, width, value_width = key_value.shape
     out = rows.new_empty(batch, layout.heads * value_width)
     how = "token" if log_most is not None else "" if decay is None else "head"
-    fade = place if decay is None else decay
-    faded = state.log_decay if isinstance(state.log_decay, Tensor) else place
+    fade = length if decay is None else decay
+    faded = state.log_decay if isinstance(state.log_decay, Tensor) else length
     block_k, block_v = padded(width), padded(value_width)
     sums_token_kernel[(batch * heads,)](
-        rows, out, key_value, key_sum, place, theta, fade, faded,
+        rows, out, key_value, key_sum, length, theta, fade, faded,
         rows if after.norm is None else after.norm, heads, eps, after.eps, log_most or 0.0,
         rows.stride(0), out.stride(0), int(theta.numel() > 1), int(fade.numel() > 1),
         faded.stride(0), layout.k, layout.v, layout.gate, layout.control,

@@ -17,10 +17,10 @@ AT_ONCE = tl.constexpr(256)  # parts that are read at once
 @triton.jit
 def sum_of_parts(parts, first, last):
     """The sum of parts[first : last]."""
-    place = tl.arange(0, AT_ONCE)
+    lane = tl.arange(0, AT_ONCE)
     sums = tl.zeros([AT_ONCE], tl.float64)
     for start in range(first, last, AT_ONCE):
-        sums += tl.load(parts + start + place, mask=start + place < last, other=0.0)
+        sums += tl.load(parts + start + lane, mask=start + lane < last, other=0.0)
     return tl.sum(sums, 0)
 
 

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["room"])
 def likeliest_kernel(
-    logits, chosen, token, drawn, place, position, columns, logits_b, chosen_b, room,
+    logits, chosen, token, drawn, length, position, columns, logits_b, chosen_b, room,
     AHEAD: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, ROOM: tl.constexpr,
     EARLY: tl.constexpr,  # see `early_launch`
 ):  # fmt: skip
@@ -33,15 +33,15 @@ def likeliest_kernel(
     top = tl.max(best, 0)
     first = tl.min(tl.where(best == top, at, columns), 0)
     real = (tl.max(wrong, 0) == 0) & (tl.abs(top) < float("inf"))
-    places = tl.load(place + row)
-    tl.store(chosen + row * chosen_b + places % AHEAD, tl.where(real, first, -1).to(tl.int64))
+    tokens = tl.load(length + row)
+    tl.store(chosen + row * chosen_b + tokens % AHEAD, tl.where(real, first, -1).to(tl.int64))
     tl.store(token + row, tl.where(real, first, 0).to(tl.int64))
     # Each program counts for its own row, and threads share the cells: all read before any writes.
     counts = tl.load(drawn + row)
     positions = tl.load(position + row)
     tl.debug_barrier()
     tl.store(drawn + row, counts + 1)
-    tl.store(place + row, places + 1)
+    tl.store(length + row, tokens + 1)
     moved = positions + 1
     if ROOM:
         moved = tl.minimum(moved, room - 1)

@@ -1,4 +1,4 @@
-"""Products of tiles that are float32 in effect, and where a program's tile begins."""
+"""Products of tiles that are float32 in effect, and which rows a program serves."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ def product(a, b, into):
 
 
 @triton.jit
-def place(blocks, heads, BLOCK_T: tl.constexpr):
+def served(blocks, heads, BLOCK_T: tl.constexpr):
     """The sequence, the head and the first token that a program serves, as int64."""
     program = tl.program_id(0).to(tl.int64)
     row = program // blocks

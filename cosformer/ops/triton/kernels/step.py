@@ -18,16 +18,16 @@ def wave(angle, r: tl.constexpr):
 
 
 @triton.jit
-def _take(place, heads, SHARED: tl.constexpr):
+def _take(position, heads, SHARED: tl.constexpr):
     """The position of a stream. The last program that reads it also increases it by one."""
     readers = heads
     if SHARED:
         readers = tl.num_programs(0)
     # One atomic addition reads and counts, so the last program knows that all others have read.
-    found = tl.atomic_add(place, READER, sem="relaxed")
+    found = tl.atomic_add(position, READER, sem="relaxed")
     here = found % READER
     if found // READER == readers - 1:
-        tl.store(place, here + 1)
+        tl.store(position, here + 1)
     return here
 
 
@@ -128,5 +128,5 @@ def step_kernel(
                 query = tl.load(q + (g + 1) * q_h, mask=in_k & (g + 1 < groups), other=0.0)
                 total = tl.maximum(tl.sum(now * read_sum, 0), eps)
                 result = tl.sum(now[:, None] * read, 0) / total
-                place = out + g * o_h + column * o_d
-                tl.store(place, result.to(out.dtype.element_ty), mask=in_v)
+                pointers = out + g * o_h + column * o_d
+                tl.store(pointers, result.to(out.dtype.element_ty), mask=in_v)

@@ -150,8 +150,8 @@ def sweep_kernel(
         if (COLUMN == "reader" and READ) or (COLUMN == "writer" and WRITE):
             delta = tl.load(column + row + begin + index, mask=valid, other=0.0)
         if COLUMN != "" and READ and not DECAY:
-            places = (begin + index)[:, None] * ROWS + sixteen[None, :]
-            reading = tl.load(table + places, mask=valid[:, None], other=0.0)
+            entries = (begin + index)[:, None] * ROWS + sixteen[None, :]
+            reading = tl.load(table + entries, mask=valid[:, None], other=0.0)
         if (SCALED == "x" and READ) or (SCALED != "x" and SCALED != "" and WRITE):
             by_row = tl.load(scale + row + begin + index, mask=valid, other=0.0)
         read_by, written_by, since, kept = psi, psi, 0.0, 1.0
@@ -231,9 +231,9 @@ def sweep_kernel(
                 result = tl.where(gates > 0, result, 0.0)
             if MASKED == "reader":
                 result = tl.where(real[:, None], result, 0.0)
-            places = out + begin * o_t + index[:, None] * o_t + apart(n_column, o_d)[None, :]
+            pointers = out + begin * o_t + index[:, None] * o_t + apart(n_column, o_d)[None, :]
             written = valid[:, None] & (n_column[None, :] < N)
-            tl.store(places, result.to(out.dtype.element_ty), mask=written)
+            tl.store(pointers, result.to(out.dtype.element_ty), mask=written)
 
         if WRITE:
             states = step_states(states, ys, written_by, zs, kept, R, PRECISION, DECAY)

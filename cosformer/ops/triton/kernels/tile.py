@@ -46,30 +46,30 @@ def load_rows(rows, index, column, stride, column_stride, valid, width, FULL: tl
     float16 becomes float32, which is then multiplied as tf32: no bit of it is lost, and sums do not
     overflow.
     """
-    places = rows + index[:, None] * stride + apart(column, column_stride)[None, :]
+    pointers = rows + index[:, None] * stride + apart(column, column_stride)[None, :]
     if FULL:
-        tile = tl.load(places, mask=valid[:, None], other=0.0)
+        tile = tl.load(pointers, mask=valid[:, None], other=0.0)
     else:
-        tile = tl.load(places, mask=valid[:, None] & (column[None, :] < width), other=0.0)
+        tile = tl.load(pointers, mask=valid[:, None] & (column[None, :] < width), other=0.0)
     if tile.dtype == tl.float16:
         tile = tile.to(tl.float32)
     return tile
 
 
 @triton.jit
-def load_each(places, step, mask, R: tl.constexpr):
+def load_each(pointers, step, mask, R: tl.constexpr):
     """R tiles or vectors that lie `step` apart in memory."""
     found = ()
     for r in tl.static_range(R):
-        found += (tl.load(places + r * step, mask=mask, other=0.0),)
+        found += (tl.load(pointers + r * step, mask=mask, other=0.0),)
     return found
 
 
 @triton.jit
-def store_each(places, step, tiles, mask, R: tl.constexpr):
+def store_each(pointers, step, tiles, mask, R: tl.constexpr):
     """Stores R tiles or vectors `step` apart in memory."""
     for r in tl.static_range(R):
-        tl.store(places + r * step, tiles[r], mask=mask)
+        tl.store(pointers + r * step, tiles[r], mask=mask)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ def sums_token_kernel(
     rows,  # [B, columns]: q, k, v, gates and controls of a token side by side
     out,  # [B, H·V]
     key_value, key_sum,
-    place,  # [B] int64
+    length,  # [B] int64
     theta,  # [1] or [H_kv] float64
     fade,  # γ [1] or [H_kv] float64
     faded,  # [B, H_kv] float64: the sum of log γ of all tokens of a stream
@@ -46,7 +46,7 @@ def sums_token_kernel(
         states += (tl.load(key_value + r * kv_r + cells, mask=inside, other=0.0),)
         sums += (tl.load(sums_at + r * ks_r, mask=in_k, other=0.0),)
     # What only the last step, or no step, changes is read before the wait.
-    angle = (tl.load(place + row).to(tl.float64) * tl.load(theta + head * theta_h)).to(tl.float32)
+    angle = (tl.load(length + row).to(tl.float64) * tl.load(theta + head * theta_h)).to(tl.float32)
     waves = ()
     for r in tl.static_range(R):
         waves += (wave(angle, r),)
