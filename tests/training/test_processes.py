@@ -1,5 +1,6 @@
 """One run on many processes: it ends where one process ends, whatever has happened."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ from cosformer.training.phases import phases
 from cosformer.training.possible import notes_on_sharing, require_shared
 from cosformer.training.processes import Together, joined
 
+PATIENCE = 240  # seconds after which a process is taken to hang; a busy machine needs one minute
 MODEL = {"layers": 2, "width": 16, "heads": 2, "mechanism": "cosformer-gated", "conv": 4}
 MESHES = {
     2: [Parallel(), Parallel(shard=2), Parallel(context=2)],
@@ -261,13 +263,18 @@ def test_a_rank_that_hangs_is_named_with_its_step(tmp_path):
     assert state_of(tmp_path / "run")["message"] == named
 
 
+@contextlib.contextmanager
 def torchrun(*arguments):
+    """A process of its own, which ends with the block if it has not ended by then."""
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     start += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]  # a free port
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*start, *arguments], env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([*start, *arguments], env=quiet, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
@@ -275,8 +282,8 @@ def test_torchrun_brings_a_killed_rank_back_to_the_same_end(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert many.ended(2, cli.main, words(whole), said=tmp_path / "said") == [0, 0]
     died = plugin(tmp_path, DIES)
-    process = torchrun("--max-restarts=1", "-m", "cosformer", *words(killed), *died)
-    out, _ = process.communicate(timeout=60)
+    with torchrun("--max-restarts=1", "-m", "cosformer", *words(killed), *died) as process:
+        out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, out
     assert "from step 5 on" in out
     cases.assert_same_outcome(killed, whole)
@@ -302,13 +309,14 @@ def test_a_rank_that_is_killed_while_it_shares_parameters_leaves_a_whole_checkpo
 def test_sigterm_saves_the_same_step_of_all_ranks_once(tmp_path):
     out = tmp_path / "run"
     slow = plugin(tmp_path, SLOW)
-    process = torchrun("-m", "cosformer", *words(out, "save_seconds=1000", steps=10_000), *slow)
-    log = out / "log.jsonl"
-    while not (log.exists() and log.read_text()):
-        time.sleep(0.05)
-        assert process.poll() is None
-    process.terminate()
-    said, _ = process.communicate(timeout=60)
+    run = words(out, "save_seconds=1000", steps=10_000)
+    with torchrun("-m", "cosformer", *run, *slow) as process:
+        log = out / "log.jsonl"
+        while not (log.exists() and log.read_text()):
+            time.sleep(0.05)
+            assert process.poll() is None
+        process.terminate()
+        said, _ = process.communicate(timeout=PATIENCE)
     assert said.count("interrupted; the checkpoint of step") == 1
     state = state_of(out)
     assert (state["state"], load(out, "last").place.step) == ("interrupted", state["step"])
