@@ -217,6 +217,6 @@ def _tensors(like: Tensor, found: tuple[Tensor | None, ...]) -> tuple[Tensor, ..
 
 def _state_like(given: Given) -> Tensor:
     q, options = given.q, given.options
-    columns = given.v.shape[3] + (options.rule != "none")
+    columns = given.v.shape[3] + int(options.rule != "none")
     states = given.constants.query_basis.shape[3]
     return q.new_empty((*q.shape[:2], states, q.shape[3], columns), dtype=torch.float32)

@@ -107,7 +107,7 @@ def sink(into: Tensor, spans: Spans) -> Callable[[int, Tensor, Tensor | None], N
 
     Factors of the rows, if there are any, cost no pass of their own.
     """
-    padded = bool(spans) and spans[0].padded
+    padded = len(spans) > 0 and spans[0].padded  # PyTorch 2.11 traces no bool of a tuple
     pieces = [] if padded else cut(into, spans)
 
     def put(n: int, rows: Tensor, factor: Tensor | None) -> None:

@@ -194,7 +194,8 @@ class _Rows:
             return for_each_query_head(given.state.to(self.dtype), self.groups)
         batch, heads, _, width = given.q.shape
         states = given.constants.query_basis.shape[-1]
-        shape = (batch, heads, states, width, given.v.shape[-1] + self.divides)
+        columns = given.v.shape[-1] + int(self.divides)  # PyTorch 2.11 adds no bool to a symbol
+        shape = (batch, heads, states, width, columns)
         return torch.zeros(shape, dtype=self.dtype, device=given.q.device)
 
     def _mapped(self, rows: Tensor, into: Tensor | None) -> Tensor:
