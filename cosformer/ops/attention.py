@@ -320,7 +320,7 @@ def _window(name: str, window: slice | None, length: int) -> slice:
         return slice(0, length)
     if not isinstance(window, slice):
         raise TypeError(f"{name} must be a slice or None, got {type(window).__name__}")
-    start, stop, stride = window.indices(length)
-    if stride != 1:
+    seen = range(length)[window]  # PyTorch 2.11 traces no slice.indices
+    if seen.step != 1:
         raise ValueError(f"{name} must be a slice with step 1, got {window}")
-    return slice(start, max(start, stop))
+    return slice(seen.start, max(seen.start, seen.stop))
