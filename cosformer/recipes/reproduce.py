@@ -16,6 +16,7 @@ from cosformer.recipes.protocols import Fields
 from cosformer.recipes.setting import Setting
 from cosformer.recipes.table import pretrained, recipe
 from cosformer.training import (
+    BEST,
     LAST,
     Budget,
     Evaluation,
@@ -287,6 +288,13 @@ class TableRun:
             "pretrain": p.pretrain,
             "dtype": "bfloat16" if p.bfloat16 else "float32",
         }
+
+    def can_begin(self, out: Path) -> bool:
+        """Whether the weights that it begins with are there; `out`: its own folder."""
+        if not self.start or (out / LAST).exists():
+            return True
+        start = _start(self.start, out)
+        return (start / BEST).is_file() or (start / LAST).is_file()
 
     def spell(self, value: float | None) -> str:
         """The value on validation for readers; None: the run diverged or failed."""
