@@ -37,7 +37,7 @@ UNITS = {
 }
 """Metric -> its unit, as rows and lines of progress have it."""
 MAIN = ("softmax", "cosformer", "cosformer-multiscale", "linear", "performer")
-"""Entries that have all seeds of a column; the others have the first alone."""
+"""Mechanisms whose entries have all seeds of a column; the others have the first alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,14 +271,19 @@ class TableRun:
     @property
     def seeds(self) -> tuple[int, ...]:
         """All seeds of its cell."""
-        return self.protocol.seeds if self.entry in MAIN else self.protocol.seeds[:1]
+        seeds = self.protocol.seeds
+        return seeds if self.mechanism in MAIN else seeds[:1]
+
+    @property
+    def mechanism(self) -> str:
+        return str(TABLES[self.table].entries[self.entry]["mechanism"])
 
     def described(self) -> dict[str, Any]:
         """What a row says of the run, so that a table of rows can state its protocol."""
         p = self.protocol
         return {
             **vars(self),
-            "mechanism": TABLES[self.table].entries[self.entry]["mechanism"],
+            "mechanism": self.mechanism,
             "task": p.task,
             "metric": p.metric,
             "steps": p.steps,
@@ -309,7 +314,7 @@ class TableRun:
         p = self.protocol
         fields = TABLES[self.table].entries[self.entry]
         # a recipe gives a CPU less to do, and a protocol is one everywhere
-        where = Setting("cuda", data or p.data, str(fields["mechanism"]), p.pretrain)
+        where = Setting("cuda", data or p.data, self.mechanism, p.pretrain)
         found = recipe(p.task, where)
         found = replace(
             found,
