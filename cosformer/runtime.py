@@ -83,7 +83,9 @@ def autocasts(x: Tensor) -> bool:
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """Without autocast, which would round products that must stay in float32."""
-    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+    # a backward pass is traced without it, and may run with it
+    is_on = autocasts(x) or (torch.compiler.is_compiling() and not x.is_meta)
+    return torch.autocast(x.device.type, enabled=False) if is_on else nullcontext()
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:

@@ -224,15 +224,15 @@ class Crew(Generic[AnyTrial]):
         self.took: list[float] = []
         """Seconds of each run that has ended."""
         self.total = len(todo)
+        minutes = options.minutes
+        self._end = None if minutes is None else time.monotonic() + 60 * minutes
 
     def work(self) -> None:
         """Until all is done or time is up; an interrupt, too, saves what runs."""
-        minutes = self.options.minutes
-        end = None if minutes is None else time.monotonic() + 60 * minutes
         screen = Screen()
         try:
             while self.waiting or self.running or self.is_needed():
-                if end is not None and time.monotonic() >= end:
+                if self._end is not None and time.monotonic() >= self._end:
                     break
                 while self.waiting and len(self.running) < self.jobs:
                     todo = self.waiting.pop(0)

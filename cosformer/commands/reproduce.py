@@ -84,7 +84,8 @@ class Options(CrewOptions):
 
 
 def run(options: Options) -> int:
-    """0, also where time is up; 1 if runs have failed. Of many processes the first tells."""
+    """0, also where time is up; 1 if runs have failed, or lack what they begin with. Of many
+    processes the first tells."""
     share = shared()
     with shown(is_first=share.is_first):
         return _run(options, share)
@@ -98,7 +99,7 @@ def _run(options: Options, share: Share) -> int:
         book.collect()
     team = Crew(options, share)
     planned, later = team.planned()
-    done = len(planned) - len(team.waiting)
+    done = len(planned) - len(team.waiting) - len(team.bare)
     print(
         f"{options.table}: {len(planned) + later} runs, {done} done; "
         f"runs in {book.folder}, rows in {book.path}",
@@ -121,12 +122,18 @@ def _run(options: Options, share: Share) -> int:
         f"{len(found)} of {len(planned) + later} runs have ended, {diverged} of them diverged, "
         f"{len(failed)} failed{more}"
     )
+    for start in dict.fromkeys(each.start for each in team.bare):
+        print(
+            f"cosformer: reproduce: runs that begin with {start} are left out: "
+            f"{book.folder / start} must have its checkpoint, which the machine that ran it has",
+            file=sys.stderr,
+        )
     for row in failed:
         name = book.trial_of(row).name
         print(f"cosformer: reproduce: {name} failed: {row.config['reason']}", file=sys.stderr)
     if failed:
         print("cosformer: reproduce: --retry tries what has failed again", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed or team.bare else 0
 
 
 class Crew(crew.Crew[TableRun]):
@@ -140,6 +147,8 @@ class Crew(crew.Crew[TableRun]):
         self._looked = time.monotonic()
         self.again = {t for t, row in book.rows().items() if options.retry and row.what == FAILED}
         """Runs that failed in an earlier call and have not failed again."""
+        self.bare: list[TableRun] = []
+        """Runs that begin with weights that are not here, though their row is."""
         self.more()
 
     def planned(self) -> tuple[list[TableRun], int]:
@@ -161,8 +170,10 @@ class Crew(crew.Crew[TableRun]):
         at_work = {each.work.trial for each in self.running}
         known = {each.trial: each for each in self.waiting}
         left = [trial for trial in runs if trial not in ended and trial not in at_work]
-        free = [trial for trial in left if trial not in self.elsewhere]
-        self.waiting = [known.get(trial) or self.work_on(trial) for trial in free]
+        works = [known.get(trial) or self.work_on(trial) for trial in left]
+        self.bare = [each.trial for each in works if not each.trial.can_begin(each.out)]
+        hidden = {*self.elsewhere, *self.bare}
+        self.waiting = [each for each in works if each.trial not in hidden]
         self.elsewhere &= set(left)
         self.total = len(self.took) + len(self.running) + len(left) + later
 

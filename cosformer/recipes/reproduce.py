@@ -16,6 +16,7 @@ from cosformer.recipes.protocols import Fields
 from cosformer.recipes.setting import Setting
 from cosformer.recipes.table import pretrained, recipe
 from cosformer.training import (
+    BEST,
     LAST,
     Budget,
     Evaluation,
@@ -36,7 +37,7 @@ UNITS = {
 }
 """Metric -> its unit, as rows and lines of progress have it."""
 MAIN = ("softmax", "cosformer", "cosformer-multiscale", "linear", "performer")
-"""Entries that have all seeds of a column; the others have the first alone."""
+"""Mechanisms whose entries have all seeds of a column; the others have the first alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,14 +271,18 @@ class TableRun:
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds of all runs in this run's cell of the table."""
-        return self.protocol.seeds if self.entry in MAIN else self.protocol.seeds[:1]
+        return self.protocol.seeds if self.mechanism in MAIN else self.protocol.seeds[:1]
+
+    @property
+    def mechanism(self) -> str:
+        return str(TABLES[self.table].entries[self.entry]["mechanism"])
 
     def described(self) -> dict[str, Any]:
         """What a row says of the run, so that a table of rows can state its protocol."""
         p = self.protocol
         return {
             **vars(self),
-            "mechanism": TABLES[self.table].entries[self.entry]["mechanism"],
+            "mechanism": self.mechanism,
             "task": p.task,
             "metric": p.metric,
             "steps": p.steps,
@@ -287,6 +292,13 @@ class TableRun:
             "pretrain": p.pretrain,
             "dtype": "bfloat16" if p.bfloat16 else "float32",
         }
+
+    def can_begin(self, out: Path) -> bool:
+        """Whether the weights that it begins with are there; `out`: its own folder."""
+        if not self.start or (out / LAST).exists():
+            return True
+        start = _start(self.start, out)
+        return (start / BEST).is_file() or (start / LAST).is_file()
 
     def spell(self, value: float | None) -> str:
         """The value on validation for readers; None: the run diverged or failed."""
@@ -301,7 +313,7 @@ class TableRun:
         p = self.protocol
         fields = TABLES[self.table].entries[self.entry]
         # a recipe gives a CPU less to do, and a protocol is one everywhere
-        where = Setting("cuda", data or p.data, str(fields["mechanism"]), p.pretrain)
+        where = Setting("cuda", data or p.data, self.mechanism, p.pretrain)
         found = recipe(p.task, where)
         found = replace(
             found,

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,6 +224,30 @@ def test_fine_tuning_begins_with_the_best_run_on_masked_tokens(here, data):
         f"masked-longformer-lr{best['rate']:g}-seed0-small"
     }
     assert {row.config["length"] for row in fine} == {32}  # as long as the positions are
+
+
+def test_fine_tuning_is_left_out_where_rows_are_but_not_the_checkpoint(here, data, capsys):
+    chosen = {"columns": ("sst2",), "data": data}
+    masked = [
+        TableRun("mlm", "softmax", "masked", rate, seed, "small")
+        for rate, seed in ((1e-3, 0), (3e-3, 0), (1e-3, 1))
+    ]
+    this = records.Run.begin(device="cpu")
+    rows = [
+        this.row("loss", each.rate, "nats", valid=each.rate, **each.described()) for each in masked
+    ]
+    records.append(here / "rows.jsonl", rows)
+    assert reproduce.run(options(here, "mlm", **chosen)) == 1
+    told = capsys.readouterr()
+    assert "6 runs, 3 done" in told.out
+    assert "runs that begin with masked-softmax-lr0.001-seed0-small are left out" in told.err
+    assert len(kept(here)) == 3  # no row says that they failed
+
+
+def test_minutes_count_what_is_generated_before_the_runs(here, monkeypatch):
+    monkeypatch.setattr(reproduce, "_generate", lambda *_: time.sleep(0.2))
+    monkeypatch.setattr(reproduce.Crew, "_start", lambda *_: pytest.fail("time is up"))
+    assert reproduce.run(options(here, minutes=0.1 / 60)) == 0
 
 
 @pytest.mark.slow

@@ -97,6 +97,16 @@ def test_seeds_follow_at_the_rate_that_is_best_on_validation_once_all_rates_have
     assert seed.column == "text"  # one seed is enough for it
 
 
+def test_forms_of_cosformer_in_the_ablation_have_all_seeds():
+    counts = {
+        entry: len(run(entry, "masked", table="ablation").seeds)
+        for entry in TABLES["ablation"].entries
+    }
+    thrice = {"softmax", "relu-cosine", "relu-decay", "relu-cosine-decay"}
+    assert {entry for entry, count in counts.items() if count == 3} == thrice
+    assert {count for entry, count in counts.items() if entry not in thrice} == {1}
+
+
 def test_a_lower_perplexity_is_the_better_one():
     known = {
         run("softmax", "wikitext2", rate, table="lm"): value

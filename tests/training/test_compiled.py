@@ -57,6 +57,16 @@ def test_blocks_that_are_alike_are_compiled_once_and_the_loss_too(
     assert model.token_loss == token_loss.TokenLoss()
 
 
+@pytest.mark.slow
+def test_backward_passes_of_compiled_blocks_are_not_rounded_by_autocast(graphs):
+    model = make("longformer", layers=1, kind="masked-lm").float()
+    compiled = Compiled(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        right = gradients(model)
+        with compiled:
+            assert_close(gradients(model), right, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_blocks_that_compute_again_keep_little_and_have_the_same_gradients(dropout):
     model, kept = make(dropout=dropout), []
