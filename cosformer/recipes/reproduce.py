@@ -186,7 +186,8 @@ _MLM = {"masked": _MASKED} | {
     name: replace(_FINE, task=name, needs=(name,))
     for name in ("qqp", "sst2", "mnli", "imdb", "amazon")
 }
-_PLAIN: Fields = {"positions": "auto", "conv": 0, "norm": None, "gate": False}
+_PLAIN: Fields = {"positions": "learned", "conv": 0, "norm": None, "gate": False}
+"""What all lines of the ablation have alike, so that they differ by their weights alone."""
 _ABLATION = {
     name: replace(_LM["enwik8"], task=task, metric="loss")
     for name, task in (("masked", "mlm"), ("causal", "lm"))
