@@ -31,6 +31,7 @@ from cosformer.training import (
     read_checkpoint,
     read_json,
     resolved,
+    save_pretrained,
     uninterrupted,
     write_checkpoint,
     write_json,
@@ -230,7 +231,7 @@ class Converter:
         seconds = self._seconds()
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=self.out) as made:
             shutil.copytree(self.folder, made, ignore=self._unneeded, dirs_exist_ok=True)
-            self.model.save_pretrained(made)
+            save_pretrained(self.model, Path(made))
             layers = self.model.config.quantization_config.layers
             result = {"layers": layers, "errors": self.errors, "seconds": round(seconds, 1)}
             _sync(Path(made))
