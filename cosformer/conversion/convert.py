@@ -89,10 +89,13 @@ def convert_pretrained(
     """
     out, settings = Path(out), Conversion() if settings is None else settings
     is_new, facts = not check_new_folder("out", out).exists(), _facts(Path(model), texts, settings)
+    if not is_new:
+        is_converted(out, facts)  # another's folder is refused before a lock is in it
     with locked(out):
         is_done = is_converted(out, facts)
         clean(out, is_done)
         if is_done:
+            (out / LOCK).unlink()
             return
         try:
             converter = Converter(model, texts, settings, device=device, out=out)
