@@ -1,5 +1,9 @@
 """`cosformer export RUN --to FORMAT PATH`: a trained model as other programs load it."""
 
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -7,7 +11,7 @@ from typing import Any, Literal
 from cosformer.check import check_new_file, check_new_folder
 from cosformer.models import Classifier, parameter_count
 from cosformer.tasks import Vocabulary
-from cosformer.training import Predictor, export_weights, kept_vocabulary, load
+from cosformer.training import Predictor, export_weights, kept_vocabulary, load, save_pretrained
 
 POSITIONAL = "run"
 
@@ -68,12 +72,32 @@ def _to_hf(options: Options, folder: Path) -> int:
         if predictor.labels is not None:
             model.config.id2label = dict(enumerate(predictor.labels))
             model.config.label2id = {label: n for n, label in enumerate(predictor.labels)}
-    model.save_pretrained(folder)
-    if vocabulary is not None and (tokenizer := vocabulary.tokenizer()) is not None:
-        hf.create_tokenizer(tokenizer, reads).save_pretrained(folder)
-        tokens = f"a tokenizer ({vocabulary.kind}, {vocabulary.size:,} tokens)"
+    with _all_or_nothing(folder) as made:
+        save_pretrained(model, made)
+        if vocabulary is not None and (tokenizer := vocabulary.tokenizer()) is not None:
+            hf.create_tokenizer(tokenizer, reads).save_pretrained(made)
+            tokens = f"a tokenizer ({vocabulary.kind}, {vocabulary.size:,} tokens)"
     print(f"{folder}: {type(model).__name__}, {tokens}")
     return 0
+
+
+@contextlib.contextmanager
+def _all_or_nothing(folder: Path) -> Iterator[Path]:
+    """A folder to write files to, which then become those of `folder`, or after an error nobody's.
+
+    A new or empty `folder` is so again after an error, and the same export can be asked for again.
+    """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as made:
+            yield Path(made)
+            for path in sorted(Path(made).iterdir()):
+                os.replace(path, folder / path.name)
+    except BaseException:
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 def _set_specials(model: Any, vocabulary: Vocabulary) -> None:

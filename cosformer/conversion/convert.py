@@ -31,6 +31,7 @@ from cosformer.training import (
     read_checkpoint,
     read_json,
     resolved,
+    save_pretrained,
     uninterrupted,
     write_checkpoint,
     write_json,
@@ -88,10 +89,13 @@ def convert_pretrained(
     """
     out, settings = Path(out), Conversion() if settings is None else settings
     is_new, facts = not check_new_folder("out", out).exists(), _facts(Path(model), texts, settings)
+    if not is_new:
+        is_converted(out, facts)  # another's folder is refused before a lock is in it
     with locked(out):
         is_done = is_converted(out, facts)
         clean(out, is_done)
         if is_done:
+            (out / LOCK).unlink()
             return
         try:
             converter = Converter(model, texts, settings, device=device, out=out)
@@ -230,7 +234,7 @@ class Converter:
         seconds = self._seconds()
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=self.out) as made:
             shutil.copytree(self.folder, made, ignore=self._unneeded, dirs_exist_ok=True)
-            self.model.save_pretrained(made)
+            save_pretrained(self.model, Path(made))
             layers = self.model.config.quantization_config.layers
             result = {"layers": layers, "errors": self.errors, "seconds": round(seconds, 1)}
             _sync(Path(made))

@@ -185,8 +185,9 @@ class Generator:
             self._land()
         if found is None or found.row is None or found.ended:
             raise ValueError(
-                "request must be one whose tokens are not all made yet, where rounds of "
-                f"ahead={self._ahead} tokens are made at a time, got {request}"
+                f"request must be one that has tokens left to make, got {request}, which is "
+                f"unknown, cancelled or done: up to two rounds of ahead={self._ahead} tokens are "
+                "made before they are iterated over"
             )
         return self._streams.take(found.row)
 

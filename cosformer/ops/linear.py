@@ -107,7 +107,7 @@ def linear_attention(
     Args:
         q, k, v: as in `attention`.
         feature_map: a name (identity, relu, leaky_relu, 1+elu, elu, silu), which costs no memory,
-            or a function of q and of k, which may change their width.
+            or a function of q and of k, which may change their width. leaky_relu is max(x, x/10).
         theta: radians per position, a number or one per head `[H]`. No horizon is enforced here.
         gamma: `decay` of `attention`: what is left of a weight one position on, in (0, 1], a number
             or one per head `[H]`. Numbers are looked at once; a tensor costs more with every call.

@@ -1,6 +1,6 @@
 """Training: runs that resume, judge themselves and keep what they learnt."""
 
-from cosformer.training.checkpoints import Checkpoint, fill, weights
+from cosformer.training.checkpoints import Checkpoint, fill, save_pretrained, weights
 from cosformer.training.checkpoints import read as read_checkpoint
 from cosformer.training.checkpoints import write as write_checkpoint
 from cosformer.training.config import (

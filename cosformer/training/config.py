@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cosformer.check import check_choice, check_positive, check_seed, check_whole
+from cosformer.check import (
+    check_choice,
+    check_mapping,
+    check_positive,
+    check_seed,
+    check_whole,
+)
 from cosformer.config import TYPED_BY
 from cosformer.models import PRESETS, Kind, ModelConfig
 from cosformer.tasks import Facts, Task, Vocabulary, create
@@ -36,6 +42,9 @@ class TaskConfig:
     """Options of the task: `length`, `text`, `data`, …; docs/tasks.md has them."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be a string, got {type(self.name).__name__}")
+        check_mapping("options", self.options)
         for name in ("device", "learnt"):
             if name in self.options:
                 raise ValueError(f"options.{name} must be left out: the run decides it")
@@ -249,6 +258,12 @@ class RunConfig:
         for name, path in (("start", self.start), ("plugin", self.plugin)):
             if not isinstance(path, Path | None):
                 raise TypeError(f"{name} must be a Path or None, got {type(path).__name__}")
+        for name, kind in SECTIONS.items():
+            given = getattr(self, name)
+            if not isinstance(given, kind) and (name, given) != ("pretraining", None):
+                found = type(given).__name__
+                raise TypeError(f"{name} must be of the class {kind.__name__}, got {found}")
+        check_mapping("model", self.model)
         check_choice("preset", self.preset, PRESETS)
         check_choice("precision", self.precision, get_args(Precision))
         check_seed(self.seed, MOST_SEEDS)
@@ -294,6 +309,18 @@ class RunConfig:
             classes=classes,
             vocabulary=facts.vocabulary,
         )
+
+
+SECTIONS = {
+    "task": TaskConfig,
+    "optimiser": Optimiser,
+    "schedule": Schedule,
+    "budget": Budget,
+    "evaluation": Evaluation,
+    "pretraining": Pretraining,
+    "parallel": Parallel,
+}
+"""Fields of a `RunConfig` and their classes; `pretraining` may also be None."""
 
 
 def kind_of(facts: Facts) -> Kind:

@@ -1,5 +1,6 @@
 """Texts in, classes out: a classifier with the vocabulary and the labels that it was trained on."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ class Predictor:
 
     def probabilities(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """`[B, classes]`, float32, on the CPU, of `B` texts in one column or pairs in two."""
+        _check_columns(texts, len(self.columns) or (2 if self.reader.towers == 2 else None))
         return self.answer(self.reader.read(texts))
 
     @torch.no_grad()
@@ -58,3 +60,22 @@ class Predictor:
         with autocast(device, self.precision):
             logits = answers(self.model, batch)
         return logits.float().softmax(-1).cpu()
+
+
+def _check_columns(texts: Sequence[Sequence[str]], parts: int | None) -> None:
+    """Refuse what are no columns of texts; `parts`: how many the run learnt from, if it is known.
+
+    A string is a sequence of strings: a list of texts would be read as columns of letters.
+    """
+    if isinstance(texts, str) or any(isinstance(column, str) for column in texts):
+        found = "a string" if isinstance(texts, str) else "a string as a column"
+        raise TypeError(f"texts must be columns, as [['a text', 'another']], got {found}")
+    for text in itertools.chain.from_iterable(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"texts must be columns of strings, got {type(text).__name__}")
+    if len(texts) not in ((1, 2) if parts is None else (parts,)):
+        wanted = "1 or 2" if parts is None else parts
+        raise ValueError(f"texts must have as many columns as the run, {wanted}, got {len(texts)}")
+    lengths = [len(column) for column in texts]
+    if len(set(lengths)) > 1 or not lengths[0]:
+        raise ValueError(f"texts must be columns of one length from 1 on, got {lengths}")

@@ -92,6 +92,8 @@ class Trainer:
         """
         import safetensors  # noqa: F401  # if it is missing, say so before the work
 
+        if not isinstance(config, RunConfig):
+            raise TypeError(f"config must be a RunConfig, got {type(config).__name__}")
         if config.plugin is not None:
             load_plugin(config.plugin)
             config = replace(config, plugin=config.plugin.resolve())

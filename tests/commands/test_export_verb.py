@@ -1,6 +1,7 @@
 """`cosformer export`: a run as a folder of Hugging Face Transformers, or as one file."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -43,6 +44,20 @@ def test_a_folder_that_is_not_empty_is_left_alone(exported, trained, shell):
     assert f"to must be a folder that is new or empty, got {exported}" in refusal
     assert (exported / "config.json").read_bytes() == before
     assert "--to must be" in shell.refuses("export", trained, "--to", "onnx", exported)
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_folder(trained, tmp_path, shell):
+    folder, limits = tmp_path / "model", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # the config fits, weights do not
+    try:
+        code, _, err = shell("export", trained, "--to", "hf", folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2
+    assert f"cosformer: export: weights not written to {folder}" in err
+    assert "File too large" in err
+    assert not folder.exists()
+    shell.shows("export", trained, "--to", "hf", folder)
 
 
 def test_a_run_without_text_has_no_tokenizer(tmp_path, shell, monkeypatch):

@@ -135,6 +135,24 @@ def test_what_is_predicted_is_what_was_judged(tastes, tmp_path):
     assert predictor.probabilities([texts]).tolist() == found
 
 
+NO_COLUMNS = [
+    ("honey", TypeError, r"columns, as \[\['a text', 'another'\]\], got a string$"),
+    (["honey", "lemon"], TypeError, "got a string as a column"),
+    ([[3]], TypeError, "columns of strings, got int"),
+    ([], ValueError, "as many columns as the run, 1, got 0"),
+    ([["honey"], ["lemon"]], ValueError, "as many columns as the run, 1, got 2"),
+    ([[]], ValueError, r"columns of one length from 1 on, got \[0\]"),
+]
+
+
+@pytest.mark.parametrize(("texts", "error", "message"), NO_COLUMNS)
+def test_what_are_no_columns_of_texts_is_refused(tastes, texts, error, message):
+    """Two texts in a list were once read as pairs of their letters."""
+    predictor = Predictor.of(load(tastes, device="cpu"))
+    with pytest.raises(error, match=message):
+        predictor.probabilities(texts)
+
+
 def test_input_without_an_end_is_answered_batch_by_batch(tastes, monkeypatch):
     taken = itertools.count()
     monkeypatch.setattr("sys.stdin", (f"honey {next(taken)}\n" for _ in itertools.repeat(None)))

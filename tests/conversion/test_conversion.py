@@ -233,6 +233,20 @@ def test_what_killed_conversions_left_is_removed(folders, tmp_path):
     assert not [name for name in left if name.startswith(".")]
 
 
+def test_a_folder_where_there_is_nothing_to_do_stays_as_it_is(folders, tmp_path):
+    small = {"match_steps": 1, "distil_steps": 0}
+    converted(folders / "bert", tmp_path / "ended", **small)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"got .*model with config\.json"):
+        converted(folders / "bert", tmp_path / "model", **small)
+    with pytest.raises(ValueError, match=r"in which settings.seed is another"):
+        converted(folders / "bert", tmp_path / "ended", seed=1, **small)
+    converted(folders / "bert", tmp_path / "ended", **small)  # as before
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_another_conversion_is_refused_where_one_was_begun_or_ended(folders, tmp_path):
     small = {"match_steps": 1, "distil_steps": 0}
     converted(folders / "bert", tmp_path / "ended", **small)

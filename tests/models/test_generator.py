@@ -433,7 +433,7 @@ def test_bad_requests_are_named():
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             generator.submit(prompt, sampling)
-    with pytest.raises(ValueError, match=r"request must be one whose tokens .* ahead=1 .* got 7"):
+    with pytest.raises(ValueError, match=r"left to make, got 7, which is unknown, .* ahead=1"):
         generator.save(7)
     model.train()
     for call in (lambda: Generator(model), lambda: generator.submit([1], GREEDY)):

@@ -258,6 +258,30 @@ def test_what_is_no_amount_is_refused(make, given, error, message):
         make(**given)
 
 
+NO_SECTIONS = [
+    ({"task": "lm"}, "task must be of the class TaskConfig, got str"),
+    ({"budget": {"steps": 2}}, "budget must be of the class Budget, got dict"),
+    ({"optimiser": 1e-3}, "optimiser must be of the class Optimiser, got float"),
+    ({"pretraining": "masked"}, "pretraining must be of the class Pretraining, got str"),
+    ({"model": None}, "model must be a mapping, got NoneType"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), NO_SECTIONS)
+def test_a_section_of_another_type_is_refused(config, given, message):
+    with pytest.raises(TypeError, match=message):
+        replace(config, **given)
+
+
+def test_what_is_no_config_is_refused(config):
+    with pytest.raises(TypeError, match="config must be a RunConfig, got dict"):
+        train({"task": "lm"})
+    with pytest.raises(TypeError, match="name must be a string, got NoneType"):
+        training.TaskConfig(None)
+    with pytest.raises(TypeError, match="options must be a mapping, got list"):
+        training.TaskConfig("lm", ["my.txt"])
+
+
 def test_pretraining_that_does_not_fit_is_refused(config, tmp_path):
     task = cases.table(tmp_path, ["0\tab", "1\tba"] * 20, 4)
     model = {"mechanism": "linformer", "pooling": "cls", "options": {"projected": 2}}

@@ -90,8 +90,8 @@ def vanishes(decay: float | Sequence[float] | Tensor | None, horizon: Horizon) -
 def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None = None) -> None:
     """Refuse to go past the horizon, where cosine weights turn negative."""
     remedy = (
-        "raise horizon, or use weight='raised_cosine', horizon=math.inf or a decay by number of at "
-        "most 2^(-24/horizon)"
+        "raise horizon, or use weight='raised_cosine', horizon=math.inf or a decay given as a "
+        "number of at most 2^(-24/horizon)"
     )
     if torch.compiler.is_compiling() and any(
         isinstance(x, Tensor) for x in (length, horizon, position)

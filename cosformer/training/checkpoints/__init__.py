@@ -10,5 +10,5 @@ from cosformer.training.checkpoints.file import (
     weights,
     write,
 )
-from cosformer.training.checkpoints.parts import put
+from cosformer.training.checkpoints.parts import put, save_pretrained
 from cosformer.training.checkpoints.saver import Saver, bring_back

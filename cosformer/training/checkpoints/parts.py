@@ -176,6 +176,16 @@ def put(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> 
         raise OSError(error.errno, message, str(path)) from error
 
 
+def save_pretrained(model: Any, folder: Path) -> None:
+    """Transformers' `model.save_pretrained(folder)`, whose failure to write is an OSError here."""
+    import safetensors
+
+    try:
+        model.save_pretrained(folder)
+    except safetensors.SafetensorError as error:
+        raise OSError(f"weights not written to {folder}: {error}") from error
+
+
 def folder_of(path: Path) -> Path:
     """Where the parts of a checkpoint lie."""
     return path.with_suffix(".parts")

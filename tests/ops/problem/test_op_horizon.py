@@ -108,7 +108,7 @@ def test_a_decay_that_the_op_does_not_know_to_vanish_keeps_the_limit(fading):
 
 def test_the_decay_that_the_error_names_is_small_enough():
     x = tokens(length=LENGTH)
-    with pytest.raises(ValueError, match="or a decay by number of at most 2") as error:
+    with pytest.raises(ValueError, match="or a decay given as a number of at most 2") as error:
         attention(*x, causal=True, horizon=HORIZON)
     named = float(str(error.value).split("2^(-24/horizon) = ")[1].split()[0])
     assert MOST - 1e-5 < named <= MOST
