@@ -247,6 +247,13 @@ def device_minutes(rows: Sequence[Row], seconds: str) -> str:
     return f"{count} of the device" if told else ""
 
 
+def machines(rows: Sequence[Row]) -> str:
+    """Machines, versions and days of rows, for readers who do not look for the commit of each."""
+    where = dict.fromkeys(f"{row.hardware['name']}, torch {row.versions['torch']}" for row in rows)
+    days = sorted({row.date[:10] for row in rows})
+    return f"{'; '.join(where)}; {' to '.join(dict.fromkeys((days[0], days[-1])))}"
+
+
 def origin(row: Row, setting: str) -> str:
     """One line: the machine of a row, its setting, and the code that measured it."""
     where = row.hardware["name"]

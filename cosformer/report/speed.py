@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cosformer.records import Row
-from cosformer.report.selection import PASSES, cell, plain, rows_of, run_with
+from cosformer.report.selection import PASSES, cell, machines, plain, rows_of, run_with
 from cosformer.report.writing import markdown, milliseconds
 
 SOFTMAX = ("sdpa", "sdpa_flash", "sdpa_cudnn")
@@ -51,7 +51,9 @@ def speed_table(rows: Sequence[Row]) -> str:
             line += [milliseconds(theirs), milliseconds(ours), f"{theirs / ours:.1f} ×"]
             shown.append(found[name].ours)
         lines.append(line)
-    return f"{markdown(header, lines)}\n\n{_origin(shown)}"
+    rule = "Milliseconds of causal attention as the caller sees them"
+    rule += ". Softmax is the fastest one that PyTorch has"
+    return f"{markdown(header, lines)}\n\n{rule}. {machines(shown)}."
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[Pair]:
@@ -86,16 +88,3 @@ def _place(row: Row) -> tuple[object, ...]:
     """Where a line stands: by machine and length."""
     batch, heads, length, width = cell(row)
     return row.hardware["device"], _machine(row), width, length, batch, heads
-
-
-def _origin(rows: Sequence[Row]) -> str:
-    """Which runs the lines are of."""
-    runs = dict.fromkeys(
-        f"{row.hardware['name']}, torch {row.versions['torch']}, "
-        f"commit {row.commit or 'unknown'}, {row.date[:10]}"
-        for row in rows
-    )
-    return (
-        "Milliseconds of causal attention as the caller sees them. Softmax is the fastest one that "
-        f"PyTorch has. {'; '.join(sorted(runs))}."
-    )

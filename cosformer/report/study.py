@@ -10,7 +10,14 @@ from typing import Any
 from cosformer.records import Row
 from cosformer.report.claims import CLAIMS, Pair, Score, claim_sentence
 from cosformer.report.figures import OTHER_COLOURS, draw_grid, figure_bytes
-from cosformer.report.selection import device_minutes, last_of_each, origin, other_commits, rows_of
+from cosformer.report.selection import (
+    device_minutes,
+    last_of_each,
+    machines,
+    origin,
+    other_commits,
+    rows_of,
+)
 from cosformer.report.writing import MISSING, Cell, Grid, markdown, mebibytes, spread, told, words
 
 UNITS = {"bits_per_byte": "bits per byte", "bits_per_masked_byte": "bits per masked byte"}
@@ -197,8 +204,7 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     )
     if speeds is not None:
         rule += f". Tokens/s: alone on the device; {MISSING}: it ran beside others"
-    source = origin(newest, newest.config["text"]) + other_commits(newest, shown)
-    return f"{markdown(header, lines)}\n\n{rule}. {source}."
+    return f"{markdown(header, lines)}\n\n{rule}. {machines(shown)}."
 
 
 def best_by_share(best: Mapping[str, Sequence[Row]]) -> dict[Fraction, str]:

@@ -1,6 +1,7 @@
 """Tables and figures say what the rows say."""
 
 import dataclasses
+import re
 import functools
 
 import pytest
@@ -167,6 +168,9 @@ def test_speed_is_told_of_every_machine_beside_its_fastest_softmax(rows, gpu_row
     alone = [row for row in newer if row.config["candidate"] == "auto"]  # nothing to compare with
     assert tables.speed_table(rows + gpu + alone) == tables.speed_table(rows + gpu)
     assert cells(tables.speed_table(rows + gpu + newer))[-1][2:5] == ["2", "1", "2.0 ×"]
+    said = tables.speed_table(rows + gpu + newer).rpartition("PyTorch has. ")[2]
+    day = rows[0].date[:10]
+    assert re.fullmatch(rf".+, torch .+; Test GPU, torch 2.11.0; {day} to 2999\.", said)
 
 
 def _learnt(like, task, metric, value, floor, day, mechanism="cosformer", **more):
