@@ -1,8 +1,8 @@
 """Tables and figures say what the rows say."""
 
 import dataclasses
-import re
 import functools
+import re
 
 import pytest
 from row_cases import RUN, cells, changed
