@@ -79,6 +79,11 @@ LM: dict[str, Fields] = {
     "window-6-gated-norm-sigmoid": _of(
         "cosformer-gated*3 local cosformer-gated*2", options=_LAST_256, **_NORM_SIGMOID
     ),
+    "window-6-last-qk-norm": _of(
+        "cosformer-gated*5 local", options=_LAST_256, qk_norm=True, **_NORM_SIGMOID
+    ),
+    "windows-conv": _of("local", options=_LAST_256) | _CONV,
+    "windows-exact-conv": _of("local*3 softmax local*2", options=_LAST_256) | _CONV,
     "hybrid-6-gated-norm-sigmoid": _GATED_FOURTH | _NORM_SIGMOID,
     "hybrid-12-gated-norm-sigmoid": _of(
         "cosformer-gated*7 softmax cosformer-gated*4", **_NORM_SIGMOID
@@ -100,8 +105,9 @@ LM: dict[str, Fields] = {
 }
 """Entries of the study of next bytes: name -> fields of the model. Positions are each mechanism's
 own best (`positions="auto"`) unless an entry names others. hybrid-6: one softmax layer in six;
-window-6: one layer in six that sees the last 256 tokens exactly, and none before; hybrid-12 is for
-models of 12 layers."""
+window-6: one layer in six that sees the last 256 tokens exactly, and none before; windows: such
+layers in place of all linear ones, the rival that keeps constant memory without linear attention;
+hybrid-12 is for models of 12 layers."""
 
 MLM: dict[str, Fields] = {
     SOFTMAX: _EXACT,

@@ -32,6 +32,7 @@ from cosformer.report.reproduce import claim, protocol, reasons, reproduced_grid
 from cosformer.report.selection import describe, runs_of_each
 from cosformer.report.speed import Pair, fastest_pairs
 from cosformer.report.study import (
+    MODELS,
     UNITS,
     best_by_entry,
     best_by_share,
@@ -42,6 +43,7 @@ from cosformer.report.study import (
     probe_claim,
     probe_grids,
     probe_rule,
+    spell_model,
     study_claim,
     study_grids,
     study_rule,
@@ -141,8 +143,9 @@ def _written(rows: Sequence[Row]) -> list[Headline]:
         return []
     best = max(fair, key=lambda row: (row.config["position"], row.config["batch"], row.date))
     c = best.config
+    model = MODELS.get(c["candidate"], c["candidate"])
     text = (
-        f"as many tokens a second as softmax with a cache: {c['candidate']}, {c['batch']} streams "
+        f"as many tokens a second as softmax with a cache: {model}, {c['batch']} streams "
         f"after {c['position']:,} tokens each, {best.hardware['name']}"
     )
     return [Headline(f"{best.value:.3g} ×", text, [best])]
@@ -155,21 +158,22 @@ def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -
     """
     found, chosen, rival = list[Headline](), shares[Fraction(0)], shares[Fraction(1)]
     means = {name: mean_value(rows) for name, rows in best.items()}
+    said = {name: spell_model(rows[0]) for name, rows in best.items()}
     unit = UNITS[best[chosen][0].what]
     who = {
-        shares[share]: f"with {share} of the layers exact, {shares[share]} has"
+        shares[share]: f"{said[shares[share]]}, {share} of its layers exact"
         for share in sorted(shares)[:2]
         if 0 < share < 1
     }
-    who[chosen] = f"the best model without exact layers, {chosen}, has"
     if windowed := best_with_windows(best):
-        who[windowed] = f"with windows, and memory that does not grow either, {windowed} has"
+        who[windowed] = f"{said[windowed]} and windows, whose memory does not grow either"
+    who[chosen] = f"{said[chosen]}, without exact layers"
     if (paper := paper_of(best)) is not None:
-        who.setdefault(paper, f"cosFormer as published has, in its best form ({paper}),")
+        who.setdefault(paper, f"{said[paper]}, in its best form")
     for name in who:
         if name in best:
-            numbers = f"{means[name]:.3f}, {rival} {means[rival]:.3f}"
-            text = f"{unit} against the best softmax: {who[name]} {numbers}"
+            numbers = f"has {means[name]:.3f}; {said[rival]} has {means[rival]:.3f}"
+            text = f"{unit} against the best softmax: {who[name]}, {numbers}"
             beyond = f"{means[name] - means[rival]:+.3f}"
             found.append(Headline(beyond, text, [*best[name], *best[rival]]))
     ours, theirs = (best[name][0] for name in (chosen, rival))
@@ -178,8 +182,8 @@ def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -
         length = max(both, key=int)
         held = [sum(row.config["stream_bytes"][length].values()) for row in (ours, theirs)]
         text = (
-            f"is all that {chosen} remembers of {int(length):,} tokens; softmax keeps "
-            f"{mebibytes(held[1])}"
+            f"is all that {said[chosen]} remembers of {int(length):,} tokens; "
+            f"softmax keeps {mebibytes(held[1])}"
         )
         found.append(Headline(mebibytes(held[0]), text, [ours, theirs]))
     return found

@@ -32,8 +32,8 @@ PAPER = ("cosformer", "cosformer-1-head", "cosformer-positions", "cosformer-1-he
 """The entries that are cosFormer as published, with one head or several, with positions or not."""
 MODELS = {
     "cosformer": "cosFormer as published",
-    "cosformer-multiscale": "cosFormer, a decay per head",
-    "cosformer-gated": "cosFormer, a decay per token",
+    "cosformer-multiscale": "cosFormer with a decay per head",
+    "cosformer-gated": "cosFormer with a decay per token",
 }
 """Mechanisms as a table for newcomers names them."""
 LARGER = 1.1
@@ -189,7 +189,7 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
         row, *_ = best[name]
         loss = spread([each.value for each in best[name]], 3)
         size = f"{row.config['parameters'] / 1e6:.2f} M"
-        cells = [_spell_model(row), _spell_share(row), loss, _beyond(name, best).text]
+        cells = [spell_model(row), _spell_share(row), loss, _beyond(name, best).text]
         cells += [_at_far(best[name], FAR[-1]).text, size]
         cells += [_state(row), _state(row, far)]
         cells += [] if speeds is None else [_speed(row, speeds.get(name)).text]
@@ -505,12 +505,14 @@ def _spell_share(row: Row) -> str:
     return f"{said}; {window.numerator} of {window.denominator} for {seen}"
 
 
-def _spell_model(row: Row) -> str:
+def spell_model(row: Row) -> str:
     """The mechanisms of a model other than exact ones and windows, and a convolution, in words."""
     names = dict.fromkeys(part.partition("*")[0] for part in row.config["mechanism"].split())
     linear = [name for name in names if name not in (COMPARED, WINDOW)] or [COMPARED]
     said = " and ".join(MODELS.get(name, name) for name in linear)
-    return f"{said}, short convolution" if row.config.get("model", {}).get("conv") else said
+    if not row.config.get("model", {}).get("conv"):
+        return said
+    return f"{said} {'and' if ' with ' in said else 'with'} a short convolution"
 
 
 def _state(row: Row, length: int | None = None) -> str:

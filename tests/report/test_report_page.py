@@ -68,9 +68,9 @@ def test_headlines_are_computed_from_rows(sources):
     sources["study-lm"] = [*STUDY_ROWS, studied("gated", 3e-3, 1.7, mechanism="gated")]
     found = {headline.number: headline.text for headline in headlines(sources)}
     assert list(found) == ["1 ×", "-0.050", "+0.100", "+1.300", "2 MiB"]
-    assert "with 1/2 of the layers exact, multiscale has 1.550" in found["-0.050"]
+    assert "multiscale, 1/2 of its layers exact, has 1.550" in found["-0.050"]
     assert "forward + backward, 1,024 tokens, Test processor" in found["1 ×"]
-    assert found["+0.100"].endswith("gated, has 1.700, softmax 1.600")
+    assert found["+0.100"].endswith("gated, without exact layers, has 1.700; softmax has 1.600")
     sources["study-lm"].append(studied("softmax-conv", 3e-3, 1.4, mechanism="softmax"))
     assert headlines(sources)[2].number == "+0.300"  # beside the best softmax, not a weaker one
     assert headlines({}) == []

@@ -195,7 +195,7 @@ def test_shares_of_models_of_twelve_layers_tell_their_speed_and_are_compared_wit
     found = cells(table)
     assert [[*line[:4], line[-2]] for line in found[2:]] == [
         ["linear", "1 of 12", "1.400", "-0.100", "–"],
-        ["softmax, short convolution", "all", "1.500", "–", "100,000"],
+        ["softmax with a short convolution", "all", "1.500", "–", "100,000"],
     ]
     assert "1,500 steps of 8 × 4,096 tokens of enwik8, preset small with 12 layers" in table
     assert TABLES["shares"](rows[-1:]) == ""
