@@ -123,6 +123,16 @@ def test_a_graph_may_name_hopper_and_does_not_look_for_its_compiler(hopper, monk
     torch.compiler.reset()
 
 
+def test_a_graph_refuses_tensors_that_hopper_cannot_take(monkeypatch):
+    """Its operator does: the tracer did not know where they would lie."""
+    monkeypatch.setattr("cosformer.ops.hopper.why_not", lambda *given: None)
+    torch.compiler.reset()
+    graph = torch.compile(lambda x: attention(x, x, x, impl="hopper"), backend="eager")
+    with pytest.raises(ValueError, match="impl='hopper' needs a Hopper GPU: use impl='auto'"):
+        graph(torch.randn(1, 1, 20, 64).bfloat16())
+    torch.compiler.reset()
+
+
 def test_cuda_cpp_needs_no_triton_and_triton_no_hopper(hopper, monkeypatch):
     given = (X, X, X, problem())
     monkeypatch.setattr(by_triton, "HAS_TRITON", False)
