@@ -96,6 +96,7 @@ def install(monkeypatch, driver=None):
         (again, "_calls", {}),
         (nvrtc, "driver_launch", lambda: driver.launch),
         (hopper, "why_not", lambda *given: None),
+        (hopper, "why_not_given", lambda given: None),
         (torch.cuda, "get_device_properties", lambda device: processors),
         (torch.cuda, "current_device", lambda: None),
         (torch.cuda, "is_current_stream_capturing", lambda: driver.captures > 0),

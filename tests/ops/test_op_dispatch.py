@@ -12,6 +12,7 @@ from formula import tokens
 from cosformer import attention, attention_with_state, linear_attention
 from cosformer.ops import dispatch
 from cosformer.ops.dispatch import choose, why_not
+from cosformer.ops.hopper import nvrtc
 from cosformer.ops.hopper import passes as by_hopper
 from cosformer.ops.triton import passes as by_triton
 
@@ -44,9 +45,14 @@ def hopper(monkeypatch):
     monkeypatch.setattr(by_hopper, "libraries", lambda: None)
     for module in (dispatch, by_hopper):  # these tensors are none
         monkeypatch.setattr(module, "eager", lambda *tensors: True)
-    by_hopper._why_not_tensors.cache_clear()
+    forget()
     yield
+    forget()
+
+
+def forget():
     by_hopper._why_not_tensors.cache_clear()
+    by_hopper._why_not_compiled.cache_clear()
 
 
 X = on_gpu()
@@ -100,6 +106,31 @@ def test_where_tensors_will_lie_is_left_open_in_graphs_transforms_and_modes(hopp
     assert choose(X, X, X, problem()) == "kernels"
     wide = on_gpu(width=257)
     assert choose(wide, wide, wide, problem()) == "chunked"
+
+
+def test_a_graph_may_name_hopper_and_does_not_look_for_its_compiler(hopper, monkeypatch):
+    """No tracer opens a library; the operator does, when the graph runs."""
+    monkeypatch.setattr(by_hopper, "eager", lambda *tensors: False)
+    monkeypatch.setattr(by_hopper, "libraries", nvrtc.libraries)
+    given = (X, X, X, problem())
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def graph(x):
+        return x if why_not("hopper", *given) else -x
+
+    torch.compiler.reset()
+    assert graph(torch.ones(1)) == -1
+    torch.compiler.reset()
+
+
+def test_a_graph_refuses_tensors_that_hopper_cannot_take(monkeypatch):
+    """Its operator does: the tracer did not know where they would lie."""
+    monkeypatch.setattr("cosformer.ops.hopper.why_not", lambda *given: None)
+    torch.compiler.reset()
+    graph = torch.compile(lambda x: attention(x, x, x, impl="hopper"), backend="eager")
+    with pytest.raises(ValueError, match="impl='hopper' needs a Hopper GPU: use impl='auto'"):
+        graph(torch.randn(1, 1, 20, 64).bfloat16())
+    torch.compiler.reset()
 
 
 def test_cuda_cpp_needs_no_triton_and_triton_no_hopper(hopper, monkeypatch):

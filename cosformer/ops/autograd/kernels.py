@@ -148,9 +148,16 @@ def _given(
     return Given(q, k, v, decay, state, constants, options), rest
 
 
+def _checked_room(given: Given) -> ModuleType:
+    """`_room` of an operator: nobody saw the addresses of its tensors when it was traced."""
+    if given.options.impl == "hopper" and (reason := hopper.why_not_given(given)):
+        raise ValueError(f"impl='hopper' needs {reason}: use impl='auto'")
+    return _room(given)
+
+
 def _forward(*flat: Any) -> tuple[Tensor, ...]:
     given, _ = _given(*flat)
-    results = _room(given).forward(given)
+    results = _checked_room(given).forward(given)
     last = results.last if given.options.keep_state else None
     return _tensors(given.q, (results.out, results.total, last))
 
@@ -158,7 +165,7 @@ def _forward(*flat: Any) -> tuple[Tensor, ...]:
 def _backward(*flat: Any) -> tuple[Tensor, ...]:
     given, (out, total, grad_out, grad_last, asked) = _given(*flat)
     grads = Grads(grad_out, None, grad_last)
-    found = _room(given).backward(given, Results(out, total, None), grads, Asked(*asked))
+    found = _checked_room(given).backward(given, Results(out, total, None), grads, Asked(*asked))
     return _of_sweeps(given.q, found)
 
 

@@ -41,8 +41,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:
         return f"{rule}, got {q.shape[2]} and {k.shape[2]}"
     if WEIGHTS[problem.weight] > 2:
         return "plain or cosine weights"
-    if not eager(q, k, v):
-        return _why_not_tensors(q.dtype, q.device, *_shapes(q, k, v))
+    if not eager(q, k, v):  # a tracer ignores caches, and warns of it
+        return _why_not_tensors.__wrapped__(q.dtype, q.device, *_shapes(q, k, v))
     return _why_not_here(q, k, v)
 
 
@@ -62,7 +62,7 @@ def places(q: Tensor, k: Tensor, cu_seqlens: Tensor, weight: str) -> bool:
 def _why_not_here(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         return "tensors that begin at multiples of 16 bytes"
-    return _why_not_tensors(q.dtype, q.device, *_shapes(q, k, v))
+    return _why_not_tensors(q.dtype, q.device, *_shapes(q, k, v)) or _why_not_compiled()
 
 
 def _shapes(*tensors: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
@@ -80,10 +80,6 @@ def _why_not_tensors(
         return f"bfloat16, got {dtype}"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "a Hopper GPU"
-    try:
-        libraries()
-    except RuntimeError as error:
-        return str(error)
     for shape, stride in zip(shapes, strides, strict=True):
         if not math.prod(shape):
             return "at least one token"
@@ -91,6 +87,16 @@ def _why_not_tensors(
             return f"widths up to {MAX_WIDTH} that 8 divides, got {shape[3]}"
         if not _in_pieces(stride):
             return f"rows in one piece that begin at multiples of 16 bytes, got strides {stride}"
+    return None
+
+
+@functools.cache
+def _why_not_compiled() -> str | None:
+    """Why this machine cannot compile the kernels; a graph, which opens no files, fails later."""
+    try:
+        libraries()
+    except RuntimeError as error:
+        return str(error)
     return None
 
 

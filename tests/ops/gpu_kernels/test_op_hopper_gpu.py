@@ -277,9 +277,10 @@ def test_auto_takes_them_and_a_graph_replays_what_was_captured():
     assert torch.equal(out, expected)
 
 
-def test_inductor_compiles_without_a_break():
+@pytest.mark.parametrize("impl", ["auto", "hopper"])
+def test_inductor_compiles_without_a_break(impl):
     inputs = list(draw(1, 2, 300, 64))
-    compiled = torch.compile(lambda *x: attention(*x, causal=True), fullgraph=True)
+    compiled = torch.compile(lambda *x: attention(*x, causal=True, impl=impl), fullgraph=True)
     for a, b in zip(results(attend, inputs), results(compiled, inputs), strict=True):
         torch.testing.assert_close(b, a, rtol=2e-2, atol=2e-2)
 
