@@ -98,7 +98,8 @@ class _SummedTokenLoss(Function):
         parts = (each.split(rows) for each in (x, labels, of_x))
         for part, label, of_part in zip(*parts, strict=True):
             logits = torch.mm(part, narrow.mT, out=room[: len(part)])
-            loss += loss_of(logits, label)
+            # not in place: compiled by PyTorch 2.11, that would have no gradient
+            loss = loss + loss_of(logits, label)
             torch.mm(logits, narrow, out=of_part)
             of_weight += logits.mT @ part
         ctx.save_for_backward(of_x, of_weight.to(weight.dtype))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mechanism_cases import LENGTH, NAMES, draw, make, names_where, tokens
+from mechanism_cases import LENGTH, NAMES, draw, make, names_where, results, tokens
 from torch.testing import assert_close
 
 from cosformer.nn import AttentionLayer
@@ -46,6 +46,17 @@ def test_all_compile_without_a_break_for_lengths_that_change(name):
     for length in (LENGTH, 50):
         given = tokens(mechanism, length)
         assert_close(compiled(*given), call(*given))
+
+
+@pytest.mark.slow
+def test_patterns_in_one_graph_have_the_same_gradients():
+    """PyTorch 2.11 gives what a function of its own has changed in place gradients of 0 there."""
+    mechanism = make("local")
+    *given, _ = tokens(mechanism)
+    torch.compiler.reset()
+    compiled = torch.compile(mechanism, fullgraph=True, backend="aot_eager")
+    right, found = (results(each, given, causal=True) for each in (mechanism, compiled))
+    assert_close(found, right)
 
 
 @pytest.mark.parametrize("name", slow_but([], STRIDES))

@@ -68,7 +68,8 @@ class _Blocked(torch.autograd.Function):
         values, total, top = join(sums)
         # log Σ = +inf for a row without a key, so that e^(s − log Σ) is 0
         log_total = torch.where(total > 0, top + total.log(), torch.inf)
-        return values.div_(torch.where(total > 0, total, 1)), log_total
+        # not in place: compiled by PyTorch 2.11, that would have no gradient
+        return values / torch.where(total > 0, total, 1), log_total
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
