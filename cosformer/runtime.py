@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
 Result = TypeVar("Result")
+Named = TypeVar("Named", bound=tuple[Any, ...])
 
 HAS_TRITON = find_spec("triton") is not None
 PLAIN = (Tensor, Parameter)
@@ -49,6 +50,13 @@ def readable(x: Tensor) -> bool:
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def renewed(state: Named, /, **parts: object) -> Named:
+    """`state._replace(**parts)`; a graph of PyTorch 2.11 cannot return what `_replace` makes."""
+    make: Callable[..., Named] = type(state)
+    names = state._fields  # type: ignore[attr-defined]
+    return make(*(parts.get(name, x) for name, x in zip(names, state, strict=True)))
 
 
 def recomputed(function: Callable[..., Result], *args: object, draws: bool = False) -> Result:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cosformer.runtime import renewed
+
 
 class Cache(NamedTuple):
     """Keys and values of earlier tokens, to which later queries may attend."""
@@ -31,7 +33,8 @@ class Cache(NamedTuple):
             mask = torch.cat([_real(self.key_mask, self.k), _real(key_mask, k)], 1)
         # autocast may have begun since
         keys, values = torch.cat([self.k.to(k.dtype), k], 2), torch.cat([self.v.to(v.dtype), v], 2)
-        return self._replace(k=keys, v=values, key_mask=mask, position=self.position + k.shape[2])
+        position = self.position + k.shape[2]
+        return renewed(self, k=keys, v=values, key_mask=mask, position=position)
 
     def last(self, count: int) -> "Cache":
         """The last `count` tokens; the memory of those before is given back."""
@@ -39,9 +42,8 @@ class Cache(NamedTuple):
         if drop <= 0:
             return self
         mask = None if self.key_mask is None else self.key_mask[:, drop:].clone()
-        return self._replace(
-            k=self.k[:, :, drop:].clone(), v=self.v[:, :, drop:].clone(), key_mask=mask
-        )
+        k, v = self.k[:, :, drop:].clone(), self.v[:, :, drop:].clone()
+        return renewed(self, k=k, v=v, key_mask=mask)
 
 
 def _real(key_mask: Tensor | None, k: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from cosformer.ops.problem import (
     total_gate,
     vanishes,
 )
-from cosformer.runtime import readable
+from cosformer.runtime import readable, renewed
 
 KINDS = {states: name for name, states in WEIGHTS.items()}
 
@@ -228,7 +228,7 @@ def split(sums: Tensor, state: State, tokens: int, log_decay: Tensor | None) -> 
     if log_decay is not None:
         total = total + total_gate(log_decay, sums.dtype)
     position = state.position + tokens
-    return state._replace(key_value=key_value, key_sum=key_sum, position=position, log_decay=total)
+    return renewed(state, key_value=key_value, key_sum=key_sum, position=position, log_decay=total)
 
 
 def check_continues(

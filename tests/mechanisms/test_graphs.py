@@ -48,6 +48,27 @@ def test_all_compile_without_a_break_for_lengths_that_change(name):
         assert_close(compiled(*given), call(*given))
 
 
+STREAMED = ["cosformer-gated", "softmax", "gated-delta", "performer", "rope-linear"]
+"""Representatives of what streams keep: sums, tokens, a memory, a level beside sums, two sums."""
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@torch.no_grad()
+def test_a_graph_returns_the_stream_that_it_begins(name):
+    """PyTorch 2.11 could not return what `_replace` of a NamedTuple had made there."""
+    torch.manual_seed(0)
+    layer = AttentionLayer(8, 2, mechanism=name).eval()
+    first, second = torch.randn(2, 2, 5, 8)
+
+    def begun(x):
+        return layer.stream(x, layer.empty_state(2))
+
+    compiled = compiled_whole(begun)
+    (found, state), (right, known) = compiled(first), begun(first)
+    assert_close(found, right)
+    assert_close(layer.stream(second, state)[0], layer.stream(second, known)[0])
+
+
 @pytest.mark.slow
 def test_patterns_in_one_graph_have_the_same_gradients():
     """PyTorch 2.11 gives what a function of its own has changed in place gradients of 0 there."""

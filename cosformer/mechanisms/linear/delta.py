@@ -13,7 +13,7 @@ from cosformer.mechanisms.linear.delta_launch import delta
 from cosformer.mechanisms.linear.delta_rule import CHUNK_LENGTH, units
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, unit_values
 from cosformer.mechanisms.traits import Cost
-from cosformer.runtime import compute_dtype, full_precision
+from cosformer.runtime import compute_dtype, full_precision, renewed
 
 FEATURES = ("identity", "relu")
 
@@ -68,7 +68,7 @@ class Delta(Mechanism):
         out, memory = delta(
             *self._mapped(q, k), v, *self._given(request, dtype), state.value.to(dtype)
         )
-        return out, state._replace(value=memory)
+        return out, renewed(state, value=memory)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
@@ -82,7 +82,7 @@ class Delta(Mechanism):
             missing = beta[..., None] * (v.to(dtype) - keys @ memory)  # [B, H_kv, 1, V]
             memory += keys.mT @ missing
             out = queries[:, :, 0].unflatten(1, (self.key_heads, -1)) @ memory
-        return out.flatten(1, 2)[:, :, None].to(q.dtype), state._replace(value=memory)
+        return out.flatten(1, 2)[:, :, None].to(q.dtype), renewed(state, value=memory)
 
     def state_size(self, length: int) -> int:
         return self.key_heads * self.width * self.value_width

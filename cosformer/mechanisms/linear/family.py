@@ -12,7 +12,7 @@ from cosformer.mechanisms.base import Mechanism
 from cosformer.mechanisms.linear.groups import goes_in_groups, in_groups
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split, unit_values
 from cosformer.mechanisms.traits import Cost, Traits
-from cosformer.runtime import full_precision, recomputed
+from cosformer.runtime import full_precision, recomputed, renewed
 
 SCRATCH = {"cpu": 2**20, "cuda": 2**28}
 """Numbers in memory while features are made: a CPU waits for the pages of more, a GPU has room."""
@@ -132,7 +132,7 @@ class LinearMechanism(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, request: Request
     ) -> tuple[Tensor, Any]:
         out, sums = self.advance_sums(q, k, v, state.sums, request)
-        return out, state._replace(sums=sums)
+        return out, renewed(state, sums=sums)
 
     def advance_sums(
         self, q: Tensor, k: Tensor, v: Tensor, sums: ops.State, request: Request

@@ -13,7 +13,7 @@ from cosformer.check import check_whole
 from cosformer.mechanisms.linear.family import LinearMechanism, Start, draw_normal
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.ops.features import projected, top_exponents
-from cosformer.runtime import compute_dtype, full_precision, readable
+from cosformer.runtime import compute_dtype, full_precision, readable, renewed
 
 LEAP = 40.0
 """How far exponents of keys may rise above a constant that all are relative to: float32 has e⁸⁸."""
@@ -91,7 +91,7 @@ class Performer(LinearMechanism):
         total = levels["fading"].new_zeros(k.shape[:2]).double() if "fading" in levels else 0.0
         sums = state.sums._replace(log_decay=total)
         out, after = self.advance_sums(q, k, v, sums, request._replace(controls=levels))
-        return out, state._replace(sums=after._replace(log_decay=0.0), level=level)
+        return out, renewed(state, sums=renewed(after, log_decay=0.0), level=level)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
@@ -105,7 +105,7 @@ class Performer(LinearMechanism):
             by = self._recurrence(k, Request(True, None, 0, controls))
             by = by._replace(log_decay=fading)
             out = ops.take_step(self.queries(q, 0), keys, v.to(keys.dtype), state.sums, by)
-        return out.to(q.dtype), state._replace(level=level)
+        return out.to(q.dtype), renewed(state, level=level)
 
     def state_size(self, length: int) -> int:
         return super().state_size(length) + self.key_heads

@@ -14,7 +14,7 @@ from cosformer.mechanisms.linear.groups import ALIGNED, quotient
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request
 from cosformer.mechanisms.traits import Cost
 from cosformer.ops.features import rotated_features
-from cosformer.runtime import full_precision
+from cosformer.runtime import full_precision, renewed
 
 
 def check_rotary(width: int, base: float) -> None:
@@ -70,7 +70,7 @@ class RopeLinear(LinearMechanism):
         upper, lower = self._sides(q, k, v, start, start)
         above, after = ops.linear_attention_with_state(**upper, state=state.above, key_mask=mask)
         below, since = ops.linear_attention_with_state(**lower, state=state.below, key_mask=mask)
-        return self._divide(above, below, v), state._replace(above=after, below=since)
+        return self._divide(above, below, v), renewed(state, above=after, below=since)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, controls: Controls = NO_CONTROLS
