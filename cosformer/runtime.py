@@ -51,6 +51,13 @@ def readable(x: Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def mapped_over(x: object) -> bool:
+    """Whether vmap maps over x, so that it has no values that the host could read."""
+    if torch.compiler.is_compiling() or not isinstance(x, Tensor):
+        return False
+    return torch._C._functorch.is_batchedtensor(x)
+
+
 def recomputed(function: Callable[..., Result], *args: object, draws: bool = False) -> Result:
     """`function(*args)`, computed again in the backward pass instead of kept for it.
 

@@ -6,7 +6,13 @@ from formula import cosformer, in_pieces, rounded_once, tokens, uniform
 from torch.func import grad, hessian, jacrev, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
-from cosformer import attention, attention_weights, attention_with_state, linear_attention
+from cosformer import (
+    State,
+    attention,
+    attention_weights,
+    attention_with_state,
+    linear_attention,
+)
 
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 both_ways = pytest.mark.parametrize("causal", [True, False])
@@ -118,6 +124,26 @@ def test_vmap_maps_masks_packings_decays_and_streams():
         torch.testing.assert_close(vmap(function)(*inputs, more), torch.stack(right))
     one = vmap(gated, in_dims=(None, None, None, 0))(*calls[0], decays)
     torch.testing.assert_close(one, torch.stack([gated(*calls[0], decay) for decay in decays]))
+
+
+def test_vmap_over_what_the_host_compares_is_refused_by_name():
+    q, k, v = tokens(1, 2, 9)
+
+    def packed(ends):
+        return attention(q, k, v, cu_seqlens=ends, horizon=9)
+
+    def begun(start):
+        state = State.empty(1, 2, 4, 4, horizon=20, position=start)
+        return attention_with_state(q, k, v, state=state)[0]
+
+    for function, mapped, name in (
+        (lambda horizon: attention(q, k, v, horizon=horizon), torch.full((3,), 20.0), "horizon"),
+        (lambda horizon: attention(q, k, v, horizon=horizon), torch.full((3, 2), 20.0), "horizon"),
+        (packed, torch.tensor([[0, 3, 9], [0, 4, 9]]), "cu_seqlens"),
+        (begun, torch.tensor([1, 2]), "the position of a stream"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} cannot be mapped over by vmap"):
+            vmap(function)(mapped)
 
 
 @both_ways

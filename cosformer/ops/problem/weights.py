@@ -13,6 +13,7 @@ from cosformer.ops.problem.heads import for_each_query_head
 from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length, vanishes
 from cosformer.ops.problem.placement import Placement, longer, sequence_of
 from cosformer.ops.problem.problem import WEIGHTS, Problem
+from cosformer.runtime import mapped_over
 
 Rates = float | Sequence[float] | Tensor
 """One number for all heads, or one for each."""
@@ -78,7 +79,8 @@ def cosine_angle(
     if weight == "cosine" and not vanishes(decay, horizon):
         if packed is not None:
             length = packed.diff().max()
-            length = length if torch.compiler.is_compiling() else int(length)
+            unread = torch.compiler.is_compiling() or mapped_over(length)
+            length = length if unread else int(length)
         elif start is not None:
             length = max(keys, start + queries) - min(start, 0)
         check_length(length, horizon)
