@@ -166,8 +166,16 @@ def check_dropout(dropout: float) -> float:
     return dropout
 
 
-def check_eps(eps: float) -> float:
-    return check_positive("eps", eps)
+def check_eps(eps: float, dtype: torch.dtype = torch.float64) -> float:
+    """Refuse what is no positive number within the range of `dtype`, the dtype of sums."""
+    check_positive("eps", eps)
+    limits = torch.finfo(dtype)
+    if not limits.tiny <= eps <= limits.max:  # it would be rounded to 0 or inf
+        raise ValueError(
+            f"eps must lie between {limits.tiny:.3g} and {limits.max:.3g} where sums are {dtype}, "
+            f"got {eps}"
+        )
+    return eps
 
 
 def check_scale(scale: float, normaliser: str) -> float:

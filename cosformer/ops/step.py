@@ -99,7 +99,7 @@ def step(
     shown = k if slots is None else k.new_empty(()).expand(streams, *k.shape[1:])
     horizon = check_continues(state, shown, v, None, None)
     check_gates_go_on(state, log_decay, k)
-    check_eps(eps)
+    check_eps(eps, state.key_value.dtype)
     check_choice("impl", impl, ("auto", "chunked", "triton"))
     _refuse_gradients(state, q, k, v, log_decay)
     reason = why_not_step(q, v, state)
@@ -169,7 +169,7 @@ def linear_attention_step(
     by = recurrence(k, given)
     check_goes_on(state, k, v, given)
     _check_gate(log_decay)
-    check_eps(eps)
+    check_eps(eps, state.key_value.dtype)
     _refuse_gradients(state, q, k, v, gamma, log_decay)
     with full_precision(q):
         return take_step(q, k, v, state, by)

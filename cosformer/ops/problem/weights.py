@@ -29,6 +29,8 @@ def check_weight(weight: str) -> str:
 
 def kind_within(horizon: Horizon | None, weight: str) -> str:
     """The kind of weights, a name of `WEIGHTS`, that `attention` is asked for."""
+    if horizon is not None:
+        check_number_or_tensor("horizon", horizon)
     if isinstance(horizon, Tensor) or horizon != math.inf:
         return check_weight(weight)
     if check_weight(weight) == "raised_cosine":
