@@ -284,7 +284,7 @@ def _positions(state: State, slots: Tensor | None, *, captured: bool) -> Tensor:
         return here
     highest, furthest = torch.stack([slots.max(), here.max()]).tolist()
     _check_highest(highest, streams)
-    return torch.tensor(furthest)
+    return torch.tensor(furthest, device="cpu")
 
 
 def _check_highest(slot: int, streams: int) -> None:

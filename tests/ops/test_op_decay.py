@@ -24,6 +24,7 @@ from cosformer.ops.autograd import function
 from cosformer.ops.autograd.both_ways import both_ways
 from cosformer.ops.autograd.gates import gradient_of_gates, with_sums
 from cosformer.ops.problem import Given, Results
+from cosformer.ops.problem.weights import LOGARITHMS
 
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 every_way = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
@@ -78,6 +79,14 @@ def test_the_family_decays_both_ways(rule, causal, impl):
     found = linear_attention(*x, gamma=0.9, log_decay=gates, **about)
     both = linear_attention(*x, log_decay=gates + math.log(0.9), **about | {"impl": "reference"})
     torch.testing.assert_close(found, both)
+
+
+def test_decays_given_as_numbers_work_under_any_default_device(monkeypatch):
+    monkeypatch.setattr(LOGARITHMS, "kept", {})
+    x = tokens(1, 4, 9)
+    with torch.device("meta"):
+        found = attention(*x, decay=OPTIONS["per head"]["decay"])
+    assert torch.equal(found, attention(*x, decay=OPTIONS["per head"]["decay"]))
 
 
 @every_impl

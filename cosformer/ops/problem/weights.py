@@ -170,7 +170,11 @@ def log_rates(rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma") ->
         raise ValueError(f"{rule}, got {list(numbers) if numbers is rates else rates}")
 
     def logarithms() -> Tensor:
-        values = torch.tensor(rates, dtype=torch.float64) if numbers is rates else numbers[0]
+        values = (
+            torch.tensor(rates, dtype=torch.float64, device="cpu")
+            if numbers is rates
+            else numbers[0]
+        )
         return _for_heads(name, values, q, k).log()[None]  # which also checks how many there are
 
     like = q.new_empty(0, dtype=torch.float64)  # a CUDA graph must not copy numbers to its device
