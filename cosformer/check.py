@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.runtime import autocasts, readable
+from cosformer.runtime import autocasts, has_values, readable
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MOST_THREADS = 1024
@@ -124,7 +124,7 @@ def require_all(right: Tensor, rule: str, values: Tensor) -> None:
     """
     if torch.compiler.is_compiling():
         torch._assert_async(right.all(), rule)
-    elif right.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(right):
+    elif not has_values(right) or torch._C._functorch.is_functorch_wrapped_tensor(right):
         return
     elif right.is_cuda:
         torch._assert_async(right.all(), rule)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
@@ -43,12 +44,17 @@ def recorded() -> bool:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether the host may look at the values: not in a graph, in a transform, or on meta."""
-    if torch.compiler.is_compiling() or x.is_meta:
+    """Whether the host may look at the values: not in a graph or transform, nor if there are none."""
+    if torch.compiler.is_compiling() or not has_values(x):
         return False
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether x is more than a shape: not on meta, and no tensor of a FakeTensorMode."""
+    return not x.is_meta and not isinstance(x, FakeTensor)
 
 
 def mapped_over(x: object) -> bool:

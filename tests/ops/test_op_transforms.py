@@ -3,6 +3,7 @@
 import pytest
 import torch
 from formula import cosformer, in_pieces, rounded_once, tokens, uniform
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, hessian, jacrev, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
@@ -196,6 +197,20 @@ def test_checkpointing_gives_the_same_gradients(use_reentrant):
 
     kept = gradients(lambda *x: checkpoint(function, *x, use_reentrant=use_reentrant))
     assert all(map(torch.equal, kept, gradients(function)))
+
+
+@both_ways
+def test_shapes_and_gradients_of_decays_are_found_in_a_mode_without_data(causal):
+    with FakeTensorMode():
+        x = [torch.empty(1, 2, 70, 8, requires_grad=True) for _ in range(3)]
+        gates = torch.empty(1, 2, 70, requires_grad=True)
+        rates = torch.empty(2, requires_grad=True)
+        for decay in ({"log_decay": gates}, {"decay": rates}):
+            attention(*x, causal=causal, **decay).sum().backward()
+        packed = attention(*x, causal=causal, cu_seqlens=torch.empty(3, dtype=torch.int64))
+    assert gates.grad.shape == gates.shape
+    assert rates.grad.shape == rates.shape
+    assert packed.shape == x[2].shape
 
 
 def test_shapes_are_found_without_data():
