@@ -44,7 +44,7 @@ def recorded() -> bool:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether the host may look at the values: not in a graph or transform, nor if there are none."""
+    """Whether the host may look at x: not in a graph or a transform, nor if it has no values."""
     if torch.compiler.is_compiling() or not has_values(x):
         return False
     if x.is_cuda and torch.cuda.is_current_stream_capturing():

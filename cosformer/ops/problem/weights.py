@@ -76,6 +76,8 @@ def cosine_angle(
     length: int | Tensor = longer(queries, keys)  # queries end with the keys, or begin with them
     if horizon is None:
         horizon = longer(longer(queries, keys), 1)
+        if start is None:  # no length passes itself; a graph must put no condition on an open one
+            return angle_of(horizon, q)
     else:
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
     if weight == "cosine" and not vanishes(decay, horizon):
