@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.runtime import autocasts, readable
+from cosformer.runtime import autocasts, has_values, readable
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MOST_THREADS = 1024
@@ -124,7 +124,7 @@ def require_all(right: Tensor, rule: str, values: Tensor) -> None:
     """
     if torch.compiler.is_compiling():
         torch._assert_async(right.all(), rule)
-    elif right.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(right):
+    elif not has_values(right) or torch._C._functorch.is_functorch_wrapped_tensor(right):
         return
     elif right.is_cuda:
         torch._assert_async(right.all(), rule)
@@ -166,8 +166,16 @@ def check_dropout(dropout: float) -> float:
     return dropout
 
 
-def check_eps(eps: float) -> float:
-    return check_positive("eps", eps)
+def check_eps(eps: float, dtype: torch.dtype = torch.float64) -> float:
+    """Refuse what is no positive number within the range of `dtype`, the dtype of sums."""
+    check_positive("eps", eps)
+    limits = torch.finfo(dtype)
+    if not limits.tiny <= eps <= limits.max:  # it would be rounded to 0 or inf
+        raise ValueError(
+            f"eps must lie between {limits.tiny:.3g} and {limits.max:.3g} where sums are {dtype}, "
+            f"got {eps}"
+        )
+    return eps
 
 
 def check_scale(scale: float, normaliser: str) -> float:

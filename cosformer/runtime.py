@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
@@ -44,12 +45,24 @@ def recorded() -> bool:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether the host may look at the values: not in a graph, in a transform, or on meta."""
-    if torch.compiler.is_compiling() or x.is_meta:
+    """Whether the host may look at x: not in a graph or a transform, nor if it has no values."""
+    if torch.compiler.is_compiling() or not has_values(x):
         return False
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether x is more than a shape: not on meta, and no tensor of a FakeTensorMode."""
+    return not x.is_meta and not isinstance(x, FakeTensor)
+
+
+def mapped_over(x: object) -> bool:
+    """Whether vmap maps over x, so that it has no values that the host could read."""
+    if torch.compiler.is_compiling() or not isinstance(x, Tensor):
+        return False
+    return torch._C._functorch.is_batchedtensor(x)
 
 
 def renewed(state: Named, /, **parts: object) -> Named:

@@ -320,6 +320,10 @@ def _window(name: str, window: slice | None, length: int) -> slice:
         return slice(0, length)
     if not isinstance(window, slice):
         raise TypeError(f"{name} must be a slice or None, got {type(window).__name__}")
+    if not torch.compiler.is_compiling():  # a tracer does not see whether a bound has __index__
+        for bound in (window.start, window.stop, window.step):
+            if bound is not None and not hasattr(bound, "__index__"):
+                raise TypeError(f"{name} must be a slice of whole numbers, got {window}")
     seen = range(length)[window]  # PyTorch 2.11 traces no slice.indices
     if seen.step != 1:
         raise ValueError(f"{name} must be a slice with step 1, got {window}")

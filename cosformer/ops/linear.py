@@ -180,6 +180,7 @@ def linear_attention_with_state(
     check_per_key_head(q, k, theta=theta, gamma=gamma)
     divided = normaliser == "sum"
     if state is None:
+        angles(theta, q, k)  # refuses numbers of which no state would know that they are its own
         states = WEIGHTS[kind_of(theta, raised=raised)]
         shape = (q.shape[0], k.shape[1], states, k.shape[3])
         zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)

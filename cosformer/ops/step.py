@@ -99,7 +99,7 @@ def step(
     shown = k if slots is None else k.new_empty(()).expand(streams, *k.shape[1:])
     horizon = check_continues(state, shown, v, None, None)
     check_gates_go_on(state, log_decay, k)
-    check_eps(eps)
+    check_eps(eps, state.key_value.dtype)
     check_choice("impl", impl, ("auto", "chunked", "triton"))
     _refuse_gradients(state, q, k, v, log_decay)
     reason = why_not_step(q, v, state)
@@ -169,7 +169,7 @@ def linear_attention_step(
     by = recurrence(k, given)
     check_goes_on(state, k, v, given)
     _check_gate(log_decay)
-    check_eps(eps)
+    check_eps(eps, state.key_value.dtype)
     _refuse_gradients(state, q, k, v, gamma, log_decay)
     with full_precision(q):
         return take_step(q, k, v, state, by)
@@ -284,7 +284,7 @@ def _positions(state: State, slots: Tensor | None, *, captured: bool) -> Tensor:
         return here
     highest, furthest = torch.stack([slots.max(), here.max()]).tolist()
     _check_highest(highest, streams)
-    return torch.tensor(furthest)
+    return torch.tensor(furthest, device="cpu")
 
 
 def _check_highest(slot: int, streams: int) -> None:

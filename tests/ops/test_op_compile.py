@@ -178,8 +178,10 @@ class Op(torch.nn.Module):
 
 
 OPEN = ("causal", "horizon per head", "gates", "raised", "retention", "decay", "gates, both ways")
-EXPORTED = {name: FUNCTIONS[name] for name in OPEN} | {
-    "masked": lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0)
+STRICT = ("gates", "decay")
+EXPORTED = {name: FUNCTIONS[name] for name in (*OPEN, "grouped")} | {
+    "grouped, gates": lambda q, k, v: attention(q, k[:, :1], v[:, :1], log_decay=-v.abs().sum(-1)),
+    "masked": lambda q, k, v: attention(q, k, v, causal=True, key_mask=v[:, 0, :, 0] > 0),
 }
 EVERY_EXPORT = [pytest.param(name, marks=() if name == "causal" else slow) for name in EXPORTED]
 
@@ -187,7 +189,7 @@ EVERY_EXPORT = [pytest.param(name, marks=() if name == "causal" else slow) for n
 @pytest.mark.parametrize("name", EVERY_EXPORT)
 def test_an_exported_op_runs_at_lengths_it_never_saw(name):
     function, shapes = EXPORTED[name], ({2: Dim("length", min=2, max=400)},) * 3
-    strict = name == "gates"
+    strict = name in STRICT
     program = export(Op(function), tokens(1, 2, 40), dynamic_shapes=shapes, strict=strict).module()
     for size in (2, 40, 127, 128, 300):
         x = tokens(1, 2, size, seed=size)

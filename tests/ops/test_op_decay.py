@@ -24,6 +24,7 @@ from cosformer.ops.autograd import function
 from cosformer.ops.autograd.both_ways import both_ways
 from cosformer.ops.autograd.gates import gradient_of_gates, with_sums
 from cosformer.ops.problem import Given, Results
+from cosformer.ops.problem.weights import LOGARITHMS
 
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 every_way = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
@@ -78,6 +79,37 @@ def test_the_family_decays_both_ways(rule, causal, impl):
     found = linear_attention(*x, gamma=0.9, log_decay=gates, **about)
     both = linear_attention(*x, log_decay=gates + math.log(0.9), **about | {"impl": "reference"})
     torch.testing.assert_close(found, both)
+
+
+@pytest.mark.parametrize("asked", [("q", "k", "v", "decay"), ("decay",)], ids=["all", "alone"])
+@pytest.mark.parametrize("normaliser", ["sum", "none"])
+@pytest.mark.parametrize("per_token", [False, True], ids=["per head", "per token"])
+def test_the_gradient_of_a_decay_of_bfloat16_tokens_is_right_to_their_digits(
+    per_token, normaliser, asked
+):
+    """It sums over all positions the error of the rounded output, which must cancel."""
+    q, k, v = (x.bfloat16() - 0.5 for x in tokens(2, 4, 500, width=16))
+    decay = -0.1 * uniform(2, 4, 500) if per_token else torch.tensor([0.5, 0.9, 0.99, 0.999])
+    name = "log_decay" if per_token else "gamma"
+
+    def gradient(dtype):
+        x = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype), "decay": decay.double()}
+        leaves = {each: y.detach().requires_grad_(each in asked) for each, y in x.items()}
+        given = {name: leaves.pop("decay")}
+        about = {"feature_map": "1+elu", "causal": True, "normaliser": normaliser}
+        linear_attention(**leaves, **given, **about).sum().backward()
+        return given[name].grad
+
+    right = gradient(torch.float64)
+    assert (gradient(torch.bfloat16) - right).norm() < 2**-7 * right.norm()
+
+
+def test_decays_given_as_numbers_work_under_any_default_device(monkeypatch):
+    monkeypatch.setattr(LOGARITHMS, "kept", {})
+    x = tokens(1, 4, 9)
+    with torch.device("meta"):
+        found = attention(*x, decay=OPTIONS["per head"]["decay"])
+    assert torch.equal(found, attention(*x, decay=OPTIONS["per head"]["decay"]))
 
 
 @every_impl

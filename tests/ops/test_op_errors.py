@@ -1,7 +1,9 @@
 """Every refused call names the argument, the rule and the value that broke it."""
 
 import math
+import re
 
+import numpy as np
 import pytest
 import torch
 from formula import tokens
@@ -38,6 +40,7 @@ HORIZONS = [
     ({"horizon": torch.tensor([20.0, -1.0])}, r"horizon must be above 0, got \[20.0, -1.0\]"),
     ({"horizon": torch.ones(3)}, r"horizon must be a number or one per head .*\[2\].*got \[3\]"),
     ({"horizon": LEARNED}, "horizon must not require a gradient"),
+    ({"horizon": np.array([20.0, 20.0])}, "horizon must be a number or a tensor, got ndarray"),
     ({"horizon": torch.ones(2, device="meta")}, "horizon must hold values, got a meta tensor"),
 ]
 MASKS = [
@@ -46,6 +49,7 @@ MASKS = [
     ({"key_mask": MASK.to("meta")}, "key_mask must be on the device of k, cpu, got meta"),
     ({"eps": 0}, "eps must be above 0, got 0"),
     ({"eps": NAN}, "eps must be above 0, got nan"),
+    ({"eps": 5e-324}, "eps must lie between 2.23e-308 and 1.8e.308 .*torch.float64, got 5e-324"),
 ]
 PACKINGS = [
     (packed(0, 6, dtype=torch.float32), "cu_seqlens must be a vector of int32 or int64, got .*32"),
@@ -72,6 +76,8 @@ WEIGHTS = [
 WINDOWS = [
     ({"rows": slice(0, 4, 2)}, r"rows must be a slice with step 1, got slice\(0, 4, 2\)"),
     ({"rows": 3}, "rows must be a slice.*, got .*"),
+    ({"rows": slice(0.0, 2)}, r"rows must be a slice of whole numbers, got slice\(0.0, 2, None\)"),
+    ({"columns": slice("2")}, r"columns must be a slice of whole numbers, got slice\(None, '2'"),
 ]
 IMPL = "impl must be one of auto, reference, chunked, triton, hopper, got"
 IMPLS = [({"impl": impl}, f"{IMPL} {impl!r}") for impl in ("flash", "Chunked", "")]
@@ -92,6 +98,8 @@ ENGINE = [
     ({"scale": float("inf"), "normaliser": "none"}, "scale must be finite, got inf"),
     ({"theta": VAST, "feature_map": "relu"}, f"theta {LONG} 1329"),
     ({"theta": float("inf")}, "theta must be finite, got inf"),
+    ({"theta": NAN, "feature_map": "relu"}, "theta must be finite, got nan"),
+    ({"theta": torch.tensor([0.1, NAN]), "feature_map": "relu"}, "theta must be finite, got nan"),
     ({"theta": torch.ones(3)}, r"theta must be .*one per.* head \[\d\].*got \[3\]"),
     ({"theta": LEARNED}, "theta must not require a gradient"),
     ({"theta": torch.ones(2, device="meta")}, "theta must hold values, got a meta tensor"),
@@ -175,6 +183,23 @@ def test_a_bad_argument_is_named_with_its_rule_and_value(function, good, bad, me
     call(function, good)
     with pytest.raises((ValueError, TypeError), match=message):
         call(function, good | bad)
+
+
+@pytest.mark.parametrize("eps", [1e-46, 1e39])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_eps_that_float32_sums_would_round_to_0_or_inf_is_refused(eps, dtype):
+    q, k, v = (x.to(dtype) for x in (Q, K, V))
+    rule = "eps must lie between 1.18e-38 and 3.4e+38 where sums are torch.float32, got"
+    state = State.empty(2, 2, 4, 4, horizon=20)
+    for call in (
+        lambda: attention(q, k, v, eps=eps),
+        lambda: attention_weights(q, k, eps=eps),
+        lambda: attention_with_state(q, k, v, horizon=20, eps=eps),
+        lambda: step(q[:, :, :1], k[:, :, :1], v[:, :, :1], state, eps=eps),
+        lambda: linear_attention(q, k, v, feature_map="1+elu", eps=eps),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"{rule} {eps}")):
+            call()
 
 
 def misfits(q, k, v):

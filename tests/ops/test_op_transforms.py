@@ -3,10 +3,17 @@
 import pytest
 import torch
 from formula import cosformer, in_pieces, rounded_once, tokens, uniform
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, hessian, jacrev, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
-from cosformer import attention, attention_weights, attention_with_state, linear_attention
+from cosformer import (
+    State,
+    attention,
+    attention_weights,
+    attention_with_state,
+    linear_attention,
+)
 
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 both_ways = pytest.mark.parametrize("causal", [True, False])
@@ -120,6 +127,26 @@ def test_vmap_maps_masks_packings_decays_and_streams():
     torch.testing.assert_close(one, torch.stack([gated(*calls[0], decay) for decay in decays]))
 
 
+def test_vmap_over_what_the_host_compares_is_refused_by_name():
+    q, k, v = tokens(1, 2, 9)
+
+    def packed(ends):
+        return attention(q, k, v, cu_seqlens=ends, horizon=9)
+
+    def begun(start):
+        state = State.empty(1, 2, 4, 4, horizon=20, position=start)
+        return attention_with_state(q, k, v, state=state)[0]
+
+    for function, mapped, name in (
+        (lambda horizon: attention(q, k, v, horizon=horizon), torch.full((3,), 20.0), "horizon"),
+        (lambda horizon: attention(q, k, v, horizon=horizon), torch.full((3, 2), 20.0), "horizon"),
+        (packed, torch.tensor([[0, 3, 9], [0, 4, 9]]), "cu_seqlens"),
+        (begun, torch.tensor([1, 2]), "the position of a stream"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} cannot be mapped over by vmap"):
+            vmap(function)(mapped)
+
+
 @both_ways
 def test_jacobians_and_hessians_equal_those_of_the_formula(causal):
     q, k, v = tokens(1, 1, 4, width=2)
@@ -170,6 +197,20 @@ def test_checkpointing_gives_the_same_gradients(use_reentrant):
 
     kept = gradients(lambda *x: checkpoint(function, *x, use_reentrant=use_reentrant))
     assert all(map(torch.equal, kept, gradients(function)))
+
+
+@both_ways
+def test_shapes_and_gradients_of_decays_are_found_in_a_mode_without_data(causal):
+    with FakeTensorMode():
+        x = [torch.empty(1, 2, 70, 8, requires_grad=True) for _ in range(3)]
+        gates = torch.empty(1, 2, 70, requires_grad=True)
+        rates = torch.empty(2, requires_grad=True)
+        for decay in ({"log_decay": gates}, {"decay": rates}):
+            attention(*x, causal=causal, **decay).sum().backward()
+        packed = attention(*x, causal=causal, cu_seqlens=torch.empty(3, dtype=torch.int64))
+    assert gates.grad.shape == gates.shape
+    assert rates.grad.shape == rates.shape
+    assert packed.shape == x[2].shape
 
 
 def test_shapes_are_found_without_data():

@@ -38,7 +38,7 @@ def build(
     `packed`: where the tokens of packed sequences stand, if it is known already.
     """
     check_choice("feature_map", feature_map, FEATURE_MAPS)
-    check_eps(eps)
+    check_eps(eps, compute_dtype(q.dtype))
     psi = None
     if packed is None:
         at_queries, at_keys, start, sequence = positions_of(q, k, placement)

@@ -6,7 +6,11 @@ from torch import Tensor
 
 def for_each_query_head(x: Tensor, groups: int) -> Tensor:
     """`[B, H_kv, …]` as `[B, H, …]`."""
-    return x if groups == 1 else x.repeat_interleave(groups, 1)
+    if groups == 1:
+        return x
+    if torch.compiler.is_exporting():  # repeat_interleave puts a condition on an open length
+        return x.index_select(1, torch.arange(x.shape[1] * groups, device=x.device) // groups)
+    return x.repeat_interleave(groups, 1)
 
 
 def summed_over_groups(grad: Tensor, groups: int) -> Tensor:

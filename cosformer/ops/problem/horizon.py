@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_number, check_number_or_tensor
-from cosformer.runtime import readable
+from cosformer.runtime import mapped_over, readable
 
 Horizon = float | Tensor
 """One number, or one per head `[H]`."""
@@ -39,6 +39,8 @@ def read_horizon(
 def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
     """A positive number, or a tensor of them with one per head (or per key head)."""
     check_number_or_tensor("horizon", horizon)
+    if mapped_over(horizon):
+        raise ValueError("horizon cannot be mapped over by vmap: the host compares its values")
     if isinstance(horizon, Tensor) and horizon.requires_grad and torch.is_grad_enabled():
         raise ValueError("horizon must not require a gradient: none is computed for it")
     if isinstance(horizon, Tensor) and horizon.dim():
@@ -100,6 +102,9 @@ def check_length(length: int | Tensor, horizon: Horizon, position: Tensor | None
         limit = horizon.min() if isinstance(horizon, Tensor) else horizon
         torch._assert_async(torch.as_tensor(end <= limit), f"past the horizon: {remedy}")
         return
+    for name, x in (("cu_seqlens", length), ("the position of a stream", position)):
+        if mapped_over(x):
+            raise ValueError(f"{name} cannot be mapped over by vmap where a horizon limits it")
     limit = _least(horizon)
     if position is None:
         if length > limit:

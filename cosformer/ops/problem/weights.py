@@ -13,6 +13,7 @@ from cosformer.ops.problem.heads import for_each_query_head
 from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length, vanishes
 from cosformer.ops.problem.placement import Placement, longer, sequence_of
 from cosformer.ops.problem.problem import WEIGHTS, Problem
+from cosformer.runtime import mapped_over
 
 Rates = float | Sequence[float] | Tensor
 """One number for all heads, or one for each."""
@@ -28,6 +29,8 @@ def check_weight(weight: str) -> str:
 
 def kind_within(horizon: Horizon | None, weight: str) -> str:
     """The kind of weights, a name of `WEIGHTS`, that `attention` is asked for."""
+    if horizon is not None:
+        check_number_or_tensor("horizon", horizon)
     if isinstance(horizon, Tensor) or horizon != math.inf:
         return check_weight(weight)
     if check_weight(weight) == "raised_cosine":
@@ -73,12 +76,15 @@ def cosine_angle(
     length: int | Tensor = longer(queries, keys)  # queries end with the keys, or begin with them
     if horizon is None:
         horizon = longer(longer(queries, keys), 1)
+        if start is None:  # no length passes itself; a graph must put no condition on an open one
+            return angle_of(horizon, q)
     else:
         horizon = check_horizon(horizon, q.shape[1], k.shape[1])
     if weight == "cosine" and not vanishes(decay, horizon):
         if packed is not None:
             length = packed.diff().max()
-            length = length if torch.compiler.is_compiling() else int(length)
+            unread = torch.compiler.is_compiling() or mapped_over(length)
+            length = length if unread else int(length)
         elif start is not None:
             length = max(keys, start + queries) - min(start, 0)
         check_length(length, horizon)
@@ -166,7 +172,11 @@ def log_rates(rates: Rates | None, q: Tensor, k: Tensor, name: str = "gamma") ->
         raise ValueError(f"{rule}, got {list(numbers) if numbers is rates else rates}")
 
     def logarithms() -> Tensor:
-        values = torch.tensor(rates, dtype=torch.float64) if numbers is rates else numbers[0]
+        values = (
+            torch.tensor(rates, dtype=torch.float64, device="cpu")
+            if numbers is rates
+            else numbers[0]
+        )
         return _for_heads(name, values, q, k).log()[None]  # which also checks how many there are
 
     like = q.new_empty(0, dtype=torch.float64)  # a CUDA graph must not copy numbers to its device
