@@ -1,6 +1,7 @@
 """Native models: `cosformer.models` behind the classes of Transformers."""
 
 import dataclasses
+import functools
 from typing import Any, cast
 
 import torch
@@ -214,6 +215,15 @@ class CosformerForCausalLM(CosformerTokenModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # a call with use_cache makes a ModelCache
+
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # its signature is read
+    def prepare_inputs_for_generation(  # type: ignore[override]  # it differs between versions
+        self, *args: Any, **given: Any
+    ) -> dict[str, Any]:
+        """Without the tokenizer, which `generate` takes for stop strings and hands on."""
+        given.pop("tokenizer", None)
+        found: dict[str, Any] = super().prepare_inputs_for_generation(*args, **given)  # type: ignore[misc]
+        return found
 
     @can_return_tuple
     def forward(

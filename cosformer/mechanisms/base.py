@@ -169,8 +169,8 @@ class Mechanism(nn.Module):
         """
         with full_precision(q):
             if isinstance(state, HeldCache):
-                state.write(k, v)
-                return self.attend_held(q, state), state
+                state.write(k, v)  # in the dtype of the weights, where autocast rounds q, k and v
+                return self.attend_held(q.to(state.k.dtype), state).to(q.dtype), state
             return self.advance(q, k, v, state, Request(True, None, 0, controls))
 
     def held_state(self, k: Tensor, v: Tensor, length: int, position: Tensor) -> Any:

@@ -124,6 +124,8 @@ class AttentionLayer(HeadProjections):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if context_dim is not None:
+            check_whole("context_dim", context_dim, 1)
         super().__init__(
             embed_dim,
             num_heads,

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 import cosformer.hf as hf
 from cosformer.models import Sampling, generate
+from cosformer.tasks import Bytes
 
 MECHANISMS = ("cosformer", "cosformer-multiscale", "cosformer-gated softmax", "delta local")
 
@@ -71,6 +72,19 @@ def test_options_of_generate_work_with_and_without_a_cache(way):
         )
     assert torch.equal(found[0], found[-1])
     assert torch.equal(found[0], written(model, x, "greedy")) == (way == "any cache")
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_stop_string_ends_a_text(beams):
+    tokenizer = hf.create_tokenizer(Bytes().tokenizer())
+    model, x = cases.native(vocab_size=100), cases.tokens(batch=1)  # each token is a character
+    whole = written(model, x, "greedy", num_beams=beams)
+    end = chr(whole[0, 14])
+    more = {"stop_strings": [end], "tokenizer": tokenizer}
+    found = written(model, x, "greedy", num_beams=beams, **more)
+    assert torch.equal(found, whole[:, : found.shape[1]])
+    assert found.shape[1] <= 15
+    assert chr(found[0, -1]) == end
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -55,6 +55,17 @@ def test_prompts_together_get_what_each_gets_by_full_passes(name, options):
     assert len({token for tokens in together for token in tokens}) > 1
 
 
+@pytest.mark.parametrize("name", [*STREAMS, "gated", "gates"])
+def test_under_autocast_each_token_is_about_the_likeliest(name):
+    model = make(name, tied=False).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        texts = generate(model, PROMPTS[:2], SHORT)
+    for prompt, text in zip(PROMPTS, texts, strict=False):
+        logits = model(torch.tensor([prompt + text]))[0, len(prompt) - 1 : -1].detach()
+        chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
+        assert_close(chosen, logits.amax(-1), atol=0.03 * float(logits.std()), rtol=0.02)
+
+
 @pytest.mark.parametrize("name", ["cosformer", "spe"])
 def test_prompts_together_are_sampled_as_each_alone(name):
     model, options = make(name), {"max_new_tokens": 8, "temperature": 1.5, "top_p": 0.9}

@@ -184,6 +184,8 @@ BAD = [
     ({"options": {"heads": 1}}, ValueError, "options must not have heads: .* num_heads"),
     ({"name": "retention", "context_dim": 8}, ValueError, "retention cannot attend to another"),
     ({"dropout": 1.5}, ValueError, r"dropout must lie in 0 ... 1, got 1.5"),
+    ({"context_dim": 0}, ValueError, "context_dim must be a whole number from 1 on, got 0"),
+    ({"context_dim": "8"}, TypeError, "context_dim must be a whole number from 1 on, got '8'"),
     ({"positions": "learned", "max_length": -1}, ValueError, "max_length must be .* 1 on, got -1"),
     ({"positions": "learned", "max_length": "a"}, TypeError, "max_length must be .* 1 on, got 'a'"),
     ({"positions": "learned", "context_dim": 8}, ValueError, "must not be 'learned' where context"),
