@@ -223,7 +223,8 @@ def _merged(config: RunConfig, options: Options, layers: Sequence[Mapping[str, A
     if config.task.name != options.task:
         raise ValueError(f"task must be that of the config, {config.task.name}, got {options.task}")
     start, plugin = (None if p is None else p.resolve() for p in (config.start, config.plugin))
-    return replace(config, task=_in_full(config.task), start=start, plugin=plugin)
+    task = _in_full(config.task, is_there=(config.out / CONFIG).is_file())
+    return replace(config, task=task, start=start, plugin=plugin)
 
 
 def _extending(
@@ -314,8 +315,12 @@ def _about(config: RunConfig, model: ModelConfig) -> str:
     return f"{found}, as recommended for {use_of(config.task.name)} (--mechanism takes another)"
 
 
-def _in_full(task: TaskConfig) -> TaskConfig:
-    """With whole paths, so that a run can be continued and judged from any folder."""
+def _in_full(task: TaskConfig, *, is_there: bool) -> TaskConfig:
+    """With whole paths, so that a run can be continued and judged from any folder.
+
+    `is_there`: whether the run is there already. Then a text that is missing was a file, whose path
+    the run has; else it may also be a slip in a name, which is told as it was typed.
+    """
     options = ("data", data_option(task.name))
     for option in options:
         if task.options.get(option) == "":  # which would be the folder that one is in
@@ -324,7 +329,10 @@ def _in_full(task: TaskConfig) -> TaskConfig:
         option: str(Path(value).resolve())
         for option in options
         if isinstance(value := task.options.get(option), str)
-        and (option == "data" or (value not in (*FROM_PYTHON, *TEXTS) and Path(value).exists()))
+        and (
+            option == "data"
+            or (value not in (*FROM_PYTHON, *TEXTS) and (is_there or Path(value).exists()))
+        )
     }
     return replace(task, options={**task.options, **paths})
 

@@ -58,7 +58,8 @@ class Reproduced(NamedTuple):
     others: Sequence[Published] = ()
     """Lines at the end."""
     is_recommended: bool = True
-    """Whether each mechanism has what is recommended for it; if not, all have positions alone."""
+    """Whether each mechanism has what is recommended for it; if not, all have learned positions and
+    nothing else."""
     remarks: str = ""
     """What a reader must know to compare, and where published numbers are from."""
 
@@ -302,7 +303,7 @@ def rule(name: str, rows: Sequence[Row]) -> str:
     equipment = (
         "each with the positions, convolution, norm and gate that are recommended for it"
         if about.is_recommended
-        else "each with the positions that it wants, and none with a convolution, a norm or a gate"
+        else "all with learned positions, and none with a convolution, a norm or a gate"
     )
     made = (
         f"One protocol for all mechanisms, {equipment}. All rates with one seed; the rate and the "

@@ -52,13 +52,15 @@ def training_grid(rows: Sequence[Row]) -> Grid:
 
 
 def _training_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """How blocks are computed, as a line tells it -> the run to show of it; the newest first."""
+    """Size of the model and how blocks are computed, as a line tells it -> the run to show of it;
+    the newest first."""
     rows_of(rows, "train_speed")  # or an error that there are none
+    has_sizes = len({row.config["preset"] for row in rows}) > 1
     ways: dict[str, list[Row]] = {}
     for row in rows:
         c = row.config
         way = "".join(f", {n}d" for n in ("compile", "recompute") if c.get(n))
-        ways.setdefault(f", {c['preset']}{way}" if way else "", []).append(row)
+        ways.setdefault(f", {c['preset']}{way}" if way or has_sizes else "", []).append(row)
     found = {}
     for way, mine in ways.items():
         measured = any(row.what == "train_speed" for row in mine)
@@ -79,9 +81,10 @@ def training_rule(rows: Sequence[Row]) -> str:
     """What the columns of training steps mean, and where their rows are from."""
     shown = [row for run in _training_runs(rows).values() for row in run]
     row = rows_of(shown, "train_speed")[0]
-    c = row.config
-    model = f"decoder {c['preset']} of {c['parameters'] / 1e6:,.1f} million parameters"
-    setting = f"{model}, {c['dtype']}"
+    sizes = {r.config["preset"]: r.config["parameters"] for r in rows_of(shown, "train_speed")}
+    *several, model = [f"{name} of {count / 1e6:,.1f}" for name, count in sizes.items()]
+    models = f"decoders {', '.join(several)} and {model}" if several else f"decoder {model}"
+    setting = f"{models} million parameters, {row.config['dtype']}"
     return (
         "Forward, backward and AdamW, mechanisms in turns on the same batches. Memory: beyond "
         f"weights and the optimiser's. {origin(row, setting)}"

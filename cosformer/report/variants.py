@@ -29,11 +29,12 @@ EXPLANATION = (
 ON_A_GPU = (
     "; on a GPU without the host. GPU ms: without the host. × floor: GPU ms divided by the time "
     "that a copy of q, k, v, the output and the gates of a decay per token takes (forward + "
-    "backward: three such copies). Peers, in ms: retention, simple GLA and GLA have a decay but "
-    "neither the cosine nor the denominator, and GLA has a gate for every column of a key, which "
-    "is more than ours computes"
+    "backward: three such copies)"
 )
-
+OF_PEERS = (
+    ". Peers, in ms: retention, simple GLA and GLA have a decay but neither the cosine nor the "
+    "denominator, and GLA has a gate for every column of a key, which is more than ours computes"
+)
 
 SHOWN = {"time", "time_graph", "floor_ratio", "first_call", "step_time_graph", "step_traffic_ratio"}
 """Quantities that the tables tell."""
@@ -62,6 +63,8 @@ def variant_table(rows: Sequence[Row]) -> str:
     rows = [row for row in rows if row.what in SHOWN]
     shown = newest(rows, lambda r: (_line(r), r.config["pass"], r.config.get("cache")))
     about = EXPLANATION if on_a_cpu else EXPLANATION + ON_A_GPU
+    if any(row.config["candidate"] in (*PEERS["decay"], *PEERS["gates"]) for row in shown):
+        about += OF_PEERS
     parts = [f"{_lines(shown)}\n\n{about}. {_origin(shown)}."]
     if any(row.what == "step_traffic_ratio" for row in shown):
         parts.append(_steps(shown))

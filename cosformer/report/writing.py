@@ -94,6 +94,10 @@ def write_whole(path: Path, content: bytes) -> bool:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)
+    try:
+        unfinished.write_bytes(content)
+        os.replace(unfinished, path)
+    except OSError:  # as of a full disk
+        unfinished.unlink(missing_ok=True)
+        raise
     return True

@@ -113,8 +113,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.chmod(unfinished, 0o666 & ~_umask())
         os.replace(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         Path(unfinished).unlink(missing_ok=True)  # replaced, if the interrupt came right after
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # as of a full disk
         raise
     sync_names(path.parent)
 

@@ -32,6 +32,10 @@ MARK = "\ufeff"
 """What some spreadsheets put before the first letter of a file."""
 
 
+Cell = str | None
+"""What a row has in a column; None: JSON has null there, or nothing."""
+
+
 class Names(NamedTuple):
     """What a table calls its classes, and the columns of its texts."""
 
@@ -100,8 +104,9 @@ def read(paths: Mapping[str, Path], *, text: Sequence[str] = (), label: str = "l
             raise ValueError(f"text and label must be different columns, got {given} for {path}")
         for name in (*names, label):
             _require(name, found, path, TRAINING.format("label" if name == label else "text"))
-            columns.setdefault(name, []).extend(found[name])
-        splits += [split] * count if split else found.get("split", [""] * count)
+            columns.setdefault(name, []).extend(_told(found[name], name, path))
+        own = _told(found.get("split", [""] * count), "split", path)
+        splits += [split] * count if split else own
     labels, classes = _classes(columns[label])
     texts = tuple(columns[name] for name in names)
     return Table(texts, labels, classes, names, _by_split(splits))
@@ -115,34 +120,44 @@ def stream(path: Path, text: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
     remedy = "--text COLUMN"
     with files.reading(path, "" if files.plain_suffix(path) == ".csv" else "\n") as file:
         rows = _rows(path, file)
-        header = next(rows)  # an error where there is none
+        header = list(map(str, next(rows)))  # an error where there is none
         names = tuple(text) or _guess(header, path, remedy)
         for name in names:
             _require(name, header, path, remedy)
         at = [header.index(name) for name in names]
-        for cells in rows:
-            yield tuple(cells[n] for n in at)
+        for first, cells in enumerate(rows, 1):
+            yield tuple(_told([cells[n]], header[n], path, first)[0] for n in at)
 
 
-def _columns(path: Path) -> dict[str, list[str]]:
+def _columns(path: Path) -> dict[str, list[Cell]]:
     """Columns by name, all as text."""
     newline = "" if files.plain_suffix(path) == ".csv" else "\n"
     header, *lines = _rows(path, io.StringIO(files.read_text(path), newline=newline))
-    return {name: [cells[n] for cells in lines] for n, name in enumerate(header)}
+    return {str(name): [cells[n] for cells in lines] for n, name in enumerate(header)}
 
 
-def _rows(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
+def _told(cells: Sequence[Cell], name: str, path: Path, first: int = 1) -> list[str]:
+    """Cells of a column that is read, of rows from `first` on; an error where one has none."""
+    found = [cell for cell in cells if cell is not None]
+    if len(found) < len(cells):
+        n = first + list(cells).index(None)
+        raise ValueError(f"{path}, object {n}, must have {name!r}, got null or nothing")
+    return found
+
+
+def _rows(path: Path, lines: Iterable[str]) -> Iterator[list[Cell]]:
     """The header of a table, then its rows, one or more; all cells as text."""
     kind, n = files.plain_suffix(path), 1
     each = iter(lines)
     lines = itertools.chain([next(each, "").removeprefix(MARK)], each)
+    found: Iterator[list[Cell]]
     if kind == ".jsonl":
         found = _objects(path, lines)
     elif kind == ".tsv":  # published without quoting: a quote is a quote
-        texts = (line.removesuffix("\n") for line in lines)
-        found = (text.rstrip("\r").split("\t") for text in texts if text)
+        texts = (line.removesuffix("\n").rstrip("\r") for line in lines)
+        found = (list(text.split("\t")) for text in texts if text)
     elif kind == ".csv":
-        found = (row for row in csv.reader(lines) if row)
+        found = (list(row) for row in csv.reader(lines) if row)
     else:
         raise ValueError(f"{path} must be a .tsv, .csv or .jsonl file, packed or not, got {kind!r}")
     try:
@@ -161,18 +176,15 @@ def _rows(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
         raise ValueError(f"{path} must have a header and one or more rows, got none")
 
 
-def _objects(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
+def _objects(path: Path, lines: Iterable[str]) -> Iterator[list[Cell]]:
     """The names in the first object of JSON lines, then what each object has under them."""
-    texts = ((n, line.removesuffix("\n")) for n, line in enumerate(lines, 1))
-    objects = (_object(text, path, n) for n, text in texts if text)
+    objects = (_object(text, path, n) for n, text in enumerate(lines, 1) if text.strip())
     header: list[str] = []
-    for n, row in enumerate(objects, 1):
-        if n == 1:
+    for n, row in enumerate(objects):
+        if n == 0:
             header = list(row)
-            yield header
-        if missing := [name for name in header if row.get(name) is None]:
-            raise ValueError(f"{path}, object {n}, must have {missing[0]!r}, got {list(row)}")
-        yield [str(row[name]) for name in header]
+            yield list(header)
+        yield [None if row.get(name) is None else str(row[name]) for name in header]
 
 
 def _object(line: str, path: Path, number: int) -> dict[str, object]:

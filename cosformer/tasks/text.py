@@ -92,7 +92,11 @@ def _cut_end(text: bytes, held_out: int) -> dict[str, bytes]:
 
 def _folder(path: Path) -> dict[str, bytes]:
     """Files named after the splits if there are such, else all texts below, file by file."""
-    below = [p for p in sorted(path.rglob("*")) if files.plain_suffix(p) in TEXT_SUFFIXES]
+    below = [
+        p
+        for p in sorted(path.rglob("*"))
+        if files.plain_suffix(p) in TEXT_SUFFIXES and not p.is_dir()
+    ]
     named = {p.name.split(".")[0]: p for p in below if p.parent == path}
     if set(SPLITS) <= named.keys():
         return {split: files.read_bytes(named[split]) for split in SPLITS}

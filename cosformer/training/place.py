@@ -1,5 +1,6 @@
 """How far a run has come, as its checkpoint records it."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Place:
         for name in ("phase", "step", "seconds"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.best is not None and not math.isfinite(self.best):  # nothing is better than NaN
+            raise ValueError(f"best must be finite, got {self.best}")
         for name, value in self.metrics.items():
             if not isinstance(value, float | int):
                 raise ValueError(f"metrics must be numbers, got {value!r} for {name}")

@@ -56,6 +56,16 @@ def test_a_text_is_enough_and_the_same_command_says_that_it_is_finished(here, sh
     assert (run / "log.jsonl").read_bytes() == log
 
 
+def test_a_run_whose_text_is_gone_says_what_is_missing(here, shell):
+    """And nothing of the settings, which are those that the run began with."""
+    command = (*LM, "--length", 64, "--out", "r")
+    shell.shows(*command)
+    (here / "my.txt").unlink()
+    assert "r is finished: 2 steps" in shell.shows(*command)
+    error = shell.refuses(*command, "--steps", 3)
+    assert f"got '{here.resolve() / 'my.txt'}', which does not exist" in error
+
+
 @pytest.mark.parametrize("by", ["--out", "--config"])
 def test_more_steps_extend_a_finished_run(here, by, shell):
     command = (*LM, "--pretrain", "masked", "--out", "r")

@@ -3,8 +3,9 @@
 import pytest
 from row_cases import TABLE_ROWS, cell, cells, judged
 
+from cosformer import recipes
 from cosformer.report.readme import OPTIONAL, renew
-from cosformer.report.reproduce import REPRODUCED
+from cosformer.report.reproduce import REPRODUCED, rule
 from cosformer.report.tables import TABLES
 
 
@@ -52,6 +53,18 @@ def test_the_mean_over_the_arena_is_one_column_of_the_ablation():
         "relu-cosine is ahead of relu in LRA mean (30 against 20) and behind relu in next byte "
         "(2.5 against 2), which supports it in part"
     ) in table
+
+
+@pytest.mark.parametrize("name", REPRODUCED)
+def test_a_table_says_what_its_mechanisms_have_around_them(name):
+    """In the ablation all have the same, or lines would differ by more than their weights."""
+    fields = recipes.TABLES[name].entries.values()
+    told = rule(name, [])
+    assert ("that are recommended for it" in told) == all("positions" not in f for f in fields)
+    assert ("all with learned positions, and none" in told) == all(
+        (f.get("positions"), f.get("conv"), f.get("norm", 0)) == ("learned", 0, None)
+        for f in fields
+    )
 
 
 def test_runs_of_another_protocol_or_table_are_left_out_and_counted():

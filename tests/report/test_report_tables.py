@@ -282,4 +282,24 @@ def test_compiled_steps_stand_beside_others_and_displace_none():
     large = at | {"preset": "huge", "compile": True, "length": 64, "reason": "out of memory: all"}
     newest = dataclasses.replace(RUN, date="2028-01-01T00:00:00+00:00")
     rows.append(newest.row("failed", 1, "", **large))  # a run of which nothing was measured
-    assert cells(training_table(rows))[2:] == [["2 × 64, huge, compiled", "out of memory"], *lines]
+    lines = [
+        ["2 × 64, huge, compiled", "out of memory"],
+        ["2 × 64, tiny, compiled, recomputed", "22"],
+        ["2 × 64, tiny", "11"],
+        ["2 × 128, tiny", "12"],
+    ]
+    assert cells(training_table(rows))[2:] == lines
+
+
+def test_training_steps_of_several_sizes_say_which_size_a_line_is_of():
+    """A line without a size would be read as one of the size that the text below names."""
+    at = {"dtype": "any", "batch": 2, "length": 64, "candidate": "cosformer", "compile": False}
+    later = dataclasses.replace(RUN, date="2027-01-01T00:00:00+00:00")
+    rows = [
+        RUN.row("train_speed", 9.0, "tokens/s", preset="tiny", parameters=10**6, **at),
+        later.row("train_speed", 4.0, "tokens/s", preset="huge", parameters=10**9, **at),
+    ]
+    table = training_table(rows)
+    assert cells(table)[2:] == [["2 × 64, huge", "4"], ["2 × 64, tiny", "9"]]
+    assert "decoders huge of 1,000.0 and tiny of 1.0 million parameters" in table
+    assert "decoder tiny of 1.0 million parameters" in training_table(rows[:1])

@@ -77,6 +77,12 @@ def test_peers_stand_beside_the_line_that_they_are_peers_of(variants):
     assert peers["full, a decay per head"] == "–"
 
 
+def test_peers_are_explained_where_they_are_shown(variants):
+    assert "retention, simple GLA and GLA have a decay" in variant_table(variants)
+    ours = [row for row in variants if not row.config["candidate"].startswith("fla")]
+    assert "GLA" not in variant_table(ours)
+
+
 def test_a_cell_measured_again_is_shown_as_the_newest_run_has_it(variants):
     later = Run(RUN.hardware, RUN.versions, "4567", 0, "2026-01-03T03:04:05")
     again = _measured("decay", 1.5, run=later, **LARGE)

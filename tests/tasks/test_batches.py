@@ -1,12 +1,15 @@
 """What holds for every task: batches are a pure function, nothing padded unseen, all is learnt."""
 
+import errno
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
 
 from cosformer import tasks
 from cosformer.data import known
-from cosformer.tasks import IGNORED, SPLITS, resident
+from cosformer.tasks import IGNORED, SPLITS, files, resident
 from cosformer.tasks.base import BatchId
 from cosformer.tasks.order import Order
 from cosformer.tasks.pretraining import from_inputs
@@ -125,6 +128,17 @@ def test_a_missing_file_is_named_with_the_remedy(name, tmp_path):
 
 
 HERE = {"seed": 1, "rank": 0, "step": 2, "batch_size": 4}
+
+
+def test_a_full_disk_is_told_with_the_file_that_is_not_written(tmp_path, monkeypatch):
+    path, full = tmp_path / "new.json", OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(files.os, "fsync", Mock(side_effect=full))
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*/new.json'") as caught,
+        files.replacing(path) as file,
+    ):
+        file.write(b"all")
+    assert (caught.value.errno, list(tmp_path.iterdir())) == (errno.ENOSPC, [])
 
 
 def test_the_next_token_is_asked_for(task):

@@ -51,6 +51,27 @@ def test_a_table_is_streamed_as_it_is_read_whole(suffix, tmp_path):
         next(tables.stream(path))
 
 
+def test_objects_may_lack_what_is_not_read(tmp_path):
+    """Rows to be predicted may have a label of null, and notes may be there or not."""
+    path, first = tmp_path / "x.jsonl", {"text": "a", "label": None, "note": "b"}
+    path.write_text("\n".join(map(json.dumps, [first, {"text": "c"}])))
+    assert list(tables.stream(path)) == [("a",), ("c",)]
+    with pytest.raises(ValueError, match="object 1, must have 'label', got null or nothing"):
+        tables.read({"": path})
+    with pytest.raises(ValueError, match="object 2, must have 'note', got null or nothing"):
+        list(tables.stream(path, ("note",)))
+
+
+@pytest.mark.parametrize("suffix", LINES)
+def test_blank_lines_are_no_rows_whatever_ends_a_line(suffix, tmp_path):
+    path = tmp_path / f"own.{suffix}"
+    path.write_bytes("\r\n".join([*LINES[suffix], "", ""]).encode())
+    plain = write(tmp_path / f"plain.{suffix}")
+    assert list(tables.stream(path)) == list(tables.stream(plain))
+    texts = [tables.read({"": each}, label="mood").texts for each in (path, plain)]
+    assert texts[0] == texts[1]
+
+
 def test_a_cell_beyond_the_limit_of_csv_is_one_error(tmp_path):
     (tmp_path / "x.csv").write_text(f"label,text\n1,{'a' * 140_000}\n")
     with pytest.raises(ValueError, match=r"field limit .*; \.jsonl has no such limit"):

@@ -175,6 +175,7 @@ def test_a_folder_has_its_own_splits_or_is_split_by_file_and_one_file_is_cut(tmp
     for split in tasks.SPLITS:
         (tmp_path / f"{split}.txt").write_text(f"this is {split}")
     assert text.load(str(tmp_path))["valid"] == b"this is valid"
+    (tmp_path / "not a file.md").mkdir()
     (tmp_path / "train.txt").rename(tmp_path / "other.md")
     found = text.load(str(tmp_path))
     assert sum(map(len, found.values())) == len("this is trainthis is validthis is test") + 2

@@ -146,6 +146,7 @@ def forge(config, tensors=None, without="\0", **facts):
 NORM, ZERO = "backbone.norm.weight", torch.zeros(1)
 PLACES = [None, *({"step": step} for step in ("far", -5, 21, 25)), {"phase": 1}, {"phase": -1}]
 PLACES += [{"later": 3}, {"seconds": float("nan")}, {"metrics": {"loss": "low"}}]
+PLACES += [{"best": float("nan")}, {"best": float("-inf")}]
 TENSORS = {"model.x": ZERO, "optimiser.step.x": ZERO, "window": torch.zeros(4, 4)}
 TENSORS |= {f"optimiser.exp_avg.{NORM}": torch.zeros(3), f"optimiser.step.{NORM}": 24 + ZERO}
 STRANGE = [
