@@ -157,6 +157,7 @@ class Options(OnDevice):
 
 def run(options: Options) -> int:
     """Check, then measure; 1 if a check fails."""
+    records.require_rows(options.path, "out")  # before the checks, which take seconds
     with threads(options.threads):
         checks = check(options)
     for failed in (c for c in checks if not c.passed):
