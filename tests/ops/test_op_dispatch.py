@@ -127,7 +127,9 @@ def test_a_graph_refuses_tensors_that_hopper_cannot_take(monkeypatch):
     """Its operator does: the tracer did not know where they would lie."""
     monkeypatch.setattr("cosformer.ops.hopper.why_not", lambda *given: None)
     torch.compiler.reset()
-    graph = torch.compile(lambda x: attention(x, x, x, impl="hopper"), backend="eager")
+    # with backend="eager" the error would leave an autocast region open: weights that later tests
+    # train under autocast would be cast once and never again
+    graph = torch.compile(lambda x: attention(x, x, x, impl="hopper"), backend="aot_eager")
     with pytest.raises(ValueError, match="impl='hopper' needs a Hopper GPU: use impl='auto'"):
         graph(torch.randn(1, 1, 20, 64).bfloat16())
     torch.compiler.reset()
