@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-SIZE = (1100, 1100)
+SIZE = (1100, 1150)
 SHOWN = """<style>
 nav, details, section:not(#maps-of-heads), #maps-of-heads > .origin { display: none }
 main { padding-top: 1.5rem } h2 { margin-top: 1.5rem }

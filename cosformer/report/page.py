@@ -166,7 +166,7 @@ def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -
         if 0 < share < 1
     }
     if windowed := best_with_windows(best):
-        who[windowed] = f"{said[windowed]} and windows, whose memory does not grow either"
+        who[windowed] = f"{said[windowed]} and windows, whose memory does not grow"
     who[chosen] = f"{said[chosen]}, without exact layers"
     if (paper := paper_of(best)) is not None:
         who.setdefault(paper, f"{said[paper]}, in its best form")
