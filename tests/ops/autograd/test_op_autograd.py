@@ -42,7 +42,9 @@ def test_only_inputs_output_and_denominators_are_kept(causal, dtype, kv_heads, g
     rows = q.nbytes + k.nbytes + v.nbytes + out.nbytes
     denominators = 4 * 8 * 1024
     angles = 2 * 2 * 4 * 1024  # cos and sin of every query and key position, shared by all heads
-    decay = 2 * 8 * 8 * 1024 + 4 * 8 * 2 * 32 * 33 if gated else 0  # gates, their sums; a last state
+    decay = (
+        2 * 8 * 8 * 1024 + 4 * 8 * 2 * 32 * 33 if gated else 0
+    )  # gates, their sums; a last state
     assert total <= rows + denominators + angles + decay
     assert largest <= q.nbytes
 
