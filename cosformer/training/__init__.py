@@ -31,6 +31,7 @@ from cosformer.training.folder import (
     load_config,
     locked,
     read_json,
+    setting,
     state_of,
     write_json,
 )
