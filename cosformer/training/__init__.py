@@ -35,7 +35,7 @@ from cosformer.training.folder import (
     state_of,
     write_json,
 )
-from cosformer.training.interrupt import uninterrupted
+from cosformer.training.interrupt import handled_by, uninterrupted
 from cosformer.training.learner import Diverged, Learner
 from cosformer.training.loading import (
     Loaded,
