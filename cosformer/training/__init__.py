@@ -52,7 +52,6 @@ from cosformer.training.possible import require_stretches
 from cosformer.training.predictor import Predictor
 from cosformer.training.processes import ALONE, Lost, Processes, joined, met, shown
 from cosformer.training.progress import Evaluated, Event, Progress, Started, duration, number
-from cosformer.training.schedule import rate
 from cosformer.training.start import inheriting
 from cosformer.training.trainer import Result, Trainer, train
 from cosformer.training.writer import Writer, encode

@@ -11,7 +11,6 @@ import training_cases as cases
 from cosformer import training
 from cosformer.training import Progress, Trainer, load, train
 from cosformer.training.folder import load_config, state_of
-from cosformer.training.schedule import rate
 
 
 def longer(config, steps, **changes):
@@ -56,7 +55,7 @@ def test_the_rate_of_a_step_is_that_of_the_run_that_the_step_was_begun_for(plann
     for row in rows:
         steps = 22 if row["step"] <= 22 else 40
         assert row["steps"] == steps
-        assert row["lr"] == pytest.approx(lr * rate(schedule, row["step"] - 1, steps))
+        assert row["lr"] == pytest.approx(lr * schedule.rate(row["step"] - 1, steps))
     assert [row["step"] for row in cases.log(planned) if "metrics" in row] == [
         8,
         16,
