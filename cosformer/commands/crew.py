@@ -114,7 +114,7 @@ class Book(Generic[AnyTrial]):
         records.require_rows(self.path, "rows")
 
     def trial_of(self, row: Row) -> AnyTrial:
-        names = [each.name for each in fields(self.kind)]  # type: ignore[arg-type]
+        names = [each.name for each in fields(self.kind)]
         return self.kind(**{name: row.config[name] for name in names if name in row.config})
 
     def rows(self) -> dict[AnyTrial, Row]:
