@@ -106,15 +106,6 @@ def test_ends_must_rise(config, extended):
         replace(config, extended=extended)
 
 
-def test_a_run_that_is_older_than_extensions_can_be_extended(finished):
-    path = finished.out / "config.json"
-    kept = json.loads(path.read_text())
-    del kept["extended"]
-    path.write_text(json.dumps(kept))
-    assert train(longer(finished, 26)).place.step == 26
-    assert load_config(finished.out).ends == (24, 26)
-
-
 def test_a_run_on_other_data_is_left_as_it_was(finished):
     path, config = finished.out / "data.json", (finished.out / "config.json").read_bytes()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"content": "other"}))
