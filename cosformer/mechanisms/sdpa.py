@@ -79,7 +79,8 @@ def joined(outs: Sequence[Tensor], log_totals: Sequence[Tensor]) -> Tensor:
     """One output from those of disjoint sets of keys, weighted by Σ e^s `[..., T]`, maybe 0."""
     logs = torch.stack(list(log_totals))[..., None]
     weights = (logs - logs.detach().amax(0).clamp(min=LOWEST)).exp()
-    shares = weights / weights.sum(0).clamp(min=1)  # the largest weight is 1 where there is a key
+    total = weights.sum(0)  # at least 1 where there is a key, as the largest weight is 1
+    shares = weights / (total + (total == 0))
     first, *others = (out * share for out, share in zip(outs, shares, strict=True))
     return sum(others, first).to(outs[0].dtype)
 

@@ -29,6 +29,10 @@ def _exp_of_negative(x: Tensor) -> Tensor:
     return x.clamp(max=0).exp()  # the clamp keeps the branch that is not taken finite
 
 
+def _one_plus_elu(x: Tensor) -> Tensor:
+    return x.relu() + x.masked_fill(x > 0, 0).exp()  # at 0 clamps would have a slope of 0 or of 2
+
+
 def _silu_slope(x: Tensor) -> Tensor:
     gate = x.sigmoid()
     return gate * (1 + x * (1 - gate))
@@ -45,8 +49,9 @@ FEATURE_MAPS = {
         lambda x: F.leaky_relu(x, LEAKY_SLOPE),
         lambda grad, x: torch.where(x > 0, grad, LEAKY_SLOPE * grad),
     ),
-    "1+elu": _map(
-        lambda x: x.clamp(min=0) + _exp_of_negative(x),
+    "1+elu": FeatureMap(
+        _one_plus_elu,
+        lambda x, out: torch.add(x.clamp(min=0), _exp_of_negative(x), out=out),
         lambda grad, x: grad * _exp_of_negative(x),
     ),
     "elu": _map(F.elu, lambda grad, x: grad * _exp_of_negative(x)),

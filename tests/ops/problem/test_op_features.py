@@ -5,11 +5,23 @@ import torch
 from torch.testing import assert_close
 
 from cosformer.ops.features import PARTS, projected, rotate, rotated_features, top_exponents
+from cosformer.ops.problem import FEATURE_MAPS
 
 
 def normal(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_a_feature_map_in_memory_and_its_gradient_are_those_of_the_formula_at_zero_too(name):
+    phi = FEATURE_MAPS[name]
+    x = torch.tensor([-torch.inf, -800.0, -1.0, -0.0, 0.0, 1e-30, 2.0, 800.0]).double()
+    x = x[1:] if name == "silu" else x  # -inf · 0
+    x.requires_grad_()
+    made, grad = phi.forward(x), torch.linspace(1, 2, len(x)).double()
+    assert_close(phi.into(x.detach(), out=torch.full_like(x, torch.nan)), made.detach())
+    assert_close(*torch.autograd.grad(made, x, grad), phi.backward(grad, x.detach()))
 
 
 FORMULAS = {
