@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from cosformer import records, tasks
 from cosformer.bench.gpu import failed, split_failures
-from cosformer.bench.options import check_counts
-from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     NO_MEMORY,
     attempt,
@@ -28,6 +26,7 @@ from cosformer.bench.timing import (
     seconds_of,
 )
 from cosformer.bench.training import Steps
+from cosformer.bench.verb import check_counts, keep
 from cosformer.check import check_choice, check_positive, check_seed
 from cosformer.mechanisms import GROWTH, MECHANISMS
 from cosformer.models import ModelConfig, create_model, parameter_count

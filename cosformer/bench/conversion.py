@@ -7,15 +7,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosformer import records
-from cosformer.bench.options import OnDevice, check_options
-from cosformer.bench.rows import keep
 from cosformer.bench.timing import median_times
+from cosformer.bench.verb import OnDevice, check_options
 from cosformer.check import check_whole
 from cosformer.conversion import Conversion
 
@@ -67,12 +66,6 @@ class Options(OnDevice, Conversion):
     layers, and compared; positions past the model's own are its first ones again."""
     repeats: int = 5
     """Samples behind each median."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to measure."""
-    threads: int = 2
-    """CPU threads of torch."""
-    out: Path | None = None
-    """File the rows are added to; results/conversion-DEVICE.jsonl if not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,8 +95,7 @@ class Options(OnDevice, Conversion):
 
 def run(options: Options) -> int:
     keys = ("candidate", "stage", "length")
-    count, device = options.threads, options.device
-    return keep(measure(options), options.path, keys=keys, count=count, device=device)
+    return options.keep(measure(options), keys)
 
 
 class Judged(NamedTuple):

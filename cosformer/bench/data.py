@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosformer import records
-from cosformer.bench.options import check_counts
-from cosformer.bench.rows import keep
+from cosformer.bench.verb import check_counts, keep
 from cosformer.tasks import generated
 
 

@@ -7,8 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +15,8 @@ from torch import Tensor
 from cosformer import records
 from cosformer.bench.gpu import failed
 from cosformer.bench.hf_generation import transformers_speed
-from cosformer.bench.options import OnDevice, check_among, check_options
-from cosformer.bench.rows import keep
 from cosformer.bench.timing import attempt, median_times
+from cosformer.bench.verb import OnDevice, check_among, check_options
 from cosformer.check import check_choice
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import (
@@ -89,14 +87,8 @@ class Options(OnDevice):
     """Streams at once; 1 on cpu, 1, 64 and 256 on cuda."""
     peer: bool = True
     """Whether Hugging Face Transformers is measured too, on cuda, where it is installed."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to measure."""
-    threads: int = 2
-    """CPU threads of torch."""
     repeats: int | None = None
     """Samples behind each median; 9 on cpu, 3 on cuda."""
-    out: Path | None = None
-    """File the rows are added to; results/generation-DEVICE.jsonl if not given."""
     seed: int = 0
     """Seed of weights and tokens."""
 
@@ -133,8 +125,7 @@ class Cell(NamedTuple):
 
 def run(options: Options) -> int:
     keys = ("candidate", "to", "batch", "position", "from", "to_position", "reason")
-    count, device = options.threads, options.device
-    return keep(measure(options), options.path, keys=keys, count=count, device=device)
+    return options.keep(measure(options), keys)
 
 
 def measure(options: Options) -> Iterator[records.Row]:

@@ -20,6 +20,19 @@ REMEMBERED = tuple(2**n for n in range(6, 17))
 """Tokens after which the memory of a stream is told, as far as the model can go."""
 
 
+def look(
+    this: Run, writer: Writer, tokens: Tensor, prompts: Sequence[str], at: Mapping[str, Any]
+) -> tuple[list[Tensor], list[Row]]:
+    """Where heads look in these tokens, `[H, T, T]` of each layer; rows of that, and of texts.
+
+    `tokens` is `[T]`; `at`: what else the config of a row says, such as the candidate.
+    """
+    weights = [layer[0] for layer in writer.model.attention_weights(tokens[None])]
+    pieces = [writer.vocabulary.piece(n).decode(errors="replace") for n in tokens.tolist()]
+    rows = [*reach_rows(this, weights, pieces, at), *_written_rows(this, writer, prompts, at)]
+    return weights, rows
+
+
 def reach_rows(
     this: Run, weights: Sequence[Tensor], pieces: Sequence[str], at: Mapping[str, Any]
 ) -> Iterator[Row]:
@@ -29,7 +42,7 @@ def reach_rows(
         this: the run that rows are of.
         weights: `[H, T, T]` of each layer, as `LanguageModel.attention_weights` has them.
         pieces: the text of each of the tokens.
-        at: what else the config of a row says, such as the candidate.
+        at: what else the config of a row says.
     """
     for number, layer in enumerate(weights, 1):
         heads = [_head(each.float().cpu()) for each in layer]
@@ -38,7 +51,7 @@ def reach_rows(
         yield this.row("reach", mean, "tokens", **at, **told, pieces=list(pieces[:SHOWN]))
 
 
-def written_rows(
+def _written_rows(
     this: Run, writer: Writer, prompts: Sequence[str], at: Mapping[str, Any]
 ) -> Iterator[Row]:
     """What a model writes after each prompt; the value is the memory of its stream at the end."""

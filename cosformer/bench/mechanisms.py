@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,8 +13,6 @@ from cosformer.bench.cells import Cell, Setup
 from cosformer.bench.fla import PEERS, OfFla, present
 from cosformer.bench.gpu import failed, graph_times
 from cosformer.bench.inputs import tokens_first
-from cosformer.bench.options import OnDevice, check_options
-from cosformer.bench.rows import keep
 from cosformer.bench.timing import (
     Call,
     attempt,
@@ -24,6 +21,7 @@ from cosformer.bench.timing import (
     peak_extra_bytes,
     seconds_of,
 )
+from cosformer.bench.verb import OnDevice, check_options
 from cosformer.check import check_choice
 from cosformer.mechanisms import GROWTH, MECHANISMS, Mechanism, create
 
@@ -70,18 +68,12 @@ class Options(OnDevice):
     """Width of queries, keys and values of one head."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of q, k and v; float32 on cpu, bfloat16 on cuda."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to measure."""
-    threads: int = 2
-    """CPU threads of torch."""
     repeats: int = 5
     """Samples behind each median."""
     seconds: float = 10.0
     """The longest call: lengths at which one would take longer are rows that say so."""
     gigabytes: float = 6.0
     """The most memory of a call on a cpu: lengths that would need more are rows that say so."""
-    out: Path | None = None
-    """File the rows are added to; results/mechanisms-DEVICE.jsonl if not given."""
     seed: int = 0
     """Seed of the inputs."""
 
@@ -103,8 +95,7 @@ class Options(OnDevice):
 
 def run(options: Options) -> int:
     keys = ("candidate", "pass", "length", "reason")
-    count, device = options.threads, options.device
-    return keep(measure(options), options.path, keys=keys, count=count, device=device)
+    return options.keep(measure(options), keys)
 
 
 def measure(options: Options) -> Iterator[records.Row]:

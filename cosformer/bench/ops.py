@@ -4,7 +4,6 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,10 +14,9 @@ from cosformer.bench.candidates import CANDIDATES, PASSES
 from cosformer.bench.cells import CELLS, Case, Cell, Setup
 from cosformer.bench.checks import LENGTHS, Check, against_formula, stream_against_full_pass
 from cosformer.bench.first_call import measure_first_calls
-from cosformer.bench.options import OnDevice, check_among, check_options
-from cosformer.bench.rows import keep
 from cosformer.bench.steps import measure_positions
 from cosformer.bench.timing import Call, median_times, peak_extra_bytes, threads
+from cosformer.bench.verb import OnDevice, check_among, check_options
 
 GROWTH_FROM = 4096
 """Below this length fixed costs hide how time grows."""
@@ -84,16 +82,10 @@ class Options(OnDevice):
     """Each token sees the past only; --no-causal for full attention. On cuda both, or full only."""
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
     """Type of q, k and v; float32 on cpu, bfloat16 on cuda."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to measure."""
-    threads: int = 2
-    """CPU threads of torch."""
     repeats: int = 9
     """Samples behind each median."""
     positions: tuple[int, ...] = (10, 1_000_000)
     """Positions at which one decoding step is measured."""
-    out: Path | None = None
-    """File the rows are added to; results/ops-DEVICE.jsonl if not given."""
     seed: int = 0
     """Seed of the inputs."""
 
@@ -171,8 +163,7 @@ def run(options: Options) -> int:
         if options.device == "cuda"
         else []
     )
-    count, device = options.threads, options.device
-    return keep(measure(options), options.path, keys=keys, count=count, device=device)
+    return options.keep(measure(options), keys)
 
 
 def check(options: Options) -> list[Check]:

@@ -14,9 +14,8 @@ from torch import nn
 from cosformer import records, tasks
 from cosformer.bench.flops import peak_flops, training_flops
 from cosformer.bench.gpu import failed, split_failures
-from cosformer.bench.options import OnDevice, check_among, check_options
-from cosformer.bench.rows import keep
 from cosformer.bench.timing import median_times, peak_extra_bytes
+from cosformer.bench.verb import OnDevice, check_among, check_options
 from cosformer.check import check_choice
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, LanguageModel, ModelConfig, parameter_count
@@ -71,18 +70,12 @@ class Options(OnDevice):
     """Tokens of a step, a multiple of every length; 4,096 on cpu, 65,536 on cuda."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Type of matrix products, weights stay float32; float32 on cpu, bfloat16 on cuda."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where to measure."""
     compile: bool = True
     """Whether torch.compile makes programs of blocks and loss on cuda."""
     recompute: bool = False
     """Whether blocks compute again in the backward pass what they would keep for it."""
-    threads: int = 2
-    """CPU threads of torch."""
     repeats: int = 5
     """Samples behind each median."""
-    out: Path | None = None
-    """File the rows are added to; results/training-DEVICE.jsonl if not given."""
     seed: int = 0
     """Seed of weights and batches."""
 
@@ -111,8 +104,7 @@ class Options(OnDevice):
 
 def run(options: Options) -> int:
     keys = ("candidate", "batch", "length", "reason")
-    count, device = options.threads, options.device
-    return keep(measure(options), options.path, keys=keys, count=count, device=device)
+    return options.keep(measure(options), keys)
 
 
 def measure(options: Options) -> Iterator[records.Row]:

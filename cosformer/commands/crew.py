@@ -6,11 +6,10 @@ import math
 import multiprocessing
 import os
 import shutil
-import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -31,7 +30,7 @@ from cosformer.commands.crew_run import (
 from cosformer.commands.crew_share import Share
 from cosformer.recipes import ONE_BY_ONE, RUNS
 from cosformer.records import Row
-from cosformer.training import LOG, duration, read_json, resolved
+from cosformer.training import LOG, duration, handled_by, read_json, resolved
 
 ON_GPU, ON_CPU = 8, 1
 """Runs side by side by default."""
@@ -115,7 +114,7 @@ class Book(Generic[AnyTrial]):
         records.require_rows(self.path, "rows")
 
     def trial_of(self, row: Row) -> AnyTrial:
-        names = [each.name for each in fields(self.kind)]  # type: ignore[arg-type]
+        names = [each.name for each in fields(self.kind)]
         return self.kind(**{name: row.config[name] for name in names if name in row.config})
 
     def rows(self) -> dict[AnyTrial, Row]:
@@ -329,7 +328,7 @@ class Crew(Generic[AnyTrial]):
 
     def _stop(self) -> None:
         """Have running runs save themselves, and wait for it."""
-        with _no_interrupts():
+        with handled_by(lambda *_: None):  # a second Ctrl-C or SIGTERM must not keep them from it
             for each in self.running:
                 each.process.terminate()
             end = time.monotonic() + PATIENCE
@@ -399,14 +398,3 @@ def table(crew: Crew[Any], columns: int, rows: int) -> list[str]:
         f"{crew.left - len(crew.running)} wait{others}{left}"
     )
     return [line[: columns - 1] for line in [*shown, count]]
-
-
-@contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """A second Ctrl-C or SIGTERM must not keep runs from being saved."""
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -10,18 +10,18 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from cosformer import records
 from cosformer.models import parameter_count
+from cosformer.recipes import TableRun, Trial
 from cosformer.records import Row
 from cosformer.training import (
     ALONE,
     Diverged,
     Progress,
-    RunConfig,
     Trainer,
     resolved,
     write_json,
@@ -43,32 +43,8 @@ INTERRUPTED = 143
 """Exit code of a process that was asked to end."""
 
 
-class Trial(Protocol):
-    """One run, by what tells it from the others; a frozen dataclass, whose fields rows have."""
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-
-    @property
-    def case(self) -> str:
-        """What is compared, without rate and seed."""
-
-    @property
-    def rate(self) -> float: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    def config(
-        self, out: Path, *, data: str | None, device: str, graph: bool, compile: bool | None = None
-    ) -> RunConfig: ...
-
-    def spell(self, value: float | None) -> str:
-        """The value on validation for readers; None: the run diverged or failed."""
-
-
-AnyTrial = TypeVar("AnyTrial", bound=Trial)
+AnyTrial = TypeVar("AnyTrial", bound=Trial | TableRun)
+"""One run of a study or of a table, by what tells it from the others: rows have its fields."""
 
 
 @dataclass(frozen=True)

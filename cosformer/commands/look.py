@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from cosformer import records
-from cosformer.bench import reach_rows, written_rows
+from cosformer import bench, records
 from cosformer.check import check_seed
 from cosformer.models import LanguageModel, Sampling
 from cosformer.training import MOST_SEEDS, Loaded, Writer, load
@@ -93,7 +92,6 @@ def look(this: records.Run, loaded: Loaded, options: Options) -> list[records.Ro
             f"window must be at most the {len(tokens)} tokens of a sequence of {loaded.folder}, "
             f"got {options.window}"
         )
-    pieces = [vocabulary.piece(token).decode(errors="replace") for token in tokens.tolist()]
     at = {
         "candidate": model.config.mechanism,
         "text": str(loaded.config.task.options.get("text", "")).rpartition("/")[-1],
@@ -109,9 +107,6 @@ def look(this: records.Run, loaded: Loaded, options: Options) -> list[records.Ro
         seed=options.seed,
         data_tokens=vocabulary.size,
     )
-    weights = [layer[0] for layer in model.attention_weights(tokens[None])]
     writer = Writer(model, vocabulary, sampling)
-    return [
-        *reach_rows(this, weights, pieces, at),
-        *written_rows(this, writer, options.prompt, at),
-    ]
+    _, rows = bench.look(this, writer, tokens, options.prompt, at)
+    return rows

@@ -44,6 +44,7 @@ from cosformer.training import (
     load_plugin,
     number,
     resolved,
+    setting,
     shown,
     state_of,
 )
@@ -180,17 +181,17 @@ def resolve(options: Options) -> RunConfig:
         settings.parse(options.set),
     ]
     device = resolved(str(_last(layers, "device") or "auto"))
-    setting = Setting(
+    asked = Setting(
         device,
         data=_text(layers, f"task.options.{data_option(options.task)}"),
         mechanism=_text(layers, "model.mechanism"),
         pretrain=_pretrain(layers),
     )
-    base, out = recipe(options.task, setting), _text(layers, "out")
+    base, out = recipe(options.task, asked), _text(layers, "out")
     if is_whole(layers[0]):
         base = replace(base, model={})  # all of it is in the file
     elif out is not None and (Path(out) / CONFIG).is_file():
-        fields = setting.model(options.task).keys()
+        fields = asked.model(options.task).keys()
         own = {name: value for name, value in base.model.items() if name not in fields}
         there = load_config(Path(out)).model
         kept = {name: there[name] for name in fields if name in there}
@@ -275,13 +276,8 @@ def _flags(options: Options) -> dict[str, Any]:
 
 def _last(layers: Sequence[Mapping[str, Any]], path: str) -> Any:
     """What the last layer with this setting says; None: none has it."""
-    found = None
-    for layer in layers:
-        value: Any = layer
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        found = found if value is None else value
-    return found
+    found = (setting(layer, path) for layer in reversed(layers))
+    return next((value for value in found if value is not None), None)
 
 
 def _text(layers: Sequence[Mapping[str, Any]], path: str) -> str | None:

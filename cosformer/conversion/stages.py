@@ -11,7 +11,7 @@ from torch.optim import AdamW
 
 import cosformer.hf as hf
 from cosformer.models import pool
-from cosformer.training import Diverged, Schedule, duration, moments, rate, weights
+from cosformer.training import Diverged, Schedule, duration, moments, weights
 
 SCHEDULE = Schedule(shape="cosine", warmup=0.05, final=0.02)
 DECAYS = 10.0
@@ -127,7 +127,7 @@ class Training:
         self._window: list[dict[str, Tensor]] = []
 
     def learn(self, inputs: Mapping[str, Tensor]) -> None:
-        share = rate(SCHEDULE, self.step, self.stage.steps)
+        share = SCHEDULE.rate(self.step, self.stage.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = share * group["highest"]
         losses = self.stage.losses(inputs)

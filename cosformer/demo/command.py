@@ -122,10 +122,9 @@ def show_checks(this: records.Run) -> list[Row]:
 
 def show_race(this: records.Run, options: Options) -> list[Row]:
     """Times of the op beside those of softmax."""
-    rows = [row for rows in op.race(this, options.lengths) for row in rows]
+    rows = list(op.race(this, options.lengths))
     found = times(rows, "forward")
-    heads, width = op.SETTING["heads"], op.SETTING["width"]
-    print(f"Milliseconds of one causal forward pass, {heads} heads of {width}:")
+    print(f"Milliseconds of one causal forward pass, {op.SIZES.heads} heads of {op.SIZES.width}:")
     print(op.text_table(found))
     print(f"{crossover_sentence(found)}.")
     return rows

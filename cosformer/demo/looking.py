@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.bench import reach_rows, written_rows
+from cosformer.bench import look
 from cosformer.demo.learning import Pair
 from cosformer.models import LanguageModel, Sampling
 from cosformer.records import Row, Run
-from cosformer.training import Loaded, Writer, load
+from cosformer.training import Writer, load
 
 PROMPTS = ("The following", "Return the number of", "If the object is")
 """No blank at the end: a piece of a word begins with its own."""
@@ -33,20 +33,11 @@ def looked(this: Run, pair: Pair) -> Iterator[tuple[str, Weights, list[Row]]]:
     tokens = batch["tokens"][batch["mask"]][:WINDOW]
     for name, config in pair.configs.items():
         loaded = load(config.out, device="cpu")
-        yield name, *_rows(this, name, loaded, tokens, seed)
-
-
-def _rows(
-    this: Run, name: str, loaded: Loaded, tokens: Tensor, seed: int
-) -> tuple[Weights, list[Row]]:
-    model, vocabulary = loaded.model, loaded.vocabulary
-    assert isinstance(model, LanguageModel)  # by its task
-    weights = [layer[0] for layer in model.attention_weights(tokens[None])]
-    pieces = [vocabulary.piece(token).decode(errors="replace") for token in tokens.tolist()]
-    sampling = Sampling(**SAMPLING, seed=seed, data_tokens=vocabulary.size)
-    at = {"candidate": name}
-    texts = written_rows(this, Writer(model, vocabulary, sampling), PROMPTS, at)
-    return weights, [*texts, *reach_rows(this, weights, pieces, at)]
+        model, vocabulary = loaded.model, loaded.vocabulary
+        assert isinstance(model, LanguageModel)  # by its task
+        sampling = Sampling(**SAMPLING, seed=seed, data_tokens=vocabulary.size)
+        writer = Writer(model, vocabulary, sampling)
+        yield name, *look(this, writer, tokens, PROMPTS, {"candidate": name})
 
 
 def shaded(weights: Sequence[Tensor], height: int = 8, width: int = 16) -> str:

@@ -2,16 +2,16 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from cosformer.bench import (
     CANDIDATES,
+    Case,
+    Cell,
     Check,
+    Setup,
     against_formula,
-    draw_inputs,
-    forward,
     median_times,
     stream_against_full_pass,
     threads,
@@ -21,15 +21,10 @@ from cosformer.report import LABELS, Times
 
 LIMITS = {"chunked": None, "reference": 2048, "sdpa": None}
 """Longest sequence of each candidate: the quadratic form holds several [H, T, T] at once."""
-SETTING: dict[str, Any] = {
-    "batch": 1,
-    "heads": 8,
-    "width": 64,
-    "causal": True,
-    "dtype": "float32",
-    "repeats": 3,
-    "pass": "forward",
-}
+SIZES = Cell(batch=1, heads=8, length=1024, width=64)
+"""What is timed; the length changes."""
+REPEATS = 3
+"""Samples behind each median."""
 
 
 def fastest_threads(seed: int, most: int) -> int:
@@ -37,16 +32,14 @@ def fastest_threads(seed: int, most: int) -> int:
 
     Threads that wait for such a core slow many small products more than one large one.
     """
-    shape = (SETTING["batch"], SETTING["heads"], 1024, SETTING["width"])
-    inputs = draw_inputs(shape, causal=True, dtype=torch.float32, seed=seed)
-    attend = forward(CANDIDATES["chunked"], inputs)
+    attend = _case(seed, SIZES.length, ["chunked"]).calls("forward")["chunked"]
 
     def with_threads(count: int) -> None:
         with threads(count):
             attend()
 
     counts = {n: functools.partial(with_threads, n) for n in (most, most - 1) if n > 0}
-    times = median_times(counts, repeats=SETTING["repeats"])
+    times = median_times(counts, repeats=REPEATS)
     return min(times, key=lambda count: times[count])
 
 
@@ -63,20 +56,20 @@ def checks(seed: int) -> list[Check]:
     return [*compared, stream_against_full_pass(seed=seed)]
 
 
-def race(this: Run, lengths: Sequence[int]) -> Iterator[list[Row]]:
-    """Rows of forward times, a list for each length; candidates take turns within one run."""
+def race(this: Run, lengths: Sequence[int]) -> Iterator[Row]:
+    """Rows of forward times; candidates take turns within one run."""
     for length in sorted(lengths):
-        shape = (SETTING["batch"], SETTING["heads"], length, SETTING["width"])
-        inputs = draw_inputs(shape, causal=True, dtype=torch.float32, seed=this.seed or 0)
-        calls = {
-            name: forward(CANDIDATES[name], inputs)
-            for name, limit in LIMITS.items()
-            if limit is None or length <= limit
-        }
-        yield [
-            this.row("time", milliseconds, "ms", candidate=name, length=length, **SETTING)
-            for name, milliseconds in median_times(calls, repeats=SETTING["repeats"]).items()
-        ]
+        names = [name for name, limit in LIMITS.items() if limit is None or length <= limit]
+        case = _case(this.seed or 0, length, names)
+        times = median_times(case.calls("forward"), repeats=REPEATS)
+        at = case.config("forward")
+        for name, milliseconds in times.items():
+            yield this.row("time", milliseconds, "ms", candidate=name, **at)
+
+
+def _case(seed: int, length: int, names: Sequence[str]) -> Case:
+    setup, cell = Setup("cpu", torch.float32, REPEATS, seed), SIZES._replace(length=length)
+    return Case(setup, cell, setup.inputs(cell), names)
 
 
 def text_table(found: Times) -> str:

@@ -4,7 +4,7 @@ from cosformer.models.backbone import EMBEDDING_STD as EMBEDDING_STD
 from cosformer.models.backbone import Backbone as Backbone
 from cosformer.models.backbone import ModelState
 from cosformer.models.backbone import TokenModel as TokenModel
-from cosformer.models.config import Kind, ModelConfig
+from cosformer.models.config import PARAMETERS, PRESETS, Kind, ModelConfig
 from cosformer.models.create import Model, create_model, parameter_count
 from cosformer.models.decoder import LanguageModel
 from cosformer.models.encoder import Classifier, MaskedLanguageModel, PairClassifier
@@ -13,7 +13,6 @@ from cosformer.models.encoder import pool as pool
 from cosformer.models.generation import generate, generate_tokens
 from cosformer.models.generator import Generator, Stream
 from cosformer.models.pattern import read_pattern as read_pattern
-from cosformer.models.presets import PARAMETERS, PRESETS
 from cosformer.models.recommended import RECOMMENDED, Use, recommended
 from cosformer.models.sampling import Sampling
 from cosformer.models.token_loss import TokenLoss as TokenLoss

@@ -1,7 +1,5 @@
 """Layers: attention around any mechanism, and a linear-time stand-in for nn.MultiheadAttention."""
 
-from typing import Any
-
 from cosformer.nn.block import Block, FeedForward
 from cosformer.nn.convert import convert
 from cosformer.nn.drop_in import CosformerAttention
@@ -23,9 +21,3 @@ __all__ = [  # what users call; the others are for the models
     "LayerState",
     "convert",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "MultiHeadAttention":
-        raise AttributeError("cosformer.nn.MultiHeadAttention is now cosformer.nn.AttentionLayer")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,11 +22,8 @@ def fastest_pairs(rows: Sequence[Row]) -> list[Pair]:
     """Both passes of causal attention beside the fastest softmax, the newest of every cell."""
     if not any(row.what == "time" for row in rows):
         return []
-    newest: dict[tuple[str, tuple[int, ...]], Pair] = {}
-    for pair in _pairs(rows):
-        if pair.ours.config["pass"] == "forward_backward":
-            newest[_machine(pair.ours), cell(pair.ours)] = pair
-    return list(newest.values())
+    found = (pairs.get("forward_backward") for pairs in _newest(rows))
+    return [pair for pair in found if pair is not None]
 
 
 def speed_table(rows: Sequence[Row]) -> str:
@@ -37,11 +34,7 @@ def speed_table(rows: Sequence[Row]) -> str:
     header = ["machine", "batch × heads × tokens × width"]
     for title in PASSES.values():
         header += [f"{title}: softmax", "cosFormer", "ratio"]
-    newest: dict[tuple[str, tuple[int, ...]], dict[str, Pair]] = {}
-    for pair in _pairs(rows):
-        at = newest.setdefault((_machine(pair.ours), cell(pair.ours)), {})
-        at[pair.ours.config["pass"]] = pair
-    whole = [found for found in newest.values() if len(found) == len(PASSES)]
+    whole = [found for found in _newest(rows) if len(found) == len(PASSES)]
     lines, shown = [], list[Row]()
     for found in sorted(whole, key=lambda found: _place(found["forward"].ours)):
         row = found["forward"].ours
@@ -54,6 +47,15 @@ def speed_table(rows: Sequence[Row]) -> str:
     rule = "Milliseconds of a call of causal attention, as the caller sees them. Softmax is the "
     rule += "fastest one that PyTorch has. Ratio: its time divided by that of cosFormer"
     return f"{markdown(header, lines)}\n\n{rule}. {machines(shown)}."
+
+
+def _newest(rows: Sequence[Row]) -> list[dict[str, Pair]]:
+    """For each machine and cell its passes, as the newest run has them."""
+    newest: dict[tuple[str, tuple[int, ...]], dict[str, Pair]] = {}
+    for pair in _pairs(rows):
+        at = newest.setdefault((_machine(pair.ours), cell(pair.ours)), {})
+        at[pair.ours.config["pass"]] = pair
+    return list(newest.values())
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[Pair]:

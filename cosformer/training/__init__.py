@@ -31,10 +31,11 @@ from cosformer.training.folder import (
     load_config,
     locked,
     read_json,
+    setting,
     state_of,
     write_json,
 )
-from cosformer.training.interrupt import uninterrupted
+from cosformer.training.interrupt import handled_by, uninterrupted
 from cosformer.training.learner import Diverged, Learner
 from cosformer.training.loading import (
     Loaded,
@@ -51,7 +52,6 @@ from cosformer.training.possible import require_stretches
 from cosformer.training.predictor import Predictor
 from cosformer.training.processes import ALONE, Lost, Processes, joined, met, shown
 from cosformer.training.progress import Evaluated, Event, Progress, Started, duration, number
-from cosformer.training.schedule import rate
 from cosformer.training.start import inheriting
 from cosformer.training.trainer import Result, Trainer, train
 from cosformer.training.writer import Writer, encode

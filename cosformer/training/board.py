@@ -2,7 +2,7 @@
 
 import uuid
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cosformer.config import plain
 from cosformer.training.config import RunConfig
@@ -10,17 +10,12 @@ from cosformer.training.folder import BOARD, WANDB, read_json, write_json
 from cosformer.training.progress import Evaluated, Event, Progress, Started
 
 
-class Board(Protocol):
-    """Takes the events of a run, the first of which is `Started`, until it is closed."""
+def boards(config: RunConfig) -> "list[TensorBoard | Wandb]":
+    """What takes the events of a run, the first of which is `Started`, until it is closed.
 
-    def add(self, event: Event) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def boards(config: RunConfig) -> list[Board]:
-    """The boards that a run asks for; an error names the package that a board lacks."""
-    found: list[Board] = []
+    An error names the package that is missing.
+    """
+    found: list[TensorBoard | Wandb] = []
     if config.tensorboard:
         found.append(TensorBoard(config.out / BOARD))
     if config.wandb:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +93,19 @@ class Schedule:
         for name in ("warmup", "final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in 0 to 1, got {getattr(self, name)}")
+
+    def rate(self, step: int, steps: int) -> float:
+        """Share of the highest rate at step 0 … steps - 1."""
+        warmup = round(self.warmup * steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        if self.shape == "constant":
+            return 1.0
+        if self.shape == "inverse-sqrt":
+            return math.sqrt(max(warmup, 1) / (step + 1))
+        done = (step - warmup + 1) / (steps - warmup)
+        fall = (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
+        return self.final + (1 - self.final) * fall
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ def _unfinished(folder: Path) -> list[Path]:
 
 
 def setting(settings: Any, path: str) -> Any:
-    """What plain settings have at a path such as `budget.steps`; None: nothing."""
+    """What settings have at a path such as `budget.steps`; None: nothing."""
     for name in path.split("."):
-        settings = settings.get(name) if isinstance(settings, dict) else None
+        settings = settings.get(name) if isinstance(settings, Mapping) else None
     return settings

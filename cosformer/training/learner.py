@@ -26,7 +26,6 @@ from cosformer.training.graph import Replayed, on_device
 from cosformer.training.optimiser import begin_moments, create_optimiser, grouped, moments
 from cosformer.training.phases import Phase
 from cosformer.training.processes import ALONE, Processes, in_full, laid_like
-from cosformer.training.schedule import rate
 
 
 class Diverged(ArithmeticError):
@@ -100,7 +99,7 @@ class Learner:
         self.optimiser.zero_grad()
 
     def _set_rate(self) -> None:
-        share_of_highest = rate(self.config.schedule, self.step, self.phase.end(self.step + 1))
+        share_of_highest = self.config.schedule.rate(self.step, self.phase.end(self.step + 1))
         lr = self.phase.optimiser.lr * share_of_highest
         if self._lr is not None:
             self._lr.fill_(lr)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosformer import attention
-from cosformer.bench import rows, timing
+from cosformer.bench import timing, verb
 
 
 def test_candidates_take_turns_and_each_comes_first_at_times(monkeypatch):
@@ -35,7 +35,7 @@ def test_a_busy_machine_is_warned_of_and_one_thread_named_where_it_helps(
     monkeypatch, capsys, tmp_path, count, device, helps
 ):
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 3.0, 3.0))
-    rows.keep([], tmp_path / "rows.jsonl", keys=(), count=count, device=device)
+    verb.keep([], tmp_path / "rows.jsonl", keys=(), count=count, device=device)
     warning = capsys.readouterr().err
     assert warning.startswith("the machine is busy (load 3.0 before the start)")
     assert ("--threads 1" in warning) == helps

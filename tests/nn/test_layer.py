@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
-import cosformer.nn
 from cosformer.mechanisms import MECHANISMS
 from cosformer.nn import AttentionLayer, sinusoids_from
 
@@ -200,13 +199,6 @@ def test_bad_arguments_are_named(arguments, error, message):
         make(**arguments)
     with pytest.raises(TypeError, match="options must be a mapping, got NoneType"):
         AttentionLayer(16, 4, options=None)
-
-
-def test_the_earlier_name_of_the_layer_is_answered_with_its_new_one():
-    with pytest.raises(AttributeError, match=r"is now cosformer\.nn\.AttentionLayer"):
-        cosformer.nn.MultiHeadAttention  # noqa: B018
-    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        cosformer.nn.Nothing  # noqa: B018
 
 
 def test_learned_positions_need_and_keep_a_length():

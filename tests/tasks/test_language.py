@@ -186,20 +186,6 @@ def test_a_folder_has_its_own_splits_or_is_split_by_file_and_one_file_is_cut(tmp
     assert b"".join(found.values()) == bytes(range(200))
 
 
-LOST = vocabulary.BytePairs.learn(STORY, 260).plain()
-del LOST["model"]["vocab"]["a"]
-BROKEN = [
-    {"kind": "cake"},
-    {},
-    {"kind": "bpe"},
-    {"model": {"type": "cake"}},
-    {"kind": "words"},
-    {"kind": "words", "names": ["no token for unknown words"]},
-    LOST,
-]
-BROKEN += [{"kind": "bpe", "pairs": x} for x in ([[1]], [[1, 900]], [[65, 66], [65, 66]])]
-
-
 def test_the_last_bytes_of_one_file_can_be_held_out(tmp_path):
     (tmp_path / "one.txt").write_bytes(STORY)
     found = text.load(str(tmp_path / "one.txt"), held_out=100)
@@ -236,6 +222,20 @@ def test_what_is_neither_a_file_nor_a_folder_is_not_said_to_be_missing():
 def test_a_text_that_is_nowhere_is_refused(name):
     with pytest.raises(ValueError, match=f"must be a file or folder, .*; got '{name}', which does"):
         text.load(name)
+
+
+LOST = vocabulary.BytePairs.learn(STORY, 260).plain()
+del LOST["model"]["vocab"]["a"]
+BROKEN = [
+    {"kind": "cake"},
+    {},
+    {"kind": "bpe"},
+    {"model": {"type": "cake"}},
+    {"kind": "words"},
+    {"kind": "words", "names": ["no token for unknown words"]},
+    LOST,
+]
+BROKEN += [{"kind": "bpe", "pairs": x} for x in ([[1]], [[1, 900]], [[65, 66], [65, 66]])]
 
 
 @pytest.mark.parametrize("plain", BROKEN)

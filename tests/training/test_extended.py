@@ -11,7 +11,6 @@ import training_cases as cases
 from cosformer import training
 from cosformer.training import Progress, Trainer, load, train
 from cosformer.training.folder import load_config, state_of
-from cosformer.training.schedule import rate
 
 
 def longer(config, steps, **changes):
@@ -56,7 +55,7 @@ def test_the_rate_of_a_step_is_that_of_the_run_that_the_step_was_begun_for(plann
     for row in rows:
         steps = 22 if row["step"] <= 22 else 40
         assert row["steps"] == steps
-        assert row["lr"] == pytest.approx(lr * rate(schedule, row["step"] - 1, steps))
+        assert row["lr"] == pytest.approx(lr * schedule.rate(row["step"] - 1, steps))
     assert [row["step"] for row in cases.log(planned) if "metrics" in row] == [
         8,
         16,
@@ -105,15 +104,6 @@ def test_ends_must_rise(config, extended):
     rule = rf"\(--steps\) must be above {extended[-1]}, the steps that .* got 24$"
     with pytest.raises(ValueError, match=rule if extended[-1] > 9 else "that rise from 1 on, got"):
         replace(config, extended=extended)
-
-
-def test_a_run_that_is_older_than_extensions_can_be_extended(finished):
-    path = finished.out / "config.json"
-    kept = json.loads(path.read_text())
-    del kept["extended"]
-    path.write_text(json.dumps(kept))
-    assert train(longer(finished, 26)).place.step == 26
-    assert load_config(finished.out).ends == (24, 26)
 
 
 def test_a_run_on_other_data_is_left_as_it_was(finished):

@@ -20,7 +20,6 @@ from cosformer.training.learner import Learner
 from cosformer.training.optimiser import grouped
 from cosformer.training.phases import phases
 from cosformer.training.progress import number
-from cosformer.training.schedule import rate
 
 
 def learner(config):
@@ -113,7 +112,7 @@ SHAPES |= {"cosine": [0.55, 0.1 + 0.9 * (1 - 2**-0.5) / 2, 0.1]}
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_rate_rises_and_then_follows_its_shape(shape):
     schedule = training.Schedule(shape, warmup=1 / 3, final=0.1)
-    rates = [rate(schedule, step, 12) for step in range(12)]
+    rates = [schedule.rate(step, 12) for step in range(12)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert [rates[n] for n in (7, 9, 11)] == pytest.approx(SHAPES[shape])
 

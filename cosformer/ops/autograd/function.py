@@ -41,7 +41,7 @@ def attend(given: Given) -> tuple[Tensor, Tensor | None]:
     A causal problem has query i at key i. The last state may be None unless it is to be kept.
     """
     decays, options = given.decay is not None, given.options
-    if decays and not options.causal and options.impl != "hopper":  # which has kernels for it
+    if decays and not options.causal and not _native(given):
         from cosformer.ops.autograd.both_ways import both_ways, goes_both_ways
 
         if goes_both_ways(given):
@@ -92,6 +92,12 @@ def given_for(
         problem.bounds,
     )
     return Given(q, k, v, decay, state, constants, options)
+
+
+def _native(given: Given) -> bool:
+    """Whether the implementation itself computes a decay without causality."""
+    impl = given.options.impl
+    return impl == "hopper" or (impl == "chunked" and eager(given.q, given.k, given.v))
 
 
 def _results(given: Given) -> Results:
@@ -215,7 +221,7 @@ def gradients(given: Given, results: Results, grads: Grads, asked: Asked) -> Gra
 
 
 def _gradients_both_ways(given: Given, grads: Grads, asked: Asked) -> Gradients:
-    """The gradients that kernels make by a sweep both ways; differentiable, by two torch sweeps."""
+    """The gradients of a decay without causality; differentiable, by two causal problems."""
     from cosformer.ops.autograd.both_ways import both_ways
 
     by_torch = given._replace(options=given.options._replace(impl="chunked"))

@@ -8,7 +8,8 @@ row's sum of weights):
     dφ(k) = reverse sweep([v 1], [g δ], φ(q))        dv = reverse sweep(φ(k), φ(q), g)
 
 A decay's gradient is made of φ(k_j)·dφ(k_j) and φ(q_i)·dφ(q_i) = g_i·(out_i D_i) + δ_i total_i,
-where the output is as it was summed; of an output in 16 bits φ(q_i)·dφ(q_i) is taken from dφ(q_i).
+where the output is causal and as it was summed. Otherwise φ(q_i)·dφ(q_i) is taken from dφ(q_i). In
+both directions the terms of pairs j > i have a minus, as w(i, j) is exp(L_j − L_i) there.
 
 It keeps q, k, v, out and total, and nothing larger. A sweep's gradients are sweeps, so under
 `create_graph` the same lines run on differentiable sweeps, to any order.
@@ -89,12 +90,12 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
         of_q: tuple[Tensor, ...] = ()
         of_k = of_v = of_q
         grad_decay = back = None
-        if asked.q or by.rounded:
-            by_q = Result(by.rows, by.finish_q, by.room_for_queries())
+        if asked.q or by.dots:
+            by_q = Result(by.rows, by.finish_q, by.room_for_queries(), signed=by.dots)
             of_q, _ = trilinear(pattern, spans, rows.v, rows.k, first.mT, by_q)
         by_k = None
         if asked.k or asked.decay:  # the state's gradient is at the end of dv's sweep
-            by_k = Result(rows.v, by.finish_k, by.room_for_keys(), rows.groups > 1)
+            by_k = Result(rows.v, by.finish_k, by.room_for_keys(), rows.groups > 1, asked.decay)
         if asked.v or asked.state:
             room = (torch.empty_like(given.v),)
             by_v = Result(rows.k, by.finish_v, room, rows.groups > 1)
@@ -111,7 +112,7 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
             if grads.last is not None and results.last is not None:
                 at_end = grad_state * for_each_query_head(results.last, rows.groups)
             _, by_key = of_k
-            by_query = of_q[1] if by.rounded else by.by_query()
+            by_query = of_q[1] if by.dots else by.by_query()
             grad_decay = decay_gradient(by_query, by_key, at_end, given.decay)
 
     def found(made: tuple[Tensor, ...], x: Tensor, wanted: bool) -> Tensor | None:
@@ -217,8 +218,10 @@ class _Backward:
         spans: Plan,
     ) -> None:
         self.given, self.asked, self.of = given, asked, rows
-        # the error of a rounded output must be in both halves of a decay's gradient, or in none
-        self.rounded = asked.decay and results.out.dtype != rows.dtype
+        # The error of a rounded output must be in both halves of a decay's gradient, or in none,
+        # and one in both directions does not tell the share of later keys.
+        is_whole = given.options.causal and results.out.dtype == rows.dtype
+        self.dots = asked.decay and not is_whole
         self.slopes = FEATURE_MAPS[given.options.feature_map].backward
         self._out = cut(results.out, spans.queries)
         self._grad = None if grads.out is None else cut(grads.out, spans.queries)
@@ -259,26 +262,26 @@ class _Backward:
         none = self.given.q.new_empty(batch, heads, 0, 1, dtype=self.of.dtype)
         return torch.cat([none, *spans], 2)[:, :, :length]
 
-    def finish_q(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
+    def finish_q(self, n: int, grad: Tensor, signed: Tensor) -> tuple[Tensor, ...]:
         dq = self.slopes(grad, self.of.queries(n))
-        if not self.rounded:
+        if not self.dots:
             return (dq,)
-        return dq, (grad * self.of.q(n, None)).sum(-1, keepdim=True)
+        return dq, (signed * self.of.q(n, None)).sum(-1, keepdim=True)
 
-    def finish_k(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
+    def finish_k(self, n: int, grad: Tensor, signed: Tensor) -> tuple[Tensor, ...]:
         dk = self.of.hide(self.slopes(summed_over_groups(grad, self.of.groups), self.of.keys(n)), n)
         if not self.asked.decay:
             return (dk,)
-        return dk, (grad * self.of.k(n, None)).sum(-1, keepdim=True)
+        return dk, (signed * self.of.k(n, None)).sum(-1, keepdim=True)
 
-    def finish_v(self, n: int, grad: Tensor) -> tuple[Tensor, ...]:
+    def finish_v(self, n: int, grad: Tensor, signed: Tensor) -> tuple[Tensor, ...]:
         of_values = grad[..., : self.given.v.shape[-1]]
         return (self.of.hide(summed_over_groups(of_values, self.of.groups), n),)
 
     def room_for_queries(self) -> tuple[Tensor, ...]:
-        """Memory for dq, and for φ(q)·dφ(q) where the output was rounded."""
+        """Memory for dq, and for φ(q)·dφ(q) where the output does not tell it."""
         q = self.given.q
-        if not self.rounded:
+        if not self.dots:
             return (torch.empty_like(q),)
         return torch.empty_like(q), q.new_empty(*q.shape[:3], 1, dtype=self.of.dtype)
 

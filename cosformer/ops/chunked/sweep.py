@@ -44,14 +44,20 @@ class Reader(NamedTuple):
 
     load: Load
     store: Store
+    store_signed: Callable[[int, Tensor, Tensor], None] | None = None
+    """In place of `store` where a row meets rows on both sides: (the number of a span, sums, those
+    over the pairs that a causal sweep has less those over the others)."""
 
 
 class Pattern(NamedTuple):
-    """w(i, j), and which pairs meet: j ≤ i when causal, else all (of one packed sequence)."""
+    """w(i, j), and which pairs meet: j ≤ i when causal, else all (of one packed sequence).
+
+    Of a pair j > i the weight is w(j, i): a decay counts the tokens in between, in either order.
+    """
 
     query_basis: Tensor  # [b, h, T, R]
     key_basis: Tensor  # [b, h, S, R]
-    decay: Tensor | None  # L [b, h, T]; without `causal` either T or S must be 0
+    decay: Tensor | None  # L [b, h, T]
     sequence: Tensor | None  # [T]
     causal: bool
     even: bool  # whether L is a line
@@ -219,12 +225,13 @@ def run(
     `x` gets Σ w (x_i·y_j) z_j. `mirror` reads the same sums with y and z in each other's place.
     """
     flat = state.flatten(2, 3)
-    if pattern.causal or pattern.sequence is not None:
+    decays_between = pattern.decay is not None and bool(spans.queries and spans.keys)
+    if pattern.causal or pattern.sequence is not None or decays_between:
         windows = Windows(pattern, spans.queries)
         if pattern.causal:
             last = sweep(y, z, windows, flat, x, mirror, reverse=reverse)
             return last.unflatten(2, state.shape[2:4])
-        _both_ways(y, z, windows, flat, x, mirror)
+        _both_ways(y, z, windows, flat, x, mirror, reverse=reverse)
         return state
     at_queries, at_keys, decay = pattern.query_basis, pattern.key_basis, pattern.decay
     kept: float | Tensor = 1.0  # how much of a state is left after the keys
@@ -248,28 +255,39 @@ def run(
 
 
 def _both_ways(
-    y: Load, z: Load, windows: Windows, state: Tensor, x: Reader, mirror: Reader | None
+    y: Load,
+    z: Load,
+    windows: Windows,
+    state: Tensor,
+    x: Reader,
+    mirror: Reader | None,
+    *,
+    reverse: bool,
 ) -> None:
-    """All pairs of each packed sequence: j ≤ i by one sweep, j > i by another.
+    """All pairs (of each packed sequence): those of a causal sweep, and the others by another.
 
     Queries and keys stand at the same positions, so w(i, j) = w(j, i) and either direction serves.
     """
 
     def halves(reader: Reader) -> tuple[Reader, Reader]:
-        past: dict[int, Tensor] = {}
+        kept: dict[int, Tensor] = {}
 
         def keep(n: int, sums: Tensor, factor: Tensor | None) -> None:
-            past[n] = sums.clone() if factor is None else sums * factor
+            kept[n] = sums.clone() if factor is None else sums * factor
 
         def add(n: int, sums: Tensor, factor: Tensor | None) -> None:
-            reader.store(n, past.pop(n) + (sums if factor is None else sums * factor), None)
+            causal, others = kept.pop(n), sums if factor is None else sums * factor
+            if reader.store_signed is None:
+                reader.store(n, causal + others, None)
+            else:
+                reader.store_signed(n, causal + others, causal - others)
 
         return Reader(reader.load, keep), Reader(reader.load, add)
 
     first, second = halves(x)
     other_first, other_second = halves(mirror) if mirror else (None, None)
-    sweep(y, z, windows, state, first, other_first)
-    sweep(y, z, windows, state, second, other_second, reverse=True, strict=True)
+    sweep(y, z, windows, state, first, other_first, reverse=reverse)
+    sweep(y, z, windows, state, second, other_second, reverse=not reverse, strict=True)
 
 
 def sweep(

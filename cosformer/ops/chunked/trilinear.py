@@ -20,20 +20,29 @@ class Result(NamedTuple):
     """Rows to read with, what to make of the sums they get, and the buffers that takes."""
 
     load: Load
-    finish: Callable[[int, Tensor], tuple[Tensor, ...]]  # of [B, H, n, C, width], linear in it
+    finish: Callable[[int, Tensor, Tensor], tuple[Tensor, ...]]
+    """Linear in sums `[B, H, n, C, width]` and in signed sums: the same, or those that
+    `Reader.store_signed` gets."""
     buffers: tuple[Tensor, ...]
     joins: bool = False  # whether `finish` adds heads
+    signed: bool = False  # whether it looks at signed sums
 
     def reader(self, spans: Spans) -> Reader:
         sinks = [sink(buffer, spans) for buffer in self.buffers]
 
+        def put_all(n: int, made: tuple[Tensor, ...], factor: Tensor | None) -> None:
+            for put, rows in zip(sinks, made, strict=True):
+                put(n, rows, factor)
+
         def store(n: int, sums: Tensor, factor: Tensor | None) -> None:
             if self.joins and factor is not None:
                 sums, factor = sums * factor, None
-            for put, rows in zip(sinks, self.finish(n, sums), strict=True):
-                put(n, rows, factor)
+            put_all(n, self.finish(n, sums, sums), factor)
 
-        return Reader(self.load, store)
+        def store_signed(n: int, sums: Tensor, signed: Tensor) -> None:
+            put_all(n, self.finish(n, sums, signed), None)
+
+        return Reader(self.load, store, store_signed if self.signed else None)
 
 
 def trilinear(
@@ -63,7 +72,8 @@ def trilinear(
         rows = by.load(0, None).flatten(2, 3)
         about = (pattern.decay, pattern._replace(decay=None), reverse)
         sums, last = _Trilinear.apply(rows, y, z, state, *about)
-        return tuple(rows.flatten(2, 3) for rows in by.finish(0, sums[:, :, None])), last
+        sums = sums[:, :, None]
+        return tuple(rows.flatten(2, 3) for rows in by.finish(0, sums, sums)), last
 
     results, last = read(x, columns, values, state)
     if mirror is not None:

@@ -33,14 +33,20 @@ def saved_bytes(function):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kv_heads", [2, 8])
-def test_only_inputs_output_and_denominators_are_kept(causal, dtype, kv_heads):
+@pytest.mark.parametrize("gated", [False, True], ids=["no decay", "decay per token"])
+def test_only_inputs_output_and_denominators_are_kept(causal, dtype, kv_heads, gated):
     q, k, v = tokens(1, 8, 1024, kv_heads=kv_heads, width=32)
     q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
-    total, largest, out = saved_bytes(lambda: attention(q, k, v, causal=causal))
+    log_decay = -uniform(1, 8, 1024).float().requires_grad_() if gated else None
+    total, largest, out = saved_bytes(
+        lambda: attention(q, k, v, causal=causal, log_decay=log_decay)
+    )
     rows = q.nbytes + k.nbytes + v.nbytes + out.nbytes
     denominators = 4 * 8 * 1024
     angles = 2 * 2 * 4 * 1024  # cos and sin of every query and key position, shared by all heads
-    assert total <= rows + denominators + angles
+    gates_and_sums, last_state = 2 * 8 * 8 * 1024, 4 * 8 * 2 * 32 * 33
+    decay = gates_and_sums + last_state if gated else 0
+    assert total <= rows + denominators + angles + decay
     assert largest <= q.nbytes
 
 
