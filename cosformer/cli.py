@@ -4,14 +4,18 @@ import contextlib
 import dataclasses
 import difflib
 import importlib
+import inspect
 import io
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
+from textwrap import fill, wrap
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cosformer import __version__
@@ -58,6 +62,7 @@ complete.
 
 EXTRAS = {
     "tyro": "cli",
+    "docstring_parser": "cli",
     "tqdm": "cli",
     "matplotlib": "plot",
     "numpy": "tasks",
@@ -69,6 +74,8 @@ EXTRAS = {
 }
 """Optional package -> the extra of this package that installs it."""
 
+HELP_COLUMN = 24
+"""Where the help says what an option means."""
 USER_ERROR = 2
 INTERRUPTED, TERMINATED, READER_GONE = 130, 143, 141
 """What a shell reports of a program that ended by Ctrl-C, by SIGTERM, or with its pipe closed."""
@@ -126,7 +133,7 @@ def usage(verb: str, module: Any) -> str:
     if (bare := fields.get(getattr(module, "POSITIONAL", ""))) is None:
         return f"cosformer {verb}"
     word = bare.name.upper() + (" ..." if get_origin(bare.type) is tuple else "")
-    is_needed = bare.default is dataclasses.MISSING
+    is_needed = bare.default is MISSING
     return f"cosformer {verb} {word if is_needed else f'[{word}]'}"
 
 
@@ -140,20 +147,43 @@ def parse(options_type: type[Any], arguments: Sequence[str], *, prog: str) -> An
     for flag in paths:
         if "" in _values(arguments, flag):
             raise ValueError(f"{flag} must be a path, got ''; see --help")  # not the folder here
+    if {"-h", "--help"} & set(arguments):
+        print(f"usage: {prog} [options]\n\n{options_text(options_type)}")
+        return None
     arguments = [_expanded(word, paths) for word in arguments]
-    page, complaint = io.StringIO(), io.StringIO()
+    complaint = io.StringIO()
     try:
-        with contextlib.redirect_stdout(page), contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint):
             return tyro.cli(options_type, args=list(arguments), prog=prog)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            # tyro knows of no words without a flag: its own usage asks for one
-            _, gap, rest = page.getvalue().partition("\n\n")
-            print(f"usage: {prog} [options]{gap}{rest}", end="")
-            return None
+    except SystemExit:
         sentence = _first_sentence(complaint.getvalue())
         told = _plain(sentence, options_type, arguments, prog)
         raise ValueError(f"{told}; see --help") from None
+
+
+def options_text(options_type: type[Any]) -> str:
+    """What a verb does, and its options: how each is typed, what it means and its default."""
+    from docstring_parser import parse_from_object
+
+    width = min(100, shutil.get_terminal_size().columns)
+    parts = inspect.cleandoc(options_type.__doc__ or "").split("\n\n")
+    text = [part if part.startswith("cosformer ") else fill(part, width) for part in parts]
+    kinds = reversed(options_type.__mro__[:-1])
+    found = [each for kind in kinds for each in parse_from_object(kind).params]
+    said = {each.arg_name: " ".join((each.description or "").split()) for each in found}
+    rows = [("-h, --help", "show this and exit")]
+    known = zip(_hints(options_type).items(), dataclasses.fields(options_type), strict=True)
+    for (flag, hint), field in sorted(known, key=lambda each: each[1].default is not MISSING):
+        typed = f"{flag}, --no-{flag[2:]}" if hint is bool else f"{flag} {_placeholder(hint)}"
+        rows.append((typed, said.get(field.name, "") + _default(field)))
+    lines = list[str]()
+    for typed, meaning in rows:
+        column = wrap(meaning, width - HELP_COLUMN, break_on_hyphens=False)
+        if len(typed) > HELP_COLUMN - 3:  # two blanks before, one behind
+            column = ["", *column]
+        lines += [f"  {typed:<{HELP_COLUMN - 2}}{column[0] if column else ''}".rstrip()]
+        lines += [" " * HELP_COLUMN + line for line in column[1:]]
+    return "\n\n".join([*text, "\n".join(["options:", *lines])])
 
 
 def help_text(verbs: Mapping[str, tuple[str, str]], prefix: str = "") -> str:
@@ -280,7 +310,7 @@ def _missing(options_type: type[Any], arguments: Sequence[str], prog: str) -> st
     flags = [
         flag
         for flag, field in zip(_hints(options_type), dataclasses.fields(options_type), strict=True)
-        if field.default is dataclasses.MISSING and flag not in typed
+        if field.default is MISSING and flag not in typed
     ]
     bare = next((flag for flag in flags if flag[2:].upper() in prog.split()), None)
     if bare is not None:
@@ -329,6 +359,27 @@ def _rule(hint: Any) -> str:
         return " or ".join(map(_rule, inner))
     plain = {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
     return plain.get(hint, "text")
+
+
+def _placeholder(hint: Any) -> str:
+    """What stands behind a flag, in capitals."""
+    inner = [_placeholder(part) for part in get_args(hint) if part not in (type(None), Ellipsis)]
+    if get_origin(hint) is Literal:
+        return f"{{{','.join(map(str, get_args(hint)))}}}"
+    if get_origin(hint) is tuple:
+        return " ".join(inner) + (" ..." if Ellipsis in get_args(hint) else "")
+    plain = {int: "INT", float: "NUMBER", Path: "PATH"}
+    return "|".join(inner) or plain.get(hint, "TEXT")
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """The default of an option, in brackets; nothing where its text says what happens then."""
+    value = field.default
+    if value is MISSING:
+        return " (required)"
+    if value is None or value == ():
+        return ""
+    return f" (default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
 
 
 def _first_sentence(box: str) -> str:

@@ -90,6 +90,30 @@ def test_every_verb_documents_its_options_and_its_examples_can_be_typed(verb, mo
         shell.shows(*example)
 
 
+@dataclass(frozen=True)
+class Wide(Options):
+    """What else it does."""
+
+    kinds: tuple[str, ...] | None = None
+    """Kinds of which a long sentence says in the source on two lines what is meant by them; it is
+    one paragraph in the help."""
+
+
+def test_the_help_of_an_option_is_one_paragraph_beside_how_it_is_typed(toy, monkeypatch, shell):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(toy, "Options", Wide)
+    assert shell.shows("toy", "run", "--help") == (
+        "usage: cosformer toy run [options]\n\n"
+        "What else it does.\n\n"
+        "options:\n"
+        "  -h, --help            show this and exit\n"
+        "  --size INT            How large. (default: 3)\n"
+        "  --kinds TEXT ...      Kinds of which a long sentence says in the source on two\n"
+        "                        lines what is meant by them; it is one paragraph in the\n"
+        "                        help.\n"
+    )
+
+
 @pytest.mark.usefixtures("toy")
 def test_options_reach_the_verb_and_its_exit_code_is_ours(shell):
     assert shell("toy", "run")[0] == 3

@@ -46,11 +46,12 @@ def demo_page(rows: Sequence[Row], formulas: Mapping[str, str]) -> str:
 
 def _compared(formulas: Mapping[str, str]) -> str:
     said = (
-        "Two models that differ in their attention alone learn from the same batches, in turns. "
-        "cosFormer has a decay γ for each token, a norm and a gate after its heads, and no other "
-        "positions: its sums over j are a small state, so its time is linear. Softmax has what "
-        "helps it most, rotary positions and a short convolution, and PyTorch's fused kernel: its "
-        "time is quadratic. Each has the rate that was best for it in runs of 1,500 steps."
+        "Two models learn from the same batches, in turns. They have equally many layers of equal "
+        "width and differ in their attention and in what helps it most. cosFormer has a decay γ "
+        "for each token, a norm and a gate after its heads, and no positions; its sums over j are "
+        "a small state, so its time is linear. Softmax has rotary positions, a short convolution "
+        "and PyTorch's fused kernel; its time is quadratic. Each has the learning rate that was "
+        "best for it in runs of 1,500 steps."
     )
     lines = "\n".join(f"{NAMES[name] + ':':<11}{each}" for name, each in formulas.items())
     return f"{paragraph(said)}<pre>{html.escape(lines)}</pre>"

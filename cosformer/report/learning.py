@@ -28,7 +28,7 @@ than longer ones (NOTES.md)."""
 WORDS = {
     True: ("learns better than softmax", "learns as well as softmax", "learns worse than softmax"),
     False: tuple(
-        f"is {place} softmax after too few steps to tell who learns better"
+        f"is {place} softmax (too few steps to tell which one learns better)"
         for place in ("ahead of", "level with", "behind")
     ),
 }

@@ -47,7 +47,8 @@ def length_grid(rows: Sequence[Row]) -> Grid:
         ]
         for name in _names(run)
     ]
-    return Grid(header, lines, f"Milliseconds of forward + backward, {run[0].hardware['name']}")
+    machine = run[0].hardware["name"]
+    return Grid(header, lines, f"Milliseconds of forward + backward for the caller, {machine}")
 
 
 def length_claim(rows: Sequence[Row]) -> str:

@@ -173,7 +173,7 @@ def _learnt(best: Mapping[str, Sequence[Row]], shares: Mapping[Fraction, str]) -
     for name in who:
         if name in best:
             numbers = f"has {means[name]:.3f}; {said[rival]} has {means[rival]:.3f}"
-            text = f"{unit} against the best softmax: {who[name]}, {numbers}"
+            text = f"{unit} (less is better) against the best softmax: {who[name]}, {numbers}"
             beyond = f"{means[name] - means[rival]:+.3f}"
             found.append(Headline(beyond, text, [*best[name], *best[rival]]))
     ours, theirs = (best[name][0] for name in (chosen, rival))
@@ -254,7 +254,11 @@ def _speed(sources: Sources, book: Book, charts: list[Chart]) -> str:
     if measured := _by_machine(sources, "mechanisms", "time"):
         drawn = length_charts(measured)
         charts += drawn
-        said = "Attention alone, on the same q, k and v for every mechanism."
+        said = (
+            "Attention alone, on the same q, k and v for every mechanism. A row stays until it is "
+            "measured anew: docs/comparison.md says which kernels of rivals have been deleted "
+            "since, so that these rivals are slower now."
+        )
         parts += [paragraph(said), *map(_figure, drawn)]
     for rows in measured.values():
         told = length_claim(rows), f"{describe(runs_of_each(rows, 'time'))}."

@@ -180,9 +180,9 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     wanted = {*best_by_share(best).values(), COMPARED, paper_of(best), best_with_windows(best)}
     names = [name for name in best if name in wanted]
     length, far = judged[0].config["length"], max(map(int, judged[0].config["stream_bytes"]))
-    header = ["model", "exact layers", UNITS[judged[0].what], "− softmax"]
+    header = ["model", "exact layers", UNITS[judged[0].what], "against softmax"]
     header += [f"at {FAR[-1]} × the length", "parameters"]
-    header += [f"stream of {n:,} tokens" for n in (length, far)]
+    header += [f"memory after {n:,} tokens" for n in (length, far)]
     header += [*["tokens/s in training"] * (speeds is not None), "entry"]
     lines = []
     for name in names:
@@ -197,10 +197,11 @@ def _by_share(judged: Sequence[Row], speeds: Mapping[str, Row] | None = None) ->
     shown = [row for name in names for row in best[name]]
     newest = max(shown, key=lambda row: row.date)
     rule = (
-        f"{spell_size(newest)}, at the best of the rates that were tried: mean ± deviation "
-        "(seeds), or one seed. "
-        f"At {FAR[-1]} × the length: of bytes that stand {FAR[-1] - 1} to {FAR[-1]} "
-        "times as far from the start as a model has seen in training"
+        f"{spell_size(newest)}, each model at the best of the learning rates that were tried: "
+        "mean ± deviation (number of seeds), or one seed. "
+        f"At {FAR[-1]} × the length: on the last {1 / Fraction(FAR[-1])} of texts that are "
+        f"{FAR[-1]} times as long as those in training. Memory: of a stream, when so many tokens "
+        "were generated"
     )
     if speeds is not None:
         rule += f". Tokens/s: alone on the device; {MISSING}: it ran beside others"
@@ -315,7 +316,7 @@ def of_most(rows: Sequence[Row]) -> list[Row]:
 def _grid(judged: Sequence[Row], diverged: Sequence[Row], speeds: dict[str, Row]) -> Grid:
     rates = sorted({row.config["rate"] for row in (*judged, *diverged)})
     best = best_by_entry(judged)
-    header = ["entry", *(f"rate {rate:g}" for rate in rates), "mean of seeds", "− softmax"]
+    header = ["entry", *(f"rate {rate:g}" for rate in rates), "mean of seeds", "against softmax"]
     header += ["first / last", "tokens/s", "state", "parameters"]
     lines: list[list[Cell]] = []
     for name, chosen in best.items():

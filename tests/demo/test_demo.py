@@ -66,7 +66,7 @@ def test_the_demo_checks_trains_writes_and_leaves_a_page(options, capsys):
         "layer 1, head 1   layer 1, head 2",
         "Π_{j<t≤i} γ_t",
         "looks back in the mean",
-        " softmax after too few steps to tell who learns better",
+        " softmax (too few steps to tell which one learns better)",
     ]
     assert [words for words in said if words not in printed] == []
     page = Page((options.out / "demo.html").read_text())
@@ -115,9 +115,9 @@ VERDICTS = {
     "learns worse than softmax but trains faster: ": (4.1, 4.0, 200.0, 100.0, 1000),
     "learns better than softmax but trains slower: ": (3.0, 4.0, 90.0, 100.0, 1000),
     "learns worse than softmax and trains slower: ": (4.1, 4.0, 90.0, 100.0, 1000),
-    "is ahead of softmax after too few steps": (3.0, 4.0, 200.0, 100.0, 999),
-    "is behind softmax after too few steps": (4.1, 4.0, 200.0, 100.0, 84),
-    "is ahead of softmax after too few": (4.1, 6.0, 75.0, 100.0, 1000),
+    "is ahead of softmax (too few steps": (3.0, 4.0, 200.0, 100.0, 999),
+    "is behind softmax (too few steps": (4.1, 4.0, 200.0, 100.0, 84),
+    "is ahead of softmax (too few": (4.1, 6.0, 75.0, 100.0, 1000),
     "0.75 times the speed; softmax did not beat the fr": (4.1, 6.0, 75.0, 100.0, 1000),
 }
 """Words -> losses, speeds and steps of which they are said; the floor is 5."""

@@ -14,7 +14,7 @@ from cosformer.report.tables import TABLES
 def test_every_entry_stands_at_its_best_rate_beside_softmax_the_best_first():
     first, _ = TABLES["study"](STUDY_ROWS).split("7,500 steps")
     header, _, *lines = cells(first)
-    assert header[:5] == ["entry", "rate 0.001", "rate 0.003", "mean of seeds", "− softmax"]
+    assert header[:5] == ["entry", "rate 0.001", "rate 0.003", "mean of seeds", "against softmax"]
     rest = ["2 MiB", "4.81 M"]
     assert lines == [
         ["multiscale", "1.800", "**1.500**", "1.550 ± 0.071 (2)", "-0.050", "1.750 / 1.450",
