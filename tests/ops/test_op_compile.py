@@ -168,6 +168,17 @@ def test_compiled_calls_that_break_a_rule_raise_before_they_change_anything():
         within(torch.randn(1, 2, 8, 4), torch.tensor([torch.nan, 9.0]))
 
 
+def test_a_horizon_of_one_number_in_a_tensor_compiles_and_goes_on_with_a_stream():
+    x, horizon = tokens(1, 2, 8), torch.tensor(9.0)
+    begun = compiled(lambda *x: attention_with_state(*x[:3], horizon=x[3]))
+    out, state = begun(*x, horizon)
+    right, same = attention_with_state(*x, horizon=9.0)
+    torch.testing.assert_close(out, right)
+    torch.testing.assert_close((state + same).key_value, 2 * same.key_value)
+    with pytest.raises(RuntimeError, match="past the horizon: raise horizon"):
+        begun(*x, torch.tensor(7.0))
+
+
 class Op(torch.nn.Module):
     def __init__(self, function):
         super().__init__()
