@@ -124,9 +124,26 @@ def test_a_dynamic_graph_takes_other_scales_and_a_decay_for_each_head():
             torch.testing.assert_close(graph(*x, gamma, scale), fading(*x, gamma, scale))
 
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="inductor needs a C++ compiler"
+)
+inductors_own = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
 @slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # inductor's own use
+@needs_compiler
+@inductors_own
+def test_inductor_compiles_a_learned_decay_at_lengths_it_never_saw():
+    rates = torch.tensor([0.5, 0.9], dtype=torch.float64, requires_grad=True)
+    function = partial(attention, causal=True, horizon=400, decay=rates)
+    fast = torch.compile(function, fullgraph=True, dynamic=True)
+    for length in (140, 200):
+        check(function, fast, tokens(2, 2, length))
+
+
+@slow
+@needs_compiler
+@inductors_own
 def test_inductor_compiles_forward_and_backward():
     function = FUNCTIONS["causal"]
     fast = compiled(function, backend="inductor")
