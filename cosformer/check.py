@@ -23,7 +23,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x)
         if x.is_nested or x.layout != torch.strided:
-            raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
+            found = "a nested one" if x.is_nested else f"layout {x.layout}"
+            raise ValueError(f"{name} must be a dense tensor, got {found}")
         if x.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, length, width], got {list(x.shape)}")
         if x.dtype not in DTYPES:
@@ -97,7 +98,7 @@ def check_number_or_tensor(name: str, value: Any) -> None:
 
 def check_bool(name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+        raise TypeError(f"{name} must be a bool, got {torch.typename(value)}")  # numpy has its own
 
 
 def check_bools(**values: Any) -> None:

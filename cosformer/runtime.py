@@ -19,6 +19,11 @@ PLAIN = (Tensor, Parameter)
 ROOM = 180 * 2**10
 """The most shared memory, in bytes, that one Triton program of this library takes."""
 
+NEED_REFERENCE = (
+    "need impl='reference', which is quadratic; torch.func.jacrev works with every impl"
+)
+"""What is said of derivatives that a Function of torch cannot have."""
+
 
 def eager(*tensors: Tensor) -> bool:
     """Whether operations on these tensors run at once: no tracer, mode, transform or subclass."""
@@ -63,6 +68,14 @@ def mapped_over(x: object) -> bool:
     if torch.compiler.is_compiling() or not isinstance(x, Tensor):
         return False
     return torch._C._functorch.is_batchedtensor(x)
+
+
+def refuse_older_vmap(*grads: Tensor | None) -> None:
+    """An error in a backward pass under autograd's own vmap, of which a Function is not asked."""
+    if torch.compiler.is_compiling():
+        return
+    if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
+        raise NotImplementedError(f"is_grads_batched=True and vectorize=True {NEED_REFERENCE}")
 
 
 def renewed(state: Named, /, **parts: object) -> Named:

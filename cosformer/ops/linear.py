@@ -34,6 +34,7 @@ from cosformer.ops.problem import (
     kind_of,
     same_numbers,
     sizes_of,
+    written,
     zero_masked,
 )
 from cosformer.ops.state import (
@@ -214,7 +215,9 @@ def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
         raise ValueError("state was made with another theta or feature map")
     kept = as_kept(given.gamma, "gamma", k)
     if not same_numbers(state.decay, kept, "gamma"):
-        raise ValueError(f"gamma must be the state's {state.decay}, got {given.gamma}")
+        raise ValueError(
+            f"gamma must be the state's {written(state.decay)}, got {written(given.gamma)}"
+        )
     check_gates_go_on(state, given.log_decay, k)
 
 
@@ -263,7 +266,13 @@ def mapped(
             f"feature_map must be a name or a function, got {type(feature_map).__name__}"
         )
     k = zero_masked(k, key_mask)  # the slope of φ at NaN would be NaN
-    return check_inputs(feature_map(q), feature_map(k), v)
+    features = feature_map(q), feature_map(k)
+    for x, found in zip((q, k), features, strict=True):
+        rows = list(x.shape[:3])
+        if not isinstance(found, Tensor) or list(found.shape[:-1]) != rows:
+            shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"feature_map must return a tensor {[*rows, 'width']}, got {shape}")
+    return check_inputs(*features, v)
 
 
 def linear_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:

@@ -1,6 +1,6 @@
 """The memory of a stream, whose size does not grow with its length."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from cosformer.ops.problem import (
     same_numbers,
     total_gate,
     vanishes,
+    written,
 )
 from cosformer.runtime import readable, renewed
 
@@ -152,6 +153,10 @@ class State(NamedTuple):
                     "states must have one shape to add, got "
                     f"{list(mine.shape)} and {list(theirs.shape)}"
                 )
+            if mine.device != theirs.device:
+                raise ValueError(
+                    f"states must be on one device to add, got {mine.device} and {theirs.device}"
+                )
         if self.horizon is None or other.horizon is None:
             if self.horizon is not other.horizon or self.weight != "plain":
                 raise ValueError(
@@ -160,11 +165,13 @@ class State(NamedTuple):
                 )
         elif not same_numbers(self.horizon, other.horizon, "horizon"):
             raise ValueError(
-                f"states must have one horizon to add, got {self.horizon} and {other.horizon}"
+                "states must have one horizon to add, "
+                f"got {written(self.horizon)} and {written(other.horizon)}"
             )
         if not same_numbers(self.decay, other.decay, "decay"):
             raise ValueError(
-                f"states must have one decay to add, got {self.decay} and {other.decay}"
+                "states must have one decay to add, "
+                f"got {written(self.decay)} and {written(other.decay)}"
             )
         if self.per_token != other.per_token:
             raise ValueError("states must both have a decay per token to add, or neither")
@@ -178,6 +185,12 @@ class State(NamedTuple):
             self.log_decay + other.log_decay,
             self.endless and other.endless,
         )
+
+    def __mul__(self, other: object) -> NoReturn:  # a tuple would repeat its members
+        raise TypeError("a State has no product: only states of one sequence add, by +")
+
+    def __rmul__(self, other: object) -> NoReturn:
+        self.__mul__(other)
 
     def _shrunk(self, other: "State") -> "State":
         """This state decayed up to the end of the other stretch, if that ends later."""
@@ -249,13 +262,15 @@ def check_continues(
     if horizon is not None:
         named = check_horizon(horizon, k.shape[1], k.shape[1])
         if not same_numbers(named, state.horizon, "horizon"):
-            raise ValueError(f"horizon must be the state's {state.horizon}, got {horizon}")
+            raise ValueError(
+                f"horizon must be the state's {written(state.horizon)}, got {written(horizon)}"
+            )
     if weight is not None and kind_within(state.horizon, weight) != state.weight:
         raise ValueError(f"weight must be the state's {state.weight!r}, got {weight!r}")
     if decay is not None and state.per_token:
         raise ValueError(f"decay must be None: the state decays per token, got {decay}")
     if decay is not None and not same_numbers(state.decay, as_kept(decay, "decay", k), "decay"):
-        raise ValueError(f"decay must be the state's {state.decay}, got {decay}")
+        raise ValueError(f"decay must be the state's {written(state.decay)}, got {written(decay)}")
     return state.horizon
 
 

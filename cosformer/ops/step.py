@@ -16,6 +16,7 @@ from cosformer.ops.problem import (
     angles,
     as_numbers,
     basis,
+    check_gates,
     check_length,
     divisor,
     kind_of,
@@ -25,7 +26,7 @@ from cosformer.ops.problem import (
 )
 from cosformer.ops.state import State, check_continues, check_gates_go_on
 from cosformer.ops.triton import fused_step, why_not_step
-from cosformer.runtime import full_precision, on_device_of, readable
+from cosformer.runtime import full_precision, mapped_over, on_device_of, readable
 
 
 class Recurrence(NamedTuple):
@@ -94,6 +95,7 @@ def step(
         gates = log_decay[..., None] if isinstance(log_decay, Tensor) else log_decay
         return step(q, k, v, state, log_decay=gates, slots=slots, eps=eps, impl=impl)[:, :, 0]
     q, k, v = _one_token(q, k, v)
+    _check_mapped(state, k, v, log_decay)
     streams = state.key_value.shape[0] if isinstance(state, State) else 0
     _check_slots(slots, k, state)
     shown = k if slots is None else k.new_empty(()).expand(streams, *k.shape[1:])
@@ -110,7 +112,7 @@ def step(
     captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
     if limited and not (kernels and captured):
         check_length(1, horizon, _positions(state, slots, captured=captured))
-    _check_gate(log_decay)
+    _check_gate(log_decay, q)
     if kernels:
         limit = whole_limit(horizon) if limited and captured else None
         turn = angle_of(horizon, k) if isinstance(horizon, Tensor) else math.pi / (2 * horizon)
@@ -168,7 +170,7 @@ def linear_attention_step(
     check_arguments(given)
     by = recurrence(k, given)
     check_goes_on(state, k, v, given)
-    _check_gate(log_decay)
+    _check_gate(log_decay, q)
     check_eps(eps, state.key_value.dtype)
     _refuse_gradients(state, q, k, v, gamma, log_decay)
     with full_precision(q):
@@ -191,12 +193,11 @@ def recurrence(k: Tensor, given: Arguments) -> Recurrence:
     )
 
 
-def _check_gate(log_decay: Tensor | None) -> None:
+def _check_gate(log_decay: Tensor | None, q: Tensor) -> None:
     """Refuse numbers that are no logarithms of decays; `check_gates_go_on` has seen their shape."""
     if log_decay is None:
         return
-    if not log_decay.dtype.is_floating_point:
-        raise ValueError(f"log_decay must be real, got {log_decay.dtype}")
+    check_gates(log_decay, q)
     require_all(log_decay <= 0, GATE_RULE, log_decay)
 
 
@@ -263,6 +264,15 @@ def _one_token(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     if q.shape[2] != 1 or k.shape[2] != 1:
         raise ValueError(f"step takes one token, got {q.shape[2]} queries and {k.shape[2]} keys")
     return q, k, v
+
+
+def _check_mapped(state: State, *tokens: Tensor | None) -> None:
+    """Refuse tokens under vmap whose state is not mapped over, because it has room for one."""
+    if any(map(mapped_over, tokens)) and not mapped_over(getattr(state, "key_value", None)):
+        raise ValueError(
+            "state must be mapped over by vmap, as its tokens are, because step changes it in "
+            "place: attention_with_state makes a new one"
+        )
 
 
 def _refuse_gradients(state: State, *given: Any) -> None:
@@ -332,6 +342,12 @@ class StepGraph:
         slots: Tensor | None = None,
         eps: float = 1e-6,
     ) -> None:
+        given = {"q": q, "k": k, "v": v, "log_decay": log_decay, "slots": slots}
+        for name, x in given.items():
+            if x is not None or name in ("q", "k", "v"):
+                check_tensor(name, x)
+        if not isinstance(state, State):
+            raise TypeError(f"state must be a State, got {type(state).__name__}")
         if not q.is_cuda:
             raise ValueError(f"q must be on a CUDA device, got {q.device.type}")
         self.state = state  # a replay writes to its memory

@@ -304,6 +304,14 @@ def test_forward_mode_is_refused_as_by_an_ordinary_call(driver):
             attention(forward_ad.make_dual(tensors[0], k), *tensors[1:], causal=True)
 
 
+def test_gradients_in_batches_are_refused_as_by_an_ordinary_call(driver):
+    q, k, v = leaves()
+    warmed(driver, [q, k, v], qkv(seed=9)[0])
+    out = attention(q, k, v, causal=True)
+    with pytest.raises(NotImplementedError, match="vectorize=True need impl='reference'"):
+        torch.autograd.grad(out, q, torch.stack([out, out]), is_grads_batched=True)
+
+
 def test_threads_share_what_is_remembered(driver):
     expected = [both_passes(leaves(seed=n), qkv(seed=9)[0], causal=True) for n in range(20)]
     with ThreadPoolExecutor(4) as pool:

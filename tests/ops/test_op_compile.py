@@ -124,9 +124,32 @@ def test_a_dynamic_graph_takes_other_scales_and_a_decay_for_each_head():
             torch.testing.assert_close(graph(*x, gamma, scale), fading(*x, gamma, scale))
 
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="inductor needs a C++ compiler"
+)
+inductors_own = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
 @slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # inductor's own use
+@needs_compiler
+@inductors_own
+def test_inductor_compiles_a_learned_decay_at_lengths_it_never_saw():
+    def fading(q, k, v, rates):
+        return attention(q, k, v, causal=True, horizon=297.6, decay=rates)
+
+    fast = torch.compile(fading, fullgraph=True, dynamic=True)
+    rates = torch.tensor([0.5, 0.9, 0.99])
+    for length in (257, 140):
+        x = [y.float() for y in tokens(2, 3, length, width=3)]
+        for value, right in zip(
+            results(fast, (*x, rates)), results(fading, (*x, rates)), strict=True
+        ):
+            torch.testing.assert_close(value, right, rtol=1e-4, atol=1e-4)
+
+
+@slow
+@needs_compiler
+@inductors_own
 def test_inductor_compiles_forward_and_backward():
     function = FUNCTIONS["causal"]
     fast = compiled(function, backend="inductor")
@@ -166,6 +189,17 @@ def test_compiled_calls_that_break_a_rule_raise_before_they_change_anything():
     within = compiled(lambda x, horizon: attention(x, x, x, horizon=horizon))
     with pytest.raises(RuntimeError, match="horizon must be above 0"):
         within(torch.randn(1, 2, 8, 4), torch.tensor([torch.nan, 9.0]))
+
+
+def test_a_horizon_of_one_number_in_a_tensor_compiles_and_goes_on_with_a_stream():
+    x, horizon = tokens(1, 2, 8), torch.tensor(9.0)
+    begun = compiled(lambda *x: attention_with_state(*x[:3], horizon=x[3]))
+    out, state = begun(*x, horizon)
+    right, same = attention_with_state(*x, horizon=9.0)
+    torch.testing.assert_close(out, right)
+    torch.testing.assert_close((state + same).key_value, 2 * same.key_value)
+    with pytest.raises(RuntimeError, match="past the horizon: raise horizon"):
+        begun(*x, torch.tensor(7.0))
 
 
 class Op(torch.nn.Module):

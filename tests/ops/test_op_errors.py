@@ -17,6 +17,7 @@ from cosformer import (
     linear_attention_with_state,
     step,
 )
+from cosformer.ops import StepGraph, linear_attention_step
 
 Q, K, V = tokens(2, 4, 6, kv_heads=2)
 ONE = {"q": Q[:1], "k": K[:1], "v": V[:1]}  # a batch of one, as packing needs it
@@ -91,6 +92,8 @@ STREAMS = [
 ENGINE = [
     ({"feature_map": "gelu"}, "feature_map must be one of identity, relu, .*got 'gelu'"),
     ({"feature_map": lambda x: x[..., :0]}, "must have a width of at least 1"),
+    ({"feature_map": lambda x: x[:, :, :3]}, r"feature_map must return .*6, 'width'\], got \[2"),
+    ({"feature_map": lambda x: None}, "feature_map must return a tensor .*got NoneType"),
     ({"normaliser": "max"}, "normaliser must be one of sum, none, got 'max'"),
     ({"rule": "abs"}, "rule must be one of clamp, add, signed, got 'abs'"),
     ({"scale": 0.5}, "scale must be 1 with normaliser='sum', .*got 0.5"),
@@ -138,7 +141,7 @@ RATES = [
     ({"decay": [0.5, 1.5]}, r"decay must lie in \(0, 1\], got \[0.5, 1.5\]"),
     ({"decay": torch.tensor([0.5, -1.0])}, r"decay must lie in \(0, 1\], got -1"),
     ({"decay": torch.tensor([0.5, 1 + 2**-23])}, r"decay must lie in \(0, 1\], got 1.0000001"),
-    ({"decay": [1, 1, 1]}, r"decay must be a number or one per head \[\d\], got \[3\]"),
+    ({"decay": [1, 1, 1]}, r"decay must be a number or one per head \[2\]( or \[4\])?, got \[3\]"),
     ({"decay": "slow"}, "decay must be a number, a sequence of them or a tensor, got str"),
     ({"decay": [0.5, None]}, r"decay\[1\] must be a number, got NoneType"),
     ({"decay": 0.5, "log_decay": GATE}, "decay and log_decay must not both be given"),
@@ -220,6 +223,10 @@ def misfits(q, k, v):
         ({"q": q[:, :3]}, "heads of q must be a multiple of the heads of k, got 3 and 2"),
         ({"q": q[:, :0]}, rf"q must have at least 1 head, got \[2, 0, {length}, 4\]"),
         ({"k": k.to("meta")}, "k must be on the device of q, cpu, got meta"),
+        (
+            {"q": torch.nested.nested_tensor([*q], layout=torch.jagged)},
+            "q must be a dense tensor, got a nested",
+        ),
     ]
 
 
@@ -251,6 +258,46 @@ def test_a_bad_step_is_named_and_changes_nothing(bad, message):
         step(**TOKEN | {"state": state} | bad)
     assert not state.key_value.any()
     assert int(state.position) == 0
+
+
+@pytest.mark.parametrize(
+    ("gate", "message"),
+    [
+        (
+            torch.zeros(2, 2, 1, device="meta"),
+            "log_decay must be on the device of q, cpu, got meta",
+        ),
+        (torch.zeros(2, 2, 1, dtype=torch.int64), "log_decay must be real, got torch.int64"),
+        (torch.ones(2, 2, 1), "log_decay must be at most 0, got 1.0"),
+    ],
+)
+def test_a_bad_gate_of_a_step_is_named_and_changes_nothing(gate, message):
+    state = State.empty(2, 2, 4, 4, horizon=20, per_token=True, dtype=torch.float64)
+    _, other = linear_attention_with_state(
+        Q, K, V, feature_map="1+elu", log_decay=-torch.ones(2, 2, 6)
+    )
+    with pytest.raises(ValueError, match=message):
+        step(**TOKEN, state=state, log_decay=gate)
+    with pytest.raises(ValueError, match=message):
+        linear_attention_step(**TOKEN, state=other, feature_map="1+elu", log_decay=gate)
+    assert [int(state.position), int(other.position)] == [0, 6]
+
+
+def test_what_no_graph_of_a_step_can_capture_is_named():
+    good = TOKEN | {"state": State.empty(2, 2, 4, 4, horizon=20)}
+    for bad, message in (
+        ({"k": None}, "k must be a tensor, got NoneType"),
+        ({"slots": [0, 1]}, "slots must be a tensor, got list"),
+        ({"state": (1, 2)}, "state must be a State, got tuple"),
+        ({}, "q must be on a CUDA device, got cpu"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            StepGraph(**good | bad)
+
+
+def test_a_bool_of_numpy_is_called_one_of_numpy():
+    with pytest.raises(TypeError, match=r"causal must be a bool, got numpy\.bool"):
+        attention(Q, K, V, causal=np.True_)
 
 
 EMPTY = [

@@ -95,12 +95,16 @@ def test_states_that_do_not_belong_together_do_not_add():
         (stream(20, weight="raised_cosine"), "one shape"),
         (stream(20, decay=0.9), "one decay to add, got 1.0 and 0.9"),
         (stream(20, log_decay=-torch.ones(2, 2, 8)), "both have a decay per token to add"),
+        (State.empty(2, 2, 4, 4, horizon=20, device="meta"), "on one device to add, got cpu and m"),
     ):
         with pytest.raises(ValueError, match=message):
             state + other
     for other in (1, tuple(state)):
         with pytest.raises(TypeError):
             state + other
+    for product in (lambda: 2 * state, lambda: state * 2):
+        with pytest.raises(TypeError, match="a State has no product"):
+            product()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
 """Autocast, functional transforms and checkpointing treat the op as any PyTorch function."""
 
+import warnings
+from functools import partial
+
 import pytest
 import torch
 from formula import cosformer, in_pieces, rounded_once, tokens, uniform
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import grad, hessian, jacrev, vjp, vmap
+from torch.autograd.functional import hessian as second_derivatives
+from torch.autograd.functional import jacobian
+from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 from cosformer import (
@@ -13,6 +18,7 @@ from cosformer import (
     attention_weights,
     attention_with_state,
     linear_attention,
+    step,
 )
 
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -62,6 +68,10 @@ def test_gradients_under_autocast_are_those_of_the_rounded_inputs(dtype, inside)
 
 def loss(q, k, v, **options):
     return attention(q, k, v, **options).sin().sum()
+
+
+def curved_formula(q, k, v):
+    return cosformer(q, k, v).sin().sum()
 
 
 MAPS = {
@@ -147,6 +157,25 @@ def test_vmap_over_what_the_host_compares_is_refused_by_name():
             vmap(function)(mapped)
 
 
+def test_a_step_under_vmap_needs_a_state_that_is_mapped_over_too():
+    calls = [tokens(1, 2, 1, seed=seed) for seed in range(3)]
+    inputs = [torch.stack(x) for x in zip(*calls, strict=True)]
+
+    def empty():
+        return State.empty(1, 2, 4, 4, horizon=9, dtype=torch.float64)
+
+    def stepped(q, k, v, key_value, key_sum):
+        return step(q, k, v, empty()._replace(key_value=key_value, key_sum=key_sum))
+
+    with pytest.raises(ValueError, match="state must be mapped over by vmap"):
+        vmap(lambda q, k, v: step(q, k, v, empty()))(*inputs)
+    sums = [x.expand(3, *x.shape).clone() for x in empty()[:2]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch finds one of its operations slow under vmap
+        found = vmap(stepped)(*inputs, *sums)
+    torch.testing.assert_close(found, torch.stack([step(*x, empty()) for x in calls]))
+
+
 @both_ways
 def test_jacobians_and_hessians_equal_those_of_the_formula(causal):
     q, k, v = tokens(1, 1, 4, width=2)
@@ -163,8 +192,28 @@ def test_jacobians_and_hessians_equal_those_of_the_formula(causal):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own use
 def test_forward_mode_says_that_it_is_not_there():
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"jvp|forward"):
-        hessian(loss)(*tokens(1, 1, 4, width=2))
+    x = tokens(1, 1, 4, width=2)
+    for call in (
+        lambda: hessian(loss)(*x),
+        lambda: jvp(loss, x, x),
+        lambda: jacobian(loss, x, vectorize=True, strategy="forward-mode"),
+    ):
+        with pytest.raises(NotImplementedError, match=r"forward-mode .*need impl='reference'"):
+            call()
+    found, right = (jvp(f, x, x)[1] for f in (partial(loss, impl="reference"), curved_formula))
+    torch.testing.assert_close(found, right)
+
+
+def test_gradients_in_batches_say_what_they_need():
+    x = tokens(1, 1, 4, width=2)
+    out = attention(*(y.requires_grad_() for y in x))
+    for call in (
+        lambda: torch.autograd.grad(out, x, torch.stack([out, out]), is_grads_batched=True),
+        lambda: jacobian(attention, x, vectorize=True),
+        lambda: second_derivatives(loss, x, vectorize=True),
+    ):
+        with pytest.raises(NotImplementedError, match="vectorize=True need impl='reference'"):
+            call()
 
 
 @both_ways

@@ -26,12 +26,14 @@ from cosformer.ops.problem import (
     zero_masked,
 )
 from cosformer.runtime import (
+    NEED_REFERENCE,
     compute_dtype,
     eager,
     join_batch,
     join_shared,
     recorded,
     refuse_mapped,
+    refuse_older_vmap,
 )
 
 
@@ -104,7 +106,14 @@ def _results(given: Given) -> Results:
     # Plain eager calls skip the binding of arguments and functorch, which saves 40 µs.
     plain = eager(given.q, given.k, given.v)
     apply = super(Function, _Attention).apply if plain else _Attention.apply
-    return Results(*apply(*given))
+    if torch.compiler.is_compiling():
+        return Results(*apply(*given))
+    try:
+        return Results(*apply(*given))
+    except NotImplementedError as error:
+        if "jvp" not in str(error):
+            raise
+        raise NotImplementedError(f"forward-mode derivatives {NEED_REFERENCE}") from error
 
 
 def _causal_sums(given: Given) -> Tensor:
@@ -148,6 +157,7 @@ class _Attention(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_older_vmap(*grads)
         of_out, of_total, of_last, *_ = grads
         *needed, _, _ = ctx.needs_input_grad
         q, k, v, decay, state, *saved = ctx.saved_tensors

@@ -18,7 +18,7 @@ from cosformer.ops.problem import (
     Options,
     Results,
 )
-from cosformer.runtime import recorded
+from cosformer.runtime import recorded, refuse_older_vmap
 
 if TYPE_CHECKING:
     from cosformer.ops.hopper import Tape
@@ -117,6 +117,7 @@ class _Repeated(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_older_vmap(grad)
         q, k, v, gates, out, total, kept, fading = ctx.saved_tensors
         *needed, _ = ctx.needs_input_grad
         asked = Asked(*needed)

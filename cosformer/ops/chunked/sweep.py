@@ -444,16 +444,18 @@ def _accumulate(
                 after.addcmul_(before, share)
     else:
         update = _product(written, values, None)
-        first, last = (update, state[:, :, None]) if reverse else (state[:, :, None], update)
-        edges = torch.cat([first, last], 2)  # [B, H, n + 1, R·y, z]
-        kept = _kept_between_edges(window)
-        if kept is not None:
-            kept = (kept.mT if reverse else kept).to(state.dtype)
-            edges = (kept @ edges.flatten(3)).unflatten(3, edges.shape[3:])
+        if window.edges is not None or window.sequences is not None:
+            # Inductor of PyTorch 2.13 cannot keep a square of n + 1 if n is symbolic.
+            chunks = written.shape[2]
+            its, others = (chunks, slice(chunks)) if reverse else (0, slice(1, None))
+            of_update = _kept_between_edges(window, others, reverse=reverse).to(state.dtype)
+            of_state = _kept_between_edges(window, slice(its, its + 1), reverse=reverse)
+            edges = (of_update @ update.flatten(3)).unflatten(3, update.shape[3:])
+            edges = edges + of_state.to(state.dtype)[..., None] * state[:, :, None]
         elif reverse:
-            edges = edges.flip(2).cumsum(2).flip(2)
+            edges = torch.cat([update, state[:, :, None]], 2).flip(2).cumsum(2).flip(2)
         else:
-            edges = edges.cumsum(2)
+            edges = torch.cat([state[:, :, None], update], 2).cumsum(2)  # [B, H, n + 1, R·y, z]
     if reverse:
         return edges[:, :, 1:], edges[:, :, 0]
     return edges[:, :, :-1], edges[:, :, -1]
@@ -468,14 +470,18 @@ def _kept_by_chunks(window: Window) -> Tensor | None:
     return same if kept is None else kept * same
 
 
-def _kept_between_edges(window: Window) -> Tensor | None:
-    """How much of the state at one edge is left at a later one, `[b, h, n + 1, n + 1]`."""
-    kept = None
+def _kept_between_edges(window: Window, some: slice, *, reverse: bool) -> Tensor:
+    """How much of the state at some edges is left at every later one, `[b, h, n + 1, some]`.
+
+    In reverse it is left at every earlier one.
+    """
+    of = window.edges if window.edges is not None else window.sequences
+    assert of is not None
+    index = torch.arange(of.shape[-1], device=of.device)
+    kept = index[:, None] <= index[some] if reverse else index[:, None] >= index[some]
+    if window.sequences is not None:
+        kept = kept & (window.sequences[..., :, None] == window.sequences[..., None, some])
     if window.edges is not None:
-        between = window.edges[..., :, None] - window.edges[..., None, :]
-        later = _causal(between.shape[-1], between.device)
-        kept = between.masked_fill(~later, -torch.inf).exp_()
-    if window.sequences is None:
-        return kept
-    same = window.sequences[..., :, None] == window.sequences[..., None, :]
-    return same & _causal(same.shape[-1], same.device) if kept is None else kept * same
+        lost = window.edges[..., :, None] - window.edges[..., None, some]
+        kept = (-lost if reverse else lost).masked_fill(~kept, -torch.inf).exp_()
+    return kept

@@ -13,7 +13,13 @@ from torch.autograd import Function
 from cosformer.ops.chunked.chunks import Plan, Spans, cut, plan, sink
 from cosformer.ops.chunked.sweep import Load, Pattern, Reader, run
 from cosformer.ops.problem import decay_gradient
-from cosformer.runtime import join_batch, join_shared, recorded, refuse_mapped
+from cosformer.runtime import (
+    join_batch,
+    join_shared,
+    recorded,
+    refuse_mapped,
+    refuse_older_vmap,
+)
 
 
 class Result(NamedTuple):
@@ -114,6 +120,7 @@ class _Trilinear(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_older_vmap(grad_out, grad_last)
         x, y, z, state, decay, last, query_basis, key_basis, sequence = ctx.saved_tensors
         pattern = Pattern(query_basis, key_basis, None, sequence, ctx.causal, ctx.even)
         there, back = ctx.reverse, not ctx.reverse

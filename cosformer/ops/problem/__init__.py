@@ -36,6 +36,7 @@ from cosformer.ops.problem.horizon import (
     vanishes,
     vanishing_decay,
     whole_limit,
+    written,
 )
 from cosformer.ops.problem.normaliser import DENOMINATORS, FOLLOWS, divisor, quotient, with_ones
 from cosformer.ops.problem.placement import (
@@ -52,6 +53,7 @@ from cosformer.ops.problem.weights import (
     angles,
     as_kept,
     as_numbers,
+    check_gates,
     check_one_decay,
     check_weight,
     cosine_angle,

@@ -4,6 +4,11 @@ import torch
 from torch import Tensor
 
 
+def per_head_shapes(heads: int, key_heads: int) -> str:
+    """The shapes that one number per head, or per key head, may have, for an error."""
+    return " or ".join(f"[{size}]" for size in sorted({heads, key_heads}))
+
+
 def for_each_query_head(x: Tensor, groups: int) -> Tensor:
     """`[B, H_kv, …]` as `[B, H, …]`."""
     if groups == 1:

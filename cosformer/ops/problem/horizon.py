@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cosformer.check import check_number, check_number_or_tensor
+from cosformer.ops.problem.heads import per_head_shapes
 from cosformer.runtime import mapped_over, readable
 
 Horizon = float | Tensor
@@ -43,11 +44,13 @@ def check_horizon(horizon: Horizon, heads: int, key_heads: int) -> Horizon:
         raise ValueError("horizon cannot be mapped over by vmap: the host compares its values")
     if isinstance(horizon, Tensor) and horizon.requires_grad and torch.is_grad_enabled():
         raise ValueError("horizon must not require a gradient: none is computed for it")
+    if torch.compiler.is_compiling() and isinstance(horizon, Tensor) and not horizon.dim():
+        horizon = horizon.expand(key_heads)  # a graph cannot make a number of it
     if isinstance(horizon, Tensor) and horizon.dim():
         if horizon.dim() != 1 or horizon.shape[0] not in (heads, key_heads):
-            sizes = " or ".join(f"[{size}]" for size in sorted({heads, key_heads}))
             raise ValueError(
-                f"horizon must be a number or one per head {sizes}, got {list(horizon.shape)}"
+                f"horizon must be a number or one per head {per_head_shapes(heads, key_heads)}, "
+                f"got {list(horizon.shape)}"
             )
         if torch.compiler.is_compiling():
             torch._assert_async((horizon > 0).all(), "horizon must be above 0")
@@ -135,8 +138,13 @@ def _least(horizon: Horizon) -> float:
     return float(horizon.min()) if isinstance(horizon, Tensor) else horizon
 
 
+def written(numbers: float | Sequence[float] | Tensor) -> object:
+    """Numbers as an error names them: a tensor's own print has 4 digits and hides differences."""
+    return numbers.tolist() if isinstance(numbers, Tensor) and readable(numbers) else numbers
+
+
 def same_numbers(one: float | Tensor, other: float | Tensor, name: str) -> bool:
-    """Whether two numbers, or two tensors of them, are equal; `name` is for the device's error."""
+    """Whether numbers, one or one per head, are equal; `name` is for the device's error."""
     if one is other:
         return True
     if not isinstance(one, Tensor):
@@ -144,7 +152,7 @@ def same_numbers(one: float | Tensor, other: float | Tensor, name: str) -> bool:
             return same_numbers(other, one, name)
         return math.isclose(one, other, rel_tol=1e-12)
     other = torch.as_tensor(other, dtype=torch.float64, device=one.device)
-    if one.shape != other.shape:
+    if other.dim() and one.shape != other.shape:
         return False
     same = (one == other).all()
     if readable(same):

@@ -9,7 +9,7 @@ from torch import Tensor
 from cosformer.check import check_number, check_number_or_tensor, check_tensor, require_all
 from cosformer.memo import Memo, Numbers
 from cosformer.ops.problem.decay import GATE_RULE
-from cosformer.ops.problem.heads import for_each_query_head
+from cosformer.ops.problem.heads import for_each_query_head, per_head_shapes
 from cosformer.ops.problem.horizon import Horizon, check_horizon, check_length, vanishes
 from cosformer.ops.problem.placement import Placement, longer, sequence_of
 from cosformer.ops.problem.problem import WEIGHTS, Problem
@@ -203,9 +203,8 @@ def decaying_evenly(
     return problem._replace(query_decay=at_queries, key_decay=at_keys)
 
 
-def decaying_by_token(problem: Problem, log_decay: Tensor, q: Tensor, k: Tensor) -> Problem:
-    """The problem with a decay per token, `[B, H, T]` or `[B, H_kv, T]`."""
-    batch, heads, queries = q.shape[:3]
+def check_gates(log_decay: Tensor, q: Tensor) -> None:
+    """Refuse a decay per token that is no tensor of real numbers where q is."""
     check_tensor("log_decay", log_decay)
     if not log_decay.dtype.is_floating_point:
         raise ValueError(f"log_decay must be real, got {log_decay.dtype}")
@@ -213,6 +212,12 @@ def decaying_by_token(problem: Problem, log_decay: Tensor, q: Tensor, k: Tensor)
         raise ValueError(
             f"log_decay must be on the device of q, {q.device}, got {log_decay.device}"
         )
+
+
+def decaying_by_token(problem: Problem, log_decay: Tensor, q: Tensor, k: Tensor) -> Problem:
+    """The problem with a decay per token, `[B, H, T]` or `[B, H_kv, T]`."""
+    batch, heads, queries = q.shape[:3]
+    check_gates(log_decay, q)
     if queries != k.shape[2]:
         raise ValueError(f"log_decay needs as many queries as keys, got {queries} and {k.shape[2]}")
     sizes = (batch, heads, queries), (batch, k.shape[1], queries)
@@ -244,7 +249,8 @@ def _for_heads(name: str, values: float | Tensor, q: Tensor, k: Tensor) -> Tenso
         return values.to(device=q.device, dtype=torch.float64).reshape(1, 1)
     # `in` finds no symbol of a graph
     if values.dim() != 1 or not any(values.shape[0] == x.shape[1] for x in (q, k)):
+        shapes = per_head_shapes(q.shape[1], k.shape[1])
         raise ValueError(
-            f"{name} must be a number or one per head [{q.shape[1]}], got {list(values.shape)}"
+            f"{name} must be a number or one per head {shapes}, got {list(values.shape)}"
         )
     return _per_head(values, q)
