@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 import cosformer.models.slots
 from cosformer.models import (
     Backbone,
+    Generator,
     ModelConfig,
     Sampling,
     create_model,
@@ -22,6 +23,7 @@ from cosformer.models import (
 )
 from cosformer.models.sampling import choose
 from cosformer.models.slots import Step
+from cosformer.tasks import Bytes
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0)
 SHORT = Sampling(max_new_tokens=7, temperature=0)
@@ -173,6 +175,23 @@ def test_padding_behind_real_tokens_of_a_stream_is_refused():
         tokens, state, key_mask=late.flip(0) | torch.tensor([[True], [False]])
     )
     assert_close(out[1:, 2:], model(tokens[1:, 2:]))
+
+
+def test_prompts_may_be_arrays_and_tensors_as_a_vocabulary_gives_them():
+    model, text, few = make(vocabulary=256), "To be", Sampling(max_new_tokens=4, temperature=0)
+    expected = generate(model, [text.encode(), text.encode()], few)
+    tokens = Bytes().encode(text)
+    assert generate(model, [tokens, torch.tensor(tokens)], few) == expected
+    assert generate(model, torch.tensor(tokens).expand(2, -1), few) == expected
+    assert list(generate_tokens(model, tokens, few)) == expected[0]
+    generator = Generator(model, slots=2)
+    for given in (tokens, generator.read(tokens)):
+        generator.submit(given, few)
+        assert [token for _, token in generator] == expected[0]
+    with pytest.raises(TypeError, match=r"prompts\[0\] must be a sequence of ints, got 0\.5"):
+        generate(model, [torch.tensor([0.5])], few)
+    with pytest.raises(TypeError, match=r"prompts\[0\] must be a sequence of ints, got int"):
+        generate(model, torch.tensor([1, 2]), few)
 
 
 @pytest.mark.parametrize("arguments", [{"mechanism": "spe"}, {"positions": "rotary"}])
