@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.quantizers.auto import (
     AUTO_QUANTIZER_MAPPING,
     register_quantization_config,
@@ -85,6 +86,8 @@ def _register() -> None:
     AutoConfig.register("cosformer", CosformerConfig, exist_ok=True)
     AutoModel.register(CosformerConfig, CosformerModel, exist_ok=True)
     AutoModelForCausalLM.register(CosformerConfig, CosformerForCausalLM, exist_ok=True)
+    # Trainer shifts labels for label smoothing if it finds the class among these names alone
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["cosformer"] = CosformerForCausalLM.__name__
     AutoModelForMaskedLM.register(CosformerConfig, CosformerForMaskedLM, exist_ok=True)
     AutoModelForSequenceClassification.register(
         CosformerConfig, CosformerForSequenceClassification, exist_ok=True

@@ -100,6 +100,11 @@ class AttentionStream(StreamLayer):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, weights: dict[str, Any]
     ) -> Tensor:
         """Causal attention of the new tokens; `weights` are the horizon and the decay."""
+        if not self.is_waiting:
+            raise ValueError(
+                "past_key_values must not be a CosformerCache for a layer that attends to the same "
+                "keys twice, as DiffLlama's: they would be added twice"
+            )
         self.is_waiting = False
         one = k.shape[2] == 1 and key_mask is None and self.state is not None
         if one and not _records(q, k, v):

@@ -160,28 +160,32 @@ class Backbone(nn.Module):
         """Vectors of the next tokens `[B, T]` of a stream, and the state after them.
 
         A state of None begins a stream; the given state is not changed. key_mask `[B, T]`: padding
-        may stand before the first real token of a stream, not after it, and only where `shifts`.
+        may stand among the first tokens of a stream, but not behind them, and only where `shifts`.
         """
         self.check_tokens("tokens", tokens, key_mask)
         if state is None:
             state = self.empty_state(len(tokens))
         check_model_state(state, tokens, len(self.blocks))
+        order = None
         if key_mask is not None:
             self._check_padding(key_mask, state.position)
+            order = real_first(~key_mask)  # padding goes first, where a state is still empty
+            tokens, key_mask = _taken(tokens, order), key_mask.gather(1, order)
         real = every_token(tokens) if key_mask is None else key_mask
         length = state.length + tokens.shape[1]
         self._check_length(length)
         x = self.embed(tokens, state.position[:, None] + ranks(real))
         vectors, context_mask = state.context or (None, None)
-        layers, x = [], _told(x, hidden)
+        layers, x = [], _told(x, hidden, order)
         for block, before in zip(self._stack, state.layers, strict=True):
             x, after = block.stream(
                 x, before, vectors, key_mask=key_mask, context_mask=context_mask
             )
             layers.append(after)
-            x = _told(x, hidden)
-        position = state.position + real.sum(1)
-        return self.norm(x), ModelState(tuple(layers), position, length, state.context)
+            x = _told(x, hidden, order)
+        x, position = self.norm(x), state.position + real.sum(1)
+        x = x if order is None else _taken(x, order.argsort(1))
+        return x, ModelState(tuple(layers), position, length, state.context)
 
     def step(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """The vector `[B, 1, width]` of one more token `[B, 1]`, and the state after it.
@@ -296,7 +300,7 @@ class Backbone(nn.Module):
         return traits.mask and traits.positions != "absolute" and not turned
 
     def _check_padding(self, key_mask: Tensor, position: Tensor) -> None:
-        """Check that padding of a stream stands before the first real token, in each row."""
+        """Check that padding of a stream stands among the first tokens of each row, not behind."""
         if not readable(key_mask) or bool(key_mask.all()):
             return
         if not self.shifts:
@@ -305,12 +309,11 @@ class Backbone(nn.Module):
                 f"key_mask must be all True in a stream with {scheme}"
                 f"{' and a context' if self.cross else ''}: padding would shift its positions"
             )
-        begun = (position[:, None] + ranks(key_mask) > 0) & ~key_mask
-        if bool(begun.any()):
-            row = int(begun.any(1).nonzero()[0])
+        late = (position > 0) & ~key_mask.all(1) | key_mask.any(1) & ~key_mask[:, -1]
+        if bool(late.any()):
             raise ValueError(
-                "key_mask must have padding before the first real token of a stream alone, "
-                f"got some after it in row {row}"
+                "key_mask must have padding among the first tokens of a stream alone, with a real "
+                f"token behind it, got other padding in row {int(late.nonzero()[0])}"
             )
 
     def _check_mechanisms(self) -> None:

@@ -32,8 +32,9 @@ def generate(
 
     Args:
         model: a model in evaluation mode, with a mechanism that streams.
-        prompts: sequences of tokens, of any lengths from 1 on. They are padded on the left and read
-            together; where weights depend on absolute positions, those of one length are.
+        prompts: sequences of tokens, of any lengths from 1 on: lists, bytes, arrays or tensors.
+            They are padded on the left and read together; where weights depend on absolute
+            positions, those of one length are.
         sampling: how to choose tokens and when to stop.
         sources: for an encoder-decoder, the sequence that each target looks at; the prompts are
             then the first tokens of the targets.
@@ -42,7 +43,7 @@ def generate(
     >>> [len(tokens) for tokens in generate(model, [b"To be", b"or"], Sampling(max_new_tokens=9))]
     [9, 9]
     """
-    _check(model, prompts, sampling, sources)
+    prompts, sources = _check(model, prompts, sampling, sources)
     if not prompts:
         return []
     found: list[list[int]] = [[] for _ in prompts]
@@ -59,9 +60,9 @@ def generate_tokens(
     source: Tokens | None = None,
 ) -> Iterator[int]:
     """The tokens of `generate` for one prompt, each as soon as it is known."""
-    sources = None if source is None else [source]
-    _check(model, [prompt], sampling, sources)
-    return (token for _, token in _generator(model, [prompt], sampling, sources))
+    given = None if source is None else [source]
+    prompts, sources = _check(model, [prompt], sampling, given)
+    return (token for _, token in _generator(model, prompts, sampling, sources))
 
 
 def _generator(
@@ -88,7 +89,8 @@ def _check(
     prompts: Sequence[Tokens],
     sampling: Sampling,
     sources: Sequence[Tokens] | None,
-) -> None:
+) -> tuple[list[Tokens], list[Tokens] | None]:
+    """The prompts and the sources, lists where they are arrays."""
     if not isinstance(model, LanguageModel | EncoderDecoder):
         raise TypeError(
             f"model must be a LanguageModel or an EncoderDecoder, got {type(model).__name__}"
@@ -99,9 +101,9 @@ def _check(
         rule = "must be given to" if sources is None else "must be None without"
         raise ValueError(f"sources {rule} an encoder-decoder")
     vocabulary = model.config.vocabulary
-    check_tokens("prompts", prompts, vocabulary)
-    if sources is not None:
-        check_tokens("sources", sources, vocabulary)
-        if len(sources) != len(prompts):
-            raise ValueError(f"sources must be one per prompt, {len(prompts)}, got {len(sources)}")
-    check_room(model, max(map(len, prompts), default=1), sampling)
+    found = check_tokens("prompts", prompts, vocabulary)
+    others = None if sources is None else check_tokens("sources", sources, vocabulary)
+    if others is not None and len(others) != len(found):
+        raise ValueError(f"sources must be one per prompt, {len(found)}, got {len(others)}")
+    check_room(model, max(map(len, found), default=1), sampling)
+    return found, others

@@ -156,8 +156,7 @@ class Generator:
 
         A stream is not used up: submitted again, with another seed, it is another sample.
         """
-        self._check(prompt, sampling)
-        return self.submit_checked(prompt, sampling)
+        return self.submit_checked(self._check(prompt, sampling), sampling)
 
     def submit_checked(self, prompt: Tokens | Stream, sampling: Sampling) -> int:
         """`submit` for callers that have checked their arguments."""
@@ -195,8 +194,8 @@ class Generator:
         """A prompt as a stream that has read it, to be submitted as often as samples are wanted."""
         if isinstance(prompt, Stream):
             raise TypeError("prompt must be tokens, got a Stream, which has read its own")
-        self._check(prompt, Sampling(max_new_tokens=1))
-        reading = self._begin_reading([self._request(prompt, GREEDY)])
+        tokens = self._check(prompt, Sampling(max_new_tokens=1))
+        reading = self._begin_reading([self._request(tokens, GREEDY)])
         while not self._read_piece(reading):
             pass
         return Stream(int(prompt[-1]), reading.state)
@@ -393,8 +392,8 @@ class Generator:
             self._waiting.remove(request)
         self._requests.pop(request.name, None)
 
-    def _check(self, prompt: Tokens | Stream, sampling: Sampling) -> None:
-        """Refuse what could not be continued to its end."""
+    def _check(self, prompt: Tokens | Stream, sampling: Sampling) -> Tokens | Stream:
+        """The prompt, a list if it is an array; refuses what could not be continued to its end."""
         config = self.model.config
         check_evaluation(self.model)
         check_sampling(self.model, sampling)
@@ -408,7 +407,7 @@ class Generator:
             check_sequence("prompt", [prompt.token], config.vocabulary)
             self._streams.check(prompt)
         else:
-            check_sequence("prompt", prompt, config.vocabulary)
+            prompt = check_sequence("prompt", prompt, config.vocabulary)
         length = _length(prompt)
         check_room(self.model, length, sampling)
         if self.length is not None and length + sampling.max_new_tokens - 1 > self.length:
@@ -417,6 +416,7 @@ class Generator:
                 f"max_new_tokens={sampling.max_new_tokens} after a prompt of {length} tokens, got "
                 f"{self.length}: make the generator with a larger one, for its caches"
             )
+        return prompt
 
 
 def check_evaluation(model: LanguageModel | EncoderDecoder) -> None:

@@ -2,6 +2,7 @@
 
 import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +24,18 @@ def pad(
     return tokens, None if all(len(each) == longest for each in sequences) else mask
 
 
-def check_tokens(name: str, sequences: Sequence[Tokens], vocabulary: int) -> None:
-    """Refuse sequences one of which `check_sequence` refuses."""
+def check_tokens(name: str, sequences: Sequence[Tokens], vocabulary: int) -> list[Tokens]:
+    """The sequences, each as `check_sequence` gives it; refuses what is no sequence of them."""
+    sequences = _listed(sequences)
     if not isinstance(sequences, Sequence):
         raise TypeError(f"{name} must be a sequence of sequences, got {type(sequences).__name__}")
-    for n, sequence in enumerate(sequences):
-        check_sequence(f"{name}[{n}]", sequence, vocabulary)
+    return [check_sequence(f"{name}[{n}]", each, vocabulary) for n, each in enumerate(sequences)]
 
 
-def check_sequence(name: str, sequence: Tokens, vocabulary: int) -> None:
-    """Refuse what is no sequence of one token or more, each a whole number below `vocabulary`."""
+def check_sequence(name: str, sequence: Tokens, vocabulary: int) -> Tokens:
+    """The sequence, which may be an array or a tensor; refuses what is no sequence of one token or
+    more, each a whole number below `vocabulary`."""
+    sequence = _listed(sequence)
     if not isinstance(sequence, Sequence) or isinstance(sequence, str):
         raise TypeError(f"{name} must be a sequence of ints, got {type(sequence).__name__}")
     if len(sequence) == 0:
@@ -42,3 +45,9 @@ def check_sequence(name: str, sequence: Tokens, vocabulary: int) -> None:
             raise TypeError(f"{name} must be a sequence of ints, got {token!r} in it")
         if not 0 <= token < vocabulary:
             raise ValueError(f"{name} must hold tokens from 0 to {vocabulary - 1}, got {token}")
+    return sequence
+
+
+def _listed(given: Any) -> Any:
+    """What an array or a tensor holds; anything else as it is."""
+    return given.tolist() if hasattr(given, "tolist") else given

@@ -4,6 +4,7 @@ saving, tied and resized weights, half precision, checkpointing, adapters, ways 
 import hf_cases as cases
 import pytest
 import torch
+from test_hf_cache import left_padded
 from test_hf_models import KINDS, padded
 from transformers import (
     AutoModelForCausalLM,
@@ -165,9 +166,13 @@ def test_a_prompt_of_vectors_is_tuned():
     assert [name for name, p in model.named_parameters() if p.grad is not None] == [
         "prompt_encoder.default.embedding.weight"
     ]
-    assert model.generate(
-        input_ids=x, attention_mask=torch.ones_like(x), max_new_tokens=3
-    ).shape == (2, 15)
+    mask = left_padded(x)  # behind the vectors
+    options = {"max_new_tokens": 5, "do_sample": False}
+    for cache in (True, False):
+        given = {"input_ids": x, "attention_mask": mask, "use_cache": cache}
+        written = model.eval().generate(**given, **options)[:, 12:]
+        for row, real, text in zip(x, mask.bool(), written, strict=True):
+            assert torch.equal(model.generate(input_ids=row[real][None], **options)[0, -5:], text)
 
 
 PIPELINES = {

@@ -5,7 +5,7 @@ import copy
 import hf_cases as cases
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, DynamicCache
 
 import cosformer.hf as hf
 from cosformer import State
@@ -101,6 +101,14 @@ def test_other_attention_with_this_cache_is_refused():
     model = cases.gpt2("sdpa")
     with pytest.raises(ValueError, match="must not be a CosformerCache unless attn_implementation"):
         written(model, cases.tokens(), "greedy", past_key_values=hf.CosformerCache())
+
+
+def test_keys_that_are_attended_to_twice_are_refused():
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40}
+    config = DiffLlamaConfig(**heads, **cases.SMALL)
+    model = DiffLlamaForCausalLM._from_config(config, attn_implementation="cosformer-multiscale")
+    with pytest.raises(ValueError, match="must not be a CosformerCache for a layer that attends"):
+        model(cases.tokens(), past_key_values=hf.CosformerCache())
 
 
 def test_a_static_cache_is_refused():

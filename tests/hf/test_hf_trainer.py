@@ -49,3 +49,14 @@ def test_a_few_steps_learn_and_the_checkpoint_is_what_was_learnt(make, tmp_path)
         saved = hf.CosformerForCausalLM.from_pretrained(tmp_path / "checkpoint-10")
         tokens = SAMPLES[0]["input_ids"][None]
         assert torch.equal(saved(tokens).logits, model.eval()(tokens).logits)
+
+
+def test_smoothed_labels_are_those_of_the_next_tokens(tmp_path):
+    arguments = TrainingArguments(
+        str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True
+    )
+    model, x = cases.native(), cases.tokens()
+    found = Trainer(model, arguments).compute_loss(model, {"input_ids": x, "labels": x})
+    logs = model(x).logits[:, :-1].log_softmax(-1)
+    right = 0.9 * logs.gather(2, x[:, 1:, None]).mean() + 0.1 * logs.mean()
+    torch.testing.assert_close(found, -right)

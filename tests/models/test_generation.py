@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 import cosformer.models.slots
 from cosformer.models import (
     Backbone,
+    Generator,
     ModelConfig,
     Sampling,
     create_model,
@@ -22,6 +23,7 @@ from cosformer.models import (
 )
 from cosformer.models.sampling import choose
 from cosformer.models.slots import Step
+from cosformer.tasks import Bytes
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0)
 SHORT = Sampling(max_new_tokens=7, temperature=0)
@@ -141,19 +143,55 @@ def test_a_stream_goes_on_from_prompts_padded_on_the_left(name):
     assert_close(again, second)
 
 
-def test_padding_in_the_midst_of_a_stream_is_refused():
+@pytest.mark.parametrize("name", ["cosformer-gated", "gated-delta", "softmax", "local"])
+@torch.no_grad()
+def test_padding_may_stand_among_the_first_tokens_of_a_stream(name):
+    model, tokens, last = make(name, conv=3), draw(2, 6), draw(2, 1, seed=2)
+    mask = torch.tensor([[1, 0, 0, 1, 1, 1], [0, 1, 0, 1, 1, 1]]).bool()
+    hidden = []
+    vectors, state = model.backbone.stream(tokens, key_mask=mask, hidden=hidden)
+    assert state.position.tolist() == [4, 4]
+    after, _ = model.step(last, state)
+    whole = model.backbone(tokens, mask)
+    assert_close(vectors[mask], whole[mask])
+    assert_close(model.backbone.norm(hidden[-1])[mask], whole[mask])
+    for row in range(2):
+        alone = torch.cat([tokens[row][mask[row]], last[row]])[None]
+        assert_close(after[row], model(alone)[0, -1:])
+
+
+def test_padding_behind_real_tokens_of_a_stream_is_refused():
     model, tokens = make(), draw(2, 4)
-    mask = torch.tensor([[True] * 4, [False, True, False, True]])
-    message = "padding before the first real token of a stream alone, got some after it in row 1"
+    mask = torch.tensor([[True] * 4, [False, True, True, False]])
+    message = r"with a real token behind it, got other padding in row 1"
     with pytest.raises(ValueError, match=message):
         model.stream(tokens, key_mask=mask)
     late = torch.tensor([[False, False, True, True], [False] * 4])
     _, state = model.stream(tokens, key_mask=late)  # a long prompt may be read in pieces
     assert state.position.tolist() == [2, 0]
     with pytest.raises(ValueError, match="row 0"):
-        model.stream(tokens, state, key_mask=mask.flip(0))
-    out, state = model.stream(tokens, state, key_mask=mask.sort(1).values)
+        model.stream(tokens, state, key_mask=late)
+    out, state = model.stream(
+        tokens, state, key_mask=late.flip(0) | torch.tensor([[True], [False]])
+    )
     assert_close(out[1:, 2:], model(tokens[1:, 2:]))
+
+
+def test_prompts_may_be_arrays_and_tensors_as_a_vocabulary_gives_them():
+    model, text, few = make(vocabulary=256), "To be", Sampling(max_new_tokens=4, temperature=0)
+    expected = generate(model, [text.encode(), text.encode()], few)
+    tokens = Bytes().encode(text)
+    assert generate(model, [tokens, torch.tensor(tokens)], few) == expected
+    assert generate(model, torch.tensor(tokens).expand(2, -1), few) == expected
+    assert list(generate_tokens(model, tokens, few)) == expected[0]
+    generator = Generator(model, slots=2)
+    for given in (tokens, generator.read(tokens)):
+        generator.submit(given, few)
+        assert [token for _, token in generator] == expected[0]
+    with pytest.raises(TypeError, match=r"prompts\[0\] must be a sequence of ints, got 0\.5"):
+        generate(model, [torch.tensor([0.5])], few)
+    with pytest.raises(TypeError, match=r"prompts\[0\] must be a sequence of ints, got int"):
+        generate(model, torch.tensor([1, 2]), few)
 
 
 @pytest.mark.parametrize("arguments", [{"mechanism": "spe"}, {"positions": "rotary"}])
