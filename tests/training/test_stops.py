@@ -4,6 +4,7 @@ import collections
 import errno
 import functools
 import json
+import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -326,6 +327,18 @@ def test_no_weights_are_drawn_to_ask(name):
     assert all(parameter.is_meta for parameter in found.parameters())
     shapes = {key: tensor.shape for key, tensor in create_model(config).state_dict().items()}
     assert {key: tensor.shape for key, tensor in found.state_dict().items()} == shapes
+
+
+@pytest.mark.slow
+def test_no_compiler_is_imported_to_ask():
+    code = (
+        "import sys\n"
+        "from cosformer.models import ModelConfig, recommended\n"
+        "from cosformer.training.possible import outline\n"
+        "outline(ModelConfig(layers=1, width=8, heads=2, **recommended('lm')))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_mechanism_may_read_its_numbers(config, monkeypatch):
