@@ -181,7 +181,9 @@ class _Told:
 
 def _bytes(*parts: Tensor) -> Tensor:
     """Numbers one after another, filled up so that float64 behind them are aligned."""
-    found = torch.cat([x.flatten().contiguous().view(torch.uint8) for x in parts])
+    # of a tensor of one number `contiguous` keeps any stride, and `view` takes none but 1
+    flat = [x.flatten().contiguous().as_strided((x.numel(),), (1,)) for x in parts]
+    found = torch.cat([x.view(torch.uint8) for x in flat])
     return F.pad(found, (0, -len(found) % 8))
 
 

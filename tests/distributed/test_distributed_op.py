@@ -12,6 +12,7 @@ from ranks import alternating, failures
 import cosformer
 from cosformer import distributed
 from cosformer.distributed import exchange, passes
+from cosformer.distributed.stretch import Reach, stretch_of
 
 
 @pytest.mark.slow
@@ -49,6 +50,15 @@ def test_a_rank_sends_one_message_forward_and_one_back_of_a_size_without_the_len
     assert sent == [message]
     out.sum().backward()
     assert sent == [message] * 2
+
+
+def test_a_decay_that_is_one_number_is_sent_whatever_its_stride(group, sent):
+    """As that of one head and one sequence, which is the last column of its running sums."""
+    log_pass = torch.zeros(1, 1, 7, dtype=torch.float64)[..., -1]
+    message = exchange.Message(torch.ones(1, 1, 2, 3), None, log_pass)
+    receive = exchange.send(message, stretch_of(7, None, None), Reach(0, 0))
+    assert not receive().from_left.any()
+    assert sent == [8 + 8 + 4 * 2 * 3]
 
 
 LOCAL = {
