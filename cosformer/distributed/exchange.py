@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.distributed.stretch import Reach, Stretch
-from cosformer.runtime import compute_dtype
+from cosformer.runtime import bytes_of, compute_dtype
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """PyTorch 2.13 has another name for it."""
@@ -181,9 +181,7 @@ class _Told:
 
 def _bytes(*parts: Tensor) -> Tensor:
     """Numbers one after another, filled up so that float64 behind them are aligned."""
-    # of a tensor of one number `contiguous` keeps any stride, and `view` takes none but 1
-    flat = [x.flatten().contiguous().as_strided((x.numel(),), (1,)) for x in parts]
-    found = torch.cat([x.view(torch.uint8) for x in flat])
+    found = torch.cat([bytes_of(x) for x in parts])
     return F.pad(found, (0, -len(found) % 8))
 
 
