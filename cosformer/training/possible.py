@@ -99,7 +99,7 @@ def outline(config: ModelConfig) -> Model:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors as they are made: to draw none of their numbers, torch imports its compiler."""
+    """Leaves tensors as they are made: torch would import its compiler to draw no numbers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -381,3 +381,29 @@ def test_a_run_neither_goes_on_with_other_data_nor_is_judged_by_them(config, tmp
     assert (config.out / "data.json").read_bytes() == before
     path.write_text("\n".join(lines))
     assert train(config).place.step == 2
+
+
+def test_a_run_goes_on_and_is_judged_where_its_data_are_now(config, tmp_path):
+    """If they are the same; a run without `data.json` cannot tell, and is refused."""
+    old, new = (tmp_path / name / "my.txt" for name in ("old", "new"))
+    old.parent.mkdir()
+    old.write_text("\n".join(TEXT))
+    task = training.TaskConfig("lm", {"text": str(old), "length": 8})
+    config = replace(config, task=task, budget=training.Budget(steps=2, batch=2))
+    train(config)
+    old.parent.rename(new.parent)
+    longer = replace(config, budget=training.Budget(steps=3, batch=2))
+    there = replace(longer, task=replace(task, options={"text": str(new), "length": 8}))
+    kept = new.read_text()
+    new.write_text(kept.replace("7", "8"))
+    for use in (lambda: train(there), lambda: load(config.out, data=str(new)).task):
+        with pytest.raises(ValueError, match=f"data must be those .* began with, {old}, got"):
+            use()
+    new.write_text(kept)
+    assert load(config.out, data=str(new)).task.sizes
+    assert train(there).place.step == 3
+    assert load(config.out).task.sizes  # the run knows
+    (config.out / "data.json").unlink()
+    new.parent.rename(old.parent)
+    with pytest.raises(ValueError, match=rf"task.options.text = '{new}', here it is '{old}'"):
+        train(longer)
