@@ -33,11 +33,11 @@ def require_same(folder: Path, task: Task) -> None:
     if wrong := differences(before, now):
         task_there = load_config(folder).task
         known = task_there.options.get(data_option(task_there.name))
-        where = "" if known is None else f", {known}"
+        where = "" if known is None else f" ({known})"
         raise ValueError(
-            f"data must be those that the run in {folder} began with{where}, got "
-            f"{_difference(before, now, wrong[0])}: bring the old data back, or train in another "
-            "folder"
+            f"data must be those that the run in {folder} began with, got "
+            f"{_difference(before, now, wrong[0])}: bring the old data back{where}, or train "
+            "in another folder"
         )
 
 

@@ -397,7 +397,9 @@ def test_a_run_goes_on_and_is_judged_where_its_data_are_now(config, tmp_path):
     kept = new.read_text()
     new.write_text(kept.replace("7", "8"))
     for use in (lambda: train(there), lambda: load(config.out, data=str(new)).task):
-        with pytest.raises(ValueError, match=f"data must be those .* began with, {old}, got"):
+        with pytest.raises(
+            ValueError, match=rf"data must be those .* bring the old data back \({old}\), or"
+        ):
             use()
     new.write_text(kept)
     assert load(config.out, data=str(new)).task.sizes
