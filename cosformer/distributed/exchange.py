@@ -36,9 +36,9 @@ MANY = 16
 """Ranks from which on states are handed on: fewer gather them in less time, for one hop is faster
 than several until the bytes are many."""
 
-_RECENT: deque[Any] = deque(maxlen=8)
-"""The last collectives on CPUs. Were the thread of gloo that ran one the last to have it, that
-thread would need the interpreter to free the tensors, and would abort a program that ends then."""
+_RECENT: deque[Any] = deque(maxlen=2)
+"""The last collectives on CPUs, one for each thread of gloo. If such a thread were the last to have
+one, it would need the interpreter to free the tensors, and would abort a program that ends then."""
 
 
 class Message(NamedTuple):

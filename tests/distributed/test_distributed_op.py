@@ -2,6 +2,7 @@
 
 import math
 import re
+import weakref
 
 import pytest
 import torch
@@ -22,6 +23,20 @@ def test_output_and_gradients_are_those_of_one_process(ranks):
     if ranks == 3:  # what an odd number of ranks may change, by every third check
         checks = {name: CHECKS[name] for name in [*CHECKS][::3] if "pairs" not in name}
     assert failures(alternating(checks, ranks), ranks) == {}
+
+
+def test_a_collective_outlives_the_thread_that_ran_it(group, monkeypatch):
+    """Which would need the interpreter to free its tensors, when that may have ended."""
+    gather, works = exchange._all_gather, []
+
+    def noted(*tensors, **options):
+        work = gather(*tensors, **options)
+        works.append(weakref.ref(work))
+        return work
+
+    monkeypatch.setattr(exchange, "_all_gather", noted)
+    distributed.attention(*tokens(), causal=True)
+    assert works[-1]() is not None
 
 
 STATE = 8 * 2 * 2 * 2 * 4 * (3 + 1)  # float64, batch, heads, cosine and sine, width, values and 1
