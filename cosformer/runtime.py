@@ -85,6 +85,12 @@ def renewed(state: Named, /, **parts: object) -> Named:
     return make(*(parts.get(name, x) for name, x in zip(names, state, strict=True)))
 
 
+def bytes_of(x: Tensor) -> Tensor:
+    """The numbers of a tensor, one after another, as bytes; without a copy where that can be."""
+    # of one number `contiguous` keeps any stride, and `view` takes none but 1
+    return x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
+
+
 def recomputed(function: Callable[..., Result], *args: object, draws: bool = False) -> Result:
     """`function(*args)`, computed again in the backward pass instead of kept for it.
 

@@ -52,6 +52,8 @@ class Options:
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
     plugin: Path | None = None
     """Python file that registers the run's mechanism; the one of the run's config if not given."""
+    data: str | None = None
+    """Where the run's data are now, if they have moved; the same data, or there is an error."""
     rows: Path | None = None
     """File that the metrics are added to as rows, as results/learning-cuda.jsonl."""
     shard: int = 1
@@ -87,7 +89,9 @@ def _judge(options: Options, processes: Processes) -> int:
     device = resolved(options.device)
     # shards go to a GPU that need not have room for all of the model
     at_first = "cpu" if options.shard > 1 else device
-    found = load(options.run, options.checkpoint, device=at_first, plugin=options.plugin)
+    found = load(
+        options.run, options.checkpoint, device=at_first, plugin=options.plugin, data=options.data
+    )
     found = replace(found, device=device)
     facts = found.task.facts
     if options.context > 1:

@@ -17,8 +17,8 @@ from cosformer.check import check_threads
 from cosformer.data import make
 from cosformer.mechanisms import MECHANISMS
 from cosformer.models import PRESETS, ModelConfig
-from cosformer.recipes import RECIPES, RUNS, Setting, data_option, pretrained, recipe, tenth, use_of
-from cosformer.tasks import FROM_PYTHON, TEXTS, arena, generated, options_of
+from cosformer.recipes import RECIPES, RUNS, Setting, pretrained, recipe, tenth, use_of
+from cosformer.tasks import FROM_PYTHON, TEXTS, arena, data_option, generated, options_of
 from cosformer.training import (
     CONFIG,
     LAST,

@@ -17,6 +17,7 @@ An exchange is begun and waited for by two functions, and so it is in the backwa
 computes between the two, it computes while messages are on their way, forward and backward.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -27,13 +28,17 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.distributed.stretch import Reach, Stretch
-from cosformer.runtime import compute_dtype
+from cosformer.runtime import bytes_of, compute_dtype
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """PyTorch 2.13 has another name for it."""
 MANY = 16
 """Ranks from which on states are handed on: fewer gather them in less time, for one hop is faster
 than several until the bytes are many."""
+
+_RECENT: deque[Any] = deque(maxlen=2)
+"""The last collectives on CPUs, one for each thread of gloo. If such a thread were the last to have
+one, it would need the interpreter to free the tensors, and would abort a program that ends then."""
 
 
 class Message(NamedTuple):
@@ -161,7 +166,9 @@ class _Told:
         self._parts = {name: x for name, x in parts.items() if x is not None}
         self._mine = _bytes(*self._parts.values())  # must live until it is sent
         self._all = self._mine.new_empty(len(lengths) * len(self._mine))
-        self._work = _all_gather(self._all, self._mine, group=way.stretch.group, async_op=True)
+        self._work = _kept(
+            _all_gather(self._all, self._mine, group=way.stretch.group, async_op=True), self._mine
+        )
 
     def wait(self) -> Carried:
         assert self._work is not None
@@ -179,9 +186,16 @@ class _Told:
         )
 
 
+def _kept(work: Any, sent: Tensor) -> Any:
+    """A collective that has begun, once it is among the recent ones."""
+    if not sent.is_cuda:
+        _RECENT.append(work)
+    return work
+
+
 def _bytes(*parts: Tensor) -> Tensor:
     """Numbers one after another, filled up so that float64 behind them are aligned."""
-    found = torch.cat([x.flatten().contiguous().view(torch.uint8) for x in parts])
+    found = torch.cat([bytes_of(x) for x in parts])
     return F.pad(found, (0, -len(found) % 8))
 
 
@@ -208,8 +222,9 @@ class _HandedOn:
         self._way, lengths = way, way.stretch.lengths
         self._length = message.log_pass.new_full((1,), lengths[way.stretch.rank])
         self._lengths = self._length.new_empty(len(lengths))
-        self._work = _all_gather(
-            self._lengths, self._length, group=way.stretch.group, async_op=True
+        group = way.stretch.group
+        self._work = _kept(
+            _all_gather(self._lengths, self._length, group=group, async_op=True), self._length
         )
         self._right, self._left = (
             None if state is None else _Handing(state, message.log_pass, way.stretch, sign)
@@ -299,7 +314,8 @@ class _Summing:
         told = x.new_zeros(ranks)
         told[rank] = self.stretch.lengths[rank]
         self._sums, self._shape = torch.cat([x.flatten(), told]), x.shape
-        self._work = dist.all_reduce(self._sums, group=self.stretch.group, async_op=True)
+        group = self.stretch.group
+        self._work = _kept(dist.all_reduce(self._sums, group=group, async_op=True), self._sums)
 
     def wait(self) -> Tensor:
         assert self._work is not None

@@ -28,6 +28,6 @@ from cosformer.recipes.study import (
     protocols,
     trials,
 )
-from cosformer.recipes.table import RECIPES, data_option, pretrained, recipe
+from cosformer.recipes.table import RECIPES, pretrained, recipe
 
-__all__ = ["RECIPES", "Setting", "data_option", "pretrained", "recipe"]
+__all__ = ["RECIPES", "Setting", "pretrained", "recipe"]

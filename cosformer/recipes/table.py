@@ -106,11 +106,6 @@ def recipe(name: str, setting: Setting) -> RunConfig:
     return RECIPES[name](name, setting)
 
 
-def data_option(name: str) -> str:
-    """The option of a task that the user's data (`Setting.data`) is."""
-    return "text" if name in ("lm", "mlm") else "data"
-
-
 def pretrained(config: RunConfig, objective: Objective) -> RunConfig:
     """The run with pre-training on its own inputs before it, for as many steps."""
     check_choice("pretrain", objective, get_args(Objective))

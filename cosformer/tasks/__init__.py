@@ -8,7 +8,14 @@ from cosformer.tasks.language import LanguageTask, MaskedTask
 from cosformer.tasks.pretraining import from_inputs
 from cosformer.tasks.ragged import Array
 from cosformer.tasks.sequences import SequenceTask, cut_note, empty_note
-from cosformer.tasks.table import TASKS, create, has_vocabulary, option_of, options_of
+from cosformer.tasks.table import (
+    TASKS,
+    create,
+    data_option,
+    has_vocabulary,
+    option_of,
+    options_of,
+)
 from cosformer.tasks.tables import KNOWN, Names
 from cosformer.tasks.text import FROM_PYTHON, TEXTS
 from cosformer.tasks.vocabulary import SPECIALS, Bytes, Vocabulary, Words, restore

@@ -73,6 +73,11 @@ def option_of(name: str, given: Mapping[str, Any], option: str) -> Any:
     return _parameters(name)[option].default
 
 
+def data_option(name: str) -> str:
+    """The option of a task that the user's data (`--data`) is."""
+    return "text" if name in ("lm", "mlm") else "data"
+
+
 def _types(name: str) -> dict[str, Any]:
     """The options of a task and their types."""
     known = [*TASKS, *tables.KNOWN]

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.config import differences
-from cosformer.tasks import Task
-from cosformer.training.folder import DATA, read_json, setting, write_json
+from cosformer.tasks import Task, data_option
+from cosformer.training.folder import DATA, load_config, read_json, setting, write_json
 
 
 def fingerprint(task: Task) -> dict[str, Any]:
@@ -31,10 +31,13 @@ def require_same(folder: Path, task: Task) -> None:
         raise ValueError(f"run must say what data it began with, got {folder} without {DATA}")
     before, now = read_json(path), fingerprint(task)
     if wrong := differences(before, now):
+        task_there = load_config(folder).task
+        known = task_there.options.get(data_option(task_there.name))
+        where = "" if known is None else f" ({known})"
         raise ValueError(
             f"data must be those that the run in {folder} began with, got "
-            f"{_difference(before, now, wrong[0])}: bring the old data back, or train in another "
-            "folder"
+            f"{_difference(before, now, wrong[0])}: bring the old data back{where}, or train "
+            "in another folder"
         )
 
 

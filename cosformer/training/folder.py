@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from cosformer.check import check_new_folder
 from cosformer.config import build, differences, plain
-from cosformer.tasks import replacing
+from cosformer.tasks import data_option, replacing
 from cosformer.training.checkpoints import clean
-from cosformer.training.config import ELSEWHERE, RunConfig
+from cosformer.training.config import ELSEWHERE, RunConfig, TaskConfig
 
 CONFIG, STATUS, LOG, LOCK = "config.json", "status.json", "log.jsonl", "lock"
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -51,11 +51,17 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def adopt(config: RunConfig) -> None:
-    """Make the folder this run's, or its run as long as this one; another one is refused."""
+    """Make the folder this run's, or its run as long and with data where this one has them.
+
+    Another one is refused.
+    """
     if not is_same_run(config):
         write_json(config.out / CONFIG, plain(config))
-    elif (there := load_config(config.out)).ends != config.ends:
-        write_json(config.out / CONFIG, plain(_as_long(there, config)))
+        return
+    there = load_config(config.out)
+    now = _with_data_of(_as_long(there, config), config)
+    if plain(now) != plain(there):
+        write_json(config.out / CONFIG, plain(now))
 
 
 def going_on(config: RunConfig) -> RunConfig:
@@ -66,7 +72,8 @@ def going_on(config: RunConfig) -> RunConfig:
     if not (config.out / CONFIG).is_file():
         return config
     there = load_config(config.out)
-    found, wanted = (comparable(plain(each)) for each in (_as_long(there, config), config))
+    same = _with_data_of(_as_long(there, config), config)
+    found, wanted = (comparable(plain(each)) for each in (same, config))
     if differences(found, wanted) or config.extended not in ((), there.extended):
         return config
     steps, had = config.budget.steps, there.budget.steps
@@ -93,7 +100,8 @@ def require_visible(folder: Path) -> None:
 def is_same_run(config: RunConfig) -> bool:
     """Whether the folder holds this run, or a shorter one that it extends; False: nothing.
 
-    A folder with anything else is refused.
+    A folder with anything else is refused. Data may lie elsewhere than when the run began: that
+    they are the same is a question for `fingerprint.require_same`.
     """
     if not check_new_folder("out", config.out).exists():
         return False
@@ -103,6 +111,7 @@ def is_same_run(config: RunConfig) -> bool:
     there = load_config(config.out)
     if config.ends[: len(there.ends)] == there.ends:
         there = _as_long(there, config)
+    there = _with_data_of(there, config)
     found, wanted = (comparable(plain(each)) for each in (there, config))
     if wrong := differences(found, wanted):
         there, here = (setting(each, wrong[0]) for each in (found, wanted))
@@ -204,6 +213,21 @@ def _as_long(config: RunConfig, other: RunConfig) -> RunConfig:
     """The config with the steps of another."""
     budget = replace(config.budget, steps=other.budget.steps)
     return replace(config, budget=budget, extended=other.extended)
+
+
+def located(task: TaskConfig, data: object) -> TaskConfig:
+    """The task with its data elsewhere; None: without that option."""
+    option = data_option(task.name)
+    options = {name: value for name, value in task.options.items() if name != option}
+    return replace(task, options=options if data is None else {**options, option: data})
+
+
+def _with_data_of(config: RunConfig, other: RunConfig) -> RunConfig:
+    """The config with the data where another has them, if `data.json` says what they must be."""
+    if not (other.out / DATA).is_file():
+        return config
+    data = other.task.options.get(data_option(config.task.name))
+    return replace(config, task=located(config.task, data))
 
 
 def _is_locked(folder: Path) -> bool:

@@ -57,7 +57,8 @@ class Learner:
         _backbone(self.model).recompute = config.recompute
         self.compiled = Compiled(self.model) if self._compiles() else None
         # a row a step: the loss, then the norm of each group's gradient
-        self._window = torch.zeros(config.log_every, 1 + len(self.groups), device=self.device)
+        rows = min(config.log_every, phase.budget.steps)
+        self._window = torch.zeros(rows, 1 + len(self.groups), device=self.device)
         self._row = torch.zeros(1 + len(self.groups), device=self.device)
         self._filled = 0
         self._learn: Callable[[Batch], None] = self._update

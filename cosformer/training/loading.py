@@ -35,6 +35,7 @@ from cosformer.training.folder import (
     TOKENIZER,
     VOCABULARY,
     load_config,
+    located,
     read_json,
     write_json,
 )
@@ -148,16 +149,20 @@ def load(
     *,
     device: str = "auto",
     plugin: Path | None = None,
+    data: str | None = None,
 ) -> Loaded:
     """The model that a run's checkpoint holds: `best` on validation, or the `last`.
 
     A file that registers the run's mechanism is run first: `plugin`, else the one that the run's
-    config names, whose path is then printed on stderr before.
+    config names, whose path is then printed on stderr before. `data`: where the run's data are
+    now; None: where they were.
     """
     folder = Path(run)
     if checkpoint not in CHECKPOINTS:
         raise ValueError(f"checkpoint must be one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
     config = load_config(folder)
+    if data is not None:
+        config = replace(config, task=located(config.task, data))
     path = folder / f"{checkpoint}.safetensors"
     if not path.is_file():
         raise ValueError(_missing(folder, checkpoint))

@@ -1,9 +1,11 @@
 """Whether a run can be trained to its end, asked before its folder is there."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from cosformer.mechanisms import Mechanism
 from cosformer.models import Model, ModelConfig
@@ -92,8 +94,20 @@ def outline(config: ModelConfig) -> Model:
 
     A RuntimeError where a mechanism reads its numbers while it is made.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         return create(config)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors as they are made: torch would import its compiler to draw no numbers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (Tensor.normal_, nn.init.normal_):
+            return given.get("tensor", args[0] if args else None)
+        return func(*args, **given)
 
 
 def _sketch(config: ModelConfig) -> nn.Module:

@@ -67,6 +67,17 @@ def test_data_that_have_changed_are_refused_in_words(run, part, shell):
     assert message in shell.refuses("evaluate", run)
 
 
+def test_a_run_is_judged_by_its_data_where_they_are_now(run, tmp_path, shell):
+    text = Path(json.loads((run / "config.json").read_text())["task"]["options"]["text"])
+    shown = shell.shows("evaluate", run)
+    (tmp_path / "moved.txt").write_bytes(text.read_bytes())
+    assert shell.shows("evaluate", run, "--data", tmp_path / "moved.txt") == shown
+    (tmp_path / "moved.txt").write_bytes(text.read_bytes()[::-1])
+    assert f"bring the old data back ({text})" in shell.refuses(
+        "evaluate", run, "--data", tmp_path / "moved.txt"
+    )
+
+
 def test_a_file_of_something_else_is_refused_before_the_model_is_judged(here, monkeypatch, shell):
     monkeypatch.setattr(evaluate, "load", lambda *given, **how: pytest.fail("loaded"))
     before = (here / "my.txt").read_text()

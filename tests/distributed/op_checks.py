@@ -134,6 +134,7 @@ def cases() -> dict[str, Any]:
             "decays": {"decay": [0.7, 1.0], "horizon": 40.0, "cut": uneven},
             "learned decay": {"learned": "decay", "sizes": GROUPED},
             "gates": {"gated": True},
+            "one head, decay": {"decay": 0.8, "sizes": {"batch": 1, "heads": 1}},
             "gates, all at once": {
                 "gated": True, "masked": True, "sizes": GROUPED, "cut": uneven, "horizon": 24,
             },

@@ -2,6 +2,7 @@
 
 import math
 import re
+import weakref
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from ranks import alternating, failures
 import cosformer
 from cosformer import distributed
 from cosformer.distributed import exchange, passes
+from cosformer.distributed.stretch import Reach, stretch_of
 
 
 @pytest.mark.slow
@@ -21,6 +23,20 @@ def test_output_and_gradients_are_those_of_one_process(ranks):
     if ranks == 3:  # what an odd number of ranks may change, by every third check
         checks = {name: CHECKS[name] for name in [*CHECKS][::3] if "pairs" not in name}
     assert failures(alternating(checks, ranks), ranks) == {}
+
+
+def test_a_collective_outlives_the_thread_that_ran_it(group, monkeypatch):
+    """Which would need the interpreter to free its tensors, when that may have ended."""
+    gather, works = exchange._all_gather, []
+
+    def noted(*tensors, **options):
+        work = gather(*tensors, **options)
+        works.append(weakref.ref(work))
+        return work
+
+    monkeypatch.setattr(exchange, "_all_gather", noted)
+    distributed.attention(*tokens(), causal=True)
+    assert works[-1]() is not None
 
 
 STATE = 8 * 2 * 2 * 2 * 4 * (3 + 1)  # float64, batch, heads, cosine and sine, width, values and 1
@@ -49,6 +65,15 @@ def test_a_rank_sends_one_message_forward_and_one_back_of_a_size_without_the_len
     assert sent == [message]
     out.sum().backward()
     assert sent == [message] * 2
+
+
+def test_a_decay_that_is_one_number_is_sent_whatever_its_stride(group, sent):
+    """As that of one head and one sequence, which is the last column of its running sums."""
+    log_pass = torch.zeros(1, 1, 7, dtype=torch.float64)[..., -1]
+    message = exchange.Message(torch.ones(1, 1, 2, 3), None, log_pass)
+    receive = exchange.send(message, stretch_of(7, None, None), Reach(0, 0))
+    assert not receive().from_left.any()
+    assert sent == [8 + 8 + 4 * 2 * 3]
 
 
 LOCAL = {

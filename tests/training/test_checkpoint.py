@@ -34,6 +34,13 @@ def test_what_is_written_is_read(path):
     assert torch.equal(found.part("model")["a"], torch.arange(1000.0))
 
 
+def test_a_number_of_any_stride_is_written(tmp_path):
+    """As a buffer that is the last column of what a mechanism with one head has made."""
+    number = torch.randn(1, 7)[:, -1]
+    write(tmp_path / "x.safetensors", Checkpoint({"model.a": number}, {}))
+    assert torch.equal(read(tmp_path / "x.safetensors").tensors["model.a"], number)
+
+
 DAMAGED = {f"cut at {n}": lambda whole, n=n: whole[:n] for n in (0, 8, 50, -1)}
 DAMAGED["a header that promises too much"] = lambda whole: struct.pack("<Q", 2**60) + whole[8:]
 

@@ -259,3 +259,9 @@ def test_a_loss_looks_at_no_more_tokens_than_are_asked_for(config, monkeypatch):
     monkeypatch.setattr(task, "facts", replace(task.facts, asked=2))
     with pytest.raises(ValueError, match="at most 2 in each of 4 samples"):
         list(feed(task, seed=0, batch_size=4, begin=0, end=1))
+
+
+def test_a_log_of_few_lines_takes_no_memory(config):
+    """Of a run that asks for a line after more steps than it has."""
+    train(replace(config, log_every=10**12))
+    assert [row["step"] for row in cases.log(config.out) if "loss" in row] == [24]

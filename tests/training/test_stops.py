@@ -4,6 +4,7 @@ import collections
 import errno
 import functools
 import json
+import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -328,6 +329,18 @@ def test_no_weights_are_drawn_to_ask(name):
     assert {key: tensor.shape for key, tensor in found.state_dict().items()} == shapes
 
 
+@pytest.mark.slow
+def test_no_compiler_is_imported_to_ask():
+    code = (
+        "import sys\n"
+        "from cosformer.models import ModelConfig, recommended\n"
+        "from cosformer.training.possible import outline\n"
+        "outline(ModelConfig(layers=1, width=8, heads=2, **recommended('lm')))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_mechanism_may_read_its_numbers(config, monkeypatch):
     class Reading(MECHANISMS["softmax"]):
         def __init__(self, heads, width, *, key_heads=None):
@@ -368,3 +381,31 @@ def test_a_run_neither_goes_on_with_other_data_nor_is_judged_by_them(config, tmp
     assert (config.out / "data.json").read_bytes() == before
     path.write_text("\n".join(lines))
     assert train(config).place.step == 2
+
+
+def test_a_run_goes_on_and_is_judged_where_its_data_are_now(config, tmp_path):
+    """If they are the same; a run without `data.json` cannot tell, and is refused."""
+    old, new = (tmp_path / name / "my.txt" for name in ("old", "new"))
+    old.parent.mkdir()
+    old.write_text("\n".join(TEXT))
+    task = training.TaskConfig("lm", {"text": str(old), "length": 8})
+    config = replace(config, task=task, budget=training.Budget(steps=2, batch=2))
+    train(config)
+    old.parent.rename(new.parent)
+    longer = replace(config, budget=training.Budget(steps=3, batch=2))
+    there = replace(longer, task=replace(task, options={"text": str(new), "length": 8}))
+    kept = new.read_text()
+    new.write_text(kept.replace("7", "8"))
+    for use in (lambda: train(there), lambda: load(config.out, data=str(new)).task):
+        with pytest.raises(
+            ValueError, match=rf"data must be those .* bring the old data back \({old}\), or"
+        ):
+            use()
+    new.write_text(kept)
+    assert load(config.out, data=str(new)).task.sizes
+    assert train(there).place.step == 3
+    assert load(config.out).task.sizes  # the run knows
+    (config.out / "data.json").unlink()
+    new.parent.rename(old.parent)
+    with pytest.raises(ValueError, match=rf"task.options.text = '{new}', here it is '{old}'"):
+        train(longer)

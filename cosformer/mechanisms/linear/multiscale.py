@@ -164,7 +164,9 @@ class CosformerGated(DecayingCosformer):
         self.log_most = math.log(ops.vanishing_decay(self.horizon))
 
     def control_bias(self, name: str) -> Tensor | None:
-        rates = torch.tensor(ops.multiscale_decays(self.key_heads), dtype=torch.float64)
+        rates = torch.tensor(
+            ops.multiscale_decays(self.key_heads), dtype=torch.float64, device="cpu"
+        )
         return rates.logit()
 
     def weight(self, k: Tensor, request: Request) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.runtime import bytes_of
 from cosformer.tasks import replacing
 
 DTYPES = {
@@ -157,7 +158,7 @@ def checksum(*contents: bytes | memoryview | Tensor) -> str:
     total = 0
     for each in contents:
         if isinstance(each, Tensor):
-            each = each.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            each = bytes_of(each).numpy().data
         total = zlib.crc32(each, total)
     return f"{total:08x}"
 
