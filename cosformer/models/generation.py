@@ -104,4 +104,5 @@ def _check(
         check_tokens("sources", sources, vocabulary)
         if len(sources) != len(prompts):
             raise ValueError(f"sources must be one per prompt, {len(prompts)}, got {len(sources)}")
-    check_room(model, max(map(len, prompts), default=1), sampling)
+    if prompts:
+        check_room(model, max(map(len, prompts)), sampling)
