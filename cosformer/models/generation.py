@@ -105,5 +105,6 @@ def _check(
     others = None if sources is None else check_tokens("sources", sources, vocabulary)
     if others is not None and len(others) != len(found):
         raise ValueError(f"sources must be one per prompt, {len(found)}, got {len(others)}")
-    check_room(model, max(map(len, found), default=1), sampling)
+    if found:
+        check_room(model, max(map(len, found)), sampling)
     return found, others

@@ -436,12 +436,19 @@ def check_sampling(model: LanguageModel | EncoderDecoder, sampling: Sampling) ->
 def check_room(model: LanguageModel | EncoderDecoder, length: int, sampling: Sampling) -> None:
     """Refuse more tokens after a prompt of some length than the model is made for."""
     limit = model.backbone.limit
-    # The last token is chosen, and not read again.
-    if limit is not None and length + sampling.max_new_tokens - 1 > limit:
+    if limit is None:
+        return
+    by, remedy = model.backbone.limited_by, "a model made with recommended('lm') has none"
+    if length > limit:
         raise ValueError(
-            f"max_new_tokens must be at most {limit + 1 - length} after a prompt of {length} "
-            f"tokens, for the model's limit of {limit} ({model.backbone.limited_by}), got "
-            f"{sampling.max_new_tokens}: a model made with recommended('lm') has none"
+            f"prompt must be at most {limit} tokens, for the model's limit ({by}), got {length}: "
+            f"{remedy}"
+        )
+    most = limit + 1 - length  # the last token is chosen, and not read again
+    if sampling.max_new_tokens > most:
+        raise ValueError(
+            f"max_new_tokens must be at most {most} after a prompt of {length} tokens, for the "
+            f"model's limit of {limit} ({by}), got {sampling.max_new_tokens}: {remedy}"
         )
 
 

@@ -316,7 +316,7 @@ def test_tokens_come_one_by_one_without_gradients_and_leave_the_mode_alone():
 def test_the_whole_limit_can_be_used_and_no_prompts_give_no_tokens():
     found = generate(make(), PROMPTS, Sampling(max_new_tokens=40))
     assert [len(tokens) for tokens in found] == [40] * 4
-    assert generate(make(), [], GREEDY) == []
+    assert generate(make(), [], Sampling(max_new_tokens=99)) == []
 
 
 def test_bad_steps_are_named():
@@ -349,6 +349,7 @@ BAD = [
         {"sampling": Sampling(max_new_tokens=41)},
         "max_new_tokens must be at most 40 after a prompt of 9 .* limit of 48 .* got 41: a model",
     ),
+    ({"prompts": [[1], [1] * 49]}, r"prompt must be at most 48 tokens, .* limit .*, got 49: a mod"),
 ]
 
 

@@ -176,7 +176,7 @@ BAD = [
     ({"name": "sofmax"}, ValueError, "mechanism must be one of .*softmax"),
     ({"positions": "nope"}, ValueError, "positions must be one of none, learned, .*, got 'nope'"),
     ({"positions": []}, ValueError, r"positions must be one of none, learned, .*, got \[\]"),
-    ({"positions": "rotary", "heads": 16}, ValueError, "width must be even for rotary .* got 1"),
+    ({"positions": "rotary", "heads": 16}, ValueError, "a head's width must be even .* got 1"),
     ({"options": {"colour": 1}}, ValueError, "options of softmax are none, got colour"),
     ({"name": "cosformer", "options": {"horizn": 3}}, ValueError, "did you mean 'horizon'"),
     ({"options": {"key_heads": 1}}, ValueError, "options must not have key_heads: .* num_kv_heads"),

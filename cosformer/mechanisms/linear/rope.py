@@ -18,9 +18,9 @@ from cosformer.runtime import full_precision, renewed
 
 
 def check_rotary(width: int, base: float) -> None:
-    """Refuse what rotary positions cannot turn."""
+    """Refuse what rotary positions cannot turn; `width` is that of a head."""
     if width % 2:
-        raise ValueError(f"width must be even for rotary positions, got {width}")
+        raise ValueError(f"a head's width must be even for rotary positions, got {width}")
     check_positive("base", base)
 
 
