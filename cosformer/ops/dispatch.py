@@ -8,12 +8,14 @@ from torch import Tensor
 from cosformer.check import check_choice
 from cosformer.ops.autograd import attend, given_for
 from cosformer.ops.problem import (
+    PROBLEMS,
     WEIGHTS,
     Placement,
     Problem,
     build,
     check_decays_there,
     check_placement,
+    decaying_by_token,
 )
 from cosformer.ops.reference import reference
 from cosformer.runtime import eager, full_precision, on_device_of
@@ -84,6 +86,23 @@ def placed(
             packed = hopper.place_packed(bounds, q.shape[2], angle, WEIGHTS[weight])
             return build(q, k, placement, packed.theta, packed, weight=weight, **about)
     return build(q, k, placement, theta(), weight=weight, **about)
+
+
+def kept_problem(q: Tensor, k: Tensor, given: Any, make: Callable[[], Problem]) -> Problem:
+    """The problem of a call without a state, for checked tensors.
+
+    `make` makes it without mask and gates: once for calls whose other arguments are the same.
+    """
+    fixed = given._replace(key_mask=None, log_decay=None, impl="")
+    values = (*q.shape[1:3], *k.shape[1:3], given.log_decay is None, *fixed)
+    return with_tensors(PROBLEMS.recall_for(q, values, make), q, k, given)
+
+
+def with_tensors(problem: Problem, q: Tensor, k: Tensor, given: Any) -> Problem:
+    """The problem with the mask and the gates of `given`, which differ from call to call."""
+    if given.log_decay is not None:
+        problem = decaying_by_token(problem, given.log_decay, q, k)
+    return problem if given.key_mask is None else problem._replace(key_mask=given.key_mask)
 
 
 def compute(
