@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from cosformer.check import check_whole
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.held import HeldCache
+from cosformer.mechanisms.cache import HeldCache
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.patterns.masked import Masked
 from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, columns

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cosformer.check import check_choice
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.held import HeldCache
+from cosformer.mechanisms.cache import HeldCache
 from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.patterns.blocked import blocked_attention
 from cosformer.mechanisms.patterns.flex import flex_pattern, flex_serves
