@@ -4,6 +4,7 @@ By torch and by its kernel, under Triton's interpreter.
 """
 
 import math
+import sys
 
 import pytest
 import torch
@@ -138,6 +139,17 @@ def test_the_kernel_takes_an_angle_as_a_number_no_raised_cosine_and_no_two_decay
     twice = State.empty(3, 2, 6, 5, horizon=50.0, per_token=True)._replace(decay=0.5)
     with pytest.raises(ValueError, match="decays per head and per token: use impl='chunked'"):
         step(*x, twice, log_decay=-torch.ones(3, 2, 1), impl="triton")
+
+
+@needs_kernels
+@pytest.mark.parametrize("slots", [None, torch.tensor([2, 0, 1])])
+def test_the_step_of_torch_calls_no_kernel_on_a_gpu_either(slots, monkeypatch):
+    room = sys.modules[step.__module__]
+    monkeypatch.setattr(room, "on_gpu", lambda x: True)
+    monkeypatch.setattr(room, "fused_step", lambda *_, **__: pytest.fail("by a kernel"))
+    state = State.empty(3, 2, 6, 5, horizon=50.0, position=torch.zeros(3, dtype=torch.int64))
+    step(*rows(1), state, slots=slots, impl="chunked")
+    assert state.position.tolist() == [1, 1, 1]
 
 
 @both
