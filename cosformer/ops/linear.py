@@ -1,7 +1,8 @@
 """The family that cosFormer belongs to: w(i, j) = γ^|i−j| · c(θ(i − j)) on any feature map."""
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from cosformer.check import (
     check_key_mask,
     check_number_or_tensor,
     check_scale,
+    require_all,
 )
 from cosformer.ops.again import attend_again
 from cosformer.ops.dispatch import compute, kept_problem, placed, with_tensors
@@ -26,6 +28,7 @@ from cosformer.ops.problem import (
     angles,
     as_kept,
     as_numbers,
+    build,
     decaying_evenly,
     is_one,
     kind_of,
@@ -179,7 +182,6 @@ def linear_attention_with_state(
     check_per_key_head(q, k, theta=theta, gamma=gamma)
     divided = normaliser == "sum"
     if state is None:
-        angles(theta, q, k)  # refuses numbers of which no state would know that they are its own
         states = WEIGHTS[kind_of(theta, raised=raised)]
         shape = (q.shape[0], k.shape[1], states, k.shape[3])
         zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
@@ -232,7 +234,14 @@ def _state_horizon(given: Arguments) -> Horizon | None:
 
 def check_arguments(given: Arguments) -> None:
     """Refuse names and numbers that are wrong whatever the tensors are."""
-    check_number_or_tensor("theta", given.theta)
+    theta = given.theta
+    check_number_or_tensor("theta", theta)
+    if isinstance(theta, Tensor):
+        require_all(theta.isfinite(), "theta must be finite", theta)
+        if theta.requires_grad and torch.is_grad_enabled():
+            raise ValueError("theta must not require a gradient: none is computed for it")
+    elif not abs(theta) < math.inf:
+        raise ValueError(f"theta must be finite, got {theta}")
     check_bool("raised", given.raised)
     check_choice("normaliser", given.normaliser, NORMALISERS)
     check_choice("rule", given.rule, DENOMINATORS)
@@ -278,29 +287,30 @@ def linear_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
 
     def make() -> Problem:
         check_arguments(given)
-        return _placed(q, k, given, None)
+        placement = Placement(given.causal, given.query_start, given.cu_seqlens)
+        decays = given.log_decay is not None or not is_one(given.gamma)
+        names = "gamma and log_decay" if decays else ""
+        problem = placed(
+            q, k, placement, lambda: angles(given.theta, q, k), decays=names, **_about(given)
+        )
+        return decaying_evenly(problem, given.gamma, q, k)
 
     return kept_problem(q, k, given, make)
 
 
 def stream_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor) -> Problem:
     """The problem after `position` tokens of a stream, for callers that have checked `given`."""
-    return with_tensors(_placed(q, k, given, position), q, k, given)
+    placement = Placement(given.causal, stream_position=position)
+    problem = build(q, k, placement, angles(given.theta, q, k), **_about(given))
+    return with_tensors(decaying_evenly(problem, given.gamma, q, k), q, k, given)
 
 
-def _placed(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None) -> Problem:
-    decays = given.log_decay is not None or not is_one(given.gamma)
-    assert isinstance(given.feature_map, str)
-    problem = placed(
-        q,
-        k,
-        Placement(given.causal, given.query_start, given.cu_seqlens, stream_position=position),
-        lambda: angles(given.theta, q, k),
-        decays="gamma and log_decay" if decays else "",
-        weight=kind_of(given.theta, raised=given.raised),
-        feature_map=given.feature_map,
-        rule=given.rule if given.normaliser == "sum" else "none",
-        eps=given.eps,
-        scale=given.scale,
-    )
-    return decaying_evenly(problem, given.gamma, q, k)
+def _about(given: Arguments) -> dict[str, Any]:
+    """The members of a problem that are numbers and names."""
+    return {
+        "weight": kind_of(given.theta, raised=given.raised),
+        "feature_map": given.feature_map,
+        "rule": given.rule if given.normaliser == "sum" else "none",
+        "eps": given.eps,
+        "scale": given.scale,
+    }

@@ -93,12 +93,6 @@ def cosine_angle(
 
 def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
     """θ of `linear_attention`, a number or a tensor, as `[1, 1]` or `[H, 1]`."""
-    if isinstance(theta, Tensor):
-        require_all(theta.isfinite(), "theta must be finite", theta)
-        if theta.requires_grad and torch.is_grad_enabled():
-            raise ValueError("theta must not require a gradient: none is computed for it")
-    elif not abs(theta) < math.inf:
-        raise ValueError(f"theta must be finite, got {theta}")
     return _for_heads("theta", theta, q, k)
 
 
