@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import cosformer.ops as ops
+from cosformer.check import check_bool
 from cosformer.distributed.exchange import Message, begin_sum, send
 from cosformer.distributed.stretch import Cut, Piece, Stretch, cut
 from cosformer.ops.problem import (
@@ -73,6 +74,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, asked: Asked, stretch: Stretch, bounds: Sequence[int]
 ) -> Tensor:
     """`[B, H, T, V]` of the tokens of this rank; `bounds` are of sequences on all ranks."""
+    check_bool("causal", asked.given.causal)
     if asked.meanwhile is not None and not callable(asked.meanwhile):
         raise TypeError(f"meanwhile must be a function, got {type(asked.meanwhile).__name__}")
     pieces = cut(bounds, stretch)
