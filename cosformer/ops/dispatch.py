@@ -17,7 +17,9 @@ from cosformer.ops.problem import (
     check_placement,
     decaying_by_token,
 )
+from cosformer.ops.raised import raised
 from cosformer.ops.reference import reference
+from cosformer.ops.unequal import in_pieces
 from cosformer.runtime import eager, full_precision, on_device_of
 
 IMPLEMENTATIONS = ("reference", "chunked", "triton", "hopper")
@@ -122,8 +124,6 @@ def compute(
     if impl not in IMPLS:
         check_choice("impl", impl, IMPLS)
     if problem.weight == "raised_cosine" and impl != "reference":
-        from cosformer.ops.raised import raised
-
         return raised(compute, q, k, v, problem, state, impl)
     chosen = choose(q, k, v, problem) if impl == "auto" else impl
     if impl != "auto" and (reason := why_not(impl, q, k, v, problem)):
@@ -132,8 +132,6 @@ def compute(
         if chosen == "reference":
             return reference(q, k, v, problem, state)
         if problem.causal and (problem.query_start != 0 or q.shape[2] != k.shape[2]):
-            from cosformer.ops.unequal import in_pieces
-
             return in_pieces(compute, q, k, v, problem, impl)
         keep_state = keep_state or state is not None
         return attend(given_for(q, k, v, problem, state, impl=chosen, keep_state=keep_state))
