@@ -180,12 +180,11 @@ def linear_attention_with_state(
         )
     check_arguments(given)
     check_per_key_head(q, k, theta=theta, gamma=gamma)
-    divided = normaliser == "sum"
     if state is None:
         states = WEIGHTS[kind_of(theta, raised=raised)]
         shape = (q.shape[0], k.shape[1], states, k.shape[3])
         zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
-        key_sum = zeros[..., 0].clone() if divided else zeros[..., 0][..., :0].clone()
+        key_sum = zeros.new_zeros(*shape[:3], k.shape[3] if normaliser == "sum" else 0)
         start = torch.zeros((), dtype=torch.int64, device=q.device)
         kept = as_kept(gamma, "gamma", k)
         total = 0.0 if log_decay is None else no_tokens_yet(zeros)
