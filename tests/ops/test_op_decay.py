@@ -307,21 +307,6 @@ def test_a_stream_of_the_family_goes_on_with_both_of_its_decays(impl):
     torch.testing.assert_close(found, right[:, :, 4:])
 
 
-def test_streams_by_slot_decay_by_their_own_tokens():
-    x, gates = tokens(3, 2, 6), -uniform(3, 2, 6)
-    start = torch.zeros(4, dtype=torch.int64)
-    options = {"horizon": 20.0, "position": start, "per_token": True, "dtype": torch.float64}
-    state, slots = State.empty(4, 2, 4, 4, **options), torch.tensor([3, 0, -1])
-    right, last = attention_with_state(*x, horizon=20.0, log_decay=gates)
-    for t in range(6):
-        token = [y[:, :, t] for y in x]
-        out = step(*token, state, log_decay=gates[..., t], slots=slots)
-        torch.testing.assert_close(out[:2], right[:2, :, t])
-        assert not out[2].any()
-    torch.testing.assert_close(state.log_decay[[3, 0]], last.log_decay[:2])
-    assert not state.log_decay[[1, 2]].any()
-
-
 def test_multiscale_decays_reach_from_2_tokens_to_362_by_equal_factors():
     for heads in (2, 3, 8, 16):
         reach = [1 / (1 - rate) for rate in multiscale_decays(heads)]
