@@ -73,9 +73,9 @@ MAPS = {
 every_map = pytest.mark.parametrize("dims", MAPS.values(), ids=MAPS)
 
 
-def stacked(dims=(0, 0, 0), batch=2, n=3):
+def stacked(dims=(0, 0, 0), batch=2):
     """One input of each for every mapped call, laid along `dims`, and the calls themselves."""
-    calls = [list(tokens(batch, 2, 130, seed=seed)) for seed in range(n)]
+    calls = [list(tokens(batch, 2, 130, seed=seed)) for seed in range(3)]
     for i, dim in enumerate(dims):
         for call in calls:
             call[i] = calls[0][i] if dim is None else call[i]
