@@ -9,7 +9,7 @@ from torch import Tensor
 
 import cosformer.ops as ops
 from cosformer.check import check_choice, check_inputs, check_key_mask, check_tensor
-from cosformer.distributed.passes import Asked, Meanwhile, angle_within, attend
+from cosformer.distributed.passes import Asked, Meanwhile, attend
 from cosformer.distributed.stretch import Stretch, read_bounds, stretch_of
 from cosformer.ops.problem import (
     Horizon,
@@ -20,6 +20,7 @@ from cosformer.ops.problem import (
     check_one_decay,
     kind_within,
     log_rates,
+    quarter_turn_over,
     vanishes,
 )
 
@@ -91,7 +92,7 @@ def attention(
             check_length(longest, horizon)
     ops.check_per_key_head(q, k, horizon=horizon, decay=decay)
     log_rates(decay, k, k, "decay")  # which checks them
-    angle = angle_within(max(longest, 1) if horizon is None else horizon)
+    angle = quarter_turn_over(max(longest, 1) if horizon is None else horizon)
     given = ops.Arguments(
         "relu", causal, angle, 1.0 if decay is None else decay, log_decay,
         raised=weight == "raised_cosine", eps=eps, key_mask=key_mask, impl=impl,
@@ -138,18 +139,18 @@ def linear_attention(
         `[B, H, T, V]` for the queries of this rank, in the dtype of q.
     """
     gamma = as_numbers(gamma)
-    q, k, v = ops.mapped(q, k, v, feature_map, key_mask)
-    name = feature_map if isinstance(feature_map, str) else "identity"
     given = ops.Arguments(
-        name, causal, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask,
-        impl=impl,
+        feature_map, causal, theta, gamma, log_decay, raised, normaliser, rule, eps, scale,
+        key_mask, impl=impl,
     )  # fmt: skip
+    q, k, v, given = ops.mapped(q, k, v, given)
     ops.check_arguments(given)
     stretch = _stretch(q, k, log_decay, key_mask, impl, lengths, group)
     ops.check_per_key_head(q, k, theta=theta, gamma=gamma)
     alone = partial(
-        ops.linear_attention, feature_map=name, causal=causal, theta=theta, gamma=gamma,
-        raised=raised, normaliser=normaliser, rule=rule, eps=eps, scale=scale, impl=impl,
+        ops.linear_attention, feature_map=given.feature_map, causal=causal, theta=theta,
+        gamma=gamma, raised=raised, normaliser=normaliser, rule=rule, eps=eps, scale=scale,
+        impl=impl,
     )  # fmt: skip
     bounds = read_bounds(cu_seqlens, q, stretch)
     return attend(q, k, v, Asked(given, alone, False, meanwhile), stretch, bounds)

@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 import cosformer.ops as ops
+from cosformer.check import check_bool
 from cosformer.distributed.exchange import Message, begin_sum, send
 from cosformer.distributed.stretch import Cut, Piece, Stretch, cut
 from cosformer.ops.problem import (
     WEIGHTS,
-    Horizon,
     Problem,
     for_each_query_head,
     is_one,
     least_gate,
     log_rates,
+    quarter_turn_over,
     quotient,
     running_sum,
     with_ones,
@@ -69,17 +70,11 @@ class Part(NamedTuple):
         return None if left is None else left[..., -1:] - left
 
 
-def angle_within(horizon: Horizon) -> float | Tensor:
-    """θ, the radians per position, for a horizon; 0 where it is infinite."""
-    if isinstance(horizon, Tensor):
-        return (math.pi / 2) / horizon.double()
-    return math.pi / (2 * horizon) if horizon != math.inf else 0.0
-
-
 def attend(
     q: Tensor, k: Tensor, v: Tensor, asked: Asked, stretch: Stretch, bounds: Sequence[int]
 ) -> Tensor:
     """`[B, H, T, V]` of the tokens of this rank; `bounds` are of sequences on all ranks."""
+    check_bool("causal", asked.given.causal)
     if asked.meanwhile is not None and not callable(asked.meanwhile):
         raise TypeError(f"meanwhile must be a function, got {type(asked.meanwhile).__name__}")
     pieces = cut(bounds, stretch)
@@ -106,7 +101,7 @@ def _part(q: Tensor, k: Tensor, v: Tensor, asked: Asked, piece: Piece) -> Part:
         key_mask=None if mask is None else mask[:, rows],
     )
     if asked.own_horizons:
-        given = given._replace(theta=angle_within(max(piece.sequence_length, 1)))
+        given = given._replace(theta=quarter_turn_over(max(piece.sequence_length, 1)))
     position = torch.full((), piece.position, dtype=torch.int64, device=q.device)
     problem = ops.stream_problem(q, k, given, position)
     return Part(q, k, v, problem, _decay(k, given), given.impl)

@@ -1,7 +1,7 @@
 """cosFormer and its rivals behind one interface: to compare two, change one word."""
 
 from cosformer.mechanisms.base import MECHANISMS, Mechanism, refuse
-from cosformer.mechanisms.held import HeldCache, keep_in_place, map_streams
+from cosformer.mechanisms.cache import HeldCache, keep_in_place, map_streams
 from cosformer.mechanisms.linear import (
     Delta,
     GatedDelta,

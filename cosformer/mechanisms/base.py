@@ -18,8 +18,7 @@ from cosformer.check import (
     check_tensor,
     check_whole,
 )
-from cosformer.mechanisms.cache import Cache
-from cosformer.mechanisms.held import HeldCache, with_positions
+from cosformer.mechanisms.cache import Cache, HeldCache, with_positions
 from cosformer.mechanisms.request import NO_CONTROLS, Controls, Request, Split, hide
 from cosformer.mechanisms.traits import Cost, Traits
 from cosformer.ops import After, Clock, Layout

@@ -14,25 +14,24 @@ from torch import Tensor
 
 from cosformer.check import check_inputs, check_key_mask
 from cosformer.ops.again import attend_again
-from cosformer.ops.dispatch import compute, placed
+from cosformer.ops.dispatch import compute, kept_problem, placed
+from cosformer.ops.linear import Arguments as Family
+from cosformer.ops.linear import go_on
 from cosformer.ops.problem import (
-    PROBLEMS,
     Horizon,
     Placement,
     Problem,
     Rates,
-    angle_of,
-    build,
     check_length,
     check_one_decay,
     cosine_angle,
-    decaying_by_token,
     decaying_evenly,
     divisor,
     kind_within,
+    quarter_turn_over,
 )
 from cosformer.ops.reference import scores, with_summed_gates
-from cosformer.ops.state import State, at_least, check_continues, check_gates_go_on, join, split
+from cosformer.ops.state import State, check_continues, check_gates_go_on
 from cosformer.runtime import compute_dtype, full_precision
 
 OF_SOFTMAX = {
@@ -197,24 +196,11 @@ def attention_with_state(
     check_gates_go_on(state, log_decay, k)
     if state.is_limited:
         check_length(q.shape[2], limit, state.position)
-    dtype = q.dtype
-    q, k, v = at_least(state, q, k, v)
-    problem = build(
-        q,
-        k,
-        Placement(causal=True, stream_position=state.position),
-        angle_of(limit, q),
-        weight=state.weight,
-        feature_map="relu",
-        rule="clamp",
-        eps=eps,
-    )._replace(key_mask=key_mask)
-    problem = decaying_evenly(problem, state.decay, q, k, "decay")
-    if log_decay is not None:
-        problem = decaying_by_token(problem, log_decay, q, k)
-    out, sums = compute(q, k, v, problem, join(state), impl=impl)
-    assert sums is not None
-    return out.to(dtype), split(sums, state, q.shape[2], log_decay)
+    given = Family(
+        "relu", True, quarter_turn_over(limit), state.decay, log_decay,
+        raised=state.weight == "raised_cosine", eps=eps, key_mask=key_mask, impl=impl,
+    )  # fmt: skip
+    return go_on(q, k, v, state, given)
 
 
 def attention_weights(
@@ -250,6 +236,7 @@ def attention_weights(
     torch.Size([1, 8, 100, 50])
     """
     q, k, _ = check_inputs(q, k, k)
+    check_key_mask(key_mask, k)
     if decay is not None:
         decay = check_one_decay(decay, log_decay)
     given = Arguments(
@@ -273,37 +260,29 @@ def attention_weights(
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:
     q, k, v = check_inputs(q, k, v)
+    check_key_mask(given.key_mask, k)
     return compute(q, k, v, _problem(q, k, given), impl=given.impl)[0]
 
 
 def _problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
-    fixed = given._replace(key_mask=None, log_decay=None, impl="")
-    values = (*q.shape[1:3], *k.shape[1:3], given.log_decay is None, *fixed)
-    problem = PROBLEMS.recall_for(q, values, lambda: _fresh_problem(q, k, given))
-    if given.log_decay is not None:
-        problem = decaying_by_token(problem, given.log_decay, q, k)
-    if given.key_mask is None:
-        return problem
-    check_key_mask(given.key_mask, k)
-    return problem._replace(key_mask=given.key_mask)
+    def make() -> Problem:
+        placement = Placement(given.causal, given.query_start, given.cu_seqlens, given.positions)
+        decays = "" if given.log_decay is None else "log_decay"
+        problem = placed(
+            q,
+            k,
+            placement,
+            lambda: cosine_angle(q, k, given.horizon, given.weight, placement, given.decay),
+            own_horizons=given.horizon is None,
+            decays=decays if given.decay is None else "decay",
+            weight=kind_within(given.horizon, given.weight),
+            feature_map="relu",
+            rule="clamp",
+            eps=given.eps,
+        )
+        return decaying_evenly(problem, given.decay, q, k, "decay")
 
-
-def _fresh_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
-    placement = Placement(given.causal, given.query_start, given.cu_seqlens, given.positions)
-    decays = "" if given.log_decay is None else "log_decay"
-    problem = placed(
-        q,
-        k,
-        placement,
-        lambda: cosine_angle(q, k, given.horizon, given.weight, placement, given.decay),
-        own_horizons=given.horizon is None,
-        decays=decays if given.decay is None else "decay",
-        weight=kind_within(given.horizon, given.weight),
-        feature_map="relu",
-        rule="clamp",
-        eps=given.eps,
-    )
-    return decaying_evenly(problem, given.decay, q, k, "decay")
+    return kept_problem(q, k, given, make)
 
 
 def _unknown(given: dict[str, Any]) -> TypeError:

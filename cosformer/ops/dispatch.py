@@ -8,14 +8,18 @@ from torch import Tensor
 from cosformer.check import check_choice
 from cosformer.ops.autograd import attend, given_for
 from cosformer.ops.problem import (
+    PROBLEMS,
     WEIGHTS,
     Placement,
     Problem,
     build,
     check_decays_there,
     check_placement,
+    decaying_by_token,
 )
+from cosformer.ops.raised import raised
 from cosformer.ops.reference import reference
+from cosformer.ops.unequal import in_pieces
 from cosformer.runtime import eager, full_precision, on_device_of
 
 IMPLEMENTATIONS = ("reference", "chunked", "triton", "hopper")
@@ -86,6 +90,23 @@ def placed(
     return build(q, k, placement, theta(), weight=weight, **about)
 
 
+def kept_problem(q: Tensor, k: Tensor, given: Any, make: Callable[[], Problem]) -> Problem:
+    """The problem of a call without a state, for checked tensors.
+
+    `make` makes it without mask and gates: once for calls whose other arguments are the same.
+    """
+    fixed = given._replace(key_mask=None, log_decay=None, impl="")
+    values = (*q.shape[1:3], *k.shape[1:3], given.log_decay is None, *fixed)
+    return with_tensors(PROBLEMS.recall_for(q, values, make), q, k, given)
+
+
+def with_tensors(problem: Problem, q: Tensor, k: Tensor, given: Any) -> Problem:
+    """The problem with the mask and the gates of `given`, which differ from call to call."""
+    if given.log_decay is not None:
+        problem = decaying_by_token(problem, given.log_decay, q, k)
+    return problem if given.key_mask is None else problem._replace(key_mask=given.key_mask)
+
+
 def compute(
     q: Tensor,
     k: Tensor,
@@ -103,8 +124,6 @@ def compute(
     if impl not in IMPLS:
         check_choice("impl", impl, IMPLS)
     if problem.weight == "raised_cosine" and impl != "reference":
-        from cosformer.ops.raised import raised
-
         return raised(compute, q, k, v, problem, state, impl)
     chosen = choose(q, k, v, problem) if impl == "auto" else impl
     if impl != "auto" and (reason := why_not(impl, q, k, v, problem)):
@@ -113,8 +132,6 @@ def compute(
         if chosen == "reference":
             return reference(q, k, v, problem, state)
         if problem.causal and (problem.query_start != 0 or q.shape[2] != k.shape[2]):
-            from cosformer.ops.unequal import in_pieces
-
             return in_pieces(compute, q, k, v, problem, impl)
         keep_state = keep_state or state is not None
         return attend(given_for(q, k, v, problem, state, impl=chosen, keep_state=keep_state))

@@ -1,7 +1,8 @@
 """The family that cosFormer belongs to: w(i, j) = γ^|i−j| · c(θ(i − j)) on any feature map."""
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from cosformer.check import (
     check_key_mask,
     check_number_or_tensor,
     check_scale,
+    require_all,
 )
 from cosformer.ops.again import attend_again
-from cosformer.ops.dispatch import compute, placed
+from cosformer.ops.dispatch import compute, kept_problem, placed, with_tensors
 from cosformer.ops.problem import (
     DENOMINATORS,
-    PROBLEMS,
     WEIGHTS,
     Horizon,
     Placement,
@@ -27,11 +28,11 @@ from cosformer.ops.problem import (
     angles,
     as_kept,
     as_numbers,
-    decaying_by_token,
+    build,
     decaying_evenly,
-    horizon_of,
     is_one,
     kind_of,
+    quarter_turn_over,
     same_numbers,
     sizes_of,
     written,
@@ -134,7 +135,7 @@ def linear_attention(
 
 
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:
-    q, k, v = mapped(q, k, v, given.feature_map, given.key_mask)
+    q, k, v, given = mapped(q, k, v, given)
     return compute(q, k, v, linear_problem(q, k, given), impl=given.impl)[0]
 
 
@@ -169,34 +170,41 @@ def linear_attention_with_state(
         `[B, H, T, V]` in the dtype of q, and the state after these tokens.
     """
     gamma = as_numbers(gamma)
-    q, k, v = mapped(q, k, v, feature_map, key_mask)
+    given = Arguments(
+        feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask,
+        impl=impl,
+    )  # fmt: skip
+    q, k, v, given = mapped(q, k, v, given)
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             f"a stream needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    given = Arguments(
-        feature_map, True, theta, gamma, log_decay, raised, normaliser, rule, eps, scale, key_mask
-    )
     check_arguments(given)
     check_per_key_head(q, k, theta=theta, gamma=gamma)
-    divided = normaliser == "sum"
     if state is None:
-        angles(theta, q, k)  # refuses numbers of which no state would know that they are its own
         states = WEIGHTS[kind_of(theta, raised=raised)]
         shape = (q.shape[0], k.shape[1], states, k.shape[3])
         zeros = torch.zeros(*shape, v.shape[3], dtype=compute_dtype(q.dtype), device=q.device)
-        key_sum = zeros[..., 0].clone() if divided else zeros[..., 0][..., :0].clone()
+        key_sum = zeros.new_zeros(*shape[:3], k.shape[3] if normaliser == "sum" else 0)
         start = torch.zeros((), dtype=torch.int64, device=q.device)
         kept = as_kept(gamma, "gamma", k)
         total = 0.0 if log_decay is None else no_tokens_yet(zeros)
         state = State(zeros, key_sum, start, _state_horizon(given), kept, total)
     check_goes_on(state, k, v, given)
+    return go_on(q, k, v, state, given)
+
+
+def go_on(q: Tensor, k: Tensor, v: Tensor, state: State, given: Arguments) -> tuple[Tensor, State]:
+    """The next tokens of a stream and its state after them, for callers that have checked both.
+
+    The weights and the decay of `given` are those of the state.
+    """
     dtype = q.dtype
     q, k, v = at_least(state, q, k, v)
     problem = stream_problem(q, k, given, state.position)
-    out, sums = compute(q, k, v, problem, join(state), impl=impl)
+    out, sums = compute(q, k, v, problem, join(state), impl=given.impl)
     assert sums is not None
-    return out.to(dtype), split(sums, state, q.shape[2], log_decay)
+    return out.to(dtype), split(sums, state, q.shape[2], given.log_decay)
 
 
 def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
@@ -223,12 +231,19 @@ def check_goes_on(state: State, k: Tensor, v: Tensor, given: Arguments) -> None:
 
 def _state_horizon(given: Arguments) -> Horizon | None:
     """The horizon that a state remembers; None, as `attention` refuses it, unless φ is relu."""
-    return horizon_of(given.theta) if given.feature_map == "relu" else None
+    return quarter_turn_over(given.theta) if given.feature_map == "relu" else None
 
 
 def check_arguments(given: Arguments) -> None:
     """Refuse names and numbers that are wrong whatever the tensors are."""
-    check_number_or_tensor("theta", given.theta)
+    theta = given.theta
+    check_number_or_tensor("theta", theta)
+    if isinstance(theta, Tensor):
+        require_all(theta.isfinite(), "theta must be finite", theta)
+        if theta.requires_grad and torch.is_grad_enabled():
+            raise ValueError("theta must not require a gradient: none is computed for it")
+    elif not abs(theta) < math.inf:
+        raise ValueError(f"theta must be finite, got {theta}")
     check_bool("raised", given.raised)
     check_choice("normaliser", given.normaliser, NORMALISERS)
     check_choice("rule", given.rule, DENOMINATORS)
@@ -251,68 +266,59 @@ def check_per_key_head(q: Tensor, k: Tensor, **given: Rates | None) -> None:
 
 
 def mapped(
-    q: Tensor, k: Tensor, v: Tensor, feature_map: Map, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Checked tensors, to which a feature map that is a function has been applied.
+    q: Tensor, k: Tensor, v: Tensor, given: Arguments
+) -> tuple[Tensor, Tensor, Tensor, Arguments]:
+    """Checked tensors, and the arguments that remain.
 
-    A feature map that has a name is applied later, by the implementation.
+    A feature map that is a function has been applied, and `identity` remains. One that has a name
+    is applied later, by the implementation.
     """
     q, k, v = check_inputs(q, k, v)
-    check_key_mask(key_mask, k)
-    if isinstance(feature_map, str):
-        return q, k, v
-    if not callable(feature_map):
-        raise TypeError(
-            f"feature_map must be a name or a function, got {type(feature_map).__name__}"
-        )
-    k = zero_masked(k, key_mask)  # the slope of φ at NaN would be NaN
-    features = feature_map(q), feature_map(k)
+    check_key_mask(given.key_mask, k)
+    phi = given.feature_map
+    if isinstance(phi, str):
+        return q, k, v, given
+    if not callable(phi):
+        raise TypeError(f"feature_map must be a name or a function, got {type(phi).__name__}")
+    k = zero_masked(k, given.key_mask)  # the slope of φ at NaN would be NaN
+    features = phi(q), phi(k)
     for x, found in zip((q, k), features, strict=True):
         rows = list(x.shape[:3])
         if not isinstance(found, Tensor) or list(found.shape[:-1]) != rows:
             shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(f"feature_map must return a tensor {[*rows, 'width']}, got {shape}")
-    return check_inputs(*features, v)
+    return *check_inputs(*features, v), given._replace(feature_map="identity")
 
 
 def linear_problem(q: Tensor, k: Tensor, given: Arguments) -> Problem:
     """The checked problem of a call without a state."""
-    fixed = given._replace(key_mask=None, log_decay=None, impl="")
-    if not isinstance(given.feature_map, str):
-        fixed = fixed._replace(feature_map="identity")
-    values = (*q.shape[1:3], *k.shape[1:3], given.log_decay is None, *fixed)
 
     def make() -> Problem:
         check_arguments(given)
-        return _placed(q, k, given, None)
+        placement = Placement(given.causal, given.query_start, given.cu_seqlens)
+        decays = given.log_decay is not None or not is_one(given.gamma)
+        names = "gamma and log_decay" if decays else ""
+        problem = placed(
+            q, k, placement, lambda: angles(given.theta, q, k), decays=names, **_about(given)
+        )
+        return decaying_evenly(problem, given.gamma, q, k)
 
-    return _with_tensors(PROBLEMS.recall_for(q, values, make), q, k, given)
+    return kept_problem(q, k, given, make)
 
 
 def stream_problem(q: Tensor, k: Tensor, given: Arguments, position: Tensor) -> Problem:
     """The problem after `position` tokens of a stream, for callers that have checked `given`."""
-    return _with_tensors(_placed(q, k, given, position), q, k, given)
+    placement = Placement(given.causal, stream_position=position)
+    problem = build(q, k, placement, angles(given.theta, q, k), **_about(given))
+    return with_tensors(decaying_evenly(problem, given.gamma, q, k), q, k, given)
 
 
-def _with_tensors(problem: Problem, q: Tensor, k: Tensor, given: Arguments) -> Problem:
-    """The problem with the arguments that differ from call to call."""
-    if given.log_decay is not None:
-        problem = decaying_by_token(problem, given.log_decay, q, k)
-    return problem if given.key_mask is None else problem._replace(key_mask=given.key_mask)
-
-
-def _placed(q: Tensor, k: Tensor, given: Arguments, position: Tensor | None) -> Problem:
-    decays = given.log_decay is not None or not is_one(given.gamma)
-    problem = placed(
-        q,
-        k,
-        Placement(given.causal, given.query_start, given.cu_seqlens, stream_position=position),
-        lambda: angles(given.theta, q, k),
-        decays="gamma and log_decay" if decays else "",
-        weight=kind_of(given.theta, raised=given.raised),
-        feature_map=given.feature_map if isinstance(given.feature_map, str) else "identity",
-        rule=given.rule if given.normaliser == "sum" else "none",
-        eps=given.eps,
-        scale=given.scale,
-    )
-    return decaying_evenly(problem, given.gamma, q, k)
+def _about(given: Arguments) -> dict[str, Any]:
+    """The members of a problem that are numbers and names."""
+    return {
+        "weight": kind_of(given.theta, raised=given.raised),
+        "feature_map": given.feature_map,
+        "rule": given.rule if given.normaliser == "sum" else "none",
+        "eps": given.eps,
+        "scale": given.scale,
+    }

@@ -26,7 +26,7 @@ from cosformer.ops.problem import (
 )
 from cosformer.ops.state import State, check_continues, check_gates_go_on
 from cosformer.ops.triton import fused_step, why_not_step
-from cosformer.runtime import full_precision, mapped_over, on_device_of, readable
+from cosformer.runtime import full_precision, mapped_over, on_device_of, on_gpu, readable
 
 
 class Recurrence(NamedTuple):
@@ -125,7 +125,7 @@ def step(
     )
     with full_precision(q):
         if slots is None:
-            return take_step(q, k, v, state, by)
+            return _by_torch(q, k, v, state, by)
         return _in_slots(q, k, v, state, by, slots)
 
 
@@ -204,12 +204,16 @@ def _check_gate(log_decay: Tensor | None, q: Tensor) -> None:
 def take_step(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> Tensor:
     """One token `[B, H, 1, ·]` of a stream, for callers that have checked it."""
     served = by.is_cosformer and state.per_token == (by.log_decay is not None)
-    if q.is_cuda and served and why_not_step(q, v, state) is None:
+    if on_gpu(q) and served and why_not_step(q, v, state) is None:
         with on_device_of(q):
             return fused_step(
                 q, k, v, state, by.theta, None, by.eps,
                 limit=None, decay=by.decay, log_decay=by.log_decay,
             )  # fmt: skip
+    return _by_torch(q, k, v, state, by)
+
+
+def _by_torch(q: Tensor, k: Tensor, v: Tensor, state: State, by: Recurrence) -> Tensor:
     dtype = state.key_value.dtype
     batch, heads, *_, value_width = state.key_value.shape
     phi, divides = FEATURE_MAPS[by.feature_map].forward, by.rule != "none"
@@ -253,7 +257,7 @@ def _in_slots(
     if by.log_decay is not None:
         by = by._replace(log_decay=by.log_decay[real])
     out = q.new_zeros(*q.shape[:3], v.shape[3])
-    out[real] = take_step(q[real], k[real], v[real], taken, by)
+    out[real] = _by_torch(q[real], k[real], v[real], taken, by)
     for mine, moved in zip(state.tensors, taken.tensors, strict=True):
         mine[chosen] = moved
     return out

@@ -59,9 +59,9 @@ STREAMS = names_where(state=("constant", "window", "cache"))
 """Names of mechanisms that stream."""
 
 
-def cases_where(causal: tuple[bool, ...] = (True, False), **traits: Any) -> list[tuple[str, bool]]:
+def cases_where(**traits: Any) -> list[tuple[str, bool]]:
     """The cases of those names."""
-    return [(name, c) for name, c in CASES if c in causal and name in names_where(**traits)]
+    return [case for case in CASES if case[0] in names_where(**traits)]
 
 
 def make(name: str, heads: int = HEADS, width: int = WIDTH, **options: Any) -> Mechanism:

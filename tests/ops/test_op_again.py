@@ -195,15 +195,6 @@ def warmed(driver, inputs, grad, **options):
     return call
 
 
-def test_both_passes_come_from_tapes(driver, monkeypatch):
-    inputs, grad = leaves(), qkv(seed=9)[0]
-    expected = both_passes(inputs, grad, causal=True)
-    warmed(driver, inputs, grad)
-    for name in ("forward", "backward"):
-        monkeypatch.setattr(hopper, name, lambda *given: pytest.fail("was decided anew"))
-    assert both_passes(inputs, grad, causal=True) == expected
-
-
 @pytest.mark.parametrize("asked", [(True, False, False), (False, True, True), (False, False, True)])
 def test_gradients_that_nobody_asks_for_are_not_launched(driver, monkeypatch, asked):
     inputs, grad = leaves(), qkv(seed=9)[0]

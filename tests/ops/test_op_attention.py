@@ -5,7 +5,16 @@ Also what it does at the ends: rows of zeros, empty sides, the range of float16,
 
 import pytest
 import torch
-from formula import IMPLEMENTATIONS, agree, cosformer, largest, prefix_sums, results, tokens
+from formula import (
+    IMPLEMENTATIONS,
+    agree,
+    cosformer,
+    largest,
+    prefix_sums,
+    results,
+    tokens,
+    uniform,
+)
 from formula import rounded_once as is_rounded_once
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +76,7 @@ CASES = {
         shape(180),
         {"cu_seqlens": packed(0, *[3] * 59, 3), "key_mask": masked(180, 1)},
     ),
+    "past the horizon": (shape(140), {"horizon": 40.0, "decay": [0.3, 0.6]}),
     "packed, raised": (shape(80), {"cu_seqlens": packed(80), "horizon": 9.0, "raised": True}),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -89,7 +99,7 @@ def formula(**options):
 def test_every_case_is_the_formula_with_its_gradients(case, impl, causal):
     sizes, options = case
     options = options | {"causal": causal}
-    argument = 30 if "raised" in options else 1
+    argument = 30 if "raised" in options else 140 if "decay" in options else 1
     agree(op(impl, **options), formula(**options), *tokens(**sizes), argument=argument)
 
 
@@ -193,14 +203,19 @@ def poison(x, mask, value):
     return x.masked_fill(~mask[:, None, :, None], value)
 
 
+FADING = {"no decay": {}, "per head": {"decay": [0.5, 0.99]}}
+FADING["per token"] = {"log_decay": -uniform(4, 2, 140)}
+
+
 @every_impl
 @both_ways
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_poison_behind_the_mask_changes_no_bit(impl, causal, value):
+@pytest.mark.parametrize("fading", FADING.values(), ids=FADING)
+def test_poison_behind_the_mask_changes_no_bit(fading, impl, causal, value):
     mask = masked(140, 4)
     q, k, v = tokens(4, 2, 140)
     bad = q, poison(k, mask, value), poison(v, mask, value)
-    options = {"causal": causal, "key_mask": mask, "impl": impl}
+    options = {"causal": causal, "key_mask": mask, "impl": impl, **fading}
     clean, poisoned = run((q, k, v), **options), run(bad, **options)
     assert all(map(torch.equal, clean, poisoned))
     for grad in poisoned[2:]:

@@ -48,13 +48,15 @@ def check(impl, more=(), *, dtype=F64, argument=1.0, positive=False, **options):
         return scale * recurrence(q, k, v, phi=phi, decay=log, divide=divide, **turn)[0]
 
     decays = {"log_decay": -uniform(2, 2, LENGTH), "gamma": torch.tensor([0.5, 0.999])}
-    decays["one"] = torch.tensor(0.9)
+    decays["one"], decays["reset"] = torch.tensor(0.9), decays["log_decay"].clone()
+    decays["reset"][..., 20:22], decays["reset"][..., 70] = -math.inf, -1e3
+    decays["reset"][..., 90:92], decays["reset"][..., 110] = -1e16, -30.0
     inputs = tokens(2, 4, LENGTH, kv_heads=2, value_width=3)
     if positive:
         sign = -1 if options.get("rule") == "signed" else 1  # every sum is negative
         inputs = (sign * (inputs[0].abs() + 0.1), inputs[1].abs() + 0.1, inputs[2])
     given = [decays[name] for name in more]
-    more = ["gamma" if name == "one" else name for name in more]
+    more = [{"one": "gamma", "reset": "log_decay"}.get(name, name) for name in more]
     agree(op, plain, *inputs, *given, dtype=dtype, argument=argument)
 
 
@@ -84,6 +86,7 @@ UNDIVIDED = {"normaliser": "none"}
 DECAYS = {
     "gates": (["log_decay"], {"feature_map": "1+elu"}),
     "gates, undivided": (["log_decay"], {"scale": 0.3, **UNDIVIDED}),
+    "hard resets": (["reset"], UNDIVIDED),
     "gates, turning": (["log_decay"], {"feature_map": "relu", "theta": 0.01}),
     "a decay per head": (["gamma"], {"feature_map": "relu"}),
     "retention": (["gamma"], UNDIVIDED),
@@ -159,20 +162,6 @@ def test_gamma_decays_from_wherever_queries_stand(queries, keys, start, normalis
 
     gamma = torch.tensor([0.9, 0.99], dtype=F64)
     agree(op, plain, *tokens(2, 2, queries, keys=keys), gamma, argument=20)
-
-
-@every_impl
-@pytest.mark.parametrize("gate", [-30.0, -1e3, -1e16, -math.inf])
-def test_a_hard_reset_forgets_all_and_spoils_nothing_after_it(gate, impl):
-    q, k, v = (x.requires_grad_() for x in tokens(1, 1, 150, width=3))
-    decay = torch.full((1, 1, 150), -0.1, dtype=F64)
-    decay[..., 70:72] = gate
-    call = {"causal": True, "impl": impl, **UNDIVIDED}
-    out = linear_attention(q, k, v, log_decay=decay.requires_grad_(), **call)
-    fresh, rest = [x[:, :, 71:] for x in (q, k, v)], decay[..., 71:].clamp(min=-0.1)
-    torch.testing.assert_close(out[:, :, 71:], linear_attention(*fresh, log_decay=rest, **call))
-    for grad in torch.autograd.grad(out.sum(), (q, k, v, decay)):
-        assert grad.isfinite().all()
 
 
 def test_a_long_decay_stays_precise_at_100_000_positions():

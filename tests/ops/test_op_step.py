@@ -4,10 +4,11 @@ By torch and by its kernel, under Triton's interpreter.
 """
 
 import math
+import sys
 
 import pytest
 import torch
-from formula import by_steps, cosformer, rounded_once, tokens
+from formula import by_steps, cosformer, rounded_once, tokens, uniform
 
 from cosformer import State, attention, attention_with_state, step
 from cosformer.ops.step import copy_like
@@ -140,6 +141,17 @@ def test_the_kernel_takes_an_angle_as_a_number_no_raised_cosine_and_no_two_decay
         step(*x, twice, log_decay=-torch.ones(3, 2, 1), impl="triton")
 
 
+@needs_kernels
+@pytest.mark.parametrize("slots", [None, torch.tensor([2, 0, 1])])
+def test_the_step_of_torch_calls_no_kernel_on_a_gpu_either(slots, monkeypatch):
+    room = sys.modules[step.__module__]
+    monkeypatch.setattr(room, "on_gpu", lambda x: True)
+    monkeypatch.setattr(room, "fused_step", lambda *_, **__: pytest.fail("by a kernel"))
+    state = State.empty(3, 2, 6, 5, horizon=50.0, position=torch.zeros(3, dtype=torch.int64))
+    step(*rows(1), state, slots=slots, impl="chunked")
+    assert state.position.tolist() == [1, 1, 1]
+
+
 @both
 def test_no_rows_move_nobody_but_a_shared_position(impl):
     x = [y[:0] for y in rows(1)]
@@ -154,10 +166,13 @@ def test_no_rows_move_nobody_but_a_shared_position(impl):
 
 
 @both
-def test_streams_by_slot_are_streams_of_their_own(impl):
-    x = rows(8)
-    exact = attention(*(y.double() for y in x), causal=True, horizon=50.0)
-    state = State.empty(5, 2, 6, 5, horizon=50.0, position=torch.zeros(5, dtype=torch.int64))
+@pytest.mark.parametrize("gated", [False, True])
+def test_streams_by_slot_are_streams_of_their_own(gated, impl):
+    x, gates, more = rows(8), -uniform(3, 2, 8).float().double(), {}
+    about = {"log_decay": gates} if gated else {}
+    exact = attention(*(y.double() for y in x), causal=True, horizon=50.0, **about)
+    start = torch.zeros(5, dtype=torch.int64)
+    state = State.empty(5, 2, 6, 5, horizon=50.0, position=start, per_token=gated)
     slots, done = [4, 0, 2], [0, 0, 0]
     generator = torch.Generator().manual_seed(0)
     while min(done) < 8:
@@ -166,7 +181,10 @@ def test_streams_by_slot_are_streams_of_their_own(impl):
         picked, when = [*taking, 0], [*(done[i] for i in taking), 0]  # the last row is padding
         parts = [torch.stack([y[i, :, t] for i, t in zip(picked, when, strict=True)]) for y in x]
         index = torch.tensor([*(slots[i] for i in taking), -1])
-        out = step(*parts, state, slots=index, impl=impl)
+        if gated:
+            of_rows = [gates[i, :, t] for i, t in zip(picked, when, strict=True)]
+            more["log_decay"] = torch.stack(of_rows).float()
+        out = step(*parts, state, slots=index, impl=impl, **more)
         assert (out[-1] == 0).all()
         for row, i in enumerate(taking):
             right = exact[i, :, done[i]]
@@ -174,6 +192,9 @@ def test_streams_by_slot_are_streams_of_their_own(impl):
             done[i] += 1
     assert state.position.tolist() == [8, 0, 8, 0, 8]
     assert not state.key_value[3].any()
+    if gated:
+        torch.testing.assert_close(state.log_decay[slots], gates.sum(-1))
+        assert not state.log_decay[[1, 3]].any()
 
 
 @both

@@ -24,6 +24,7 @@ KINDS = {
     "horizon per key head": {"horizon": torch.tensor([150.0, 900.0])},
     "raised": {"horizon": 7.0, "weight": "raised_cosine"},
     "decay": {"horizon": 200.0, "decay": [0.9, 0.999]},
+    "past the horizon": {"horizon": 60.0, "decay": [0.3, 0.7]},
     "endless": {"horizon": math.inf, "decay": 0.97},
     "raised decay": {"horizon": 7.0, "weight": "raised_cosine", "decay": torch.tensor([0.5, 1.0])},
     "gates": {"horizon": 200.0, "log_decay": -0.2 * uniform(2, 2, LENGTH)},

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from cosformer.mechanisms.base import Mechanism
+from cosformer.mechanisms.cache import HeldCache
 from cosformer.mechanisms.dense.softmax_token import SoftmaxToken
-from cosformer.mechanisms.held import HeldCache
 from cosformer.mechanisms.request import Request, Split, repeat_heads, seen
 from cosformer.mechanisms.sdpa import masked_softmax, sdpa, sdpa_for, sdpa_to_the_last
 from cosformer.mechanisms.traits import Cost, Traits

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cosformer.mechanisms.held import HeldCache
+from cosformer.mechanisms.cache import HeldCache
 from cosformer.mechanisms.sdpa import sdpa
 from cosformer.ops import After, Clock, Layout, early_launch
 from cosformer.runtime import HAS_TRITON, on_gpu

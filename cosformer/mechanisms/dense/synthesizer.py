@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from cosformer.check import check_whole
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.held import HeldCache
+from cosformer.mechanisms.cache import HeldCache
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.request import Request, repeat_heads, seen
 from cosformer.mechanisms.sdpa import masked_softmax, sdpa_for

@@ -77,10 +77,6 @@ class BigBird(Seeded, Masked):
 
         return kept
 
-    @property
-    def settings(self) -> tuple[int, ...]:
-        return self.block, self.random_blocks, self.seed
-
     def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
         keys = index(keys)  # of a graph too: `in` finds no symbol
         final, drawn = (keys - 1) // self.block, self.drawn(keys)

@@ -51,19 +51,19 @@ def flex_pattern(
     v: Tensor,
     key_mask: Tensor | None,
     sizes: Sizes,
-    parts: Callable[[], tuple[Part, ...]],
-    alike: Hashable,
+    parts: Callable[[Sizes, torch.device], tuple[Part, ...]],
+    settings: Callable[[], Hashable],
 ) -> Tensor:
-    """softmax(q kᵀ/√d) v over the pairs of disjoint parts, which are kept for calls `alike`.
+    """softmax(q kᵀ/√d) v over the pairs of disjoint parts, kept for calls of the same `settings`.
 
     Off CUDA nothing is compiled and PyTorch computes every score: good for a check, no more.
     """
     require_flex(q, k, v)
 
     def make() -> tuple[Laid, ...]:
-        return tuple(lay(part, sizes, q.device) for part in parts())
+        return tuple(lay(part, sizes, q.device) for part in parts(sizes, q.device))
 
-    laid = _laid.recall((alike, sizes), q.device, make) if untraced() else make()
+    laid = _laid.recall((settings(), sizes), q.device, make) if untraced() else make()
     found = [_attend(q, k, v, x, sizes, key_mask, with_log=len(laid) > 1) for x in laid]
     out = found[0][0]
     if len(found) > 1:

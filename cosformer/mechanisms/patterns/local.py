@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from cosformer.check import check_whole
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.held import HeldCache
+from cosformer.mechanisms.cache import HeldCache
 from cosformer.mechanisms.padding import ranks
 from cosformer.mechanisms.patterns.masked import Masked
 from cosformer.mechanisms.patterns.parts import Kept, Part, Sizes, columns
@@ -41,10 +41,6 @@ class Local(Masked):
     def pattern(self, keys: int, device: torch.device) -> Kept:
         reach = self.reach
         return lambda i, j: (i - j <= reach) & (j - i <= reach)
-
-    @property
-    def settings(self) -> tuple[int, ...]:
-        return (self.reach,)
 
     def ranges(self, first: int, last: int, keys: int) -> Iterator[tuple[int, int]]:
         yield first - self.reach, last + self.reach
@@ -95,10 +91,6 @@ class Longformer(Local):
     def pattern(self, keys: int, device: torch.device) -> Kept:
         near, count = super().pattern(keys, device), self.global_tokens
         return lambda i, j: near(i, j) | (j < count)
-
-    @property
-    def settings(self) -> tuple[int, ...]:
-        return self.reach, self.global_tokens
 
     def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
         near, count = super().pattern(sizes.keys, device), min(self.global_tokens, sizes.keys)

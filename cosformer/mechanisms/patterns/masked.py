@@ -1,14 +1,14 @@
 """Softmax over a fixed pattern of pairs: one class, given a mask function and where it looks."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
 
 from cosformer.check import check_choice
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.held import HeldCache
+from cosformer.mechanisms.cache import HeldCache
 from cosformer.mechanisms.padding import ranks, with_real_first
 from cosformer.mechanisms.patterns.blocked import blocked_attention
 from cosformer.mechanisms.patterns.flex import flex_pattern, flex_serves
@@ -24,12 +24,11 @@ FEW = 16  # queries for which a row of scores each is cheaper than blocks
 
 
 class Masked(Mechanism):
-    """Softmax over the pairs of a pattern. A subclass has `pattern`, `ranges` and `settings`.
+    """Softmax over the pairs of a pattern. A subclass has `pattern` and `ranges`.
 
     `pattern(keys)` is the mask function of positions (i, j); `ranges(first, last, keys)` says
-    where the keys of queries first … last − 1 lie, and nothing outside is looked at; `settings`
-    tell it from another of its class. One whose blocks are not neighbours has `parts` instead of
-    `ranges`.
+    where the keys of queries first … last − 1 lie, and nothing outside is looked at. One whose
+    blocks are not neighbours has `parts` instead of `ranges`.
 
     Patterns by absolute positions count real tokens: one behind `key_mask` is absent, as a key
     and as a query (its output is 0), so that padding does not shift them.
@@ -51,11 +50,6 @@ class Masked(Mechanism):
 
     def ranges(self, first: int, last: int, keys: int) -> Iterable[tuple[int, int]]:
         """[low, high) of keys that hold all that queries first … last − 1 see."""
-        raise NotImplementedError
-
-    @property
-    def settings(self) -> tuple[int, ...]:
-        """The options that tell the pattern of one instance from that of another."""
         raise NotImplementedError
 
     def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
@@ -132,7 +126,11 @@ class Masked(Mechanism):
     def _sparse(self, q: Tensor, k: Tensor, v: Tensor, request: Request, impl: str) -> Tensor:
         mask, sizes = request.key_mask, Sizes(q.shape[2], k.shape[2], request.causal, request.start)
         if impl == "flex":
-            alike = type(self), *self.settings
-            return flex_pattern(q, k, v, mask, sizes, lambda: self.parts(sizes, q.device), alike)
+            return flex_pattern(q, k, v, mask, sizes, self.parts, self._settings)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
         return blocked_attention(q, k, v, mask, sizes, self.parts(sizes, q.device))
+
+    def _settings(self) -> Hashable:
+        """What tells the pattern of one instance from that of another: its numbers and names."""
+        plain = (item for item in vars(self).items() if isinstance(item[1], float | int | str))
+        return type(self), *plain

@@ -45,10 +45,6 @@ class SparseFixed(Masked):
         stride, plain = self.stride, self.stride - self.summary
         return lambda i, j: (i // stride == j // stride) | (j % stride >= plain)
 
-    @property
-    def settings(self) -> tuple[int, ...]:
-        return self.stride, self.summary
-
     def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
         stride = min(self.stride, reach(sizes))
         plain = stride - min(stride, self.summary)
@@ -96,10 +92,6 @@ class SparseStrided(Masked):
     def pattern(self, keys: int, device: torch.device) -> Kept:
         stride = self.stride_for(keys)
         return lambda i, j: (i - j < stride) & (j - i < stride) | ((i - j) % stride == 0)
-
-    @property
-    def settings(self) -> tuple[int, ...]:
-        return (self.stride or 0,)
 
     def parts(self, sizes: Sizes, device: torch.device) -> tuple[Part, ...]:
         stride = min(self.stride_for(sizes.keys), reach(sizes))

@@ -5,8 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cosformer.mechanisms.base import Mechanism
-from cosformer.mechanisms.cache import Cache
-from cosformer.mechanisms.held import HeldCache
+from cosformer.mechanisms.cache import Cache, HeldCache
 from cosformer.mechanisms.padding import ranks, real_first, take, to_multiple, with_real_first
 from cosformer.mechanisms.request import Request, repeat_heads
 from cosformer.mechanisms.sdpa import masked_softmax, sdpa, sdpa_for

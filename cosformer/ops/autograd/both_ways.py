@@ -23,12 +23,6 @@ from cosformer.ops.problem import (
 from cosformer.runtime import compute_dtype
 
 
-def goes_both_ways(given: Given) -> bool:
-    """Whether queries see later keys under a decay."""
-    some = given.q.shape[2] and given.k.shape[2]
-    return bool(given.decay is not None and not given.options.causal and some)
-
-
 def both_ways(causal: Callable[[Given], Tensor], given: Given) -> Tensor:
     """Output `[B, H, T, V]`; `causal` computes each direction, in float32 at least."""
     options, dtype = given.options, compute_dtype(given.q.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cosformer.ops import chunked
+from cosformer.ops.autograd.both_ways import both_ways
 from cosformer.ops.problem import (
     FEATURE_MAPS,
     Asked,
@@ -42,12 +43,8 @@ def attend(given: Given) -> tuple[Tensor, Tensor | None]:
 
     A causal problem has query i at key i. The last state may be None unless it is to be kept.
     """
-    decays, options = given.decay is not None, given.options
-    if decays and not options.causal and not _native(given):
-        from cosformer.ops.autograd.both_ways import both_ways, goes_both_ways
-
-        if goes_both_ways(given):
-            return both_ways(_causal_sums, given), None
+    if _goes_both_ways(given) and not _native(given):
+        return both_ways(_causal_sums, given), None
     results = _results(given)
     return results.out, results.last
 
@@ -94,6 +91,12 @@ def given_for(
         problem.bounds,
     )
     return Given(q, k, v, decay, state, constants, options)
+
+
+def _goes_both_ways(given: Given) -> bool:
+    """Whether queries see later keys under a decay."""
+    some = given.decay is not None and not given.options.causal
+    return some and bool(given.q.shape[2] and given.k.shape[2])
 
 
 def _native(given: Given) -> bool:
@@ -221,19 +224,14 @@ def gradients(given: Given, results: Results, grads: Grads, asked: Asked) -> Gra
             return found
         least = least_gate(given.q.dtype)
         return found._replace(decay=gradient_of_gates(found.decay, gates, least))
-    if by_torch and given.decay is not None and not given.options.causal:
-        from cosformer.ops.autograd.both_ways import goes_both_ways
-
-        if goes_both_ways(given):
-            return _gradients_both_ways(given, grads, asked)
+    if by_torch and _goes_both_ways(given):
+        return _gradients_both_ways(given, grads, asked)
     chosen = chunked if by_torch else implementation(given.options.impl)
     return Gradients(*chosen.backward(given, results, grads, asked))
 
 
 def _gradients_both_ways(given: Given, grads: Grads, asked: Asked) -> Gradients:
     """The gradients of a decay without causality; differentiable, by two causal problems."""
-    from cosformer.ops.autograd.both_ways import both_ways
-
     by_torch = given._replace(options=given.options._replace(impl="chunked"))
     return differentiable(functools.partial(both_ways, _causal_sums), by_torch, grads.out, asked)
 

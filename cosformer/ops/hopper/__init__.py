@@ -3,7 +3,6 @@
 from cosformer.ops.hopper import cache, nvrtc
 from cosformer.ops.hopper.packing import place_packed
 from cosformer.ops.hopper.passes import (
-    MAPS,
     MAX_WIDTH,
     aligned,
     backward,
@@ -13,4 +12,5 @@ from cosformer.ops.hopper.passes import (
     why_not,
     why_not_given,
 )
+from cosformer.ops.hopper.roles import MAPS
 from cosformer.ops.hopper.tape import Tape, on_tape

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cosformer.ops.hopper.nvrtc import libraries
 from cosformer.ops.hopper.plan import Common, Dots, Plan, plan_of
-from cosformer.ops.hopper.roles import MAPS, Roles
+from cosformer.ops.hopper.roles import Roles
 from cosformer.ops.problem import (
     WEIGHTS,
     Asked,
@@ -27,10 +27,6 @@ from cosformer.ops.problem import (
 from cosformer.runtime import eager
 
 MAX_WIDTH = 128
-__all__ = [
-    "MAPS", "aligned", "backward", "backward_with_decay", "forward", "places", "why_not",
-    "why_not_given",
-]  # fmt: skip
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> str | None:

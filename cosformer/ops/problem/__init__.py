@@ -59,10 +59,10 @@ from cosformer.ops.problem.weights import (
     cosine_angle,
     decaying_by_token,
     decaying_evenly,
-    horizon_of,
     is_one,
     kind_of,
     kind_within,
     log_rates,
+    quarter_turn_over,
     sizes_of,
 )

@@ -45,19 +45,19 @@ def kind_of(theta: float | Tensor, *, raised: bool) -> str:
     return "cosine" if isinstance(theta, Tensor) or theta else "plain"
 
 
-def horizon_of(theta: float | Tensor) -> Horizon:
-    """The distance at which the cosine is 0."""
-    if isinstance(theta, Tensor):
-        return (math.pi / 2) / theta.double()
-    return math.pi / (2 * theta) if theta else math.inf
+def quarter_turn_over(x: float | Tensor) -> float | Tensor:
+    """π/2 over a horizon is its θ, radians per position; over a θ, the horizon, maybe infinite."""
+    if isinstance(x, Tensor):
+        return (math.pi / 2) / x.double()
+    return math.pi / (2 * x) if x else math.inf
 
 
 def angle_of(horizon: Horizon, q: Tensor) -> Tensor:
-    """θ = π / (2 · horizon) as `[1, 1]` or, one per query head, `[H, 1]`."""
-    if isinstance(horizon, Tensor):
-        return (math.pi / 2) / _per_head(horizon, q)
-    number = math.pi / (2 * horizon)
-    return torch.full((1, 1), number, dtype=torch.float64, device=q.device)
+    """θ as `[1, 1]` or, one per query head, `[H, 1]`."""
+    theta = quarter_turn_over(horizon)
+    if isinstance(theta, Tensor):
+        return _per_head(theta, q)
+    return torch.full((1, 1), theta, dtype=torch.float64, device=q.device)
 
 
 def cosine_angle(
@@ -93,12 +93,6 @@ def cosine_angle(
 
 def angles(theta: float | Tensor, q: Tensor, k: Tensor) -> Tensor:
     """θ of `linear_attention`, a number or a tensor, as `[1, 1]` or `[H, 1]`."""
-    if isinstance(theta, Tensor):
-        require_all(theta.isfinite(), "theta must be finite", theta)
-        if theta.requires_grad and torch.is_grad_enabled():
-            raise ValueError("theta must not require a gradient: none is computed for it")
-    elif not abs(theta) < math.inf:
-        raise ValueError(f"theta must be finite, got {theta}")
     return _for_heads("theta", theta, q, k)
 
 

@@ -42,10 +42,10 @@ def test_rfa_arccos_has_the_arc_cosine_kernel_of_unit_vectors():
     assert_close(found, right, rtol=0, atol=0.02)
 
 
-def estimates(draw_rows, count=1500):
+def estimates(draw_rows):
     """φ(q)·φ(k) / exp(q·k) for many draws of eight directions: 1 in the mean."""
     q, k = 0.4 * draw(20, 8), 0.4 * draw(20, 8, seed=1)
-    rows = torch.stack([draw_rows() for _ in range(count)]).double()  # [count, 8, 8]
+    rows = torch.stack([draw_rows() for _ in range(1500)]).double()  # [1500, 8, 8]
     q_features, k_features = (
         (x @ rows.mT - x.square().sum(-1, keepdim=True) / 2).exp() for x in (q, k)
     )

@@ -101,17 +101,18 @@ def test_the_kernels_know_the_strides_of_gates(launches):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("length", [100, 6000])
-def test_both_passes_with_gates_come_from_tapes(
-    driver, without_triton, monkeypatch, causal, width, length
+@pytest.mark.parametrize("decays", [False, True])
+def test_both_passes_come_from_tapes(
+    driver, without_triton, monkeypatch, decays, causal, width, length
 ):
-    inputs, gates = leaves(length, width), gated(length).requires_grad_()
+    inputs, gates = leaves(length, width), gated(length).requires_grad_() if decays else None
     grad = qkv(length, width, seed=9)[0]
 
     def both():
         driver.launches.clear()
         out = attention(*inputs, causal=causal, log_decay=gates)
-        torch.autograd.grad(out, [*inputs, gates], grad)
-        return driver.launches[:]
+        found = torch.autograd.grad(out, [*inputs, gates] if decays else inputs, grad)
+        return [stub_driver.head(x) for x in (out, *found[:3])], driver.launches[:]
 
     expected = both()
     for _ in range(2):
