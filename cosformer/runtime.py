@@ -162,7 +162,9 @@ def has_room(x: Tensor) -> bool:
 
 
 def under_mode() -> bool:
-    """Whether a mode sees every operation: make_fx, fake tensors, export before dispatch."""
+    """Whether a tracer or a mode sees every operation: make_fx, fake tensors, export."""
+    if torch.compiler.is_compiling():
+        return True
     modes: int = torch._C._len_torch_dispatch_stack()
     return bool(modes or torch._ops._len_torch_dispatch_stack_pre_dispatch())
 

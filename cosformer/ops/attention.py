@@ -260,7 +260,8 @@ def attention_weights(
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, given: Arguments) -> Tensor:
     q, k, v = check_inputs(q, k, v)
-    check_key_mask(given.key_mask, k)
+    if given.key_mask is not None:
+        check_key_mask(given.key_mask, k)
     return compute(q, k, v, _problem(q, k, given), impl=given.impl)[0]
 
 

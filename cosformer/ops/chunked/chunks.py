@@ -13,12 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.runtime import under_mode
-
 CHUNK_LENGTH = 64  # a longer chunk means larger products, but more of them above the diagonal
-CPU_CHUNKS = 128  # chunks × heads in flight: so many that Python is idle, few enough to keep
+CPU_CHUNKS = 64  # chunks × heads in flight: so many that Python is idle, few enough for a cache
 GPU_CHUNKS = 2048  # enough to fill the chip; the states in flight stay below a gigabyte
-FEW_CHUNKS = 16  # up to here states are summed one by one
+FEW_CHUNKS = 64  # up to here states are summed one by one
 KEPT_BYTES = 2**25  # the largest workspace that a thread keeps between calls
 
 _kept = threading.local()
@@ -170,13 +168,17 @@ class Buffers(NamedTuple):
 class Workspace:
     """The memory that the spans of a sweep share, laid out chunk by chunk, as products read it.
 
-    `state` is `[B, H, R·y, z]` with R = `states`; `parts` names what the sweep will use.
+    `state` is `[B, H, R·y, z]` with R = `states`; `parts` names what the sweep will use. `fresh`:
+    whether memory of another call must not serve, nor this one's be kept.
 
-    >>> with Workspace(state, 2, spans, SWEEP) as buffers: ...  # one Buffers for each span
+    >>> with Workspace(state, 2, spans, SWEEP, fresh=False) as buffers:  # one Buffers for each span
     """
 
-    def __init__(self, state: Tensor, states: int, spans: Spans, parts: Collection[str]) -> None:
+    def __init__(
+        self, state: Tensor, states: int, spans: Spans, parts: Collection[str], *, fresh: bool
+    ) -> None:
         self._memory: Tensor | None = None
+        self._fresh = fresh
         self._buffers = [Buffers()] * len(spans)
         if torch.compiler.is_compiling() or not spans:  # a graph must not write into memory
             return
@@ -184,7 +186,7 @@ class Workspace:
         possible = _sizes(states, y, z, spans)
         sizes = {name: possible[name] * heads.numel() for name in parts if name in possible}
         aligned = [-(-size // 16) * 16 for size in sizes.values()]
-        self._memory = _borrow(sum(aligned) * state.itemsize, state)
+        self._memory = _borrow(sum(aligned) * state.itemsize, state, fresh)
         pieces = self._memory[: sum(aligned) * state.itemsize].view(state.dtype).split(aligned)
         memory = dict(zip(sizes, pieces, strict=True))
 
@@ -223,7 +225,7 @@ class Workspace:
     def __exit__(self, *error: object) -> None:
         memory = self._memory
         small = memory is not None and memory.is_cpu and memory.numel() <= KEPT_BYTES
-        if small and not under_mode():
+        if small and not self._fresh:
             _kept.memory = memory
 
 
@@ -246,9 +248,9 @@ def _sizes(states: int, y: int, z: int, spans: Spans) -> dict[str, int]:
     return sizes
 
 
-def _borrow(size: int, like: Tensor) -> Tensor:
-    """At least `size` bytes: this thread's own on a CPU, unless a mode watches the call."""
-    if not like.is_cpu or under_mode():
+def _borrow(size: int, like: Tensor, fresh: bool) -> Tensor:
+    """At least `size` bytes: this thread's own on a CPU, unless they must be fresh."""
+    if not like.is_cpu or fresh:
         return torch.empty(size, dtype=torch.uint8, device=like.device)
     memory: Tensor | None = getattr(_kept, "memory", None)
     _kept.memory = None  # whoever asks meanwhile gets other memory

@@ -41,8 +41,8 @@ from cosformer.runtime import compute_dtype, full_precision, recorded
 def forward(given: Given) -> Results:
     """Output, row totals and the last state."""
     q, v, options = given.q, given.v, given.options
-    spans = _plan(given)
-    rows = _Rows(given, spans)
+    rows = _Rows(given)
+    spans = rows.spans
     same_width = q.shape[-1] == v.shape[-1]
     out = torch.empty_like(q) if same_width else q.new_empty(*q.shape[:3], v.shape[-1])
     total = q.new_empty(*q.shape[:2], q.shape[2] if rows.divides else 0, dtype=rows.dtype)
@@ -78,8 +78,8 @@ def forward(given: Given) -> Results:
 
 def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Gradients:
     """The gradients that are asked for."""
-    spans = whole(given.q.shape[2], given.k.shape[2]) if recorded() else _plan(given)
-    rows, pattern = _Rows(given, spans), _pattern(given)
+    rows = _Rows(given, whole(given.q.shape[2], given.k.shape[2]) if recorded() else None)
+    spans, pattern = rows.spans, _pattern(given)
     by = _Backward(given, results, grads, asked, rows, spans)
     with full_precision(given.q):
         first = rows.first_state()
@@ -127,11 +127,6 @@ def backward(given: Given, results: Results, grads: Grads, asked: Asked) -> Grad
     )
 
 
-def _plan(given: Given) -> Plan:
-    batch, heads = given.q.shape[:2]
-    return plan(given.q.shape[2], given.k.shape[2], batch * heads, given.q.device.type)
-
-
 def _pattern(given: Given) -> Pattern:
     about = given.constants
     return Pattern(
@@ -147,13 +142,17 @@ def _pattern(given: Given) -> Pattern:
 class _Rows:
     """q, k and v as sweeps load them: a span at a time, in full precision, mapped and masked."""
 
-    def __init__(self, given: Given, spans: Plan) -> None:
+    def __init__(self, given: Given, spans: Plan | None = None) -> None:
         self.given = given
         self.dtype = compute_dtype(given.q.dtype)
         self.groups = given.q.shape[1] // given.k.shape[1]
         self.divides = given.options.rule != "none"
         self._recorded = recorded()
         self._map = FEATURE_MAPS[given.options.feature_map]
+        batch, heads, length, _ = given.q.shape
+        if spans is None:
+            spans = plan(length, given.k.shape[2], batch * heads, given.q.device.type)
+        self.spans = spans
         self._q = cut(given.q, spans.queries)
         self._k, self._v = cut(given.k, spans.keys), cut(given.v, spans.keys)
         mask = given.constants.key_mask

@@ -186,8 +186,7 @@ def _fading(
 
 def _mild(lost: Tensor) -> bool:
     """Whether every chunk loses little; asked only where that waits for nothing and is allowed."""
-    unread = torch.compiler.is_compiling() or under_mode()
-    return not unread and lost.is_cpu and bool((lost < MILD).all())
+    return not under_mode() and lost.is_cpu and bool((lost < MILD).all())
 
 
 def _differences(total: Tensor, dtype: torch.dtype, into: Tensor | None) -> Tensor:
@@ -303,7 +302,7 @@ def sweep(
 ) -> Tensor:
     """Hand each span's rows to the readers and return the state `[B, H, R·y, z]` at the end."""
     first, parts = state, (SWEEP if mirror is None else MIRRORED) + windows.parts
-    with Workspace(state, windows.states, windows.spans, parts) as buffers:
+    with Workspace(state, windows.states, windows.spans, parts, fresh=under_mode()) as buffers:
         for n, memory in list(enumerate(buffers))[:: -1 if reverse else 1]:
             columns, values, rows = y(n, memory.y), z(n, memory.z), x.load(n, memory.x.rows)
             window = windows.window(n, memory.tile, reverse=reverse, strict=strict)
@@ -324,7 +323,7 @@ def sweep(
 
 def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: Spans) -> Tensor:
     """The state after all rows, in any order: `state` + Σ_j ψ(j) y_j z_jᵀ."""
-    with Workspace(state, write.shape[-1], spans, GATHER) as buffers:
+    with Workspace(state, write.shape[-1], spans, GATHER, fresh=under_mode()) as buffers:
         for n, (psi, memory) in enumerate(zip(cut(write, spans), buffers, strict=True)):
             columns, values = y(n, memory.y), z(n, memory.z)
             written = _scale(columns, psi, memory.written).mT
@@ -334,7 +333,7 @@ def gather(y: Load, z: Load, write: Tensor, state: Tensor, spans: Spans) -> Tens
 
 def scatter(x: Reader, read: Tensor, state: Tensor, spans: Spans) -> None:
     """Hand out what every row reads from one and the same state."""
-    with Workspace(state, read.shape[-1], spans, SCATTER) as buffers:
+    with Workspace(state, read.shape[-1], spans, SCATTER, fresh=under_mode()) as buffers:
         for n, (psi, memory) in enumerate(zip(cut(read, spans), buffers, strict=True)):
             rows = _scale(x.load(n, memory.x.rows), psi, memory.x.scaled)
             same = state[:, :, None].expand(-1, -1, psi.shape[2], -1, -1)
